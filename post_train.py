@@ -65,7 +65,7 @@ def post_train(task, settings) -> None:
 
     client.bound_client()
     disable_progress_bar()
-    folder = Path(settings.output_dir)
+    folder, longest = Path(settings.output_dir), settings.max_completion_length
     if why := files.unusable(folder):
         raise BadInput(f"output_dir = {folder}: {why}; give another --output_dir")
     if (folder / "model").exists():
@@ -77,14 +77,14 @@ def post_train(task, settings) -> None:
     prompts, held_out = problems.read("prompts", task.prompts), problems.read("held_out", task.held_out)
     name = find(task.model, "model = ")
     tokenizer, model = tokenization.load(name, of_model=True), pretrained.load(name).float()
-    problems.check(model, tokenizer, [*prompts, *held_out], settings.max_completion_length)
+    problems.check(model, tokenizer, [*prompts, *held_out], longest)
     problems.stop_at(model, tokenizer, task.stop)
     positions.derive_positions(model)
 
     report = Report(
         folder if os.environ.get("RANK", "0") == "0" else None,
-        f"{task.reward}: {task.model}",
-        lambda: problems.score(trainer, held_out),
+        f"{reward.__name__}: {task.model}",
+        lambda: problems.score(model, tokenizer, held_out, reward, longest),
         task.held_out_steps,
         resumed=begun is not None,
     )
@@ -104,12 +104,11 @@ def post_train(task, settings) -> None:
         if isinstance(error, BadInput) or errno_of(error) or len(report.rows) > 1:
             raise
         raise refusal(error) from error
-    if not trainer.accelerator.is_main_process:
-        return
-    export.write(model, folder / "model", tokenizer)
+    if trainer.accelerator.is_main_process:
+        export.write(model, folder / "model", tokenizer)
     scores = [row["eval/reward"] for row in report.rows if "eval/reward" in row]
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
-    if isinstance(reward, rewards.CheckedReward) and reward.faults:
+    if reward.faults:
         log.warning(f"{reward.faults:,} of {reward.calls:,} calls of the reward failed, and count 0")
     log.info(f"{folder}/model/: for AutoModelForCausalLM.from_pretrained; python generate.py --model {folder}")
     log.info(f"{folder}/{METRICS}, reward.png: every number above, both rewards over steps")

@@ -34,6 +34,7 @@ from pretrain.recipe.rules import counted
 log = logging.getLogger(__name__)
 
 METRICS = Path(__file__).parents[2] / "metrics"
+FEW = 100  # items, below which a score is nearly chance
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
@@ -123,6 +124,7 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
     if task.chance:
         body["chance"] = [f"{100 * task.chance:.2f}"] * len(task.scores)
     width = max(map(len, body))
+    few = ["too few: neither a score nor its standard error means much"] if line["items"] < FEW else []
     cut = f"{line['cut']:,} texts cut from the left to fit the context, {line['left_out']:,} with a longer ending left out"
     return "\n".join(
         [
@@ -133,6 +135,7 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
             "",
             f"shares in per cent, each score ± its standard error; other models on all {task.size:,} items of its data set",
+            *few,
             *(f"{score}: {rule}" for score, rule in task.scores.items()),
             *task.citations,
         ]

@@ -14,7 +14,7 @@ from pretrain.data import tokenization
 from pretrain.data.sources import TABLES, URL, find_files
 from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
-from pretrain.post.rewards import Text, plain
+from pretrain.post.rewards import CheckedReward, ModelReward, Text, plain
 
 ROWS = 256  # completed at once
 
@@ -57,13 +57,11 @@ def _is_prompt(value: Any) -> bool:
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ids that TRL makes of prompts, padded on the left, and their mask: (N, T) int64 each."""
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as TRL has it
-    is_text, chat = isinstance(prompts[0], str), {"add_generation_prompt": True, "tokenize": False}
-    texts = list(prompts) if is_text else tokenizer.apply_chat_template(list(prompts), **chat)
-    made = tokenizer(texts, add_special_tokens=is_text, padding=True, padding_side="left", return_tensors="pt")
-    return made["input_ids"], made["attention_mask"]
+def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> list[list[int]]:
+    """Return the ids that TRL makes of prompts."""
+    if isinstance(prompts[0], str):
+        return tokenizer(list(prompts))["input_ids"]
+    return tokenizer.apply_chat_template(list(prompts), add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
 def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text], longest: int) -> None:
@@ -74,7 +72,7 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: S
         remedy = "python export_model.py RUN --chat --out FOLDER makes one that has"
         raise BadInput(f"the prompts are messages, and the model has no chat template; {remedy}")
     tokenization.Encoder(tokenizer)([plain(prompt) for prompt in prompts])
-    context, most = context_length(model.config), encode(tokenizer, prompts)[0].shape[1]
+    context, most = context_length(model.config), max(map(len, encode(tokenizer, prompts)))
     if context is not None and most + longest > context:
         excess = f"with the longest prompt's {most} tokens it is above the model's context of {context}"
         raise BadInput(f"max_completion_length = {longest}: {excess}; use at most {context - most}, or shorter prompts")
@@ -92,29 +90,39 @@ def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: st
 
 
 @torch.inference_mode()
-def score(trainer: Any, prompts: Sequence[Text]) -> float:
-    """Return the mean reward of greedy completions; of rewards 0 and 1, the share solved. All processes do the same.
+def score(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[Text],
+    reward: CheckedReward | ModelReward,
+    longest: int,
+) -> float:
+    """Return the mean reward of greedy completions of at most ``longest`` tokens; of rewards 0 and 1, the share solved.
 
-    Args:
-        trainer: TRL's GRPOTrainer, whose model, tokenizer, reward and ``max_completion_length`` count.
+    Raises BadInput where every call of the reward failed.
     """
-    model, tokenizer = trainer.model, trainer.processing_class
-    was_training, own = model.training, model.generation_config
+    was_training, own, calls, faults = model.training, model.generation_config, reward.calls, reward.faults
     model.eval()
-    model.generation_config = GenerationConfig(  # its own may ask for beams, or to sample
-        max_new_tokens=trainer.args.max_completion_length,
-        eos_token_id=own.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        suppress_tokens=own.suppress_tokens,
-    )
-    values: list[float] = []
+    model.generation_config = GenerationConfig()  # its own may ask for beams, or to sample
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    values = []
     for start in range(0, len(prompts), ROWS):
-        asked = prompts[start : start + ROWS]
-        ids, mask = (tensor.to(model.device) for tensor in encode(tokenizer, asked))
-        out = model.generate(ids, attention_mask=mask)
-        texts = tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
-        chats = [[{"role": "assistant", "content": text}] for text in texts]
-        completions = texts if isinstance(asked[0], str) else chats
-        values += trainer._calculate_rewards([{}], asked, completions, [])[: len(asked), 0].tolist()
+        texts = prompts[start : start + ROWS]
+        ids = encode(tokenizer, texts)
+        width = max(map(len, ids))
+        rows = torch.tensor([[padding] * (width - len(row)) + row for row in ids], device=model.device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=model.device)
+        out = model.generate(
+            rows,
+            attention_mask=mask,
+            max_new_tokens=longest,
+            do_sample=False,
+            eos_token_id=own.eos_token_id,
+            pad_token_id=padding,
+            suppress_tokens=own.suppress_tokens,
+        )
+        values += reward(texts, tokenizer.batch_decode(out[:, width:], skip_special_tokens=True))
     model.train(was_training).generation_config = own
+    if reward.faults - faults == reward.calls - calls:
+        raise BadInput(f"reward {reward.__name__}: every call failed; the first {reward.first_fault}")
     return statistics.fmean(values)

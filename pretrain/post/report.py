@@ -36,10 +36,10 @@ class Report(TrainerCallback):
         self.begun = time.perf_counter()
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Score the model as it is, at step 0: all processes do so, or none."""
+        """Score the model as it is."""
         self.rows = [row for row in self.rows if row["step"] <= state.global_step]
-        if state.global_step == 0:
-            self._add({"step": 0, "eval/reward": self.score()})
+        if not self.rows:
+            self._add({"step": state.global_step, "eval/reward": self.score()})
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Report the mean reward since the last call, and the held-out prompts' one where that is due."""

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import format_exception_only
 
-from transformers import AutoConfig
+import torch
 
 from pretrain.base.errors import BadInput
-from pretrain.model import pretrained
 
 log = logging.getLogger(__name__)
 
@@ -92,19 +91,18 @@ class CheckedReward:
         stop: what ends a completion; the reward is given the text before it, as padding behind it may be text.
 
     Attributes:
-        calls, faults: how many there were; ``first_fault``: what the first was.
+        calls, faults: how many there were.
+        first_fault: what the first was, None where there was none.
     """
 
     def __init__(self, name: str, reward: Reward, stop: str | None):
         self.__name__, self.reward, self.stop = name.rpartition(":")[2], reward, stop
-        self.calls, self.faults, self.first_fault = 0, 0, ""
+        self.calls = self.faults = 0
+        self.first_fault: str | None = None
 
     def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: object) -> list[float]:
-        """Return each completion's reward. Raises BadInput where no call has ever succeeded."""
-        values = [self._one(plain(p), plain(c)) for p, c in zip(prompts, completions, strict=True)]
-        if self.faults == self.calls:
-            raise BadInput(f"reward {self.__name__}: every call failed; the first {self.first_fault}")
-        return values
+        """Return each completion's reward."""
+        return [self._one(plain(p), plain(c)) for p, c in zip(prompts, completions, strict=True)]
 
     def _one(self, prompt: str, completion: str) -> float:
         self.calls += 1
@@ -117,23 +115,53 @@ class CheckedReward:
         except Exception as error:  # also of what is no number
             fault = f"raised {format_exception_only(error)[-1].strip()}"
         self.faults += 1
-        if self.faults == 1:
+        if self.first_fault is None:
             self.first_fault = f"{fault} for prompt {prompt!r}, completion {completion!r}"
             log.warning(f"reward {self.__name__} {self.first_fault}; this counts 0")
         return 0.0
 
 
-def checked(name: str, stop: str | None) -> CheckedReward | str:
-    """Return a reward as GRPOTrainer takes it: one of ours or a user's own; of a reward model the folder as it is.
+class ModelReward:
+    """What a reward model, as ``trl reward`` leaves it in a folder, says of prompts and their completions.
 
-    Raises BadInput where the folder holds another kind of model.
+    Has CheckedReward's attributes; no call fails. Raises BadInput where the folder holds another kind of model.
     """
-    if not Path(name, "config.json").is_file():
-        return CheckedReward(name, find(name), stop)
-    kind = pretrained.loaded(f"reward = {name}", AutoConfig, name).architectures
-    if "ForSequenceClassification" not in str(kind):
-        raise BadInput(f"reward = {name}: is not a reward model but {kind}; train one: trl reward")
-    return name
+
+    def __init__(self, folder: str, stop: str | None):
+        from transformers import AutoConfig, pipeline  # here, for they take seconds
+
+        self.__name__, self.stop = folder, stop
+        self.calls, self.faults, self.first_fault = 0, 0, None
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            if "ForSequenceClassification" not in str(kind := AutoConfig.from_pretrained(folder).architectures):
+                raise BadInput(f"reward = {folder}: is not a reward model but {kind}; train one: trl reward")
+            self.judge = pipeline("text-classification", folder, function_to_apply="none", device=device)
+        except (OSError, KeyError, RuntimeError) as error:
+            raise BadInput(f"reward = {folder}: cannot be loaded: {format_exception_only(error)[-1].strip()}") from None
+        tokenizer = self.tokenizer = self.judge.tokenizer
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as RewardTrainer does
+
+    def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: object) -> list[float]:
+        """Return each completion's reward; texts are ended as TRL's RewardTrainer ends them."""
+        self.calls += len(prompts)
+        answers = [plain(each).partition(self.stop)[0] if self.stop else plain(each) for each in completions]
+        texts = [
+            prompt + answer + self.tokenizer.eos_token
+            if isinstance(prompt, str)
+            else self.tokenizer.apply_chat_template([*prompt, {"role": "assistant", "content": answer}], tokenize=False)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        cut = {"truncation": True, "max_length": self.judge.model.config.max_position_embeddings}
+        found = self.judge(texts, batch_size=len(texts), padding=True, add_special_tokens=False, **cut)
+        return [row["score"] for row in found]
+
+
+def checked(name: str, stop: str | None) -> CheckedReward | ModelReward:
+    """Return the reward of a name: one of ours, a user's own, or a reward model's folder."""
+    if Path(name, "config.json").is_file():
+        return ModelReward(name, stop)
+    return CheckedReward(name, find(name), stop)
 
 
 def plain(text: Text) -> str:

@@ -11,9 +11,11 @@ import torch
 from conftest import ROOT
 from pretend_cuda import A6000, CUDA, RTX_3060, T4, UNKNOWN, on
 from torch.nn.attention.flex_attention import BlockMask
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from pretrain.base import cards
 from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
 from pretrain.evaluation import likelihood, sampling
 from pretrain.machine import fit, hardware
 from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
@@ -21,6 +23,7 @@ from pretrain.model.attention import kernel_taken, within_documents
 from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
 from pretrain.optim.muon import orthogonalize
+from pretrain.post import rewards
 from pretrain.recipe import keys, reading
 
 MIB = 2**20
@@ -155,6 +158,21 @@ def test_a_sample_leaves_the_cards_generator_as_it_was():
         how = sampling.Sampling(max_new_tokens=4, temperature=1.0, top_k=0, top_p=1.0, seed=3)
         assert len(sampling.sample(model, [1, 2], Words(), how)) <= 4
         assert torch.equal(machine.generator.get_state(), before)
+
+    on(A6000, work)
+
+
+def test_a_reward_model_judges_on_the_card(tmp_path):
+    characters = tokenization.make_characters(["ab"])
+    shape = {"vocab_size": len(characters), "n_positions": 8, "n_layer": 1, "n_head": 1, "n_embd": 8}
+    GPT2ForSequenceClassification(
+        GPT2Config(**shape, num_labels=1, pad_token_id=characters.eos_token_id)
+    ).save_pretrained(tmp_path)
+    characters.save_pretrained(tmp_path)
+
+    def work(machine):
+        assert len(rewards.ModelReward(str(tmp_path), None)(["a", "b"], ["b", "ab"])) == 2
+        assert machine.products  # of this process nothing else multiplies
 
     on(A6000, work)
 

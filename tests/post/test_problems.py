@@ -1,10 +1,8 @@
 """Prompts: read from rows, checked against the model, and completed greedily as each would be alone."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
-import torch
 from small_models import built, randomize, stock_of
 
 from pretrain.base.errors import BadInput
@@ -21,14 +19,6 @@ def pair():
     tokenizer = tokenization.make_characters(["".join(map(chr, range(97, 123))) + "\n"])
     model.generation_config.suppress_tokens = list(range(len(tokenizer), 64))
     return model, tokenizer
-
-
-def trainer(model, tokenizer, reward, longest):
-    """What scoring asks of TRL's trainer, which has a token for padding."""
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    calculate = lambda _, prompts, completions, ids: torch.tensor(reward(prompts, completions))[:, None]  # noqa: E731
-    more = {"args": SimpleNamespace(max_completion_length=longest), "_calculate_rewards": calculate}
-    return SimpleNamespace(model=model, processing_class=tokenizer, **more)
 
 
 def rows(path, *values):
@@ -85,7 +75,7 @@ def test_held_out_prompts_are_completed_greedily_as_each_alone(pair):
     prompts, seen = ["a", "bcdefg", "xyz"], {}
     reward = rewards.CheckedReward("mine", lambda p, c: seen.setdefault(p, c) and 0.5, "\n")
     model.train()
-    value = problems.score(trainer(model, tokenizer, reward, 6), prompts)
+    value = problems.score(model, tokenizer, prompts, reward, 6)
     assert model.training and value == sum(0.5 for text in seen.values() if text) / 3
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt")
@@ -99,7 +89,7 @@ def test_a_reward_that_always_fails_is_refused_before_training(pair):
     with pytest.raises(
         BadInput, match=r"reward addition: every call failed; the first raised ValueError: 'abc' is not an add"
     ):
-        problems.score(trainer(*pair, rewards.CheckedReward("addition", rewards.addition, None), 4), ["abc"])
+        problems.score(*pair, ["abc"], rewards.CheckedReward("addition", rewards.addition, None), 4)
 
 
 def test_chats_are_completed_through_the_template(pair):
@@ -110,5 +100,5 @@ def test_chats_are_completed_through_the_template(pair):
     assert len(model.generation_config.eos_token_id) == 2
     seen = []
     reward = rewards.CheckedReward("mine", lambda *words: seen.append(words) or 0, None)
-    problems.score(trainer(model, tokenizer, reward, 4), [[{"role": "user", "content": "ab"}]])
+    problems.score(model, tokenizer, [[{"role": "user", "content": "ab"}]], reward, 4)
     assert [prompt for prompt, _ in seen] == ["ab"]

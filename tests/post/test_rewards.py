@@ -4,9 +4,11 @@ import logging
 import math
 
 import pytest
+import torch
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
 from pretrain.post import rewards
 
 ADD = "def add(a, b):\n"
@@ -44,11 +46,19 @@ def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_na
             rewards.find(name)
 
 
-def test_a_reward_models_folder_is_trls_as_it_is_and_another_models_is_refused(tmp_path):
-    config = GPT2Config(vocab_size=8, n_positions=8, n_layer=1, n_head=1, n_embd=8, num_labels=1)
-    for folder, kind in (("judge", GPT2ForSequenceClassification), ("writer", GPT2LMHeadModel)):
-        kind(config).save_pretrained(tmp_path / folder)
-    assert rewards.checked(str(tmp_path / "judge"), None) == str(tmp_path / "judge")
+def test_a_reward_models_folder_scores_a_text_that_ends_as_it_was_trained_on(tmp_path):
+    characters = tokenization.make_characters(["abcd"])
+    characters.pad_token = "d"  # were it the end of text, a text's own end would be taken for padding
+    torch.manual_seed(1)
+    shape = {"vocab_size": len(characters), "n_positions": 12, "n_layer": 1, "n_head": 1, "n_embd": 8, "num_labels": 1}
+    model = GPT2ForSequenceClassification(GPT2Config(**shape, pad_token_id=characters.pad_token_id)).eval()
+    for folder, kind in (("judge", model), ("writer", GPT2LMHeadModel(model.config))):
+        kind.save_pretrained(tmp_path / folder)
+        characters.save_pretrained(tmp_path / folder)
+    reward = rewards.checked(str(tmp_path / "judge"), "c")
+    ids = [[*characters(text)["input_ids"], characters.eos_token_id] for text in ("ab", "abb", "a" * 40)]
+    wanted = [float(model(torch.tensor([row[:12]])).logits) for row in ids]
+    assert reward(["a", "a", "a" * 40], ["bca", "bb", ""]) == pytest.approx(wanted, abs=1e-6) and reward.calls == 3
     with pytest.raises(BadInput, match="is not a reward model but .'GPT2LMHeadModel'.; train one: trl reward"):
         rewards.checked(str(tmp_path / "writer"), None)
 

@@ -11,7 +11,7 @@ TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "token
 LOOK = {"step": 2, "tokens": 16, "eval/loss": 2.5}
 SCORED = {"step": 2, "tokens": 16, "hellaswag/items": 1000}
 SCORED |= {"hellaswag/acc": 0.27, "hellaswag/acc_stderr": 0.01, "hellaswag/acc_token_norm": 0.28}
-PUBLISHED = {"eval/loss": {"GPT-2": 3.29}, "hellaswag/acc": {"GPT-2": 0.2892}, "hellaswag/acc_norm": {"GPT-2": 0.3114}}
+PUBLISHED = {"hellaswag/acc": {"GPT-2": 0.2892}, "hellaswag/acc_norm": {"GPT-2": 0.3114}}
 
 
 def long_run(steps: int) -> list[dict]:
@@ -69,10 +69,10 @@ def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_p
     axes = drawn[0].axes[0]
     assert axes.get_title() == "_a $run$ ^2" and not axes.title.get_parse_math()
     assert list(axes.get_lines()[0].get_xdata()) == [8, 16]  # what is not finite is left out
-    named = ["train 3.000", "validation 2.500", "GPT-2: 3.29", "a bigram model: 2.75", "gzip: 1.50 bits per byte"]
+    named = ["train 3.000", "validation 2.500", "a bigram model: 2.75", "gzip: 1.50 bits per byte"]
     assert words(axes) == named and not any("HellaSwag" in name for name in names(drawn[0]))
     flat = [line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"]
-    assert flat == [3.29, 2.75, 3.0] and axes.get_ylim()[1] > 3.29  # 2 nats a bit; all are in view
+    assert flat == [2.75, 3.0] and axes.get_ylim()[1] > 3.0  # 2 nats a bit; all are in view
     (bits,) = axes.child_axes
     drawn[0].draw_without_rendering()
     assert bits.get_ylabel() == "bits per byte"
