@@ -33,7 +33,7 @@ CARD_CORES = 8  # that are rented with a card
 RECIPE = "recipes/gpt2_124m.yaml"
 FLAGS: dict[str, tuple[type, str]] = {  # what each takes (bool: nothing; a number: above 0) and does
     "recipe": (str, f"default: {RECIPE}; of --plan: the best of {len(planning.SIZES)}"),
-    "quick": (bool, "without compiler, all-reduce and the disk's speed"),
+    "quick": (bool, "without compiler and all-reduce"),
     "json": (bool, "one JSON object on standard output, not lines"),
     "estimate": (bool, "what the recipe will take, not what the machine is"),
     "card": (str, "estimate for this card (a6000, rtx4090, ...)"),

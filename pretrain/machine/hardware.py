@@ -19,9 +19,6 @@ from torch.utils._triton import has_triton_package
 
 from pretrain.recipe.rules import counted
 
-# Of a micro-batch. Others measured 2% from twice as many on an H100, 4% on an RTX 5090 (one GPT-2 124M script on 20
-# cards, RunPod, PyTorch 2.8).
-ENOUGH_TOKENS = 2**14
 AMPERE, COMPILED = (8, 0), (7, 0)  # the first compute capabilities with bf16 and TF32, and with Triton
 
 
@@ -140,20 +137,16 @@ def _nvml(device: torch.device, second: int) -> dict[str, float]:
         return {}
 
 
-def hint(read: Mapping[str, float], *, micro_batch: int, most: int, tokens: int, waiting: float) -> str | None:
+def hint(read: Mapping[str, float], waiting: float) -> str | None:
     """Return the one thing to try first for a better use of the card, if any.
 
     Args:
         read: what ``gauges`` gave.
-        micro_batch, most: sequences of a micro-batch, and of this process's share of a step.
-        tokens: of a micro-batch.
         waiting: share of the training time in which batches were waited for.
     """
-    memory, busy = read.get("gpu/memory", 1.0), read.get("gpu/utilization", 1.0)
+    busy = read.get("gpu/utilization", 1.0)
     if waiting > 0.1:
         return f"the device waits for data {waiting:.0%} of the time: is the data on a slow or network disk?"
     if busy < 0.7:
         return f"the card is busy only {busy:.0%} of the time; docs/gpu_tuning.md has the order in which to look"
-    larger = f"a larger --per_device_train_batch_size than {micro_batch} would fit, and may be faster"
-    idle = memory < 0.8 and micro_batch < most and tokens < ENOUGH_TOKENS
-    return f"only {memory:.0%} of the card's memory is in use: {larger}" if idle else None
+    return None

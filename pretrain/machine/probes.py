@@ -1,7 +1,7 @@
 """Real trials of a machine: ``python -m pretrain.machine.probes NAME ARGUMENTS`` prints a JSON object.
 
 doctor.attempt runs each in a process of its own, so that a crash or a hang is an answer too. What a trial returns holds
-its line, ``text``, and a ``remedy`` where there is something to warn of.
+its line, ``text``.
 """
 
 import json
@@ -9,7 +9,6 @@ import os
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pretrain.base.errors import first_line
+from pretrain.model.build import build
+from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import keys
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,18 +50,13 @@ def training_step(*, device: str, precision: str, compiled: bool = False) -> dic
     first, *turns = [(next(own), next(plain)) for _ in range(TURNS)]
     seconds, fp32_seconds = (statistics.median(taken) for taken in zip(*turns, strict=True))
     text = f"compiled in {first[0]:.0f} s, then " if compiled else ""
-    text += f"a step of a tiny GPT-2 takes {1000 * seconds:.1f} ms on {device}"
-    if compiled or precision != "no":
-        text += f", {fp32_seconds / seconds:.2f} times as fast as one in plain fp32 beside it"
-        text += f" ({1000 * fp32_seconds:.1f} ms; a tiny model gains little)"
+    text += f"a step of a tiny GPT-2 takes {1000 * seconds:.1f} ms on {device}; in plain fp32, beside it, "
+    text += f"{1000 * fp32_seconds:.1f} ms (a tiny model gains little)"
     return {"text": text, "first_seconds": first[0], "seconds": seconds, "fp32_seconds": fp32_seconds}
 
 
 def _steps(device: str, precision: str, compiled: bool) -> Iterator[float]:
     """Yield the seconds of one training step after the other, of a GPT-2 of SHAPE."""
-    from pretrain.model.build import build  # it imports Transformers, which other trials do without
-    from pretrain.model.loss import NextTokenLoss
-
     torch.manual_seed(1)
     module = NextTokenLoss(build(keys.Model(**SHAPE), eos_token_id=0)).to(device)
     run = torch.compile(module) if compiled else module
@@ -105,26 +101,13 @@ def all_reduce(*, backend: str, megabytes: int = 64) -> dict[str, Any]:
     return {"text": text, "bytes_per_second": speed}
 
 
-def write(*, folder: str, megabytes: int = 256) -> dict[str, Any]:
-    """Write and fsync a file of random bytes in ``folder``, and remove it; return ``bytes_per_second``."""
-    data = os.urandom(2**20) * megabytes
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        start = time.perf_counter()
-        file.write(data)
-        os.fsync(file.fileno())
-        speed = len(data) / (time.perf_counter() - start)
-    found = {"text": f"{speed / 1e6:,.0f} MB/s to write and fsync", "bytes_per_second": speed}
-    slow = speed < 50e6  # half a minute for a checkpoint of GPT-2 124M
-    return found | ({"remedy": "a faster disk for output_dir, or a larger save_steps"} if slow else {})
-
-
 def _finish(device: str | torch.device) -> None:
     """Wait until a card has done what it was given."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
-TRIALS = {work.__name__: work for work in (training_step, all_reduce, write)}
+TRIALS = {work.__name__: work for work in (training_step, all_reduce)}
 
 if __name__ == "__main__":
     main()

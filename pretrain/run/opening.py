@@ -103,7 +103,7 @@ def open_run(
         plan=plan,
         state=state,
         clock=clock,
-        report=Report(recipe, plan, state, clock, is_main=accelerator.is_main_process),
+        report=Report(recipe, state, clock, is_main=accelerator.is_main_process),
         evaluator=Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested),
         checkpoints=Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved, first_step=state.step),
         publish=publish,
