@@ -14,7 +14,6 @@ TOKEN_BYTES = 4.5  # of English text, by GPT-2's tokenizer
 SENT_BYTES = 2.9  # of Parquet, for such a token: FineWeb-Edu's sample-10BT is 28.5 GB
 READY_BYTES = 2.0  # of an id in a token file
 SAMPLE = re.compile(r"sample-(\d+)BT")  # FineWeb's names of its samples, in billions of GPT-2's tokens
-SAMPLES = (10, 100, 350)
 
 
 class Supply(NamedTuple):
@@ -48,15 +47,13 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
     if speed:
         return Supply(text, speed, "as you say")
     fetched = all(keys.hub_id(source) and source.data_dir for source in given)  # ids, which need no core
-    limits: dict[str, float] = {}
+    limits = {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
     if not fetched:
         from pretrain.data import prepare  # imports Transformers
 
         core, free = prepare.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
         words = f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"
         limits[words] = free * core
-    if link:
-        limits[f"{link / 1e6:g} MB/s"] = link / (READY_BYTES if fetched else SENT_BYTES)
     return Supply(text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link")
 
 
@@ -79,6 +76,4 @@ def _amount(source: keys.Data) -> tuple[float, bool]:
         text = 1e9 * int(sample[1])
     elif found.most_tokens:
         text = found.most_tokens / TOKEN_BYTES
-    elif found.files:
-        text = sum(Path(name).stat().st_size for name in found.files["train"]) / SENT_BYTES
     return min(text, source.limit_tokens or text), False
