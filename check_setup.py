@@ -82,25 +82,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
         takes = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "NAME" if kind is str else "N"}
         parser.add_argument(f"--{name}", help=what, **takes)
     asked = reading.parse_flags(parser, argv)
+    values = vars(asked)
     given = {
-        name: number for name, number in vars(asked).items() if FLAGS[name][0] in (int, float) and number is not None
+        name: values[name] for name, (kind, _) in FLAGS.items() if kind in (int, float) and values[name] is not None
     }
-    faults = [f"--{name} {number}: must be more than 0" for name, number in given.items() if not 0 < number < math.inf]
-    faults += [
-        f"--{a} and --{b}: give one of them" for a, b in EITHER.items() if getattr(asked, a) and getattr(asked, b)
-    ]
-    near = ", ".join(cards.of_its_kind(asked.card or ""))
-    found = asked.size or asked.tokens or asked.max_steps
-    table = [
-        (asked.card and not cards.find(asked.card), f"--card {asked.card}: not a known card; use one of {near}"),
+    found, priced = asked.size or asked.tokens or asked.max_steps, price_of(asked, 1)
+    table = [(not 0 < number < math.inf, f"--{name} {number}: must be more than 0") for name, number in given.items()]
+    table += [(values[a] and values[b], f"--{a} and --{b}: give one of them") for a, b in EITHER.items()]
+    table += [
         (asked.plan and (found or asked.all_cards), "--plan: finds size and tokens, for one kind of card"),
         (asked.plan != bool(asked.hours or asked.budget), "--plan: goes with --hours H, or with --budget MONEY"),
-        (
-            asked.budget and not price_of(asked, 1),
-            "--budget: give --price_per_card_hour or --price_per_machine_hour, too",
-        ),
+        (asked.budget and not priced, "--budget: give --price_per_card_hour or --price_per_machine_hour, too"),
     ]
-    if faults := faults + [message for wrong, message in table if wrong]:
+    if faults := [message for wrong, message in table if wrong]:
         raise BadInput(faults)
     asked.estimate |= any((asked.size, asked.card, asked.all_cards, given))
     asked.recipe = asked.recipe or (None if asked.plan else RECIPE)
@@ -141,14 +135,11 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
 def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
     """Yield verdicts on the Hub, the recipe's data sets there, and Weights & Biases, where they would be asked."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    wanted = []
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        yield Check("hub", OK, "HF_HUB_OFFLINE is set: no request is made")
-    elif not asks_hub(recipe):
-        yield Check("hub", OK, "nothing of the recipe needs it: no request is made")
-    else:
-        names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
-        wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
+    names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
+    wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on") or not asks_hub(recipe):
+        yield Check("hub", OK, "no request is made: nothing of the recipe needs it, or HF_HUB_OFFLINE is set")
+        wanted = []
     if "wandb" in recipe.tracking.names and os.environ.get("WANDB_MODE", "online") == "online":
         wanted.append(("wandb", os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")))
     remedy = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, "
@@ -234,14 +225,12 @@ def show_plan(asked: argparse.Namespace) -> int:
 
 def wanted_card(asked: argparse.Namespace) -> tuple[tuple[cards.Card, ...], int]:
     """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
-    found = doctor.nvidia_smi() if not asked.card else []
-    name = asked.card or (found[0]["name"] if found else "")
-    card = cards.find(name) if name else None
-    if card is None:
-        here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
-        known = ", ".join(card.name for card in cards.CARDS)
-        raise BadInput(f"no card to estimate for: {here}; give --card, one of {known}, or --all_cards")
-    return (card,), asked.count or len(found) or 1
+    found = [asked.card] if asked.card else [card["name"] for card in doctor.nvidia_smi()]
+    name = found[0] if found else "no NVIDIA card"
+    if (card := cards.find(name)) is None:
+        near = ", ".join(cards.of_its_kind(name))
+        raise BadInput(f"{name}: not a card in our table; give --card, one of {near}, or --all_cards")
+    return (card,), asked.count or len(found)
 
 
 def price_of(asked: argparse.Namespace, count: int) -> float:

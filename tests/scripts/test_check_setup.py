@@ -195,14 +195,14 @@ def test_every_trial_has_its_line_and_one_that_hangs_its_level(monkeypatch, mine
 def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "nvidia_smi", list)
     for flags, words in (
-        ("--estimate --card rtx4090_x2", "--card rtx4090_x2: not a known card; use one of rtx4090, "),
-        ("--estimate --card zzz", "use one of t4, v100"),
+        ("--estimate --card rtx4090_x2", "rtx4090_x2: not a card in our table; give --card, one of rtx4090, "),
+        ("--estimate --card zzz", "one of t4, v100"),
         ("--estimte", "--estimte: no such flag; did you mean --estimate?"),
         ("--card t4 --count 0", "--count 0: must be more than 0"),
         ("--card t4 --price_per_card_hour nan", "--price_per_card_hour nan: must be more than 0"),
         ("--all_cards --card t4", "--card and --all_cards: give one of them"),
         ("--card t4 --count 3", "which 3 processes cannot share equally"),
-        ("--estimate", "no NVIDIA card; give --card, one of t4"),
+        ("--estimate", "no NVIDIA card: not a card in our table; give --card, one of t4"),
         ("--recipe none.yaml", "none.yaml"),
         ("--size d11", "must be d12, d24"),
         ("--plan --card t4", "--plan: goes with --hours H, or with --budget MONEY"),
@@ -214,7 +214,7 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
         out, error = called(capsys, *flags.split(), expect=2)
         assert not out and words in error
     monkeypatch.setattr(doctor, "nvidia_smi", lambda: [{"name": "NVIDIA X"}])
-    assert "NVIDIA X is not in our table" in called(capsys, "--estimate", expect=2)[1]
+    assert "NVIDIA X: not a card in our table" in called(capsys, "--estimate", expect=2)[1]
 
 
 def test_the_table_has_every_card_and_no_speed_above_a_peak_from_any_folder(capsys, tmp_path, monkeypatch):
