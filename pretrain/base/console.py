@@ -2,14 +2,12 @@
 
 import contextlib
 import errno
-import functools
 import logging
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -63,12 +61,8 @@ def write(text: str) -> None:
 def clean_prints() -> None:
     """Make whatever is printed from now on safe to show, as what a user's function and a library's tables hold."""
     for stream in (sys.stdout, sys.stderr):
-        vars(stream)["write"] = functools.partial(_write_clean, stream.write)
+        vars(stream)["write"] = lambda text, write=stream.write: write(foreign.clean(text))
         vars(stream)["isatty"] = lambda: False  # so that nobody colors what is written
-
-
-def _write_clean(write: Callable[[str], int], text: str) -> int:
-    return write(foreign.clean(text))
 
 
 def _show(line: str, stream: TextIO | None) -> None:

@@ -71,14 +71,13 @@ def examine_cards(recipe: keys.Recipe, path: str, quick: bool) -> Iterator[Check
     import torch
 
     yield Check("driver", TRYING, f"nvidia-smi is asked: at most {SMI_SECONDS} s")
-    hidden, cuda = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"), torch.version.cuda
-    listed = nvidia_smi()
+    listed, cuda = nvidia_smi(), torch.version.cuda
     driver = listed[0]["driver"] if listed else cards.kernel_driver()
     known = cards.find(listed[0]["name"]) if listed else None
     usable = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     mine = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in usable]
-    here = [name for name, _ in mine] or [card["name"] for card in listed if not hidden]
-    yield verdicts.build(torch.__version__, cuda, len(mine), known.capability if known else None, driver, hidden)
+    here = [name for name, _ in mine] or [card["name"] for card in listed]
+    yield verdicts.build(torch.__version__, cuda, len(mine), known.capability if known else None, driver)
     for name in here:
         if known := cards.find(name):
             yield Check("card", OK, f"{name}. {forecast.expectation(known)}")
@@ -91,7 +90,7 @@ def examine_cards(recipe: keys.Recipe, path: str, quick: bool) -> Iterator[Check
         yield Check("card", OK, f"none: CPU, {torch.get_num_threads()} threads")
     preset = cards.preset(here[0] if here else "", len(here))
     yield Check("launch", OK, f"{cards.launcher(preset, len(here))} train.py --recipe {path}")
-    if mine or hidden or not driver:
+    if mine or not driver:
         yield from examine_trials([capability for _, capability in mine], preset, quick)
 
 

@@ -134,9 +134,9 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         if "cost" in row:
             paid = rounded(row["hours"] + row["waiting_hours"])
             said["cost"] = f"{rounded(row['cost'])} for {paid} h, at {row['price_per_hour']:g} an hour for the machine"
-    figures = [f"{one.figure:,} tokens/s measured on one card ({one.source})" for one in known]
+    figures = [f"{one.figure:,.0f} tokens/s measured on one card ({one.source})" for one in known]
     said["GPT-2 124M"] = ", ".join(figures) or "never measured on this card"
-    sheet = f"{card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, {card.gigabytes_per_second:g} GB/s, {card.watts} W"
+    sheet = f"{card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, {card.gigabytes_per_second:g} GB/s, {card.watts:g} W"
     title = f"{recipe.saving.name} on {row['count']} x {card.name} ({sheet}: {card.source})"
     return "\n".join([title, "", *(f"{name:13}{text}" for name, text in said.items()), "", SOURCES])
 

@@ -3,7 +3,6 @@
 A ``Device`` is plain values, so that any card can be pretended.
 """
 
-import contextlib
 import functools
 import os
 import platform
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 from torch.utils._triton import has_triton_package
 
+from pretrain.base.cards import kernel_driver
 from pretrain.recipe.rules import counted
 
 AMPERE, COMPILED = (8, 0), (7, 0)  # the first compute capabilities with bf16 and TF32, and with Triton
@@ -88,21 +88,15 @@ def device_name(device: torch.device) -> str:
 def processor_name() -> str:
     """Return the processor's name as the system gives it."""
     info = Path("/proc/cpuinfo")
-    named = (
-        re.search(r"^model name\s*: (.*)$", info.read_text(errors="replace"), re.MULTILINE) if info.is_file() else None
-    )
+    text = info.read_text(errors="replace") if info.is_file() else ""
+    named = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def versions() -> str:
     """Return the versions that decide about kernels: of torch, CUDA, cuDNN and the driver."""
-    driver = "not known"
-    with contextlib.suppress(Exception):  # no nvidia-ml-py, or a driver of another age
-        import pynvml
-
-        pynvml.nvmlInit()
-        driver = pynvml.nvmlSystemGetDriverVersion()
     cudnn = torch.backends.cudnn.version() or "none"
+    driver = kernel_driver() or "not known"
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, driver {driver}"
 
 

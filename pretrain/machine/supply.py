@@ -59,19 +59,16 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
 
 def _amount(source: keys.Data) -> tuple[float, bool]:
     """Return about how many train tokens a source has, inf where that is not known, and whether they are prepared."""
-    here = keys.is_here(source)
-    if here and not Path(str(source.data_dir)).is_dir():  # on another machine
-        return math.inf, True
+    here, text = keys.is_here(source), math.inf
     if sources.has_urls(source):  # nothing is fetched for an estimate
-        return math.inf, False
+        return text, False
     try:
         found = None if here else sources.find_source(source)
-    except BadInput:  # its text is not there yet
-        return math.inf, False
-    folder = found.folder if found else Path(str(source.data_dir))
-    if found is None or shards.is_complete(folder):
-        return sum(row["tokens"] for row in shards.describe_folder(folder)["splits"]["train"]), True
-    text = math.inf
+        if found is None or shards.is_complete(found.folder):
+            train = shards.describe_folder(found.folder if found else Path(str(source.data_dir)))["splits"]["train"]
+            return sum(row["tokens"] for row in train), True
+    except BadInput:  # it is on another machine, or its text is not there yet
+        return text, here
     if sample := SAMPLE.fullmatch(source.dataset_config_name or ""):
         text = 1e9 * int(sample[1])
     elif found.most_tokens:

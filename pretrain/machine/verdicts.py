@@ -80,22 +80,21 @@ def reaches(driver: str, cuda: int) -> bool:
     return Version(driver) >= Version(OLDEST_DRIVER.get(cuda, "0"))
 
 
-def build(version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None, hidden: bool) -> Check:
+def build(version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None) -> Check:
     """Judge torch's build, of a CUDA version (``13.0``) or None, and the driver, where torch can use so many cards.
 
     The capability of the ``first`` card, where known, chooses the wheel; ``driver`` is None where the machine has no
-    NVIDIA card; ``hidden``: CUDA_VISIBLE_DEVICES hides them.
+    NVIDIA card.
     """
     text = f"{version}, {f'CUDA {cuda}' if cuda else 'no CUDA'}{f', driver {driver}' if driver else ''}"
-    if usable or hidden or not driver:
-        hides = "; CUDA_VISIBLE_DEVICES hides every card" if driver and not usable else ""
-        return Check("torch", OK, text + hides)
+    if usable or not driver:
+        return Check("torch", OK, text)
     major = int(cuda.partition(".")[0]) if cuda else 0
     if not cuda:
         text += ": a CPU build, but the machine has an NVIDIA card"
         remedy = reinstall(first, driver, f"torch=={version.partition('+')[0]}")
     elif reaches(driver, major):
-        text += ": it finds no usable card on a machine that has one"
+        text += ": it finds no usable card on a machine that has one; does CUDA_VISIBLE_DEVICES hide it?"
         remedy = "nvidia-smi must list the card; a reboot ends a half-done driver update"
     else:
         text += ": the driver is too old for it"

@@ -40,18 +40,18 @@ def test_a_version_that_fails_between_two_that_work_is_an_error_and_left_out_of_
         assert "pip install" in check.remedy and f"!={version}" in check.remedy
 
 
-def build(version="2.13.0", cuda="13.0", *, usable=0, first=(8, 9), driver="580.95.05", hidden=False):
-    return verdicts.build(version, cuda, usable, first, driver, hidden)
+def build(version="2.13.0", cuda="13.0", *, usable=0, first=(8, 9), driver="580.95.05"):
+    return verdicts.build(version, cuda, usable, first, driver)
 
 
-def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_remedy_unless_they_are_hidden():
+def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_remedy():
     bad = build("2.13.0+cpu", None)
     assert bad.level == build().level == "error" and "CPU build" in bad.text
     wheel = "pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130"
     assert wheel in bad.remedy and "whl/cu126" in build("2.13.0+cpu", None, driver="550.54.14").remedy
     assert "--index-url" in build("2.13.0+cpu", None, first=None).remedy  # nvidia-smi gives none
-    assert build(driver=None).level == build(hidden=True).level == build(usable=2).level == "ok"
-    assert "CUDA_VISIBLE_DEVICES" in build(hidden=True).text
+    assert build(driver=None).level == build(usable=2).level == "ok"
+    assert "CUDA_VISIBLE_DEVICES" in build().text
 
 
 def test_a_driver_older_than_torchs_cuda_is_an_error_and_may_take_an_older_cuda_where_it_can():

@@ -375,7 +375,7 @@ def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workp
         time.sleep(0.1)
     done = stop()
     assert done.returncode == 0 and "runs/old" not in done.stdout, done.stderr
-    assert f"runs/r: process {pid} was asked to stop" in done.stdout and "runs/r: stopped" in done.stdout
+    assert f"'runs/r': process {pid} was asked to stop" in done.stdout and "'runs/r': stopped" in done.stdout
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
     assert list(Path("runs/r/checkpoints").glob("step-*")) and stop("runs/r").returncode == 0
 
