@@ -125,11 +125,9 @@ def remove(path: Path) -> None:
 def unusable(folder: Path) -> str | None:
     """Return why a folder cannot be made, or nothing be written into it, as far as that is known before trying."""
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    if not place.is_dir():
-        return f"{place} is a {'link that leads nowhere' if place.is_symlink() else 'file'}"
-    if not os.access(place, os.W_OK | os.X_OK):
-        return f"{place} may not be written to by this user"
-    return None
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        return None
+    return f"{place} is not a folder that this user may write to"
 
 
 def sha256(path: Path) -> str:

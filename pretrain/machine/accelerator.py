@@ -139,9 +139,10 @@ def refuse_impossible(
         environment: as ``accelerate launch`` and ``torchrun`` set it.
     """
     wanted = environment.get("ACCELERATE_MIXED_PRECISION", device.precision)
-    compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    if device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment:  # no launcher: as make_accelerator chooses
-        compiler = "inductor"
+    chosen = (
+        device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment
+    )  # no launcher: as make_accelerator does
+    compiler = "inductor" if chosen else environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     cpu, fsdp, deepspeed = (
         environment.get(f"ACCELERATE_USE_{name}", "false").lower() == "true" for name in ("CPU", "FSDP", "DEEPSPEED")
     )

@@ -79,11 +79,9 @@ def examine_cards(recipe: keys.Recipe, path: str, quick: bool) -> Iterator[Check
     here = [name for name, _ in mine] or [card["name"] for card in listed]
     yield verdicts.build(torch.__version__, cuda, len(mine), known.capability if known else None, driver)
     for name in here:
-        if known := cards.find(name):
-            yield Check("card", OK, f"{name}. {forecast.expectation(known)}")
-        else:
-            remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/base/cards.csv"
-            yield Check("card", WARNING, f"{name}: not in our table, so the mfu will not be shown", remedy)
+        known = cards.find(name)
+        text = forecast.expectation(known) if known else "It is not in pretrain/base/cards.csv: no mfu, no estimates"
+        yield Check("card", OK if known else WARNING, f"{name}. {text}")
     for name, capability in dict(mine).items() if cuda else ():  # torch for AMD cards names its kernels otherwise
         yield verdicts.architecture(name, capability, torch.cuda.get_arch_list(), driver)
     if not here:

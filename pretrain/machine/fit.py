@@ -57,8 +57,8 @@ def fit_micro_batch(
         ceiling = begin[0] or propose_micro_batch(recipe, least_free, accelerator)
 
     shape = estimate.shape_of(recipe.model)
-    parts = estimate.memory(shape, micro_batch=1, **_how(recipe, accelerator))
-    moments = 0 if moments_exist else parts["moments"]  # which are still to come
+    how = _how(recipe, accelerator)
+    moments = 0 if moments_exist else estimate.memory(shape, micro_batch=1, **how)["moments"]  # which are still to come
 
     def forward_and_backward(micro_batch: int) -> None:
         inputs_BT = torch.zeros(micro_batch, shape.sequence_length, dtype=torch.int64, device=device)

@@ -117,16 +117,13 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         parts, checkpointing = row["memory_bytes"], row["gradient_checkpointing"]
         listed = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
         how = [card.precision, "compiled" if row["compiled"] else "not compiled"]
-        how += [f"{checkpointing} gradient checkpointing"] if checkpointing != "none" else []
+        how += [f"--gradient_checkpointing {checkpointing}"] if checkpointing != "none" else []
+        how += ["sharded (zero3_x8.yaml), whose gathering is not counted"] if row["shared_out"] else []
         said["memory"] = f"{sum(parts.values()) / 2**30:.1f} GiB a card: {listed}"
         said["micro-batch"] = (
             f"{row['per_device_train_batch_size']} sequences of {recipe.model.sequence_length:,} tokens, "
             f"{row['gradient_accumulation_steps']} a step and card; {', '.join(how)}"
         )
-        if row["shared_out"]:
-            said["fits"] = "sharded (zero3_x8.yaml) with --gradient_checkpointing full only; gathering is not counted"
-        elif checkpointing != recipe.model.gradient_checkpointing:
-            said["fits"] = "with --gradient_checkpointing full only, which is a third more work"
         said["speed"] = f"{rounded(row['tokens_per_second'])} tokens/s, {row['mfu']:.0%} MFU"
         said["time"] = f"{rounded(row['hours'])} h, evaluating and saving not counted"
         said["reader"] = reader(row)
