@@ -8,7 +8,6 @@ Exit status: 0 no error found, 1 an error, 2 flags or a recipe that make no sens
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
@@ -80,9 +79,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", help=what, **takes)
     asked = reading.parse_flags(parser, argv)
     values = vars(asked)
-    given = {
-        name: values[name] for name, (kind, _) in FLAGS.items() if kind in (int, float) and values[name] is not None
-    }
+    given = {name: value for name, value in values.items() if FLAGS[name][0] in (int, float) and value is not None}
     found, priced = asked.size or asked.tokens or asked.max_steps, price_of(asked, 1)
     table = [(not 0 < number < math.inf, f"--{name} {number}: must be more than 0") for name, number in given.items()]
     table += [(values[a] and values[b], f"--{a} and --{b}: give one of them") for a, b in EITHER.items()]
@@ -130,32 +127,25 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
 
 
 def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
-    """Yield verdicts on the Hub, the recipe's data sets there, and Weights & Biases, where they would be asked."""
+    """Yield verdicts on the Hub and the recipe's data sets there, where they would be asked."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
     wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on") or not asks_hub(recipe):
         yield Check("hub", OK, "no request is made: nothing of the recipe needs it, or HF_HUB_OFFLINE is set")
         wanted = []
-    if "wandb" in recipe.tracking.names and os.environ.get("WANDB_MODE", "online") == "online":
-        wanted.append(("wandb", os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")))
-    remedy = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, "
-    remedy += "HF_HUB_OFFLINE=1 and WANDB_MODE=offline"
+    remedy = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, and "
+    remedy += "HF_HUB_OFFLINE=1"
     for name, url in wanted:
         yield Check(name, TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
         problem = reach(url, NETWORK_SECONDS)
         # A refusal of its front page is an answer; of a data set's page it is not.
-        if not problem or (problem.startswith("HTTP Error 4") and name in ("hub", "wandb")):
+        if not problem or (problem.startswith("HTTP Error 4") and name == "hub"):
             yield Check(name, OK, f"{url} answers")
             continue
-        yield Check(name, ERROR if name != "wandb" and needs_hub(recipe) else WARNING, f"{url}: {problem}", remedy)
+        yield Check(name, ERROR if needs_hub(recipe) else WARNING, f"{url}: {problem}", remedy)
         if name == "hub":  # one line is enough
-            break
-    with contextlib.suppress(ImportError):
-        from huggingface_hub import get_token
-
-        text = "logged in to the Hub" if get_token() else "not logged in to the Hub; pushing needs it: hf auth login"
-        yield Check("login", OK, text)
+            return
 
 
 def needs_hub(recipe: keys.Recipe) -> bool:

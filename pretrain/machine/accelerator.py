@@ -139,10 +139,9 @@ def refuse_impossible(
         environment: as ``accelerate launch`` and ``torchrun`` set it.
     """
     wanted = environment.get("ACCELERATE_MIXED_PRECISION", device.precision)
-    chosen = (
-        device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment
-    )  # no launcher: as make_accelerator does
-    compiler = "inductor" if chosen else environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    if device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment:  # no launcher: as make_accelerator chooses
+        compiler = "inductor"
     cpu, fsdp, deepspeed = (
         environment.get(f"ACCELERATE_USE_{name}", "false").lower() == "true" for name in ("CPU", "FSDP", "DEEPSPEED")
     )
@@ -190,8 +189,7 @@ def prepare(
     """Return the module that returns the loss, wrapped (DDP, FSDP2), compiled and autocast, and the optimizer of it."""
     if accelerator.is_fsdp2:  # its sharded weights are other tensors, which the optimizer must be given
         # Weights are gathered a block at a time.
-        blocks = list(loss_module.model._no_split_modules)
-        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = blocks
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(loss_module.model._no_split_modules)
         training_module, prepared = accelerator.prepare(loss_module, optimizer)
         return training_module, prepared.optimizer
     return accelerator.prepare(loss_module), optimizer

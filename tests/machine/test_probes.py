@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -64,21 +65,19 @@ LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
 
 @pytest.mark.slow
 def test_two_processes_measure_their_bandwidth_and_one_that_raises_ends_them_all_with_its_words():
-    assert trial("all_reduce", *LAUNCH, backend="gloo", megabytes=4)["bytes_per_second"] > 1e6
+    assert trial("all_reduce", *LAUNCH, backend="gloo", megabytes=4)["text"].startswith("gloo, 2 processes: ")
     assert trial("all_reduce", *LAUNCH, backend="none")["problem"].startswith("AssertionError: Unknown backend")
 
 
 def test_steps_train_gpt2_in_half_precision_and_in_fp32_in_turn(monkeypatch):
     monkeypatch.setattr(probes, "TURNS", 4)
-    assert probes.training_step(device="cpu", precision="bf16")["seconds"] > 0
+    assert " ms on cpu; in plain fp32" in probes.training_step(device="cpu", precision="bf16")
     taken = {"bf16": [9.0, 1.0, 8.0, 2.0], "no": [9.0, 4.0, 4.0, 40.0]}
     monkeypatch.setattr(probes, "_steps", lambda device, precision, compiled: iter(taken[precision]))
     found = probes.training_step(device="cpu", precision="bf16", compiled=True)
     # Medians without the first.
-    assert found["first_seconds"] == 9.0 and (found["seconds"], found["fp32_seconds"]) == (2.0, 4.0)
-    assert found["text"].startswith(
-        "compiled in 9 s, then a step of a tiny GPT-2 takes 2000.0 ms on cpu; in plain fp32, beside it, 4000.0"
-    )
+    step = "a step of a tiny GPT-2 takes 2000.0 ms on cpu; in plain fp32, beside it, 4000.0 ms"
+    assert found.startswith(f"compiled in 9 s, then {step}")
 
 
 def test_a_loss_that_is_not_finite_is_refused(monkeypatch):
@@ -90,7 +89,10 @@ def test_a_loss_that_is_not_finite_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_a_compiled_step_is_really_compiled_and_fails_without_a_compiler_by_its_name(monkeypatch):
     found = trial("training_step", device="cpu", precision="no", compiled=True)
-    assert found["first_seconds"] > 10 * found["seconds"]
+    first, step = (
+        float(re.search(words, found["text"])[1]) for words in (r"compiled in (\d+) s", r"takes ([\d.]+) ms")
+    )
+    assert first > 10 * step / 1000
 
     monkeypatch.setenv("CXX", "no-such-g++")
     problem = trial("training_step", device="cpu", precision="no", compiled=True)["problem"]
