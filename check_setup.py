@@ -29,9 +29,8 @@ from pretrain.recipe.rules import counted
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
-RECIPE = "recipes/gpt2_124m.yaml"
 FLAGS: dict[str, tuple[type, str]] = {  # what each takes (bool: nothing; a number: above 0) and does
-    "recipe": (str, f"default: {RECIPE}; of --plan: the best of {len(planning.SIZES)}"),
+    "recipe": (str, f"default: {reading.RECIPE}; of --plan: the best of {len(planning.SIZES)}"),
     "quick": (bool, "without compiler and all-reduce"),
     "json": (bool, "one JSON object on standard output, not lines"),
     "estimate": (bool, "what the recipe will take, not what the machine is"),
@@ -91,7 +90,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if faults := [message for wrong, message in table if wrong]:
         raise BadInput(faults)
     asked.estimate |= any((asked.size, asked.card, asked.all_cards, given))
-    asked.recipe = asked.recipe or (None if asked.plan else RECIPE)
+    asked.recipe = asked.recipe or (None if asked.plan else reading.RECIPE)
     return asked
 
 

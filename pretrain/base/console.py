@@ -32,14 +32,14 @@ def keep_in(path: Path) -> None:
     for terminal in _terminals():
         with contextlib.suppress(OSError):
             terminal.file = files.Log(path)
-            terminal.keep(*terminal.before)
+            terminal.keep(terminal.before)
 
 
 def say(line: str) -> None:
     """Write a line to standard error and into that file, from whichever process."""
     _show(line, None)
     for terminal in _terminals():
-        terminal.keep(line)
+        terminal.keep(f"{line}\n")
 
 
 def importing() -> None:
@@ -101,17 +101,16 @@ class _Terminal(logging.Handler):
         super().__init__(level)
         self.stream = stream
         self.file: files.Log | None = None
-        self.before: list[str] = []  # what was shown before there was a file
+        self.before = ""  # what was shown before there was a file
 
     def emit(self, record: logging.LogRecord) -> None:
         text = foreign.clean(record.getMessage())
         line = f"error: {text}" if record.levelno >= logging.ERROR else text
         _show(line, self.stream)
-        self.keep(line)
+        self.keep(f"{line}\n")
 
-    def keep(self, *lines: str) -> None:
+    def keep(self, text: str) -> None:
         if self.file is None:
-            self.before += lines
-            return
-        if news := self.file.write("".join(f"{line}\n" for line in lines)):
+            self.before += text
+        elif news := self.file.write(text):
             _show(news, self.stream)

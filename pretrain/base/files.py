@@ -205,12 +205,10 @@ class Log:
 
 def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
     """Return the kind of network file system that ``path`` lies on, or None for a local one (or where it is unknown)."""
-    if not mounts.is_file():
-        return None
-    path, over = path.resolve(), []
-    for number, line in enumerate(mounts.read_text(errors="replace").splitlines()):
+    path, longest, innermost = path.resolve(), 0, ""
+    for line in mounts.read_text(errors="replace").splitlines() if mounts.is_file() else ():
         _, point, kind, *_ = line.split(" ")
-        if path.is_relative_to(point.replace("\\040", " ")):  # so the kernel writes a space
-            over.append((len(point), number, kind))
-    _, _, kind = max(over, default=(0, 0, ""))  # the innermost; of two at one place the later
-    return kind if NETWORK_FILE_SYSTEMS.fullmatch(kind) else None
+        # So the kernel writes a space; of two at one place the later counts.
+        if len(point) >= longest and path.is_relative_to(point.replace("\\040", " ")):
+            longest, innermost = len(point), kind
+    return innermost if NETWORK_FILE_SYSTEMS.fullmatch(innermost) else None

@@ -105,6 +105,6 @@ def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
     lines += [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"] if "cost" in row else []
     lines += ["", *forecast.aligned(table), "", f"tokens    {row['tokens']:,}", f"reader    {forecast.reader(row)}"]
     if row["epochs"] and row["epochs"] > MANY_EPOCHS:
-        why = f"{row['epochs']:.1f} epochs: more than {MANY_EPOCHS} teach little, and the expected loss counts {MANY_EPOCHS}"
+        why = f"{row['epochs']:.1f} epochs: more than {MANY_EPOCHS} teach little, and the loss counts {MANY_EPOCHS}"
         lines.append(f"note      {why}: give more text, or fewer hours")
     return "\n".join([*lines, "", command(row, best), "", LAW, forecast.SOURCES])
