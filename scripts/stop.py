@@ -38,7 +38,7 @@ def main(names: list) -> int:
         print(f"error: LIMIT={limit!r}: give a whole number of seconds", file=sys.stderr)
         return 2
     for run in map(Path, names or sorted(Path().glob("runs/*"))):
-        name, lock, fault = repr(str(run)), run / ".lock", ""  # with control characters written out
+        name, lock, fault = ascii(str(run)), run / ".lock", ""  # odd characters are written out
         if lock.is_symlink():
             fault = "its .lock is a link, which no trainer makes"
         elif lock.is_file() and (pids := holders(lock)):
@@ -57,7 +57,7 @@ def main(names: list) -> int:
             print(f"error: {name}: {fault}", file=sys.stderr)
 
     if not waiting and not failed:
-        print(f"nothing of yours is running in {' '.join(map(repr, names)) or 'runs/'} on this machine")
+        print(f"nothing of yours is running in {' '.join(map(ascii, names)) or 'runs/'} on this machine")
     end = time.monotonic() + int(limit)
     for name, lock, pid in waiting:
         while (runs := lock.exists() and pid in holders(lock)) and time.monotonic() < end:
@@ -73,8 +73,6 @@ def main(names: list) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")
     try:
         sys.exit(main(sys.argv[1:]))
     except OSError as error:

@@ -130,9 +130,8 @@ def find(name: str) -> Card | None:
 def of_its_kind(name: str) -> list[str]:
     """Return the known cards that are nearest to an unknown one, of its series only; all where none is of its series."""
     bare = _bare(name)
-    series = {
-        _bare(card.name): card.name for card in CARDS if _series(bare) and _series(_bare(card.name)) == _series(bare)
-    }
+    kind = _series(bare)
+    series = {_bare(card.name): card.name for card in CARDS if kind and _series(_bare(card.name)) == kind}
     if not series:
         return [card.name for card in CARDS]
     return [series[near] for near in difflib.get_close_matches(bare, series, n=4, cutoff=0.0)]

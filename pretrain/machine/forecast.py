@@ -14,7 +14,7 @@ from pretrain.recipe.plan import make_plan
 from pretrain.recipe.rules import counted
 
 FIGURES = {"tokens/s": "tokens_per_second", "hours": "hours", "waiting": "waiting_hours", "kWh": "kilowatt_hours"}
-FIGURES["cost"] = "cost"  # of a table, by head
+FIGURES |= {"cost": "cost"}  # of a table, by head
 SHARED = ("weights", "gradients", "moments", "half copies")
 SOURCES = (
     "Memory, speed, time and energy are estimated (docs/cards.md says how well); parameters and FLOPs are counted."

@@ -89,11 +89,10 @@ def build(version: str, cuda: str | None, usable: int, first: Pair | None, drive
     text = f"{version}, {f'CUDA {cuda}' if cuda else 'no CUDA'}{f', driver {driver}' if driver else ''}"
     if usable or not driver:
         return Check("torch", OK, text)
-    major = int(cuda.partition(".")[0]) if cuda else 0
     if not cuda:
         text += ": a CPU build, but the machine has an NVIDIA card"
         remedy = reinstall(first, driver, f"torch=={version.partition('+')[0]}")
-    elif reaches(driver, major):
+    elif reaches(driver, major := int(cuda.partition(".")[0])):
         text += ": it finds no usable card on a machine that has one; does CUDA_VISIBLE_DEVICES hide it?"
         remedy = "nvidia-smi must list the card; a reboot ends a half-done driver update"
     else:
