@@ -45,7 +45,7 @@ def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
         yield Check("torch", ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment")
         return
     if installed["transformers"] and installed["accelerate"]:
-        yield from examine_cards(recipe, path, quick)
+        yield from examine_cards(path, quick)
 
 
 def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
@@ -66,7 +66,7 @@ def _standing(wanted: Path) -> Path:
     return next(path for path in (wanted.absolute(), *wanted.absolute().parents) if path.is_dir())
 
 
-def examine_cards(recipe: keys.Recipe, path: str, quick: bool) -> Iterator[Check]:
+def examine_cards(path: str, quick: bool) -> Iterator[Check]:
     """Yield verdicts on torch's build, the driver and each card, the YAML to take, and what was tried on them."""
     import torch
 
