@@ -127,12 +127,12 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
 
 def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
     """Yield verdicts on the Hub and the recipe's data sets there, where they would be asked."""
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on") or not asks_hub(recipe):
+        yield Check("hub", OK, "no request is made: nothing of the recipe needs it, or HF_HUB_OFFLINE is set")
+        return
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
     wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on") or not asks_hub(recipe):
-        yield Check("hub", OK, "no request is made: nothing of the recipe needs it, or HF_HUB_OFFLINE is set")
-        wanted = []
     remedy = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, and "
     remedy += "HF_HUB_OFFLINE=1"
     for name, url in wanted:
@@ -186,9 +186,10 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     else:
         print(forecast.describe(recipe, which[0], rows[0]))
         if rows[0]["fits"] and not asked.size:
-            length = f" --max_steps {asked.max_steps}" if asked.max_steps else ""
-            launcher = cards.launcher(cards.preset(which[0].name, count), count)
-            print(f"\n{launcher} train.py --recipe {asked.recipe}{length}")
+            changes = {"max_steps": asked.max_steps} if asked.max_steps else {}
+            if rows[0]["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
+                changes["gradient_checkpointing"] = rows[0]["gradient_checkpointing"]
+            print(f"\n{planning.command(rows[0], asked.recipe, changes)}")
     return 0
 
 
@@ -204,7 +205,7 @@ def show_plan(asked: argparse.Namespace) -> int:
     if not held:
         raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(plans)}; give a larger --card")
     best = min(held, key=lambda path: held[path]["expected_loss"] or math.inf)
-    said = {"best": best, "command": planning.command(held[best], best), "plans": plans}
+    said = {"best": best, "command": planning.command(held[best], best, held[best]["changes"]), "plans": plans}
     print(json.dumps(said, indent=1) if asked.json else planning.describe(plans, best))
     return 0
 

@@ -55,7 +55,7 @@ def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given:
         while tokens < FEWEST_UPDATES * batch and batch >= 2 * LEAST_BATCH:
             batch, rate = shared(batch / 2), rate / 2**0.5
     steps = max(1, int(tokens / batch))
-    changes: dict[str, Any] = {"max_steps": steps}
+    changes: dict[str, Any] = {"run_name": f"{recipe.saving.name}_{steps}", "max_steps": steps}
     if steps < 10 * recipe.schedule.warmup_steps:
         changes["warmup_steps"] = steps // 10
     if batch != recipe.batch.tokens_per_step:
@@ -76,12 +76,11 @@ def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given:
     return row | ({"cost": all_hours * price} if price else {})
 
 
-def command(row: Mapping, path: str) -> str:
-    """Return the command that trains a plan."""
-    stem = cards.preset(row["card"], row["count"])
-    changes = {"recipe": path, "run_name": f"{Path(path).stem}_{row['updates']}"} | row["changes"]
+def command(row: Mapping, path: str, changes: Mapping[str, Any]) -> str:
+    """Return the command that trains the recipe of an estimate, with changes."""
     flags = shlex.join(word for name, value in changes.items() for word in (f"--{name}", str(value)))
-    return f"{cards.launcher(stem, row['count'])} train.py {flags}"
+    launcher = cards.launcher(cards.preset(row["card"], row["count"]), row["count"])
+    return f"{launcher} train.py --recipe {shlex.quote(path)} {flags}".rstrip()
 
 
 def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
@@ -107,4 +106,4 @@ def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
     if row["epochs"] and row["epochs"] > MANY_EPOCHS:
         why = f"{row['epochs']:.1f} epochs: more than {MANY_EPOCHS} teach little, and the loss counts {MANY_EPOCHS}"
         lines.append(f"note      {why}: give more text, or fewer hours")
-    return "\n".join([*lines, "", command(row, best), "", LAW, forecast.SOURCES])
+    return "\n".join([*lines, "", command(row, best, row["changes"]), "", LAW, forecast.SOURCES])

@@ -78,7 +78,9 @@ def test_a_short_run_takes_a_smaller_batch_with_its_rate_and_a_shorter_warm_up(s
 
 def test_a_plan_keeps_the_recipes_text_and_says_how_often_it_is_read(said):
     (row,) = said(f"--plan --json --card h100 --count 8 --hours 24 --recipe {GPT2}")["plans"].values()
-    assert row["changes"].keys() == {"max_steps"} and row["epochs"] == pytest.approx(row["tokens"] / 10e9, rel=0.01)
+    assert row["changes"].keys() == {"run_name", "max_steps"} and row["epochs"] == pytest.approx(
+        row["tokens"] / 10e9, rel=0.01
+    )
 
 
 def test_a_text_that_is_read_often_is_warned_of_and_counts_four_times_at_most(said):

@@ -284,7 +284,7 @@ def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_s
     assert "does not fit" in out and " *  " in out and "* with --gradient_checkpointing full" in out
     card = next(name for name, kind in kinds.items() if kind == "full")
     proposed = called(capsys, "--card", card, "--recipe", large)[0]
-    assert ", --gradient_checkpointing full\n" in proposed
+    assert ", --gradient_checkpointing full\n" in proposed and proposed.endswith(" --gradient_checkpointing full\n")
     assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", large)[0]
 
 
