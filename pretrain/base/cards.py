@@ -81,6 +81,7 @@ class Card:
 # Rates of products are the largest of squares up to 10,240, seconds each; of several reports of a card their median.
 # bf16 autocast, compiled, SDPA, fused AdamW, 524,288 tokens an update, whole fp32 logits; of each card its fastest row.
 SCRIPT = "plain PyTorch GPT-2, torch 2.8, one public script"
+# Columns of cards.csv that hold a number of the data sheet.
 SHEET = ("memory_gib", "teraflops", "gigabytes_per_second", "watts", "link_gigabytes_per_second")
 
 
