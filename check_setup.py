@@ -8,7 +8,6 @@ Exit status: 0 no error found, 1 an error, 2 flags or a recipe that make no sens
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
@@ -30,10 +29,9 @@ from pretrain.recipe.rules import counted
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
-RECIPE = "recipes/gpt2_124m.yaml"
 FLAGS: dict[str, tuple[type, str]] = {  # what each takes (bool: nothing; a number: above 0) and does
-    "recipe": (str, f"default: {RECIPE}; of --plan: the best of {len(planning.SIZES)}"),
-    "quick": (bool, "without compiler, all-reduce and the disk's speed"),
+    "recipe": (str, f"default: {reading.RECIPE}; of --plan: the best of {len(planning.SIZES)}"),
+    "quick": (bool, "without compiler and all-reduce"),
     "json": (bool, "one JSON object on standard output, not lines"),
     "estimate": (bool, "what the recipe will take, not what the machine is"),
     "card": (str, "estimate for this card (a6000, rtx4090, ...)"),
@@ -64,15 +62,12 @@ def main(argv: list[str] | None = None) -> int:
     """Check or estimate, as the flags say; return the exit status."""
     asked = parse(sys.argv[1:] if argv is None else argv)
     catch_interrupts()
-    try:
-        if asked.plan:
-            return show_plan(asked)
-        sizes = keys.SIZES | keys.GPT3_SIZES
-        shape = reading.shape_of_size(asked.size, sizes=sizes) | {"run_name": asked.size} if asked.size else {}
-        recipe = load(asked.recipe, shape)
-        return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
-    except KeyboardInterrupt:
-        raise BadInput("stopped before all was tried", 130) from None
+    if asked.plan:
+        return show_plan(asked)
+    sizes = keys.SIZES | keys.GPT3_SIZES
+    shape = reading.shape_of_size(asked.size, sizes=sizes) | {"run_name": asked.size} if asked.size else {}
+    recipe = load(asked.recipe, shape)
+    return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -82,28 +77,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
         takes = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "NAME" if kind is str else "N"}
         parser.add_argument(f"--{name}", help=what, **takes)
     asked = reading.parse_flags(parser, argv)
-    given = {
-        name: number for name, number in vars(asked).items() if FLAGS[name][0] in (int, float) and number is not None
-    }
-    faults = [f"--{name} {number}: must be more than 0" for name, number in given.items() if not 0 < number < math.inf]
-    faults += [
-        f"--{a} and --{b}: give one of them" for a, b in EITHER.items() if getattr(asked, a) and getattr(asked, b)
-    ]
-    near = ", ".join(cards.of_its_kind(asked.card or ""))
-    found = asked.size or asked.tokens or asked.max_steps
-    table = [
-        (asked.card and not cards.find(asked.card), f"--card {asked.card}: not a known card; use one of {near}"),
+    values = vars(asked)
+    given = {name: value for name, value in values.items() if FLAGS[name][0] in (int, float) and value is not None}
+    found, priced = asked.size or asked.tokens or asked.max_steps, price_of(asked, 1)
+    table = [(not 0 < number < math.inf, f"--{name} {number}: must be more than 0") for name, number in given.items()]
+    table += [(values[a] and values[b], f"--{a} and --{b}: give one of them") for a, b in EITHER.items()]
+    table += [
         (asked.plan and (found or asked.all_cards), "--plan: finds size and tokens, for one kind of card"),
         (asked.plan != bool(asked.hours or asked.budget), "--plan: goes with --hours H, or with --budget MONEY"),
-        (
-            asked.budget and not price_of(asked, 1),
-            "--budget: give --price_per_card_hour or --price_per_machine_hour, too",
-        ),
+        (asked.budget and not priced, "--budget: give --price_per_card_hour or --price_per_machine_hour, too"),
     ]
-    if faults := faults + [message for wrong, message in table if wrong]:
+    if faults := [message for wrong, message in table if wrong]:
         raise BadInput(faults)
     asked.estimate |= any((asked.size, asked.card, asked.all_cards, given))
-    asked.recipe = asked.recipe or (None if asked.plan else RECIPE)
+    asked.recipe = asked.recipe or (None if asked.plan else reading.RECIPE)
     return asked
 
 
@@ -139,35 +126,25 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
 
 
 def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
-    """Yield verdicts on the Hub, the recipe's data sets there, and Weights & Biases, where they would be asked."""
+    """Yield verdicts on the Hub and the recipe's data sets there, where they would be asked."""
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on") or not asks_hub(recipe):
+        yield Check("hub", OK, "no request is made: nothing of the recipe needs it, or HF_HUB_OFFLINE is set")
+        return
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    wanted = []
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        yield Check("hub", OK, "HF_HUB_OFFLINE is set: no request is made")
-    elif not asks_hub(recipe):
-        yield Check("hub", OK, "nothing of the recipe needs it: no request is made")
-    else:
-        names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
-        wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
-    if "wandb" in recipe.tracking.names and os.environ.get("WANDB_MODE", "online") == "online":
-        wanted.append(("wandb", os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")))
-    remedy = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, "
-    remedy += "HF_HUB_OFFLINE=1 and WANDB_MODE=offline"
+    names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
+    wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
+    remedy = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, and "
+    remedy += "HF_HUB_OFFLINE=1"
     for name, url in wanted:
         yield Check(name, TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
         problem = reach(url, NETWORK_SECONDS)
         # A refusal of its front page is an answer; of a data set's page it is not.
-        if not problem or (problem.startswith("HTTP Error 4") and name in ("hub", "wandb")):
+        if not problem or (problem.startswith("HTTP Error 4") and name == "hub"):
             yield Check(name, OK, f"{url} answers")
             continue
-        yield Check(name, ERROR if name != "wandb" and needs_hub(recipe) else WARNING, f"{url}: {problem}", remedy)
+        yield Check(name, ERROR if needs_hub(recipe) else WARNING, f"{url}: {problem}", remedy)
         if name == "hub":  # one line is enough
-            break
-    with contextlib.suppress(ImportError):
-        from huggingface_hub import get_token
-
-        text = "logged in to the Hub" if get_token() else "not logged in to the Hub; pushing needs it: hf auth login"
-        yield Check("login", OK, text)
+            return
 
 
 def needs_hub(recipe: keys.Recipe) -> bool:
@@ -209,9 +186,10 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     else:
         print(forecast.describe(recipe, which[0], rows[0]))
         if rows[0]["fits"] and not asked.size:
-            length = f" --max_steps {asked.max_steps}" if asked.max_steps else ""
-            launcher = cards.launcher(cards.preset(which[0].name, count), count)
-            print(f"\n{launcher} train.py --recipe {asked.recipe}{length}")
+            changes = {"max_steps": asked.max_steps} if asked.max_steps else {}
+            if rows[0]["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
+                changes["gradient_checkpointing"] = rows[0]["gradient_checkpointing"]
+            print(f"\n{planning.command(rows[0], asked.recipe, changes)}")
     return 0
 
 
@@ -227,21 +205,19 @@ def show_plan(asked: argparse.Namespace) -> int:
     if not held:
         raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(plans)}; give a larger --card")
     best = min(held, key=lambda path: held[path]["expected_loss"] or math.inf)
-    said = {"best": best, "command": planning.command(held[best], best), "plans": plans}
+    said = {"best": best, "command": planning.command(held[best], best, held[best]["changes"]), "plans": plans}
     print(json.dumps(said, indent=1) if asked.json else planning.describe(plans, best))
     return 0
 
 
 def wanted_card(asked: argparse.Namespace) -> tuple[tuple[cards.Card, ...], int]:
     """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
-    found = doctor.nvidia_smi() if not asked.card else []
-    name = asked.card or (found[0]["name"] if found else "")
-    card = cards.find(name) if name else None
-    if card is None:
-        here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
-        known = ", ".join(card.name for card in cards.CARDS)
-        raise BadInput(f"no card to estimate for: {here}; give --card, one of {known}, or --all_cards")
-    return (card,), asked.count or len(found) or 1
+    found = [asked.card] if asked.card else [card["name"] for card in doctor.nvidia_smi()]
+    name = found[0] if found else "no NVIDIA card"
+    if (card := cards.find(name)) is None:
+        near = ", ".join(cards.of_its_kind(name))
+        raise BadInput(f"{name}: not a card in our table; give --card, one of {near}, or --all_cards")
+    return (card,), asked.count or len(found)
 
 
 def price_of(asked: argparse.Namespace, count: int) -> float:

@@ -128,7 +128,7 @@ def two_digits(number: float) -> str:
 def speed_in_words(known: cards.Measured, card: cards.Card) -> str:
     """Return a measured speed of one card, as a YAML's head gives it."""
     size = f"micro-batch {known.micro_batch}, " if known.micro_batch else ""
-    return f"{size}{known.figure:,} tokens/s, {forecast.mfu(card, known.figure):.0%} MFU ({known.source})"
+    return f"{size}{known.figure:,.0f} tokens/s, {forecast.mfu(card, known.figure):.0%} MFU ({known.source})"
 
 
 def preset(text: str, card: cards.Card, count: int, stem: str) -> str:
@@ -173,9 +173,9 @@ def last_cells(card: cards.Card, *, all_of_them: bool) -> str:
     """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, too, and a good MFU."""
     row, known, mine = estimated(card), card.training, card.ours
     cells = [f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"]
-    cells.append(f"{known.micro_batch or 'n/a'}, {known.figure:,} ({letter(known.source)})" if known else "n/a")
+    cells.append(f"{known.micro_batch or 'n/a'}, {known.figure:,.0f} ({letter(known.source)})" if known else "n/a")
     if all_of_them:
-        cells[-1] += f"; {mine.micro_batch}, {mine.figure:,} (ours)" if mine else ""
+        cells[-1] += f"; {mine.micro_batch}, {mine.figure:,.0f} (ours)" if mine else ""
         cells.append(", ".join(f"{mfu:.0%}" for mfu in forecast.good_mfus(card)))
     return " | ".join(cells)
 

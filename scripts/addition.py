@@ -23,10 +23,8 @@ def problems() -> tuple[list[str], list[str]]:
     held_out = set(pairs[: len(pairs) // 10])
     both = [(a, b) for a in range(100) for b in range(100)]
     random.Random(1).shuffle(both)
-    ours = {True: [], False: []}
-    for a, b in both:
-        ours[(min(a, b), max(a, b)) in held_out].append(f"{a}+{b}=")
-    return ours[False], ours[True]
+    prompts = {f"{a}+{b}=": (min(a, b), max(a, b)) in held_out for a, b in both}
+    return [each for each in prompts if not prompts[each]], [each for each in prompts if prompts[each]]
 
 
 def main() -> int:
@@ -35,11 +33,10 @@ def main() -> int:
     draw = random.Random(2)
     lines = (draw.choice(learnt) for _ in range(LINES))
     text = "".join(f"{prompt}{sum(map(int, prompt[:-1].split('+')))}\n" for prompt in lines)
-    rows = {"addition_prompts.jsonl": learnt, "addition_held_out.jsonl": held_out}
-    files = {"addition.txt": text}
-    files |= {name: "".join(json.dumps({"prompt": p}) + "\n" for p in prompts) for name, prompts in rows.items()}
+    rows = ("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts) for prompts in (learnt, held_out))
+    names = ("addition.txt", "addition_prompts.jsonl", "addition_held_out.jsonl")
     FOLDER.mkdir(exist_ok=True)
-    for name, content in files.items():
+    for name, content in zip(names, (text, *rows), strict=True):
         (FOLDER / name).write_text(content, encoding="utf-8")
         print(f"{FOLDER / name}: {content.count(chr(10)):,} lines")
     return 0

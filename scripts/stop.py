@@ -9,7 +9,6 @@ LIMIT: seconds to wait, 600 unless set. Exit status: 0 all have ended (or none w
 
 import glob
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -32,19 +31,14 @@ def holders(lock: Path) -> list:
     return found
 
 
-def shown(name: str) -> str:
-    """Return a name as a shell takes it, with control characters written out."""
-    return shlex.quote(name) if name.isprintable() else repr(name)
-
-
 def main(names: list) -> int:
     """Send the signals, wait, and print what came of it."""
     limit, failed, waiting = os.environ.get("LIMIT", "600"), False, []
     if not limit.isdecimal():
-        print(f"error: LIMIT={shown(limit)}: give a whole number of seconds", file=sys.stderr)
+        print(f"error: LIMIT={limit!r}: give a whole number of seconds", file=sys.stderr)
         return 2
     for run in map(Path, names or sorted(Path().glob("runs/*"))):
-        name, lock, fault = shown(str(run)), run / ".lock", ""
+        name, lock, fault = ascii(str(run)), run / ".lock", ""  # odd characters are written out
         if lock.is_symlink():
             fault = "its .lock is a link, which no trainer makes"
         elif lock.is_file() and (pids := holders(lock)):
@@ -63,7 +57,7 @@ def main(names: list) -> int:
             print(f"error: {name}: {fault}", file=sys.stderr)
 
     if not waiting and not failed:
-        print(f"nothing of yours is running in {' '.join(map(shown, names)) or 'runs/'} on this machine")
+        print(f"nothing of yours is running in {' '.join(map(ascii, names)) or 'runs/'} on this machine")
     end = time.monotonic() + int(limit)
     for name, lock, pid in waiting:
         while (runs := lock.exists() and pid in holders(lock)) and time.monotonic() < end:
@@ -79,8 +73,6 @@ def main(names: list) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")
     try:
         sys.exit(main(sys.argv[1:]))
     except OSError as error:

@@ -40,22 +40,22 @@ class Card:
         products: matrix products in bf16 (fp16 before Ampere) as others measured them; None: nobody.
         training: GPT-2 124M as others trained it; None: nobody.
         ours: GPT-2 124M as train.py trained it on such a card; None: not yet.
-        advised: the micro-batch of published presets, of 1,024 tokens unless it says so; None: in none of them.
+        advised: the micro-batch of published presets, of 1,024 tokens unless it says so; empty: in none of them.
     """
 
     name: str
     pattern: str
+    source: str
+    capability: tuple[int, int]
     memory_gib: float
     teraflops: float
     gigabytes_per_second: float
-    watts: int
-    capability: tuple[int, int]
-    source: str
-    link_gigabytes_per_second: float = 20
-    products: Measured | None = None
-    training: Measured | None = None
-    ours: Measured | None = None
-    advised: str | None = None
+    watts: float
+    link_gigabytes_per_second: float
+    products: Measured | None
+    training: Measured | None
+    ours: Measured | None
+    advised: str
 
     @property
     def modern(self) -> bool:
@@ -81,24 +81,22 @@ class Card:
 # Rates of products are the largest of squares up to 10,240, seconds each; of several reports of a card their median.
 # bf16 autocast, compiled, SDPA, fused AdamW, 524,288 tokens an update, whole fp32 logits; of each card its fastest row.
 SCRIPT = "plain PyTorch GPT-2, torch 2.8, one public script"
+# Columns of cards.csv that hold a number of the data sheet.
+SHEET = ("memory_gib", "teraflops", "gigabytes_per_second", "watts", "link_gigabytes_per_second")
 
 
 def _measured(row: Mapping[str, str], name: str) -> Measured | None:
     """Return a measurement of a row of cards.csv; None where nobody made one."""
-    size, figure = row.get(f"{name}_micro_batch"), float(row[name] or 0)
-    figure = int(figure) if figure.is_integer() else figure
-    return Measured(figure, row[f"{name}_source"], int(size) if size else None) if figure else None
+    size = row.get(f"{name}_micro_batch")
+    return Measured(float(row[name]), row[f"{name}_source"], int(size) if size else None) if row[name] else None
 
 
 def _card(row: Mapping[str, str]) -> Card:
     """Return the card of a row of cards.csv."""
     major, minor = map(int, row["capability"].split("."))
-    sheet: dict[str, Any] = {name: row[name] for name in ("name", "pattern", "source")}
-    sheet |= {name: float(row[name]) for name in ("memory_gib", "teraflops", "gigabytes_per_second")}
-    sheet |= {name: _measured(row, name) for name in ("products", "training", "ours")}
-    link = float(row["link_gigabytes_per_second"])
-    sheet |= {"watts": int(row["watts"]), "link_gigabytes_per_second": link, "advised": row["advised"] or None}
-    return Card(**sheet, capability=(major, minor))
+    values: dict[str, Any] = {name: float(row[name]) for name in SHEET}
+    values |= {name: _measured(row, name) for name in ("products", "training", "ours")}
+    return Card(row["name"], row["pattern"], row["source"], (major, minor), advised=row["advised"], **values)
 
 
 with open(Path(__file__).with_name("cards.csv"), encoding="utf-8", newline="") as _file:
@@ -121,22 +119,20 @@ def find(name: str) -> Card | None:
     Args:
         name: the driver's whole one (NVIDIA A100-SXM4-40GB), ours (a100_40gb), or as people write it (rtx_a6000, 4090).
     """
-    wholes = (name, f"NVIDIA {name}", f"NVIDIA GeForce {name}")
+    bare, wholes = _bare(name), (name, f"NVIDIA {name}", f"NVIDIA GeForce {name}")
     for card in CARDS:
-        if any(re.fullmatch(card.pattern, whole, re.IGNORECASE) for whole in wholes):
+        ours = _bare(card.name)
+        drivers = any(re.fullmatch(card.pattern, whole, re.IGNORECASE) for whole in wholes)
+        if drivers or bare in (ours, f"{ours}{card.memory_gib:g}gb"):
             return card
-    bare = _bare(name)
-    return next(
-        (card for card in CARDS if bare in (_bare(card.name), f"{_bare(card.name)}{card.memory_gib:g}gb")), None
-    )
+    return None
 
 
 def of_its_kind(name: str) -> list[str]:
     """Return the known cards that are nearest to an unknown one, of its series only; all where none is of its series."""
     bare = _bare(name)
-    series = {
-        _bare(card.name): card.name for card in CARDS if _series(bare) and _series(_bare(card.name)) == _series(bare)
-    }
+    kind = _series(bare)
+    series = {_bare(card.name): card.name for card in CARDS if kind and _series(_bare(card.name)) == kind}
     if not series:
         return [card.name for card in CARDS]
     return [series[near] for near in difflib.get_close_matches(bare, series, n=4, cutoff=0.0)]

@@ -2,14 +2,12 @@
 
 import contextlib
 import errno
-import functools
 import logging
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -34,14 +32,14 @@ def keep_in(path: Path) -> None:
     for terminal in _terminals():
         with contextlib.suppress(OSError):
             terminal.file = files.Log(path)
-            terminal.keep(*terminal.before)
+            terminal.keep(terminal.before)
 
 
 def say(line: str) -> None:
     """Write a line to standard error and into that file, from whichever process."""
     _show(line, None)
     for terminal in _terminals():
-        terminal.keep(line)
+        terminal.keep(f"{line}\n")
 
 
 def importing() -> None:
@@ -63,12 +61,8 @@ def write(text: str) -> None:
 def clean_prints() -> None:
     """Make whatever is printed from now on safe to show, as what a user's function and a library's tables hold."""
     for stream in (sys.stdout, sys.stderr):
-        vars(stream)["write"] = functools.partial(_write_clean, stream.write)
+        vars(stream)["write"] = lambda text, write=stream.write: write(foreign.clean(text))
         vars(stream)["isatty"] = lambda: False  # so that nobody colors what is written
-
-
-def _write_clean(write: Callable[[str], int], text: str) -> int:
-    return write(foreign.clean(text))
 
 
 def _show(line: str, stream: TextIO | None) -> None:
@@ -107,17 +101,16 @@ class _Terminal(logging.Handler):
         super().__init__(level)
         self.stream = stream
         self.file: files.Log | None = None
-        self.before: list[str] = []  # what was shown before there was a file
+        self.before = ""  # what was shown before there was a file
 
     def emit(self, record: logging.LogRecord) -> None:
         text = foreign.clean(record.getMessage())
         line = f"error: {text}" if record.levelno >= logging.ERROR else text
         _show(line, self.stream)
-        self.keep(line)
+        self.keep(f"{line}\n")
 
-    def keep(self, *lines: str) -> None:
+    def keep(self, text: str) -> None:
         if self.file is None:
-            self.before += lines
-            return
-        if news := self.file.write("".join(f"{line}\n" for line in lines)):
+            self.before += text
+        elif news := self.file.write(text):
             _show(news, self.stream)

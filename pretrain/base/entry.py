@@ -1,27 +1,15 @@
-"""How a script begins and ends: words from outside are made safe to show; each fault is a line and an exit status.
-
-Where one of our scripts is what runs, importing this ends it at an environment in which it could not.
-"""
+"""How a script begins and ends: words from outside are made safe to show; each fault is a line and an exit status."""
 
 import functools
 import os
-import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.base import console, foreign
 from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
-
-# Variables that people set and a library ends at with a traceback, and the values that they may have.
-VARIABLES = {
-    "ACCELERATE_USE_(CPU|FSDP|DEEPSPEED)": "true|false",
-    "ACCELERATE_DYNAMO_BACKEND": "no|inductor|eager|aot_eager|cudagraphs|onnxrt|tensorrt|tvm",
-    "ACCELERATE_MIXED_PRECISION": "no|fp16|bf16|fp8",
-    "HF_ENDPOINT": "https://.*|http://.*",
-}
 
 
 def catch_interrupts() -> None:
@@ -30,16 +18,13 @@ def catch_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def refuse_environment(environment: Mapping[str, str]) -> None:
-    """Raise BadInput with a line for each variable that a library would end at with a traceback."""
-    faults = [
-        f"{name} = {value}: must be {rule.replace('|', ', ')}; correct it, or unset it"
-        for name, value in environment.items()
-        for names, rule in VARIABLES.items()
-        if re.fullmatch(names, name) and not re.fullmatch(rule, value, re.IGNORECASE)
-    ]
-    if faults:
-        raise BadInput(faults, alone=True)  # each process has an environment of its own
+def guard() -> None:
+    """Make what this process shows from here on safe, and what ends it a line."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: the next file that is opened would be taken for it
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    foreign.guard()
+    sys.excepthook = functools.partial(_end, sys.excepthook)
 
 
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
@@ -52,11 +37,7 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def wrapper(*args, **kwargs) -> int:
-        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-            if getattr(sys, name) is None:  # closed: the next file that is opened would be taken for it
-                setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-        foreign.guard()
-        sys.excepthook = functools.partial(_end, sys.excepthook)
+        guard()
         try:
             status = main(*args, **kwargs) or 0
             sys.stdout.flush()
@@ -105,8 +86,7 @@ if Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve().par
     # as SIGTERM does: an import would lose the error, or make another of it.
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if status := exit_on_bad_input(refuse_environment)(os.environ):
-        sys.exit(status)
+    guard()
     # Beside another program a thread of torch's OpenMP, GCC's, waits for milliseconds with a busy core for one that has
     # none: two runs on two cores were 6 times as slow. 3,000 tests are some 10 us. Thread counts, and so bits, stay.
     if "OMP_WAIT_POLICY" not in os.environ:

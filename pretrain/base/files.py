@@ -125,11 +125,9 @@ def remove(path: Path) -> None:
 def unusable(folder: Path) -> str | None:
     """Return why a folder cannot be made, or nothing be written into it, as far as that is known before trying."""
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    if not place.is_dir():
-        return f"{place} is a {'link that leads nowhere' if place.is_symlink() else 'file'}"
-    if not os.access(place, os.W_OK | os.X_OK):
-        return f"{place} may not be written to by this user"
-    return None
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        return None
+    return f"{place} is not a folder that this user may write to"
 
 
 def sha256(path: Path) -> str:
@@ -207,12 +205,10 @@ class Log:
 
 def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
     """Return the kind of network file system that ``path`` lies on, or None for a local one (or where it is unknown)."""
-    if not mounts.is_file():
-        return None
-    path, over = path.resolve(), []
-    for number, line in enumerate(mounts.read_text(errors="replace").splitlines()):
+    path, longest, innermost = path.resolve(), 0, ""
+    for line in mounts.read_text(errors="replace").splitlines() if mounts.is_file() else ():
         _, point, kind, *_ = line.split(" ")
-        if path.is_relative_to(point.replace("\\040", " ")):  # so the kernel writes a space
-            over.append((len(point), number, kind))
-    _, _, kind = max(over, default=(0, 0, ""))  # the innermost; of two at one place the later
-    return kind if NETWORK_FILE_SYSTEMS.fullmatch(kind) else None
+        # So the kernel writes a space; of two at one place the later counts.
+        if len(point) >= longest and path.is_relative_to(point.replace("\\040", " ")):
+            longest, innermost = len(point), kind
+    return innermost if NETWORK_FILE_SYSTEMS.fullmatch(innermost) else None

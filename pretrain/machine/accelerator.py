@@ -53,17 +53,12 @@ def make_accelerator(
         os.environ["ACCELERATE_USE_CPU"] = "true"
     timeout = timedelta(seconds=machine.ddp_timeout)
     _rendezvous(device, timeout)
-    accelerator = Accelerator(
-        mixed_precision=wanted,
-        dynamo_plugin=TorchDynamoPlugin(  # None: what the launcher has written into the environment
-            backend="inductor" if not launched and device.compiles else None,
-            mode=machine.compile_mode if machine.compile_mode != "default" else None,
-        ),
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=timeout),
-        ],
-    )
+    # None: what the launcher has written into the environment.
+    backend = "inductor" if not launched and device.compiles else None
+    mode = machine.compile_mode if machine.compile_mode != "default" else None
+    compiler = TorchDynamoPlugin(backend=backend, mode=mode)
+    handlers = [DistributedDataParallelKwargs(gradient_as_bucket_view=True), InitProcessGroupKwargs(timeout=timeout)]
+    accelerator = Accelerator(mixed_precision=wanted, dynamo_plugin=compiler, kwargs_handlers=handlers)
     if accelerator.num_processes != processes:
         raise BadInput(
             f"WORLD_SIZE = {processes}, but Accelerate makes it {accelerator.num_processes}: the processes would train "
@@ -189,8 +184,7 @@ def prepare(
     """Return the module that returns the loss, wrapped (DDP, FSDP2), compiled and autocast, and the optimizer of it."""
     if accelerator.is_fsdp2:  # its sharded weights are other tensors, which the optimizer must be given
         # Weights are gathered a block at a time.
-        blocks = list(loss_module.model._no_split_modules)
-        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = blocks
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(loss_module.model._no_split_modules)
         training_module, prepared = accelerator.prepare(loss_module, optimizer)
         return training_module, prepared.optimizer
     return accelerator.prepare(loss_module), optimizer

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 from pretrain.base import cards, files
@@ -26,10 +27,11 @@ from pretrain.recipe import keys
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements.txt"
 SMI_SECONDS = 60
+TRAINING_STEP = "-m pretrain.machine.probes training_step"
 
 
 def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
-    """Yield verdicts on the recipe of this ``path`` here, and what is waited for; ``quick``: one trial of four."""
+    """Yield verdicts on the recipe of this ``path`` here, and what is waited for; ``quick``: one trial of three."""
     remedy = "install Python 3.11 or newer; make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else ""
     yield Check("python", ERROR if remedy else OK, f"{platform.python_version()} on {platform.platform()}", remedy)
     ranges = verdicts.read_ranges(REQUIREMENTS.read_text(encoding="utf-8"))
@@ -40,24 +42,23 @@ def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
     try:
         import torch  # noqa: F401
     except Exception as error:  # a missing CUDA library, or a wheel for another processor
-        if installed["torch"]:
-            yield Check("torch", ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment")
+        yield Check("torch", ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment")
         return
     if installed["transformers"] and installed["accelerate"]:
-        yield from examine_cards(recipe, path, quick)
+        yield from examine_cards(path, quick)
 
 
 def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
     """Yield verdicts on the folders that the run will be written to."""
     checkpoints, shards = estimate.written_bytes(recipe)
-    folder, data = map(_standing, (recipe.saving.run_dir, Path(recipe.data.prepared_data_dir)))
-    if folder.stat().st_dev != data.stat().st_dev:
-        yield verdicts.disk(shutil.disk_usage(data).free, 0.0, shards, str(data), recipe.saving.name)
-        shards = 0.0
-    yield verdicts.disk(shutil.disk_usage(folder).free, checkpoints, shards, str(folder), recipe.saving.name)
-    if kind := files.network_mount(folder):
+    runs, data = map(_standing, (recipe.saving.run_dir, Path(recipe.data.prepared_data_dir)))
+    if runs.stat().st_dev == data.stat().st_dev:
+        shards += checkpoints
+    yield verdicts.disk(shutil.disk_usage(runs).free, checkpoints, str(runs), shards=False)
+    yield verdicts.disk(shutil.disk_usage(data).free, shards, str(data), shards=True)
+    if kind := files.network_mount(runs):
         remedy = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
-        yield Check("mount", WARNING, f"{folder} lies on a network file system ({kind})", remedy)
+        yield Check("mount", WARNING, f"{runs} lies on a network file system ({kind})", remedy)
 
 
 def _standing(wanted: Path) -> Path:
@@ -65,61 +66,54 @@ def _standing(wanted: Path) -> Path:
     return next(path for path in (wanted.absolute(), *wanted.absolute().parents) if path.is_dir())
 
 
-def examine_cards(recipe: keys.Recipe, path: str, quick: bool) -> Iterator[Check]:
+def examine_cards(path: str, quick: bool) -> Iterator[Check]:
     """Yield verdicts on torch's build, the driver and each card, the YAML to take, and what was tried on them."""
     import torch
 
     yield Check("driver", TRYING, f"nvidia-smi is asked: at most {SMI_SECONDS} s")
-    hidden, cuda = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"), torch.version.cuda
-    listed = nvidia_smi()
+    listed, cuda = nvidia_smi(), torch.version.cuda
     driver = listed[0]["driver"] if listed else cards.kernel_driver()
     known = cards.find(listed[0]["name"]) if listed else None
-    first = known.capability if known else None
     usable = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     mine = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in usable]
-    here = [name for name, _ in mine] or [card["name"] for card in listed if not hidden]
-    yield verdicts.build(torch.__version__, cuda, len(mine), first, driver, hidden)
+    here = [name for name, _ in mine] or [card["name"] for card in listed]
+    yield verdicts.build(torch.__version__, cuda, len(mine), known.capability if known else None, driver)
     for name in here:
-        if known := cards.find(name):
-            yield Check("card", OK, f"{name}. {forecast.expectation(known)}")
-        else:
-            remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/base/cards.csv"
-            yield Check("card", WARNING, f"{name}: not in our table, so the mfu will not be shown", remedy)
+        known = cards.find(name)
+        text = forecast.expectation(known) if known else "It is not in pretrain/base/cards.csv: no mfu, no estimates"
+        yield Check("card", OK if known else WARNING, f"{name}. {text}")
     for name, capability in dict(mine).items() if cuda else ():  # torch for AMD cards names its kernels otherwise
         yield verdicts.architecture(name, capability, torch.cuda.get_arch_list(), driver)
-    preset = cards.preset(here[0] if here else "", len(here))
     if not here:
-        preset = "mps" if torch.backends.mps.is_available() else preset
-        yield Check("card", OK, f"none: CPU, {torch.get_num_threads()} threads; make train takes {preset}.yaml")
+        yield Check("card", OK, f"none: CPU, {torch.get_num_threads()} threads")
+    preset = cards.preset(here[0] if here else "", len(here))
     yield Check("launch", OK, f"{cards.launcher(preset, len(here))} train.py --recipe {path}")
-    if mine or hidden or not driver:
-        yield from examine_trials(recipe, [capability for _, capability in mine], preset, quick)
+    if mine or not driver:
+        yield from examine_trials([capability for _, capability in mine], preset, quick)
 
 
-def examine_trials(recipe: keys.Recipe, mine: list[verdicts.Pair], preset: str, quick: bool) -> Iterator[Check]:
-    """Yield verdicts on what was tried on cards of these capabilities: steps, the compiler, the all-reduce, the disk."""
-    name = "fp32" if not mine else "bf16" if mine[0] >= (8, 0) else "fp16"
-    step = {"device": "cuda" if mine else "cpu", "precision": name if mine else "no"}
+def examine_trials(mine: list[verdicts.Pair], preset: str, quick: bool) -> Iterator[Check]:
+    """Yield verdicts on what was tried on cards of these capabilities: steps, the compiler, the all-reduce."""
+    half = "fp32" if not mine else "bf16" if mine[0] >= (8, 0) else "fp16"
+    step = {"device": "cuda" if mine else "cpu", "precision": half if mine else "no"}
     backend, count, megabytes = ("nccl", len(mine), 256) if len(mine) > 1 else ("gloo", 2, 64)
-    ring, folder = {"backend": backend, "megabytes": megabytes}, str(_standing(recipe.saving.run_dir))
-    # The name of its line, the trial, its arguments, its time limit, and whether training needs it here.
-    table: list[tuple[str, str, dict, int, bool]] = [
-        (name, "training_step", step, 120, True),
-        ("compile", "training_step", step | {"compiled": True}, 300, forecast.compiles(preset)),
-        ("all-reduce", "all_reduce", ring, 120, backend == "nccl"),
-        ("disk speed", "write", {"folder": folder}, 120, True),
+    ring = {"backend": backend, "megabytes": megabytes}
+    several = f"-m torch.distributed.run --standalone --nproc_per_node {count} -m pretrain.machine.probes all_reduce"
+    trials = [  # the name of its line, its words, its arguments, its time limit, whether training needs it here
+        (half, TRAINING_STEP, step, 120, True),
+        ("compile", TRAINING_STEP, step | {"compiled": True}, 300, forecast.compiles(preset)),
+        ("all-reduce", several, ring, 120, backend == "nccl"),
     ]
-    for name, trial, given, seconds, needed in table[: 1 if quick else None]:
+    for name, words, given, seconds, needed in trials[: 1 if quick else None]:
         yield Check(name, TRYING, f"is tried: at most {seconds} s")
-        several = f"-m torch.distributed.run --standalone --nproc_per_node {count}" if trial == "all_reduce" else ""
-        command = [sys.executable, *several.split(), "-m", "pretrain.machine.probes", trial, json.dumps(given)]
-        found = attempt(command, seconds)
-        if "problem" in found:
-            yield verdicts.failed(name, found["problem"], needed)
-            if name == table[0][0]:  # nothing trains
-                return
-        else:
-            yield Check(name, WARNING if "remedy" in found else OK, found["text"], found.get("remedy", ""))
+        found = attempt([sys.executable, *words.split(), json.dumps(given)], seconds)
+        if "problem" not in found:
+            yield Check(name, OK, found["text"])
+            continue
+        level = ERROR if needed else WARNING
+        yield Check(name, level, f"its trial fails: {found['problem']}", verdicts.REMEDIES[name])
+        if name == half:  # nothing trains
+            return
 
 
 def attempt(command: list[str], seconds: float) -> dict[str, Any]:
@@ -128,11 +122,11 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
     After ``seconds`` it is killed, and in any case what it has started.
     """
     # A fresh cache: what is tried is the compiler, not what it left behind.
-    caches, words = tempfile.TemporaryDirectory(ignore_cleanup_errors=True), tempfile.TemporaryFile()
-    with caches as cache, words:
-        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": words, "stderr": words, "cwd": ROOT}
-        how |= {"env": os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}, "start_new_session": True}
-        process = subprocess.Popen(command, **how)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache, tempfile.TemporaryFile() as words:
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
+        process = subprocess.Popen(
+            command, stdin=DEVNULL, stdout=words, stderr=words, cwd=ROOT, env=environment, start_new_session=True
+        )
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -154,5 +148,5 @@ def nvidia_smi() -> list[dict[str, str]]:
     """Return the ``name`` and ``driver`` of the machine's NVIDIA cards; an empty list without a driver."""
     query, out = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        out = subprocess.check_output(query, stderr=subprocess.DEVNULL, text=True, timeout=SMI_SECONDS)
+        out = subprocess.check_output(query, stderr=DEVNULL, text=True, timeout=SMI_SECONDS)
     return [found.groupdict() for found in re.finditer(r"(?P<name>.+), (?P<driver>[\d.]+)$", out, re.MULTILINE)]

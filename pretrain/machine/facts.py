@@ -61,8 +61,7 @@ def launcher_command() -> list[str]:
 
 def command_line(launcher: Sequence[str]) -> list[str]:
     """Return the words that started this run: those of ``launcher``, if it is one; URLs in them are redacted."""
-    words = [Path(sys.argv[0]).name, *map(redact, sys.argv[1:])] if sys.argv else []
     for place, word in enumerate(launcher[:3]):
         if Path(word).name in ("accelerate", "torchrun"):
             return [Path(word).name, *map(redact, launcher[place + 1 :])]
-    return ["python", *words]
+    return ["python", Path(sys.argv[0]).name, *map(redact, sys.argv[1:])]

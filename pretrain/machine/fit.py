@@ -57,7 +57,8 @@ def fit_micro_batch(
         ceiling = begin[0] or propose_micro_batch(recipe, least_free, accelerator)
 
     shape = estimate.shape_of(recipe.model)
-    parts = estimate.memory(shape, micro_batch=1, **_how(recipe, accelerator))  # of which the moments are still to come
+    how = _how(recipe, accelerator)
+    moments = 0 if moments_exist else estimate.memory(shape, micro_batch=1, **how)["moments"]  # which are still to come
 
     def forward_and_backward(micro_batch: int) -> None:
         inputs_BT = torch.zeros(micro_batch, shape.sequence_length, dtype=torch.int64, device=device)
@@ -77,14 +78,13 @@ def fit_micro_batch(
                 return plan
         # Whole gradients that wait are room: after a failure FSDP2 would add real ones to the next (torch 2.13).
         wait = accelerator.is_fsdp2 and several and not plan.exchange_each
-        room_bytes = 0 if moments_exist else parts["moments"]
         alike = accelerator.is_fsdp2 and device.type == "cuda"
         with equal_memory(least_free, device) if alike else contextlib.nullcontext():
             failed = runs_out_of_memory(
                 functools.partial(forward_and_backward, size),
                 training_module,
                 micro_batches=1 if wait else plan.gradient_accumulation_steps,
-                room_bytes=int(room_bytes + (4 * shape.parameters if wait else 0)),
+                room_bytes=int(moments + (4 * shape.parameters if wait else 0)),
                 device=device,
             )
         if not any(stop.any_of(failed)):
@@ -139,13 +139,11 @@ def _how(recipe: keys.Recipe, accelerator: Accelerator) -> dict[str, Any]:
 
 def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
     """Return the message of a lack of memory at a micro-batch of ``size`` sequences, with the remedy."""
-    asked, length = recipe.batch.per_device_train_batch_size, recipe.model.sequence_length
-    remedies = [f"--per_device_train_batch_size {size // 2} or auto"] if size > 1 else []
-    remedies += [] if recipe.model.gradient_checkpointing == "full" else ["--gradient_checkpointing full"]
-    use = ", or ".join([*remedies, "on several cards zero3_x8.yaml"])
     return (
-        f"per_device_train_batch_size = {asked}: {hardware.device_name(device)} runs out of memory at a micro-batch of "
-        f"{size} x {length} tokens. Use {use}; what is learned stays the same. Else train a smaller model or length"
+        f"per_device_train_batch_size = {recipe.batch.per_device_train_batch_size}: {hardware.device_name(device)} runs "
+        f"out of memory at a micro-batch of {size} x {recipe.model.sequence_length} tokens. Use "
+        f"--per_device_train_batch_size {max(1, size // 2)} or auto, or --gradient_checkpointing full, or on several cards "
+        f"zero3_x8.yaml; what is learned stays the same. Else train a smaller model or length"
     )
 
 
@@ -192,23 +190,19 @@ def runs_out_of_memory(
             forward_and_backward()
     except (RuntimeError, TorchDynamoException, InductorError) as error:
         failed = is_out_of_memory(error)  # the exception, whose frames hold tensors, is gone after this block
-        if not failed and isinstance(error, (TorchDynamoException, InductorError)):
-            reason = first_line(getattr(error, "inner_exception", None) or error)[:200]
-            remedy = (
-                'without the compiler: dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no'
-            )
-            raise BadInput(
-                f"torch.compile fails on this machine: {reason}. check_setup.py has more; {remedy}"
-            ) from None
         if not failed:
-            raise
+            if not isinstance(error, (TorchDynamoException, InductorError)):
+                raise
+            reason = first_line(getattr(error, "inner_exception", None) or error)[:200]
+            remedy = 'dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no, trains without it'
+            raise BadInput(f"torch.compile fails here: {reason}. check_setup.py has more; {remedy}") from None
     finally:
         room = None  # noqa: F841  (freed here)
         for parameter in module.parameters():
             parameter.grad = None
-    if failed and hasattr(module, "reset_iter_state"):  # FSDP2: what an interrupted pass has gathered
-        module.reset_iter_state()
     if failed:
+        if hasattr(module, "reset_iter_state"):  # FSDP2: what an interrupted pass has gathered
+            module.reset_iter_state()
         torch._dynamo.reset()  # a second size would be compiled as "any size", which is slower
         gc.collect()
     if device.type == "cuda":

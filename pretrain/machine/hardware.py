@@ -3,7 +3,6 @@
 A ``Device`` is plain values, so that any card can be pretended.
 """
 
-import contextlib
 import functools
 import os
 import platform
@@ -17,11 +16,9 @@ from pathlib import Path
 import torch
 from torch.utils._triton import has_triton_package
 
+from pretrain.base.cards import kernel_driver
 from pretrain.recipe.rules import counted
 
-# Of a micro-batch. Others measured 2% from twice as many on an H100, 4% on an RTX 5090 (one GPT-2 124M script on 20
-# cards, RunPod, PyTorch 2.8).
-ENOUGH_TOKENS = 2**14
 AMPERE, COMPILED = (8, 0), (7, 0)  # the first compute capabilities with bf16 and TF32, and with Triton
 
 
@@ -91,21 +88,15 @@ def device_name(device: torch.device) -> str:
 def processor_name() -> str:
     """Return the processor's name as the system gives it."""
     info = Path("/proc/cpuinfo")
-    named = (
-        re.search(r"^model name\s*: (.*)$", info.read_text(errors="replace"), re.MULTILINE) if info.is_file() else None
-    )
+    text = info.read_text(errors="replace") if info.is_file() else ""
+    named = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def versions() -> str:
     """Return the versions that decide about kernels: of torch, CUDA, cuDNN and the driver."""
-    driver = "not known"
-    with contextlib.suppress(Exception):  # no nvidia-ml-py, or a driver of another age
-        import pynvml
-
-        pynvml.nvmlInit()
-        driver = pynvml.nvmlSystemGetDriverVersion()
     cudnn = torch.backends.cudnn.version() or "none"
+    driver = kernel_driver() or "not known"
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, driver {driver}"
 
 
@@ -140,20 +131,16 @@ def _nvml(device: torch.device, second: int) -> dict[str, float]:
         return {}
 
 
-def hint(read: Mapping[str, float], *, micro_batch: int, most: int, tokens: int, waiting: float) -> str | None:
+def hint(read: Mapping[str, float], waiting: float) -> str | None:
     """Return the one thing to try first for a better use of the card, if any.
 
     Args:
         read: what ``gauges`` gave.
-        micro_batch, most: sequences of a micro-batch, and of this process's share of a step.
-        tokens: of a micro-batch.
         waiting: share of the training time in which batches were waited for.
     """
-    memory, busy = read.get("gpu/memory", 1.0), read.get("gpu/utilization", 1.0)
+    busy = read.get("gpu/utilization", 1.0)
     if waiting > 0.1:
         return f"the device waits for data {waiting:.0%} of the time: is the data on a slow or network disk?"
     if busy < 0.7:
         return f"the card is busy only {busy:.0%} of the time; docs/gpu_tuning.md has the order in which to look"
-    larger = f"a larger --per_device_train_batch_size than {micro_batch} would fit, and may be faster"
-    idle = memory < 0.8 and micro_batch < most and tokens < ENOUGH_TOKENS
-    return f"only {memory:.0%} of the card's memory is in use: {larger}" if idle else None
+    return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from pretrain.base import cards
 from pretrain.machine import forecast
-from pretrain.machine.supply import SAMPLE, SAMPLES, Supply
+from pretrain.machine.supply import Supply
 from pretrain.recipe import keys
 from pretrain.recipe.plan import MANY_EPOCHS
 
@@ -50,79 +50,60 @@ def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given:
         if not first["fits"] or first["shared_out"]:
             return None
         tokens = first["tokens_per_second"] * seconds
-        changes = {} if math.isinf(given.speed) else more_text(recipe.data, tokens)  # what is prepared stays
-        asked = given._replace(text=1e9 * SAMPLES[-1]) if changes else given
-        if asked.waiting_seconds(tokens, 0) > seconds:
-            tokens = asked.speed * seconds
+        if given.waiting_seconds(tokens, 0) > seconds:
+            tokens = given.speed * seconds
         while tokens < FEWEST_UPDATES * batch and batch >= 2 * LEAST_BATCH:
             batch, rate = shared(batch / 2), rate / 2**0.5
     steps = max(1, int(tokens / batch))
-    changes["max_steps"] = steps
+    changes: dict[str, Any] = {"run_name": f"{recipe.saving.name}_{steps}", "max_steps": steps}
     if steps < 10 * recipe.schedule.warmup_steps:
         changes["warmup_steps"] = steps // 10
     if batch != recipe.batch.tokens_per_step:
         changes |= {"tokens_per_step": batch, "learning_rate": float(f"{rate:.2g}")}
-    planned = keys.replace(recipe, **changes)
-    row = forecast.estimate_run(planned, card, count, price, asked)
+    row = forecast.estimate_run(keys.replace(recipe, **changes), card, count, price, given)
     if row["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
         changes["gradient_checkpointing"] = row["gradient_checkpointing"]
-    text = min(asked.text, planned.data.limit_tokens or asked.text)
-    row |= {"changes": changes, "updates": steps, "tokens_per_parameter": row["tokens"] / row["parameters"]}
-    loss = expected_loss(row["parameters"], min(row["tokens"], MANY_EPOCHS * text))
-    row["expected_loss"] = loss if row["parameters"] >= LEAST_PARAMETERS else None
-    row["epochs"] = row["tokens"] / text if math.isfinite(text) else None
-    row["all_hours"] = (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE
-    if price:
-        row["cost"] = row["all_hours"] * price
-    return row
+    all_hours = (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE
+    loss = expected_loss(row["parameters"], min(row["tokens"], MANY_EPOCHS * given.text))
+    row |= {
+        "changes": changes,
+        "updates": steps,
+        "tokens_per_parameter": row["tokens"] / row["parameters"],
+        "expected_loss": loss if row["parameters"] >= LEAST_PARAMETERS else None,
+        "epochs": row["tokens"] / given.text if math.isfinite(given.text) else None,
+        "all_hours": all_hours,
+    }
+    return row | ({"cost": all_hours * price} if price else {})
 
 
-def more_text(data: keys.Data, tokens: float) -> dict[str, Any]:
-    """Return the recipe keys that give so many tokens, where FineWeb has a larger sample or more of the same."""
-    sample = SAMPLE.fullmatch(data.dataset_config_name or "")
-    if not sample or tokens <= min(1e9 * int(sample[1]), data.limit_tokens or math.inf):
-        return {}
-    needed = math.ceil(1.01 * tokens / 1e9)
-    size = min((size for size in SAMPLES if size >= needed), default=SAMPLES[-1])
-    return {"dataset_config_name": f"sample-{size}BT", "limit_tokens": 1000000000 * min(needed, size)}
-
-
-def command(row: Mapping, path: str) -> str:
-    """Return the command that trains a plan."""
-    stem = cards.preset(row["card"], row["count"])
-    changes = {"recipe": path, "run_name": f"{Path(path).stem}_{row['updates']}"} | row["changes"]
+def command(row: Mapping, path: str, changes: Mapping[str, Any]) -> str:
+    """Return the command that trains the recipe of an estimate, with changes."""
     flags = shlex.join(word for name, value in changes.items() for word in (f"--{name}", str(value)))
-    return f"{cards.launcher(stem, row['count'])} train.py {flags}"
+    launcher = cards.launcher(cards.preset(row["card"], row["count"]), row["count"])
+    return f"{launcher} train.py --recipe {shlex.quote(path)} {flags}".rstrip()
 
 
 def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
     """Return plans, by the recipe's path, as lines to read: a table of the sizes, then the best, which is not None."""
-    row, rounded = plans[best] or {}, forecast.rounded
+    row, rounded, table = plans[best] or {}, forecast.rounded, []
+    for path, found in plans.items():
+        cells = {"  size": f"{'*' if path == best else ' '} {Path(path).stem}"}
+        if found:
+            cells |= {
+                "parameters": f"{found['parameters'] / 1e6:.0f} M",
+                "tokens/s": rounded(found["tokens_per_second"]),
+                "tokens": forecast.billions(found["tokens"]),
+                "a parameter": rounded(found["tokens_per_parameter"]),
+                "updates": f"{found['updates']:,}",
+            }
+        loss = found and found["expected_loss"]
+        table.append(cells | {"expected loss": f"{loss:.2f}" if loss else "n/a" if found else "does not fit"})
     hours = f"{rounded(row['all_hours'])} h: training {rounded(row['hours'])}, waiting for data"
     rest = f"{rounded(row['waiting_hours'])}, the rest for evaluations and checkpoints"
     lines = [f"{row['count']} x {row['card']}, {hours} {rest}"]
     lines += [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"] if "cost" in row else []
-    table = [["  size", "parameters", "tokens/s", "tokens", "a parameter", "updates", "expected loss"]]
-    for path, found in plans.items():
-        cells = [""] * 5 + ["does not fit"]
-        if found:
-            cells = [f"{found['parameters'] / 1e6:.0f} M", rounded(found["tokens_per_second"])]
-            cells += [
-                forecast.in_short(found["tokens"]),
-                rounded(found["tokens_per_parameter"]),
-                f"{found['updates']:,}",
-            ]
-            cells += [f"{found['expected_loss']:.2f}" if found["expected_loss"] else "n/a"]
-        table.append([f"{'*' if path == best else ' '} {Path(path).stem}", *cells])
-    epochs = "" if row["epochs"] is None else f", {row['epochs']:.2f} epochs"
-    lines += [
-        "",
-        *forecast.aligned(table),
-        "",
-        f"tokens    {row['tokens']:,}{epochs}",
-        f"reader    {forecast.reader(row)}",
-    ]
+    lines += ["", *forecast.aligned(table), "", f"tokens    {row['tokens']:,}", f"reader    {forecast.reader(row)}"]
     if row["epochs"] and row["epochs"] > MANY_EPOCHS:
-        why = f"more than {MANY_EPOCHS} epochs teach little (Muennighoff et al. 2023), and the expected loss"
-        lines.append(f"note      {why} counts {MANY_EPOCHS}: give more text, or fewer hours")
-    return "\n".join([*lines, "", command(row, best), "", LAW, forecast.SOURCES])
+        why = f"{row['epochs']:.1f} epochs: more than {MANY_EPOCHS} teach little, and the loss counts {MANY_EPOCHS}"
+        lines.append(f"note      {why}: give more text, or fewer hours")
+    return "\n".join([*lines, "", command(row, best, row["changes"]), "", LAW, forecast.SOURCES])

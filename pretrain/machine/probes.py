@@ -1,7 +1,6 @@
 """Real trials of a machine: ``python -m pretrain.machine.probes NAME ARGUMENTS`` prints a JSON object.
 
-doctor.attempt runs each in a process of its own, so that a crash or a hang is an answer too. What a trial returns holds
-its line, ``text``, and a ``remedy`` where there is something to warn of.
+doctor.attempt runs each in a process of its own, so that a crash or a hang is an answer too. A trial returns its line.
 """
 
 import json
@@ -9,7 +8,6 @@ import os
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pretrain.base.errors import first_line
+from pretrain.model.build import build
+from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import keys
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,39 +28,32 @@ SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def main() -> None:
-    """Run the trial that the command names; print what it returned, or {"problem": one line}."""
+    """Run the trial that the command names; print {"text": its line}, or {"problem": one line}."""
     name, arguments = sys.argv[1:]
     signal.alarm(600)  # should the parent die
     try:
-        found = TRIALS[name](**json.loads(arguments))
+        found = {"text": TRIALS[name](**json.loads(arguments))}
     except BaseException as error:
         found = {"problem": f"{type(error).__name__}: {first_line(error)}"[:300]}
     os.write(1, f"\n{json.dumps(found)}\n".encode())  # whatever a library has printed before
     os._exit("problem" in found)  # a library may hang at exit
 
 
-def training_step(*, device: str, precision: str, compiled: bool = False) -> dict[str, Any]:
-    """Train a tiny GPT-2, each step in turn with one of another in plain fp32; return seconds a step, medians.
+def training_step(*, device: str, precision: str, compiled: bool = False) -> str:
+    """Train a tiny GPT-2, each step in turn with one of another in plain fp32; say the milliseconds a step, medians.
 
-    Keys: ``first_seconds`` (compiling included), ``seconds``, ``fp32_seconds`` (of the other). ``precision``: no (fp32),
-    bf16 or fp16 by autocast. Raises RuntimeError when a loss or a gradient is not finite.
+    ``precision``: no (fp32), bf16 or fp16 by autocast. Raises RuntimeError when a loss or a gradient is not finite.
     """
     own, plain = _steps(device, precision, compiled), _steps(device, "no", False)
     first, *turns = [(next(own), next(plain)) for _ in range(TURNS)]
     seconds, fp32_seconds = (statistics.median(taken) for taken in zip(*turns, strict=True))
     text = f"compiled in {first[0]:.0f} s, then " if compiled else ""
-    text += f"a step of a tiny GPT-2 takes {1000 * seconds:.1f} ms on {device}"
-    if compiled or precision != "no":
-        text += f", {fp32_seconds / seconds:.2f} times as fast as one in plain fp32 beside it"
-        text += f" ({1000 * fp32_seconds:.1f} ms; a tiny model gains little)"
-    return {"text": text, "first_seconds": first[0], "seconds": seconds, "fp32_seconds": fp32_seconds}
+    text += f"a step of a tiny GPT-2 takes {1000 * seconds:.1f} ms on {device}; in plain fp32, beside it, "
+    return f"{text}{1000 * fp32_seconds:.1f} ms (a tiny model gains little)"
 
 
 def _steps(device: str, precision: str, compiled: bool) -> Iterator[float]:
     """Yield the seconds of one training step after the other, of a GPT-2 of SHAPE."""
-    from pretrain.model.build import build  # it imports Transformers, which other trials do without
-    from pretrain.model.loss import NextTokenLoss
-
     torch.manual_seed(1)
     module = NextTokenLoss(build(keys.Model(**SHAPE), eos_token_id=0)).to(device)
     run = torch.compile(module) if compiled else module
@@ -80,8 +73,8 @@ def _steps(device: str, precision: str, compiled: bool) -> Iterator[float]:
         yield time.perf_counter() - start
 
 
-def all_reduce(*, backend: str, megabytes: int = 64) -> dict[str, Any]:
-    """Sum ``megabytes`` of fp32 over the launcher's processes; return ``bytes_per_second`` over each link of the ring.
+def all_reduce(*, backend: str, megabytes: int = 64) -> str:
+    """Sum ``megabytes`` of fp32 over the launcher's processes; say the bytes a second over each link of the ring.
 
     A ring moves 2 (n - 1) / n of the bytes over each link (NCCL's tests call that the bus bandwidth). nccl: process i
     takes card i. One process that dies or raises, as on a wrong sum, ends them all.
@@ -101,21 +94,7 @@ def all_reduce(*, backend: str, megabytes: int = 64) -> dict[str, Any]:
         raise RuntimeError("the sum over the processes is wrong")
     dist.destroy_process_group()
     speed = 2 * (count - 1) / count * values.nbytes / seconds
-    text = f"{backend}, {count} processes: {speed / 1e9:.2f} GB/s over the ring (2 (n - 1) / n x bytes / seconds)"
-    return {"text": text, "bytes_per_second": speed}
-
-
-def write(*, folder: str, megabytes: int = 256) -> dict[str, Any]:
-    """Write and fsync a file of random bytes in ``folder``, and remove it; return ``bytes_per_second``."""
-    data = os.urandom(2**20) * megabytes
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        start = time.perf_counter()
-        file.write(data)
-        os.fsync(file.fileno())
-        speed = len(data) / (time.perf_counter() - start)
-    found = {"text": f"{speed / 1e6:,.0f} MB/s to write and fsync", "bytes_per_second": speed}
-    slow = speed < 50e6  # half a minute for a checkpoint of GPT-2 124M
-    return found | ({"remedy": "a faster disk for output_dir, or a larger save_steps"} if slow else {})
+    return f"{backend}, {count} processes: {speed / 1e9:.2f} GB/s over the ring (2 (n - 1) / n x bytes / seconds)"
 
 
 def _finish(device: str | torch.device) -> None:
@@ -124,7 +103,7 @@ def _finish(device: str | torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-TRIALS = {work.__name__: work for work in (training_step, all_reduce, write)}
+TRIALS = {work.__name__: work for work in (training_step, all_reduce)}
 
 if __name__ == "__main__":
     main()

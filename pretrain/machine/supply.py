@@ -14,7 +14,6 @@ TOKEN_BYTES = 4.5  # of English text, by GPT-2's tokenizer
 SENT_BYTES = 2.9  # of Parquet, for such a token: FineWeb-Edu's sample-10BT is 28.5 GB
 READY_BYTES = 2.0  # of an id in a token file
 SAMPLE = re.compile(r"sample-(\d+)BT")  # FineWeb's names of its samples, in billions of GPT-2's tokens
-SAMPLES = (10, 100, 350)
 
 
 class Supply(NamedTuple):
@@ -48,37 +47,30 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
     if speed:
         return Supply(text, speed, "as you say")
     fetched = all(keys.hub_id(source) and source.data_dir for source in given)  # ids, which need no core
-    limits: dict[str, float] = {}
+    limits = {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
     if not fetched:
         from pretrain.data import prepare  # imports Transformers
 
         core, free = prepare.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
         words = f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"
         limits[words] = free * core
-    if link:
-        limits[f"{link / 1e6:g} MB/s"] = link / (READY_BYTES if fetched else SENT_BYTES)
     return Supply(text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link")
 
 
 def _amount(source: keys.Data) -> tuple[float, bool]:
     """Return about how many train tokens a source has, inf where that is not known, and whether they are prepared."""
-    here = keys.is_here(source)
-    if here and not Path(str(source.data_dir)).is_dir():  # on another machine
-        return math.inf, True
+    here, text = keys.is_here(source), math.inf
     if sources.has_urls(source):  # nothing is fetched for an estimate
-        return math.inf, False
+        return text, False
     try:
         found = None if here else sources.find_source(source)
-    except BadInput:  # its text is not there yet
-        return math.inf, False
-    folder = found.folder if found else Path(str(source.data_dir))
-    if found is None or shards.is_complete(folder):
-        return sum(row["tokens"] for row in shards.describe_folder(folder)["splits"]["train"]), True
-    text = math.inf
+        if found is None or shards.is_complete(found.folder):
+            train = shards.describe_folder(found.folder if found else Path(str(source.data_dir)))["splits"]["train"]
+            return sum(row["tokens"] for row in train), True
+    except BadInput:  # it is on another machine, or its text is not there yet
+        return text, here
     if sample := SAMPLE.fullmatch(source.dataset_config_name or ""):
         text = 1e9 * int(sample[1])
     elif found.most_tokens:
         text = found.most_tokens / TOKEN_BYTES
-    elif found.files:
-        text = sum(Path(name).stat().st_size for name in found.files["train"]) / SENT_BYTES
     return min(text, source.limit_tokens or text), False

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
-# A card may do without these; training says what is then missing.
-OPTIONAL = {"wandb": "no reports to Weights & Biases", "nvidia-ml-py": "no watts and temperatures"}
+OPTIONAL = ("wandb", "nvidia-ml-py")  # without these there are no reports to Weights & Biases, no watts
 # Versions that fail between two that work; requirements.txt excludes them.
 BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
-OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
 NO_HALF = 'mixed_precision: "no" in the accelerate YAML; where that fails too, reinstall torch and its driver'
 REMEDIES = {  # of trials without a result
     "fp32": "reinstall torch: nothing trains without this",
@@ -22,7 +22,6 @@ REMEDIES = {  # of trials without a result
     "accelerate_configs/conservative.yaml; on a CPU none is needed",
     "all-reduce": "between cards try NCCL_P2P_DISABLE=1, NCCL_DEBUG=INFO shows where it hangs, and docker needs --gpus "
     "all --ipc=host; between CPUs try GLOO_SOCKET_IFNAME=lo",
-    "disk speed": "another --output_dir",
 }
 Pair = tuple[int, int]  # a compute capability
 
@@ -51,10 +50,8 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
     found = []
     for name, taken in ranges.items():
         version, remedy = installed.get(name), f'pip install "{name}{taken}"'
-        if version is None and name in OPTIONAL:
-            found.append(Check(name, WARNING, f"not installed: {OPTIONAL[name]}", remedy))
-        elif version is None:
-            found.append(Check(name, ERROR, "not installed", remedy))
+        if version is None:
+            found.append(Check(name, WARNING if name in OPTIONAL else ERROR, "not installed", remedy))
         elif fault := BROKEN.get((name, version)):
             found.append(Check(name, ERROR, f"{version} is installed: {fault}", remedy))
         elif not taken.contains(version, prereleases=True):  # a build's own mark (2.13.0+cpu) makes no difference
@@ -80,26 +77,23 @@ def reinstall(capability: Pair | None, driver: str | None, package: str = "torch
 
 def reaches(driver: str, cuda: int) -> bool:
     """Return whether a driver runs a major CUDA version; any does where we do not know the oldest."""
-    has, needs = ([int(part) for part in re.findall(r"\d+", each)] for each in (driver, OLDEST_DRIVER.get(cuda, "")))
-    return has >= needs
+    return Version(driver) >= Version(OLDEST_DRIVER.get(cuda, "0"))
 
 
-def build(version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None, hidden: bool) -> Check:
+def build(version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None) -> Check:
     """Judge torch's build, of a CUDA version (``13.0``) or None, and the driver, where torch can use so many cards.
 
     The capability of the ``first`` card, where known, chooses the wheel; ``driver`` is None where the machine has no
-    NVIDIA card; ``hidden``: CUDA_VISIBLE_DEVICES hides them.
+    NVIDIA card.
     """
     text = f"{version}, {f'CUDA {cuda}' if cuda else 'no CUDA'}{f', driver {driver}' if driver else ''}"
-    if usable or hidden or not driver:
-        hides = "; CUDA_VISIBLE_DEVICES hides every card" if driver and not usable else ""
-        return Check("torch", OK, text + hides)
-    major = int(cuda.partition(".")[0]) if cuda else 0
+    if usable or not driver:
+        return Check("torch", OK, text)
     if not cuda:
         text += ": a CPU build, but the machine has an NVIDIA card"
         remedy = reinstall(first, driver, f"torch=={version.partition('+')[0]}")
-    elif reaches(driver, major):
-        text += ": it finds no usable card on a machine that has one"
+    elif reaches(driver, major := int(cuda.partition(".")[0])):
+        text += ": it finds no usable card on a machine that has one; does CUDA_VISIBLE_DEVICES hide it?"
         remedy = "nvidia-smi must list the card; a reboot ends a half-done driver update"
     else:
         text += ": the driver is too old for it"
@@ -130,19 +124,13 @@ def architecture(name: str, capability: Pair, arch_list: list[str], driver: str 
     return Check("kernels", ERROR, f"torch has no kernels for {text}", reinstall(capability, driver))
 
 
-def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: str, recipe: str) -> Check:
-    """Judge a folder's free space against what a recipe writes in all."""
-    need = checkpoint_bytes + shard_bytes
-    text = f"{free_bytes / 1e9:.1f} GB free at {folder}; {recipe} takes up to {need / 1e9:.1f} GB "
-    text += f"(checkpoints {checkpoint_bytes / 1e9:.1f}, token shards {shard_bytes / 1e9:.1f})"
-    if free_bytes < checkpoint_bytes:
-        return Check(
-            "disk", ERROR, text, "free some, or give --output_dir on another disk, or a lower save_total_limit"
-        )
-    remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
-    return Check("disk", WARNING, text, remedy) if free_bytes < need else Check("disk", OK, text)
-
-
-def failed(name: str, problem: str, needed: bool) -> Check:
-    """Judge a trial without a result: an error where training needs here what was tried, else a warning."""
-    return Check(name, ERROR if needed else WARNING, f"its trial fails: {problem}", REMEDIES[name])
+def disk(free_bytes: int, need_bytes: float, folder: str, *, shards: bool) -> Check:
+    """Judge a folder's free space against what goes there: checkpoints, or ``shards`` and what else is on their disk."""
+    name, what = ("data disk", "token shards") if shards else ("disk", "checkpoints")
+    text = f"{free_bytes / 1e9:.1f} GB free at {folder}; up to {need_bytes / 1e9:.1f} GB are needed for {what}"
+    if free_bytes >= need_bytes:
+        return Check(name, OK, text)
+    if shards:
+        remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
+        return Check(name, WARNING, text, remedy)
+    return Check(name, ERROR, text, "free some, or give --output_dir on another disk, or a lower save_total_limit")

@@ -99,7 +99,7 @@ def open_run(
         log.info(line)
     peak = cards.peak_flops(facts.hardware, accelerator.mixed_precision)
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
-    report = Report(recipe, plan, state, clock, is_main=accelerator.is_main_process)
+    report = Report(recipe, state, clock, is_main=accelerator.is_main_process)
     whole_model = WholeModel(model, recipe.model, device)
     evaluator = Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested)
     return Run(model, module, optimizer, plan, state, clock, report, evaluator, checkpoints, publish)

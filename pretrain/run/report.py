@@ -23,7 +23,6 @@ from pretrain.hub import model_card
 from pretrain.machine import hardware
 from pretrain.optim.update import Update
 from pretrain.recipe import keys, references
-from pretrain.recipe.plan import Plan
 from pretrain.run import curves
 from pretrain.run.clock import Clock
 from pretrain.run.state import RunState
@@ -48,8 +47,8 @@ class Report:
     the checkpoint does not know: they are dropped, and written again as the run gets there.
     """
 
-    def __init__(self, recipe: keys.Recipe, plan: Plan, state: RunState, clock: Clock, *, is_main: bool):
-        self._recipe, self._plan, self._clock, self._is_main = recipe, plan, clock, is_main
+    def __init__(self, recipe: keys.Recipe, state: RunState, clock: Clock, *, is_main: bool):
+        self._recipe, self._clock, self._is_main = recipe, clock, is_main
         self._first_step, self._validation_loss = state.step, 0.0
         self._measured: tuple[int, float] | None = None  # step and seconds that the time left is counted from
         self._hinted = self._undrawn = False
@@ -197,10 +196,8 @@ class Report:
         """Log what would use the card better, once."""
         if self._hinted or state.step - self._first_step < HINT_AFTER:
             return
-        size = self._plan.per_device_train_batch_size
-        most, tokens = size * self._plan.gradient_accumulation_steps, size * self._recipe.model.sequence_length
         waiting = state.data_wait_seconds / max(self._clock.elapsed, 1e-9)
-        if text := hardware.hint(gauges, micro_batch=size, most=most, tokens=tokens, waiting=waiting):
+        if text := hardware.hint(gauges, waiting):
             self._hinted = True
             log.info(f"hint: {text}")
 

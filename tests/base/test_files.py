@@ -134,14 +134,13 @@ def test_a_folder_that_cannot_be_used_is_known_before_it_is_made(tmp_path, monke
     (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "link").symlink_to(tmp_path)
-    words = {"file": "file is a file", "file/x/y": "file is a file", "gone": "gone is a link that leads nowhere"}
-    words |= {"gone/x": "gone is a link", "loop/x": "loop"}
-    words |= {"new/x": None, ".": None, "link/new": None}
-    for name, fault in words.items():
+    places = {"file": "file", "file/x/y": "file", "gone": "gone", "gone/x": "gone", "loop/x": "loop"}
+    for name, fault in (places | dict.fromkeys(("new/x", ".", "link/new"))).items():
         for place in (Path(name), tmp_path / name):
-            assert (fault in files.unusable(place)) if fault else files.unusable(place) is None, name
+            why = files.unusable(place)
+            assert f"{fault} is not a folder that this user may write to" in why if fault else why is None, name
     monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path / "link")
-    assert files.unusable(tmp_path / "link" / "x") == f"{tmp_path / 'link'} may not be written to by this user"
+    assert files.unusable(tmp_path / "link" / "x").startswith(f"{tmp_path / 'link'} is not a")
     assert not (tmp_path / "new").exists()
 
 

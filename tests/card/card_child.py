@@ -53,9 +53,8 @@ def main(argv: list[str] | None = None) -> int:
 def shrink_trials() -> None:
     """Let the set-up check's trials be small, and run in this process, which has the card."""
     probes.TURNS = 2
-    given = {"write": {"megabytes": 8}}
-    works = probes.TRIALS | {"all_reduce": lambda **_: {"text": "is tried with two cards"}}
-    doctor.attempt = lambda command, seconds: works[command[-2]](**json.loads(command[-1]) | given.get(command[-2], {}))
+    works = probes.TRIALS | {"all_reduce": lambda **_: "is tried with two cards"}
+    doctor.attempt = lambda command, seconds: {"text": works[command[-2]](**json.loads(command[-1]))}
 
 
 def known(machine: Machine, updates: list[Counter]) -> dict:

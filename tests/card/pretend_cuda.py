@@ -430,7 +430,6 @@ C_FUNCTIONS = {
 }
 NVML_FUNCTIONS = {
     "nvmlInit": lambda: None,
-    "nvmlSystemGetDriverVersion": lambda: "580.1",
     "nvmlDeviceGetHandleByIndex": _ordinal,
     "nvmlDeviceGetUtilizationRates": lambda handle: types.SimpleNamespace(gpu=97),
     "nvmlDeviceGetPowerUsage": lambda handle: 287_500,  # mW
@@ -536,7 +535,7 @@ def pretend(card: Card) -> Machine:
     nn.parallel.DistributedDataParallel = DataParallel
     _foreach_utils._foreach_supported_types.append(CudaTensor)  # as the plain tensors of a card are
     torch.profiler.profile.__init__ = _profile()
-    torch.compile, hardware.has_triton_package = _compile, lambda: True
+    torch.compile, hardware.has_triton_package, hardware.kernel_driver = _compile, lambda: True, lambda: "580.1"
     _Making().__enter__()
     return machine
 

@@ -3,7 +3,6 @@
 import dataclasses
 import types
 
-import pytest
 import torch
 
 from pretrain.machine import hardware
@@ -46,22 +45,10 @@ def test_gauges_ask_nvml_once_a_second_and_do_without_it(monkeypatch):
     assert hardware.gauges(card) == {"gpu/memory": 0.83} and hardware.gauges(torch.device("cpu")) == {}
 
 
-@pytest.mark.parametrize(
-    "memory, micro_batch, waiting, said",
-    [
-        (0.85, 8, 0.0, ""),
-        (0.5, 8, 0.0, "only 50% of the card's memory is in use: a larger --per_device_train_batch_size than 8 would"),
-        (0.5, 32, 0.0, ""),  # the whole share of a step
-        (0.22, 16, 0.0, ""),  # a large card at its own preset: 16,384 tokens fill it
-        (0.5, 8, 0.2, "waits for data 20% of the time"),
-    ],
-)
-def test_a_hint_is_given_where_something_is_to_be_had(memory, micro_batch, waiting, said):
-    about = {"micro_batch": micro_batch, "most": 32, "tokens": 1024 * micro_batch}
-    told = hardware.hint({"gpu/memory": memory}, **about, waiting=waiting) or ""
-    assert bool(told) == bool(said) and said in told
-    assert "busy only 40% of the time" in hardware.hint({"gpu/utilization": 0.4}, **about, waiting=0.0)
-    assert hardware.hint({}, **about, waiting=0.0) is None  # a CPU
+def test_a_hint_is_given_where_something_is_to_be_had():
+    assert "waits for data 20% of the time" in hardware.hint({}, 0.2)
+    assert "busy only 40% of the time" in hardware.hint({"gpu/utilization": 0.4}, 0.0)
+    assert hardware.hint({"gpu/utilization": 0.9}, 0.0) is hardware.hint({}, 0.0) is None  # {}: a CPU
 
 
 def test_cpu_is_named_with_its_threads():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -54,9 +55,9 @@ def test_a_crash_an_exit_and_rubbish_are_answers(text, ending):
 def test_a_trial_that_raises_is_an_answer_of_one_line(monkeypatch, capfd):
     for module, name in ((os, "_exit"), (signal, "alarm")):
         monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["probes", "write", '{"folder": "none"}'])
+    monkeypatch.setattr(sys, "argv", ["probes", "training_step", '{"device": "none", "precision": "no"}'])
     probes.main()
-    assert json.loads(capfd.readouterr().out)["problem"].startswith("FileNotFoundError: [Errno 2] No such file")
+    assert json.loads(capfd.readouterr().out)["problem"].startswith("RuntimeError: Expected one of cpu, cuda")
 
 
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
@@ -64,21 +65,19 @@ LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
 
 @pytest.mark.slow
 def test_two_processes_measure_their_bandwidth_and_one_that_raises_ends_them_all_with_its_words():
-    assert trial("all_reduce", *LAUNCH, backend="gloo", megabytes=4)["bytes_per_second"] > 1e6
+    assert trial("all_reduce", *LAUNCH, backend="gloo", megabytes=4)["text"].startswith("gloo, 2 processes: ")
     assert trial("all_reduce", *LAUNCH, backend="none")["problem"].startswith("AssertionError: Unknown backend")
 
 
 def test_steps_train_gpt2_in_half_precision_and_in_fp32_in_turn(monkeypatch):
     monkeypatch.setattr(probes, "TURNS", 4)
-    assert probes.training_step(device="cpu", precision="bf16")["seconds"] > 0
+    assert " ms on cpu; in plain fp32" in probes.training_step(device="cpu", precision="bf16")
     taken = {"bf16": [9.0, 1.0, 8.0, 2.0], "no": [9.0, 4.0, 4.0, 40.0]}
     monkeypatch.setattr(probes, "_steps", lambda device, precision, compiled: iter(taken[precision]))
     found = probes.training_step(device="cpu", precision="bf16", compiled=True)
     # Medians without the first.
-    assert found["first_seconds"] == 9.0 and (found["seconds"], found["fp32_seconds"]) == (2.0, 4.0)
-    assert found["text"].startswith(
-        "compiled in 9 s, then a step of a tiny GPT-2 takes 2000.0 ms on cpu, 2.00 times as"
-    )
+    step = "a step of a tiny GPT-2 takes 2000.0 ms on cpu; in plain fp32, beside it, 4000.0 ms"
+    assert found.startswith(f"compiled in 9 s, then {step}")
 
 
 def test_a_loss_that_is_not_finite_is_refused(monkeypatch):
@@ -90,16 +89,11 @@ def test_a_loss_that_is_not_finite_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_a_compiled_step_is_really_compiled_and_fails_without_a_compiler_by_its_name(monkeypatch):
     found = trial("training_step", device="cpu", precision="no", compiled=True)
-    assert found["first_seconds"] > 10 * found["seconds"]
+    first, step = (
+        float(re.search(words, found["text"])[1]) for words in (r"compiled in (\d+) s", r"takes ([\d.]+) ms")
+    )
+    assert first > 10 * step / 1000
 
     monkeypatch.setenv("CXX", "no-such-g++")
     problem = trial("training_step", device="cpu", precision="no", compiled=True)["problem"]
     assert "no-such-g++" in problem and "compiler" in problem.lower()
-
-
-@pytest.mark.parametrize("took, slow", [(0.1, False), (0.4, True)])
-def test_a_disk_is_written_and_left_as_it_was_and_a_slow_one_is_warned_of(tmp_path, monkeypatch, took, slow):
-    times = iter([0.0, took])
-    monkeypatch.setattr(probes.time, "perf_counter", lambda: next(times))
-    found = probes.write(folder=str(tmp_path), megabytes=16)
-    assert found["bytes_per_second"] == 2**24 / took and ("remedy" in found) == slow and not list(tmp_path.iterdir())

@@ -14,7 +14,6 @@ from pretrain.base.layout import read_metrics
 from pretrain.evaluation.tasks import hellaswag
 from pretrain.optim.update import Update
 from pretrain.recipe.keys import replace
-from pretrain.recipe.plan import Plan
 from pretrain.recipe.reading import load_recipe
 from pretrain.run import report
 from pretrain.run.clock import Clock
@@ -28,7 +27,7 @@ def make(run_dir, first_step=0, is_main=True):
     recipe = replace(recipe, output_dir=str(run_dir), tokens_per_step=8, max_steps=10)
     state = RunState.begin(recipe.schedule)
     state.step = first_step
-    return Report(recipe, Plan(1, 8, 8, 1), state, Clock(10, None), is_main=is_main)
+    return Report(recipe, state, Clock(10, None), is_main=is_main)
 
 
 def update(made, step, elapsed, *, waited=0.0, max_steps=10):

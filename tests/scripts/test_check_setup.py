@@ -40,7 +40,7 @@ def core(monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The addresses that were asked for, of a Hub and a wandb that know all but what is missing; port 9 is dead."""
+    """The addresses that were asked for, of a Hub that knows all but what is missing; port 9 is dead."""
     found = []
 
     def reach(url, seconds):
@@ -77,7 +77,7 @@ def pretend(folder: Path, monkeypatch, name: str, text: str) -> None:
 
 def here(command: list[str], seconds: float) -> dict:
     """Run a trial in this process, where torch is imported already."""
-    return probes.TRIALS[command[-2]](**json.loads(command[-1]))
+    return {"text": probes.TRIALS[command[-2]](**json.loads(command[-1]))}
 
 
 def test_a_real_machine_is_described_as_json_without_a_secret(asked, monkeypatch, capsys):
@@ -89,15 +89,15 @@ def test_a_real_machine_is_described_as_json_without_a_secret(asked, monkeypatch
     found = {check["name"]: check for check in json.loads(out)["checks"]}
     levels = {check["level"] for check in found.values()}
     assert levels <= {"ok", "warning", "error"} and status == int("error" in levels)  # not what was being tried
-    assert {"python", "packages", "torch", "launch", "fp32", "disk", "hub", "login"} <= found.keys()
+    assert {"python", "packages", "torch", "launch", "fp32", "disk", "data disk", "hub"} <= found.keys()
     for name in ("fp32", "hub", "data set HuggingFaceFW/fineweb-edu"):
         assert found[name]["level"] == "ok"
     # The recipe reports to no tracker.
     assert asked == ["http://hub", "http://hub/api/datasets/HuggingFaceFW/fineweb-edu"]
-    assert found["login"]["text"].startswith("logged in") and "hf_secret" not in out + error
-    assert not {"compile", "all-reduce", "disk speed"} & found.keys()
+    assert "hf_secret" not in out + error
+    assert not {"compile", "all-reduce"} & found.keys()
     assert "...      fp32: is tried: at most 120 s\n" in error, "what is waited for"
-    assert f"torch {version('torch')}" in found["packages"]["text"] and "checkpoints 4.5" in found["disk"]["text"]
+    assert f"torch {version('torch')}" in found["packages"]["text"] and "up to 4.5 GB" in found["disk"]["text"]
 
 
 def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and_offline_asks_nothing(
@@ -109,20 +109,18 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
         asked.clear()
         monkeypatch.setenv("HF_ENDPOINT", hub)
         monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-        monkeypatch.setenv("WANDB_MODE", "offline" if offline == "1" else "online")
         found = check_setup.examine_network(recipe(dataset_name=name, **changes))
         return {check.name: check.level for check in found if check.level != verdicts.TRYING}
 
-    whole = dict.fromkeys(("hub", "data set me/there", "wandb", "login"), "ok")
-    assert levels("me/there", report_to=["wandb"]) == whole
+    assert levels("me/there") == {"hub": "ok", "data set me/there": "ok"}
     assert levels("me/missing")["data set me/missing"] == "error"
-    assert levels("python_stdlib") == {"hub": "ok", "login": "ok"} and asked == ["http://hub"]  # for its tokenizer
-    assert levels("python_stdlib", **alone) == {"hub": "ok", "login": "ok"} and not asked, "nothing needs the Hub"
+    assert levels("python_stdlib") == {"hub": "ok"} and asked == ["http://hub"]  # for its tokenizer
+    assert levels("python_stdlib", **alone) == {"hub": "ok"} and not asked, "nothing needs the Hub"
     for needed in ({"push_to_hub": True}, {"resume_from_checkpoint": "hub://a/b"}, {"data_files": ["hf://a/b/c"]}):
         assert levels("python_stdlib", **alone | needed)["hub"] == "ok" and asked == ["http://hub"]
-    assert levels("me/there", dead) == {"hub": "error", "login": "ok"}, "its shards are not here: training would stop"
+    assert levels("me/there", dead) == {"hub": "error"}, "its shards are not here: training would stop"
     assert levels("python_stdlib", dead)["hub"] == "warning"
-    assert levels("me/there", offline="1", report_to=["wandb"]) == {"hub": "ok", "login": "ok"} and not asked
+    assert levels("me/there", offline="1") == {"hub": "ok"} and not asked
     monkeypatch.setattr(check_setup.shards, "is_complete", lambda folder: True)
     assert levels("me/there", dead)["hub"] == "warning"
 
@@ -167,37 +165,42 @@ AMPERE, VOLTA = (8, 6), (7, 0)
 @pytest.mark.parametrize(
     "mine, preset, failing, said",
     [
-        ([AMPERE, AMPERE], "a6000_x2", "", "bf16 ok, compile ok, all-reduce ok, disk speed warning"),
-        ([VOLTA], "v100", "", "fp16 ok, compile ok, all-reduce ok, disk speed warning"),
+        ([AMPERE, AMPERE], "a6000_x2", "", "bf16 ok, compile ok, all-reduce ok"),
+        ([VOLTA], "v100", "", "fp16 ok, compile ok, all-reduce ok"),
         ([AMPERE], "a6000", "training_step", "bf16 error"),  # nothing trains
-        ([AMPERE, AMPERE], "a6000_x2", "compiled", "bf16 ok, compile error, all-reduce ok, disk speed warning"),
-        ([AMPERE, AMPERE], "a6000_x2", "nccl", "bf16 ok, compile ok, all-reduce error, disk speed warning"),
-        ([AMPERE], "a6000", "gloo", "bf16 ok, compile ok, all-reduce warning, disk speed warning"),  # not needed
-        ([], "cpu", "write", "fp32 ok, compile ok, all-reduce ok, disk speed error"),
+        ([AMPERE, AMPERE], "a6000_x2", "compiled", "bf16 ok, compile error, all-reduce ok"),
+        ([AMPERE, AMPERE], "a6000_x2", "nccl", "bf16 ok, compile ok, all-reduce error"),
+        ([AMPERE], "a6000", "gloo", "bf16 ok, compile ok, all-reduce warning"),  # not needed
+        ([], "cpu", "", "fp32 ok, compile ok, all-reduce ok"),
     ],
 )
 def test_every_trial_has_its_line_and_one_that_hangs_its_level(monkeypatch, mine, preset, failing, said):
     def attempt(command, seconds):
         if failing and failing in " ".join(command):
             return {"problem": f"no answer in {seconds} s"}
-        return {"text": "is fast"} | ({"remedy": "buy another"} if "write" in command else {})
+        return {"text": "is fast"}
 
     monkeypatch.setattr(doctor, "attempt", attempt)
-    found = [check for check in doctor.examine_trials(recipe(), mine, preset, False) if check.level != verdicts.TRYING]
+    found = [check for check in doctor.examine_trials(mine, preset, False) if check.level != verdicts.TRYING]
     assert ", ".join(f"{check.name} {check.level}" for check in found) == said
+    remedies = " ".join(check.remedy for check in found)
+    if failing == "compiled":
+        assert "apt install g++ python3-dev" in remedies and "conservative.yaml" in remedies
+    if failing == "nccl":
+        assert all(word in remedies for word in ("NCCL_P2P_DISABLE=1", "NCCL_DEBUG=INFO", "GLOO_SOCKET_IFNAME=lo"))
 
 
 def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "nvidia_smi", list)
     for flags, words in (
-        ("--estimate --card rtx4090_x2", "--card rtx4090_x2: not a known card; use one of rtx4090, "),
-        ("--estimate --card zzz", "use one of t4, v100"),
+        ("--estimate --card rtx4090_x2", "rtx4090_x2: not a card in our table; give --card, one of rtx4090, "),
+        ("--estimate --card zzz", "one of t4, v100"),
         ("--estimte", "--estimte: no such flag; did you mean --estimate?"),
         ("--card t4 --count 0", "--count 0: must be more than 0"),
         ("--card t4 --price_per_card_hour nan", "--price_per_card_hour nan: must be more than 0"),
         ("--all_cards --card t4", "--card and --all_cards: give one of them"),
         ("--card t4 --count 3", "which 3 processes cannot share equally"),
-        ("--estimate", "no NVIDIA card; give --card, one of t4"),
+        ("--estimate", "no NVIDIA card: not a card in our table; give --card, one of t4"),
         ("--recipe none.yaml", "none.yaml"),
         ("--size d11", "must be d12, d24"),
         ("--plan --card t4", "--plan: goes with --hours H, or with --budget MONEY"),
@@ -209,18 +212,15 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
         out, error = called(capsys, *flags.split(), expect=2)
         assert not out and words in error
     monkeypatch.setattr(doctor, "nvidia_smi", lambda: [{"name": "NVIDIA X"}])
-    assert "NVIDIA X is not in our table" in called(capsys, "--estimate", expect=2)[1]
+    assert "NVIDIA X: not a card in our table" in called(capsys, "--estimate", expect=2)[1]
 
 
 def test_the_table_has_every_card_and_no_speed_above_a_peak_from_any_folder(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out, _ = called(capsys, "--all_cards")
-    assert "124,475,904 parameters, 10.0 B tokens" in out and "cost" not in out
+    assert "124,475,904 parameters, 10 B tokens" in out and "cost" not in out
     for card, line in zip(cards.CARDS, out.splitlines()[3:], strict=False):
-        figures = [f"{known.figure:,}" if known else "never measured" for known in (card.training, card.ours)]
-        assert re.fullmatch(rf"{card.name} .* {'  +'.join(figures)}", line)
-    guessed = ", ".join(card.name for card in cards.CARDS if not card.products)
-    assert f"taken as a share of the peak: {guessed}." in out
+        assert line.startswith(f"{card.name} ") and "%" in line
     rows = json.loads(called(capsys, "--all_cards", "--json", "--price_per_card_hour", "2", "--count", "4")[0])
     for row, card in zip(rows, cards.CARDS, strict=True):
         assert row["card"] == card.name and row["fits"] and row["cost"] == pytest.approx(8 * row["hours"])
@@ -265,15 +265,13 @@ def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
 
 def test_an_estimate_says_what_others_and_we_measured_and_what_nobody_did(capsys):
     for card, said in (
-        ("rtx5090", "by others    196,551 tokens/s, so 14.1 h, at micro-batch 32, measured (plain PyTorch GPT-2"),
+        ("rtx5090", "GPT-2 124M   196,551 tokens/s measured on one card (plain PyTorch GPT-2"),
         ("rtx5090", "products     236 TFLOP/s of matrix products, measured by others (zzc0721"),
-        ("a30", "by others    n/a, never measured\n"),
-        ("a30", "products     131 TFLOP/s of matrix products: never measured; 79% of the peak"),
-        ("h100", "by us        525,116 tokens/s, so 5.29 h, at micro-batch 64, measured (train.py"),
+        ("a30", "GPT-2 124M   never measured on this card\n"),
+        ("a30", "products     131 TFLOP/s of matrix products, never measured; 79% of the peak"),
+        ("h100", ", 525,116 tokens/s measured on one card (train.py"),
     ):
         assert said in called(capsys, "--card", card)[0]
-    for flags in (("--count", "2"), ("--recipe", str(ROOT / "recipes" / "gpt2_350m.yaml"))):
-        assert "\nby " not in called(capsys, "--card", "rtx5090", *flags)[0]  # of one card and GPT-2 124M only
 
 
 def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(capsys, tmp_path):
@@ -286,7 +284,7 @@ def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_s
     assert "does not fit" in out and " *  " in out and "* with --gradient_checkpointing full" in out
     card = next(name for name, kind in kinds.items() if kind == "full")
     proposed = called(capsys, "--card", card, "--recipe", large)[0]
-    assert ", full gradient checkpointing\nfits         with --gradient_checkpointing full only" in proposed
+    assert ", --gradient_checkpointing full\n" in proposed and proposed.endswith(" --gradient_checkpointing full\n")
     assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", large)[0]
 
 
@@ -375,7 +373,7 @@ def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workp
         time.sleep(0.1)
     done = stop()
     assert done.returncode == 0 and "runs/old" not in done.stdout, done.stderr
-    assert f"runs/r: process {pid} was asked to stop" in done.stdout and "runs/r: stopped" in done.stdout
+    assert f"'runs/r': process {pid} was asked to stop" in done.stdout and "'runs/r': stopped" in done.stdout
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
     assert list(Path("runs/r/checkpoints").glob("step-*")) and stop("runs/r").returncode == 0
 

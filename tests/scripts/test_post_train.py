@@ -148,7 +148,7 @@ def test_two_processes_share_the_completions_and_one_writes(place):
         (("--rewards", "addition"), "--rewards: no such flag; did you mean --reward?"),
         (("--num_generations", "7"), "TRL refuses these settings: "),
         (("--resume_from_checkpoint", "runs/addition"), "resume_from_checkpoint = runs/addition: holds no checkpoint"),
-        (("--output_dir", "data/addition.txt"), "output_dir = data/addition.txt: data/addition.txt is a file"),
+        (("--output_dir", "data/addition.txt"), "output_dir = data/addition.txt: data/addition.txt is not a folder"),
     ],
 )
 def test_bad_input_is_answered_with_key_value_and_rule_and_nothing_is_made(flags, words, place):
