@@ -87,6 +87,7 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
     if not here:
         yield Check("card", OK, f"none: CPU, {torch.get_num_threads()} threads")
     preset = cards.preset(here[0] if here else "", len(here))
+    preset = "mps" if torch.backends.mps.is_available() else preset
     yield Check("launch", OK, f"{cards.launcher(preset, len(here))} train.py --recipe {path}")
     if mine or not driver:
         yield from examine_trials([capability for _, capability in mine], preset, quick)

@@ -110,7 +110,7 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     said = {
         "products": f"{rounded(card.product_teraflops)} TFLOP/s of matrix products, {origin}",
         "parameters": f"{row['parameters']:,}",
-        "FLOPs": f"{flops / 1e6:,.0f} M a token, {flops * row['tokens']:.2e} for {billions(row['tokens'])} tokens",
+        "FLOPs": f"{flops / 1e6:,.0f} M a token, {flops * row['tokens']:.2e} for {in_short(row['tokens'])} tokens",
         "memory": "does not fit, not even one sequence with gradient checkpointing",
     }
     if row["fits"]:
@@ -149,19 +149,21 @@ def reader(row: Mapping[str, Any]) -> str:
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     """Return estimates as a table, a row for each of the cards that we know."""
     body = []
-    for row in rows:
-        cells = {"card": row["card"], "micro-batch": "does not fit"}
+    for card, row in zip(cards.CARDS, rows, strict=True):
+        cells = {"card": card.name, "micro-batch": "does not fit"}
         if row["fits"]:
             mark = " *" if row["gradient_checkpointing"] == "full" else ""
             cells |= {"micro-batch": f"{row['per_device_train_batch_size']}{mark}", "MFU": f"{row['mfu']:.0%}"}
             cells |= {head: rounded(row[name]) for head, name in FIGURES.items() if name in row}
-        body.append(cells)
+        measured = f"{card.training.figure:,.0f}" if card.training else "never"
+        body.append(cells | {"124M, measured": measured})
     first = rows[0]
-    title = f"{recipe.saving.name}: {first['parameters']:,} parameters, {billions(first['tokens'])} tokens; each on "
+    title = f"{recipe.saving.name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
     title += counted(first["count"], "card", "cards")
     notes = (
-        "* with --gradient_checkpointing full; waiting: hours for the data, beside the others; --card NAME says more"
+        "* with --gradient_checkpointing full; waiting: hours for the data, beside the others; measured: tokens/s of "
     )
+    notes += "GPT-2 124M on one card, by others; --card NAME says more"
     return "\n".join([title, "", *aligned(body), "", notes, SOURCES])
 
 
@@ -178,9 +180,9 @@ def compiles(preset: str) -> bool:
     return "dynamo_config" in yaml.safe_load((cards.PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
 
 
-def billions(tokens: int) -> str:
-    """Return a count in billions."""
-    return f"{rounded(tokens / 1e9)} B"
+def in_short(tokens: int) -> str:
+    """Return a count in billions or millions."""
+    return f"{rounded(tokens / 1e9)} B" if tokens >= 1e9 else f"{rounded(tokens / 1e6)} M"
 
 
 def rounded(number: float) -> str:

@@ -92,7 +92,7 @@ def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
             cells |= {
                 "parameters": f"{found['parameters'] / 1e6:.0f} M",
                 "tokens/s": rounded(found["tokens_per_second"]),
-                "tokens": forecast.billions(found["tokens"]),
+                "tokens": forecast.in_short(found["tokens"]),
                 "a parameter": rounded(found["tokens_per_parameter"]),
                 "updates": f"{found['updates']:,}",
             }

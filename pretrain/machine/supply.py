@@ -73,4 +73,6 @@ def _amount(source: keys.Data) -> tuple[float, bool]:
         text = 1e9 * int(sample[1])
     elif found.most_tokens:
         text = found.most_tokens / TOKEN_BYTES
+    elif found.files:
+        text = sum(Path(name).stat().st_size for name in found.files["train"]) / SENT_BYTES
     return min(text, source.limit_tokens or text), False

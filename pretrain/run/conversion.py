@@ -81,10 +81,10 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
             raise BadInput(
                 f"--dtype {asked.dtype}: is too narrow: the model's output is not a number any more; use --dtype bf16"
             )
-        flags = {name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")}
-        files.write_json(
-            temporary / RECORD, flags | {"measured_on": text and text.name, "before": before, "after": after}
-        )
+        record = {name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")}
+        record |= {"measured_on": text and text.name, "before": before, "after": after}
+        record |= {"files": {path.name: files.sha256(path) for path in sorted(temporary.iterdir())}}
+        files.write_json(temporary / RECORD, record)
     measured = "nothing was measured: give --text FILE to see the loss before and after"
     if text:
         measured = f"measured on {text.name}{', in fp32, for this is a CPU' if model.device.type == 'cpu' else ''}"
@@ -95,11 +95,22 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
     """Raise BadInput unless ``out`` is free, or holds an export that may be replaced."""
     if fault := files.unusable(out.parent):
         raise BadInput(f"--out {asked.out}: {fault}; give another folder")
-    is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    is_export = (out / RECORD).is_file() and out != Path(asked.model).resolve()
-    if not is_free and not (asked.overwrite and is_export):
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not asked.overwrite or not out.is_dir() or out == Path(asked.model).resolve():
         raise BadInput(
             f"--out {asked.out}: exists; give another folder (--overwrite replaces an earlier export, not its model)"
+        )
+    try:
+        written = files.read_json(out / RECORD)["files"]
+    except (OSError, ValueError, KeyError, TypeError):  # it is no export
+        written = {}
+    there = {path.name: path for path in sorted(out.iterdir()) if path.name != RECORD}
+    if changed := [
+        name for name, path in there.items() if not path.is_file() or files.sha256(path) != written.get(name)
+    ]:
+        raise BadInput(
+            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export; give another folder"
         )
 
 

@@ -120,14 +120,17 @@ def test_bad_input_a_folder_of_yours_and_a_model_too_large_for_fp16_are_refused_
     assert listing() == before
 
 
-def test_only_an_export_is_replaced_and_only_when_asked_and_never_by_itself(uninterrupted):
+def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_written(uninterrupted):
     export("--dtype", "bf16")
     assert "--overwrite" in export(expect=2).stderr
     export("--overwrite")
     assert record()["dtype"] == "fp32"
     assert "replaces an earlier export, not its model" in export("--overwrite", source="out", expect=2).stderr
+    Path("out", "notes.txt").write_text("mine")
+    Path("out", "config.json").write_text(Path("out", "config.json").read_text() + "\n")
+    assert "config.json, notes.txt was changed or added" in export("--overwrite", expect=2).stderr
     Path("out", "export.json").unlink()
-    assert "--overwrite replaces an earlier export" in export("--overwrite", expect=2).stderr
+    assert "model.safetensors" in export("--overwrite", expect=2).stderr and Path("out", "notes.txt").exists()
 
 
 def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(uninterrupted):
@@ -153,10 +156,7 @@ def test_gguf_writes_a_file_and_a_modelfile_beside_the_export_and_prints_the_com
     done = export("--gguf", "q8_0", source="spells", out="exports/Mine")
     assert "cd exports/Mine\nollama create mine -f Modelfile\nollama run mine\n" in done.stdout
     names = {"Mine.gguf", "Modelfile", "model.safetensors"}
-    assert (
-        names < {path.name for path in Path("exports/Mine").iterdir()}
-        and Path("exports/Mine/Mine.gguf").read_bytes()[:4] == b"GGUF"
-    )
+    assert names < {*record("exports/Mine")["files"]} and Path("exports/Mine/Mine.gguf").read_bytes()[:4] == b"GGUF"
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert "needs the gguf package: pip install gguf" in export("--gguf", "f16", source="spells", expect=2).stderr
     assert not Path("out").exists()
