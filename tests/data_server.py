@@ -6,6 +6,7 @@ Files lie under ``folder``: ``/files/NAME`` serves them by URL; a data set ``me/
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -22,8 +23,9 @@ class DataServer(ThreadingHTTPServer):
 
     Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
     (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "empty" (none, promised as all),
-    "garbage" (an answer that is not HTTP), "silent" (no answer in time), "ok" (no fault: what it meets is passed to no
-    later one), and what begins with one of "[{< ": it is the answer itself, JSON or (called) HTML.
+    "garbage" (an answer that is not HTTP), "silent" (no answer in time), "drip" (a byte now and then), "ok" (no fault:
+    what it meets is passed to no later one), and what begins with one of "[{< ": it is the answer itself, JSON or
+    (called) HTML.
     """
 
     daemon_threads = True
@@ -196,7 +198,13 @@ class _Handler(BaseHTTPRequestHandler):
             data, status = data[begin : end + 1], 206
         if fault in ("lie", "empty"):
             data = data[: 0 if fault == "empty" else len(data) // 2]
-        self.send(status, data, headers, body, half=fault == "short")
+        self.send(status, data, headers, body and fault != "drip", half=fault == "short")
+        if fault == "drip":
+            with contextlib.suppress(OSError):  # the client gives up
+                for byte in data:
+                    self.wfile.write(bytes([byte]))
+                    if self.server.closing.wait(0.02):
+                        return
 
     def send(self, status: int, data: bytes, headers: list, body: bool, half: bool = False):
         self.send_response(status)

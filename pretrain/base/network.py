@@ -4,10 +4,11 @@ import contextlib
 import re
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from multiprocessing.pool import ThreadPool
 
+SLOW_SECONDS, SLOW_BYTES = 60, 2**16  # an answer that brings less in this time is as good as silent
 ASKED = "X-Retry-After-Asked"  # what a server asked for, where a client that would obey it was given less
 PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 
@@ -54,6 +55,19 @@ def retry_after(headers: Mapping[str, str]) -> float:
         is_number = re.fullmatch("[0-9]+", asked)
         seconds = float(asked) if is_number else parsedate_to_datetime(asked).timestamp() - time.time()
     return max(0.0, seconds)
+
+
+def moving(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the blocks of an answer. Raises TimeoutError where fewer than SLOW_BYTES are waited for SLOW_SECONDS."""
+    waited, got, begun = 0.0, 0, time.monotonic()
+    for block in blocks:
+        waited, got = waited + time.monotonic() - begun, got + len(block)
+        if got >= SLOW_BYTES:
+            waited, got = 0.0, 0
+        elif waited > SLOW_SECONDS:
+            raise TimeoutError(f"fewer than {SLOW_BYTES:,} bytes came in {SLOW_SECONDS} seconds")
+        yield block
+        begun = time.monotonic()
 
 
 def reach(url: str, seconds: float) -> str:

@@ -19,7 +19,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from pretrain.base import files
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.foreign import is_redacted, one_line, redact, redact_url
-from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after, refuse_page
+from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after, moving, refuse_page
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def fetch(url: str, path: Path) -> None:
     with files.replacing(path) as temporary, temporary.open("wb") as file:
         with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS) as answer:
             answer.raise_for_status()
-            for block in answer.iter_bytes(BLOCK_BYTES):
+            for block in moving(answer.iter_bytes()):
                 if not file.tell() and path.suffix.lower() not in (".html", ".htm"):  # the user asked for a page
                     refuse_page(block, answer.headers, str(answer.url))
                 if file.write(block) and file.tell() > DOWNLOAD_BYTES:

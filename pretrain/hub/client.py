@@ -22,7 +22,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.foreign import one_line
-from pretrain.base.network import ASKED, Unreadable, http_status_and_retry_after, refuse_page, retry_after
+from pretrain.base.network import ASKED, Unreadable, http_status_and_retry_after, moving, refuse_page, retry_after
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again
@@ -56,6 +56,8 @@ def _check(answer: Any) -> None:
     """Bound how long the client waits because of an answer. Raises Unreadable for a proxy's page."""
     headers = answer.headers
     if answer.is_success:
+        raw = answer.iter_raw
+        answer.iter_raw = lambda *how, **more: moving(raw(*how, **more))
         if "html" in headers.get("Content-Type", "").lower():
             refuse_page(answer.read(), headers, str(answer.request.url))
     elif asked := headers.get("Retry-After"):

@@ -28,6 +28,7 @@ from conftest import RECIPE, in_fork
 from data_server import DataServer
 
 import prepare_data
+from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import prepare, remote, stream
 from pretrain.data.shards import is_complete
@@ -41,7 +42,7 @@ FILES = ("a.parquet", "a.jsonl", "a.jsonl.gz", "a.csv")
 
 
 PAGE = "<!DOCTYPE html><html><body>Please log in</body></html>"
-KINDS = ("503", "reset", "short", "429:7", "500", "silent", "garbage", PAGE)
+KINDS = ("503", "reset", "short", "429:7", "500", "silent", "garbage", "drip", PAGE)
 ALWAYS = 10**6
 
 
@@ -118,6 +119,7 @@ def test_a_table_behind_a_url_is_fetched_once_whatever_fails_on_the_way_and_then
 ):
     """And each retry is logged, with its wait."""
     monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.15)
+    monkeypatch.setattr(network, "SLOW_SECONDS", 0.2)
     url = f"{server.url}/files/{name}?download=true&sig=a.b%2Fc"
     server.faults = [[".", kind, 1] for kind in KINDS]
     assert texts([url]) == ROWS and len(server.log) == len(KINDS) + 1
