@@ -88,8 +88,8 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
-        remedy = "a folder with tokenizer.json, a Hub id that this machine can reach"
-        remedy += "" if of_model else ", or bpe or characters to make one from the text"
+        remedy = "a folder with tokenizer.json, or a Hub id that this machine can reach"
+        remedy += "" if of_model else "; bpe or characters makes one from the text"
         raise BadInput(f"{where}: cannot be loaded ({first_line(error)}). Give {remedy}") from None
     if not getattr(tokenizer, "is_fast", False):
         raise BadInput(f"{where}: has no fast (tokenizers) form; choose one that has tokenizer.json")

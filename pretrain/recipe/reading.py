@@ -202,9 +202,12 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]  # a value may be a secret
     faults = [_unknown(flag, names, "--") for flag in flags]
     if any(map(translate.answer, flags)) and (command := translate.command_of(parser.prog, argv)):
-        faults.append(f"the whole command here: {command}")
+        faults.append(f"without what is named above the command here is: {command}")
     if unknown:
-        raise BadInput(faults or f"{unknown[0]}: is not a flag; every value follows a --key")
+        raise BadInput(
+            faults
+            or f"{unknown[0]}: is not a flag; every value follows a --key (another trainer's command: --translate)"
+        )
     return known
 
 
@@ -267,7 +270,7 @@ def _advise(values: Mapping[str, Any]) -> None:
     warmup, steps, evaluations = values["warmup_steps"], values["max_steps"], values["eval_steps"]
     if 2 * warmup >= steps > 1:
         usual = f"a tenth is usual: --warmup_steps {-(-steps // 10)}"
-        log.info(f"warmup_steps = {warmup} is half of max_steps = {steps} or more; {usual}")
+        log.info(f"warmup_steps = {warmup} is at least half of max_steps = {steps}; {usual}")
     if 20 <= steps < 2 * evaluations:  # a shorter run is a trial
         few = "the curve of the validation loss has few points"
         log.info(f"eval_steps = {evaluations}, max_steps = {steps}: {few}; for ten: --eval_steps {steps // 10}")

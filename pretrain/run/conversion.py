@@ -99,7 +99,8 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
         return
     if not asked.overwrite or not out.is_dir() or out == Path(asked.model).resolve():
         raise BadInput(
-            f"--out {asked.out}: exists; give another folder (--overwrite replaces an earlier export, not its model)"
+            f"--out {asked.out}: exists; give another folder (--overwrite replaces an earlier export, never the model that "
+            f"is exported)"
         )
     try:
         written = files.read_json(out / RECORD)["files"]

@@ -118,8 +118,9 @@ def header(
     model, shared = recipe.model, recipe.model.num_key_value_heads or recipe.model.n_head
     yield f"run      {recipe.saving.name} in {recipe.saving.output_dir}"
     yield (
-        f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: {model.n_layer} "
-        f"layers, {model.n_head} heads{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
+        f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: "
+        f"{counted(model.n_layer or 0, 'layer', 'layers')}, {counted(model.n_head or 0, 'head', 'heads')}"
+        f"{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
         f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
         f"{f'; from {model.init_from}' if model.init_from else ''}"
     )

@@ -194,14 +194,17 @@ def test_flag_beats_file_and_extra_flags_come_with_their_types_only_when_given(t
     assert extras == {"job": 3, "verify": "3", "dry": True} and command(tmp_path)[1] == {}
 
 
-TRANSLATED, A6000 = "the whole command here: ", "accelerate launch --config_file accelerate_configs/a6000.yaml train.py"
+TRANSLATED, A6000 = (
+    "without what is named above the command here is: ",
+    "accelerate launch --config_file accelerate_configs/a6000.yaml train.py",
+)
 
 
 def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, monkeypatch):
     for words, found in (
         ("--max_step 1", ["--max_step: no such flag; did you mean --max_steps?"]),  # an abbreviation to argparse
         ("--job 3.5", ["argument --job: invalid int value: '3.5'"]),
-        ("stray", ["stray: is not a flag; every value follows a --key"]),
+        ("stray", ["stray: is not a flag; every value follows a --key (another trainer's command: --translate)"]),
         ("--seed", ["argument --seed: expected one argument"]),
         ("--push_to_hub True", ["--push_to_hub True: must be true or false"]),
         ("--per_device_train_batch_size Auto", ["--per_device_train_batch_size Auto: must be an integer, or auto"]),
@@ -322,7 +325,7 @@ def test_a_flag_without_effect_is_refused_and_a_default_a_zero_or_a_key_of_the_f
 
 def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_few_evaluations(tmp_path, caplog):
     caplog.set_level(logging.INFO, "pretrain")
-    path, half = write(tmp_path, eval_steps=10), "is half of max_steps = 20 or more"
+    path, half = write(tmp_path, eval_steps=10), "is at least half of max_steps = 20"
     longer = "warmup_steps = 21 is longer than the run, max_steps = 20"
     cases = [("20", "9", 9, ""), ("20", "10", 10, half), ("1", "1", 1, ""), ("20", "21", 5, longer)]
     for steps, warmup, rises, said in cases:

@@ -125,7 +125,7 @@ def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_written(uninte
     assert "--overwrite" in export(expect=2).stderr
     export("--overwrite")
     assert record()["dtype"] == "fp32"
-    assert "replaces an earlier export, not its model" in export("--overwrite", source="out", expect=2).stderr
+    assert "replaces an earlier export, never the model" in export("--overwrite", source="out", expect=2).stderr
     Path("out", "notes.txt").write_text("mine")
     Path("out", "config.json").write_text(Path("out", "config.json").read_text() + "\n")
     assert "config.json, notes.txt was changed or added" in export("--overwrite", expect=2).stderr
