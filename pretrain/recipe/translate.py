@@ -79,11 +79,8 @@ def answer(flag: str) -> str | None:
         return None
     puts = itertools.chain.from_iterable(case.items() for case in rule.cases.values())
     ours = {key: f"{key} {put}" if put.startswith("=") else key for key, put in puts}
-    here = (
-        f"it is: {', '.join(ours.values()).replace('launch.yaml', 'a YAML of accelerate_configs/').replace('launch.', 'YAML ')}"
-        if ours
-        else "not needed"
-    )
+    named = ", ".join(ours.values()).replace("launch.yaml", "a YAML of accelerate_configs/").replace("launch.", "YAML ")
+    here = f"it is: {named}" if ours else "not needed"
     return f"{flag}: a flag of {rule.trainer}; here {here}" + (f"; {rule.note}" if rule.note else "")
 
 
