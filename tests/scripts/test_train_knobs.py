@@ -100,6 +100,7 @@ def test_a_llama_type_run_learns_resumes_to_the_bit_exports_what_transformers_lo
     assert more[0] == pytest.approx(found[12], abs=1e-5) and more[12] < found[12] - 0.05
 
 
+@pytest.mark.slow
 def test_a_llama_type_model_under_fsdp2_learns_what_one_process_learns(workplace):
     run("train.py", *SHORT, *LLAMA, "--run_name", "one")
     run(MACHINE, *SHORT, *LLAMA, "--run_name", "sharded", processes=2, FSDP="true")
