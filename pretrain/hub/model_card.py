@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from pretrain.base.foreign import clean
 from pretrain.base.layout import step_name
 from pretrain.evaluation.items import records
+from pretrain.hub import scores
 from pretrain.machine.facts import Facts
 from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe import keys
 
 TEMPLATE = Path(__file__).with_name("model_card.jinja")
-SIZES = {(12, 768): "GPT-2 124M", (24, 1024): "GPT-2 355M", (36, 1280): "GPT-2 774M", (48, 1600): "GPT-2 1558M"}
 TASKS = list(records().values())
 LOSSES = {
     "eval/loss": "validation loss, nats per token",
@@ -33,26 +33,14 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class Figure(NamedTuple):
-    """What was measured: in words, as a card shows it, and as the Hub's metadata have it, with the data it is of."""
+    """A measurement: its words and number in a card, its value and its data in the metadata that the Hub reads."""
 
     metric: str
     words: str
     shown: str
     value: float
     step: int
-    data: dict[str, str]
-
-
-def published(model: keys.Model) -> dict[str, dict[str, float]]:
-    """Return published scores that a model of this shape may be compared with: metric -> model -> value."""
-    size = SIZES.get((model.n_layer or 0, model.n_embd or 0), "GPT-2 124M")
-    found: dict[str, dict[str, float]] = {}
-    for task in TASKS:
-        for name in [size, "GPT-3 124M"] if size == "GPT-2 124M" else [size]:
-            for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
-                if value is not None:
-                    found.setdefault(task.metric(score), {})[name] = value / 100 if score in task.shares else value
-    return found
+    data: dict[str, Any]
 
 
 def model_card(
@@ -133,7 +121,7 @@ def _figures(scored: Mapping[str, tuple[float, int]], recipe: keys.Recipe) -> It
             value, step = scored[name]
             yield Figure(name.partition("/")[2], words, f"{value:.4f}", round(value, 4), step, of_text)
     for task in TASKS:
-        data = {"dataset_type": task.dataset[0], "dataset_name": task.label, "dataset_split": task.dataset[1]}
+        data = scores.data_of(task)
         items = f"{scored.get(task.metric('items'), (0, 0))[0]:,.0f} items"
         for score, rule in task.scores.items():
             if (name := task.metric(score)) in scored:

@@ -18,12 +18,17 @@ def refuse_unknown(model_id: str) -> None:
         raise BadInput(f"--push_to_hub {model_id}: cannot be found: {client.describe(error)}") from None
 
 
+def data_of(task: Task) -> dict[str, Any]:
+    """Return how a card's metadata name the data that a task's scores are of."""
+    about: dict[str, Any] = {"dataset_type": task.dataset[0], "dataset_split": task.dataset[1]}
+    return about | {"dataset_name": task.label, "dataset_revision": task.revision}
+
+
 def push(model_id: str, task: Task, scores: dict[str, float]) -> bool:
     """Put a task's scores into the model card's metadata; return whether that worked."""
     import evaluate
 
-    about: dict[str, Any] = {"task_type": "text-generation", "task_name": "Text Generation", "dataset_name": task.label}
-    about |= {"dataset_type": task.dataset[0], "dataset_split": task.dataset[1], "dataset_revision": task.revision}
+    about = data_of(task) | {"task_type": "text-generation", "task_name": "Text Generation"}
     try:
         for name, rule in task.scores.items():
             score: dict[str, Any] = {"metric_type": name, "metric_name": f"{name} ({rule})"}

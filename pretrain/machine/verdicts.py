@@ -9,7 +9,7 @@ from packaging.version import Version
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
-OPTIONAL = ("wandb", "nvidia-ml-py")  # without these there are no reports to Weights & Biases, no watts
+OPTIONAL = ("wandb", "nvidia-ml-py")  # without them a run lacks reports to Weights & Biases, or watts
 # Versions that fail between two that work; requirements.txt excludes them.
 BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
@@ -126,7 +126,7 @@ def architecture(name: str, capability: Pair, arch_list: list[str], driver: str 
 
 def disk(free_bytes: int, need_bytes: float, folder: str, *, shards: bool) -> Check:
     """Judge a folder's free space against what goes there: checkpoints, or ``shards`` and what else is on their disk."""
-    name, what = ("data disk", "token shards") if shards else ("disk", "checkpoints")
+    name, what = ("data disk", "token shards, and checkpoints on the same disk") if shards else ("disk", "checkpoints")
     text = f"{free_bytes / 1e9:.1f} GB free at {folder}; up to {need_bytes / 1e9:.1f} GB are needed for {what}"
     if free_bytes >= need_bytes:
         return Check(name, OK, text)

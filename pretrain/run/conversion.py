@@ -104,7 +104,7 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
         )
     try:
         written = files.read_json(out / RECORD)["files"]
-    except (OSError, ValueError, KeyError, TypeError):  # it is no export
+    except (OSError, ValueError, KeyError, TypeError):  # it is not an export
         written = {}
     there = {path.name: path for path in sorted(out.iterdir()) if path.name != RECORD}
     if changed := [

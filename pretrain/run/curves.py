@@ -13,6 +13,7 @@ import numpy as np
 from pretrain.base import files
 from pretrain.evaluation.items import records
 from pretrain.evaluation.record import Task
+from pretrain.recipe import keys
 from pretrain.recipe.references import Reference
 
 # Okabe and Ito's colors, which color-blind people can distinguish; their yellow is too light for a line.
@@ -27,6 +28,7 @@ STYLE = {"text.parse_math": False, "font.size": 10, "legend.fontsize": 9, "axes.
 STYLE |= {"axes.spines.top": False, "legend.framealpha": 0.8, "axes.titlesize": 12, "axes.xmargin": 0.01}
 WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
 MOST_UPDATES = 4000  # rows of updates that a picture is drawn from: more than it has pixels
+SIZES = {(12, 768): "GPT-2 124M", (24, 1024): "GPT-2 355M", (36, 1280): "GPT-2 774M", (48, 1600): "GPT-2 1558M"}
 SMOOTHED = 25  # of this many parts of a run a smoothed point is the mean of one
 WARM_UP = 0.1  # of a run: what stands higher than the rest there would squash the rest
 
@@ -53,6 +55,18 @@ class Thinned:
             self._stride *= 2
             number = itertools.count()  # every second update of those that are left
             self.rows = [one for one in self.rows if "train/loss" not in one or next(number) % 2 == 0]
+
+
+def published_scores(model: keys.Model) -> Published:
+    """Return published scores that a model of this shape may be compared with: metric -> model -> value."""
+    size = SIZES.get((model.n_layer or 0, model.n_embd or 0), "GPT-2 124M")
+    found: dict[str, dict[str, float]] = {}
+    for task in records().values():
+        for name in [size, "GPT-3 124M"] if size == "GPT-2 124M" else [size]:
+            for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
+                if value is not None:
+                    found.setdefault(task.metric(score), {})[name] = value / 100 if score in task.shares else value
+    return found
 
 
 def draw_curves(

@@ -19,7 +19,6 @@ from pretrain.base.layout import METRICS, lines_and_rows
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
-from pretrain.hub import model_card
 from pretrain.machine import hardware
 from pretrain.optim.update import Update
 from pretrain.recipe import keys, references
@@ -151,7 +150,7 @@ class Report:
     def draw(self, at_least: float = 0.0) -> None:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
         if self._is_main and time.monotonic() - self._drawn >= at_least:
-            published, name = model_card.published(self._recipe.model), self._recipe.saving.name
+            published, name = curves.published_scores(self._recipe.model), self._recipe.saving.name
             try:
                 curves.draw_curves(self._rows.rows, self._picture, name, published=published, reference=self._reference)
             except (OSError, ImportError) as error:  # a full disk; no matplotlib

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from matplotlib.figure import Figure
 
-from pretrain.recipe import references
-from pretrain.run.curves import Thinned, draw_curves
+from pretrain.evaluation.tasks.hellaswag import TASK
+from pretrain.recipe import keys, reading, references
+from pretrain.run.curves import SIZES, Thinned, draw_curves, published_scores
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
 LOOK = {"step": 2, "tokens": 16, "eval/loss": 2.5}
@@ -57,6 +59,19 @@ def test_large_losses_at_the_start_do_not_squash_the_curve_and_few_points_are_sh
     raw, smooth, _ = drawn[0].axes[0].get_lines()  # the training loss is smoothed above its own faint line
     assert raw.get_alpha() < 1 and f"train {smooth.get_ydata()[-1]:.3f}" in words(drawn[0].axes[0])
     assert smooth.get_ydata()[500] == pytest.approx(np.mean(raw.get_ydata()[480:520]), abs=1e-3)
+
+
+def test_published_figures_have_the_rows_own_names_and_units_and_are_of_the_same_shape():
+    recipe = reading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
+    found = published_scores(recipe.model)
+    assert {f"hellaswag/{score}" for score in TASK.scores} <= {*found}
+    assert found["lambada_openai/acc"] == {"GPT-2 124M": 0.3256}
+    assert found["lambada_openai/perplexity"]["GPT-2 124M"] > 1
+    assert found["hellaswag/acc_norm"] == {"GPT-2 124M": 0.3114}
+    assert found["hellaswag/acc_token_norm"] == {"GPT-2 124M": 0.2955, "GPT-3 124M": 0.3370}
+    larger = keys.replace(recipe, n_layer=24, n_embd=1024).model
+    assert published_scores(larger)["hellaswag/acc_token_norm"].keys() == {"GPT-2 355M"}
+    assert {*SIZES.values()} <= {*TASK.published}
 
 
 def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_path, drawn):
