@@ -36,18 +36,14 @@ class Reader:
     """A format of tables.
 
     Attributes:
-        name: as ``datasets`` has it; prepared folders are known by it.
-        suffixes: how its files' names end.
+        name: the builder's name in ``datasets``, and the format's in ``recipe/source_kind.TABLE_FORMATS``.
         rows: (file, column, start) -> what stands in the column, row by row; what is given for those before ``start``
             is ignored. A value that is not text is a row without text. Raises BadInput for a file without the column,
             Unreadable for a row that cannot be read, TruncatedError where the file ends before its end.
-        in_places: the file is read in places, which a compression hides.
     """
 
     name: str
-    suffixes: tuple[str, ...]
     rows: Callable[[str, Column, int], Iterator[Any]]
-    in_places: bool = False
 
 
 def refuse_column(name: str, column: Column, types: Mapping[str, str]) -> None:

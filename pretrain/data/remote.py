@@ -20,11 +20,10 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.foreign import is_redacted, one_line, redact, redact_url
 from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after, moving, refuse_page
+from pretrain.recipe.source_kind import URL, path_of
 
 log = logging.getLogger(__name__)
 
-COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
-URL = ("https://", "http://", "hf://")
 TRIES = 10  # in a row without a new row; with the waits below about four minutes
 LONGEST_WAIT_SECONDS, LONGEST_ASKED_SECONDS = 60, 300  # of our own; where a server asks for one
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
@@ -147,11 +146,6 @@ def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
     if not (found := sorted(filesystem.glob(path))):
         raise FileNotFoundError(pattern)
     return [f"hf://{name}" for name in found]
-
-
-def path_of(name: str) -> str:
-    """Return a name without a URL's query; a file's own name may hold a question mark."""
-    return urlparse(name).path if name.startswith(URL) else name
 
 
 def shown_name(name: str) -> str:

@@ -29,17 +29,16 @@ from pretrain.base.foreign import is_url, redact_url
 from pretrain.data import remote
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
 from pretrain.data.records import Reader
-from pretrain.data.remote import COMPRESSED, URL, path_of, shown_name
+from pretrain.data.remote import shown_name
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 from pretrain.recipe.rules import nearest_beside
+from pretrain.recipe.source_kind import COMPRESSED, STDLIB, URL, path_of, table_format
 
-STDLIB = "python_stdlib"
 TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_modules"}
-# A format is a file of its own, and its name here.
+# Each format is one module. Its file names are in recipe/source_kind.TABLE_FORMATS.
 READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
-TABLES = {suffix: reader.name for reader in READERS for suffix in reader.suffixes}
 # What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
 ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # By how a name ends: the command that unpacks it. What packs a single file leaves it under the name before that.
@@ -314,12 +313,9 @@ def _most_tokens(paths: list[Path]) -> int:
 
 
 def reader_of(name: str) -> Reader | None:
-    """Return a file's reader by how its name ends; None: it is text."""
-    path = Path(path_of(name).lower())
-    packed = path.suffix in COMPRESSED
-    suffix = Path(path.stem).suffix if packed else path.suffix
-    # What is read in places is refused where it is packed, as a packed text is.
-    return next((one for one in READERS if suffix in one.suffixes and not (packed and one.in_places)), None)
+    """Return the reader of a table by its file name, or None for text."""
+    format_name = table_format(name)
+    return next((reader for reader in READERS if reader.name == format_name), None)
 
 
 def _resolved(name: str) -> str:

@@ -20,9 +20,10 @@ from pretrain.base.errors import BadInput
 from pretrain.base.network import TruncatedError
 from pretrain.data import remote
 from pretrain.data.records import IDS, Column, Reader
-from pretrain.data.remote import path_of, retry
+from pretrain.data.remote import retry
 from pretrain.data.sources import READERS, FoundSource, Part, Row, reader_of
 from pretrain.recipe.keys import Data
+from pretrain.recipe.source_kind import path_of
 
 SAMPLE_BYTES = 2**20
 SIZES_ASKED = 64  # files whose size is asked for; their mean stands for all

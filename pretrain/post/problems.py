@@ -11,10 +11,11 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
-from pretrain.data.sources import TABLES, URL, find_files
+from pretrain.data.sources import find_files
 from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
 from pretrain.post.rewards import CheckedReward, ModelReward, Text, plain
+from pretrain.recipe.source_kind import TABLE_FORMATS, URL
 
 ROWS = 256  # completed at once
 
@@ -33,9 +34,9 @@ def read(key: str, path: str) -> list[Text]:
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs each error that it raises
     where = f"{key} = {path}"
     names = [] if path.startswith(URL) else [os.path.abspath(name) for name in find_files(key, [path])]  # noqa: PTH100
-    kinds = {TABLES.get(Path(name).suffix) for name in names}
+    kinds = {TABLE_FORMATS.get(Path(name).suffix) for name in names}
     if len(kinds) != 1 or None in kinds:
-        raise BadInput(f"{where}: must be files of rows that are here, of one kind: {', '.join(TABLES)}")
+        raise BadInput(f"{where}: must be files of rows that are here, of one kind: {', '.join(TABLE_FORMATS)}")
     try:  # streamed, so that nothing of an earlier file of this name is in a cache; a list of theirs is not expanded
         files = {"train": DataFilesList(names, [])}
         rows = list(datasets.load_dataset(*kinds, data_files=files, split="train", streaming=True))

@@ -26,4 +26,4 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
             yield from arrow_values(batch.column(column.name), column)
 
 
-READER = Reader("arrow", (".arrow",), rows, in_places=True)
+READER = Reader("arrow", rows)

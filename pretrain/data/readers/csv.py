@@ -43,4 +43,4 @@ def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]
     yield from held  # a record that is cut short looks like a whole one: now the end is known to be the file's
 
 
-READER = Reader("csv", (".csv",), rows)
+READER = Reader("csv", rows)

@@ -57,4 +57,4 @@ def _types(name: str, lines: list[tuple[int, bytes]]) -> dict[str, str]:
     return {field: TEXT if TEXT in held else " and ".join(sorted(held - {""})) for field, held in types.items()}
 
 
-READER = Reader("json", (".jsonl", ".json", ".ndjson"), rows)
+READER = Reader("json", rows)

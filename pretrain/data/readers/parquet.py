@@ -31,4 +31,4 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
                 raise TruncatedError(f"ended after {row} rows, before row {end}")
 
 
-READER = Reader("parquet", (".parquet",), rows, in_places=True)
+READER = Reader("parquet", rows)

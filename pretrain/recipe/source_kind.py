@@ -1,0 +1,74 @@
+"""The kinds of data source that a recipe can name, known from its keys and the names of its files."""
+
+import os
+from collections.abc import Mapping
+from enum import Enum
+from glob import has_magic, iglob
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlparse
+
+URL = ("https://", "http://", "hf://")
+STDLIB = "python_stdlib"  # the value of dataset_name for the source of the running Python
+COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
+# File formats of tables by the suffix of a file's name. Any other file is text. The readers are in data/readers/.
+TABLE_FORMATS = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".json": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".arrow": "arrow",
+}
+UNCOMPRESSED_FORMATS = {"parquet", "arrow"}  # read at offsets, which compression hides
+
+
+class SourceKind(Enum):
+    """A kind of data source. The value is its name in messages and in the documentation."""
+
+    SHARDS = "local token shards"
+    TOKEN_FILES = "token files of the Hub"
+    TEXT = "text files"
+    TABLES = "tables"
+    STDLIB = "python_stdlib"
+    DATASET = "a Hub data set"
+
+
+def path_of(name: str) -> str:
+    """Return a file name without a URL's query. The name of a local file may contain a question mark."""
+    return urlparse(name).path if name.startswith(URL) else name
+
+
+def table_format(name: str) -> str | None:
+    """Return the format of a table by its file name, or None for text."""
+    path = PurePosixPath(path_of(name).lower())
+    is_compressed = path.suffix in COMPRESSED
+    suffix = PurePosixPath(path.stem).suffix if is_compressed else path.suffix
+    found = TABLE_FORMATS.get(suffix)
+    if is_compressed and found in UNCOMPRESSED_FORMATS:
+        return None
+    return found
+
+
+def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
+    """Return the kind of the one data source that the keys name, or None if they name none.
+
+    A glob is of the kind of its first match, because all files of a source must be of one kind.
+    """
+    if values.get("data_dir"):
+        is_remote = str(values["data_dir"]).startswith("hf://")
+        return SourceKind.TOKEN_FILES if is_remote else SourceKind.SHARDS
+    if values.get("data_files"):
+        name = _first_match(str(values["data_files"][0]))
+        return SourceKind.TABLES if table_format(name) else SourceKind.TEXT
+    if values.get("dataset_name") == STDLIB:
+        return SourceKind.STDLIB
+    if values.get("dataset_name"):
+        return SourceKind.DATASET
+    return None
+
+
+def _first_match(pattern: str) -> str:
+    if pattern.startswith(URL) or not has_magic(pattern) or os.path.lexists(pattern):
+        return pattern
+    return next(iglob(pattern, recursive=True), pattern)
