@@ -45,11 +45,16 @@ EXTRAS = {
 def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print where it lies."""
     client.bound_client()
-    logging.getLogger("pretrain.recipe").setLevel(logging.WARNING)  # train.py's own notes on the recipe are enough
     argv = sys.argv[1:] if argv is None else argv
     flags, extras = reading.read_flags(argv, "Turn text into folders of token shards.", EXTRAS)
+    is_reader = "follow" in extras
+    # Notes on training concern only train.py, which also logs those on the data for its own reader.
+    silenced = "pretrain.recipe" if is_reader else "pretrain.recipe.reading"
+    logging.getLogger(silenced).setLevel(logging.WARNING)
     anywhere = Path(__file__).parent / reading.RECIPE  # --verify needs none, and is asked for in any folder
-    recipe = reading.load_recipe(Path(flags.pop("recipe", anywhere if "verify" in extras else reading.RECIPE)), flags)
+    path = Path(flags.pop("recipe", anywhere if "verify" in extras else reading.RECIPE))
+    # A reader may serve `train.py --eval_only`, where more flags have an effect.
+    recipe = reading.load_recipe(path, flags, modes=("eval_only",) if is_reader else ())
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.
@@ -63,7 +68,6 @@ def main(argv: list[str] | None = None) -> int:
     if not 0 <= (only := extras.get("source", 0)) < len(found):
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
     if "prefetch" in extras:
-        reading.refuse_idle_tasks(recipe, flags)
         fetched = prefetch(recipe)
     elif all(map(keys.is_here, found)):
         raise BadInput(f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare")

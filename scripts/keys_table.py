@@ -1,6 +1,8 @@
-"""Write the tables of docs/knobs.md anew: each key of a recipe, its default and what it does, from pretrain/recipe/keys.py.
+"""Write the tables of docs/knobs.md from pretrain/recipe/keys.py.
 
-python scripts/keys_table.py
+Each table has the keys of one section of a recipe: default, purpose, when the key has an effect, and what overrides it.
+
+    python scripts/keys_table.py
 """
 
 import dataclasses
@@ -13,21 +15,50 @@ sys.path.insert(0, str(ROOT))
 
 from pretrain.recipe import keys  # noqa: E402
 
-PAGE, MARK = ROOT / "docs" / "knobs.md", "<!-- make presets writes all below -->\n"
-MAY_CHANGE = {"science": "", "data": "", "run": "°"}
+PAGE = ROOT / "docs" / "knobs.md"
+MARK = "<!-- make presets writes all below -->\n"
+HEADER = "| key: default | what it does | has an effect if | is overridden by |\n|---|---|---|---|\n"
+OTHER_SOURCE = "another data source as a flag"
+SHAPE = ("n_layer", "n_head", "n_embd")
+LENGTH = ("max_steps", "warmup_steps")
 
 
 def tables() -> str:
-    """Return a table for each part of a recipe."""
-    found = []
-    for part in keys.SLICES.values():
-        found.append(f"\n### {part.__name__}\n\n| key: default | what it does |\n|---|---|\n")
-        for field in dataclasses.fields(part):
-            about, absent = field.metadata, field.default is keys.ABSENT
-            default = "" if absent else " " + json.dumps(field.default).strip('"')  # as a recipe states it
-            words = about["help"].replace("|", "\\|")
-            found.append(f"| `{field.name}:{default}`{MAY_CHANGE[about['kind']]} | {words} |\n")
-    return "".join(found)
+    """Return a table for each section of a recipe."""
+    parts = []
+    for section in keys.SLICES.values():
+        parts.append(f"\n### {section.__name__}\n\n{HEADER}")
+        parts += [row(field) for field in dataclasses.fields(section)]
+    return "".join(parts)
+
+
+def row(field: dataclasses.Field) -> str:
+    """Return the row of one key."""
+    metadata = field.metadata
+    default = ""
+    if field.default is not keys.ABSENT:
+        default = " " + json.dumps(field.default).strip('"')  # as a recipe states it
+    may_change = "°" if metadata["kind"] == "run" else ""
+    purpose = metadata["help"].replace("|", "\\|")
+    conditions = " and ".join(condition.describe() for condition in metadata["effect"])
+    overrides = ", ".join(overridden_by(field.name))
+    return f"| `{field.name}:{default}`{may_change} | {purpose} | {conditions} | {overrides} |\n"
+
+
+def overridden_by(name: str) -> list[str]:
+    """Return the flags and keys that override a key of the recipe."""
+    overrides = []
+    if name in keys.SOURCE_KEYS:
+        overrides.append(OTHER_SOURCE)
+    if name in keys.REPLACED_BY_INIT_FROM:
+        overrides.append("`--init_from`")
+    if name in (*SHAPE, *LENGTH, "learning_rate", "tokens_per_step"):
+        overrides.append("`--size`")
+    if name in LENGTH:
+        overrides.append("`max_hours`")
+    if name == "max_steps":
+        overrides.append("`--extend_steps`")
+    return overrides
 
 
 if __name__ == "__main__":

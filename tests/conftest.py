@@ -106,10 +106,12 @@ class Done:
 
 @pytest.fixture(autouse=True)
 def records_reach_caplog() -> None:
-    """A script's ``main`` that ran in this process has kept the product's records to its own handler."""
+    """Undo what a script's ``main`` that ran in this process did to the loggers."""
     log = logging.getLogger("pretrain")
     log.handlers, log.propagate = [], True
     log.setLevel(logging.INFO)
+    for name in ("pretrain.recipe", "pretrain.recipe.reading"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def made_once(

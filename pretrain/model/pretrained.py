@@ -12,7 +12,7 @@ from pretrain.model.architectures import ARCHITECTURES, padded
 from pretrain.model.attention import CAUSAL
 from pretrain.model.find import find
 from pretrain.recipe import keys
-from pretrain.recipe.rules import either
+from pretrain.recipe.rules import either, ineffective_flags
 
 
 def complete(recipe: keys.Recipe) -> keys.Recipe:
@@ -24,7 +24,12 @@ def complete(recipe: keys.Recipe) -> keys.Recipe:
         return recipe
     config = _config(recipe.model.init_from, recipe.model)
     found = ARCHITECTURES[config.model_type].model_keys(config)
-    return keys.replace(recipe, **{key: value for key, value in found.items() if getattr(recipe.model, key) is None})
+    missing = {key: value for key, value in found.items() if getattr(recipe.model, key) is None}
+    completed = keys.replace(recipe, **missing)
+    # Only now is the architecture known, and with it which keys have an effect.
+    if errors := list(ineffective_flags(keys.flat(completed), flags=())):
+        raise BadInput(f"init_from = {recipe.model.init_from}: {error}" for error in errors)
+    return completed
 
 
 def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:

@@ -16,6 +16,8 @@ from typing import Any, Literal
 import yaml
 
 from pretrain.base.foreign import redact
+from pretrain.recipe.effects import AnyOf, Condition, KeyIs, KeyIsSet, ListIncludes, ModeIs, SourceIs
+from pretrain.recipe.source_kind import STDLIB, SourceKind
 
 ABSENT = dataclasses.MISSING
 Auto = Literal["auto"]
@@ -41,48 +43,107 @@ MULTIBLIMP = {language: int(pairs) for language, pairs in (row.split(",") for ro
 # Tasks that a model can be scored on (records in evaluation/tasks/).
 TASKS: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag")
 TASKS += ("lambada_openai", "piqa", "winogrande", *(f"multiblimp_{code}" for code in MULTIBLIMP))
-# What a source of a mixture may state: which one it is, and what else it has from the recipe.
+# Keys of a source in a mixture: those that say which source it is, and those that default to the recipe's values.
 SOURCE_NAMES = ("data_dir", "data_files", "dataset_name", "dataset_config_name", "dataset_revision", "validation_files")
 SOURCE_RULES: tuple[str, ...] = ("text_column", "token_column", "validation_fraction", "validation_tokens")
 SOURCE_RULES += ("limit_tokens", "shard_tokens")
+# Keys that choose the data source, of which a recipe has one, and keys that describe only that source.
+SOURCE_CHOICES = ("data_dir", "data_files", "sources", "dataset_name")
+SOURCE_KEYS: tuple[str, ...] = (*SOURCE_CHOICES, "dataset_config_name", "dataset_revision")
+SOURCE_KEYS += ("validation_files", "text_column", "token_column")
+# Keys of a recipe that --init_from replaces: the model's shape and its tokenizer.
+REPLACED_BY_INIT_FROM: tuple[str, ...] = ("tokenizer", "tokenizer_vocab_size", "tokenizer_split")
+REPLACED_BY_INIT_FROM += ("initializer_range", *MODEL_KEYS)
 
 
-def key(kind: str, default: Any, help: str, allowed: tuple = (), *, only: tuple[str, tuple] | None = None) -> Any:
+def key(
+    kind: str,
+    default: Any,
+    help: str,
+    allowed: tuple = (),
+    *,
+    effect: tuple[Condition, ...] = (),
+    off: Any = None,
+) -> Any:
     """Describe one key.
 
     Args:
         kind: science (fixed for a run), data (fixed by its contents), run (may change when a run is resumed).
-        allowed: of a number the least and the largest, of a text all that it may be.
-        only: another key and its values, without which this one has no effect.
+        allowed: (min, max) for numbers; the permitted values for strings.
+        effect: the conditions under which the key has an effect; empty if it always has one.
+        off: the value that switches the key off, which is permitted even where the key has no effect. A default of
+            0, false or none is such a value, too.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "kind": kind, "allowed": allowed, "only": only})
+    off_values = (None, off) if default else (None, off, default)
+    metadata = {"help": help, "kind": kind, "allowed": allowed, "effect": effect, "off": off_values}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 science, data, run = (functools.partial(key, kind) for kind in ("science", "data", "run"))
 required = functools.partial(key, "science", ABSENT)  # science that the file states
-llama = functools.partial(
-    science, None, only=("architecture", tuple(name for name, own in ARCHITECTURES.items() if own))
-)
-GPT2, ADAM = ("architecture", ("gpt2",)), ("optimizer", ("adamw", "muon"))  # what some keys have an effect with only
 FALLING = ("cosine", "linear", "wsd")  # learning rates
+
+# Conditions that several keys share.
+GPT2 = (KeyIs("architecture", ("gpt2", None)),)
+LLAMA = (KeyIs("architecture", ("llama", None)),)
+ADAM = (KeyIs("optimizer", ("adamw", "muon")),)
+MUON = (KeyIs("optimizer", ("muon",)),)
+HUB_DATASET = (SourceIs((SourceKind.DATASET,)),)
+TABULAR = SourceIs((SourceKind.DATASET, SourceKind.TABLES))
+TOKENIZED = SourceIs((SourceKind.TEXT, SourceKind.TABLES, SourceKind.STDLIB, SourceKind.DATASET))
+PREPARED = SourceIs((*TOKENIZED.kinds, SourceKind.TOKEN_FILES))
+BPE = (KeyIs("tokenizer", ("bpe",)), TOKENIZED)
+NO_VALIDATION_FILES = KeyIs("validation_files", (None,))
+VALIDATED = (KeyIsSet("eval_steps", "250"),)
+VALIDATED_OR_EVAL_ONLY = (AnyOf((*VALIDATED, ModeIs("eval_only"))),)
+SCORED = (AnyOf((KeyIsSet("task_steps", "250"), ModeIs("eval_only"))),)
+SAMPLED = (KeyIsSet("sample_steps", "500"),)
+SAMPLED_AT_RANDOM = (*SAMPLED, KeyIsSet("sample_temperature", "0.8"))
+EVALUATED = (AnyOf((*VALIDATED, KeyIsSet("task_steps", "250"), *SAMPLED)),)
+PUSHED = (KeyIsSet("push_to_hub", "true"),)
+TRACKED = (ListIncludes("report_to", TRACKERS, "a tracker"),)
+TAGGED = (AnyOf((ListIncludes("report_to", ("wandb",), "wandb"), *PUSHED)),)
+
+llama = functools.partial(science, None, effect=LLAMA)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The data and their order: `data_dir`, else `data_files`, else `sources` (a mixture), else `dataset_name`."""
+    """The data and their order. The source is one of `data_dir`, `data_files`, `sources` (a mixture), `dataset_name`."""
 
     dataset_name: str | None = data(None, "data set of the Hub, or python_stdlib (the running Python's own source)")
-    dataset_config_name: str | None = data(None, "subset of the data set, for example sample-10BT of fineweb-edu")
-    dataset_revision: str | None = data(None, "branch, tag or commit of the data set; a run stays at one commit")
-    text_column: str = data("text", "column (or JSON field) that holds the text, where it is not text")
-    token_column: str | None = data(None, "column with lists of the tokenizer's ids, for data that is tokenized")
+    dataset_config_name: str | None = data(
+        None, "subset of the data set, for example sample-10BT of fineweb-edu", effect=HUB_DATASET
+    )
+    dataset_revision: str | None = data(
+        None, "branch, tag or commit of the data set; a run stays at one commit", effect=HUB_DATASET
+    )
+    text_column: str = data(
+        "text",
+        "column (or JSON field) that holds the text, where it is not text",
+        effect=(TABULAR, KeyIs("token_column", (None,))),
+    )
+    token_column: str | None = data(
+        None, "column with lists of the tokenizer's ids, for data that is tokenized", effect=(TABULAR,)
+    )
     data_files: list[str] | None = data(None, "files: paths, globs, URLs; a text file or a table's row is a document")
-    validation_files: list[str] | None = data(None, "files to validate on; without them a part of data_files is")
+    validation_files: list[str] | None = data(
+        None,
+        "files to validate on; without them a part of data_files is",
+        effect=(SourceIs((SourceKind.TEXT, SourceKind.TABLES)),),
+    )
     validation_fraction: float = data(
-        0.1, "text, python_stdlib: share kept for validation; 0.01 of a gigabyte", (0.0, 0.9)
+        0.1,
+        "text, python_stdlib: share kept for validation; 0.01 of a gigabyte",
+        (0.0, 0.9),
+        effect=(SourceIs((SourceKind.TEXT, SourceKind.STDLIB)), NO_VALIDATION_FILES),
+        off=0.0,
     )
     validation_tokens: int = data(
-        10_485_760, "data sets, tables: validation is the first documents, to so many tokens", (1, 2**40)
+        10_485_760,
+        "data sets, tables: validation is the first documents, to so many tokens",
+        (1, 2**40),
+        effect=(TABULAR, NO_VALIDATION_FILES),
     )
     data_dir: str | None = data(
         None,
@@ -91,19 +152,25 @@ class Data:
     )
     sources: list[dict] | None = data(None, "a mixture, in the recipe file: mappings of a weight and the keys above")
     tokenizer: str = data(ABSENT, "bpe or characters (made from your text), a Hub id or a folder; else init_from's")
-    tokenizer_vocab_size: int = data(4096, "size of a bpe made from your text; small for a small model", (257, 10**6))
+    tokenizer_vocab_size: int = data(
+        4096, "size of a bpe made from your text; small for a small model", (257, 10**6), effect=BPE
+    )
     tokenizer_split: str = data(
         "qwen35",
         "where a bpe splits words: qwen35: for every script; gpt2: also at vowel signs",
         ("qwen35", "gpt2"),
-        only=("tokenizer", ("bpe",)),
+        effect=BPE,
     )
-    limit_tokens: int = data(0, "prepare about this many train tokens and no more; 0 = all", (0, 2**50))
-    shard_tokens: int = data(100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1))
+    limit_tokens: int = data(
+        0, "prepare about this many train tokens and no more; 0 = all", (0, 2**50), effect=(PREPARED,)
+    )
+    shard_tokens: int = data(
+        100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1), effect=(TOKENIZED,)
+    )
     stream_keep: str = run(
         "all", "consumed: delete train shards that no kept checkpoint needs (one epoch)", ("all", "consumed")
     )
-    prepared_data_dir: str = run("data", "where prepared shards are kept")
+    prepared_data_dir: str = run("data", "where prepared shards are kept", effect=(PREPARED,))
     data_device: str = run(
         "auto", "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small", ("auto", "cpu", "cuda")
     )
@@ -130,16 +197,16 @@ class Model:
     rope_theta: float | None = llama("llama: base of the rotary positions; 10000 is good", (1.0, 1e9))
     sequence_length: int = required("context in tokens, as long as the documents need (n_positions)", (2, 1_000_000))
     resid_pdrop: float = required(
-        "dropout after attention and MLP; 0 is good, for many epochs try 0.1", (0.0, 0.99), only=GPT2
+        "dropout after attention and MLP; 0 is good, for many epochs try 0.1", (0.0, 0.99), effect=GPT2, off=0.0
     )
-    embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=GPT2)
+    embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), effect=GPT2, off=0.0)
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
     init_from: str | None = science(None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id")
     initializer_range: float = science(
         0.02,
         "standard deviation of the first weights; AdamW on a model 128 wide wants 0.08",
         (1e-6, 1.0),
-        only=("init_from", (None,)),
+        effect=(KeyIs("init_from", (None,)),),
     )
     seed: int = required("first weights and dropout", (0, 2**31 - 1))
     gradient_checkpointing: str = run(
@@ -178,14 +245,16 @@ class Optimizer:
         tuple(OPTIMIZERS),
     )
     weight_decay: float = required("decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0))
-    muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), only=("optimizer", ("muon",)))
+    muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), effect=MUON)
     adam_beta1: float = required("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
     adam_beta2: float = required("AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999))
     adam_epsilon: float = required("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
-    adam_nesterov: bool = science(False, "AdamW with Nesterov's momentum (NAdam)", only=ADAM)
-    cautious: bool = science(False, "a weight whose step goes against its gradient waits", only=ADAM)
+    adam_nesterov: bool = science(False, "AdamW with Nesterov's momentum (NAdam)", effect=ADAM)
+    cautious: bool = science(False, "a weight whose step goes against its gradient waits", effect=ADAM)
     embedding_lr_ratio: float = science(1.0, "learning rate of embeddings and head / learning_rate", (0.0, 1000.0))
-    position_lr_ratio: float = science(1.0, "learning rate of the positions / learning_rate", (0.0, 1000.0), only=GPT2)
+    position_lr_ratio: float = science(
+        1.0, "learning rate of the positions / learning_rate", (0.0, 1000.0), effect=GPT2
+    )
     vector_lr_ratio: float = science(1.0, "learning rate of norms and biases / learning_rate", (0.0, 1000.0))
     max_grad_norm: float = required("clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9))
     shard_optimizer: bool = run(False, "each process keeps its share of the moments (ZeRO-1), to save memory")
@@ -205,14 +274,14 @@ class Schedule:
     max_hours: float = science(0.0, "plan fewer updates, to train at most this long; 0 = no", (0.0, 1e6))
     learning_rate: float = required("peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0))
     min_lr_ratio: float = required(
-        "last learning rate / peak; 0.1 is usual", (0.0, 1.0), only=("lr_scheduler_type", FALLING)
+        "last learning rate / peak; 0.1 is usual", (0.0, 1.0), effect=(KeyIs("lr_scheduler_type", FALLING),)
     )
     warmup_steps: int = required("updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9))
     lr_scheduler_type: str = required(
         "shape after the warm-up; wsd: the peak, then a linear decay", (*FALLING, "constant")
     )
     decay_ratio: float = science(
-        0.2, "wsd: the decay phase's share of max_steps", (0.0, 1.0), only=("lr_scheduler_type", ("wsd",))
+        0.2, "wsd: the decay phase's share of max_steps", (0.0, 1.0), effect=(KeyIs("lr_scheduler_type", ("wsd",)),)
     )
 
 
@@ -222,19 +291,29 @@ class Evaluation:
 
     logging_steps: int = run(10, "steps between rows of metrics.jsonl", (0, 10**9))
     eval_steps: int = run(250, "steps between validations", (0, 10**9))
-    eval_on_start: bool = run(True, "also validate, score and sample before the first update")
-    eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split", (0, 2**40))
-    early_stopping_patience: int = run(0, "end after so many validations without a lower loss; 0 = no", (0, 10**6))
+    eval_on_start: bool = run(True, "also validate, score and sample before the first update", effect=EVALUATED)
+    eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split", (0, 2**40), effect=VALIDATED_OR_EVAL_ONLY)
+    early_stopping_patience: int = run(
+        0, "end after so many validations without a lower loss; 0 = no", (0, 10**6), effect=VALIDATED
+    )
     sample_steps: int = run(0, "steps between samples", (0, 10**9))
-    sample_prompts: list[str] = run((), "texts that the samples continue; none: beginnings of validation documents")
-    sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6))
-    sample_temperature: float = run(0.8, "sampling temperature; 0 = greedy", (0.0, 100.0))
-    sample_top_k: int = run(200, "sample among this many likeliest tokens; 0 = all", (0, 10**6))
-    sample_top_p: float = run(1.0, "sample among the likeliest that hold this probability; 1.0 = all", (1e-6, 1.0))
-    tasks: list[str] = run((), "tasks that the run is scored on (docs/evaluation.md)", TASKS)
+    sample_prompts: list[str] = run(
+        (), "texts that the samples continue; none: beginnings of validation documents", effect=SAMPLED
+    )
+    sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6), effect=SAMPLED)
+    sample_temperature: float = run(0.8, "sampling temperature; 0 = greedy", (0.0, 100.0), effect=SAMPLED)
+    sample_top_k: int = run(
+        200, "sample among this many likeliest tokens; 0 = all", (0, 10**6), effect=SAMPLED_AT_RANDOM
+    )
+    sample_top_p: float = run(
+        1.0, "sample among the likeliest that hold this probability; 1.0 = all", (1e-6, 1.0), effect=SAMPLED_AT_RANDOM
+    )
+    tasks: list[str] = run((), "tasks that the run is scored on (docs/evaluation.md)", TASKS, effect=SCORED)
     task_steps: int = run(0, "steps between scores of the tasks; small models stay near chance", (0, 10**9))
-    task_limit: int = run(0, "the first so many items of each task; 0 = all", (0, 10**9))
-    task_files: list[str] | None = run(None, "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's")
+    task_limit: int = run(0, "the first so many items of each task; 0 = all", (0, 10**9), effect=SCORED)
+    task_files: list[str] | None = run(
+        None, "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's", effect=SCORED
+    )
 
     def files_of(self, task: str) -> list[str] | None:
         """Return the files of a task's items; None: the Hub's."""
@@ -246,7 +325,9 @@ class Saving:
     """The run folder and its checkpoints."""
 
     save_steps: int = run(1000, "steps between checkpoints: what a crash can cost", (0, 10**9))
-    load_best_model_at_end: bool = run(False, "model/ has the weights of the lowest validation loss, not the last")
+    load_best_model_at_end: bool = run(
+        False, "model/ has the weights of the lowest validation loss, not the last", effect=VALIDATED
+    )
     save_total_limit: int = run(2, "newest checkpoints that are kept: 2 or more; 0 = all", (0, 10**6))
     output_dir: str | None = run(None, "run folder; without it runs/<run_name>")
     run_name: str | None = run(None, "name of the run, its folder and in trackers; else the recipe's")
@@ -287,9 +368,9 @@ class Tracking:
     """Trackers, beside metrics.jsonl, which is always written."""
 
     report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", ("none", *TRACKERS))
-    project_name: str = run("ursa-minor", "project name in trackers")
+    project_name: str = run("ursa-minor", "project name in trackers", effect=TRACKED)
     reference_curve: str | None = run(None, "a published run's losses, drawn beside this one's: a file of references/")
-    tags: list[str] = run((), "tags of the run in wandb, and of the model on the Hub")
+    tags: list[str] = run((), "tags of the run in wandb, and of the model on the Hub", effect=TAGGED)
 
     @property
     def names(self) -> list[str]:
@@ -302,12 +383,15 @@ class Hub:
     """Pushes to the Hugging Face Hub."""
 
     push_to_hub: bool = run(False, "push the model to the Hugging Face Hub, in the background")
-    hub_model_id: str | None = run(None, "repository: NAME, or OWNER/NAME; without it the run's name, yours")
-    hub_private_repo: bool = run(True, "whether a repository that is made is private")
+    hub_model_id: str | None = run(
+        None, "repository: NAME, or OWNER/NAME; without it the run's name, yours", effect=PUSHED
+    )
+    hub_private_repo: bool = run(True, "whether a repository that is made is private", effect=PUSHED)
     hub_strategy: str = run(
         "every_save",
         "when the model is pushed; or with the newest full checkpoint, to resume from, or with all of them",
         ("end", "every_save", "checkpoint", "all_checkpoints"),
+        effect=PUSHED,
     )
     license: str = run("unknown", "license of the model, for its card: an identifier of the Hub")
     language: list[str] = run((), "language of the text, for the card: ISO 639 codes, or code")
@@ -401,7 +485,7 @@ def hub_id(source: Data) -> str | None:
     if source.data_dir:
         found = REPOSITORY.fullmatch(source.data_dir)
         return found[1] if found else None
-    return None if source.data_files or source.dataset_name == "python_stdlib" else source.dataset_name
+    return None if source.data_files or source.dataset_name == STDLIB else source.dataset_name
 
 
 def weights(data: Data) -> tuple[float, ...]:
@@ -410,7 +494,7 @@ def weights(data: Data) -> tuple[float, ...]:
 
 
 def _mixture(data: Data) -> list[dict]:
-    return [] if data.data_dir or data.data_files else data.sources or []
+    return data.sources or []
 
 
 def _public(value: Any) -> Any:

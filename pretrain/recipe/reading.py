@@ -18,7 +18,7 @@ import yaml
 from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.recipe import rules, translate
+from pretrain.recipe import data_source, rules, translate
 from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
 from pretrain.recipe.rules import either, nearest, shown, type_name
 
@@ -91,16 +91,8 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
             raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
         return None, modes, []
     reader_argv = argv_of(flags)
-    recipe = load_recipe(Path(flags.pop("recipe", RECIPE)), flags)
-    if "eval_only" not in modes:
-        refuse_idle_tasks(recipe, flags)
+    recipe = load_recipe(Path(flags.pop("recipe", RECIPE)), flags, modes)
     return recipe, modes, reader_argv
-
-
-def refuse_idle_tasks(recipe: Recipe, flags: Mapping[str, Any]) -> None:
-    """Raise BadInput for tasks that a command names and no step scores."""
-    if "tasks" in flags and not recipe.evaluation.task_steps:
-        raise BadInput(f"--tasks {shown(flags['tasks'])}: has no effect with task_steps = 0; add --task_steps 250")
 
 
 def show_translation(text: str) -> None:
@@ -211,15 +203,25 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     return known
 
 
-def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
-    """Read a recipe file, lay ``flags`` (as typed, text) over it, and check the whole.
+def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Collection[str] = ()) -> Recipe:
+    """Read a recipe file, apply the flags, and check the result.
 
-    Raises BadInput with every fault found: file, key, value, rule, remedy.
+    Args:
+        path: the recipe file.
+        flags: keys and their values as typed on the command line. They win over the file.
+        modes: the flags given that are not recipe keys (``TRAIN_MODES``). Some keys have an effect only with them.
+
+    Raises:
+        BadInput: with every error that was found. Each names the file or flag, the problem and a fix.
     """
-    values, flags = _with_numbers(read_file(path)), flags or {}
+    flags = flags or {}
+    stated = _with_numbers(read_file(path))
     if path.name == RUN_RECIPE:
-        _bring_up_to_date(values)
-    values |= {name: rules.from_text(text, name) for name, text in flags.items()}
+        _bring_up_to_date(stated)
+    flag_values = {name: rules.from_text(text, name) for name, text in flags.items()}
+    file_values = data_source.replace_source(stated, flag_values)
+    file_values = data_source.replace_model(file_values, flag_values)
+    values = file_values | flag_values
     _begin_from_model(values)
     split_is_stated = "tokenizer_split" in values
     faults = [_unknown(str(name), FIELDS) for name in values if name not in FIELDS]
@@ -230,14 +232,20 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
         elif name in values and (rule := rules.key_fault(name, values[name])):
             faults.append(f"{name} = {shown(values[name])}: {rule}")
     if not faults:
+        faults += data_source.several_sources(stated, where="")
+        faults += data_source.several_sources(flag_values, where="--")
+        faults += rules.source_faults(values.get("sources"))
+    if not faults:
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
+        values = data_source.drop_ineffective(values, file_values, stated, flags, modes)
         values |= {name: float(values[name]) for name in values if TYPES[name] is float and values[name] is not None}
         values["run_name"] = path.stem if values["run_name"] is None else values["run_name"]
         values["output_dir"] = values["output_dir"] or f"runs/{values['run_name']}"
         _settle_warmup(values)
         if path.name != RUN_RECIPE:  # said as the run began
             _advise(values)
-        faults = list(rules.recipe_faults(values, flags))
+        faults += rules.recipe_faults(values)
+        faults += rules.ineffective_flags(values | dict.fromkeys(modes, True), flags)
     if faults:
         raise BadInput(_blamed(path, fault, flags) for fault in faults)
     if values["tokenizer"] == "bpe" and not split_is_stated:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pretrain.base.errors import BadInput
-from pretrain.recipe import keys, references
+from pretrain.recipe import data_source, keys, references
 
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
@@ -42,8 +42,8 @@ def key_fault(name: str, value: Any) -> str | None:
     return None
 
 
-def recipe_faults(values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
-    """Yield the faults of values in combination; ``flags``: the keys that were given so."""
+def recipe_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of values in combination."""
     r = SimpleNamespace(**values)
     if r.tokens_per_step % r.sequence_length:
         near = max(1, round(r.tokens_per_step / r.sequence_length)) * r.sequence_length
@@ -68,11 +68,7 @@ def recipe_faults(values: Mapping[str, Any], flags: Collection[str]) -> Iterator
     for file in r.task_files or ():
         if not (file.partition("=")[0] in r.tasks and file.partition("=")[2]):
             yield f"task_files = {shown(file)}: must be NAME=FILE, with a NAME that is among tasks"
-    mixture = None if r.data_dir or r.data_files else r.sources
-    for number, source in enumerate(r.sources or [], 1):  # also where data_files replaces them: recipe.yaml holds them
-        yield from (f"sources, number {number}: {fault}" for fault in _source_faults(source))
-    if mixture == []:
-        yield "sources is empty: list at least one mapping with weight and dataset_name or data_files"
+    mixture = r.sources
     if r.tokenizer in keys.TRAINED_TOKENIZERS and (mixture or r.token_column):
         asked = "a mixture" if mixture else f"token_column = {r.token_column}"
         remedy = "give a Hub id, or a folder such as the tokenizer/ that prepare_data.py makes"
@@ -82,7 +78,6 @@ def recipe_faults(values: Mapping[str, Any], flags: Collection[str]) -> Iterator
         yield "stream_keep = consumed: deletes shards once read, and data_dir holds yours. Use --stream_keep all"
     if not RUN_NAME.fullmatch(r.run_name):
         yield f"run_name = {shown(r.run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64"
-    yield from _idle_faults(values, flags)
     if r.reference_curve is not None:
         try:
             references.load(r.reference_curve)
@@ -106,8 +101,14 @@ def _architecture_faults(r: SimpleNamespace) -> Iterator[str]:
         yield f"n_embd / n_head = {width}: rotary positions turn pairs, so it must be even"
 
 
+def source_faults(sources: Sequence[Mapping[Any, Any]] | None) -> Iterator[str]:
+    """Yield the errors of a mixture. Its sources are checked like the recipe's own keys."""
+    for number, source in enumerate(sources or (), 1):
+        for fault in _source_faults(source):
+            yield f"sources, number {number}: {fault}"
+
+
 def _source_faults(source: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield the faults of one of the ``sources``; it is checked as the recipe's own keys are."""
     known = ("weight", *keys.SOURCE_NAMES, *keys.SOURCE_RULES)
     for name, value in source.items():
         if name not in known:
@@ -117,26 +118,44 @@ def _source_faults(source: Mapping[Any, Any]) -> Iterator[str]:
     weight: Any = source.get("weight")
     if not (_fits(weight, float) and 0 < weight < math.inf):
         yield f"weight = {shown(weight)}: must be a number above 0, its share of the windows beside the other weights"
-    if not any(source.get(name) for name in ("data_dir", "data_files", "dataset_name")):
+    stated = data_source.stated_sources(source)
+    if not stated:
         yield "give data_dir, data_files or dataset_name"
+    if len(stated) > 1:
+        yield f"{' and '.join(stated)} are different data sources; list each as a source of its own"
 
 
-def _idle_faults(values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
-    """Yield a fault for each key that the architecture has not, and for each flag that has no effect beside the others.
+def ineffective_flags(values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
+    """Yield the error of each flag that has no effect with the values of the other keys.
 
-    A zero does no harm, nor does a flag's default.
+    Args:
+        values: every key, and the modes of the command that are on.
+        flags: the keys that the flags state.
+
+    A key of another architecture is an error in a recipe file, too. Other keys without effect are permitted there,
+    because the recipe.yaml of a run states every key.
     """
     for name, field in keys.FIELDS.items():
-        other, among = field.metadata["only"] or (None, ())
-        if other is None or values[other] in (None, *among) or values[name] in (None, 0):
+        is_model_key = field.metadata["effect"] in (keys.GPT2, keys.LLAMA)
+        is_default = values[name] == field.default
+        is_checked = name in flags or (is_model_key and not is_default)
+        if not is_checked or data_source.is_off(name, values[name]):
             continue
-        if (other == "architecture" or name in flags) and values[name] != field.default:
-            remedy = f"use --{name} 0" if field.default is keys.ABSENT else "leave it out"
-            remedy += f", or use --{other} {either(['none' if value is None else value for value in among])}"
-            yield f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}"
-    for name in ("load_best_model_at_end", "early_stopping_patience"):
-        if name in flags and values[name] and not values["eval_steps"]:
-            yield f"{name}: has no effect with eval_steps = 0; add --eval_steps 250"
+        if data_source.has_effect(name, values):
+            continue
+        yield _no_effect(name, values)
+
+
+def _no_effect(name: str, values: Mapping[str, Any]) -> str:
+    violations = []
+    is_required = keys.FIELDS[name].default is keys.ABSENT
+    can_be_zero = is_required and data_source.is_off(name, 0.0)
+    fixes = [f"use --{name} 0" if can_be_zero else "leave it out"]
+    for violation, fix in data_source.violated_conditions(name, values):
+        violations.append(violation)
+        if fix:
+            fixes.append(f"use {fix}")
+    return f"{name} = {shown(values[name])}: has no effect with {' and '.join(violations)}; {', or '.join(fixes)}"
 
 
 def number_of(value: Any) -> Any:

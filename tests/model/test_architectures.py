@@ -32,15 +32,15 @@ def test_the_recipes_names_are_the_records_and_transformers():
 
 @pytest.mark.parametrize("key", OTHERS)
 def test_a_key_changes_the_config_unless_the_recipe_refuses_it(model, key):
-    """``only`` of a key names the architectures that have it."""
+    """The conditions of a key name the architectures that have it."""
 
     def config(asked: keys.Model) -> dict:
         record = ARCHITECTURES[asked.architecture]
         return record.config(asked) | record.training_config(asked)
 
-    _, having = keys.FIELDS[key].metadata["only"] or (None, tuple(ARCHITECTURES))
     changes = config(model) != config(dataclasses.replace(model, **{key: OTHERS[key]}))
-    assert changes == (model.architecture in having)
+    conditions = keys.FIELDS[key].metadata["effect"]
+    assert changes == all(condition.holds(vars(model)) for condition in conditions)
 
 
 def test_names_of_blocks_are_those_of_every_matrix_but_embeddings_and_head(model):

@@ -39,7 +39,8 @@ def write(folder, text=None, name="mine.yaml", **changes):
 
 def line(folder, key, text):
     """A recipe whose ``key`` stands there as ``text``, letter by letter."""
-    return write(folder, yaml.safe_dump({k: v for k, v in BASE.items() if k != key}) + f"{key}: {text}\n")
+    replaced = (key, "data_files") if key == "data_dir" else (key,)
+    return write(folder, yaml.safe_dump({k: v for k, v in BASE.items() if k not in replaced}) + f"{key}: {text}\n")
 
 
 def refused(path, flags=None):
@@ -187,9 +188,9 @@ def test_a_secret_in_a_recipe_or_a_flag_is_refused_and_not_repeated(tmp_path, na
 
 def test_flag_beats_file_and_extra_flags_come_with_their_types_only_when_given(tmp_path):
     words = ["--seed", "99", "--learning-rate", "6e-4", "--data_files", "b", "c", "--verify=3", "--job", "3", "--dry"]
-    got, extras = command(tmp_path, *words, "--report_to", "none", "--min_lr_ratio", ".5", "--tags=--x-y")
+    got, extras = command(tmp_path, *words, "--report_to", "none", "--min_lr_ratio", ".5", "--language=--x-y")
     assert (got.model.seed, got.schedule.learning_rate, got.data.data_files) == (99, 6e-4, ["b", "c"])
-    assert (got.tracking.report_to, got.schedule.min_lr_ratio, got.tracking.tags) == (None, 0.5, ["--x-y"])
+    assert (got.tracking.report_to, got.schedule.min_lr_ratio, got.hub.language) == (None, 0.5, ["--x-y"])
     assert got.saving.output_dir == "runs/mine" and command(tmp_path, "--size", "d48")[0].model.n_embd == 1600
     assert extras == {"job": 3, "verify": "3", "dry": True} and command(tmp_path)[1] == {}
 
@@ -247,7 +248,9 @@ def test_push_pending_needs_no_recipe_and_stands_alone_and_tasks_need_steps(tmp_
         with pytest.raises(BadInput, match="^--push_pending runs/a: stands alone; leave the other flags out$"):
             reading.parse_training([*more, "--push_pending", "runs/a"])
     given = ["--recipe", str(write(tmp_path)), "--tasks", "piqa"]
-    with pytest.raises(BadInput, match="--tasks piqa: has no effect with task_steps = 0; add --task_steps 250"):
+    with pytest.raises(
+        BadInput, match="--tasks piqa: has no effect with task_steps = 0; leave it out, or use --task_steps 250"
+    ):
         reading.parse_training(given)
     assert reading.parse_training([*given, "--eval_only"])[1] == {"eval_only": True}
 
@@ -294,9 +297,8 @@ def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
         (LLAMA | {"resid_pdrop": 0.1}, "has no effect with architecture = llama; use --resid_pdrop 0"),
         ({"rope_theta": 10000.0}, "has no effect with architecture = gpt2; leave it out, or use --architecture llama"),
         # Of a mixture.
-        (mixture(), "sources is empty"),
         (mixture(HUB, OWN, tokenizer="bpe"), "and a mixture needs one that exists"),
-        ({"data_files": ["f"], "sources": [HUB | {"data_filez": ["a"]}]}, "number 1: data_filez: no such key; did"),
+        (mixture(HUB | {"data_filez": ["a"]}), "number 1: data_filez: no such key; did"),
         (mixture(OWN, {"weight": float("nan"), "dataset_name": "a"}), "number 2: weight = "),
         (mixture(OWN, {"weight": 1, "data_files": []}), "number 2: give data_dir, data_files or dataset_name"),
         (mixture(OWN, HUB | {"limit_tokens": -1}), "number 2: limit_tokens = -1: must be between 0 and"),
@@ -308,19 +310,20 @@ def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
         assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
 
 
-def test_a_flag_without_effect_is_refused_and_a_default_a_zero_or_a_key_of_the_file_is_not(tmp_path):
+def test_flag_without_effect_is_refused(tmp_path):
     for flags, words in (
         ({"muon_momentum": "0.9"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
         ({"min_lr_ratio": "0.2", "lr_scheduler_type": "constant"}, "use --lr_scheduler_type cosine, linear or wsd"),
         ({"initializer_range": "0.04", "init_from": "gpt2"}, "init_from = gpt2; leave it out, or use --init_from none"),
-        ({"early_stopping_patience": "3", "eval_steps": "0"}, "no effect with eval_steps = 0; add --eval_steps 250"),
+        ({"early_stopping_patience": "3", "eval_steps": "0"}, "eval_steps = 0; leave it out, or use --eval_steps 250"),
+        ({"muon_momentum": "0.95"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
     ):
         (message,) = refused(write(tmp_path), flags)
         assert message.endswith(words) and "has no effect with" in message
         in_file = {name: yaml.safe_load(value) for name, value in flags.items()}
         assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(iter(in_file.values()))
-    flags = {"muon_momentum": "0.95", "decay_ratio": "0.2", "min_lr_ratio": "0", "lr_scheduler_type": "constant"}
-    assert reading.load_recipe(write(tmp_path), flags).schedule.lr_scheduler_type == "constant"
+    flags = {"early_stopping_patience": "0", "load_best_model_at_end": "false", "eval_steps": "0"}
+    assert reading.load_recipe(write(tmp_path), flags).evaluation.eval_steps == 0
 
 
 def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_few_evaluations(tmp_path, caplog):
@@ -372,7 +375,7 @@ def test_a_new_bpe_has_the_new_split_and_a_run_that_exists_keeps_its_own(tmp_pat
 
 
 def test_each_source_of_a_mixture_has_its_own_names_and_weight_and_the_recipes_rules(tmp_path):
-    names = {"dataset_name": "x", "dataset_config_name": "c", "dataset_revision": "r", "validation_files": ["v"]}
+    names = {"dataset_config_name": "c", "dataset_revision": "r", "validation_files": ["v"]}
     rules = {"text_column": "t", "validation_fraction": 0.3, "validation_tokens": 5, "limit_tokens": 6}
     rules["shard_tokens"] = 77
     given = (HUB, OWN, {"weight": 0.5, "data_dir": "d"})
@@ -380,14 +383,6 @@ def test_each_source_of_a_mixture_has_its_own_names_and_weight_and_the_recipes_r
     wanted = [dict.fromkeys(keys.SOURCE_NAMES) | rules | one for one in given]
     assert keys.weights(data) == tuple(one.pop("weight") for one in wanted)
     assert [{name: vars(source)[name] for name in wanted[0]} for source in keys.sources(data)] == wanted
-
-
-def test_data_dir_goes_before_data_files_before_sources_before_dataset_name(tmp_path):
-    """A flag too: before the file's mixture."""
-    path, files = write(tmp_path, **mixture(HUB, dataset_name="n")), {"data_files": ["f"]}
-    for flags, wanted in ((files | {"data_dir": "d"}, "d"), (files, ["f"]), ({}, "owner/name")):
-        (source,) = keys.sources(reading.load_recipe(path, flags).data)
-        assert (source.data_dir or source.data_files or source.dataset_name) == wanted
 
 
 def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tmp_path):

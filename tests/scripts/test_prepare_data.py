@@ -460,13 +460,14 @@ def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, monkey
     monkeypatch.setattr(prepare, "DRY_RUN_SECONDS", 0.05)
     shutil.rmtree("data")
     rows = texts(2000)  # uniform: any part of it tells of the whole
-    files = ("--data_files", "0.txt")
     if kind == "txt":
         Path("0.txt").write_text(" ".join(rows))
+        flags = ("--data_files", "0.txt", "--tokenizer", tokenizer)
     else:
         halves = enumerate((rows[:1200], rows[1200:]))
-        files = ("--data_files", *(write_table(Path(f"{i}.{kind}"), half) for i, half in halves))
-    flags = (*files, "--validation_tokens", "300", "--tokenizer", tokenizer, "--tokenizer_vocab_size", "300")
+        names = [write_table(Path(f"{i}.{kind}"), half) for i, half in halves]
+        flags = ("--data_files", *names, "--validation_tokens", "300", "--tokenizer", tokenizer)
+        flags += ("--tokenizer_vocab_size", "300")
     before = {*Path().rglob("*")}
     told, limited = called(*flags, "--dry_run"), called(*flags, "--dry_run", "--limit_tokens", "5000")
     assert {*Path().rglob("*")} == before and " 5,000 tokens (estimated)" in limited

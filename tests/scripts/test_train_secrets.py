@@ -15,7 +15,8 @@ from pretrain.machine import facts
 
 SECRETS = ("canaryuser", "canarypass", "canarytoken", "canaryquery", "canaryagain")
 TINY = ("--recipe", "tiny.yaml", "--run_name", "r", "--sample_steps", "0", "--eval_steps", "0", "--save_steps", "3")
-TINY += ("--validation_tokens", "300", "--shard_tokens", "3000")
+TINY += ("--shard_tokens", "3000")
+ROWS = (*TINY, "--validation_tokens", "300")  # of tables without validation files
 
 
 @pytest.fixture
@@ -72,17 +73,17 @@ def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(own,
 
 def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(own, server):
     for name in "ab":  # here, for the reader that the trainer would start takes seconds to begin
-        run("prepare_data.py", *TINY, "--data_files", url(server, f"{name}.jsonl"))
-    first = run("train.py", *TINY, "--data_files", url(server, "a.jsonl"))
+        run("prepare_data.py", *ROWS, "--data_files", url(server, f"{name}.jsonl"))
+    first = run("train.py", *ROWS, "--data_files", url(server, "a.jsonl"))
     assert "/redacted@" not in first.stderr and "a.jsonl?redacted=" in Path("runs/r/recipe.yaml").read_text()
     shutil.rmtree("runs/r/checkpoints/step-00000012")
     server.log.clear()
-    again = run("train.py", *TINY, "--data_files", url(server, "a.jsonl", "canaryagain"))
+    again = run("train.py", *ROWS, "--data_files", url(server, "a.jsonl", "canaryagain"))
     assert "resumed from runs/r/checkpoints/step-00000009" in again.stderr
     # The run folder's own recipe finds the shards too.
     by_recipe = run("train.py", "--recipe", "runs/r/recipe.yaml", "--eval_only")
     assert not server.log, "the file is known by its redacted URL"
-    other = run("train.py", *TINY, "--data_files", url(server, "b.jsonl"), expect=2)
+    other = run("train.py", *ROWS, "--data_files", url(server, "b.jsonl"), expect=2)
     assert "runs/r/checkpoints/step-00000012" in other.stderr
     refuse_secrets(*(words for done in (first, again, by_recipe, other) for words in (done.stdout, done.stderr)))
 
@@ -113,8 +114,7 @@ NO_URL = "data_files, number 1: is not a URL"
 )
 def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, file, change, named):
     given = url(server, file).replace(change[0].replace("PORT", str(server.server_port)), change[1])
-    flags = ("--recipe", "tiny.yaml", "--validation_tokens", "300")
-    done = run("prepare_data.py", *flags, "--data_files", given, expect=2)
+    done = run("prepare_data.py", "--recipe", "tiny.yaml", "--data_files", given, expect=2)
     assert named in done.stderr and "Traceback" not in done.stderr
     assert not [secret for secret in SECRETS if secret in done.stderr]
 

@@ -1,0 +1,269 @@
+"""Data sources and models that flags replace, and flags without effect."""
+
+import logging
+
+import pytest
+import yaml
+from conftest import RECIPE
+
+from pretrain.base.errors import BadInput
+from pretrain.recipe import keys, reading
+
+COMMON = {
+    name: value for name, value in yaml.safe_load(RECIPE).items() if name not in ("validation_fraction", "tokenizer")
+}
+PRETRAINED_TOKENIZER = {"tokenizer": "owner/tokenizer"}
+HUB = {
+    "dataset_name": "owner/name",
+    "dataset_config_name": "subset",
+    "dataset_revision": "v1",
+    "text_column": "body",
+    "validation_tokens": 1000,
+}
+FILES = {"data_files": ["a.txt"], "validation_files": ["b.txt"]}
+SHARDS = {"data_dir": "shards"}
+MIXTURE = {
+    "sources": [
+        {"weight": 1, "dataset_name": "owner/one", "text_column": "body"},
+        {"weight": 2, "data_files": ["two.jsonl"]},
+    ]
+}
+STDLIB = {"dataset_name": "python_stdlib", "validation_fraction": 0.2}
+SOURCES = {"hub": HUB, "files": FILES, "shards": SHARDS, "mixture": MIXTURE, "stdlib": STDLIB}
+
+
+def load(folder, stated, modes=(), **flags):
+    """Load a recipe with these data keys and flags."""
+    path = folder / "mine.yaml"
+    values = COMMON | PRETRAINED_TOKENIZER | stated
+    path.write_text(yaml.safe_dump({key: value for key, value in values.items() if value is not None}))
+    return reading.load_recipe(path, flags, modes)
+
+
+def errors_of(folder, stated, **flags):
+    """Return the lines of the error that the recipe and flags cause."""
+    with pytest.raises(BadInput) as caught:
+        load(folder, stated, **flags)
+    return caught.value.lines
+
+
+def source_keys(recipe):
+    """Return the data source's keys that are not at their defaults."""
+    values = keys.flat(recipe)
+    defaults = {name: keys.FIELDS[name].default for name in keys.SOURCE_KEYS}
+    return {name: values[name] for name in keys.SOURCE_KEYS if values[name] != defaults[name]}
+
+
+@pytest.mark.parametrize("flag", [{"dataset_name": "me/mine"}, {"data_files": ["c.jsonl"]}, {"data_dir": "d"}])
+@pytest.mark.parametrize("recipe_source", SOURCES)
+def test_source_flag_replaces_whole_recipe_source(tmp_path, caplog, recipe_source, flag):
+    caplog.set_level(logging.INFO, "pretrain")
+    recipe = load(tmp_path, SOURCES[recipe_source], **flag)
+    assert source_keys(recipe) == flag
+    (key,) = flag
+    first, *_ = caplog.messages
+    dropped = [name for name in SOURCES[recipe_source] if name in keys.SOURCE_KEYS]
+    assert first.startswith(f"--{key} replaces the recipe's data source")
+    assert set(first.rpartition(": ")[2].split(", ")) == set(dropped)
+    # The run's recipe.yaml states only this source.
+    assert source_keys(load(tmp_path, yaml.safe_load(keys.as_yaml(recipe)))) == flag
+
+
+@pytest.mark.parametrize(
+    ("stated", "flags"),
+    [
+        (HUB, {"dataset_name": "owner/name"}),
+        (FILES, {"data_files": ["a.txt"]}),
+        (SHARDS, {"data_dir": "shards"}),
+        (HUB, {"dataset_config_name": "other"}),
+    ],
+)
+def test_repeated_source_flag_replaces_nothing(tmp_path, caplog, stated, flags):
+    caplog.set_level(logging.INFO, "pretrain.recipe.data_source")
+    assert source_keys(load(tmp_path, stated, **flags)) == source_keys(load(tmp_path, stated)) | flags
+    assert not caplog.messages
+
+
+def test_same_file_under_another_path_is_repeated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").touch()
+    flags = {"data_files": [str(tmp_path / "a.txt")]}
+    assert load(tmp_path, FILES, **flags).data.validation_files == ["b.txt"]
+
+
+def test_other_data_keys_survive_a_replaced_source(tmp_path):
+    stated = HUB | {"limit_tokens": 5000, "shard_tokens": 100, "stream_keep": "consumed"}
+    data = load(tmp_path, stated, data_files=["c.jsonl"]).data
+    assert data.tokenizer == "owner/tokenizer"
+    assert (data.limit_tokens, data.shard_tokens, data.stream_keep) == (5000, 100, "consumed")
+    assert data.validation_tokens == 1000  # has an effect on a table, too
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"data_files": [], "dataset_name": "owner/name"}, {"dataset_name": "owner/name"}),
+        ({"data_files": [], "sources": [], "data_dir": "d"}, {"data_dir": "d"}),
+    ],
+)
+def test_empty_list_is_no_data_source(tmp_path, stated, expected):
+    recipe = load(tmp_path, stated)
+    stated_source = {name: value for name, value in source_keys(recipe).items() if value}
+    assert stated_source == expected
+
+
+def test_columns_of_recipe_without_source_stay(tmp_path):
+    stated = {"data_files": [], "text_column": "body"}
+    assert load(tmp_path, stated, data_files=["c.jsonl"]).data.text_column == "body"
+
+
+@pytest.mark.parametrize(
+    ("stated", "flags", "names"),
+    [
+        (HUB | SHARDS, {}, "data_dir and dataset_name"),
+        (HUB | FILES, {}, "data_files and dataset_name"),
+        (MIXTURE | {"dataset_name": "owner/name"}, {}, "sources and dataset_name"),
+        (HUB, {"data_dir": "d", "data_files": ["f"]}, "--data_dir and --data_files"),
+        (HUB, {"dataset_name": "me/mine", "data_files": ["f"]}, "--data_files and --dataset_name"),
+        ({"sources": [{"weight": 1, **SHARDS, **FILES}]}, {}, "data_dir and data_files"),
+    ],
+)
+def test_two_data_sources_are_an_error(tmp_path, stated, flags, names):
+    (message,) = errors_of(tmp_path, stated, **flags)
+    assert f"{names} are different data sources" in message
+
+
+@pytest.mark.parametrize(
+    ("stated", "flags", "reason"),
+    [
+        (FILES, {"validation_tokens": "1000"}, "text files as the data source"),
+        (FILES, {"text_column": "body"}, "text files as the data source"),
+        (FILES, {"text_column": "text"}, "text files as the data source"),
+        (FILES, {"token_column": "ids"}, "text files as the data source"),
+        (FILES, {"validation_fraction": "0.2"}, "validation_files = b.txt"),
+        (FILES, {"dataset_config_name": "subset"}, "text files as the data source"),
+        ({"data_files": ["a.jsonl"]}, {"validation_fraction": "0.5"}, "tables as the data source"),
+        ({"data_files": ["https://h/a.jsonl.gz?x=1"]}, {"validation_fraction": "0.5"}, "tables as the data source"),
+        (HUB, {"validation_fraction": "0.5"}, "a Hub data set"),
+        (HUB, {"validation_files": ["v.txt"]}, "a Hub data set"),
+        (HUB | {"token_column": "ids"}, {"text_column": "body"}, "token_column = ids"),
+        (STDLIB, {"dataset_revision": "v1"}, "python_stdlib as the data source"),
+        (STDLIB, {"text_column": "body"}, "python_stdlib as the data source"),
+        (SHARDS, {"limit_tokens": "1000"}, "local token shards"),
+        (SHARDS, {"shard_tokens": "1000"}, "local token shards"),
+        (SHARDS, {"prepared_data_dir": "p"}, "local token shards"),
+        (HUB, {"data_dir": "hf://datasets/a/b", "text_column": "body"}, "token files of the Hub"),
+        (FILES, {"tokenizer": "characters", "tokenizer_vocab_size": "777"}, "tokenizer = characters"),
+        (FILES, {"tokenizer": "characters", "tokenizer_split": "gpt2"}, "tokenizer = characters"),
+        (FILES, {"sample_top_p": "0.9", "sample_temperature": "0"}, "sample_temperature = 0"),
+        (FILES, {"sample_tokens": "9", "sample_steps": "0"}, "sample_steps = 0"),
+        (FILES, {"eval_tokens": "320", "eval_steps": "0"}, "eval_steps = 0"),
+        (FILES, {"task_limit": "5"}, "task_steps = 0"),
+        (FILES, {"tags": ["a"]}, "report_to = none and push_to_hub = false"),
+        (FILES, {"project_name": "a"}, "report_to = none"),
+        (FILES, {"hub_model_id": "a"}, "push_to_hub = false"),
+        (FILES, {"hub_private_repo": "false"}, "push_to_hub = false"),
+        (FILES, {"hub_strategy": "end"}, "push_to_hub = false"),
+        (FILES, {"init_from": "gpt2", "initializer_range": "0.1"}, "init_from = gpt2"),
+        # In a mixture a flag needs a source that does not state the key.
+        (MIXTURE, {"validation_files": ["v.txt"]}, "sources: no source"),
+        (MIXTURE, {"dataset_config_name": "subset"}, "sources: no source"),
+        ({"sources": [MIXTURE["sources"][0]]}, {"text_column": "body"}, "sources: no source"),
+        (MIXTURE, {"validation_fraction": "0.5"}, "a Hub data set"),
+    ],
+)
+def test_ineffective_flag_is_an_error(tmp_path, stated, flags, reason):
+    (message,) = errors_of(tmp_path, stated, **flags)
+    assert "has no effect with" in message and reason in message
+    assert "leave it out" in message
+
+
+@pytest.mark.parametrize(
+    ("stated", "flags"),
+    [
+        (MIXTURE, {"text_column": "content"}),
+        (MIXTURE, {"validation_tokens": "500"}),
+        (MIXTURE, {"limit_tokens": "500"}),
+        (HUB, {"data_files": ["a.jsonl"], "text_column": "content"}),
+        ({"data_files": ["a.jsonl"]}, {"validation_files": ["v.jsonl"]}),
+        (FILES, {"tokenizer": "bpe", "tokenizer_vocab_size": "777"}),
+        (FILES, {"push_to_hub": "true", "tags": ["a"]}),
+        (FILES, {"report_to": ["wandb"], "tags": ["a"]}),
+    ],
+)
+def test_effective_flag_is_accepted(tmp_path, stated, flags):
+    recipe = load(tmp_path, stated, **flags)
+    for name, text in flags.items():
+        assert str(keys.flat(recipe)[name]).lower() == str(text).lower()
+
+
+def test_glob_is_read_by_its_first_match(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").touch()
+    flags = {"data_files": ["data/*"], "validation_fraction": "0.5"}
+    (message,) = errors_of(tmp_path, HUB, **flags)
+    assert "tables as the data source" in message
+
+
+def test_eval_only_uses_flags_without_eval_steps(tmp_path):
+    flags = {"eval_tokens": "320", "eval_steps": "0", "tasks": ["piqa"], "task_limit": "5"}
+    recipe = load(tmp_path, FILES, modes=["eval_only"], **flags)
+    assert (recipe.evaluation.eval_tokens, recipe.evaluation.task_limit) == (320, 5)
+
+
+@pytest.mark.parametrize(
+    ("stated", "flags", "dropped"),
+    [
+        ({"optimizer": "muon", "muon_momentum": 0.5}, {"optimizer": "adamw"}, {"muon_momentum": 0.95}),
+        (
+            {"lr_scheduler_type": "wsd", "decay_ratio": 0.5},
+            {"lr_scheduler_type": "cosine"},
+            {"decay_ratio": 0.2},
+        ),
+        (
+            {"num_key_value_heads": 1, "intermediate_size": 96, "tie_word_embeddings": True}
+            | {"rope_theta": 10000.0, "architecture": "llama", "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+            {"architecture": "gpt2"},
+            {"num_key_value_heads": None, "tie_word_embeddings": None, "rope_theta": None},
+        ),
+        ({"validation_tokens": 7}, {"data_files": ["a.txt"]}, {"validation_tokens": 10_485_760}),
+    ],
+)
+def test_recipe_key_without_effect_is_dropped_with_note(tmp_path, caplog, stated, flags, dropped):
+    caplog.set_level(logging.INFO, "pretrain")
+    values = keys.flat(load(tmp_path, HUB | {"text_column": None} | stated, **flags))
+    assert {name: values[name] for name in dropped} == dropped
+    (note,) = [line for line in caplog.messages if line.startswith("with these flags")]
+    assert note.endswith(f": {', '.join(dropped)}")
+
+
+def test_ineffective_key_of_the_file_is_left_alone(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "pretrain.recipe.data_source")
+    recipe = load(tmp_path, HUB | {"decay_ratio": 0.5}, seed="3")
+    assert recipe.schedule.decay_ratio == 0.5
+    assert not caplog.messages
+
+
+def test_init_from_replaces_model_and_tokenizer(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "pretrain.recipe.data_source")
+    stated = HUB | {"initializer_range": 0.1, "tokenizer": "bpe", "tokenizer_vocab_size": 999}
+    recipe = load(tmp_path, stated, init_from="owner/model")
+    assert recipe.data.tokenizer == "owner/model" and recipe.data.tokenizer_vocab_size == 4096
+    assert {getattr(recipe.model, name) for name in keys.MODEL_KEYS} == {None}
+    assert recipe.model.sequence_length == COMMON["sequence_length"]
+    assert recipe.model.resid_pdrop == COMMON["resid_pdrop"]
+    (note,) = caplog.messages
+    expected = "tokenizer, tokenizer_vocab_size, initializer_range, n_layer, n_head, n_embd, vocab_size"
+    assert note.startswith("--init_from brings its own") and note.endswith(f": {expected}")
+
+
+def test_flags_beside_init_from_stay(tmp_path):
+    flags = {"init_from": "owner/model", "tokenizer": "owner/other", "n_layer": "24"}
+    recipe = load(tmp_path, HUB, **flags)
+    assert recipe.data.tokenizer == "owner/other" and recipe.model.n_layer == 24
+
+
+def test_init_from_of_the_recipe_keeps_its_tokenizer(tmp_path):
+    stated = HUB | {"init_from": "owner/model", "tokenizer": "owner/other"}
+    assert load(tmp_path, stated, init_from="owner/model").data.tokenizer == "owner/other"
