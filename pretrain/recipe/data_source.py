@@ -110,7 +110,7 @@ def drop_ineffective(
         dropped.append(name)
         result[name] = _value_when_dropped(name, values[name])
     if dropped:
-        log.info(f"with these flags, keys of the recipe have no effect and are ignored: {', '.join(dropped)}")
+        log.info("With these flags, keys of the recipe have no effect and are ignored: " + ", ".join(dropped))
     return result
 
 

@@ -234,7 +234,7 @@ def test_recipe_key_without_effect_is_dropped_with_note(tmp_path, caplog, stated
     caplog.set_level(logging.INFO, "pretrain")
     values = keys.flat(load(tmp_path, HUB | {"text_column": None} | stated, **flags))
     assert {name: values[name] for name in dropped} == dropped
-    (note,) = [line for line in caplog.messages if line.startswith("with these flags")]
+    (note,) = [line for line in caplog.messages if line.startswith("With these flags")]
     assert note.endswith(f": {', '.join(dropped)}")
 
 
