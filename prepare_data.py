@@ -48,12 +48,12 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("pretrain.recipe").setLevel(logging.WARNING)  # train.py's own notes on the recipe are enough
     argv = sys.argv[1:] if argv is None else argv
     flags, extras = reading.read_flags(argv, "Turn text into folders of token shards.", EXTRAS)
-    anywhere = Path(__file__).parent / reading.RECIPE  # --verify needs none, and is asked for in any folder
-    recipe = reading.load_recipe(Path(flags.pop("recipe", anywhere if "verify" in extras else reading.RECIPE)), flags)
+    recipe = reading.load_recipe(reading.find_recipe(flags.pop("recipe", reading.RECIPE)), flags)
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.
-        print(prepare.verify(Path(extras["verify"]), recipe.model.vocab_size or 2**32))
+        folder = Path(reading.expand_option("verify", extras["verify"]))
+        print(prepare.verify(folder, recipe.model.vocab_size or 2**32))
         return 0
     job = prepare.Job(extras.get("job_index", 0), extras.get("num_jobs", 1))
     if not 0 <= job.index < job.count:
