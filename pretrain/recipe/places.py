@@ -63,8 +63,9 @@ def contains_run(folder: Path) -> bool:
 def _moved(values: Mapping[str, Any], flags: Collection[str], before: Path, now: Path) -> dict[str, Any]:
     """Return the values of recipe.yaml for a run folder that was moved together with files that it names.
 
-    A local path that does not exist any more is replaced by the same path relative to the run folder, if that exists.
-    The moved folder is the outermost parent of the run folder below which all names are as before.
+    The moved folder is the outermost parent of the run folder below which all names are as before. A local path inside
+    it that does not exist any more is replaced by the path inside its new place, if that exists or nothing is left at
+    the old place.
 
     Args:
         before: the run folder as recipe.yaml states it.
@@ -81,7 +82,7 @@ def _moved(values: Mapping[str, Any], flags: Collection[str], before: Path, now:
         if not (keys.is_local(name, path) and place.is_relative_to(before)) or _exists(path):
             return path
         moved = str(now / place.relative_to(before))
-        return moved if _exists(moved) else path
+        return moved if _exists(moved) or not before.exists() else path
 
     names = values.keys() - {"output_dir", *flags}
     return keys.map_paths({name: values[name] for name in names}, new_place)

@@ -283,6 +283,17 @@ def test_folder_without_a_run_keeps_the_stated_output_dir(here):
     assert reading.load_recipe(Path("recipe.yaml")).saving.output_dir == str(here / "elsewhere")
 
 
+def test_folder_of_shards_is_next_to_a_moved_run(here):
+    """Nothing was prepared, or it was not copied: it is not prepared in the old place."""
+    recipe_file = write(here / "runs/b0/recipe.yaml", **RUN | {"prepared_data_dir": "/gone/data"})
+    assert reading.load_recipe(recipe_file).data.prepared_data_dir == f"{here}/data"
+    old = here / "old"
+    old.mkdir()
+    stated = {"output_dir": f"{old}/runs/b0", "prepared_data_dir": f"{old}/data"}
+    recipe_file = write(here / "runs/b0/recipe.yaml", **RUN | stated)
+    assert reading.load_recipe(recipe_file).data.prepared_data_dir == f"{old}/data"
+
+
 def test_files_that_moved_along_with_a_run_are_found(here):
     stated = {"data_files": ["/gone/text.txt", "/gone/t/*.txt", "/other/x.txt"], "prepared_data_dir": "/gone/data"}
     recipe_file = write(here / "runs/b0/recipe.yaml", **RUN | stated)
