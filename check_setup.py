@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from pretrain.base import cards, foreign
+from pretrain.base import cards, foreign, paths
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.network import reach
@@ -90,13 +90,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if faults := [message for wrong, message in table if wrong]:
         raise BadInput(faults)
     asked.estimate |= any((asked.size, asked.card, asked.all_cards, given))
-    asked.recipe = asked.recipe or (None if asked.plan else reading.RECIPE)
+    if asked.recipe:
+        asked.recipe = reading.expand_option("recipe", asked.recipe)
+    elif not asked.plan:
+        asked.recipe = reading.RECIPE
     return asked
 
 
 def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
     """Return a recipe, with what its ``init_from`` brings along."""
-    recipe = reading.load_recipe(Path(path), flags)
+    recipe = reading.load_recipe(paths.find_from_anywhere(Path(path)), flags)
     if recipe.model.init_from:
         from pretrain.model import pretrained  # it needs the packages, which may be missing
 

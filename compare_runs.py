@@ -22,6 +22,7 @@ from typing import NamedTuple
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
+from pretrain.base.paths import argument, path_argument
 from pretrain.evaluation.items import records
 from pretrain.recipe import keys, reading, references
 from pretrain.recipe.rules import nearest_beside
@@ -30,7 +31,8 @@ from pretrain.run import curves
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
 DASHES = ("-", "--", "-.")  # for more columns than colors
 POINTS = 400  # of a train loss
-NAMES = ("run_name", "output_dir", "resume_from_checkpoint", "tags")  # keys that say nothing of a run
+# Keys that say nothing of a run.
+NAMES = ("run_name", "output_dir", "prepared_data_dir", "resume_from_checkpoint", "tags")
 CELL = 28  # characters of a value
 MAKING = ("tokenizer_vocab_size", "tokenizer_split", "data_files", "dataset_name", "dataset_config_name", "sources")
 LOSSES = {"eval/loss": "validation loss\n(nats per token)", "train/loss": "train loss\n(nats per token)"}
@@ -85,11 +87,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help="a run's folder, or its metrics.jsonl")
+    add("runs", nargs="+", type=argument, metavar="RUN", help="a run's folder, or its metrics.jsonl")
     add("--group", nargs="+", default=[], metavar="KEY", help="keys in which runs of a column may differ")
     add("--labels", nargs="+", help="one a column; default: the folders' names")
-    add("--reference", metavar="FILE", help="a published curve; default: the recipes' reference_curve")
-    add("--out", type=Path, metavar="PNG", help="default: compare.png beside the first run")
+    add(
+        "--reference",
+        type=argument,
+        metavar="FILE",
+        help="a published curve; default: the recipes' reference_curve",
+    )
+    add("--out", type=path_argument, metavar="PNG", help="default: compare.png beside the first run")
     asked = reading.parse_flags(parser, argv)
     if asked.out and (asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir()):
         raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
@@ -118,7 +125,8 @@ def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] |
     for path in paths:
         file = path.with_name("recipe.yaml")
         values = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-        recipe = {key: value for key, value in (values or {}).items() if key not in free}
+        values = keys.map_paths(values or {}, from_here)
+        recipe = {key: value for key, value in values.items() if key not in free}
         place = json.dumps(recipe, sort_keys=True, default=str) if group else str(path)
         found.setdefault(place, (recipe, []))[1].append(path)
     if labels is None:
@@ -134,6 +142,13 @@ def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] |
         runs = [*map(read_metrics, same)]
         columns.append(Column(label, recipe, runs, [*map(reach, runs)]))
     return columns
+
+
+def from_here(name: str, path: str) -> str:
+    """Return the value of a recipe key that is a path, relative where it is inside the current folder."""
+    place = Path(path)
+    is_below = place.is_absolute() and place.is_relative_to(Path.cwd())
+    return str(place.relative_to(Path.cwd())) if is_below else path
 
 
 def reach(rows: Sequence[Mapping]) -> dict[str, float]:

@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from pretrain.base import console
+from pretrain.base import console, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.model.find import refuse_absent
@@ -58,8 +58,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description="Export a run or a model for use.", allow_abbrev=False)
     add = parser.add_argument
-    add("model", help="a run folder, a model folder, or a Hub id")
-    add("--out", required=True, metavar="FOLDER", help="the folder to write")
+    add("model", type=paths.argument, help="a run folder, a model folder, or a Hub id")
+    add("--out", required=True, type=paths.argument, metavar="FOLDER", help="the folder to write")
     add("--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="(default: %(default)s)")
     add("--trim_vocab", action="store_true", help="leave the padding of the vocabulary out")
     add("--chat", action="store_true", help="add a chat template and its tokens, to be tuned on chats")
@@ -70,7 +70,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     prune_help = "set this share of the blocks' matrices to zero"
     add("--prune", type=float, default=0.0, metavar="SHARE", help=prune_help)
-    add("--text", nargs="+", metavar="FILE", help="measure on this text, not on the run's validation split")
+    text_help = "measure on this text, not on the run's validation split"
+    add("--text", nargs="+", type=paths.argument, metavar="FILE", help=text_help)
     tokens_help = "tokens to measure on; 0 = all (default: %(default)s)"
     add("--eval_tokens", type=int, default=65536, metavar="N", help=tokens_help)
     add("--overwrite", action="store_true", help="replace an earlier export")

@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 
-from pretrain.base import console
+from pretrain.base import console, paths
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.model.find import find
@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for every one that makes no sense."""
     parser = argparse.ArgumentParser(description="Sample text from a model.", allow_abbrev=False)
-    parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id")
+    model_help = "a run folder, its model/, any model folder, or a Hub id"
+    parser.add_argument("--model", type=paths.argument, required=True, help=model_help)
     parser.add_argument("--prompt", default="", help="text to continue; empty begins a document")
     parser.add_argument(
         "--chat", action="store_true", help="a conversation: answer messages, a line each, that see those before"

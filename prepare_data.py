@@ -51,14 +51,14 @@ def main(argv: list[str] | None = None) -> int:
     # Notes on training concern only train.py, which also logs those on the data for its own reader.
     silenced = "pretrain.recipe" if is_reader else "pretrain.recipe.reading"
     logging.getLogger(silenced).setLevel(logging.WARNING)
-    anywhere = Path(__file__).parent / reading.RECIPE  # --verify needs none, and is asked for in any folder
-    path = Path(flags.pop("recipe", anywhere if "verify" in extras else reading.RECIPE))
+    path = reading.find_recipe(flags.pop("recipe", reading.RECIPE))
     # A reader may serve `train.py --eval_only`, where more flags have an effect.
     recipe = reading.load_recipe(path, flags, modes=("eval_only",) if is_reader else ())
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.
-        print(prepare.verify(Path(extras["verify"]), recipe.model.vocab_size or 2**32))
+        folder = Path(reading.expand_option("verify", extras["verify"]))
+        print(prepare.verify(folder, recipe.model.vocab_size or 2**32))
         return 0
     job = prepare.Job(extras.get("job_index", 0), extras.get("num_jobs", 1))
     if not 0 <= job.index < job.count:

@@ -22,7 +22,7 @@ import statistics
 import numpy as np
 
 from benchmarks.runs import ROOT, write_json
-from pretrain.base import cards
+from pretrain.base import cards, paths
 from pretrain.machine import estimate, forecast
 from pretrain.recipe import reading
 
@@ -226,7 +226,7 @@ def pages() -> dict[Path, str]:
 def main(argv: list[str] | None = None) -> int:
     """Print the fit and the table of cards; write JSON and pages where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="write the table here too")
+    parser.add_argument("--json", type=paths.argument, help="write the table here too")
     parser.add_argument("--write", action="store_true", help="bring the tables, the YAMLs and the script up to date")
     asked = parser.parse_args(argv)
     found = report()

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks.runs import gpt2_tokenizer, write_json
+from pretrain.base import paths
 from pretrain.data import tokenization
 from pretrain.evaluation import items, likelihood
 from pretrain.evaluation.encoding import Encoded
@@ -123,12 +124,12 @@ def peak(device: torch.device) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Measure all ways in turn; print the machine, medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data_files", nargs="+", help="items; else the Hub's")
+    parser.add_argument("--data_files", nargs="+", type=paths.argument, help="items; else the Hub's")
     parser.add_argument("--items", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", choices=DTYPES, default="fp32")
-    parser.add_argument("--model", help="folder or Hub id; else a GPT-2 124M with random weights")
-    parser.add_argument("--json", help="write the figures here too")
+    parser.add_argument("--model", type=paths.argument, help="folder or Hub id; else a GPT-2 124M with random weights")
+    parser.add_argument("--json", type=paths.argument, help="write the figures here too")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
     if asked.measure:

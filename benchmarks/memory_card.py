@@ -25,7 +25,7 @@ from importlib.metadata import version
 import torch
 
 from benchmarks.runs import ROOT, commit, write_json
-from pretrain.base import cards
+from pretrain.base import cards, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, is_out_of_memory
 from pretrain.machine import estimate, hardware
@@ -92,7 +92,7 @@ def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -
 
 def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int) -> keys.Recipe:
     """Return the recipe with a step of two such micro-batches."""
-    recipe = reading.load_recipe(Path(recipe_path))
+    recipe = reading.load_recipe(paths.find_from_anywhere(Path(recipe_path)))
     tokens = ACCUMULATION * processes * micro_batch * recipe.model.sequence_length
     step = {"tokens_per_step": tokens, "per_device_train_batch_size": micro_batch}
     return keys.replace(recipe, gradient_checkpointing=checkpointing, **step)
@@ -142,12 +142,18 @@ def told(row: dict) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Measure every case that the JSON does not have."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", nargs="+", default=RECIPES, help="default: GPT-2 124M and 350M, a Llama of 124M")
+    parser.add_argument(
+        "--recipes",
+        nargs="+",
+        type=paths.argument,
+        default=RECIPES,
+        help="default: GPT-2 124M and 350M, a Llama of 124M",
+    )
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128])
     parser.add_argument("--compiled", nargs="+", default=["no", "yes"], choices=["no", "yes"])
     parser.add_argument("--checkpointing", nargs="+", default=["none", "mlp", "full"], choices=["none", "mlp", "full"])
     parser.add_argument("--shards", type=int, default=1, help="processes of FSDP2; 1: without (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="where the figures are kept")
+    parser.add_argument("--json", type=paths.path_argument, help="where the figures are kept")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
     if asked.measure:

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 import json
 
+from pretrain.base import paths
 from pretrain.run.curves import BLUE, GREEN, VERMILLION, picture, series
 
 
@@ -29,8 +30,8 @@ def draw(runs: list[dict], path: Path) -> None:
 def main() -> int:
     """Read the figures, write the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("json", type=paths.path_argument)
+    parser.add_argument("--out", type=paths.path_argument, required=True)
     asked = parser.parse_args()
     draw(json.loads(asked.json.read_text())["rows"], asked.out)
     return 0

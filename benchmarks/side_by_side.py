@@ -21,6 +21,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
 from benchmarks.runs import ROOT, flag_words, once
+from pretrain.base import paths
 from pretrain.data import tokenization
 from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.machine import estimate, hardware
@@ -245,7 +246,7 @@ def add_sizes(parser: argparse.ArgumentParser, **defaults: int) -> None:
     """Add the flags of the model's size, and where to write."""
     for name, size in (SIZES | defaults).items():
         parser.add_argument(f"--{name}", type=positive, default=size, help="default: %(default)s")
-    parser.add_argument("--json", help="write the figures here too")
+    parser.add_argument("--json", type=paths.argument, help="write the figures here too")
 
 
 def add_turns(parser: argparse.ArgumentParser, *, micro_batch: int) -> None:

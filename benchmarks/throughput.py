@@ -62,7 +62,7 @@ from benchmarks.side_by_side import (
     summary,
     write_ids,
 )
-from pretrain.base import cards
+from pretrain.base import cards, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.machine import estimate, hardware
@@ -299,7 +299,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--accumulation", type=positive, default=1, help="micro-batches an update")
     add_turns(parser, micro_batch=4)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, help="variants to run")
-    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT: its model.py is measured too")
+    parser.add_argument(
+        "--nanogpt", type=paths.argument, metavar="PATH", help="a checkout of nanoGPT: its model.py is measured too"
+    )
     asked = parser.parse_args(argv)
     if asked.nanogpt and not (Path(asked.nanogpt) / "model.py").is_file():
         raise BadInput(f"--nanogpt {asked.nanogpt}: holds no model.py; give the folder of a nanoGPT checkout")

@@ -29,6 +29,7 @@ import torch
 import yaml
 
 from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once, write_json
+from pretrain.base import paths
 from pretrain.base.layout import read_metrics
 from pretrain.machine import hardware
 from pretrain.run.curves import BLACK, BLUE, VERMILLION, picture, series
@@ -91,7 +92,7 @@ class Runs:
     def __init__(self, asked: argparse.Namespace):
         self.asked = asked
         self.pool = ThreadPoolExecutor(asked.workers)
-        self.more = ["--data_files", str(Path(asked.text).resolve())]
+        self.more = ["--data_files", paths.literal(str(Path(asked.text).resolve()))]
         prepare_shards(asked.folder, asked.recipe, self.more)
 
     def losses(self, way: str, settings: dict, steps: int, seeds: Sequence[int]) -> list[float]:
@@ -191,7 +192,9 @@ def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float,
 def main(argv: list[str] | None = None) -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", required=True, help="TinyShakespeare, 1,115,394 characters; or any text")
+    parser.add_argument(
+        "--text", required=True, type=paths.argument, help="TinyShakespeare, 1,115,394 characters; or any text"
+    )
     parser.add_argument("--part", choices=("headline", "undo"), default="headline")
     parser.add_argument("--target", type=float, default=1.88, help="nats per token; nanoGPT's README says 1.88")
     parser.add_argument(
@@ -201,11 +204,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--muon_steps", type=int, nargs="+", help="lengths of Muon's runs")
     parser.add_argument("--rounds", type=int, default=3, help="of the timed runs in turn; 0: none")
     parser.add_argument("--threads", type=int, default=1, help="of each run that is not timed")
-    parser.add_argument("--picture", type=Path, metavar="PNG", help="draw one run of each way, too")
+    parser.add_argument("--picture", type=paths.path_argument, metavar="PNG", help="draw one run of each way, too")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(HELD_OUT), help="default: %(default)s")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
-    parser.add_argument("--folder", default="time_to_loss", type=Path, help="finished runs there are not repeated")
-    parser.add_argument("--json", help="write the figures here too")
+    parser.add_argument(
+        "--folder", default="time_to_loss", type=paths.path_argument, help="finished runs there are not repeated"
+    )
+    parser.add_argument("--json", type=paths.argument, help="write the figures here too")
     asked = parser.parse_args(argv)
     asked.recipe = asked.recipe.resolve()
     about = {"machine": hardware.this_device().name, "torch": torch.__version__, "commit": commit()}

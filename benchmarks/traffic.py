@@ -24,6 +24,7 @@ from torch._inductor import scheduler
 
 from benchmarks import side_by_side, throughput
 from benchmarks.runs import write_json
+from pretrain.base import paths
 from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
 
@@ -105,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     side_by_side.add_sizes(parser, micro_batch=64)
     parser.add_argument("--of", choices=MODELS, default="ours", help="whose GPT-2 (default: ours)")
-    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT")
+    parser.add_argument("--nanogpt", type=paths.argument, metavar="PATH", help="a checkout of nanoGPT")
     asked = parser.parse_args(argv)
     if asked.of == "nanogpt" and not asked.nanogpt:
         parser.error("--of nanogpt: --nanogpt PATH must name a checkout of it")

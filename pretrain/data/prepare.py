@@ -160,7 +160,7 @@ def open_source(source: FoundSource, manifest: dict | None, target: PrefetchTarg
     revision, parts = open_parts(source, manifest["revision"] if manifest else None, versions)
     tokenizer = open_tokenizer(source, parts)
     identity = {"name": name, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
-    if manifest and manifest["tokenizer"] != identity:
+    if manifest and {**manifest["tokenizer"], "name": name} != identity:  # a local one may have been moved
         raise BadInput(f"{folder / 'tokenizer'} does not match the shards beside it; delete {folder}")
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if target else 0
     encode = DocumentEncoder(tokenizer, name, trainers, ids=source.config.token_column is not None)

@@ -7,6 +7,7 @@ a part: (name, read), where ``read(row)`` yields (text, begins) from that row on
 none, and whether it begins a document. All text files of a split are one part; a table's file is one.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -56,6 +57,7 @@ NO_DATA = "no data: give --data_files FILE... (text, Parquet, JSON lines) or --d
 NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
 FORMATS = {"csv": 3}  # formats of single kinds
+TOKENIZER_FILE = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)")
 
 Row = tuple[Any, bool]  # a text (str), or its ids ((n,) uint32), or None; whether a document begins with it
 Part = tuple[str, Callable[[int], Iterator[Row]]]
@@ -69,6 +71,7 @@ class FoundSource:
     name: str
     identity: Mapping[str, Any]
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # of text, by split
+    earlier_identity: Mapping[str, Any] | None = None  # of an earlier version, by the path of a local tokenizer
     files: Mapping[str, list[str]] | None = None  # of tables, by split; {}: a data set of the Hub, which has them
     most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
     repository: tuple[str, str | None, str] | None = None  # or token files of the Hub: id, revision, folder
@@ -76,7 +79,14 @@ class FoundSource:
     @property
     def folder(self) -> Path:
         """``<prepared_data_dir>/<name>-<fingerprint>``: another text, split or tokenizer is another folder."""
-        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        if self.earlier_identity is not None:
+            earlier = self._folder_of(self.earlier_identity)
+            if earlier.is_dir():
+                return earlier
+        return self._folder_of(self.identity)
+
+    def _folder_of(self, identity: Mapping[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         name = self.name.encode()[:NAME_BYTES].decode(errors="ignore")
         return Path(self.config.prepared_data_dir) / f"{name}-{digest[:12]}"
 
@@ -84,8 +94,29 @@ class FoundSource:
 def find_source(config: Data) -> FoundSource:
     """Find one of ``keys.sources`` without reading it as text, and without the network but for a text behind a URL.
 
+    A tokenizer in a local folder is part of the identity by its contents, so that the shards are found again whatever
+    its path is.
+
     Raises BadInput when nothing is found.
     """
+    source = _find(config)
+    contents = _tokenizer_contents(config.tokenizer)
+    if "tokenizer" not in source.identity or contents is None:
+        return source
+    tokenizer = {**source.identity["tokenizer"], "tokenizer": contents}
+    identity = {**source.identity, "tokenizer": tokenizer}
+    return dataclasses.replace(source, identity=identity, earlier_identity=source.identity)
+
+
+def _tokenizer_contents(name: str) -> list[list[str]] | None:
+    """Return the names and hashes of a local tokenizer's files, or None if it is not in a local folder."""
+    folder = Path(name)
+    if name in keys.TRAINED_TOKENIZERS or not folder.is_dir():
+        return None
+    return [[path.name, files.sha256(path)] for path in sorted(folder.iterdir()) if TOKENIZER_FILE.match(path.name)]
+
+
+def _find(config: Data) -> FoundSource:
     if config.data_dir:
         return _repository(config)
     if config.validation_files and not config.data_files:

@@ -3,17 +3,26 @@
 import argparse
 from pathlib import Path
 
+from pretrain.base import paths
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags that every evaluation has."""
-    parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id")
+    parser.add_argument(
+        "--model", type=paths.argument, required=True, help="a run folder, its model/, any model folder, or a Hub id"
+    )
     files_help = "a task's items, as JSON lines, Parquet or TSV; else the Hub's"
-    parser.add_argument("--task_files", nargs="+", default=[], metavar="NAME=FILE", help=files_help)
-    parser.add_argument("--data_files", nargs="+", metavar="FILE", help="the same, of the only task")
+    parser.add_argument(
+        "--task_files", nargs="+", type=paths.assignment_argument, default=[], metavar="NAME=FILE", help=files_help
+    )
+    parser.add_argument(
+        "--data_files", nargs="+", type=paths.argument, metavar="FILE", help="the same, of the only task"
+    )
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N items (0 = all)")
     batch_help = "questions at once, each with all its endings, or auto (default)"
     parser.add_argument("--batch_size", default="auto", metavar="N", help=batch_help)
-    parser.add_argument("--output", metavar="FILE", help="write a JSON line an item: sums, counts, predictions, label")
+    output_help = "write a JSON line an item: sums, counts, predictions, label"
+    parser.add_argument("--output", type=paths.argument, metavar="FILE", help=output_help)
 
 
 def faults_of(asked: argparse.Namespace) -> list[str]:

@@ -69,6 +69,7 @@ def model_card(
         step=step,
         of=of,
         recipe=recipe,
+        init_from=keys.public(recipe)["init_from"],
         facts=facts,
         kind=record.label if record else facts.model_type,
         data=", ".join(map(_in_words, keys.sources(recipe.data))),

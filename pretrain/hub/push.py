@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, constants, get_token
 from huggingface_hub.utils import validate_repo_id
 
-from pretrain.base import files, layout
+from pretrain.base import files, layout, paths
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.hub import client
 from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
@@ -175,7 +175,7 @@ def push_pending(pending: Path) -> int:
 
 
 def _waits(folder: Path, reason: str) -> str:
-    command = f"python train.py --push_pending {folder.parent.parent}"
+    command = f"python train.py --push_pending {paths.quoted(folder.parent.parent)}"
     return f"hub: {folder.name} is not on the Hub: {reason}. It waits in {folder.parent}; to send it later: {command}"
 
 

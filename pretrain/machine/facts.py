@@ -2,13 +2,14 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from pretrain.base import paths
 from pretrain.base.foreign import redact
 from pretrain.machine import estimate, hardware
 from pretrain.recipe import keys
@@ -60,8 +61,39 @@ def launcher_command() -> list[str]:
 
 
 def command_line(launcher: Sequence[str]) -> list[str]:
-    """Return the words that started this run: those of ``launcher``, if it is one; URLs in them are redacted."""
+    """Return the words that started this run: those of ``launcher``, if it is one.
+
+    URLs in them have no secrets, and local paths are shortened.
+    """
     for place, word in enumerate(launcher[:3]):
         if Path(word).name in ("accelerate", "torchrun"):
-            return [Path(word).name, *map(redact, launcher[place + 1 :])]
-    return ["python", Path(sys.argv[0]).name, *map(redact, sys.argv[1:])]
+            return [Path(word).name, *map(redact, _with_short_paths(launcher[place + 1 :]))]
+    return ["python", Path(sys.argv[0]).name, *map(redact, _with_short_paths(sys.argv[1:]))]
+
+
+def _with_short_paths(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command with the last component only of each local path.
+
+    A relative path that is not the value of a recipe key stays: it leads to the script, the recipe or a YAML file of
+    Accelerate.
+    """
+    key = ""
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            yield _short_word(key, word)
+            continue
+        key = flag.removeprefix("--").replace("-", "_")
+        yield f"{flag}={_short_word(key, value)}" if equals else word
+
+
+def _short_word(key: str, word: str) -> str:
+    """Return the value of an option, or a word without one, with local paths shortened."""
+    if key not in keys.FIELDS:
+        is_place = Path(word).is_absolute() or word.startswith(("~", "$"))
+        return Path(word).name or word if is_place else word
+    try:
+        expanded = keys.map_paths({key: word}, lambda _, path: paths.expand(path))
+    except ValueError:
+        return word
+    return keys.map_paths(expanded, keys.shortened)[key]

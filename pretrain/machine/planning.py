@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.base import cards
+from pretrain.base import cards, paths
 from pretrain.machine import forecast
 from pretrain.machine.supply import Supply
 from pretrain.recipe import keys
@@ -81,7 +81,7 @@ def command(row: Mapping, path: str, changes: Mapping[str, Any]) -> str:
     """Return the command that trains the recipe of an estimate, with changes."""
     flags = shlex.join(word for name, value in changes.items() for word in (f"--{name}", str(value)))
     launcher = cards.launcher(cards.preset(row["card"], row["count"]), row["count"])
-    return f"{launcher} train.py --recipe {shlex.quote(path)} {flags}".rstrip()
+    return f"{launcher} train.py --recipe {paths.quoted(path)} {flags}".rstrip()
 
 
 def describe(plans: Mapping[str, Mapping | None], best: str) -> str:

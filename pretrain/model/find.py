@@ -3,6 +3,7 @@
 import difflib
 from pathlib import Path
 
+from pretrain.base import paths
 from pretrain.base.errors import BadInput
 from pretrain.recipe.rules import nearest_beside
 
@@ -16,9 +17,10 @@ def find(name: str, asked: str = "--model ") -> str:
     if (path / "model").is_dir():
         return str(path / "model")
     if path.is_dir() and (path / "checkpoints").is_dir():
+        out = paths.quoted(f"exports/{path.name}")
         raise BadInput(
             f"{asked}{name}: the run has not written model/ yet; it does so at its end. Until then "
-            f"python export_model.py {name} --out exports/{path.name} makes a model of its newest checkpoint"
+            f"python export_model.py {paths.quoted(name)} --out {out} makes a model of its newest checkpoint"
         )
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         raise BadInput(f"{asked}{name}: holds no model; give a folder with config.json and weights")

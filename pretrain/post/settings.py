@@ -8,12 +8,12 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import type_validator
 from transformers import HfArgumentParser
 
+from pretrain.base import paths
 from pretrain.base.errors import BadInput
 from pretrain.recipe import reading, rules
 
@@ -36,6 +36,19 @@ class Task:
 # The least value of a number where TRL accepts less and fails at it later.
 LEAST = {"held_out_steps": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
 LEAST |= {"max_completion_length": 1, "num_generations": 2}
+# Values that are paths: of Task and of TRL's GRPOConfig.
+PATHS = (
+    "model",
+    "reward",
+    "prompts",
+    "held_out",
+    "output_dir",
+    "resume_from_checkpoint",
+    "logging_dir",
+    "deepspeed",
+    "fsdp_config",
+    "chat_template_path",
+)
 ABOVE_0 = ("learning_rate", "temperature")
 # Types that differ from TRL's own, which it or post_train.py cannot use.
 HINTS = {"scale_rewards": str | bool, "output_dir": str, "max_completion_length": int, "num_generations": int}
@@ -54,11 +67,12 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
     given = vars(reading.parse_flags(parser, argv))
     if "config" not in given:
         raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
-    file = Path(given.pop("config"))
+    file = reading.find_recipe(given.pop("config"), "config")
     fields = {one.name: one for part in (Task, config) for one in dataclasses.fields(part) if one.init}
     hints = typing.get_type_hints(Task) | typing.get_type_hints(config) | HINTS
     values = reading.read_file(file) | given
-    faults = [f"{rules.shown(n)}: no such key{rules.nearest(n, fields)}" for n in values if n not in fields]
+    faults = _expand_paths(values)
+    faults += [f"{rules.shown(n)}: no such key{rules.nearest(n, fields)}" for n in values if n not in fields]
     for name, one in fields.items():
         if name in values:
             several = typing.get_origin(hints[name]) in (types.UnionType, typing.Union)
@@ -78,6 +92,18 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
     except Exception as error:  # each part of TRL, and what is not installed, raises its own kinds
         raise refusal(error, f"{file}: ") from None
     return task, settings
+
+
+def _expand_paths(values: dict[str, Any]) -> list[str]:
+    """Expand the paths among the values in place; return one line for each path that cannot be expanded."""
+    faults = []
+    for name in PATHS:
+        if isinstance(path := values.get(name), str):
+            try:
+                values[name] = paths.expand(path)
+            except ValueError as error:
+                faults.append(f"{name} = {rules.shown(path)}: {error}")
+    return faults
 
 
 def refusal(error: Exception, where: str = "") -> BadInput:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from pretrain.base import paths
 from pretrain.recipe.keys import (
     ABSENT,
     FIELDS,
@@ -18,7 +19,6 @@ from pretrain.recipe.keys import (
     SOURCE_NAMES,
     SOURCE_RULES,
 )
-from pretrain.recipe.source_kind import URL
 
 log = logging.getLogger(__name__)
 
@@ -170,9 +170,13 @@ def _path(value: Any) -> Any:
     """Return a path, or a list of them, in a form in which relative and absolute paths are equal."""
     if isinstance(value, list):
         return [_path(item) for item in value]
-    if not isinstance(value, str) or value.startswith(URL) or not os.path.lexists(value):
+    if not isinstance(value, str):
         return value
-    return os.path.realpath(value)
+    try:
+        path = paths.expand(value)
+    except ValueError:  # reported when the recipe's paths are expanded
+        return value
+    return os.path.realpath(path) if os.path.lexists(path) else path
 
 
 def _model_path(value: Any) -> Any:

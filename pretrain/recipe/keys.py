@@ -6,15 +6,18 @@ defaults: the file states it. Places, cadence and reports have the defaults belo
 
 import dataclasses
 import functools
+import os
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from glob import escape, has_magic
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from pretrain.base import paths
 from pretrain.base.foreign import redact
 from pretrain.recipe.effects import AnyOf, Condition, KeyIs, KeyIsSet, ListIncludes, ModeIs, SourceIs
 from pretrain.recipe.source_kind import STDLIB, SourceKind
@@ -56,6 +59,17 @@ REPLACED_BY_INIT_FROM: tuple[str, ...] = ("tokenizer", "tokenizer_vocab_size", "
 REPLACED_BY_INIT_FROM += ("initializer_range", *MODEL_KEYS)
 
 
+# Kinds of keys whose value is a path; all but "folder" also take a URL.
+PathKind = Literal[
+    "folder",  # a folder on this machine, and no URL
+    "path",  # a file, a folder or a glob
+    "name",  # a file or folder that exists; any other value is a Hub id or a word such as auto
+    "repository file",  # the same, also looked up in the repository
+    "assignment",  # NAME=FILE
+]
+WORDS = ("auto", "none", *TRAINED_TOKENIZERS)  # no paths, where the kind is "name"
+
+
 def key(
     kind: str,
     default: Any,
@@ -64,6 +78,7 @@ def key(
     *,
     effect: tuple[Condition, ...] = (),
     off: Any = None,
+    path: PathKind | None = None,
 ) -> Any:
     """Describe one key.
 
@@ -73,9 +88,10 @@ def key(
         effect: the conditions under which the key has an effect; empty if it always has one.
         off: the value that switches the key off, which is permitted even where the key has no effect. A default of
             0, false or none is such a value, too.
+        path: what kind of path the value is; None if it is not a path.
     """
     off_values = (None, off) if default else (None, off, default)
-    metadata = {"help": help, "kind": kind, "allowed": allowed, "effect": effect, "off": off_values}
+    metadata = {"help": help, "kind": kind, "allowed": allowed, "effect": effect, "off": off_values, "path": path}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -126,11 +142,14 @@ class Data:
     token_column: str | None = data(
         None, "column with lists of the tokenizer's ids, for data that is tokenized", effect=(TABULAR,)
     )
-    data_files: list[str] | None = data(None, "files: paths, globs, URLs; a text file or a table's row is a document")
+    data_files: list[str] | None = data(
+        None, "files: paths, globs, URLs; a text file or a table's row is a document", path="path"
+    )
     validation_files: list[str] | None = data(
         None,
         "files to validate on; without them a part of data_files is",
         effect=(SourceIs((SourceKind.TEXT, SourceKind.TABLES)),),
+        path="path",
     )
     validation_fraction: float = data(
         0.1,
@@ -149,9 +168,12 @@ class Data:
         None,
         "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin; "
         "or hf://datasets/OWNER/NAME[@REVISION][/FOLDER], from where they are fetched",
+        path="path",
     )
     sources: list[dict] | None = data(None, "a mixture, in the recipe file: mappings of a weight and the keys above")
-    tokenizer: str = data(ABSENT, "bpe or characters (made from your text), a Hub id or a folder; else init_from's")
+    tokenizer: str = data(
+        ABSENT, "bpe or characters (made from your text), a Hub id or a folder; else init_from's", path="name"
+    )
     tokenizer_vocab_size: int = data(
         4096, "size of a bpe made from your text; small for a small model", (257, 10**6), effect=BPE
     )
@@ -170,7 +192,7 @@ class Data:
     stream_keep: str = run(
         "all", "consumed: delete train shards that no kept checkpoint needs (one epoch)", ("all", "consumed")
     )
-    prepared_data_dir: str = run("data", "where prepared shards are kept", effect=(PREPARED,))
+    prepared_data_dir: str = run("data", "where prepared shards are kept", effect=(PREPARED,), path="folder")
     data_device: str = run(
         "auto", "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small", ("auto", "cpu", "cuda")
     )
@@ -201,7 +223,9 @@ class Model:
     )
     embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), effect=GPT2, off=0.0)
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
-    init_from: str | None = science(None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id")
+    init_from: str | None = science(
+        None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id", path="name"
+    )
     initializer_range: float = science(
         0.02,
         "standard deviation of the first weights; AdamW on a model 128 wide wants 0.08",
@@ -312,7 +336,7 @@ class Evaluation:
     task_steps: int = run(0, "steps between scores of the tasks; small models stay near chance", (0, 10**9))
     task_limit: int = run(0, "the first so many items of each task; 0 = all", (0, 10**9), effect=SCORED)
     task_files: list[str] | None = run(
-        None, "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's", effect=SCORED
+        None, "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's", effect=SCORED, path="assignment"
     )
 
     def files_of(self, task: str) -> list[str] | None:
@@ -329,14 +353,22 @@ class Saving:
         False, "model/ has the weights of the lowest validation loss, not the last", effect=VALIDATED
     )
     save_total_limit: int = run(2, "newest checkpoints that are kept: 2 or more; 0 = all", (0, 10**6))
-    output_dir: str | None = run(None, "run folder; without it runs/<run_name>")
+    output_dir: str | None = run(None, "run folder; without it runs/<run_name>", path="folder")
     run_name: str | None = run(None, "name of the run, its folder and in trackers; else the recipe's")
-    resume_from_checkpoint: str = run("auto", "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION)")
+    resume_from_checkpoint: str = run(
+        "auto", "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION)", path="name"
+    )
 
     @property
     def run_dir(self) -> Path:
         """The run folder."""
         return Path(self.output_dir or f"runs/{self.name}")
+
+    @property
+    def option_of_another_run(self) -> str:
+        """The option that gives a new run another folder: --output_dir where the folder is not runs/<run_name>."""
+        usual = Path("runs", self.name)
+        return "--run_name" if self.run_dir.absolute() == usual.absolute() else "--output_dir"
 
     @property
     def checkpoints(self) -> Path:
@@ -369,7 +401,9 @@ class Tracking:
 
     report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", ("none", *TRACKERS))
     project_name: str = run("ursa-minor", "project name in trackers", effect=TRACKED)
-    reference_curve: str | None = run(None, "a published run's losses, drawn beside this one's: a file of references/")
+    reference_curve: str | None = run(
+        None, "a published run's losses, drawn beside this one's: a file of references/", path="repository file"
+    )
     tags: list[str] = run((), "tags of the run in wandb, and of the model on the Hub", effect=TAGGED)
 
     @property
@@ -449,23 +483,131 @@ def replace(recipe: Recipe, **changes: Any) -> Recipe:
     return deal(flat(recipe) | changes)
 
 
+def map_paths(values: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
+    """Return keys and values with ``change(key, path)`` in place of each path, those of ``sources`` included.
+
+    ``change`` also gets URLs, Hub ids and words such as ``auto``. Of NAME=FILE it gets the file. A value of
+    another type than the key's is left as it is.
+    """
+
+    def changed(name: str, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [changed(name, item) for item in value]
+        if name == "sources" and isinstance(value, dict):
+            return map_paths(value, change)
+        kind = _path_kind(name)
+        if kind is None or not isinstance(value, str):
+            return value
+        if kind != "assignment":
+            return change(name, value)
+        task, equals, file = value.partition("=")
+        return f"{task}={change(name, file)}" if equals else value
+
+    return {
+        name: changed(name, value) if name == "sources" or _path_kind(name) else value for name, value in values.items()
+    }
+
+
+def is_local(name: str, path: str) -> bool:
+    """Return whether a value of the key ``name`` is a path on this machine, and not a URL, a Hub id or a word."""
+    if not path or paths.is_url(path):
+        return False
+    if _path_kind(name) in ("folder", "path", "assignment"):
+        return True
+    return path not in WORDS and (Path(path).is_absolute() or os.path.lexists(path))
+
+
+def absolute(name: str, path: str) -> str:
+    """Return the value of a key that is a path so that it means the same in another folder; globs stay globs."""
+    if not is_local(name, path) or _is_in_repository(name, path):
+        return path
+    folder = os.getcwd()  # noqa: PTH109  (a text, to be escaped)
+    if has_magic(path) and not os.path.lexists(path):
+        folder = escape(folder)
+    return str(Path(folder, path))
+
+
+def shortened(name: str, path: str) -> str:
+    """Return the value of a key that is a path as others may see it: the last component of a local path.
+
+    A run's ``model/`` is known by the name of the run.
+    """
+    if not is_local(name, path) or _is_in_repository(name, path):
+        return path
+    place = Path(path)
+    if place == Path(os.path.expanduser("~")):  # noqa: PTH111  (Path.home raises without a home)
+        return "~"
+    if place.name == "model" and (place.parent / "recipe.yaml").is_file():
+        place = place.parent
+    return place.name or path
+
+
+def _path_kind(name: str) -> PathKind | None:
+    return FIELDS[name].metadata["path"] if name in FIELDS else None
+
+
+def _is_in_repository(name: str, path: str) -> bool:
+    """Return whether a path is relative and names a file of the repository, which is found from any folder."""
+    if _path_kind(name) != "repository file" or Path(path).is_absolute():
+        return False
+    file = paths.ROOT / path
+    return file.is_file() and (not os.path.lexists(path) or file.samefile(path))
+
+
 def public(recipe: Recipe) -> dict[str, Any]:
-    """Return every key and value as others may see them: URLs without user, password and query."""
+    """Return every key and value as others may see them.
+
+    URLs have no user, password and query, and of a local path there is the last component only.
+    """
+    return map_paths(_without_secrets(recipe), shortened)
+
+
+def as_yaml(recipe: Recipe) -> str:
+    """Return the recipe as the YAML file of a run folder: URLs without secrets, local paths absolute.
+
+    ``load_recipe`` reads it back to the same run from any folder.
+    """
+    values = map_paths(_without_secrets(recipe), lambda name, path: paths.literal(absolute(name, path)))
+    return _to_yaml(values)
+
+
+def public_yaml(recipe: Recipe) -> str:
+    """Return the recipe as a YAML file for others; it does not state output_dir, a place on this machine."""
+    values = map_paths(public(recipe), lambda name, path: paths.literal(path))
+    return _to_yaml(values | {"output_dir": None})
+
+
+def fixed(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys that may not change within a run (data is compared by its contents instead).
+
+    A checkpoint states them and may be pushed or moved, so a local path is shortened.
+    """
+    science = {name: value for name, value in flat(recipe).items() if FIELDS[name].metadata["kind"] == "science"}
+    return map_paths(science, shortened)
+
+
+def is_unchanged(name: str, before: Any, now: Any) -> bool:
+    """Return whether a key has the value that a checkpoint states, both as ``fixed`` returns them.
+
+    A checkpoint of an earlier version states the full path of a model.
+    """
+    if before == now or _path_kind(name) is None or not isinstance(before, str):
+        return before == now
+    place = Path(before)
+    return now == place.name or (place.name == "model" and now == place.parent.name)
+
+
+def _without_secrets(recipe: Recipe) -> dict[str, Any]:
+    """Return every key and value, URLs without user, password and query."""
     return {
         name: _public(value) if FIELDS[name].metadata["kind"] == "data" else value
         for name, value in flat(recipe).items()
     }
 
 
-def as_yaml(recipe: Recipe) -> str:
-    """Return the public recipe as a YAML file that ``load_recipe`` reads back to the same values."""
-    stated = {name: value for name, value in public(recipe).items() if value not in (None, ())}  # these are defaults
+def _to_yaml(values: Mapping[str, Any]) -> str:
+    stated = {name: value for name, value in values.items() if value not in (None, ())}  # these are defaults
     return yaml.safe_dump(stated, sort_keys=False, allow_unicode=True)
-
-
-def fixed(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys that may not change within a run (data is compared by its contents instead)."""
-    return {name: value for name, value in flat(recipe).items() if FIELDS[name].metadata["kind"] == "science"}
 
 
 def sources(data: Data) -> list[Data]:

@@ -15,11 +15,24 @@ from typing import Any
 
 import yaml
 
-from pretrain.base import console
+from pretrain.base import console, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.recipe import data_source, rules, translate
-from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
+from pretrain.recipe import data_source, places, rules, translate
+from pretrain.recipe.keys import (
+    ABSENT,
+    AUTO,
+    FIELDS,
+    MODEL_KEYS,
+    OPTIONAL,
+    SIZES,
+    SLICES,
+    TYPES,
+    Recipe,
+    deal,
+    fixed,
+    is_unchanged,
+)
 from pretrain.recipe.rules import either, nearest, shown, type_name
 
 log = logging.getLogger(__name__)
@@ -89,10 +102,40 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     if "push_pending" in modes:
         if flags or len(modes) > 1:
             raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
+        modes["push_pending"] = expand_option("push_pending", modes["push_pending"])
         return None, modes, []
     reader_argv = argv_of(flags)
-    recipe = load_recipe(Path(flags.pop("recipe", RECIPE)), flags, modes)
+    recipe_file = find_recipe(flags.pop("recipe", RECIPE))
+    if "extend_steps" in modes:
+        _refuse_name_of_extension(recipe_file, flags)
+    recipe = load_recipe(recipe_file, flags, modes)
     return recipe, modes, reader_argv
+
+
+def find_recipe(typed: str, option: str = "recipe") -> Path:
+    """Return the recipe file that an option names, in the current folder or else in the repository.
+
+    Raises BadInput where the path cannot be expanded. Whether there is such a file is not checked.
+    """
+    return paths.find_from_anywhere(Path(expand_option(option, typed)))
+
+
+def expand_option(option: str, path: str) -> str:
+    """Return the path of a command-line option expanded; raises BadInput where it cannot be."""
+    try:
+        return paths.expand(path)
+    except ValueError as error:
+        raise BadInput(f"--{option} {path}: {error}") from None
+
+
+def _refuse_name_of_extension(recipe_file: Path, flags: Mapping[str, Any]) -> None:
+    """Raise BadInput where --extend_steps gets a run's recipe.yaml and a name or folder for the extended run."""
+    options = [f"--{name}" for name in ("run_name", "output_dir") if name in flags]
+    if recipe_file.name == RUN_RECIPE and options:
+        raise BadInput(
+            f"--extend_steps: extends the run in {recipe_file.parent} and names the new run after its length; "
+            f"leave {' and '.join(options)} out"
+        )
 
 
 def show_translation(text: str) -> None:
@@ -221,10 +264,12 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
     flag_values = {name: rules.from_text(text, name) for name, text in flags.items()}
     file_values = data_source.replace_source(stated, flag_values)
     file_values = data_source.replace_model(file_values, flag_values)
-    values = file_values | flag_values
+    values, faults = places.expand(file_values | flag_values)
+    if path.name == RUN_RECIPE:
+        values = places.follow_run_folder(values, stated, flags, path.parent)
     _begin_from_model(values)
     split_is_stated = "tokenizer_split" in values
-    faults = [_unknown(str(name), FIELDS) for name in values if name not in FIELDS]
+    faults += [_unknown(str(name), FIELDS) for name in values if name not in FIELDS]
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or values[name] is None and name in OPTIONAL):
@@ -296,7 +341,7 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
     """Raise BadInput with each key whose value is not the one that the run at ``where`` began with."""
     defaults = {name: field.default for name, field in FIELDS.items() if field.default is not ABSENT}
     then = {name: before.get(name, defaults.get(name)) for name in fixed(recipe)}  # a key may be younger than the run
-    changed = {name: now for name, now in fixed(recipe).items() if then[name] != now}
+    changed = {name: now for name, now in fixed(recipe).items() if not is_unchanged(name, then[name], now)}
     if changed:
         raise BadInput(
             f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. "
@@ -309,11 +354,15 @@ def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str
     """Return what to do about a key that is fixed; a finished run is trained longer by another command."""
     run = recipe.saving.run_dir
     if name != "max_steps" or now <= (then[name] or now) or not (run / "model").is_dir():
-        return "Give another --run_name, or set it back"
-    command, more = f"python train.py --recipe {shlex.quote(f'{run}/recipe.yaml')}", now - then[name]
+        return f"Give another {recipe.saving.option_of_another_run}, or set it back"
+    command = f"python train.py --recipe {paths.quoted(run / RUN_RECIPE)}"
+    more = now - then[name]
     if then["lr_scheduler_type"] in ("wsd", "constant"):
         return f"To train it on: {command} --extend_steps {more}"
-    new = shlex.join(["--init_from", str(run), "--run_name", f"{recipe.saving.name}-2", "--output_dir", f"{run}-2"])
+    new = (
+        f"--init_from {paths.quoted(run)} --run_name {shlex.quote(f'{recipe.saving.name}-2')} "
+        f"--output_dir {paths.quoted(f'{run}-2')}"
+    )
     return f"Its learning rate has ended. A new run from its weights: {command} {new} --max_steps {more}"
 
 

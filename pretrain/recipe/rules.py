@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pretrain.base import paths
 from pretrain.base.errors import BadInput
 from pretrain.recipe import data_source, keys, references
 
@@ -37,6 +38,8 @@ def key_fault(name: str, value: Any) -> str | None:
     for each in value if isinstance(value, list) else [value]:
         if about["allowed"] and each not in about["allowed"]:
             return f"must be {either(about['allowed'])}{nearest(each, about['allowed'])}"
+    if about["path"] == "folder" and paths.is_url(value):
+        return "must be a folder on this machine, and this is a URL"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"
     return None

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -144,8 +145,8 @@ def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, l
     """Return the newest checkpoint in ``folder`` that verifies, and one line for each newer one that does not.
 
     Args:
-        begin: the checkpoint that the run began at, the path as it was given: only checkpoints that came of it count, and
-            where there is none it is returned itself. It may lie in ``folder``: then the run goes back, and what came
+        begin: the checkpoint that the run began at: only checkpoints that came of it count, and where there is none it is
+            returned itself. It may lie in ``folder``: then the run goes back, and what came
             after it before is passed over.
 
     Raises BadInput when there are checkpoints and none verifies, for a run must not begin again over them; and where
@@ -157,7 +158,7 @@ def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, l
             origin = files.read_json(path / STATE).get("origin")
         except (OSError, ValueError, AttributeError):
             return True  # nobody knows; it is damaged, and will be named
-        return isinstance(origin, dict) and origin.get("checkpoint") == str(begin)
+        return begin is not None and _began_at(origin, begin)
 
     there, skipped = list_checkpoints(folder), []
     mine = [path for path in there if begin is None or is_mine(path)]
@@ -175,6 +176,31 @@ def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, l
             f"resume_from_checkpoint = {begin}: {folder} holds checkpoints of another beginning; give another --run_name"
         )
     return begin, skipped
+
+
+def origin_of(begin: Path) -> dict[str, str]:
+    """Return what ``state.json`` states of the checkpoint that a run began at: its name and the hash of its weights.
+
+    The path is not stated: the checkpoint may be moved, and ``state.json`` may be pushed to the Hub.
+    """
+    return {"checkpoint": begin.name, "sha256": _hash_of_weights(begin)}
+
+
+def _began_at(origin: Any, begin: Path) -> bool:
+    """Return whether the ``origin`` in a checkpoint's ``state.json`` is the checkpoint ``begin``."""
+    if not isinstance(origin, dict) or not isinstance(origin.get("checkpoint"), str):
+        return False
+    stated = Path(origin["checkpoint"]).parts
+    if begin.absolute().parts[-len(stated) :] != stated:  # an earlier version stated the full path
+        return False
+    try:
+        return origin.get("sha256") in (None, _hash_of_weights(begin))
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # it was deleted since then
+
+
+def _hash_of_weights(path: Path) -> str:
+    return files.read_json(path / MANIFEST)["files"][MODEL]["sha256"]
 
 
 def read_state(path: Path) -> dict:

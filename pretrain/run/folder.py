@@ -21,6 +21,7 @@ LOCK, MODEL_FOLDER = ".lock", "model"
 def refuse_foreign_run(recipe: keys.Recipe) -> None:
     """Raise BadInput when the run folder holds another recipe's run, or is not a run folder."""
     run_dir, asked = recipe.saving.run_dir, recipe.saving.resume_from_checkpoint
+    option = recipe.saving.option_of_another_run
     old = run_dir / "recipe.yaml"
     for place in (run_dir, recipe.saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
         if fault := files.unusable(place):
@@ -35,7 +36,7 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
     if holds_results(recipe.saving):
         reading.refuse_changed_science(old, keys.fixed(reading.load_recipe(old)), recipe)
     if asked == "none" and checkpoint.list_checkpoints(recipe.saving.checkpoints):
-        raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
+        raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another {option}")
 
 
 def holds_results(saving: keys.Saving) -> bool:
@@ -58,7 +59,8 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
         return
     run_dir = recipe.saving.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
-    busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another --run_name"
+    option = recipe.saving.option_of_another_run
+    busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another {option}"
     with files.locked(run_dir / LOCK, busy):
         clear_partial(run_dir)
         clear_partial(recipe.saving.checkpoints)

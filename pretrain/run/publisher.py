@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pretrain.base import layout
+from pretrain.base import layout, paths
 from pretrain.base.errors import BadInput
 from pretrain.hub import fetch, push
 from pretrain.hub.model_card import metadata, model_card
@@ -63,7 +63,7 @@ class Publisher:
             left = self._pusher.close(1)
         if left:
             waiting = f"{counted(left, 'push', 'pushes')} to send in {self._run_dir / PENDING}"
-            log.info(f"hub      {waiting}; the command: python train.py --push_pending {self._run_dir}")
+            log.info(f"hub      {waiting}; the command: python train.py --push_pending {paths.quoted(self._run_dir)}")
         elif self._pushes:
             log.info(f"hub      all pushes are in {self._repo_id}")
 
@@ -76,7 +76,9 @@ class Publisher:
             rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
             files["README.md"] = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
             files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
-            files |= {name: run_dir / name for name in ("recipe.yaml", "curves.png") if (run_dir / name).is_file()}
+            files["recipe.yaml"] = keys.public_yaml(recipe)
+            if (run_dir / "curves.png").is_file():
+                files["curves.png"] = run_dir / "curves.png"
             path = recipe.saving.checkpoints / layout.step_name(step)
             places = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoints/{path.name}"}
             if (within := places.get(recipe.hub.hub_strategy)) and path.is_dir():

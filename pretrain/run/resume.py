@@ -153,7 +153,7 @@ class Checkpoints:
             accelerator.scaler.load_state_dict(saved["scaler"])
         state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
         if path == begins_at(recipe.saving):
-            state.origin = {"checkpoint": str(path)}
+            state.origin = checkpoint.origin_of(path)
         best = recipe.saving.checkpoints / step_name(state.best_step or 0)
         if recipe.saving.load_best_model_at_end and (path.parent != best.parent or not best.is_dir()):
             state.forget_best()

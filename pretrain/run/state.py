@@ -26,7 +26,7 @@ class RunState:
         tasks: by name the commit of each task's data set that the run is scored on.
         evaluations, evaluated_step: how many validations there were, and at which step the last one.
         best_loss, best_step, since_best: the lowest validation loss, its step, and how many have followed.
-        origin: the checkpoint that the run was begun from (``resume_from_checkpoint``): its path.
+        origin: the checkpoint that the run began at (``resume_from_checkpoint``), as ``checkpoint.origin_of`` states it.
     """
 
     max_steps: int

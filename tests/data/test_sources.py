@@ -463,3 +463,33 @@ def test_a_download_has_a_limit_that_is_said_and_a_name_that_can_be_made(downloa
     message = refused(data_files=[f"{server.url}/text.txt"])
     assert re.search(r"/text.txt: has more than [\de-]+ GB, the limit of a file .*a data set of the Hub", message)
     assert list(downloads.iterdir()) == [Path(kept)]
+
+
+def test_shards_are_found_whatever_the_path_of_the_tokenizer_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("some text")
+    Path("tok").mkdir()
+    Path("tok/tokenizer.json").write_text("{}")
+    Path("tok/model.safetensors").write_text("not hashed")
+
+    def folder_of(tokenizer: str) -> Path:
+        return sources.find_source(keys.Data(**PLAIN | {"tokenizer": tokenizer, "data_files": ["a.txt"]})).folder
+
+    relative = folder_of("tok")
+    assert folder_of(str(tmp_path / "tok")) == folder_of("./tok") == relative
+    Path("tok").rename("moved")
+    Path("moved/model.safetensors").unlink()
+    assert folder_of("moved") == relative
+    Path("moved/tokenizer.json").write_text("{ }")
+    assert folder_of("moved") != relative
+
+
+def test_shards_that_an_earlier_version_prepared_are_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("some text")
+    config = keys.Data(**PLAIN | {"tokenizer": "tok", "data_files": ["a.txt"]})
+    earlier = sources.find_source(config).folder  # no such folder exists yet, so the name counts
+    Path("tok").mkdir()
+    assert sources.find_source(config).folder != earlier
+    earlier.mkdir(parents=True)
+    assert sources.find_source(config).folder == earlier

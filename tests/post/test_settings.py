@@ -73,3 +73,16 @@ def test_what_is_missing_is_named_with_what_it_is_and_help_needs_no_file(tmp_pat
     with pytest.raises(SystemExit) as ended:
         settings.read(["--help"], Config)
     assert ended.value.code == 0 and "--held_out_steps" in capsys.readouterr().out
+
+
+def test_paths_are_expanded_and_the_file_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACE", "/place")
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("UNSET", raising=False)
+    task, config = read(tmp_path, "prompts: ~/p.jsonl\noutput_dir: $PLACE/x", "--reward", "~/r.py:short")
+    assert (task.prompts, config.output_dir, task.reward) == ("/home/me/p.jsonl", "/place/x", "/home/me/r.py:short")
+    with pytest.raises(BadInput, match=r"a.yaml: held_out = \$UNSET/h: the environment variable UNSET is not set"):
+        read(tmp_path, "", "--held_out", "$UNSET/h")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=r"recipes/post/addition.yaml: "):  # found; this Config lacks most of its keys
+        settings.read(["--config", "recipes/post/addition.yaml"], Config)

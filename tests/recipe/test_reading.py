@@ -53,6 +53,10 @@ def recipe(folder, **changes):
     return reading.load_recipe(write(folder, **changes))
 
 
+def with_absolute_paths(recipe):
+    return keys.deal(keys.map_paths(keys.flat(recipe), keys.absolute))
+
+
 def mixture(*given, **changes):
     """What of a recipe makes it read these sources."""
     return {"data_files": None, "tokenizer": "owner/tokenizer", "sources": list(given)} | changes
@@ -67,7 +71,7 @@ def test_every_recipe_loads_survives_as_yaml_and_has_a_plan_for_one_process(tmp_
     assert len(RECIPES) > 5
     for path in RECIPES:
         loaded = reading.load_recipe(path)
-        assert reading.load_recipe(write(tmp_path, keys.as_yaml(loaded), "recipe.yaml")) == loaded
+        assert reading.load_recipe(write(tmp_path, keys.as_yaml(loaded), "recipe.yaml")) == with_absolute_paths(loaded)
         assert loaded.saving.run_name == path.stem and loaded.saving.output_dir == f"runs/{path.stem}"
         plan = make_plan(loaded, 1)
         per_update = plan.per_device_train_batch_size * plan.gradient_accumulation_steps
@@ -85,7 +89,7 @@ def test_a_recipe_survives_as_yaml_to_the_bit_also_without_values_taken_away(tmp
     shared = ["a.jsonl", "é.jsonl"]  # one list in two places: YAML writes it as an alias
     sources = (HUB, OWN | {"data_files": shared}, {"weight": 1e-9, "data_files": shared})
     for one in (given, recipe(tmp_path, **mixture(*sources, run_name="mine"))):
-        assert reading.load_recipe(write(tmp_path, keys.as_yaml(one), "copy.yaml")) == one
+        assert reading.load_recipe(write(tmp_path, keys.as_yaml(one), "copy.yaml")) == with_absolute_paths(one)
 
 
 # A key, its text in the file, and what is said of it.

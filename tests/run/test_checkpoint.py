@@ -217,7 +217,7 @@ def test_a_manifest_or_a_state_that_says_odd_things_is_damage_also_with_a_manife
 def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
     mine, begin = tmp_path / "mine", save(tmp_path / "theirs", 4)
     assert checkpoint.find_newest(mine, begin) == (begin, [])
-    origin = {"checkpoint": str(begin)}
+    origin = checkpoint.origin_of(begin)
     first = save(mine, 5, origin=origin)
     (save(mine, 6, origin=origin) / checkpoint.MODEL).write_bytes(b"x")
     (save(mine, 7) / checkpoint.STATE).write_text("[")
@@ -232,6 +232,23 @@ def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
     with pytest.raises(BadInput, match="mine holds checkpoints of another beginning; give another --run_name"):
         checkpoint.find_newest(mine, other)
     assert checkpoint.find_newest(mine, first) == (first, ANY)  # it goes back
+
+
+def test_origin_is_known_from_any_path_and_states_none(tmp_path, monkeypatch):
+    begin = save(tmp_path / "theirs", 4)
+    origin = checkpoint.origin_of(begin)
+    assert str(tmp_path) not in str(origin)
+    first = save(tmp_path / "mine", 5, origin=origin)
+    monkeypatch.chdir(tmp_path)
+    begin.parent.rename("moved")
+    for path in (Path("moved", begin.name), tmp_path / "moved" / begin.name):
+        assert checkpoint.find_newest(tmp_path / "mine", path)[0] == first
+    older = save(tmp_path / "older", 5, origin={"checkpoint": f"moved/{begin.name}"})  # of an earlier version
+    assert checkpoint.find_newest(tmp_path / "older", tmp_path / "moved" / begin.name)[0] == older
+    other = save(tmp_path / "other", 4)
+    with monkeypatch.context() as patch, pytest.raises(BadInput, match="checkpoints of another beginning"):
+        patch.setattr(checkpoint, "_hash_of_weights", lambda path: "0" * 64)
+        checkpoint.find_newest(tmp_path / "mine", other)
 
 
 def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch):

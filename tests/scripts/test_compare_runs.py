@@ -60,6 +60,18 @@ def test_two_runs_differ_in_the_keys_that_the_table_shows(six, drawn, capsys):
     assert labels[-1:] == ["llm.c, GPT-2 124M (its own validation set, of FineWeb)"]
 
 
+def test_absolute_path_of_the_same_file_is_no_difference(six, drawn, capsys):
+    Path("text.txt").touch()
+    places = {"data_files": ["text.txt"], "prepared_data_dir": "data"}
+    for run, changes in zip(
+        six[:2], (places, places | {"data_files": [str(Path("text.txt").absolute())]}), strict=True
+    ):
+        file = Path(run, "recipe.yaml")
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | changes))
+    compare_runs.main([*six[:2], "--group", "seed"])
+    assert "adamw0 x2" in capsys.readouterr().out
+
+
 def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six, drawn, capsys):
     assert compare_runs.main([*six, "--group", "seed"]) == 0
     lines = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]

@@ -380,8 +380,25 @@ def test_a_run_that_goes_back_keeps_what_it_does_from_there_after_a_kill(uninter
     done = run(WITNESS, *back, LEDGER="k.ledger")
     assert "resumed from runs/whole/checkpoints/step-00000011" in done.stderr  # not 12 of the time before
     state = checkpoint.read_state(Path("runs/whole/checkpoints/step-00000012"))
-    assert state["origin"]["checkpoint"] == "runs/whole/checkpoints/step-00000009"
+    assert state["origin"]["checkpoint"] == "step-00000009"
     assert "nothing is left to train" in run("train.py", *flags).stderr
+
+
+def test_run_resumes_from_another_folder(uninterrupted, monkeypatch):
+    """The fixture copied the run and its text: recipe.yaml names the place that they were made in."""
+    shutil.rmtree("runs/whole/checkpoints/step-00000012")
+    elsewhere = uninterrupted / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    done = run("train.py", "--recipe", "../runs/whole/recipe.yaml")
+    assert "resumed from ../runs/whole/checkpoints/step-00000009" in done.stderr
+    Path("../runs/whole").rename("moved")  # alone: recipe.yaml names the text by its absolute path now
+    done = run("train.py", "--recipe", "moved/recipe.yaml")
+    assert "nothing is left to train" in done.stderr
+    done = run("train.py", "--recipe", "moved/recipe.yaml", "--run_name", "new", "--learning_rate", "1e-3")
+    assert "run      new in runs/new" in done.stderr
+    assert "resumed" not in done.stderr
+    assert {path.name for path in elsewhere.iterdir() if path.name[0] != "."} == {"moved", "runs"}
 
 
 def test_shards_of_another_tokenizer_are_refused(uninterrupted):

@@ -36,13 +36,17 @@ def train(server: HubServer, *flags: str, expect: int = 0, **environment: str) -
 
 def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch):
     with HubServer() as server:
-        said = train(server, *PUSHED, "--run_name", "p", "--hub_strategy", "all_checkpoints")
+        text = ("--data_files", str(workplace / "text.txt"))
+        said = train(server, *PUSHED, *text, "--run_name", "p", "--hub_strategy", "all_checkpoints")
         assert "all pushes are in me/p" in said
         steps = ["step-00000003", "step-00000006", "step-00000009", "step-00000012"]
         assert list(server.tags("me/p")) == steps and len(server.titles("me/p")) == 4
         assert server.titles("me/p")[0] == server.tags("me/p")[steps[-1]]
         assert re.fullmatch(r"p, step 12: train loss .*, validation loss .*", server.titles("me/p")[0])
         assert server.repositories["me/p"].private
+        pushed = server.files("me/p")
+        assert "recipe.yaml" in pushed
+        assert not [name for name, data in pushed.items() if str(workplace).encode() in data]
         again = Path("elsewhere")
         again.mkdir()
         for name in ("tiny.yaml", "text.txt"):
