@@ -308,6 +308,18 @@ def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
         assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
 
 
+@pytest.mark.parametrize("decay_ratio", [0.55, 0.554, 0.555])
+def test_wsd_overlap_is_checked_with_rounded_decay_steps(tmp_path, decay_ratio):
+    """0.55 * 100 is above 55 in floating point; 0.555 * 100 is rounded to 56."""
+    changes = {"lr_scheduler_type": "wsd", "max_steps": 100, "warmup_steps": 45, "decay_ratio": decay_ratio}
+    path = write(tmp_path, **changes)
+    if decay_ratio < 0.555:
+        assert reading.load_recipe(path).schedule.decay_ratio == decay_ratio
+    else:
+        (message,) = refused(path)
+        assert "overlap. Use --decay_ratio 0.55" in message
+
+
 def test_a_flag_without_effect_is_refused_and_a_default_a_zero_or_a_key_of_the_file_is_not(tmp_path):
     for flags, words in (
         ({"muon_momentum": "0.9"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
