@@ -16,8 +16,8 @@ from pretrain.recipe import keys
 log = logging.getLogger(__name__)
 
 PLANNING_UPDATES = 20
-# Part of the remaining time that is not planned: for a first checkpoint, of unknown duration, for
-# the export of the model and for a machine that becomes slower.
+# Part of the remaining time that is not planned. It allows for activities of unknown duration (the
+# first checkpoint, the test split and the export at the end) and for a machine that becomes slower.
 MARGIN = 0.05
 
 # Activities of the training loop.
@@ -149,15 +149,19 @@ class TimeBudget:
     def _reserve(self, step: int, end: int) -> float:
         """Return the seconds of the evaluations and checkpoints from ``step`` to the ``end``.
 
-        Each is due at the multiples of its interval and at the end. One that has not happened yet
-        has no known duration and counts as 0 seconds.
+        One that has not happened yet has no known duration and counts as 0 seconds.
         """
-        total = 0.0
-        for activity, interval in self._intervals.items():
-            if interval:
-                times = math.ceil(end / interval) - (step - 1) // interval
-                total += times * self._seconds_of(activity)
-        return total
+        times = {activity: self._times(activity, step, end) for activity in self._intervals}
+        if self._saving.load_best_model_at_end:  # each validation may save a checkpoint
+            times[CHECKPOINT] += times[VALIDATION]
+        return sum(times[activity] * self._seconds_of(activity) for activity in times)
+
+    def _times(self, activity: str, step: int, end: int) -> int:
+        """Return how often an activity is due: at the multiples of its interval and at the end."""
+        interval = self._intervals[activity]
+        if interval == 0:
+            return 0
+        return math.ceil(end / interval) - (step - 1) // interval
 
     def _seconds_of(self, activity: str) -> float:
         """Return the median duration of an activity, 0 if it has not happened yet."""

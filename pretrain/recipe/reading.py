@@ -92,6 +92,8 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
         return None, modes, []
     reader_argv = argv_of(flags)
     recipe = load_recipe(Path(flags.pop("recipe", RECIPE)), flags)
+    if "extend_steps" in modes and "max_hours" in flags and recipe.schedule.max_hours:
+        raise BadInput("--max_hours has no effect with --extend_steps, which states the length. Leave it out")
     if "eval_only" not in modes:
         refuse_idle_tasks(recipe, flags)
     return recipe, modes, reader_argv

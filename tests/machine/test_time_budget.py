@@ -102,6 +102,16 @@ def test_time_for_evaluations_and_checkpoints_is_reserved(recipe, clock):
     assert total(length.max_steps) <= available < total(length.max_steps + 1)
 
 
+def test_a_checkpoint_per_validation_is_reserved_for_the_best(recipe, clock):
+    changes = {"eval_steps": 100, "save_steps": 1000, "max_hours": 0.5, "load_best_model_at_end": True}
+    budget = make_budget(recipe, clock, **changes)
+    saved = [(10, time_budget.CHECKPOINT, 50.0)]
+    (length,) = filter(None, train(budget, clock, [1.0] * 20, activities=saved))
+    # 1730 s remain, 1643 s of them are planned: 993 updates and 13 checkpoints, one for each of
+    # the validations at 100, ..., 1000 and 1013 and two at 1000 and 1013.
+    assert length.max_steps == 1013
+
+
 def test_unknown_durations_count_as_zero(recipe, clock):
     budget = make_budget(recipe, clock, eval_steps=100, save_steps=100)
     (length,) = filter(None, train(budget, clock, [1.0] * 20))

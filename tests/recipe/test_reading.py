@@ -308,6 +308,13 @@ def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
         assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
 
 
+def test_extend_steps_refuses_max_hours(tmp_path):
+    command = ["--recipe", str(write(tmp_path)), "--extend_steps", "5"]
+    with pytest.raises(BadInput, match="--max_hours has no effect with --extend_steps"):
+        reading.parse_training([*command, "--max_hours", "1"])
+    assert reading.parse_training([*command, "--max_hours", "0"])[1] == {"extend_steps": 5}
+
+
 @pytest.mark.parametrize("decay_ratio", [0.55, 0.554, 0.555])
 def test_wsd_overlap_is_checked_with_rounded_decay_steps(tmp_path, decay_ratio):
     """0.55 * 100 is above 55 in floating point; 0.555 * 100 is rounded to 56."""
