@@ -6,6 +6,7 @@
 The same command resumes a run that was stopped or killed.
 """
 
+import dataclasses
 import logging
 import os
 import sys
@@ -46,7 +47,7 @@ from pretrain.hub import client
 from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
 from pretrain.machine.fit import save_when_out_of_memory
-from pretrain.machine.time_budget import TimeBudget
+from pretrain.machine.time_budget import CHECKPOINT, SAMPLES, TASKS, UPDATE, VALIDATION, TimeBudget
 from pretrain.model import pretrained
 from pretrain.model.build import build
 from pretrain.optim import optimizers, update
@@ -66,7 +67,10 @@ BAD_UPDATES_IN_A_ROW = 3
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None, parent: int | None = None) -> int:
-    """Run the command line; return the exit status: 0 done, 1 failed, 2 bad input, 128 + n for signal n."""
+    """Run the command line; return the exit status: 0 done, 1 failed, 2 bad input, 128 + n for signal n.
+
+    A run that ``max_hours`` stops before its end also has status 0.
+    """
     end_with_launcher(parent or os.getppid())
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     argv = sys.argv[1:] if argv is None else argv
@@ -131,7 +135,7 @@ def train(
     checkpoints, optimizer = run.checkpoints, run.optimizer
     first_step, waited_before, micro_batch = state.step, state.data_wait_seconds, plan.per_device_train_batch_size
     batches = TrainBatches(corpus, plan, device, rank)
-    budget = TimeBudget(recipe.schedule, planned=state.planned)
+    budget = TimeBudget(recipe, spent=state.wall_seconds, is_planned=state.planned)
     to_profile = recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
 
     def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
@@ -141,6 +145,8 @@ def train(
     # On exit the first waits for the checkpoint that is being written.
     with checkpoints, profiling(to_profile, device, clock) as profile_update:
         data_failure = None
+        stopping = False
+        is_out_of_time = False  # max_hours are used up before the end
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
             step, last, is_best = state.step, state.step >= state.max_steps, False
@@ -154,21 +160,31 @@ def train(
                         log.info(f"step {step}: the run ends here, {state.since_best} evaluations after its best")
                         state.set_length(step, state.warmup_steps)
                         last = True
+                    budget.count(VALIDATION)
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
                     for task in evaluator.tests:
                         report.scores(step, task, evaluator.score(task))
+                    budget.count(TASKS)
                 if due(step, evaluation.sample_steps, last, evaluation.eval_on_start):
                     report.samples(step, evaluator.samples(), show=last)
+                    budget.count(SAMPLES)
+                state.wall_seconds = budget.seconds
                 save = due(step, recipe.saving.save_steps, last) or step == checkpoints.keep_step(state)
                 if save and step > first_step or is_best and recipe.saving.load_best_model_at_end:
                     checkpoints.save(state)
                     corpus.delete_consumed(batches.order, checkpoints.oldest_step(state))
+                    budget.count(CHECKPOINT)
             if last:
                 stopping = stop.agreed()
                 break
 
             data_failure = corpus.wait_for(step, batches.order, stop)  # while the stream is behind; the same everywhere
-            lr = learning_rate(step, recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
+            budget.start()
+            if budget.is_limited:  # the main process decides
+                (is_out_of_time,) = stop.any_of(budget.is_used_up and accelerator.is_main_process)
+            if is_out_of_time:
+                break
+            lr = learning_rate(step, recipe.schedule, state.length)
             set_lr(optimizer, lr)
 
             loss = torch.zeros((), device=device)  # nats per token, mean over this process's share of the step
@@ -197,6 +213,8 @@ def train(
             )
             clock.count(recipe.batch.tokens_per_step)
             state.record(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
+            budget.count(UPDATE)
+            state.wall_seconds = budget.seconds
             profile_update()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
@@ -205,14 +223,16 @@ def train(
                 checkpoints.save(state)
                 checkpoints.finish()
                 raise ends.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
-            if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
-                state.set_length(*planned)
+            planned = budget.plan(state.step)
+            if planned:
+                state.set_length(**dataclasses.asdict(planned))
             if due(state.step, evaluation.logging_steps, state.step == state.max_steps):
                 report.update(state, outcome, lr, device)
             if planned:
                 checkpoints.save(state)  # a resumed run keeps this length
 
-        if state.step > first_step and (stopping or data_failure):
+        if state.step > first_step and (stopping or data_failure or is_out_of_time):
+            state.wall_seconds = budget.seconds
             checkpoints.save(state)
         if data_failure and not stopping:
             raise TrainingStopped(data_failure)
@@ -220,6 +240,9 @@ def train(
             assert stop.signal is not None  # agreed() sets it on every process
             log.info(f"stopped by {stop.signal.name} after step {step}; the same command resumes from there")
             report.draw()
+        elif is_out_of_time:
+            report.draw()
+            log.info(budget.stop_message(state.step))
         else:
             ends.complete(run, recipe, corpus, accelerator)
         checkpoints.finish()

@@ -10,7 +10,7 @@ from pretrain.base.layout import read_metrics
 from pretrain.run import checkpoint
 
 TINY = ("--recipe", "tiny.yaml")
-TIMES = ("elapsed_seconds", "tokens_per_second", "ms_per_step", "data_wait_seconds")
+TIMES = ("elapsed_seconds", "wall_seconds", "tokens_per_second", "ms_per_step", "data_wait_seconds")
 
 
 def rows(run_name: str) -> list[dict]:

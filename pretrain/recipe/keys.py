@@ -295,17 +295,24 @@ class Schedule:
     """How many updates, and the learning rate of each."""
 
     max_steps: int = required("number of updates", (1, 10**9))
-    max_hours: float = science(0.0, "plan fewer updates, to train at most this long; 0 = no", (0.0, 1e6))
+    max_hours: float = run(
+        0.0, "wall time from the first update, in hours; fewer updates are planned to fit; 0 = no limit", (0.0, 1e6)
+    )
     learning_rate: float = required("peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0))
     min_lr_ratio: float = required(
-        "last learning rate / peak; 0.1 is usual", (0.0, 1.0), effect=(KeyIs("lr_scheduler_type", FALLING),)
+        "learning rate at step max_steps / peak; 0.1 is usual",
+        (0.0, 1.0),
+        effect=(KeyIs("lr_scheduler_type", FALLING),),
     )
     warmup_steps: int = required("updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9))
     lr_scheduler_type: str = required(
         "shape after the warm-up; wsd: the peak, then a linear decay", (*FALLING, "constant")
     )
     decay_ratio: float = science(
-        0.2, "wsd: the decay phase's share of max_steps", (0.0, 1.0), effect=(KeyIs("lr_scheduler_type", ("wsd",)),)
+        0.2,
+        "wsd: the decay phase's share of max_steps, its last steps",
+        (0.0, 1.0),
+        effect=(KeyIs("lr_scheduler_type", ("wsd",)),),
     )
 
 

@@ -109,6 +109,8 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     if "extend_steps" in modes:
         _refuse_name_of_extension(recipe_file, flags)
     recipe = load_recipe(recipe_file, flags, modes)
+    if "extend_steps" in modes and "max_hours" in flags and recipe.schedule.max_hours:
+        raise BadInput("--max_hours has no effect with --extend_steps, which states the length. Leave it out")
     return recipe, modes, reader_argv
 
 

@@ -60,7 +60,8 @@ def recipe_faults(values: Mapping[str, Any]) -> Iterator[str]:
     if r.shard_optimizer and not keys.OPTIMIZERS[r.optimizer]:
         remedy = "use --shard_optimizer false, or --optimizer adamw"
         yield f"optimizer = {r.optimizer}: its moments cannot be sharded (shard_optimizer = true); {remedy}"
-    if r.lr_scheduler_type == "wsd" and r.warmup_steps + r.decay_ratio * r.max_steps > r.max_steps:
+    decay_steps = round(r.decay_ratio * r.max_steps)  # as optim/schedule.py rounds
+    if r.lr_scheduler_type == "wsd" and r.warmup_steps + decay_steps > r.max_steps:
         longest = math.floor(100 * (1 - r.warmup_steps / r.max_steps)) / 100
         shares = f"warmup_steps = {r.warmup_steps}, decay_ratio = {r.decay_ratio} of max_steps = {r.max_steps}"
         yield f"{shares}: warm-up and decay overlap. Use --decay_ratio {longest}"

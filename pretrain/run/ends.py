@@ -2,6 +2,7 @@
 
 max_steps reached        all know    saved                  exported   exit status 0, or 1 where model/ cannot be written
 early_stopping_patience  all know    saved                  exported   the same
+max_hours used up early  all agree   saved                  no         0
 asked to stop (signal)   all agree   saved                  no         128 + the signal's number
 data cannot come         all agree   saved                  no         1
 bad updates in a row     all know    saved                  no         1

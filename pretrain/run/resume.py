@@ -21,10 +21,10 @@ from pretrain.base.layout import step_name
 from pretrain.data.corpus import Corpus
 from pretrain.hub import client, fetch
 from pretrain.optim.optimizers import OPTIMIZERS
-from pretrain.optim.schedule import decay_begins, learning_rate
+from pretrain.optim.schedule import Length, decay_begins, learning_rate
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
-from pretrain.run.state import RunState
+from pretrain.run.state import RunState, planned_length
 
 log = logging.getLogger(__name__)
 
@@ -67,41 +67,65 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
     saving, schedule = recipe.saving, recipe.schedule
     if steps < 1:
         raise BadInput(f"--extend_steps {steps}: must be at least 1")
-    asked = schedule.max_steps, schedule.warmup_steps
+    length = None  # of the finished run: the newest checkpoint has it, if max_hours planned it
     for path in checkpoint.list_checkpoints(saving.checkpoints):
-        if checkpoint.find_fault(path) is None:
-            length, warmup_steps = checkpoint.read_state(path).get("planned") or asked
-            line = decay_begins(schedule, max_steps=length, warmup_steps=warmup_steps)
-            if line is not None and checkpoint.step_of(path) <= line:
-                break
+        if checkpoint.find_fault(path) is not None:
+            continue
+        if length is None:
+            length = planned_length(checkpoint.read_state(path)) or Length.of(schedule)
+        decay_start = decay_begins(schedule, length)
+        if decay_start is not None and checkpoint.step_of(path) <= decay_start:
+            break
     else:
         raise BadInput(
             f"--extend_steps: {saving.checkpoints} holds no sound checkpoint from before a decay phase; a run with "
             f"--lr_scheduler_type wsd leaves one (here lr_scheduler_type = {schedule.lr_scheduler_type})"
         )
-    suffix = f"-{length + steps}"
+    assert length is not None
+    old_suffix = f"-{length.max_steps}"
+    new_suffix = f"-{length.max_steps + steps}"
     return keys.replace(
         recipe,
-        max_steps=length + steps,
-        warmup_steps=warmup_steps,
+        max_steps=length.max_steps + steps,
+        warmup_steps=length.warmup_steps,
         max_hours=0.0,
-        run_name=saving.name.removesuffix(f"-{length}") + suffix,
-        output_dir=str(saving.run_dir).removesuffix(f"-{length}") + suffix,
+        run_name=saving.name.removesuffix(old_suffix) + new_suffix,
+        output_dir=str(saving.run_dir).removesuffix(old_suffix) + new_suffix,
         resume_from_checkpoint=str(path),
     )
 
 
-def _is_other_length(saved: dict, schedule: keys.Schedule) -> bool:
-    """Return whether a checkpoint is of another schedule whose learning rates were these until its step."""
+def other_length(saved: dict, schedule: keys.Schedule) -> Length | None:
+    """Return the length of a run that continues a checkpoint with another schedule.
+
+    The warm-up of a planned length stays, because it has been trained with.
+
+    Args:
+        saved: the checkpoint's ``state.json``.
+        schedule: the schedule to continue with.
+
+    Returns:
+        None if the schedule is the checkpoint's, if its learning rates until the checkpoint would
+        have been others, or if ``max_hours`` has planned a length, which then stays.
+    """
     fields = dataclasses.asdict(schedule)
-    then = dataclasses.replace(schedule, **{name: saved["science"].get(name, fields[name]) for name in fields})
+    stated = {name: saved["science"].get(name, value) for name, value in fields.items()}
+    stated["max_hours"] = schedule.max_hours  # may change within a run
+    saved_schedule = dataclasses.replace(schedule, **stated)
+    planned = planned_length(saved)
+    if saved_schedule == schedule or (planned and schedule.max_hours):
+        return None
 
-    def rates(each: keys.Schedule, max_steps: int, warmup_steps: int) -> list[float]:
-        steps = range(saved["step"])
-        return [learning_rate(step, each, max_steps=max_steps, warmup_steps=warmup_steps) for step in steps]
-
-    before = rates(then, *(saved.get("planned") or (then.max_steps, then.warmup_steps)))
-    return then != schedule and before == rates(schedule, schedule.max_steps, schedule.warmup_steps)
+    if planned is None:
+        saved_length = Length.of(saved_schedule)
+        length = Length.of(schedule)
+    else:
+        saved_length = planned
+        length = dataclasses.replace(planned, max_steps=schedule.max_steps)
+    for step in range(saved["step"]):
+        if learning_rate(step, saved_schedule, saved_length) != learning_rate(step, schedule, length):
+            return None
+    return length
 
 
 @dataclass
@@ -144,14 +168,17 @@ class Checkpoints:
         if path is None:
             return RunState.begin(recipe.schedule), notes
         saved = checkpoint.read_state(path)
-        if other_length := _is_other_length(saved, recipe.schedule):
+        length = other_length(saved, recipe.schedule)
+        if length is not None:
             saved["science"] |= dataclasses.asdict(recipe.schedule)
+            if saved.get("planned"):
+                saved["planned"] = dataclasses.asdict(length)
         reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
         self.corpus.refuse_other(path, saved["data"])
         checkpoint.load(path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
         if accelerator.scaler is not None and saved["scaler"]:
             accelerator.scaler.load_state_dict(saved["scaler"])
-        state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
+        state = RunState.begin(recipe.schedule, saved)
         if path == begins_at(recipe.saving):
             state.origin = checkpoint.origin_of(path)
         best = recipe.saving.checkpoints / step_name(state.best_step or 0)
@@ -159,6 +186,8 @@ class Checkpoints:
             state.forget_best()
         self.saved_step = state.step
         notes.append(f"resumed from {path}")
+        if state.planned and recipe.schedule.max_hours:
+            notes.append(f"max_hours has planned {state.max_steps} steps in this run; this length stays")
         if state.step >= state.max_steps:
             notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
         if saved["threads"] != (threads := torch.get_num_threads()):
@@ -217,7 +246,7 @@ class Checkpoints:
 
     def keep_step(self, state: RunState) -> int | None:
         """Return the step whose checkpoint stays, for --extend_steps begins there; None: the schedule has none."""
-        return decay_begins(self.recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
+        return decay_begins(self.recipe.schedule, state.length)
 
     def oldest_step(self, state: RunState) -> int:
         """Return the step of the oldest checkpoint that a run resumes from; one that is kept as the best is not."""

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from pretrain.optim.schedule import Length
 from pretrain.optim.update import Update
 from pretrain.recipe import keys
 
@@ -16,6 +17,9 @@ class RunState:
     Attributes:
         step: updates attempted; a skipped one counts.
         max_steps, warmup_steps: of the schedule: the recipe's, or those that ``max_hours`` has planned.
+        changed_at, rate_before: see ``Length``.
+        planned: whether ``max_hours`` has planned these four.
+        wall_seconds: wall time since the first update of each process, which ``max_hours`` limits.
         bad_in_a_row: updates skipped for a loss or gradient that is not finite, since the last good one.
         elapsed_seconds: of training, without evaluating and saving; ``data_wait_seconds``: of these, waiting for data.
         micro_batch, exchange_each: sequences, and whether FSDP2 exchanges gradients in each micro-batch; a resumed run
@@ -31,11 +35,14 @@ class RunState:
 
     max_steps: int
     warmup_steps: int
+    changed_at: int = 0
+    rate_before: float = 0.0
     planned: bool = False
     step: int = 0
     skipped_updates: int = 0
     bad_in_a_row: int = 0
     elapsed_seconds: float = 0.0
+    wall_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     micro_batch: int | None = None
     exchange_each: bool = False
@@ -54,22 +61,36 @@ class RunState:
         """Return the state before the first step, or as ``state.json`` has ``saved`` it."""
         state = cls(schedule.max_steps, schedule.warmup_steps)
         if saved:
-            saved = {"dropout_by": "rank", "exchange_each": True, **saved}  # of runs from before these were saved
+            # Values of runs from before these were saved.
+            earlier = {"dropout_by": "rank", "exchange_each": True, "wall_seconds": saved.get("elapsed_seconds", 0.0)}
+            saved = {**earlier, **saved}
             names = {field.name for field in dataclasses.fields(cls)} - {"planned"}
             state = dataclasses.replace(state, **{name: saved[name] for name in names & saved.keys()})
-            if planned := saved.get("planned"):
-                state.set_length(*planned)
+            if length := planned_length(saved):
+                state.set_length(**dataclasses.asdict(length))
         return state
+
+    @property
+    def length(self) -> Length:
+        """Length of the schedule."""
+        return Length(self.max_steps, self.warmup_steps, self.changed_at, self.rate_before)
 
     def saved(self) -> dict[str, Any]:
         """Return its values for ``state.json``."""
         values = dataclasses.asdict(self)
-        planned = [values.pop("max_steps"), values.pop("warmup_steps")]
-        return values | {"planned": planned if self.planned else None}
+        length = dataclasses.asdict(self.length)
+        for name in length:
+            del values[name]
+        values["planned"] = length if self.planned else None
+        return values
 
-    def set_length(self, max_steps: int, warmup_steps: int) -> None:
-        """Give the schedule another length."""
-        self.max_steps, self.warmup_steps, self.planned = max_steps, warmup_steps, True
+    def set_length(self, max_steps: int, warmup_steps: int, changed_at: int = 0, rate_before: float = 0.0) -> None:
+        """Give the schedule another length, which a checkpoint then stores."""
+        self.max_steps = max_steps
+        self.warmup_steps = warmup_steps
+        self.changed_at = changed_at
+        self.rate_before = rate_before
+        self.planned = True
 
     def record_loss(self, loss: float) -> bool:
         """Record the validation loss at this step; return whether it is the lowest.
@@ -94,3 +115,13 @@ class RunState:
         self.skipped_updates += not update.applied
         self.bad_in_a_row = 0 if update.applied else self.bad_in_a_row + (not update.overflow)
         self.elapsed_seconds, self.data_wait_seconds = elapsed_seconds, data_wait_seconds
+
+
+def planned_length(saved: dict[str, Any]) -> Length | None:
+    """Return the length that ``max_hours`` had planned, from a ``state.json``; None if it had not."""
+    planned = saved.get("planned")
+    if not planned:
+        return None
+    if isinstance(planned, list):  # written by an earlier version: max_steps and warmup_steps
+        return Length(*planned)
+    return Length(**planned)

@@ -314,6 +314,25 @@ def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
         assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
 
 
+def test_extend_steps_refuses_max_hours(tmp_path):
+    command = ["--recipe", str(write(tmp_path)), "--extend_steps", "5"]
+    with pytest.raises(BadInput, match="--max_hours has no effect with --extend_steps"):
+        reading.parse_training([*command, "--max_hours", "1"])
+    assert reading.parse_training([*command, "--max_hours", "0"])[1] == {"extend_steps": 5}
+
+
+@pytest.mark.parametrize("decay_ratio", [0.55, 0.554, 0.555])
+def test_wsd_overlap_is_checked_with_rounded_decay_steps(tmp_path, decay_ratio):
+    """0.55 * 100 is above 55 in floating point; 0.555 * 100 is rounded to 56."""
+    changes = {"lr_scheduler_type": "wsd", "max_steps": 100, "warmup_steps": 45, "decay_ratio": decay_ratio}
+    path = write(tmp_path, **changes)
+    if decay_ratio < 0.555:
+        assert reading.load_recipe(path).schedule.decay_ratio == decay_ratio
+    else:
+        (message,) = refused(path)
+        assert "overlap. Use --decay_ratio 0.55" in message
+
+
 def test_flag_without_effect_is_refused(tmp_path):
     for flags, words in (
         ({"muon_momentum": "0.9"}, "optimizer = adamw; leave it out, or use --optimizer muon"),

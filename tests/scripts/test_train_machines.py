@@ -236,23 +236,6 @@ def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly
     assert final_state("k") == final_state("two")
 
 
-# max_hours.
-
-
-@pytest.mark.slow
-def test_max_hours_plans_a_shorter_run_and_a_resumed_run_keeps_the_plan(workplace):
-    flags = (*QUIET, "--max_steps", "100000", "--warmup_steps", "1000", "--logging_steps", "5")
-    hours = ("--max_hours", "0.0016")  # 5.8 s: less is over before a busy machine has planned
-    done = run("train.py", *TINY, *flags, *hours, "--run_name", "h")
-    planned = int(re.search(r"takes ([\d,]+) of the 100,000 steps", done.stderr)[1].replace(",", ""))
-    last = rows("h")[-1]
-    assert last["step"] == planned < 1000 and last["train/lr"] == pytest.approx(3e-4)  # the floor, at the planned end
-    again = run("train.py", *TINY, *flags, *hours, "--run_name", "h")
-    assert f"nothing is left to train: max_steps = {planned} is reached" in again.stderr
-    changed = run("train.py", *TINY, *flags, "--run_name", "h", expect=2)
-    assert "max_hours" in changed.stderr
-
-
 # Pretended cards.
 
 
