@@ -21,6 +21,7 @@ from pathlib import Path
 from pretrain.base import console, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
+from pretrain.base.signals import ignore_warnings
 from pretrain.data import prepare, repair, shards, sources, tokenization
 from pretrain.data.progress import PrefetchTarget
 from pretrain.hub import client
@@ -51,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     anywhere = Path(__file__).parent / reading.RECIPE  # --verify needs none, and is asked for in any folder
     recipe = reading.load_recipe(Path(flags.pop("recipe", anywhere if "verify" in extras else reading.RECIPE)), flags)
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
+    if "follow" in extras:
+        ignore_warnings()  # train.py stops at them and then closes standard input
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.
         print(prepare.verify(Path(extras["verify"]), recipe.model.vocab_size or 2**32))
