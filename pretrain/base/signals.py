@@ -1,4 +1,4 @@
-"""The signals that stop a run, and how a background process of a run treats them. Imports neither torch nor Transformers."""
+"""The signals that stop a run, and how a background process of a run treats them. Needs no torch."""
 
 import signal
 
