@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from pretrain.base import files
+from pretrain.base import entry, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, TrainingStopped
 
@@ -125,4 +125,10 @@ def test_bad_input_prints_each_line_and_exits_2(monkeypatch, capsys):
     ):
         monkeypatch.setenv("RANK", rank)
         assert raising(error)() == status and capsys.readouterr() == ("", err)
+    waited = []
+    monkeypatch.setattr(entry.time, "sleep", waited.append)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # the first process prints before the launcher ends all
+    for rank, expected in (("0", []), ("1", [entry.SILENT_SECONDS])):
+        monkeypatch.setenv("RANK", rank)
+        assert raising(BadInput("one"))() == 2 and waited == expected
     assert exit_on_bad_input(lambda n, *, more: n + more)(40, more=2) == 42
