@@ -76,6 +76,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     if recipe is None:  # works in any folder
         return publisher.push_pending(Path(modes["push_pending"]))
     refuse_incomplete_launch(os.environ)
+    trackers.drop_overridden(recipe, reader_argv)
     if "extend_steps" in modes:
         recipe = extended(recipe, modes["extend_steps"])
     recipe = pretrained.complete(recipe)
