@@ -82,11 +82,11 @@ def _map(path: Path, dtype: np.dtype, offset: int, count: int) -> np.ndarray:
     for mode in MAPPING_MODES:
         with files.skipping(files.NO_MAPPING):
             mapped = np.memmap(path, dtype, mode=mode, offset=offset, shape=(count,))
-            mapped.flags.writeable = False
+            mapped.setflags(write=False)
             return mapped
     _log_reading(path.parent)
     ids = np.fromfile(path, dtype, count=count, offset=offset)
-    ids.flags.writeable = False
+    ids.setflags(write=False)
     return ids
 
 
