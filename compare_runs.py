@@ -37,6 +37,8 @@ CELL = 28  # characters of a value
 MAKING = ("tokenizer_vocab_size", "tokenizer_split", "data_files", "dataset_name", "dataset_config_name", "sources")
 LOSSES = {"eval/loss": "validation loss\n(nats per token)", "train/loss": "train loss\n(nats per token)"}
 LOSSES["eval/bits_per_byte"] = "validation loss\n(bits per byte)"
+# Keys that decide which tokens a validation loss is computed on.
+UNLIKE_VALIDATION = ("eval_tokens", "validation_tokens", "validation_fraction", "validation_files")
 SHORT = 0.2  # hours, below which minutes are shown
 
 
@@ -77,6 +79,11 @@ def main(argv: list[str] | None = None) -> int:
         print("runs of a column have read different numbers of tokens: their mean is of no one length; no * is given")
     if most == 1 and len(grouped(paths, ["seed"], None)) < len(paths):
         print("\n--group seed: runs that differ in seeds only become one column, with means and intervals")
+    for key in UNLIKE_VALIDATION:
+        values = [column.recipe.get(key) for column in columns]
+        if len({str(value) for value in values}) > 1:
+            shown = ", ".join(f"{column.label}: {value}" for column, value in zip(columns, values, strict=True))
+            print(f"\n{key} differs ({shown}): the validation losses are of different text and do not compare exactly")
     if not alike:
         print("\nthe tokenizers differ: only bits per byte of the same validation text compare, not nats per token")
     print(f"\n{picture}")

@@ -8,11 +8,13 @@ A table a task, scores with their standard errors beside others' and chance; the
 
 import argparse
 import json
+import os
 import sys
 
 from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
+from pretrain.base.launch import refuse_incomplete_launch
 from pretrain.evaluation import flags
 from pretrain.model.find import find
 from pretrain.recipe import keys, reading, rules
@@ -22,6 +24,7 @@ from pretrain.recipe import keys, reading, rules
 def main(argv: list[str] | None = None, task: str | None = None) -> int:
     """Score, print the tables and the JSON lines, write and push what was asked for; ``task``: the only one."""
     asked = parse(sys.argv[1:] if argv is None else argv, task)
+    refuse_incomplete_launch(os.environ)
     console.start()
     find(asked.model)
     console.importing()

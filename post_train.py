@@ -16,6 +16,7 @@ from pathlib import Path
 from pretrain.base import console, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, errno_of
+from pretrain.base.launch import refuse_incomplete_launch
 from pretrain.base.layout import METRICS
 
 log = logging.getLogger("pretrain.post_train")
@@ -32,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     console.clean_prints()
     log.info("start    importing torch and Transformers")
+    refuse_incomplete_launch(os.environ)
     post_train(*parse(sys.argv[1:] if argv is None else argv))
     return 0
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from pretrain.base import console, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
+from pretrain.base.signals import ignore_warnings
 from pretrain.data import prepare, repair, shards, sources, tokenization
 from pretrain.data.progress import PrefetchTarget
 from pretrain.hub import client
@@ -55,6 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     # A reader may serve `train.py --eval_only`, where more flags have an effect.
     recipe = reading.load_recipe(path, flags, modes=("eval_only",) if is_reader else ())
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
+    if "follow" in extras:
+        ignore_warnings()  # train.py stops at them and then closes standard input
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.
         folder = Path(reading.expand_option("verify", extras["verify"]))

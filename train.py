@@ -38,6 +38,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from pretrain.base import console
 from pretrain.base.errors import TrainingStopped
+from pretrain.base.launch import refuse_incomplete_launch
 from pretrain.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
 from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.evaluation.encoding import Encoded
@@ -78,6 +79,8 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     recipe, modes, reader_argv = reading.parse_training(argv)
     if recipe is None:  # works in any folder
         return publisher.push_pending(Path(modes["push_pending"]))
+    refuse_incomplete_launch(os.environ)
+    trackers.drop_overridden(recipe, reader_argv)
     if "extend_steps" in modes:
         recipe = extended(recipe, modes["extend_steps"])
     recipe = pretrained.complete(recipe)

@@ -5,11 +5,14 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.base import console, foreign
 from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
+
+SILENT_SECONDS = 1.0  # how long a process that prints no error waits for the one that does
 
 
 def catch_interrupts() -> None:
@@ -78,6 +81,9 @@ def _print(error: BadInput | TrainingStopped) -> int:
     if os.environ.get("RANK", "0") == "0" or error.alone:
         for line in error.lines:
             console.say(f"error: {line}")
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        # torchrun ends all processes when one of them has failed: let the first one print before.
+        time.sleep(SILENT_SECONDS)
     return error.status
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from pretrain.base.foreign import clean, one_line
 
@@ -51,11 +52,19 @@ PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
     errno.ELOOP: OTHER_PLACE,
     errno.EISDIR: "a file of ours goes there; move that folder away",
     errno.ENAMETOOLONG: "give a shorter name",
-    errno.ENOLCK: "this file system knows no locks; use another one",
-    errno.EOPNOTSUPP: "this file system cannot do that; use another one",
 }
+# A file system does not offer an operation. Which numbers stand for that depends on the operation (files.NOT_SUPPORTED).
+OTHER_FILE_SYSTEM = "use a folder on another file system, with --output_dir, or with --prepared_data_dir for data"
+PLACE |= dict.fromkeys(
+    (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV),
+    f"this file system does not support the operation; {OTHER_FILE_SYSTEM}",
+)
 DISK_FAILS = "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again"
-STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command resumes")
+RESUMES = "the same command resumes"
+STATE = {
+    errno.ENOSPC: f"free some space; {RESUMES}",
+    errno.EDQUOT: f"a quota limits space or the number of files (quota -s): delete some; {RESUMES}",
+}
 STATE |= dict.fromkeys((errno.EIO, errno.ESTALE), DISK_FAILS)
 STATE |= {
     errno.EFBIG: "raise the limit (ulimit -f); the same command resumes",
@@ -68,6 +77,45 @@ MEMORY = re.compile(
     re.IGNORECASE,
 )
 RUST = re.compile(r"\(os error (\d+)\)")  # so safetensors and tokenizers name it
+
+
+class Unsupported(OSError):
+    """A file system does not offer an operation that is needed.
+
+    Args:
+        number: the error number.
+        operation: what it cannot do, as a verb: "rename this".
+        path: of the file or folder.
+    """
+
+    def __init__(self, number: int, operation: str, path: str):
+        reason = f"the file system cannot {operation} ({os.strerror(number)}); {OTHER_FILE_SYSTEM}"
+        super().__init__(number, reason, path)
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+def lacks_inodes(path: Path) -> bool:
+    """Return whether no file can be created on the disk of a file or folder, although it may have space left."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return False
+    return disk.f_files > 0 and disk.f_favail == 0  # a file system without inodes has 0 of 0
+
+
+def space_fix(path: str | os.PathLike | None) -> str:
+    """Return what to do about a full disk: free some space, or delete files if no inodes are left.
+
+    Args:
+        path: a file or folder on it, which may not exist yet; None if it is not known.
+    """
+    if path is not None:
+        existing = next((place for place in (Path(path), *Path(path).parents) if place.exists()), Path())
+        if lacks_inodes(existing):
+            return "no inodes are left there (df -i): delete files, of whatever size"
+    return "free some space"
 
 
 def first_line(error: BaseException) -> str:
@@ -92,9 +140,13 @@ def machine_fault(error: BaseException) -> BadInput | None:
     if isinstance(error, MemoryError) or MEMORY.search(str(error)):
         remedy = "end other programs, or raise the limit (ulimit -v); the same command resumes"
         return BadInput(f"memory ran out: {remedy}", 1, alone=True)
+    if isinstance(error, Unsupported):
+        return BadInput(str(error), 2, alone=True)
     number, name = errno_of(error), getattr(error, "filename", None)
     if number is None or (number in PLACE and name is None):
         return None
     remedy = PLACE.get(number) or STATE[number]
+    if number == errno.ENOSPC:
+        remedy = f"{space_fix(os.fsdecode(name) if name is not None else None)}; {RESUMES}"
     where = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: " if name is not None else ""
     return BadInput(f"{where}{os.strerror(number)}: {remedy}", 2 if number in PLACE else 1, alone=True)

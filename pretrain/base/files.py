@@ -1,24 +1,39 @@
 """Durable files: a reader sees the whole old file or the whole new one, also after a power cut."""
 
 import contextlib
+import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pretrain.base.errors import BadInput, errno_of
+from pretrain.base.errors import BadInput, Unsupported, errno_of, space_fix
 
 try:
     import fcntl
 except ImportError:
     sys.exit("error: this needs Linux or macOS; on Windows use WSL 2: wsl --install, then all commands within it")
+
+log = logging.getLogger(__name__)
+
+# What a file system answers to an operation that it does not offer. SMB, WSL's DrvFs, gocryptfs, 9p and other FUSE file
+# systems differ in the operation and in the number. EIO, ENOSPC and EDQUOT are real errors and never among these.
+NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+NO_SYNC = NOT_SUPPORTED | {errno.EBADF}  # EBADF: only of a file that is open for writing
+NO_FOLDER_SYNC = NO_SYNC | {errno.EACCES, errno.EPERM, errno.EISDIR}  # as in PostgreSQL's fsync_fname
+NO_LOCKS = NOT_SUPPORTED | {errno.ENOLCK}
+NO_MAPPING = NOT_SUPPORTED | {errno.ENODEV}
+NO_MODES = NOT_SUPPORTED | {errno.EPERM}  # FAT and SMB, where modes come from the mount
+
+PRIVATE = 0o600  # the mode of files that libraries create as temporary ones, such as safetensors'
 
 # As /proc/mounts names them.
 NETWORK_FILE_SYSTEMS = re.compile(
@@ -27,13 +42,63 @@ NETWORK_FILE_SYSTEMS = re.compile(
 )
 
 
+@contextlib.contextmanager
+def skipping(numbers: frozenset[int]) -> Iterator[None]:
+    """Leave the block quietly where it fails with one of these error numbers."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in numbers:
+            raise
+
+
 def fsync(path: Path) -> None:
-    """Make a file's bytes, or a folder's names, survive a power cut."""
+    """Make a file's bytes, or a folder's names, survive a power cut, as far as the file system can do that."""
+    if path.is_dir():
+        with skipping(NO_FOLDER_SYNC):
+            _fsync(path, NO_FOLDER_SYNC)
+    else:
+        _fsync(path, NO_SYNC)
+
+
+def _fsync(path: Path, unsupported: frozenset[int]) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with skipping(unsupported):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def rename(path: Path, target: Path) -> None:
+    """Rename a file or a folder. Raises Unsupported where the file system cannot rename folders (some object stores)."""
+    try:
+        path.rename(target)
+    except OSError as error:
+        if error.errno in NOT_SUPPORTED:
+            raise Unsupported(error.errno, "rename this", str(target)) from None
+        raise
+
+
+def apply_umask(paths: Iterable[Path]) -> None:
+    """Give files that a library has created for their owner alone the mode that ``open`` would have given them.
+
+    The umask cannot be read without changing it for all threads, and a folder may have an access control list. So a
+    new file shows the mode.
+
+    Args:
+        paths: files in one folder, or in folders with the same rules. Only those with mode 0600 are changed.
+    """
+    private = [path for path in paths if stat.S_IMODE(path.lstat().st_mode) == PRIVATE]
+    if not private:
+        return
+    example = private[0].with_name(f".mode-{uuid.uuid4().hex[:8]}")
+    example.touch()
+    mode = stat.S_IMODE(example.stat().st_mode)
+    example.unlink()
+    for path in private:
+        with skipping(NO_MODES):
+            path.chmod(mode)
 
 
 @contextlib.contextmanager
@@ -55,6 +120,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with naming(path):
             yield temporary
+            apply_umask([temporary])
             fsync(temporary)
         temporary.replace(path)
         fsync(path.parent)
@@ -74,12 +140,14 @@ def making(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     try:
         with naming(folder):
             yield temporary
-            for path in [*temporary.rglob("*"), temporary]:
+            paths = list(temporary.rglob("*"))
+            apply_umask(path for path in paths if path.is_file() and not path.is_symlink())
+            for path in [*paths, temporary]:
                 fsync(path)
         if replace and folder.exists():
-            folder.rename(old)
+            rename(folder, old)
         try:
-            temporary.rename(folder)
+            rename(temporary, folder)
         except OSError:
             if not folder.is_dir():
                 raise
@@ -152,20 +220,33 @@ def fault_of(path: Path, row: dict[str, Any]) -> str | None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: str, status: int = 2) -> Iterator[None]:
-    """Hold ``path`` as a lock that dies with this process; another holder's pid goes into ``busy`` ("{pid}").
+def locked(path: Path, busy: str, status: int = 2, *, users: str = "processes") -> Iterator[None]:
+    """Hold ``path`` as a lock that is released when this process ends.
 
-    Raises BadInput with this exit status when another process holds it.
+    On a file system without locks, one line says that a second holder will not be detected, and the block runs.
+
+    Args:
+        busy: the message if another process holds the lock; "{pid}" becomes its process id.
+        status: the exit status of that message.
+        users: what the lock keeps apart, in the plural, for the line above.
+
+    Raises BadInput when another process holds it.
     """
     with open(path, "a+b", buffering=0) as file:
         try:
             with naming(path):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                file.truncate(0)
-                file.write(b"%d\n" % os.getpid())
         except BlockingIOError:
             file.seek(0)
             raise BadInput(busy.format(pid=file.read().decode().strip() or "unknown"), status) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            reason = f"this file system has no locks ({os.strerror(error.errno)})"
+            log.warning(f"{path.parent}: {reason}: two {users} in the same folder will not be detected")
+        with naming(path):
+            file.truncate(0)
+            file.write(b"%d\n" % os.getpid())
         yield
 
 
@@ -192,7 +273,7 @@ class Log:
         except OSError as error:
             self._fault = error.strerror
         if self._fault and not before:
-            return f"{self.path}: {self._fault}: new text is kept in memory and written later; free some space"
+            return f"{self.path}: {self._fault}: new text is kept in memory and written later; {space_fix(self.path)}"
         return f"{self.path}: is complete again" if before and not self._fault else None
 
     def close(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Stopping early: SIGTERM, Ctrl-C, a terminal that closed or a launcher that died, agreed on by all processes."""
+"""Stopping early: a signal such as SIGTERM or Ctrl-C, or a launcher that died, agreed on by all processes."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from pretrain.base.errors import TrainingStopped
+from pretrain.base.signals import CAN_BE_IGNORED, SIGNALS
 
 LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|timed? ?out|timing out|broken pipe|remote process exited", re.IGNORECASE
 )
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Set by `accelerate launch` and by torchrun: then the parent process is a launcher, and its death is a request to stop
 # (`accelerate launch` dies of SIGTERM without telling its child).
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
@@ -53,7 +53,8 @@ class StopRequest:
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if several else None
         for number in SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+            is_ignored = signal.getsignal(number) == signal.SIG_IGN
+            if not (is_ignored and number in CAN_BE_IGNORED):
                 signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:

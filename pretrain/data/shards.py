@@ -5,20 +5,24 @@ of llm.c, modded-nanogpt, build-nanogpt and nanoGPT are read where they lie; not
 here unpickles. A fault is BadInput: file, what stands there, the rule, the remedy.
 """
 
+import functools
 import hashlib
 import json
+import logging
 import os
 import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 from numpy.lib import format as npy
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
+
+log = logging.getLogger(__name__)
 
 # llm.c, dev/data/data_common.py: 256 int32 of header: magic, version, number of tokens, zeros; then the ids.
 HEADER_BYTES = 1024
@@ -31,6 +35,8 @@ HEADERLESS = ("train.bin", "val.bin")
 NPY_DTYPES: dict[str, np.dtype] = {"<u2": np.dtype("<u2"), "<u4": np.dtype("<u4"), "<i4": np.dtype("<u4")}
 SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
+# FUSE with direct_io maps a file for one process ("c") but does not share the map ("r").
+MAPPING_MODES: tuple[Literal["r", "c"], ...] = ("r", "c")
 RESTORE = "put the old file back, or fetch or prepare it again"
 
 
@@ -47,11 +53,12 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
         if (magic, version) in FORMATS:
             offset, dtype = HEADER_BYTES, FORMATS[magic, version]
         elif path.suffix == ".npy" or head.startswith(npy.MAGIC_PREFIX):
-            array = npy.open_memmap(path, mode="r")
+            array, offset = _map_npy(path)
             if array.ndim != 1 or array.dtype.str not in NPY_DTYPES:
                 found = f"shape {array.shape}, dtype {array.dtype.str}: ids are (tokens,) and {', '.join(NPY_DTYPES)}"
                 raise ValueError(f"{found}; save it with np.save(path, ids.astype(np.uint16))")
-            offset, dtype, count = array.offset, NPY_DTYPES[array.dtype.str], len(array)
+            dtype = NPY_DTYPES[array.dtype.str]
+            count = len(array)
         elif path.name in HEADERLESS and magic not in dict(FORMATS.keys()):
             offset, dtype, count = 0, np.dtype("<u2"), size // 2
         else:
@@ -62,12 +69,44 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
             raise ValueError(f"{count} tokens take {expected} bytes, the file has {size}: cut short or damaged")
         if tokens not in (None, count):
             raise ValueError(f"has {count} tokens, {MANIFEST} says {tokens}: changed since then")
-        mapped = np.memmap(path, dtype, mode="r", offset=offset, shape=(count,))
+        mapped = _map(path, dtype, offset, count)
     except OSError as error:  # among them: too many open files
         raise BadInput(f"{path}: cannot be read: {error.strerror}; {RESTORE}") from None
     except Exception as error:  # of a damaged .npy, ast and tokenize raise their own
         raise BadInput(f"{path}: {error}; {RESTORE}") from None
     return np.asarray(mapped), offset  # a slice of the np.memmap class costs microseconds more
+
+
+def _map(path: Path, dtype: np.dtype, offset: int, count: int) -> np.ndarray:
+    """Map the ids of a file into memory, or read them where the file system cannot map files."""
+    for mode in MAPPING_MODES:
+        with files.skipping(files.NO_MAPPING):
+            mapped = np.memmap(path, dtype, mode=mode, offset=offset, shape=(count,))
+            mapped.setflags(write=False)
+            return mapped
+    _log_reading(path.parent)
+    ids = np.fromfile(path, dtype, count=count, offset=offset)
+    ids.setflags(write=False)
+    return ids
+
+
+def _map_npy(path: Path) -> tuple[np.ndarray, int]:
+    """Map or read a file in NumPy's format; return its array, and the bytes before it."""
+    for mode in MAPPING_MODES:
+        with files.skipping(files.NO_MAPPING):
+            mapped = npy.open_memmap(path, mode=mode)
+            return mapped, mapped.offset
+    with open(path, "rb") as file:
+        array = npy.read_array(file, allow_pickle=False)
+        return array, file.tell() - array.nbytes
+
+
+@functools.cache
+def _log_reading(folder: Path) -> None:
+    log.warning(
+        f"{folder}: this file system cannot map files into memory, so its token files are read into memory. If that is "
+        f"too much, copy the folder to another file system and name it with --data_dir"
+    )
 
 
 class ShardWriter:

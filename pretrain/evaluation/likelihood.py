@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from pretrain.base.errors import is_out_of_memory
+from pretrain.machine.hardware import float64_device
 from pretrain.model.architectures import ARCHITECTURES
 
 Question = tuple[list[int], list[list[int]]]  # a context's ids, each ending's ids
@@ -105,7 +106,7 @@ def log_likelihoods(
             progress(batch)
     finally:
         model.train(was_training)
-    sums = torch.tensor([*found.ravel(), stopped], dtype=torch.float64, device=model.device)
+    sums = torch.tensor([*found.ravel(), stopped], dtype=torch.float64, device=float64_device(model.device))
     sums = (accelerator.reduce(sums, "sum") if accelerator else sums).cpu().numpy()
     if sums[-1]:
         return None
@@ -143,10 +144,14 @@ def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, sha
         logits_RV = model(**inputs, use_cache=False).logits.flatten(0, 1)[places]
     parts = zip(logits_RV.split(LOSS_ROWS), targets.to(model.device).split(LOSS_ROWS), strict=True)
     alone = any(len(endings) == 1 for _, endings in batch)  # the likeliest token costs a pass over the logits
+    exact = float64_device(model.device)
     found = []
     for logits, ids in parts:
-        nats = -F.cross_entropy(logits.float(), ids, reduction="none").double()
-        found.append(torch.stack([nats, logits.argmax(-1).ne(ids).double() if alone else torch.zeros_like(nats)]))
+        nats = -F.cross_entropy(logits.float(), ids, reduction="none").to(exact).double()
+        misses = torch.zeros_like(nats)
+        if alone:
+            misses = logits.argmax(-1).ne(ids).to(exact).double()
+        found.append(torch.stack([nats, misses]))
     return np.stack([np.bincount(owners, row) for row in torch.cat(found, 1).cpu().numpy()])
 
 

@@ -8,6 +8,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from pretrain.machine.hardware import float64_device
+
 
 @torch.no_grad()
 def validation_loss(
@@ -30,8 +32,8 @@ def validation_loss(
     """
     was_training = loss_module.training
     loss_module.eval()
-    # Nats, tokens, bytes, whether to stop: on the device, for which the host waits once, at the end.
-    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    # Nats, tokens, bytes, whether to stop. On a GPU with float64 they stay there, and the host waits once, at the end.
+    sums = torch.zeros(4, dtype=torch.float64, device=float64_device(device))
     bytes_of_id = None if bytes_per_token is None else torch.as_tensor(bytes_per_token, device=device)
     try:
         for inputs_BT, targets_BT in batches:
@@ -39,10 +41,11 @@ def validation_loss(
                 sums[3] = 1
                 break
             targets_BT = targets_BT.to(device)
-            sums[0] += loss_module(inputs_BT.to(device), targets_BT).double() * targets_BT.numel()
+            loss = loss_module(inputs_BT.to(device), targets_BT).to(sums.device)
+            sums[0] += loss.double() * targets_BT.numel()
             sums[1] += targets_BT.numel()
             if bytes_of_id is not None:
-                sums[2] += bytes_of_id[targets_BT].sum()
+                sums[2] += bytes_of_id[targets_BT].sum().to(sums.device)
     finally:
         loss_module.train(was_training)
     nats, tokens, text_bytes, stopped = (accelerator.reduce(sums, "sum") if accelerator else sums).tolist()

@@ -88,7 +88,8 @@ def _fetch(address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_
             raise
         for file in [*(staging / newest).iterdir(), staging / newest]:
             files.fsync(file)
-        (staging / newest).rename(path)
+        files.apply_umask((staging / newest).iterdir())
+        files.rename(staging / newest, path)
         files.fsync(checkpoints)
     if layout.METRICS in names and not (run_dir / layout.METRICS).exists():
         with files.replacing(run_dir / layout.METRICS) as temporary:

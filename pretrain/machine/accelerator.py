@@ -18,6 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.rendezvous import rendezvous
 
 from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.launch import refuse_incomplete_launch
 from pretrain.base.stopping import raise_on_lost_peer
 from pretrain.machine import verdicts
 from pretrain.machine.hardware import Device
@@ -37,9 +38,11 @@ def make_accelerator(
         machine: None: every key's default.
         precision: without a YAML: this one (no, fp16, bf16); None: the best that the device has.
 
-    Raises BadInput when the YAML or ``machine`` asks for what the device cannot do, with the remedy.
+    Raises BadInput when the YAML or ``machine`` asks for what the device cannot do, with the remedy, and for a launch
+    that is incomplete.
     """
     machine = machine or keys.Machine()
+    refuse_incomplete_launch(os.environ)
     refuse_impossible(device, os.environ, machine.tf32, machine.compile_mode)
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     wanted = os.environ["ACCELERATE_MIXED_PRECISION"] if launched else precision or device.precision

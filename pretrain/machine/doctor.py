@@ -20,6 +20,7 @@ from subprocess import DEVNULL
 from typing import Any
 
 from pretrain.base import cards, files, paths
+from pretrain.base.errors import lacks_inodes
 from pretrain.machine import estimate, forecast, verdicts
 from pretrain.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
 from pretrain.recipe import keys
@@ -54,8 +55,14 @@ def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
     runs, data = map(_standing, (recipe.saving.run_dir, Path(recipe.data.prepared_data_dir)))
     if runs.stat().st_dev == data.stat().st_dev:
         shards += checkpoints
-    yield verdicts.disk(shutil.disk_usage(runs).free, checkpoints, str(runs), shards=False)
-    yield verdicts.disk(shutil.disk_usage(data).free, shards, str(data), shards=True)
+    for folder, needed, is_data in ((runs, checkpoints, False), (data, shards, True)):
+        free = None
+        with files.skipping(files.NOT_SUPPORTED):  # some file systems do not report their free space
+            free = shutil.disk_usage(folder).free
+        if free is not None:
+            yield verdicts.disk(free, needed, str(folder), shards=is_data)
+        if lacks_inodes(folder):
+            yield Check("disk", ERROR, f"{folder}: no inodes are left (df -i)", "delete files, of whatever size")
     if kind := files.network_mount(runs):
         remedy = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
         yield Check("mount", WARNING, f"{runs} lies on a network file system ({kind})", remedy)

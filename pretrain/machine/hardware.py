@@ -19,6 +19,7 @@ from torch.utils._triton import has_triton_package
 from pretrain.base.cards import kernel_driver
 from pretrain.recipe.rules import counted
 
+NO_FLOAT64 = ("mps",)  # devices whose tensors cannot be float64: Apple's GPUs
 AMPERE, COMPILED = (8, 0), (7, 0)  # the first compute capabilities with bf16 and TF32, and with Triton
 
 
@@ -74,6 +75,11 @@ def this_device() -> Device:
     if torch.backends.mps.is_available() and not forced:
         return Device("mps", "mps", memory)
     return Device("cpu", device_name(torch.device("cpu")), memory)
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Return the device for float64 sums of values that are computed on ``device``: the CPU where it has no float64."""
+    return torch.device("cpu") if device.type in NO_FLOAT64 else device
 
 
 def device_name(device: torch.device) -> str:

@@ -54,8 +54,7 @@ def as_stock(
 def save(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write weights, config, generation_config and tokenizer into a folder."""
     stock.save_pretrained(folder)
-    for path in folder.glob("*.safetensors"):  # safetensors makes it readable for its owner only
-        path.chmod((folder / "config.json").stat().st_mode)
+    files.apply_umask(folder.glob("*.safetensors"))
     _save_tokenizer(stock, folder, tokenizer)
 
 

@@ -7,7 +7,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.activations import NewGELUActivation
 
-from pretrain.base.errors import BadInput, first_line
+from pretrain.base import files
+from pretrain.base.errors import BadInput, errno_of, first_line
 from pretrain.model.architectures import ARCHITECTURES, padded
 from pretrain.model.attention import CAUSAL
 from pretrain.model.find import find
@@ -115,6 +116,9 @@ def loaded(what: str, kind: Any, name: str, **how) -> Any:
     try:
         return kind.from_pretrained(name, trust_remote_code=False, **how)
     except Exception as error:
+        if errno_of(error) in files.NO_MAPPING:
+            remedy = "the file system cannot map files into memory; copy the model to another one"
+            raise BadInput(f"{what}: cannot be loaded: {remedy}") from None
         raise BadInput(f"{what}: cannot be loaded: {first_line(error)}") from None
 
 

@@ -18,6 +18,7 @@ import yaml
 from pretrain.base import console, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
+from pretrain.base.launch import refuse_incomplete_launch
 from pretrain.recipe import data_source, places, rules, translate
 from pretrain.recipe.keys import (
     ABSENT,
@@ -80,11 +81,12 @@ TRAIN_MODES = {
 
 @exit_on_bad_input
 def refuse_at_once(argv: Sequence[str]) -> None:
-    """Answer ``--help``, and a command of train.py that flags and recipe alone make wrong; needs no torch.
+    """Answer ``--help``, and a command of train.py that its flags, recipe or launch make wrong; needs no torch.
 
     Returns the exit status, 0 where the command may continue.
     """
     parse_training(argv)
+    refuse_incomplete_launch(os.environ)
 
 
 def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], list[str]]:
@@ -232,6 +234,11 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     if twice := [flag for flag in dict.fromkeys(given) if given.count(flag) > 1]:
         raise BadInput(f"{', '.join(twice)}: given twice; keep one of them")
     names = [flag[2:] for flag in parser._option_string_actions if flag.startswith("--")]
+    if "--local_rank" in given and "local_rank" not in names:
+        raise BadInput(
+            "--local_rank: torch.distributed.launch and deepspeed pass this flag, which is not needed here. Start "
+            f"several processes with torchrun --nproc_per_node N {parser.prog}, or with accelerate launch"
+        )
     # A misspelt flag is named before argparse misses the right one.
     unknown = [flag for flag in given if flag[2:] not in names and " " not in flag]
     if not unknown:

@@ -8,6 +8,8 @@ There is no generator state to save: order and dropout are functions of (seed, s
 
 import contextlib
 import logging
+import os
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
+from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -27,11 +30,13 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from pretrain.base import files
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, errno_of
 from pretrain.base.layout import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
+from pretrain.recipe.rules import nearest_beside
 
 log = logging.getLogger(__name__)
 
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 Tensors = dict[str, torch.Tensor]  # by name
 
 
@@ -205,9 +210,29 @@ def _hash_of_weights(path: Path) -> str:
 
 def read_state(path: Path) -> dict:
     """Return a verified checkpoint's ``state.json``. Raises BadInput when the checkpoint does not verify."""
-    if fault := find_fault(path):
-        raise BadInput(f"resume_from_checkpoint = {path}: {fault}; give auto, none or a sound step-XXXXXXXX folder")
+    fault = _no_checkpoint(path) or find_fault(path)
+    if fault:
+        near = "" if path.exists() else nearest_beside(str(path), Path.is_dir)
+        remedy = f"give auto, none or a sound step-XXXXXXXX folder{near}"
+        raise BadInput(f"resume_from_checkpoint = {path}: {fault}; {remedy}")
     return files.read_json(path / STATE)
+
+
+def _no_checkpoint(path: Path) -> str | None:
+    """Return why a path does not lead to a checkpoint folder at all, None if it does."""
+    if not path.is_dir():
+        if os.path.lexists(path):
+            return "this is not a folder"
+        hint = ""
+        if HUB_ID.fullmatch(str(path)) and not path.parent.exists():
+            hint = f" (for a checkpoint on the Hub, write hub://{path})"
+        return f"there is no such folder{hint}"
+    if (path / MANIFEST).exists():
+        return None
+    inside = [*list_checkpoints(path), *list_checkpoints(path / "checkpoints")]
+    if inside:
+        return f"this folder contains checkpoints; the newest is {inside[0]}"
+    return f"this folder has no {MANIFEST}, so it is not a checkpoint"
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
@@ -255,7 +280,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: 
 def _read(file: Path, wanted: Tensors, *, may_be_empty: bool = False) -> Tensors:
     """Return a file's tensors. Raises BadInput unless they are like those that are wanted, or none where that may be."""
     try:
-        found = load_file(file)
+        found = _load_tensors(file)
     except (OSError, SafetensorError) as error:
         raise BadInput(f"{file}: cannot be read ({error})") from None
     for name in sorted(found.keys() | wanted.keys()) if found or not may_be_empty else ():
@@ -267,6 +292,16 @@ def _read(file: Path, wanted: Tensors, *, may_be_empty: bool = False) -> Tensors
                 f"{file}: {name} is {there}, and in this run {ours}; move {file.parent} away to resume from the one before"
             )
     return found
+
+
+def _load_tensors(file: Path) -> Tensors:
+    """Return the tensors of a file, also where the file system cannot map it into memory."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        if errno_of(error) not in files.NO_MAPPING:
+            raise
+        return load_bytes(file.read_bytes())
 
 
 def _moment(tensor: torch.Tensor, device: torch.device) -> torch.Tensor | int:

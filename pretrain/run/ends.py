@@ -9,7 +9,10 @@ bad updates in a row     all know    saved                  no         1
 out of memory            one knows   saved unless sharded   no         1 (machine/fit.py)
 """
 
+import contextlib
 import logging
+import os
+from pathlib import Path
 
 from accelerate import Accelerator
 
@@ -26,6 +29,8 @@ from pretrain.run.publisher import push_seconds
 from pretrain.run.report import duration
 
 log = logging.getLogger(__name__)
+
+STOPPED_FILE = "URSA_MINOR_STOPPED_FILE"  # environment variable
 
 
 def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Accelerator) -> None:
@@ -59,8 +64,21 @@ def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: boo
     """Wait for the other processes and the Hub, and return the exit status."""
     run.report.close()
     accelerator.wait_for_everyone()
+    if stopped and accelerator.is_main_process:
+        mark_as_stopped()
     run.publish.wait(push_seconds(stop.signal if stopped else None), lambda: stop.requested and not stopped)
     return stop.exit_code if stopped else 0
+
+
+def mark_as_stopped() -> None:
+    """Create the file that scripts/slurm.sh names, which tells it to queue the job again.
+
+    The exit status does not tell it: under a launcher, a run that was stopped and one that failed both end with 1.
+    """
+    path = os.environ.get(STOPPED_FILE)
+    if path:
+        with contextlib.suppress(OSError):  # the run is saved all the same
+            Path(path).touch()
 
 
 def diverged(step: int, reason: str, in_a_row: int) -> TrainingStopped:

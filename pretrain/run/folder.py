@@ -61,7 +61,7 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     run_dir.mkdir(parents=True, exist_ok=True)
     option = recipe.saving.option_of_another_run
     busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another {option}"
-    with files.locked(run_dir / LOCK, busy):
+    with files.locked(run_dir / LOCK, busy, users="trainers"):
         clear_partial(run_dir)
         clear_partial(recipe.saving.checkpoints)
         path, text = run_dir / "recipe.yaml", keys.as_yaml(recipe)

@@ -23,8 +23,16 @@ PENDING = "hub"  # in the run folder: pushes to send
 
 
 def push_seconds(stopped_by: signal.Signals | None) -> int:
-    """Return how long a run that was stopped so, or has finished (None), waits for the Hub."""
-    return {None: 600, signal.SIGTERM: 20}.get(stopped_by, 5)  # clouds and launchers kill 30 s after a SIGTERM
+    """Return for how many seconds a run waits for the Hub.
+
+    Args:
+        stopped_by: the signal that stopped the run; None if it has finished.
+    """
+    if stopped_by is None:
+        return 600
+    if stopped_by in (signal.SIGINT, signal.SIGHUP):  # sent by a user, who is waiting
+        return 5
+    return 20  # clouds, schedulers and launchers usually kill a process 30 s after a SIGTERM
 
 
 class Publisher:

@@ -1,6 +1,7 @@
 """Resuming from a checkpoint, and saving the next: which one, and what it holds beside the tensors."""
 
 import dataclasses
+import errno
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from pretrain.base import stopping
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, space_fix
 from pretrain.base.layout import step_name
 from pretrain.data.corpus import Corpus
 from pretrain.hub import client, fetch
@@ -237,7 +238,10 @@ class Checkpoints:
             if writing is not None:
                 writing.result()
         except (OSError, SafetensorError) as error:
-            log.error(f"no checkpoint at step {self.saved_step}: {error}. Free some space; the run continues")
+            fix = ""
+            if getattr(error, "errno", None) == errno.ENOSPC:
+                fix = f"{space_fix(self.recipe.saving.checkpoints)}; "
+            log.error(f"no checkpoint at step {self.saved_step}: {error}: {fix}the run continues")
 
     def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():

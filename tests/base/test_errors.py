@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from pretrain.base import files
+from pretrain.base import entry, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, TrainingStopped
 
@@ -60,6 +60,45 @@ def test_a_full_disk_has_a_name_also_where_a_library_in_rust_meets_it(tmp_path, 
             raising(fault).__wrapped__()
 
 
+def without_inodes(place):
+    """What os.statvfs returns where 98% of the space is free and no file can be created."""
+    return os.statvfs_result((4096, 4096, 100, 98, 98, 1000, 0, 0, 0, 255))
+
+
+@pytest.mark.parametrize("name", ["runs/new/file", b"runs/new/file"])
+def test_disk_without_inodes_names_inodes(monkeypatch, capsys, name):
+    full = OSError(errno.ENOSPC, "No space left on device", name)
+    monkeypatch.setattr(os, "statvfs", without_inodes)
+    assert raising(full)() == 1
+    line = capsys.readouterr().err
+    assert line.startswith(
+        "error: runs/new/file: No space left on device: no inodes are left there (df -i): delete files"
+    )
+    assert line.endswith("; the same command resumes\n")
+
+
+@pytest.mark.parametrize("disk", [(0, 0), (1000, 1)])
+def test_disk_with_inodes_or_none_at_all_needs_space(monkeypatch, capsys, disk):
+    """Btrfs and others report 0 of 0 inodes."""
+    files_total, files_free = disk
+    result = os.statvfs_result((4096, 4096, 100, 0, 0, files_total, files_free, files_free, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda place: result)
+    assert raising(OSError(errno.ENOSPC, "x", "a"))() == 1
+    assert "No space left on device: free some space; the same command resumes" in capsys.readouterr().err
+
+
+def test_quota_may_be_of_files(capsys):
+    assert raising(OSError(errno.EDQUOT, "x", "a"))() == 1
+    assert "a quota limits space or the number of files (quota -s)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_operation_that_a_file_system_lacks_names_another_place(capsys, number):
+    assert raising(OSError(number, "x", "runs/a"))() == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: runs/a: ") and "--output_dir" in line and line.count("\n") == 1
+
+
 def test_errors_that_may_be_our_own_bugs_keep_their_traceback():
     for error in (ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "x", "a"), PermissionError(errno.EACCES, "x")):
         with pytest.raises(type(error)):
@@ -86,4 +125,10 @@ def test_bad_input_prints_each_line_and_exits_2(monkeypatch, capsys):
     ):
         monkeypatch.setenv("RANK", rank)
         assert raising(error)() == status and capsys.readouterr() == ("", err)
+    waited = []
+    monkeypatch.setattr(entry.time, "sleep", waited.append)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # the first process prints before the launcher ends all
+    for rank, expected in (("0", []), ("1", [entry.SILENT_SECONDS])):
+        monkeypatch.setenv("RANK", rank)
+        assert raising(BadInput("one"))() == 2 and waited == expected
     assert exit_on_bad_input(lambda n, *, more: n + more)(40, more=2) == 42

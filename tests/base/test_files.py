@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from pretrain.base import files
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, Unsupported, machine_fault
 
 
 def test_windows_is_answered_in_a_line_that_names_wsl_2():
@@ -70,7 +70,7 @@ def test_a_folder_that_was_made_first_is_left_as_it_is(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_lock_is_refused_with_its_holders_pid_and_free_after_the_block_and_after_kill_9(tmp_path, monkeypatch):
+def test_a_lock_is_refused_with_its_holders_pid_and_free_after_the_block_and_after_kill_9(tmp_path):
     lock, (ready, telling) = tmp_path / "lock", os.pipe()
     with files.locked(lock, "x"):
         assert lock.read_text() == f"{os.getpid()}\n"
@@ -87,10 +87,97 @@ def test_a_lock_is_refused_with_its_holders_pid_and_free_after_the_block_and_aft
     os.waitpid(holder, 0)
     with files.locked(lock, "busy"):
         pass
-    no_locks = OSError(errno.ENOLCK, "No locks")  # of this file system: not taken for a holder
-    monkeypatch.setattr(files.fcntl, "flock", lambda *_: (_ for _ in ()).throw(no_locks))
-    with pytest.raises(OSError, match=f"'{lock}'"), files.locked(lock, "held by {pid}"):
+
+
+def refusing(number):
+    """Return a system call that fails with this error number."""
+
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+UNSUPPORTED = [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS]
+
+
+@pytest.mark.parametrize("number", [*UNSUPPORTED, errno.EBADF])
+def test_file_system_without_sync_is_written_to(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "fsync", refusing(number))
+    files.write_text(tmp_path / "a", "text")
+    with files.making(tmp_path / "made") as folder:
+        (folder / "b").write_text("text")
+    assert (tmp_path / "a").read_text() == (tmp_path / "made" / "b").read_text() == "text"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_real_error_of_a_sync_is_raised(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "fsync", refusing(number))
+    with pytest.raises(OSError) as caught:
+        files.write_text(tmp_path / "a", "text")
+    assert caught.value.errno == number and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EISDIR])
+def test_folder_that_cannot_be_opened_is_not_synced(tmp_path, monkeypatch, number):
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *how: (refusing(number) if path == tmp_path else real)(path, *how))
+    files.fsync(tmp_path)
+    with pytest.raises(OSError):
+        monkeypatch.setattr(os, "open", refusing(number))
+        files.fsync(tmp_path / "file")
+
+
+@pytest.mark.parametrize("number", [*UNSUPPORTED, errno.ENOLCK])
+def test_file_system_without_locks_is_reported_in_one_line(tmp_path, monkeypatch, caplog, number):
+    monkeypatch.setattr(files.fcntl, "flock", refusing(number))
+    with files.locked(tmp_path / "lock", "busy", users="trainers"):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    reason = f"this file system has no locks ({os.strerror(number)})"
+    assert caplog.messages == [f"{tmp_path}: {reason}: two trainers in the same folder will not be detected"]
+
+
+def test_real_error_of_a_lock_is_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.fcntl, "flock", refusing(errno.EIO))
+    with pytest.raises(OSError, match="'.*lock'"), files.locked(tmp_path / "lock", "busy"):
         pass
+
+
+@pytest.mark.parametrize("number", UNSUPPORTED)
+def test_file_system_that_cannot_rename_folders_is_named(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "rename", refusing(number))
+    with pytest.raises(Unsupported) as caught, files.making(tmp_path / "made"):
+        pass
+    (line,) = machine_fault(caught.value).lines
+    assert line.startswith(f"{tmp_path}/made: the file system cannot rename this") and "--output_dir" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600), (0o027, 0o640)])
+def test_files_of_a_library_get_the_mode_of_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        with files.making(tmp_path / "made") as folder:
+            (folder / "sub").mkdir()
+            for path in (folder / "a", folder / "sub" / "b"):
+                path.touch(0o600)  # as safetensors and tempfile create files
+            (folder / "script").touch(0o700)
+        with files.replacing(tmp_path / "c") as path:
+            path.touch(0o600)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "made" / "a", tmp_path / "made" / "sub" / "b", tmp_path / "c"):
+        assert path.stat().st_mode & 0o777 == mode
+    assert (tmp_path / "made" / "script").stat().st_mode & 0o700 == 0o700
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "c", "made", "script", "sub"]
+
+
+@pytest.mark.parametrize("number", [*UNSUPPORTED, errno.EPERM])
+def test_file_system_without_modes_is_written_to(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "chmod", refusing(number))
+    with files.replacing(tmp_path / "a") as path:
+        path.touch(0o600)
+    assert (tmp_path / "a").exists()
 
 
 class Disk:
@@ -126,6 +213,13 @@ def test_no_line_is_lost_to_a_disk_that_is_full_for_a_while(tmp_path):
     lost = f"{path}: No space left on device: the end of the file is lost, 3 bytes"
     assert log.write("end\n") and log.close() == lost
     assert files.Log(path).close() is None
+
+
+def test_log_on_a_disk_without_inodes_names_inodes(tmp_path, monkeypatch):
+    log = files.Log(tmp_path / "log")
+    log._file = Disk(log._file, room=0)
+    monkeypatch.setattr(os, "statvfs", lambda place: os.statvfs_result((4096, 4096, 9, 9, 9, 9, 0, 0, 0, 255)))
+    assert "no inodes are left there (df -i)" in log.write("one")
 
 
 def test_a_folder_that_cannot_be_used_is_known_before_it_is_made(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -12,7 +13,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from pretrain.base.errors import TrainingStopped
-from pretrain.base.stopping import LAUNCHED, SIGNALS, StopRequest, end_with_launcher, raise_on_lost_peer
+from pretrain.base.signals import SIGNALS, ignore_warnings
+from pretrain.base.stopping import LAUNCHED, StopRequest, end_with_launcher, ending_at_once, raise_on_lost_peer
 
 
 @pytest.fixture
@@ -24,7 +26,10 @@ def handlers():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+CODES = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129, "SIGUSR1": 138, "SIGUSR2": 140, "SIGXCPU": 152}
+
+
+@pytest.mark.parametrize(("number", "code"), [(getattr(signal, name), code) for name, code in CODES.items()])
 def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, monkeypatch, number, code):
     stop = StopRequest()
     assert stop.any_of(True, False, True) == [True, False, True]  # which are its own, and no request to stop
@@ -36,10 +41,36 @@ def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, monkeypatch,
     for restarts, status in (("3", 0), ("0", code)):  # a launcher would restart what has failed
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
         assert stop.exit_code == status
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does: a terminal that closes stops no run
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_signal_ignored_at_start_stays_ignored(handlers, name):
+    """For example SIGHUP under nohup. SIGTERM and SIGINT stop a run that a shell started in the background, too."""
+    number = getattr(signal, name)
+    signal.signal(number, signal.SIG_IGN)
     stop = StopRequest()
-    os.kill(os.getpid(), signal.SIGHUP)
-    assert not stop.agreed()
+    os.kill(os.getpid(), number)
+    assert stop.agreed() == (name in ("SIGTERM", "SIGINT"))
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_signal_ends_the_process_before_training(name):
+    """Inside the block there is nothing to save, so the signal has its default action."""
+    number = getattr(signal, name)
+    if not (child := os.fork()):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the default action of SIGXCPU writes a core file
+        StopRequest()
+        with ending_at_once():
+            os.kill(os.getpid(), number)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number
+
+
+def test_background_process_ignores_warnings_of_a_scheduler(handlers):
+    """SIGTERM and SIGINT still end it."""
+    ignore_warnings()
+    ignored = [name for name in CODES if signal.getsignal(getattr(signal, name)) == signal.SIG_IGN]
+    assert ignored == ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"]
 
 
 def orphan(act, launched):

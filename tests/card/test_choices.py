@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT
-from pretend_cuda import A6000, CUDA, RTX_3060, T4, UNKNOWN, on
+from pretend_cuda import A6000, CUDA, RTX_3060, T4, UNKNOWN, CudaTensor, on
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
@@ -17,6 +17,7 @@ from pretrain.base import cards
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.evaluation import likelihood, sampling
+from pretrain.evaluation.validation import validation_loss
 from pretrain.machine import fit, hardware
 from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
 from pretrain.model.attention import kernel_taken, within_documents
@@ -227,3 +228,38 @@ def test_the_product_chooses_for_each_card_what_it_can(card):
             assert known.precision == device.precision and abs(card.memory / 2**30 / known.memory_gib - 1) < 0.1
 
     on(card, work)
+
+
+def refuse_float64() -> None:
+    """Make the simulated GPU one without float64, as Apple's are."""
+    real = CudaTensor.__new__
+
+    def new(cls, host):
+        if host.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+        return real(cls, host)
+
+    CudaTensor.__new__ = staticmethod(new)
+    hardware.NO_FLOAT64 = ("cuda",)
+
+
+@pytest.mark.parametrize("endings", [1, 2])
+def test_sums_need_no_float64_on_the_gpu(endings):
+    def work(machine):
+        module = gpt2()
+        ids = torch.arange(32).reshape(2, 16) % 64
+        bytes_per_token = numpy.arange(64)
+        question = ([1, 2, 3], [[4, 5], [6]][:endings])
+
+        def scores():
+            loss = validation_loss(module, [(ids, ids)], device=CUDA, bytes_per_token=bytes_per_token)
+            (answer,) = likelihood.log_likelihoods(module.model, [question], context_length=16)
+            return [*loss.values(), *answer.nats]
+
+        expected = scores()
+        refuse_float64()
+        with pytest.raises(TypeError):
+            torch.zeros(1, dtype=torch.float64, device=CUDA)
+        assert scores() == pytest.approx(expected, rel=1e-12)
+
+    on(A6000, work)

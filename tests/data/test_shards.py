@@ -1,6 +1,8 @@
 """Token files: every format read and refused, what is written, the manifest, and that no damage goes unseen."""
 
+import errno
 import io
+import mmap
 import os
 import random
 import shutil
@@ -71,6 +73,30 @@ def test_every_format_is_recognised_by_contents_and_name(tmp_path, name, body, l
     assert ids.tolist() == np.frombuffer(body, layout[1], offset=offset).tolist()
     with pytest.raises(BadInput, match=rf"{name}: has {layout[2]} tokens, manifest.json says 50: .*; put the old file"):
         shards.open_ids(path, 50)
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("offered", ["private maps", "no maps"])
+@pytest.mark.parametrize("name", ["a_train_1.bin", "train.bin", "a_train_1.npy"])
+def test_token_file_is_read_where_it_cannot_be_mapped(tmp_path, monkeypatch, caplog, name, offered, number):
+    """FUSE with direct_io offers private maps only."""
+    ids = np.array([5, 6, 50256], dtype="<u2")
+    bodies = {"a_train_1.bin": llm_c(ids), "train.bin": ids.tobytes(), "a_train_1.npy": npy(ids)}
+    (tmp_path / name).write_bytes(bodies[name])
+    real = mmap.mmap
+
+    def refuse(*args, access, **kwargs):
+        if offered == "no maps" or access != mmap.ACCESS_COPY:
+            raise OSError(number, os.strerror(number))
+        return real(*args, access=access, **kwargs)
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    found, offset = shards.open_ids(tmp_path / name, 3)
+    assert found.tolist() == ids.tolist() and found.dtype == ids.dtype and not found.flags.writeable
+    assert offset == len(bodies[name]) - ids.nbytes
+    shards.open_ids(tmp_path / name)
+    lines = [line for line in caplog.messages if "cannot map files into memory" in line]
+    assert len(lines) == (offered == "no maps")
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,15 @@ def test_all_faults_are_listed_at_once_and_stop_the_accelerator(made):
 
 
 def test_processes_that_do_not_know_each_other_are_refused(made):
+    launch = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     with pytest.raises(BadInput, match="WORLD_SIZE = 2, but Accelerate makes it 1"):
-        made(CPU, WORLD_SIZE="2")
+        made(CPU, **launch)
     assert os.environ["ACCELERATE_USE_CPU"] == "true"  # so that the real one does know
+
+
+def test_incomplete_launch_is_rejected_before_connecting(made):
+    with pytest.raises(BadInput, match="RANK = 1, but without WORLD_SIZE"):
+        made(CPU, RANK="1")
 
 
 def test_deterministic_asks_torch_cublas_and_the_compiler_for_kernels_that_repeat_themselves(made, monkeypatch):

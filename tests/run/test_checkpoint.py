@@ -226,7 +226,7 @@ def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
     assert path == first and named == ["step-00000007", "step-00000006"]
     files.remove(begin)  # rotated away
     assert checkpoint.find_newest(mine, begin)[0] == first
-    with pytest.raises(BadInput, match="step-00000003: .* cannot be read"):
+    with pytest.raises(BadInput, match="step-00000003: there is no such folder"):
         checkpoint.find_newest(mine, tmp_path / "theirs" / "step-00000003")
     other = save(tmp_path / "theirs", 5)
     with pytest.raises(BadInput, match="mine holds checkpoints of another beginning; give another --run_name"):
@@ -304,6 +304,62 @@ def test_failed_save_is_logged_and_leaves_the_others_and_no_litter(tmp_path, mon
         checkpoints.save(RunState(10, 1, step=2))
     assert "no checkpoint at step 2" in caplog.text and "No space left" in caplog.text
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+def test_failed_save_on_a_disk_without_inodes_names_inodes(tmp_path, monkeypatch, caplog):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(files, "fsync", lambda path: (_ for _ in ()).throw(full))
+    monkeypatch.setattr(os, "statvfs", lambda place: os.statvfs_result((4096, 4096, 9, 9, 9, 9, 0, 0, 0, 255)))
+    with saving(tmp_path, make(2)) as checkpoints:
+        checkpoints.save(RunState(10, 1, step=2))
+    assert "no inodes are left there (df -i)" in caplog.text and "the run continues" in caplog.text
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_checkpoint_files_have_the_mode_of_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        path = save(tmp_path, 1)
+    finally:
+        os.umask(before)
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in path.iterdir()} == dict.fromkeys(
+        PARTS, oct(0o666 & ~umask)
+    )
+
+
+def test_checkpoint_is_read_where_files_cannot_be_mapped(tmp_path, monkeypatch):
+    path = save(tmp_path, 1)
+    expected = make(1)[0].state_dict()
+    no_maps = OSError("No such device (os error 19)")  # the words of safetensors
+    monkeypatch.setattr(checkpoint, "load_file", lambda file: (_ for _ in ()).throw(no_maps))
+    model, optimizer = make(2)
+    load(path, model, optimizer)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone", "there is no such folder;"),
+        ("checkpoints/step-00000003", "there is no such folder;"),
+        ("OWNER/gpt2", "there is no such folder (for a checkpoint on the Hub, write hub://OWNER/gpt2);"),
+        ("file", "this is not a folder;"),
+        (".", "this folder contains checkpoints; the newest is checkpoints/step-00000002;"),
+        ("checkpoints", "this folder contains checkpoints; the newest is checkpoints/step-00000002;"),
+        ("model", "this folder has no manifest.json, so it is not a checkpoint;"),
+    ],
+)
+def test_path_without_a_checkpoint_is_explained(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "checkpoints", 1, 2)
+    (tmp_path / "file").touch()
+    (tmp_path / "model").mkdir()
+    with pytest.raises(BadInput) as caught:
+        checkpoint.find_newest(tmp_path / "runs" / "new" / "checkpoints", Path(name))
+    (line,) = caught.value.lines
+    assert line.startswith(f"resume_from_checkpoint = {name}: {message}")
+    near = "; did you mean checkpoints/step-00000002?" if "00000003" in name else ""
+    assert line.endswith(f"give auto, none or a sound step-XXXXXXXX folder{near}")
 
 
 WEIGHT, MOMENT = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.weight/exp_avg"

@@ -14,6 +14,7 @@ import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -95,12 +96,12 @@ def process(body, **environment: str) -> Done:
     return Done(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode().replace("\r\n", "\n"), "")
 
 
-def begin(run_dir: Path, *names: str, first=0, rows=(), had=(), ids=None) -> trackers.Trackers:
-    """Begin trackers as the trainer does."""
+def begin(run_dir: Path, *names: str, first=0, rows=(), had=(), ids=None, **stated) -> trackers.Trackers:
+    """Begin trackers as the trainer does; ``stated``: other keys of the recipe."""
     project = run_dir.parent.parent.name  # of this test alone
     recipe = reading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
-    tracking = {"report_to": [*names], "project_name": project, "tags": ["a", "b"]}
-    recipe = keys.replace(recipe, output_dir=str(run_dir), run_name="tiny", **tracking)
+    tracking = {"report_to": [name for name in names if name], "project_name": project, "tags": ["a", "b"]}
+    recipe = keys.replace(recipe, output_dir=str(run_dir), run_name="tiny", **tracking | stated)
     sent = functools.reduce(lambda place, row: trackers.place_after(place, row["step"]), had, -1)
     return trackers.Trackers(recipe, first, ids=ids or {}, rows=rows, sent=sent)
 
@@ -109,13 +110,13 @@ def point(key: str, step: int) -> float:
     return step + {"train/loss": 0.25, "train/lr": 0.5, "eval/loss": 0.75}[key]
 
 
-def train(run_dir: Path, name: str, first: int, last: int, *, killed: bool = False, ids=None) -> None:
+def train(run_dir: Path, name: str, first: int, last: int, *, killed: bool = False, ids=None, **stated) -> None:
     """Do as a run from a checkpoint at ``first``: metrics.jsonl, then the tracker; killed: before anything is sent."""
     path = run_dir / "metrics.jsonl"
     sent = read_metrics(path)
     done = [row for row in sent if row["step"] < first + ("train/loss" in row)]
     path.write_text("".join(json.dumps(row) + "\n" for row in done))
-    tracker = begin(run_dir, name, first=first, rows=done, had=sent, ids=ids)
+    tracker = begin(run_dir, name, first=first, rows=done, had=sent, ids=ids, **stated)
     with open(path, "a") as out:
 
         def report(step: int, *keys: str) -> None:
@@ -239,6 +240,33 @@ def logged_in(url: str) -> dict[str, str]:
     return {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url, "HF_TOKEN": TOKEN}
 
 
+def read_offline(folder: Path) -> tuple[list[dict], list]:
+    """Return the rows, and the descriptions of the run, of all files that wandb wrote offline into a folder.
+
+    Their format is LevelDB's log: blocks of 32 KiB, and in them pieces of records (checksum, length, kind).
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows, runs = [], []
+    for path in sorted(folder.glob("offline-*/run-*.wandb")):
+        data, place, begun = path.read_bytes(), 7, b""
+        while place + 7 <= len(data):
+            if 32768 - place % 32768 < 7:  # the end of a block is padding
+                place += 32768 - place % 32768
+                continue
+            length, kind = struct.unpack_from("<HB", data, place + 4)
+            begun += data[place + 7 : place + 7 + length]
+            place += 7 + length
+            if kind in (1, 4):  # a whole record, or the last piece of one
+                record, begun = Record.FromString(begun), b""
+                if record.WhichOneof("record_type") == "history":
+                    row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                    rows.append(row)
+                elif record.WhichOneof("record_type") == "run":
+                    runs.append(record.run)
+    return rows, runs
+
+
 def assert_no_canary(folder: Path, said: str = "") -> None:
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
@@ -344,6 +372,110 @@ def test_wandb_server_that_dies_neither_slows_nor_ends_the_run(run_dir, wandb_se
     logging, closing = map(float, re.search(r"took (\S+) (\S+)", done.stdout).groups())
     assert logging < 30 and closing < trackers.FINISH_SECONDS + 30  # a wait a row would take 1,000 seconds and more
     assert_no_canary(run_dir, done.stdout)
+
+
+@needs("wandb")
+def test_wandb_gets_the_rows_of_the_time_when_it_was_off(run_dir):
+    """Disabled at first, and later not in report_to."""
+    disabled = {"WANDB_MODE": "disabled"}
+    for first, last, names, given in ((0, 6, "wandb", disabled), (6, 10, "wandb", {}), (10, 14, "", {})):
+        process(lambda: train(run_dir, names, first, last), **given)  # noqa: B023
+    done = process(lambda: train(run_dir, "wandb", 14, 20))
+    assert done.returncode == 0 and "switched off" not in done.stdout, done.stdout
+    found, _ = read_offline(run_dir / "wandb")
+    assert points(found) == expected(20)
+
+
+@needs("tensorboard")
+def test_tensorboard_gets_the_rows_of_the_time_when_it_was_off(run_dir):
+    for first, last, names in ((0, 6, "tensorboard"), (6, 12, ""), (12, 20, "tensorboard")):
+        process(lambda: train(run_dir, names, first, last))  # noqa: B023
+    assert points(read_tensorboard(run_dir)) == expected(20)
+
+
+@needs("wandb")
+def test_wandb_takes_names_and_folder_from_the_environment(run_dir, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    given = {"WANDB_PROJECT": "p", "WANDB_NAME": "n", "WANDB_RUN_ID": "i1", "WANDB_DIR": str(tmp_path / "elsewhere")}
+    given |= {"WANDB_TAGS": "x,y", "WANDB_RUN_GROUP": "g"}
+    done = process(lambda: train(run_dir, "wandb", 0, 10, project_name="ursa-minor", tags=[]), **given)
+    assert f"for part in {tmp_path}/elsewhere/wandb/offline-*" in done.stdout
+    rows, runs = read_offline(tmp_path / "elsewhere" / "wandb")
+    assert points(rows) == expected(10) and not (run_dir / "wandb").exists()
+    for run in runs:
+        assert (run.project, run.display_name, run.run_id, run.run_group) == ("p", "n", "i1", "g")
+        assert run.tags == ["x", "y"]
+    assert runs
+    another = given | {"WANDB_RUN_ID": "i2"}
+    process(lambda: train(run_dir, "wandb", 10, 12, project_name="stated", tags=["z"]), **another)
+    rows, runs = read_offline(tmp_path / "elsewhere" / "wandb")
+    assert (runs[-1].project, runs[-1].run_id, runs[-1].tags) == ("stated", "i2", ["z"])
+    assert points(rows) == sorted(expected(10) + expected(12))  # another run gets every row
+
+
+@pytest.mark.parametrize(("name", "variable"), trackers.PROJECT_VARIABLES.items())
+@pytest.mark.parametrize(("stated", "used"), [("ursa-minor", "from the environment"), ("mine", "mine")])
+def test_project_of_the_environment_replaces_the_default(monkeypatch, name, variable, stated, used):
+    recipe = reading.load_recipe(ROOT / "recipes" / "quickstart.yaml", {"project_name": stated})
+    monkeypatch.setenv(variable, "from the environment")
+    assert trackers._project(name, recipe) == used
+    monkeypatch.setenv(variable, "")
+    assert trackers._project(name, recipe) == stated
+
+
+def test_mlflow_continues_the_run_of_the_environment(tmp_path, monkeypatch):
+    """MLflow is not installed here: what Accelerate's class is given."""
+    given = {}
+
+    class Tracker:
+        requires_logging_directory = False
+        tracker = SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+
+        def __init__(self, project, **how):
+            given.update(how, project=project)
+
+        def start(self):
+            given["started"] = True
+
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "mlflow", Tracker)
+    for name, value in {"EXPERIMENT_NAME": "e", "RUN_ID": "r1", "RUN_NAME": "n"}.items():
+        monkeypatch.setenv(f"MLFLOW_{name}", value)
+    found = begin(tmp_path, "mlflow", project_name="ursa-minor")
+    assert (given["project"], given["run_id"], given["run_name"]) == ("e", "r1", "n") and given["started"]
+    assert found.ids == {"mlflow": "r1"}
+
+
+VARIABLES = {"WANDB_PROJECT", "WANDB_NAME", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_NAME", "CLEARML_PROJECT"}
+PROJECTS = {"WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "CLEARML_PROJECT"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "left"),
+    [
+        ([], VARIABLES),
+        (["--run_name", "a"], PROJECTS),
+        (["--project_name", "a"], VARIABLES - PROJECTS),
+        (["--project_name", "ursa-minor"], VARIABLES - PROJECTS),  # stated, although it is the default
+        (["--project_name", "a", "--run_name", "a"], set()),
+    ],
+)
+def test_flag_wins_over_the_environment(monkeypatch, flags, left):
+    for variable in VARIABLES:
+        monkeypatch.setenv(variable, "x")
+    recipe, _, argv = reading.parse_training(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), *flags])
+    trackers.drop_overridden(recipe, argv)
+    assert {variable for variable in VARIABLES if variable in os.environ} == left
+
+
+@pytest.mark.parametrize(("key", "left"), [("run_name", PROJECTS), ("project_name", VARIABLES - PROJECTS)])
+def test_recipe_wins_over_the_environment(tmp_path, monkeypatch, key, left):
+    for variable in VARIABLES:
+        monkeypatch.setenv(variable, "x")
+    file = tmp_path / "tiny.yaml"
+    file.write_text((ROOT / "recipes" / "quickstart.yaml").read_text() + f"\n{key}: mine\n")
+    recipe, _, argv = reading.parse_training(["--recipe", str(file)])
+    trackers.drop_overridden(recipe, argv)
+    assert {variable for variable in VARIABLES if variable in os.environ} == left
 
 
 def test_a_tracker_that_fails_or_hangs_is_switched_off_once_and_the_others_go_on(tmp_path, monkeypatch, caplog):

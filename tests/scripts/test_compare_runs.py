@@ -136,6 +136,27 @@ def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, drawn
     assert lines_of(drawn[0], 0)[0].get_ydata()[-1] == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("eval_tokens", (1000, 2000)),
+        ("validation_tokens", (1000, 2000)),
+        ("validation_fraction", (0.1, 0.2)),
+        ("validation_files", (["a"], ["b"])),
+    ],
+)
+def test_different_validation_text_is_reported(tmp_path, drawn, monkeypatch, capsys, key, values):
+    monkeypatch.chdir(tmp_path)
+    for name, value in zip("ab", values, strict=True):
+        write_run(tmp_path / name, [3.0, 2.4], **{key: value})
+    write_run(tmp_path / "c", [3.0, 2.3], **{key: values[0]})
+    assert compare_runs.main(["a", "b"]) == 0
+    line = f"{key} differs (a: {values[0]}, b: {values[1]}): the validation losses are of different text"
+    assert line in capsys.readouterr().out
+    assert compare_runs.main(["a", "c"]) == 0
+    assert "differs" not in capsys.readouterr().out
+
+
 def test_what_cannot_be_compared_is_refused_and_nothing_written(six, capsys):
     Path("runs/one").mkdir(parents=True)
     Path("empty.jsonl").write_text('{"step": 1}\n')

@@ -180,7 +180,7 @@ SLURM_NODEID=1 exec "$@"
 TRAINER = """#!/bin/bash
 echo "${0##*/} $*" >>"$LOG"
 [[ -z ${wait:-} ]] && exit 0
-trap 'echo stopped >>"$LOG"; exit 0' TERM
+trap 'echo stopped >>"$LOG"; [[ -n ${saves:-} ]] && touch "$URSA_MINOR_STOPPED_FILE"; exit "${ends_with:-143}"' TERM
 echo ready >>"$LOG"
 for ((i = 0; i < 200; i++)); do sleep 0.05; done
 """
@@ -251,17 +251,88 @@ def test_slurms_variables_reach_the_trainer_on_its_node(cluster, tmp_path):
     ]
 
 
-def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again_if_wanted(cluster):
+def warn_slurm(cluster, number=signal.SIGUSR1, **environment):
+    """Send a signal to the batch script while the trainer runs; return the script's exit status and its requeues."""
+    process, log = cluster(wait="1", **environment)
+    deadline = time.monotonic() + 20
+    while not log.read_text().endswith("ready\n") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    status = process.wait(20)
+    lines = log.read_text().splitlines()
+    assert "stopped" in lines
+    return status, [line for line in lines if line.startswith("scontrol requeue")]
+
+
+AGAIN = ["scontrol requeue 4711"]
+TASK = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"ends_with": "143"}, (0, AGAIN)),
+        ({"ends_with": "1", "saves": "1"}, (0, AGAIN)),  # as accelerate launch ends after SIGTERM
+        ({"ends_with": "143", "REQUEUE": "0"}, (0, [])),
+        ({"ends_with": "143", **TASK}, (0, ["scontrol requeue 4700_3"])),
+        ({"ends_with": "0"}, (0, [])),  # it finished in the last minutes
+        ({"ends_with": "1"}, (1, [])),
+        ({"ends_with": "2"}, (2, [])),
+    ],
+)
+def test_slurm_requeues_only_an_interrupted_job(cluster, environment, expected):
+    assert warn_slurm(cluster, **environment) == expected
+    assert not list(ROOT.glob(".stopped-*"))
+
+
+@pytest.mark.parametrize(
+    ("status", "requeues"), [(0, []), (1, []), (143, []), (137, []), (138, AGAIN), (140, AGAIN), (152, AGAIN)]
+)
+def test_slurm_requeues_a_step_that_was_warned_itself(cluster, tmp_path, status, requeues):
+    """With --signal=USR1 instead of B:USR1. A step that ends by itself, or by scancel, is not queued again."""
+    (tmp_path / "accelerate").write_text(f"#!/bin/bash\nexit {status}\n")
+    process, log = cluster()
+    assert process.wait(20) == (0 if requeues else status)
+    assert [line for line in log.read_text().splitlines() if line.startswith("scontrol requeue")] == requeues
+
+
+def test_slurm_asks_for_a_warning_before_the_time_limit():
     asked = set(re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE))
     assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"} <= asked
-    for requeue, last in (("1", ["stopped", "scontrol requeue 4711"]), ("0", ["ready", "stopped"])):
-        process, log = cluster(wait="1", REQUEUE=requeue)
-        deadline = time.monotonic() + 20
-        while not log.read_text().endswith("ready\n") and time.monotonic() < deadline:  # the pretended trainer runs
-            time.sleep(0.02)
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(20) == 0
-        assert log.read_text().splitlines()[-2:] == last
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus"),
+    [
+        ({}, 8),
+        ({"SLURM_GPUS_PER_NODE": "4"}, 4),
+        ({"SLURM_GPUS_PER_NODE": "a100:4"}, 4),
+        ({"SLURM_GPUS_PER_NODE": "a100:2,h100:1"}, 3),
+        ({"SLURM_GPUS_ON_NODE": "4"}, 4),
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "8"}, 4),
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "a100:8"}, 4),
+    ],
+)
+def test_slurm_starts_one_process_per_allocated_gpu(environment, gpus):
+    given = {"DRY_RUN": "1", "PATH": "/usr/bin:/bin", **environment}
+    done = subprocess.run(["bash", SLURM], env=given, cwd=ROOT, capture_output=True, text=True)
+    words = shlex.split(done.stdout)
+    assert words[words.index("--num_processes") + 1] == str(2 * gpus), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "0"}, "error: Slurm allocated no GPU on this node."),
+        ({"SLURM_GPUS_PER_NODE": "a100"}, "error: cannot read the number of GPUs from 'a100'"),
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "6"}, "error: the 6 GPUs are not divided evenly among 2 nodes."),
+    ],
+)
+def test_slurm_rejects_gpus_that_it_cannot_use(environment, message):
+    given = {"DRY_RUN": "1", "PATH": "/usr/bin:/bin", **environment}
+    done = subprocess.run(["bash", SLURM], env=given, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
 
 
 # A job of Hugging Face, and a spot machine: read by the programs that would start them, and not run on a cloud.

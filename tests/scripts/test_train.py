@@ -149,10 +149,14 @@ def test_killed_inside_each_stage_of_a_save_or_between_saves_or_stopped_and_resu
     for kill in ("step:2", *stages, "step:1"):
         run(WITNESS, *TINY, "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT=kill)
     # A signal abandons the partial step and saves the last whole one.
-    done = run(WITNESS, *TINY, "--run_name", "k", expect=130, LEDGER="k.ledger", STOP_AT="11:2", STOP_BY="SIGINT")
+    mark = {"URSA_MINOR_STOPPED_FILE": "stopped"}
+    stop = {"STOP_AT": "11:2", "STOP_BY": "SIGINT"}
+    done = run(WITNESS, *TINY, "--run_name", "k", expect=130, LEDGER="k.ledger", **stop, **mark)
+    Path("stopped").unlink()  # scripts/slurm.sh looks for it
     assert "stopped by SIGINT after step 11" in done.stderr and "the same command resumes" in done.stderr
     assert checkpoint.list_checkpoints(Path("runs/k/checkpoints"))[0].name == "step-00000011"
-    run(WITNESS, *TINY, "--run_name", "k", LEDGER="k.ledger")
+    run(WITNESS, *TINY, "--run_name", "k", LEDGER="k.ledger", **mark)
+    assert not Path("stopped").exists()
     assert final_state("k") == final_state("whole")
     assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
     assert not list(Path("runs/k/checkpoints").glob(".step-*"))
@@ -259,8 +263,8 @@ def test_a_launcher_that_is_stopped_before_training_begins_leaves_no_process(wor
 def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_them(uninterrupted_two):
     """Of one process's 4 micro-batches of a step each of two processes takes 2, and draws the same masks for them."""
     # 1 -> 2 -> 1: the stop reaches one process of two and is agreed on.
-    mixed, stop = (WITNESS, *TINY, *UNSEEN, "--run_name", "mixed"), {"LEDGER": "mixed.ledger", "STOP_BY": "SIGTERM"}
-    run(*mixed, expect=143, **stop, STOP_AT="3:1")
+    mixed, stop = (WITNESS, *TINY, *UNSEEN, "--run_name", "mixed"), {"LEDGER": "mixed.ledger", "STOP_BY": "SIGUSR1"}
+    run(*mixed, expect=138, **stop, STOP_AT="3:1")
     run(*mixed, processes=2, expect=None, **stop, STOP_AT="8:0")
     assert checkpoint.list_checkpoints(Path("runs/mixed/checkpoints"))[0].name == "step-00000008"
     run(*mixed, LEDGER="mixed.ledger")

@@ -218,8 +218,10 @@ def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no
 
 
 def test_a_run_that_is_taken_away_waits_for_the_hub_longer_than_one_that_its_user_ends():
-    seconds = [publisher.push_seconds(stopped_by) for stopped_by in (signal.SIGTERM, signal.SIGINT, None)]
-    assert seconds == [20, 5, 600]
+    by_user = [publisher.push_seconds(number) for number in (signal.SIGINT, signal.SIGHUP)]
+    by_system = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+    assert by_user == [5, 5] and publisher.push_seconds(None) == 600
+    assert [publisher.push_seconds(number) for number in by_system] == [20] * 4
 
 
 def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_once(workplace):
