@@ -74,8 +74,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     for name, (kind, what) in FLAGS.items():
-        takes = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "NAME" if kind is str else "N"}
-        parser.add_argument(f"--{name}", help=what, **takes)
+        reading.add_option(parser, name, kind, what, metavar="NAME" if kind is str else "N")
     asked = reading.parse_flags(parser, argv)
     values = vars(asked)
     given = {name: value for name, value in values.items() if FLAGS[name][0] in (int, float) and value is not None}
