@@ -12,16 +12,16 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.recipe import rules, translate
-from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
-from pretrain.recipe.rules import either, nearest, shown
+from pretrain.recipe import rules, sizes, translate
+from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SLICES, TYPES, Recipe, deal, fixed
+from pretrain.recipe.rules import nearest, shown
 
 log = logging.getLogger(__name__)
 
@@ -137,8 +137,8 @@ def read_flags(
         extras: flags that are not recipe keys: type (bool: the value may be left out) and help.
 
     Returns:
-        The flags of the recipe and ``recipe`` (the file), as typed; and the extras that were given,
-        without booleans that are false.
+        The flags of the recipe, ``recipe`` (the file) and ``size``, as typed; and the extras that were
+        given, without booleans that are false.
     """
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--recipe FILE] [--key value ...]",
@@ -150,7 +150,9 @@ def read_flags(
     usual.add_argument("--recipe", metavar="FILE", help=f"default: {RECIPE}")
     for name in USUAL:
         _add_flag(usual, name)
-    usual.add_argument("--size", metavar="|".join(SIZES), help="n_layer, n_head and n_embd of this GPT-2")
+    size_names = "|".join(sizes.names_of(sizes.GPT2_SIZES))
+    size_help = "shape of this GPT-2; AdamW recipes also get its learning rate and batch (docs/knobs.md)"
+    usual.add_argument("--size", metavar=size_names, help=size_help)
     modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
     for name, (wanted, help) in extras.items():
         add_option(modes, name, wanted, help)
@@ -161,24 +163,13 @@ def read_flags(
                 _add_flag(group, field.name)
     flags = vars(parse_flags(parser, argv))
     if "size" in flags:
-        flags |= shape_of_size(flags.pop("size"), flags)
+        sizes.check(flags["size"], flags)
     modes_given = {}
     for name in extras:
         value = flags.pop(name, False)
         if value is not False:
             modes_given[name] = value
     return flags, modes_given
-
-
-def shape_of_size(size: str, given: Collection[str] = (), sizes: Mapping[str, tuple] = SIZES) -> dict[str, str]:
-    """Return the flags that a size stands for; raises BadInput for an unknown one, or beside other flags of the shape."""
-    names = ("n_layer", "n_head", "n_embd")
-    faults = [f"--size {size} and --{name}: both give the shape; leave one out" for name in names if name in given]
-    if size not in sizes:
-        faults.append(f"--size {size}: must be {either(list(sizes))}")
-    if faults:
-        raise BadInput(faults)
-    return dict(zip(names, map(str, sizes[size]), strict=True))
 
 
 def add_option(
@@ -328,11 +319,14 @@ def _unknown_flag(parser: argparse.ArgumentParser, flag: str, names: Collection[
 def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, lay ``flags`` (as typed, text) over it, and check the whole.
 
+    The flag ``size`` is replaced by the keys that it changes (``sizes.change``).
+
     Raises BadInput with every fault found: file, key, value, rule, remedy.
     """
     values, flags = _with_numbers(read_file(path)), flags or {}
     if path.name == RUN_RECIPE:
         _bring_up_to_date(values)
+    flags, size_flags, size_note = _expand_size(values, flags)
     values |= {name: rules.from_text(text, name) for name, text in flags.items()}
     _begin_from_model(values)
     split_is_stated = "tokenizer_split" in values
@@ -348,17 +342,43 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
         values |= {name: float(values[name]) for name in values if TYPES[name] is float and values[name] is not None}
         values["run_name"] = path.stem if values["run_name"] is None else values["run_name"]
         values["output_dir"] = values["output_dir"] or f"runs/{values['run_name']}"
+        if size_note:
+            log.info(size_note)
         _settle_warmup(values)
         if path.name != RUN_RECIPE:  # said as the run began
             _advise(values)
         faults = list(rules.recipe_faults(values, flags))
     if faults:
-        raise BadInput(_blamed(path, fault, flags) for fault in faults)
+        raise BadInput(_blamed(path, fault, flags, size_flags) for fault in faults)
     if values["tokenizer"] == "bpe" and not split_is_stated:
         with contextlib.suppress(BadInput):  # the run does not exist yet
             there = load_recipe(Path(values["output_dir"]) / RUN_RECIPE)
             values["tokenizer_split"] = there.data.tokenizer_split  # its ids stay
     return deal(values)
+
+
+class _Expanded(NamedTuple):
+    """Flags in which ``--size`` is replaced by the keys that it sets.
+
+    Attributes:
+        size_flags: the keys that ``--size`` has set, each with this flag as it was typed.
+        note: one line about these keys for the header of a run.
+    """
+
+    flags: dict[str, Any]
+    size_flags: dict[str, str]
+    note: str
+
+
+def _expand_size(values: dict[str, Any], flags: Mapping[str, Any]) -> _Expanded:
+    """Replace ``size`` in the flags by the keys that it sets, with their values as text."""
+    other_flags = dict(flags)
+    size = other_flags.pop("size", None)
+    if size is None:
+        return _Expanded(other_flags, {}, "")
+    change = sizes.change(size, values, other_flags)
+    settings = {name: str(value) for name, value in change.settings.items()}
+    return _Expanded(other_flags | settings, dict.fromkeys(settings, f"--size {size}"), change.note)
 
 
 def _broken_rule(name: str, values: Mapping[str, Any]) -> str | None:
@@ -396,12 +416,21 @@ def _advise(values: Mapping[str, Any]) -> None:
         log.info(f"eval_steps = {evaluations}, max_steps = {steps}: {few}; for ten: --eval_steps {steps // 10}")
 
 
-def _blamed(path: Path, fault: str, flags: Mapping[str, Any]) -> str:
-    """Return a fault behind what has brought it: the flags that its text names, else the file."""
-    named = {name: f"--{name} {shown(value)}" for name, value in flags.items() if re.search(rf"\b{name} = ", fault)}
-    if fault.partition(" = ")[0] in named and len(named) == 1:  # the flag has said it
+def _blamed(path: Path, fault: str, flags: Mapping[str, Any], size_flags: Mapping[str, str]) -> str:
+    """Return an error message with its source in front: the flags that it names, else the file.
+
+    Args:
+        size_flags: the keys that ``--size`` has set, each with this flag as it was typed.
+    """
+    named = {}
+    for name, value in flags.items():
+        if re.search(rf"\b{name} = ", fault):
+            named[name] = size_flags.get(name) or f"--{name} {shown(value)}"
+    key = fault.partition(" = ")[0]
+    if [*named] == [key] and key not in size_flags:  # the flag repeats the key and its value
         fault = fault.partition(": ")[2]
-    return f"{', '.join(named.values()) or path}: {fault}"
+    source = ", ".join(dict.fromkeys(named.values())) or path
+    return f"{source}: {fault}"
 
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
