@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from pretrain.base import cards, foreign, paths
+from pretrain.base import cards, console, foreign, paths
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.network import reach
 from pretrain.data import shards, sources
 from pretrain.machine import doctor, forecast, planning, supply
 from pretrain.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
-from pretrain.recipe import keys, reading
+from pretrain.recipe import keys, reading, sizes
 from pretrain.recipe.rules import counted
 
 NETWORK_SECONDS = 5
@@ -36,7 +36,7 @@ FLAGS: dict[str, tuple[type, str]] = {  # what each takes (bool: nothing; a numb
     "estimate": (bool, "what the recipe will take, not what the machine is"),
     "card": (str, "estimate for this card (a6000, rtx4090, ...)"),
     "all_cards": (bool, "estimate for every card we know: a table"),
-    "size": (str, "estimate the recipe with another shape (gpt2-xl, gpt3-175b, ...)"),
+    "size": (str, "estimate the recipe for another size (gpt2-xl, gpt3-175b, ...)"),
     "plan": (bool, "the size and tokens for --hours, or for --budget"),
     "count": (int, "estimate for this many cards"),
     "hours": (float, "to plan for, evaluations and checkpoints within them"),
@@ -64,9 +64,10 @@ def main(argv: list[str] | None = None) -> int:
     catch_interrupts()
     if asked.plan:
         return show_plan(asked)
-    sizes = keys.SIZES | keys.GPT3_SIZES
-    shape = reading.shape_of_size(asked.size, sizes=sizes) | {"run_name": asked.size} if asked.size else {}
-    recipe = load(asked.recipe, shape)
+    flags = size_flags(asked) if asked.size else {}
+    if asked.estimate:  # the notes on the recipe are those that the header of a run shows
+        console.start(stream=None if asked.json else sys.stdout)
+    recipe = load(asked.recipe, flags)
     return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
 
 
@@ -74,8 +75,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     for name, (kind, what) in FLAGS.items():
-        takes = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "NAME" if kind is str else "N"}
-        parser.add_argument(f"--{name}", help=what, **takes)
+        reading.add_option(parser, name, kind, what, metavar="NAME" if kind is str else "N")
     asked = reading.parse_flags(parser, argv)
     values = vars(asked)
     given = {name: value for name, value in values.items() if FLAGS[name][0] in (int, float) and value is not None}
@@ -95,6 +95,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     elif not asked.plan:
         asked.recipe = reading.RECIPE
     return asked
+
+
+def size_flags(asked: argparse.Namespace) -> dict[str, str]:
+    """Return ``--size`` as recipe flags, with the number of steps if other flags give it."""
+    sizes.find(asked.size)
+    flags = {"size": asked.size, "run_name": asked.size}
+    if asked.tokens:
+        recipe = load(asked.recipe, flags)
+        flags["max_steps"] = str(math.ceil(asked.tokens / recipe.batch.tokens_per_step))
+    elif asked.max_steps:
+        flags["max_steps"] = str(asked.max_steps)
+    return flags
 
 
 def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:

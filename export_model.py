@@ -61,8 +61,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("model", type=paths.argument, help="a run folder, a model folder, or a Hub id")
     add("--out", required=True, type=paths.argument, metavar="FOLDER", help="the folder to write")
     add("--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="(default: %(default)s)")
-    add("--trim_vocab", action="store_true", help="leave the padding of the vocabulary out")
-    add("--chat", action="store_true", help="add a chat template and its tokens, to be tuned on chats")
+    reading.add_switch(parser, "--trim_vocab", "leave the padding of the vocabulary out")
+    reading.add_switch(parser, "--chat", "add a chat template and its tokens, to be tuned on chats")
     add(
         "--gguf",
         choices=("f32", "f16", "q8_0"),
@@ -74,7 +74,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--text", nargs="+", type=paths.argument, metavar="FILE", help=text_help)
     tokens_help = "tokens to measure on; 0 = all (default: %(default)s)"
     add("--eval_tokens", type=int, default=65536, metavar="N", help=tokens_help)
-    add("--overwrite", action="store_true", help="replace an earlier export")
+    reading.add_switch(parser, "--overwrite", "replace an earlier export")
     asked = reading.parse_flags(parser, argv)
     faults = []
     if asked.gguf and asked.dtype == "int8":

@@ -37,9 +37,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     model_help = "a run folder, its model/, any model folder, or a Hub id"
     parser.add_argument("--model", type=paths.argument, required=True, help=model_help)
     parser.add_argument("--prompt", default="", help="text to continue; empty begins a document")
-    parser.add_argument(
-        "--chat", action="store_true", help="a conversation: answer messages, a line each, that see those before"
-    )
+    reading.add_switch(parser, "--chat", "a conversation: answer messages, a line each, that see those before")
     parser.add_argument("--num_samples", type=int, default=1)
     parser.add_argument("--max_new_tokens", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token")

@@ -12,6 +12,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import type_validator
 from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
 
 from pretrain.base import paths
 from pretrain.base.errors import BadInput
@@ -64,6 +65,12 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
     parser.add_argument("--config", metavar="FILE", help="for example recipes/post/addition.yaml")
     for action in parser._actions:
         action.default, action.required = argparse.SUPPRESS, False  # the file, or the class itself, has the default
+        if action.type is string_to_bool:
+            # HfArgumentParser requires a value where the default is null.
+            action.nargs = "?"
+            action.const = True
+        elif action.type is int and action.dest.endswith("_steps"):
+            action.type = reading.number_of_steps
     given = vars(reading.parse_flags(parser, argv))
     if "config" not in given:
         raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
@@ -117,6 +124,8 @@ def _broken_rule(name: str, value: Any, options: tuple) -> str:
     try:
         type_validator(name, value, typing.Union[options])  # noqa: UP007
     except TypeError:
+        if int in options and rules.fraction_of_steps(name, value) is not None:
+            return rules.FRACTION_RULE.removeprefix("must be ")
         return rules.either([NAMES.get(option, rules.type_name(option)) for option in options])
     if number and not math.isfinite(value):
         return "a finite number"

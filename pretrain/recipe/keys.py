@@ -32,10 +32,6 @@ LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings",
 MODEL_KEYS = ("architecture", "n_layer", "n_head", "n_embd", "vocab_size", *LLAMA_KEYS)
 # Names of the architectures (records in model/architectures.py), each with the keys that it needs beside all models'.
 ARCHITECTURES: dict[str, tuple[str, ...]] = {"gpt2": (), "llama": LLAMA_KEYS}
-# GPT-2's sizes, as n_layer, n_head, n_embd, by llm.c's names and Transformers'; GPT-3's for estimates.
-SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}
-SIZES |= dict(zip(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), SIZES.values(), strict=True))
-GPT3_SIZES = {"gpt3-125m": (12, 12, 768), "gpt3-6.7b": (32, 32, 4096), "gpt3-175b": (96, 96, 12288)}
 # Names of the optimizers (records in optim/optimizers.py), and whether moments (ZeRO-1) and weights (FSDP2) may be sharded.
 OPTIMIZERS = {"adamw": True, "adamw_8bit": False, "muon": True}
 # A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.

@@ -3,15 +3,16 @@
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import re
 import shlex
 import sys
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -19,14 +20,13 @@ from pretrain.base import console, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.launch import refuse_incomplete_launch
-from pretrain.recipe import data_source, places, rules, translate
+from pretrain.recipe import data_source, places, rules, sizes, translate
 from pretrain.recipe.keys import (
     ABSENT,
     AUTO,
     FIELDS,
     MODEL_KEYS,
     OPTIONAL,
-    SIZES,
     SLICES,
     TYPES,
     Recipe,
@@ -34,7 +34,7 @@ from pretrain.recipe.keys import (
     fixed,
     is_unchanged,
 )
-from pretrain.recipe.rules import either, nearest, shown, type_name
+from pretrain.recipe.rules import nearest, shown
 
 log = logging.getLogger(__name__)
 
@@ -172,9 +172,11 @@ def read_flags(
     Args:
         argv: what stands after the script's name.
         description: first line of ``--help``.
-        extras: flags that are not recipe keys: type (bool: no value follows) and help.
+        extras: flags that are not recipe keys: type (bool: the value may be left out) and help.
 
-    Returns: the recipe's flags given, and ``recipe``, the file, as typed; and the extras given, by name.
+    Returns:
+        The flags of the recipe, ``recipe`` (the file) and ``size``, as typed; and the extras that were
+        given, without booleans that are false.
     """
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--recipe FILE] [--key value ...]",
@@ -186,31 +188,81 @@ def read_flags(
     usual.add_argument("--recipe", metavar="FILE", help=f"default: {RECIPE}")
     for name in USUAL:
         _add_flag(usual, name)
-    usual.add_argument("--size", metavar="|".join(SIZES), help="n_layer, n_head and n_embd of this GPT-2")
+    size_names = "|".join(sizes.names_of(sizes.GPT2_SIZES))
+    size_help = "shape of this GPT-2; AdamW recipes also get its learning rate and batch (docs/knobs.md)"
+    usual.add_argument("--size", metavar=size_names, help=size_help)
     modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
     for name, (wanted, help) in extras.items():
-        value = {"action": "store_true"} if wanted is bool else {"type": wanted, "metavar": type_name(wanted).upper()}
-        modes.add_argument(f"--{name}", help=help, **value)
+        add_option(modes, name, wanted, help)
     for title, part in SLICES.items():
         group = parser.add_argument_group(title, part.__doc__)
         for field in dataclasses.fields(part):
             if field.name not in USUAL and TYPES[field.name] != list[dict]:  # mappings do not fit into a flag
                 _add_flag(group, field.name)
-    given = vars(parse_flags(parser, argv))
-    if "size" in given:
-        given |= shape_of_size(given.pop("size"), given)
-    return given, {name: given.pop(name) for name in extras.keys() & given.keys()}
+    flags = vars(parse_flags(parser, argv))
+    if "size" in flags:
+        sizes.check(flags["size"], flags)
+    modes_given = {}
+    for name in extras:
+        value = flags.pop(name, False)
+        if value is not False:
+            modes_given[name] = value
+    return flags, modes_given
 
 
-def shape_of_size(size: str, given: Collection[str] = (), sizes: Mapping[str, tuple] = SIZES) -> dict[str, str]:
-    """Return the flags that a size stands for; raises BadInput for an unknown one, or beside other flags of the shape."""
-    names = ("n_layer", "n_head", "n_embd")
-    faults = [f"--size {size} and --{name}: both give the shape; leave one out" for name in names if name in given]
-    if size not in sizes:
-        faults.append(f"--size {size}: must be {either(list(sizes))}")
-    if faults:
-        raise BadInput(faults)
-    return dict(zip(names, map(str, sizes[size]), strict=True))
+def add_option(
+    group: argparse._ActionsContainer,
+    name: str,
+    wanted: type,
+    help: str,
+    metavar: str = "",
+) -> None:
+    """Add a flag that is not a recipe key.
+
+    Args:
+        wanted: type of its value. A bool may be given without a value.
+        metavar: name of the value in ``--help``.
+    """
+    if wanted is bool:
+        add_switch(group, f"--{name}", help)
+        return
+    convert: Callable[[str], Any] = wanted
+    if wanted is int and name.endswith("_steps"):
+        convert = number_of_steps
+    metavar = metavar or METAVARS.get(wanted, "TEXT")
+    group.add_argument(f"--{name}", help=help, type=convert, metavar=metavar)
+
+
+def add_switch(group: argparse._ActionsContainer, flag: str, help: str) -> None:
+    """Add a boolean flag: true if it is given without a value, false if it is not given."""
+    group.add_argument(
+        flag,
+        help=help,
+        nargs="?",
+        const=True,
+        default=False,
+        type=_boolean,
+        metavar="true|false",
+    )
+
+
+def _boolean(text: str) -> bool:
+    """Convert the value of a switch (a type of argparse)."""
+    value = rules.boolean_of(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"must be true or false, not {rules.shown(text)!r}")
+    return value
+
+
+def number_of_steps(text: str) -> int:
+    """Convert a number of steps (a type of argparse)."""
+    if rules.fraction_of_steps("_steps", text) is not None:
+        raise argparse.ArgumentTypeError(f"{text}: {rules.FRACTION_RULE}")
+    number = rules.number_of(text)
+    try:
+        return number if isinstance(number, int) else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: must be an integer") from None
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
@@ -218,41 +270,93 @@ def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     about, choices = field.metadata, () if wanted in (int, float) else field.metadata["allowed"]
     words = "|".join(choices[: rules.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (name in AUTO)
     default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
-    many: dict[str, Any] = {"nargs": "+"} if rules.is_list(wanted) else {}
-    group.add_argument(f"--{name}", metavar=words, help=(about["help"] + default).replace("%", "%%"), **many)
+    options: dict[str, Any] = {}
+    if rules.is_list(wanted):
+        options["nargs"] = "+"
+    elif wanted is bool:
+        options |= {"nargs": "?", "const": "true"}
+    group.add_argument(f"--{name}", metavar=words, help=(about["help"] + default).replace("%", "%%"), **options)
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed flags; ``--a-b`` is ``--a_b``.
+    """Return the parsed flags.
 
-    Raises BadInput for a flag that the parser does not know, naming the nearest one, and for one given twice.
+    ``--a-b`` is ``--a_b``. The last of repeated flags wins, also of flags that take a list.
+
+    Raises BadInput for a flag that the parser does not know, naming the nearest one.
     """
     parser._negative_number_matcher = NEGATIVE
     parser.error = _refuse  # type: ignore[method-assign]  # its own would exit with a usage text
-    words = [re.sub("^--[^=]+", lambda flag: "--" + flag[0][2:].replace("-", "_"), word) for word in argv]
-    given = [word.partition("=")[0] for word in words if word.startswith("--")]
-    if twice := [flag for flag in dict.fromkeys(given) if given.count(flag) > 1]:
-        raise BadInput(f"{', '.join(twice)}: given twice; keep one of them")
+    words = [_with_underscores(word) for word in argv]
+    words = _with_values_of_switches(parser, words)
+
+    # A misspelt flag is named before argparse misses the right one.
     names = [flag[2:] for flag in parser._option_string_actions if flag.startswith("--")]
+    given = [word.partition("=")[0] for word in words if word.startswith("--")]
     if "--local_rank" in given and "local_rank" not in names:
         raise BadInput(
             "--local_rank: torch.distributed.launch and deepspeed pass this flag, which is not needed here. Start "
             f"several processes with torchrun --nproc_per_node N {parser.prog}, or with accelerate launch"
         )
-    # A misspelt flag is named before argparse misses the right one.
     unknown = [flag for flag in given if flag[2:] not in names and " " not in flag]
     if not unknown:
         known, unknown = parser.parse_known_args(words)
+    if not unknown:
+        return known
+
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]  # a value may be a secret
-    faults = [_unknown(flag, names, "--") for flag in flags]
-    if any(map(translate.answer, flags)) and (command := translate.command_of(parser.prog, argv)):
-        faults.append(f"without what is named above the command here is: {command}")
-    if unknown:
-        raise BadInput(
-            faults
-            or f"{unknown[0]}: is not a flag; every value follows a --key (another trainer's command: --translate)"
-        )
-    return known
+    if not flags:
+        hint = "every value follows a --key (another trainer's command: --translate)"
+        raise BadInput(f"{unknown[0]}: is not a flag; {hint}")
+    messages = [_unknown_flag(parser, flag, names) for flag in flags]
+    if any(translate.answer(flag) for flag in flags):
+        command = translate.command_of(parser.prog, argv)
+        if command:
+            messages.append(f"without what is named above the command here is: {command}")
+    raise BadInput(messages)
+
+
+def _with_underscores(word: str) -> str:
+    """Return ``--a-b=value`` as ``--a_b=value``. A value such as "--x-y z" stays as it is."""
+    flag, equals, value = word.partition("=")
+    if not flag.startswith("--") or " " in flag:
+        return word
+    return "--" + flag[2:].replace("-", "_") + equals + value
+
+
+def _switches(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the boolean flags of a parser, which may be given without a value."""
+    switches = []
+    for flag, action in parser._option_string_actions.items():
+        if action.nargs == "?" and action.const is not None:
+            switches.append(flag)
+    return switches
+
+
+def _with_values_of_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Return the words with ``--switch=true`` for a bare switch in front of a positional argument.
+
+    Argparse would take that argument for the value of the switch.
+    """
+    has_positional = any(not action.option_strings for action in parser._actions)
+    if not has_positional:
+        return list(words)
+    switches = _switches(parser)
+    explicit = []
+    for word, next_word in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if word in switches and rules.boolean_of(next_word) is None:
+            explicit.append(f"{word}=true")
+        else:
+            explicit.append(word)
+    return explicit
+
+
+def _unknown_flag(parser: argparse.ArgumentParser, flag: str, names: Collection[str]) -> str:
+    """Return the error message for a flag that the parser does not know."""
+    name = flag.removeprefix("--no_")
+    if name != flag and f"--{name}" in _switches(parser):
+        return f"{flag}: no such flag; write --{name} false"
+    return _unknown(flag, names, "--")
 
 
 def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Collection[str] = ()) -> Recipe:
@@ -260,7 +364,8 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
 
     Args:
         path: the recipe file.
-        flags: keys and their values as typed on the command line. They win over the file.
+        flags: keys and their values as typed on the command line. They win over the file. ``size`` is replaced by
+            the keys that it changes (``sizes.change``).
         modes: the flags given that are not recipe keys (``TRAIN_MODES``). Some keys have an effect only with them.
 
     Raises:
@@ -270,6 +375,7 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
     stated = _with_numbers(read_file(path))
     if path.name == RUN_RECIPE:
         _bring_up_to_date(stated)
+    flags, size_flags, size_note = _expand_size(stated, flags)
     flag_values = {name: rules.from_text(text, name) for name, text in flags.items()}
     file_values = data_source.replace_source(stated, flag_values)
     file_values = data_source.replace_model(file_values, flag_values)
@@ -283,7 +389,7 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or values[name] is None and name in OPTIONAL):
             faults.append(f"{name} is missing: {field.metadata['help']}. It has no default; state it")
-        elif name in values and (rule := rules.key_fault(name, values[name])):
+        elif name in values and (rule := _broken_rule(name, values)):
             faults.append(f"{name} = {shown(values[name])}: {rule}")
     if not faults:
         faults += data_source.several_sources(stated, where="")
@@ -295,18 +401,50 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
         values |= {name: float(values[name]) for name in values if TYPES[name] is float and values[name] is not None}
         values["run_name"] = path.stem if values["run_name"] is None else values["run_name"]
         values["output_dir"] = values["output_dir"] or f"runs/{values['run_name']}"
+        if size_note:
+            log.info(size_note)
         _settle_warmup(values)
         if path.name != RUN_RECIPE:  # said as the run began
             _advise(values)
         faults += rules.recipe_faults(values)
         faults += rules.ineffective_flags(values | dict.fromkeys(modes, True), flags)
     if faults:
-        raise BadInput(_blamed(path, fault, flags) for fault in faults)
+        raise BadInput(_blamed(path, fault, flags, size_flags) for fault in faults)
     if values["tokenizer"] == "bpe" and not split_is_stated:
         with contextlib.suppress(BadInput):  # the run does not exist yet
             there = load_recipe(Path(values["output_dir"]) / RUN_RECIPE)
             values["tokenizer_split"] = there.data.tokenizer_split  # its ids stay
     return deal(values)
+
+
+class _Expanded(NamedTuple):
+    """Flags in which ``--size`` is replaced by the keys that it sets.
+
+    Attributes:
+        size_flags: the keys that ``--size`` has set, each with this flag as it was typed.
+        note: one line about these keys for the header of a run.
+    """
+
+    flags: dict[str, Any]
+    size_flags: dict[str, str]
+    note: str
+
+
+def _expand_size(values: dict[str, Any], flags: Mapping[str, Any]) -> _Expanded:
+    """Replace ``size`` in the flags by the keys that it sets, with their values as text."""
+    other_flags = dict(flags)
+    size = other_flags.pop("size", None)
+    if size is None:
+        return _Expanded(other_flags, {}, "")
+    change = sizes.change(size, values, other_flags)
+    settings = {name: str(value) for name, value in change.settings.items()}
+    return _Expanded(other_flags | settings, dict.fromkeys(settings, f"--size {size}"), change.note)
+
+
+def _broken_rule(name: str, values: Mapping[str, Any]) -> str | None:
+    """Return the rule that a key's value breaks; None if it breaks none."""
+    fraction_error = rules.fraction_error(name, values[name], values.get("max_steps"))
+    return fraction_error or rules.key_fault(name, values[name])
 
 
 def _unknown(name: str, known: Collection[str], dashes: str = "") -> str:
@@ -338,12 +476,21 @@ def _advise(values: Mapping[str, Any]) -> None:
         log.info(f"eval_steps = {evaluations}, max_steps = {steps}: {few}; for ten: --eval_steps {steps // 10}")
 
 
-def _blamed(path: Path, fault: str, flags: Mapping[str, Any]) -> str:
-    """Return a fault behind what has brought it: the flags that its text names, else the file."""
-    named = {name: f"--{name} {shown(value)}" for name, value in flags.items() if re.search(rf"\b{name} = ", fault)}
-    if fault.partition(" = ")[0] in named and len(named) == 1:  # the flag has said it
+def _blamed(path: Path, fault: str, flags: Mapping[str, Any], size_flags: Mapping[str, str]) -> str:
+    """Return an error message with its source in front: the flags that it names, else the file.
+
+    Args:
+        size_flags: the keys that ``--size`` has set, each with this flag as it was typed.
+    """
+    named = {}
+    for name, value in flags.items():
+        if re.search(rf"\b{name} = ", fault):
+            named[name] = size_flags.get(name) or f"--{name} {shown(value)}"
+    key = fault.partition(" = ")[0]
+    if [*named] == [key] and key not in size_flags:  # the flag repeats the key and its value
         fault = fault.partition(": ")[2]
-    return f"{', '.join(named.values()) or path}: {fault}"
+    source = ", ".join(dict.fromkeys(named.values())) or path
+    return f"{source}: {fault}"
 
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:

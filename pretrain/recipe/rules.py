@@ -18,6 +18,10 @@ from pretrain.recipe import data_source, keys, references
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 LONG, MANY = 200, 12  # characters of a value, and values of a list, that a message shows
+# The words that HfArgumentParser of Transformers accepts for a boolean, in any case.
+TRUE_WORDS = ("true", "t", "yes", "y", "1")
+FALSE_WORDS = ("false", "f", "no", "n", "0")
+FRACTION_RULE = "must be an integer: fractions of max_steps are not supported, give the number of steps"
 TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 TYPE_NAMES |= {list[str]: "a list of texts, as [a, b]", list[dict]: "a list of mappings"}
 
@@ -29,8 +33,8 @@ def key_fault(name: str, value: Any) -> str | None:
         return None
     if not _fits(value, wanted):
         must = f"must be {type_name(wanted)}{', or auto' if name in keys.AUTO else ''}"
-        if isinstance(value, str) and not isinstance(number := from_text(value, name), str) and math.isfinite(number):
-            must += f"; YAML reads this as text, write {value} without quotes"
+        if isinstance(value, str) and (unquoted := _without_quotes(value, name)):
+            must += f"; YAML reads this as text, write {unquoted} without quotes"
         return must
     if wanted in (int, float):
         least, most = about["allowed"]
@@ -169,6 +173,59 @@ def number_of(value: Any) -> Any:
     return int(number) if number.is_integer() else number
 
 
+def boolean_of(text: str) -> bool | None:
+    """Return the boolean that is written as ``text`` on a command line; None if it is not one."""
+    word = text.lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    return None
+
+
+def fraction_of_steps(name: str, value: Any) -> float | None:
+    """Return the fraction of ``max_steps`` that a value such as 0.1 or 10% means, or None.
+
+    Args:
+        name: a recipe key, or another option. Those that end in _steps count steps.
+        value: as YAML or a flag gives it.
+    """
+    text = str(value)
+    is_integer = text.isdecimal() or isinstance(number_of(value), int)
+    if is_integer or not name.endswith("_steps"):
+        return None
+    try:
+        fraction = float(text.removesuffix("%"))
+    except ValueError:
+        return None
+    if text.endswith("%"):
+        fraction /= 100
+    return fraction if 0 < fraction <= 1 else None
+
+
+def fraction_error(name: str, value: Any, max_steps: Any) -> str | None:
+    """Return the error of a fraction as a number of steps, or None for other values."""
+    fraction = fraction_of_steps(name, value)
+    if fraction is None:
+        return None
+    if name == "max_steps" or key_fault("max_steps", max_steps):
+        return FRACTION_RULE
+    steps = max(1, round(fraction * max_steps))
+    return f"{FRACTION_RULE}. For {fraction:.4g} of the {max_steps:,} steps use --{name} {steps}"
+
+
+def _without_quotes(text: str, name: str) -> str | None:
+    """Return the YAML literal to write instead of a quoted text; None if no value is meant."""
+    value = from_text(text, name)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return text
+    return None
+
+
 def _fits(value: Any, wanted: Any) -> bool:
     if is_list(wanted):
         return isinstance(value, list) and all(isinstance(item, typing.get_args(wanted)) for item in value)
@@ -183,7 +240,8 @@ def from_text(text: str | list[str], name: str) -> Any:
     if name in keys.OPTIONAL and text in ("null", "none", ["null"], ["none"]):
         return None
     if wanted is bool:
-        return {"true": True, "false": False}.get(str(text), text)
+        value = boolean_of(str(text))
+        return text if value is None else value
     with contextlib.suppress(ValueError):
         if wanted in (int, float):
             return number if isinstance(number := number_of(text), int) else wanted(text)

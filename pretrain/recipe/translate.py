@@ -22,7 +22,7 @@ from pretrain.recipe.rules import shown
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.name for path in ROOT.glob("*.py")}
 SETTING = re.compile(r"""["']?(\w+)["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^,}\n#]+)""")  # of a pasted dict or file
-MODES = ("eval_only", "profile")  # flags of train.py that take no value
+MODES = ("eval_only", "profile")  # switches of train.py that are not recipe keys
 
 
 @dataclasses.dataclass
@@ -101,6 +101,7 @@ def translate(text: str) -> tuple[str, list[str]]:
     Raises BadInput where neither its program nor any of its flags is known.
     """
     typed = _parse(text)
+    typed.flags = _last_of_each(typed.flags)
     program, ours = _program_of(typed), Path(typed.program).name
     script = ours if ours in SCRIPTS and not program else program.get("script", "train.py")
     known = {name: sum(find(flag, [name]) is not None for flag, _ in typed.flags) for name in book()["trainers"]}
@@ -130,7 +131,10 @@ def translate(text: str) -> tuple[str, list[str]]:
     elif script in ("eval_hellaswag.py", "generate.py"):
         values.setdefault("model", "openai-community/gpt2")
     for key, value in values.items():
-        words += [f"--{key}", *(value.splitlines() if key not in MODES else ())]
+        if key not in MODES:
+            words += [f"--{key}", *value.splitlines()]
+        elif rules.boolean_of(value) is not False:
+            words.append(f"--{key}")
     return shlex.join(words), list(notes.values())
 
 
@@ -179,6 +183,15 @@ def _program_of(typed: Command) -> Mapping[str, Any]:
     return next((row for row in book()["programs"] if fnmatch.filter(names, f"*/{row['program']}")), {})
 
 
+def _last_of_each(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the flags without those that a later one of the same name replaces."""
+    last = {}
+    for flag, value in flags:
+        last.pop(_name(flag), None)
+        last[_name(flag)] = (flag, value)
+    return list(last.values())
+
+
 def _name(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
 
@@ -190,7 +203,8 @@ def _values(given: Sequence[tuple[str, str]], trainer: str, script: str, notes: 
         name, rule = _name(flag), find(flag, (trainer, *book()["trainers"]))
         is_ours = name in FIELDS or name in ("recipe", "size", *MODES) or script != "train.py"
         if is_ours and (rule is None or rule.trainer != trainer):
-            plain[name] = value
+            is_bare_switch = not value and TYPES.get(name) is bool
+            plain[name] = "true" if is_bare_switch else value
             continue
         cases, note = rule[1:] if rule else ({}, "not known here; left out")
         value = value or "true"

@@ -46,6 +46,18 @@ def test_flags_come_over_the_file_and_numbers_are_numbers(tmp_path, monkeypatch)
     assert type(config.learning_rate) is float
 
 
+def test_flags_are_read_as_in_train_py(tmp_path):
+    _, config = read(tmp_path, "", "--bf16", "--num_generations", "4", "--num-generations=6")
+    assert (config.bf16, config.num_generations) == (True, 6)
+    assert read(tmp_path, "", "--bf16", "False")[1].bf16 is False
+
+
+@pytest.mark.parametrize(("text", "flags"), [("held_out_steps: 0.1", []), ("", ["--held-out-steps", "0.1"])])
+def test_fraction_of_steps_is_refused(tmp_path, text, flags):
+    with pytest.raises(BadInput, match="fractions of max_steps are not supported"):
+        read(tmp_path, text, *flags)
+
+
 def test_a_value_that_makes_no_sense_is_a_line_with_file_key_value_and_rule(tmp_path):
     for text, words in (
         ("learning_rate: .nan", "learning_rate = nan: must be a finite number"),

@@ -211,10 +211,9 @@ def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, m
         ("--job 3.5", ["argument --job: invalid int value: '3.5'"]),
         ("stray", ["stray: is not a flag; every value follows a --key (another trainer's command: --translate)"]),
         ("--seed", ["argument --seed: expected one argument"]),
-        ("--push_to_hub True", ["--push_to_hub True: must be true or false"]),
+        ("--push_to_hub maybe", ["--push_to_hub maybe: must be true or false"]),
         ("--per_device_train_batch_size Auto", ["--per_device_train_batch_size Auto: must be an integer, or auto"]),
         ("--max_steps -5", ["--max_steps -5: must be between 1 and"]),
-        ("--learning-rate 1e-3 --learning_rate 1e-3", ["--learning_rate: given twice; keep one of them"]),
         ("--n_head 7 --n_embd 16", ["--n_head 7, --n_embd 16: n_embd = 16: must be a multiple of n_head = 7"]),
         ("--size d12 --n_head 12", ["--size d12 and --n_head: both give the shape"]),
         ("--size d13", ["--size d13: must be d12, d24, d36, d48, gpt2"]),
@@ -263,7 +262,7 @@ def test_help_has_every_flag_with_its_values_the_usual_ones_first(capsys):
     with pytest.raises(SystemExit):
         reading.read_flags(["--help"], "Story.", EXTRAS)
     out = capsys.readouterr().out
-    assert all(words in out for words in ("Story.", "--adam_beta2 X", "--tf32 true|false|auto", "help of dry"))
+    assert all(words in out for words in ("Story.", "--adam_beta2 X", "--tf32 [true|false|auto]", "help of dry"))
     assert out.count("--max_steps N") == 1 and out.index("--max_steps N") < out.index("--dataset_config_name")
 
 
