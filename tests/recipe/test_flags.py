@@ -51,7 +51,7 @@ def refused(recipe_file, *words):
         ("--max_steps=5 --max-steps 2", "max_steps", 2),
         ("--data_files a b --data_files c", "data_files", ["c"]),
         ("--data-files a --data_files=b --data_files c d", "data_files", ["c", "d"]),
-        ("--tags none --tags a", "tags", ["a"]),
+        ("--language none --language a", "language", ["a"]),
         ("--report_to wandb --report_to none", "report_to", None),
         ("--push_to_hub --push_to_hub false", "push_to_hub", False),
         ("--push_to_hub=False --push-to-hub", "push_to_hub", True),
@@ -214,7 +214,8 @@ def test_fraction_in_a_flag_that_is_no_key_is_refused(parse):
 
 
 @pytest.mark.parametrize("name", ["warmup_ratio", "warmup_fraction", "warmup_frac", "warmup_proportion"])
-def test_warmup_ratio_is_answered_with_warmup_steps(name):
+def test_warmup_ratio_is_answered_with_warmup_steps(name, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
     recipe = str(ROOT / "recipes" / "gpt2_124m.yaml")
     with pytest.raises(BadInput) as caught:
         reading.parse_training(["--recipe", recipe, f"--{name}", "0.1"])

@@ -416,7 +416,7 @@ def test_wandb_takes_names_and_folder_from_the_environment(run_dir, tmp_path):
 @pytest.mark.parametrize(("name", "variable"), trackers.PROJECT_VARIABLES.items())
 @pytest.mark.parametrize(("stated", "used"), [("ursa-minor", "from the environment"), ("mine", "mine")])
 def test_project_of_the_environment_replaces_the_default(monkeypatch, name, variable, stated, used):
-    recipe = reading.load_recipe(ROOT / "recipes" / "quickstart.yaml", {"project_name": stated})
+    recipe = reading.load_recipe(ROOT / "recipes" / "quickstart.yaml", {"project_name": stated, "report_to": [name]})
     monkeypatch.setenv(variable, "from the environment")
     assert trackers._project(name, recipe) == used
     monkeypatch.setenv(variable, "")
@@ -462,7 +462,9 @@ PROJECTS = {"WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "CLEARML_PROJECT"}
 def test_flag_wins_over_the_environment(monkeypatch, flags, left):
     for variable in VARIABLES:
         monkeypatch.setenv(variable, "x")
-    recipe, _, argv = reading.parse_training(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), *flags])
+    recipe_file = str(ROOT / "recipes" / "quickstart.yaml")
+    command = ["--recipe", recipe_file, "--report_to", "wandb", *flags]
+    recipe, _, argv = reading.parse_training(command)
     trackers.drop_overridden(recipe, argv)
     assert {variable for variable in VARIABLES if variable in os.environ} == left
 
