@@ -9,7 +9,6 @@ Exit status: 0 no error found, 1 an error, 2 flags or a recipe that make no sens
 
 import argparse
 import dataclasses
-import json
 import math
 import os
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from pretrain.base import cards, console, foreign, paths
+from pretrain.base import cards, console, files, foreign, paths
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.network import reach
@@ -134,7 +133,7 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
                 print(line, flush=True)
     levels = [check.level for check in found]
     if asked.json:
-        print(json.dumps({"checks": [dataclasses.asdict(check) for check in found]}, indent=1))
+        print(files.to_json({"checks": [dataclasses.asdict(check) for check in found]}, indent=1))
     else:
         print(", ".join(counted(levels.count(level), level, f"{level}s") for level in (ERROR, WARNING)))
     return int(ERROR in levels)
@@ -195,7 +194,7 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         if rows[0]["fits"]:
             break
     if asked.json:
-        print(json.dumps(rows if asked.all_cards else rows[0], indent=1))
+        print(files.to_json(rows if asked.all_cards else rows[0], indent=1))
     elif asked.all_cards:
         print(forecast.table(recipe, rows))
     else:
@@ -221,7 +220,7 @@ def show_plan(asked: argparse.Namespace) -> int:
         raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(plans)}; give a larger --card")
     best = min(held, key=lambda path: held[path]["expected_loss"] or math.inf)
     said = {"best": best, "command": planning.command(held[best], best, held[best]["changes"]), "plans": plans}
-    print(json.dumps(said, indent=1) if asked.json else planning.describe(plans, best))
+    print(files.to_json(said, indent=1) if asked.json else planning.describe(plans, best))
     return 0
 
 

@@ -76,7 +76,7 @@ def print_samples(asked: argparse.Namespace) -> None:
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     how = sampling.Sampling(**{one.name: getattr(asked, one.name) for one in dataclasses.fields(sampling.Sampling)})
-    streamer = sampling.Streamer(tokenizer, console.write)
+    streamer = sampling.Streamer(tokenizer, console.write, with_prompt=not asked.chat)
     if asked.chat:
         if tokenizer.chat_template is None:
             remedy = f"python export_model.py {asked.model} --chat --out exports/chat makes a model that has"
@@ -89,7 +89,6 @@ def print_samples(asked: argparse.Namespace) -> None:
     for number in range(asked.num_samples):
         if asked.num_samples > 1:
             console.write(f"---- sample {number + 1} of {asked.num_samples}\n")
-        console.write(asked.prompt)
         sampling.sample(model, prompt_ids, tokenizer, dataclasses.replace(how, seed=asked.seed + number), streamer)
 
 

@@ -93,7 +93,7 @@ def post_train(task, settings) -> None:
     try:
         trainer = GRPOTrainer(
             model=model,
-            reward_funcs=[reward],
+            reward_funcs=[problems.with_completions_of(tokenizer, reward)],
             args=settings,
             train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
             processing_class=tokenizer,

@@ -42,6 +42,18 @@ def randomize(model: PreTrainedModel) -> PreTrainedModel:
     return model.eval()
 
 
+def overflowing(dtype: torch.dtype = torch.float16, **changes) -> PreTrainedModel:
+    """A stock model whose weights are finite and whose logits are not: in float16 its activations overflow."""
+    model = stock_of(built(**changes))
+    block = model.transformer.h[0].mlp
+    largest = 6e4 if dtype == torch.float16 else 1e30
+    with torch.no_grad():
+        block.c_fc.weight.fill_(largest)
+        block.c_fc.bias.fill_(largest)
+        block.c_proj.weight.fill_(largest)
+    return model.to(dtype)
+
+
 def gradients(model: PreTrainedModel, dtype: torch.dtype | None = None, wrap=lambda module: module) -> dict:
     """Of the loss of two sequences by name; ``dtype``: of autocast."""
     torch.manual_seed(5)  # dropout's

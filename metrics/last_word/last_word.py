@@ -19,6 +19,8 @@ class LastWord(evaluate.Metric):
         references: 1 where greedy decoding gives the word, else 0.
     Returns:
         acc: a share of 1; perplexity; acc_stderr, perplexity_stderr.
+    Raises:
+        ValueError: predictions are empty, a log-likelihood is not finite, or a reference is neither 0 nor 1.
     Examples:
         >>> metric = evaluate.load("metrics/last_word")
         >>> metric.compute(predictions=[-0.5, -4.0], references=[1, 0])["acc"]
@@ -26,13 +28,23 @@ class LastWord(evaluate.Metric):
     """
 
     def _info(self):
-        features = {"predictions": datasets.Value("float64"), "references": datasets.Value("int64")}
+        # References are floats here, because datasets would cut the fraction off from other numbers.
+        features = {"predictions": datasets.Value("float64"), "references": datasets.Value("float64")}
         about = {"description": __doc__, "citation": "arXiv:1606.06031", "inputs_description": LastWord.__doc__}
         return evaluate.MetricInfo(features=datasets.Features(features), **about)
 
     def _compute(self, predictions, references):
+        if len(references) == 0:
+            raise ValueError("there is nothing to score: predictions and references are empty")
+        for number, (value, reference) in enumerate(zip(predictions, references, strict=True)):
+            if value is None or not math.isfinite(value):
+                raise ValueError(f"predictions[{number}] = {value}: a log-likelihood is not finite")
+            if reference not in (0, 1):
+                raise ValueError(f"references[{number}] = {reference} is neither 0 nor 1")
+
         nats, share = np.asarray(predictions, dtype=np.float64), float(np.mean(references))
         found = {"acc": share, "acc_stderr": math.sqrt(share * (1 - share) / max(1, len(references) - 1))}
-        perplexity = float(np.exp(-nats.mean()))
+        with np.errstate(over="ignore"):  # the perplexity of very unlikely words is infinite
+            perplexity = float(np.exp(-nats.mean()))
         error = float(nats.std(ddof=1) / math.sqrt(len(nats))) if len(nats) > 1 else 0.0
         return found | {"perplexity": perplexity, "perplexity_stderr": perplexity * error}

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -164,8 +165,36 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace ``path`` by ``value`` as JSON, readable by people, atomically."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    """Replace ``path`` by ``value`` as JSON, readable by people, atomically.
+
+    Numbers that are not finite become null, as in ``to_json``.
+    """
+    write_text(path, to_json(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def to_json(value: object, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
+    """Return a value as standard JSON, in which a number that is not finite is null.
+
+    ``json.dumps`` would write NaN and Infinity, which JSON does not have and most parsers reject.
+
+    Args:
+        value: dicts, lists, tuples, strings, numbers, booleans and None.
+        indent: spaces of each level; None writes one line.
+        ensure_ascii: whether other characters are escaped.
+    """
+    standard = _without_non_finite(value)
+    return json.dumps(standard, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
+
+
+def _without_non_finite(value: object) -> object:
+    """Return a copy of a value of JSON with None in place of each NaN and infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _without_non_finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_non_finite(item) for item in value]
+    return value
 
 
 def parse_json(text: str | bytes) -> Any:

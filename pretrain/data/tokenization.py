@@ -24,6 +24,8 @@ from pretrain.data import cuts
 SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
 END_OF_TEXT = "<|endoftext|>"
 CUT = "\ufffd"  # what bytes that make no character are decoded to
+MAX_INCOMPLETE_BYTES = 3  # a character of UTF-8 has at most four
+CONTEXT_TOKENS = 64  # decoded before new ones
 LONGEST_WORD = 1024  # the time to learn from a word grows with its square; no language's and no code's comes near
 SAMPLE_TOKENS = 100_000  # at least so many must come out alike from tiktoken and tokenizers, each of them once or more
 HARD_TEXTS = [  # where two splitters or two merge loops could part
@@ -161,8 +163,98 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Return the text of ids, without special tokens and without a character that is cut at its end."""
-    return tokenizer.decode(list(ids), skip_special_tokens=True).rstrip(CUT)
+    """Return the text of ids, without special tokens and without an incomplete character at its end."""
+    text = _decode_all(tokenizer, ids)
+    if not text.endswith(CUT):
+        return text
+    # A decoder with byte fallback makes every byte of a sequence invalid if its last character is
+    # incomplete, so these bytes are dropped first.
+    for count in range(1, MAX_INCOMPLETE_BYTES + 1):
+        if not all(_is_byte(tokenizer, token_id) for token_id in ids[-count:]):
+            break
+        shorter = _decode_all(tokenizer, ids[:-count])
+        if not shorter.endswith(CUT):
+            return shorter
+    return text.rstrip(CUT)
+
+
+def decode_continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], new_ids: Sequence[int]) -> str:
+    """Return the text that new ids add to the text of a prompt, as ``Continuation`` decodes it."""
+    continuation = Continuation(tokenizer, prompt_ids)
+    return continuation.add(new_ids) + continuation.finish()
+
+
+class Continuation:
+    """Decode the ids that follow a prompt, in pieces that no later id changes.
+
+    New ids are decoded together with those before them. Decoded alone, the first word would lose
+    its space with a tokenizer like SentencePiece's, and a character of several tokens would be
+    lost. The decoded prompt followed by all pieces is ``decode`` of the prompt's and the new ids.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]):
+        self._tokenizer = tokenizer
+        self._ids = list(prompt_ids)  # of the text before, as far as it matters, and the new ones
+        self._num_returned = len(self._ids)  # the first of them, whose text has been returned
+        self._returned = decode(tokenizer, self._ids)
+        self._shorten()
+
+    def add(self, new_ids: Sequence[int]) -> str:
+        """Return the text that is complete with these ids; an empty text if there is none."""
+        if not new_ids:
+            return ""
+        self._ids += new_ids
+        text = _decode_all(self._tokenizer, self._ids)
+        if text.endswith(CUT) or self._ends_in_byte():
+            return ""  # the next ids may belong to the same character
+        return self._take(text)
+
+    def finish(self) -> str:
+        """Return the rest of the text, without an incomplete character at its end."""
+        return self._take(decode(self._tokenizer, self._ids))
+
+    def _take(self, text: str) -> str:
+        piece = text.removeprefix(self._returned)
+        if not text.startswith(self._returned):  # invalid bytes that continue those of the prompt
+            piece = decode(self._tokenizer, self._ids[self._num_returned :])
+        self._returned = text
+        self._num_returned = len(self._ids)
+        self._shorten()
+        return piece
+
+    def _ends_in_byte(self) -> bool:
+        """Return whether the last token is a byte. Tokens without a text, such as special ones, are skipped."""
+        for token_id in reversed(self._ids):
+            if _is_byte(self._tokenizer, token_id):
+                return True
+            if _decode_all(self._tokenizer, [token_id]):
+                return False
+        return False
+
+    def _shorten(self) -> None:
+        """Forget the ids before the last ones, so that decoding takes no longer for a longer text.
+
+        The last ids must have a text of their own, because decoders change its beginning.
+        """
+        if len(self._ids) < 2 * CONTEXT_TOKENS:
+            return
+        last_ids = self._ids[-CONTEXT_TOKENS:]
+        text = decode(self._tokenizer, last_ids)
+        if text.strip():
+            self._ids = last_ids
+            self._num_returned = len(last_ids)
+            self._returned = text
+
+
+def _decode_all(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """Return the text of ids without special tokens; spaces before punctuation are kept."""
+    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _is_byte(tokenizer: PreTrainedTokenizerBase, token_id: int) -> bool:
+    """Return whether a token is a byte as SentencePiece writes it, such as <0xE4>."""
+    token = tokenizer.convert_ids_to_tokens(token_id)
+    return token is not None and BYTE.fullmatch(token) is not None
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from pretrain.base.errors import BadInput, first_line
 from pretrain.evaluation import metrics, record
 from pretrain.evaluation.items import Items
-from pretrain.evaluation.likelihood import Answer, Question, tokens_read
+from pretrain.evaluation.likelihood import Answer, Question, not_finite, tokens_read
 from pretrain.evaluation.metrics import Metric
 from pretrain.evaluation.record import Task
 
@@ -85,7 +85,15 @@ class Encoded:
         }
 
     def result(self, answers: Sequence[Answer], compute: Mapping[str, Metric] = metrics.PLAIN) -> dict[str, float]:
-        """Return each score, its ``_stderr``, and ``items``; ``compute``: the metrics by name."""
+        """Return each score, its ``_stderr``, and ``items``.
+
+        Args:
+            compute: the metrics by name.
+
+        Raises:
+            BadInput: a log-likelihood is not finite. The message names the item.
+        """
+        self._refuse_not_finite(answers)
         if self.task.scores is record.LAST_WORD:
             nats, greedy = np.concatenate(self.sums(answers)), np.array([answer.greedy for answer in answers])
             found = compute["last_word"](predictions=nats, references=greedy)
@@ -99,6 +107,14 @@ class Encoded:
             found = of_texts[0] | {name: of_texts[-1][name] for name in ("acc_token_norm", "acc_token_norm_stderr")}
         names = [f"{score}{end}" for score in self.task.scores for end in ("", "_stderr")]
         return {name: found[name] for name in names} | {"items": len(self.items)}
+
+    def _refuse_not_finite(self, answers: Sequence[Answer]) -> None:
+        for text in range(len(self.tokens)):
+            for item, nats in zip(self.items, self.sums(answers, text), strict=True):
+                invalid = np.flatnonzero(~np.isfinite(nats))
+                if invalid.size:
+                    ending = int(invalid[0])
+                    raise not_finite(f"{item.where}: ending {ending + 1}", float(nats[ending]))
 
     def rows(self, answers: Sequence[Answer]) -> Iterator[dict]:
         """Yield what is known of each item: sums in nats, tokens and characters of its endings, predictions, gold."""

@@ -1,16 +1,18 @@
 """A run's evaluations: the loss of a split, tasks, samples; all processes share the work."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
-from pretrain.data.tokenization import decode, encode_prompt
+from pretrain.data.tokenization import decode, decode_continuation, encode_prompt
 from pretrain.evaluation import items, likelihood, sampling, validation
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.items import Items
@@ -21,6 +23,9 @@ from pretrain.model.loss import loss_module
 from pretrain.recipe import keys
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MAX_SKIPS = 3  # in a row, after which a score is off
 
 
 def read_items(
@@ -82,6 +87,7 @@ class Evaluator:
     model: WholeModel
     accelerator: Accelerator
     stopped: Callable[[], bool] = lambda: False
+    _skips: Counter[str] = field(default_factory=Counter, init=False)  # in a row, by name
 
     def loss(self, split: str, batch_size: int) -> dict[str, float] | None:
         """Return ``loss`` (nats per token) and ``bits_per_byte`` of a split, or None when stopped."""
@@ -105,7 +111,11 @@ class Evaluator:
             )
 
     def score(self, task: Task) -> dict[str, float] | None:
-        """Return a task's scores, their errors and ``items``, or None when stopped."""
+        """Return a task's scores, their errors and ``items``, or None when stopped.
+
+        Raises:
+            BadInput: a log-likelihood is not finite. Every process raises it.
+        """
         accelerator, test = self.accelerator, self.tests[task]
         with self.model() as model, autocast(accelerator):
             found = likelihood.log_likelihoods(
@@ -117,23 +127,57 @@ class Evaluator:
             )
         return None if found is None else test.result(found)
 
+    def score_or_skip(self, task: Task) -> dict[str, float] | None:
+        """Return a task's scores as ``score`` does, or None if it is skipped.
+
+        It is skipped, with a warning, if the model's log-likelihoods are not finite, and for the
+        rest of the run after ``MAX_SKIPS`` times in a row. All processes skip the same scores.
+        """
+        return self._unless_not_finite(task.label, lambda: self.score(task))
+
     def samples(self) -> list[tuple[str, str]]:
-        """Return a text for each prompt, with it; the main process's (the others return none)."""
-        evaluation, tokenizer, found = self.recipe.evaluation, self.corpus.tokenizer, []
-        with self.model() as model:
+        """Return each prompt and its continuation, on the main process; the others return none.
+
+        The prompt is the text that the tokenizer reads, which its normalizer may have changed.
+        Samples are skipped as scores are in ``score_or_skip``.
+        """
+        with self.model() as model:  # on every process
             if not self.accelerator.is_main_process:
                 return []
-            for number, prompt in enumerate(evaluation.sample_prompts or self.corpus.beginnings()):
-                how = sampling.Sampling(
-                    max_new_tokens=evaluation.sample_tokens,
-                    temperature=evaluation.sample_temperature,
-                    top_k=evaluation.sample_top_k,
-                    top_p=evaluation.sample_top_p,
-                    seed=self.recipe.model.seed + number,
-                )
-                new = sampling.sample(model, encode_prompt(tokenizer, prompt), tokenizer, how)
-                found.append((prompt, decode(tokenizer, new)))
-        return found
+            return self._unless_not_finite("samples", lambda: self._samples(model)) or []
+
+    def _samples(self, model: PreTrainedModel) -> list[tuple[str, str]]:
+        evaluation = self.recipe.evaluation
+        tokenizer = self.corpus.tokenizer
+        samples = []
+        for number, prompt in enumerate(evaluation.sample_prompts or self.corpus.beginnings()):
+            how = sampling.Sampling(
+                max_new_tokens=evaluation.sample_tokens,
+                temperature=evaluation.sample_temperature,
+                top_k=evaluation.sample_top_k,
+                top_p=evaluation.sample_top_p,
+                seed=self.recipe.model.seed + number,
+            )
+            prompt_ids = encode_prompt(tokenizer, prompt)
+            new_ids = sampling.sample(model, prompt_ids, tokenizer, how)
+            continuation = decode_continuation(tokenizer, prompt_ids, new_ids)
+            samples.append((decode(tokenizer, prompt_ids), continuation))
+        return samples
+
+    def _unless_not_finite(self, name: str, evaluate: Callable[[], T]) -> T | None:
+        """Return the result of ``evaluate``, or None if it raises BadInput or is off."""
+        if self._skips[name] == MAX_SKIPS:
+            return None
+        try:
+            result = evaluate()
+        except BadInput as error:
+            self._skips[name] += 1
+            log.warning(f"{name}: skipped. {error}")
+            if self._skips[name] == MAX_SKIPS:
+                log.warning(f"{name}: off until the next start, because it was skipped {MAX_SKIPS} times in a row")
+            return None
+        self._skips[name] = 0
+        return result
 
 
 def describe_loss(split: str, result: dict[str, float]) -> str:

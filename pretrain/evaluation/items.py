@@ -1,28 +1,28 @@
-"""A task's items: rows of its data set, from the Hub or from files, as questions.
+"""Load the items of a task from the Hub or from local files, and convert them into questions.
 
-Neither ``datasets`` nor a loading script is needed: the files are fetched at a commit and read here.
+The files of a data set are fetched at a commit and read without the ``datasets`` library.
 """
 
-import contextlib
-import csv
 import itertools
 import pkgutil
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.utils import disable_progress_bars
 from huggingface_hub.utils.logging import set_verbosity_error
 
-from pretrain.base import files
-from pretrain.base.errors import BadInput, first_line
+from pretrain.base.errors import BadInput
 from pretrain.base.foreign import one_line
+from pretrain.evaluation.item_files import RawRow, read_published_rows, read_rows
 from pretrain.evaluation.record import Question, Task
+from pretrain.evaluation.rows import validate
 
-FAULTS_SHOWN, TIMEOUT_SECONDS = 3, 30
+PROBLEMS_SHOWN = 3
+TIMEOUT_SECONDS = 30
 
 
 class Item(NamedTuple):
@@ -46,32 +46,53 @@ def records() -> dict[str, Task]:
     return {task.name: task for module in modules for task in module.TASKS}
 
 
-def read(task: Task, data_files: Sequence[str] | None = None, limit: int = 0, revision: str | None = None) -> Items:
-    """Read items from JSON lines, Parquet or TSV, or the data set from the Hub (fetched once).
+def read(
+    task: Task,
+    data_files: Sequence[str] | None = None,
+    limit: int = 0,
+    revision: str | None = None,
+) -> Items:
+    """Read the items of a task from files, or its data set from the Hub (fetched once).
 
     Args:
-        data_files: paths; None: the Hub's.
-        limit: only the first so many; 0 = all.
-        revision: the commit that is wanted; None: the task's own, else the newest.
+        data_files: paths of JSON lines, Parquet or TSV; None reads the data set.
+        limit: the number of items to read from the beginning; 0 reads all.
+        revision: the commit of the data set; None takes the task's own, else the newest.
 
-    Raises BadInput where the Hub's cannot be had, and with file and line of each fault (the first three).
+    Raises:
+        BadInput: the data set cannot be fetched, a file cannot be read, or rows are not items. The
+            first rows are named with their file, line and field.
     """
-    paths, items = ([Path(name) for name in data_files or ()]), Items()
+    items = Items()
+    raw_rows: Iterator[RawRow | None]
     if data_files is None:
         paths, items.commit = fetch(task, revision)
-    faults: list[str] = []
-    parts = map(_rows, paths) if data_files else itertools.zip_longest(*map(_rows, paths))
-    for where, row in itertools.islice(filter(None, itertools.chain.from_iterable(parts)), limit or None):
+        # The items of the files alternate, so that a limit takes items of all parts.
+        parts = itertools.zip_longest(*map(read_published_rows, paths))
+        raw_rows = itertools.chain.from_iterable(parts)
+    else:
+        paths = [Path(name) for name in data_files]
+        raw_rows = itertools.chain.from_iterable(read_rows(path, task.fields) for path in paths)
+    present_rows = (row for row in raw_rows if row is not None)  # the parts differ in length
+
+    problems: list[str] = []
+    for where, value in itertools.islice(present_rows, limit or None):
         try:
-            items.append(Item(where, _questions(task, row)))
-        except ValueError as fault:
-            faults.append(f"{where}: {fault}")
-    if faults:
-        more = [f"and {len(faults) - FAULTS_SHOWN} more such items"] if len(faults) > FAULTS_SHOWN else []
-        raise BadInput([*faults[:FAULTS_SHOWN], *more])
+            items.append(Item(where, task.questions(validate(task, value))))
+        except ValueError as error:
+            problems.append(f"{where}: {error}")
+    if problems:
+        raise BadInput(_first_problems(problems))
     if not items:
         raise BadInput(f"{', '.join(map(str, paths))}: holds no {task.label} item")
     return items
+
+
+def _first_problems(problems: list[str]) -> list[str]:
+    left_out = len(problems) - PROBLEMS_SHOWN
+    if left_out <= 0:
+        return problems
+    return [*problems[:PROBLEMS_SHOWN], f"and {left_out} more such items"]
 
 
 def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
@@ -97,35 +118,3 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
         f"hf download {name} {what} --repo-type dataset{at}; or give items of your own, with {', '.join(task.fields)}: "
         f"--task_files {task.name}=FILE"
     )
-
-
-def _questions(task: Task, row: Any) -> tuple[Question, ...]:
-    with contextlib.suppress(ValueError):
-        row = files.parse_json(row) if isinstance(row, bytes) else row
-    if not isinstance(row, dict):
-        raise ValueError("is not a JSON object")
-    if missing := [name for name in task.fields if row.get(name) is None]:
-        raise ValueError(f"has no {', '.join(missing)}; an item of {task.label} has {', '.join(task.fields)}")
-    try:
-        return task.questions(row)
-    except (TypeError, KeyError, AttributeError, IndexError):
-        raise ValueError(f"is not an item of {task.label}: {str(row)[:100]}") from None
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each row and where it stands; one of JSON lines as it is written."""
-    rows: list
-    try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            rows = pq.read_table(path).to_pylist()
-        elif path.suffix == ".tsv":
-            with open(path, encoding="utf-8", newline="") as text:
-                rows = list(csv.DictReader(text, delimiter="\t"))
-        else:
-            rows = [line.strip() for line in path.read_bytes().split(b"\n")]
-    except (OSError, ValueError, csv.Error) as error:  # pyarrow's: this is not a Parquet file
-        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or first_line(error)}") from None
-    what = "row" if path.suffix in (".parquet", ".tsv") else "line"
-    yield from ((f"{path}: {what} {number}", row) for number, row in enumerate(rows, 1) if row)

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from pretrain.base.errors import is_out_of_memory
+from pretrain.base.errors import BadInput, is_out_of_memory
 from pretrain.machine.hardware import float64_device
 from pretrain.model.architectures import ARCHITECTURES
 
@@ -50,6 +50,21 @@ def context_length(config: PreTrainedConfig) -> int | None:
     config = config.get_text_config()
     names = ("n_positions", "max_position_embeddings", "n_ctx")  # lm-evaluation-harness's order
     return next((length for name in names if (length := getattr(config, name, None))), None)
+
+
+def not_finite(where: str, value: float) -> BadInput:
+    """Return the error of a model that computes NaN or infinity instead of probabilities.
+
+    Args:
+        where: the item, prompt or text that the model was given.
+        value: the log-likelihood, loss or logit that is not finite.
+    """
+    return BadInput(
+        f"{where}: the model computes no valid probabilities (its output is {value}). Either its "
+        f"training has diverged, and an earlier checkpoint is needed, or its activations overflow "
+        f"in half precision. A float16 model may work after a conversion to float32: "
+        f"python export_model.py MODEL --dtype fp32 --out FOLDER"
+    )
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ mean log-likelihood times the perplexity, where the harness draws samples.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 
 import numpy as np
 
@@ -33,11 +33,26 @@ def multiple_choice(
 
     Args:
         predictions: the endings' log-likelihoods in nats.
+        characters, tokens: the endings' lengths.
         references: the right endings, (N,).
+
+    Raises:
+        ValueError: a value is not valid. The message names the question.
     """
+    _check_counts(references, predictions, characters, tokens)
+    sums = [np.asarray(values, dtype=np.float64) for values in predictions]
+    labels = np.asarray(references)
+    for number, (values, reference) in enumerate(zip(sums, references, strict=True)):
+        _check_finite(f"predictions[{number}]", values)
+        endings = len(values)
+        if reference not in range(endings):
+            raise ValueError(f"references[{number}] = {reference} is not the number of one of {endings} endings")
+        _check_lengths(f"characters[{number}]", characters[number], endings)
+        _check_lengths(f"tokens[{number}]", tokens[number], endings)
+
     found = {}
     for name, lengths in (("acc", None), ("acc_norm", characters), ("acc_token_norm", tokens)):
-        found |= _share(likeliest(predictions, lengths) == references, name)
+        found |= _share(likeliest(sums, lengths) == labels, name)
     return found
 
 
@@ -47,13 +62,54 @@ def last_word(*, predictions: np.ndarray, references: np.ndarray) -> dict[str, f
     Args:
         predictions: the words' log-likelihoods in nats, (N,).
         references: whether greedy decoding gives the word, (N,).
+
+    Raises:
+        ValueError: a value is not valid. The message names the word.
     """
-    found = float(np.exp(-predictions.mean()))
-    error = float(predictions.std(ddof=1) / math.sqrt(len(predictions))) if len(predictions) > 1 else 0.0
-    return _share(references, "acc") | {"perplexity": found, "perplexity_stderr": found * error}
+    _check_counts(references, predictions)
+    nats = np.asarray(predictions, dtype=np.float64)
+    right = np.asarray(references)
+    for number, (value, reference) in enumerate(zip(nats, references, strict=True)):
+        _check_finite(f"predictions[{number}]", value)
+        if reference not in (0, 1):
+            raise ValueError(f"references[{number}] = {reference} is neither 0 nor 1")
+
+    with np.errstate(over="ignore"):  # the perplexity of very unlikely words is infinite
+        perplexity = float(np.exp(-nats.mean()))
+    error = 0.0
+    if len(nats) > 1:
+        error = float(nats.std(ddof=1) / math.sqrt(len(nats)))
+    scores = _share(right, "acc")
+    scores["perplexity"] = perplexity
+    scores["perplexity_stderr"] = perplexity * error
+    return scores
 
 
 PLAIN: dict[str, Metric] = {"multiple_choice": multiple_choice, "last_word": last_word}
+
+
+def _check_counts(references: Sized, *others: Sized) -> None:
+    """Raise ValueError unless there is something to score, and as much of everything."""
+    counts = [len(references), *map(len, others)]
+    if len({*counts}) > 1:
+        raise ValueError(f"references, predictions and lengths differ in number: {counts}")
+    if len(references) == 0:
+        raise ValueError("there is nothing to score: predictions and references are empty")
+
+
+def _check_finite(where: str, nats: np.ndarray) -> None:
+    if nats.size == 0:
+        raise ValueError(f"{where} is empty: a question needs endings")
+    if not np.isfinite(nats).all():
+        raise ValueError(f"{where} = {nats.tolist()}: a log-likelihood is not finite")
+
+
+def _check_lengths(where: str, lengths: np.ndarray, endings: int) -> None:
+    if len(lengths) != endings:
+        raise ValueError(f"{where} has {len(lengths)} lengths for {endings} endings")
+    values = np.asarray(lengths, dtype=np.float64)
+    if not (values >= 0).all() or (values % 1).any():
+        raise ValueError(f"{where} = {values.tolist()}: a length is not a whole number of 0 or more")
 
 
 def _share(right: np.ndarray, name: str) -> dict[str, float]:

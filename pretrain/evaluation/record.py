@@ -1,10 +1,8 @@
 """A task: questions of a data set that a model is scored on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-from pretrain.recipe.rules import either
 
 Row = Mapping[str, Any]  # of a data set
 RULES = {
@@ -33,12 +31,39 @@ class Question(NamedTuple):
     apart: bool = False
 
 
-def gold(name: str, value: object, answers: Sequence) -> int:
-    """Return which of ``answers`` a row has as its field ``name``; raises ValueError for any other value."""
-    if value not in answers:
-        remedy = "a test split without answers cannot be scored: take the validation split"
-        raise ValueError(f"{name} = {value!r}: must be {either(answers)}; {remedy}")
-    return answers.index(value)
+@dataclass(frozen=True)
+class Text:
+    """A field that contains one text."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A field that contains a list of ``count`` texts."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A field that contains an object with a list of texts and a list with the label of each."""
+
+    texts: str
+    labels: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A field that contains the label of the right text.
+
+    Attributes:
+        labels: the permitted labels, in the order of the texts, or the name of the ``Choices``
+            field whose labels are permitted.
+    """
+
+    labels: tuple[object, ...] | str
+
+
+Field = Text | Texts | Choices | Answer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,8 +80,9 @@ class Task:
         files: the pattern of that split's files, and how many match it; of several files items are taken in turn.
         revision: the commit, where one is known; else the newest when a run begins.
         config: the data set's part; None: it has one.
-        fields: what a row must have.
-        questions: row -> what is asked: a question, or one for each of two texts; raises ValueError with the fault.
+        fields: the fields of a row and their kinds, which ``rows.validate`` checks.
+        questions: converts a row that ``rows.validate`` has returned into a question, or into one
+            question for each of two texts. Raises ValueError if the row is not an item.
         published: what others measured, by model and in the order of ``scores``, shares in per cent; None: not known.
         citations: ``MODEL, SIZE: source`` for each of these.
     """
@@ -68,7 +94,7 @@ class Task:
     size: int
     dataset: tuple[str, str]
     files: tuple[str, int]
-    fields: tuple[str, ...]
+    fields: Mapping[str, Field]
     questions: Callable[[Row], tuple[Question, ...]]
     revision: str | None = None
     config: str | None = None

@@ -34,5 +34,7 @@ class WholeModel:
             yield self._model
             return
         self._copy.load_state_dict(get_model_state_dict(self._model, options=StateDictOptions(full_state_dict=True)))
-        yield self._copy.to(self._device)
-        self._copy.to("cpu")
+        try:
+            yield self._copy.to(self._device)
+        finally:
+            self._copy.to("cpu")

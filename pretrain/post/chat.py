@@ -92,7 +92,7 @@ def converse(
         length = min(how.max_new_tokens, context - len(ids))
         this = dataclasses.replace(how, max_new_tokens=length, seed=how.seed + number)
         new = sampling.sample(model, ids, tokenizer, this, streamer)
-        said.append({"role": "assistant", "content": tokenization.decode(tokenizer, new)})
+        said.append({"role": "assistant", "content": tokenization.decode_continuation(tokenizer, ids, new)})
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, said: list[dict[str, str]]) -> list[int]:

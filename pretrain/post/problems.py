@@ -2,7 +2,7 @@
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,39 @@ def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: st
     model.generation_config.eos_token_id = sorted({*ends})
 
 
+def completions_of(
+    tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text], completion_ids: Sequence[list[int]]
+) -> list[str]:
+    """Return the text of each completion, decoded together with its prompt."""
+    return [
+        tokenization.decode_continuation(tokenizer, prompt_ids, new_ids)
+        for prompt_ids, new_ids in zip(encode(tokenizer, prompts), completion_ids, strict=True)
+    ]
+
+
+def with_completions_of(
+    tokenizer: PreTrainedTokenizerFast, reward: CheckedReward | ModelReward
+) -> Callable[..., list[float]]:
+    """Return a reward function for GRPOTrainer that sees the same texts as ``score`` does.
+
+    GRPOTrainer decodes the ids of a completion alone, so that a tokenizer like SentencePiece's
+    loses the space before its first word.
+    """
+
+    def rewarded(
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        completion_ids: Sequence[list[int]] | None = None,
+        **columns: object,
+    ) -> list[float]:
+        if completion_ids is not None:
+            completions = completions_of(tokenizer, prompts, completion_ids)
+        return reward(prompts, completions, **columns)
+
+    rewarded.__name__ = reward.__name__
+    return rewarded
+
+
 @torch.inference_mode()
 def score(
     model: PreTrainedModel,
@@ -100,30 +133,34 @@ def score(
 ) -> float:
     """Return the mean reward of greedy completions of at most ``longest`` tokens; of rewards 0 and 1, the share solved.
 
-    Raises BadInput where every call of the reward failed.
+    Raises:
+        BadInput: every call of the reward failed, or the model computes NaN.
     """
     was_training, own, calls, faults = model.training, model.generation_config, reward.calls, reward.faults
     model.eval()
     model.generation_config = GenerationConfig()  # its own may ask for beams, or to sample
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     values = []
-    for start in range(0, len(prompts), ROWS):
-        texts = prompts[start : start + ROWS]
-        ids = encode(tokenizer, texts)
-        width = max(map(len, ids))
-        rows = torch.tensor([[padding] * (width - len(row)) + row for row in ids], device=model.device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=model.device)
-        out = model.generate(
-            rows,
-            attention_mask=mask,
-            max_new_tokens=longest,
-            do_sample=False,
-            eos_token_id=own.eos_token_id,
-            pad_token_id=padding,
-            suppress_tokens=own.suppress_tokens,
-        )
-        values += reward(texts, tokenizer.batch_decode(out[:, width:], skip_special_tokens=True))
-    model.train(was_training).generation_config = own
+    try:
+        for start in range(0, len(prompts), ROWS):
+            texts = prompts[start : start + ROWS]
+            ids = encode(tokenizer, texts)
+            width = max(map(len, ids))
+            rows = torch.tensor([[padding] * (width - len(row)) + row for row in ids], device=model.device)
+            mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=model.device)
+            out = model.generate(
+                rows,
+                attention_mask=mask,
+                max_new_tokens=longest,
+                do_sample=False,
+                eos_token_id=own.eos_token_id,
+                pad_token_id=padding,
+                suppress_tokens=own.suppress_tokens,
+                logits_processor=sampling.checks_logits(),
+            )
+            values += reward(texts, completions_of(tokenizer, texts, out[:, width:].tolist()))
+    finally:
+        model.train(was_training).generation_config = own
     if reward.faults - faults == reward.calls - calls:
         raise BadInput(f"reward {reward.__name__}: every call failed; the first {reward.first_fault}")
     return statistics.fmean(values)

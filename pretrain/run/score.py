@@ -1,15 +1,17 @@
 """``--eval_only``: score a checkpoint, or the model that a recipe begins from, and write nothing."""
 
-import json
+import math
 from collections.abc import Mapping
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.evaluator import Evaluator
+from pretrain.evaluation.likelihood import not_finite
 from pretrain.evaluation.record import Task
 from pretrain.hub import fetch
 from pretrain.machine import hardware
@@ -36,7 +38,11 @@ def refuse_without_weights(recipe: keys.Recipe, *, fetched: bool = False) -> Non
 def score(
     recipe: keys.Recipe, corpus: Corpus, tests: Mapping[Task, Encoded], model: PreTrainedModel, accelerator: Accelerator
 ) -> str:
-    """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as a JSON line."""
+    """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as a JSON line.
+
+    Raises:
+        BadInput: the model's loss, or a log-likelihood of a task's item, is not finite.
+    """
     begun_from = recipe.model.init_from
     path = None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
     refuse_without_weights(recipe, fetched=True)
@@ -50,8 +56,16 @@ def score(
     ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None  # what trains fits here, too
     plan = make_plan(recipe, accelerator.num_processes, ceiling)
     evaluator = Evaluator(recipe, corpus, tests, WholeModel(model, recipe.model, accelerator.device), accelerator)
-    results = {"eval": evaluator.loss("validation", plan.per_device_train_batch_size)}
-    results |= {task.name: evaluator.score(task) for task in tests}
-    # Nothing stops this evaluator, so there is a result.
-    line = {f"{what}/{name}": value for what, result in results.items() for name, value in (result or {}).items()}
-    return json.dumps({"model": begun_from or str(path)} | line)
+    loss = evaluator.loss("validation", plan.per_device_train_batch_size)
+    if loss is not None and not math.isfinite(loss["loss"]):
+        raise not_finite("the validation split", loss["loss"])
+    results = {"eval": loss}
+    for task in tests:
+        results[task.name] = evaluator.score(task)
+
+    line: dict[str, object] = {"model": begun_from or str(path)}
+    for prefix, result in results.items():
+        assert result is not None  # nothing stops this evaluator
+        for name, value in result.items():
+            line[f"{prefix}/{name}"] = value
+    return files.to_json(line)

@@ -1,6 +1,8 @@
 """Durable files: whole or old, and locks that die with their holder."""
 
 import errno
+import json
+import math
 import os
 import signal
 import subprocess
@@ -249,3 +251,12 @@ def test_the_innermost_mount_decides_whether_a_folder_lies_on_the_network(tmp_pa
     for path, kind in (network | dict.fromkeys(local) | {"link/x": "nfs4", "/scratch/x": "lustre"}).items():
         assert files.network_mount(tmp_path / path, table) == kind, path
         assert files.network_mount(tmp_path / path, tmp_path / "none") is None  # as macOS has it
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_json_has_null_where_a_number_is_not_finite(value, tmp_path):
+    record = {"loss": value, "sums": [1.5, (value, 2)], "name": "NaN", "count": 3, "known": True, "none": None}
+    wanted = record | {"loss": None, "sums": [1.5, [None, 2]]}
+    assert json.loads(files.to_json(record), parse_constant=pytest.fail) == wanted
+    files.write_json(tmp_path / "a.json", record)
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail) == wanted

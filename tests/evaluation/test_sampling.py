@@ -1,10 +1,16 @@
 """Samples: never padding, beyond the context, seeded, and without a trace on the run."""
 
+import contextlib
+from types import SimpleNamespace
+
+import odd_tokenizers
 import pytest
 import torch
+from small_models import built
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
 from pretrain.data import tokenization
+from pretrain.evaluation.evaluator import Evaluator
 from pretrain.evaluation.sampling import Sampling, Streamer, sample
 
 CONTEXT, USED, ROWS, END, MARK = 8, 12, 32, 11, 10
@@ -20,6 +26,9 @@ class Tokenizer:
 
     def decode(self, ids, **_):
         return "".join(f"{i}\n" for i in ids)
+
+    def convert_ids_to_tokens(self, token_id):
+        return str(token_id)
 
 
 @pytest.fixture
@@ -94,6 +103,27 @@ def test_dropout_is_off_and_global_random_state_and_mode_are_left_as_they_were(m
     assert torch.equal(torch.get_rng_state(), before) and model.training is training
 
 
+@pytest.mark.parametrize("kind", ["llama", "metaspace_first", "lower_case"])
+def test_a_sample_is_the_text_of_its_prompt_and_new_ids(kind):
+    tokenizer = odd_tokenizers.KINDS[kind]()
+    settings = {"sample_tokens": 9, "sample_temperature": 0.0, "sample_top_k": 0, "sample_top_p": 1.0}
+    settings = SimpleNamespace(sample_prompts=["The river", "river "], **settings)
+    recipe = SimpleNamespace(evaluation=settings, model=SimpleNamespace(seed=1))
+    net = built(vocab_size=512)
+    evaluator = Evaluator(
+        recipe=recipe,
+        corpus=SimpleNamespace(tokenizer=tokenizer),
+        tests={},
+        model=lambda: contextlib.nullcontext(net),
+        accelerator=SimpleNamespace(is_main_process=True),
+    )
+    for prompt, (shown, text) in zip(settings.sample_prompts, evaluator.samples(), strict=True):
+        prompt_ids = tokenization.encode_prompt(tokenizer, prompt)
+        how = Sampling(max_new_tokens=9, temperature=0.0, top_k=0, top_p=1.0, seed=1)
+        new_ids = sample(net, prompt_ids, tokenizer, how)
+        assert shown + text == tokenization.decode(tokenizer, [*prompt_ids, *new_ids])
+
+
 def test_a_seed_gives_the_sample_again_and_top_k_and_top_p_restrict_the_choice(model):
     greedy, drawn = go(model, temperature=0.0, n=20), go(model, n=20)
     assert go(model, n=20) == drawn not in (greedy, go(model, n=20, seed=6))
@@ -103,7 +133,7 @@ def test_a_seed_gives_the_sample_again_and_top_k_and_top_p_restrict_the_choice(m
 def test_end_of_text_ends_the_sample_and_is_not_in_it(model):
     favor(model, {END: 1e5})
     shown = []
-    assert go(model, n=20, write=shown.append) == [] and shown == [f"{END}\n", "\n"]
+    assert go(model, n=20, write=shown.append) == [] and shown == ["\n"]
 
 
 def test_a_model_without_a_limit_of_its_context_writes_on():

@@ -2,6 +2,7 @@
 
 import logging
 
+import odd_tokenizers
 import pytest
 import torch
 from small_models import built, randomize, stock_of
@@ -108,6 +109,26 @@ def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_rea
     assert "no id for 'Ö'" in caplog.records[1].message
 
 
+def test_an_answer_keeps_its_first_space(monkeypatch):
+    """It is decoded together with the chat before it, also where it is a part of the next prompt."""
+    tokenizer, prompts, written = odd_tokenizers.llama(), [], []
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}river:"
+    model = stock_of(randomize(built(vocab_size=512, sequence_length=64)))
+    stone = tokenizer.convert_tokens_to_ids("▁stone")
+
+    def answer(model, ids, tokenizer, how, streamer):
+        prompts.append(tokenizer.decode(ids))
+        streamer.begin(ids)
+        streamer.put(torch.tensor([ids]))
+        streamer.put(torch.tensor([stone]))
+        streamer.finish()
+        return [stone]
+
+    monkeypatch.setattr(chat.sampling, "sample", answer)
+    chat.converse(model, tokenizer, ["a", "b"], GREEDY, sampling.Streamer(tokenizer, written.append))
+    assert "assistant: stone\n" in prompts[1] and written == [" stone", "\n"] * 2
+
+
 def test_an_answer_ends_at_the_chats_end_token(monkeypatch):
     model, tokenizer = chatty()
     end, made = tokenizer.convert_tokens_to_ids(chat.END), []
@@ -116,4 +137,4 @@ def test_an_answer_ends_at_the_chats_end_token(monkeypatch):
         model.transformer.ln_f.bias.fill_(1)
         model.transformer.wte.weight[end] = 1
     chat.converse(model, tokenizer, ["hi"], GREEDY, sampling.Streamer(tokenizer, made.append))
-    assert made == ["", "\n"]
+    assert made == ["\n"]

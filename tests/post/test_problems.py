@@ -2,7 +2,9 @@
 
 import json
 
+import odd_tokenizers
 import pytest
+import torch
 from small_models import built, randomize, stock_of
 
 from pretrain.base.errors import BadInput
@@ -82,6 +84,23 @@ def test_held_out_prompts_are_completed_greedily_as_each_alone(pair):
         out = model.eval().generate(**ids, max_new_tokens=6, do_sample=False, pad_token_id=tokenizer.eos_token_id)
         text = tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True)
         assert seen[prompt] == text.partition("\n")[0], prompt
+
+
+def test_completions_are_decoded_with_their_prompts_in_training_and_held_out():
+    """GRPOTrainer decodes a completion alone, which loses the space before its first word."""
+    tokenizer, seen = odd_tokenizers.llama(), []
+    tokenizer.pad_token = tokenizer.eos_token
+    reward = rewards.CheckedReward("mine", lambda prompt, completion: seen.append(completion) or 1.0, None)
+    stone = tokenizer.convert_tokens_to_ids("▁stone")
+    model = stock_of(built(vocab_size=512, sequence_length=32))
+    model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([stone]), 1e4))
+    problems.stop_at(model, tokenizer, None)
+    problems.score(model, tokenizer, ["the river"], reward, 2)
+    trained = problems.with_completions_of(tokenizer, reward)
+    end = tokenizer.eos_token_id
+    assert trained(["the river"], ["stone stone"], completion_ids=[[stone, stone, end]], step=1) == [1.0]
+    assert trained(["the river"], ["stone"]) == [1.0] and trained.__name__ == "mine"
+    assert seen == [" stone stone", " stone stone", "stone"]
 
 
 def test_a_reward_that_always_fails_is_refused_before_training(pair):

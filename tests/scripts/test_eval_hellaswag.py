@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import random
 import re
 import shutil
@@ -16,11 +17,13 @@ from data_server import DataServer
 from safetensors.torch import load_file
 
 import eval_hellaswag
+import eval_tasks
 from pretrain.base import console
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
-from pretrain.evaluation import scoring
+from pretrain.evaluation import items as task_items
+from pretrain.evaluation import likelihood, scoring
 from pretrain.evaluation.evaluator import Evaluator
 from pretrain.evaluation.tasks.hellaswag import TASK
 from pretrain.hub import scores
@@ -156,6 +159,46 @@ def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_th
         line = json.loads(run(*TRAIN, *flags, processes=1 + bool(start)).stdout)
         assert [line[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
         assert line["eval/loss"] > 0
+
+
+@pytest.fixture
+def computes_nan(monkeypatch):
+    """Every model computes NaN from now on."""
+    scored = likelihood._score
+    monkeypatch.setattr(likelihood, "_score", lambda *args: scored(*args) * math.nan)
+
+
+def test_a_model_that_computes_nan_has_no_score(place, computes_nan):
+    done = run("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl", expect=2)
+    assert "error: items.jsonl: line 1: ending 1: the model computes no valid probabilities" in done.stderr
+    assert not done.stdout and not Path("out.jsonl").exists() and "Traceback" not in done.stderr
+    done = run(*TRAIN, "--eval_only", *FILES, "--init_from", "runs/r/model", "--tokenizer", "runs/r/model", expect=2)
+    assert "error: items.jsonl: line 1: ending 1: the model computes no valid" in done.stderr and not done.stdout
+
+
+def test_eval_only_has_no_loss_of_a_model_that_computes_nan(place, monkeypatch):
+    monkeypatch.setattr(Evaluator, "loss", lambda *_: {"loss": math.nan, "bits_per_byte": math.nan})
+    done = run(*TRAIN, "--eval_only", "--init_from", "runs/r/model", "--tokenizer", "runs/r/model", expect=2)
+    assert "error: the validation split: the model computes no valid probabilities" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_trains_on_without_scores_that_are_nan(place, computes_nan, processes):
+    flags = ("--task_steps", "2", "--max_steps", "10", "--eval_steps", "0", "--sample_steps", "0")
+    done = run(*TRAIN, *FILES, *flags, "--run_name", "nan", processes=processes)
+    assert done.stderr.count("HellaSwag: skipped. items.jsonl: line 1: ending 1") == 3
+    assert done.stderr.count("HellaSwag: off until the next start") == 1
+    assert not any("hellaswag/acc" in row for row in read_metrics(Path("runs/nan/metrics.jsonl")))
+
+
+def test_printed_scores_are_json_where_the_perplexity_is_infinite(monkeypatch, capsys):
+    task = task_items.records()["lambada_openai"]
+    line = {"acc": 0.0, "perplexity": math.inf, "perplexity_stderr": math.nan}
+    monkeypatch.setattr(console, "start", lambda: None)
+    monkeypatch.setattr(scoring, "run", lambda *asked: [(task, line)])
+    assert eval_tasks.main(["--model", "me/model", "--tasks", "lambada_openai"]) == 0
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed == {"acc": 0.0, "perplexity": None, "perplexity_stderr": None}
 
 
 def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(place):

@@ -6,14 +6,16 @@ import string
 import sys
 from pathlib import Path
 
+import odd_tokenizers
 import pytest
 import torch
 from conftest import run
-from small_models import built
+from small_models import built, overflowing
 
 import generate
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
+from pretrain.evaluation import sampling
 from pretrain.model import export
 from pretrain.post import chat
 
@@ -39,6 +41,21 @@ def test_a_run_writes_on_with_known_characters_and_each_sample_is_the_text_of_it
     assert run("generate.py", *flags, "--seed", "4").stdout == two
 
 
+@pytest.mark.parametrize("prompt", ["river", "river ", "", "The Cafe\u0301 bar"])
+@pytest.mark.parametrize("kind", ["llama", "metaspace_first", "lower_case"])
+def test_what_is_written_is_the_text_of_prompt_and_new_ids(kind, prompt, tmp_path, monkeypatch, capfdbinary):
+    tokenizer = odd_tokenizers.KINDS[kind]()
+    model = built(vocab_size=512, sequence_length=16)
+    export.write(model, tmp_path / "m", tokenizer)
+    prompt_ids, sampled = tokenization.encode_prompt(tokenizer, prompt), []
+    sample = sampling.sample
+    monkeypatch.setattr(sampling, "sample", lambda *words: sampled.extend(sample(*words)))
+    flags = ["--max_new_tokens", "40", "--seed", "3"]
+    assert generate.main(["--model", str(tmp_path / "m"), "--prompt", prompt, *flags]) == 0
+    whole = tokenization.decode(tokenizer, [*prompt_ids, *sampled])
+    assert len(sampled) == 40 and capfdbinary.readouterr().out.decode() == whole + "\n"
+
+
 def test_bad_input_is_one_error_with_exit_2(model_dir):
     for flags, words in (
         (["--temprature", "1"], "did you mean --temperature?"),
@@ -55,6 +72,14 @@ def test_bad_input_is_one_error_with_exit_2(model_dir):
     ):
         done = run("generate.py", "--model", model_dir, *flags, expect=2)
         assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_model_that_computes_nan_writes_nothing(model_dir):
+    tokenizer = tokenization.make_characters(["abcdefghij \n"])
+    export.write(overflowing(torch.float32), Path("nan"), tokenizer)
+    done = run("generate.py", "--model", "nan", "--prompt", "abc", expect=2)
+    assert "error: generating text: the model computes no valid probabilities" in done.stderr
+    assert not done.stdout and "Traceback" not in done.stderr
 
 
 def test_chat_answers_each_line_until_the_input_ends_safe_to_show_on_a_terminal(tmp_path, monkeypatch, caplog):

@@ -5,13 +5,13 @@ arXiv:1803.05457; license of the data: CC BY-SA 4.0.
 
 from dataclasses import replace
 
-from pretrain.evaluation.record import RULES, Question, Row, Task, gold
+from pretrain.evaluation.record import RULES, Answer, Choices, Question, Row, Task, Text
 
 
 def questions(row: Row) -> tuple[Question, ...]:
-    """Return the question with its answers; the right one is named by its label, a letter or a number."""
-    right = gold("answerKey", row["answerKey"], row["choices"]["label"])
-    return (Question(f"Question: {row['question']}\nAnswer:", tuple(row["choices"]["text"]), right),)
+    """Return the question with its answers."""
+    context = f"Question: {row['question']}\nAnswer:"
+    return (Question(context, row["choices"], row["answerKey"]),)
 
 
 EASY = Task(
@@ -24,7 +24,11 @@ EASY = Task(
     revision="210d026faf9955653af8916fad021475a3f00453",
     files=("ARC-Easy/test-00000-of-00001.parquet", 1),
     config="ARC-Easy",
-    fields=("question", "choices", "answerKey"),
+    fields={
+        "question": Text(),
+        "choices": Choices(texts="text", labels="label"),
+        "answerKey": Answer(labels="choices"),
+    },
     questions=questions,
 )
 CHALLENGE = replace(

@@ -6,7 +6,7 @@ arXiv:1912.00582 and arXiv:2504.02768; licenses of the data: CC BY 4.0 and CC BY
 
 from dataclasses import replace
 
-from pretrain.evaluation.record import RULES, Question, Row, Task
+from pretrain.evaluation.record import RULES, Question, Row, Task, Text
 from pretrain.recipe import keys
 
 PARTS = 67  # of 1,000 pairs each, so that the mean over items is the mean over parts
@@ -31,7 +31,7 @@ BLIMP = Task(
     dataset=("nyu-mll/blimp", "train"),
     revision="877fba0801ffb7cbd8c39c1ff314a46f053f6036",
     files=("*/train-00000-of-00001.parquet", PARTS),
-    fields=("sentence_good", "sentence_bad"),
+    fields={"sentence_good": Text(), "sentence_bad": Text()},
     questions=pair,
 )
 
@@ -47,7 +47,7 @@ def _of_language(code: str, size: int) -> Task:
         revision=None,
         files=(f"{code}/data.tsv", 1),
         config=code,
-        fields=("sen", "wrong_sen"),
+        fields={"sen": Text(), "wrong_sen": Text()},
         questions=pair_of_language,
     )
 

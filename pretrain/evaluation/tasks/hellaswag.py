@@ -9,7 +9,7 @@ arXiv:1905.07830; license of the data: MIT.
 
 import re
 
-from pretrain.evaluation.record import Question, Row, Task, gold
+from pretrain.evaluation.record import Answer, Question, Row, Task, Text, Texts
 
 ENDINGS = 4
 HARNESS, OTHERS = "lm-evaluation-harness", "build-nanogpt, llm.c"
@@ -17,12 +17,12 @@ HARNESS, OTHERS = "lm-evaluation-harness", "build-nanogpt, llm.c"
 
 def questions(row: Row) -> tuple[Question, ...]:
     """Return the harness's question, and the same on the text as it stands."""
-    label, ctx_a, ctx_b, ctx, endings, answer = (row[name] for name in TASK.fields)
-    if not isinstance(endings, list) or len(endings) != ENDINGS:
-        raise ValueError(f"endings must be a list of {ENDINGS} texts")
-    right = gold("label", str(answer), ("0", "1", "2", "3"))
-    context = _clean(f"{label}: {ctx_a} {ctx_b.capitalize()}")
-    return Question(context, tuple(map(_clean, endings)), right), Question(ctx, tuple(endings), right, apart=True)
+    endings = row["endings"]
+    right = row["label"]
+    context = _clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+    cleaned = Question(context, tuple(map(_clean, endings)), right)
+    raw = Question(row["ctx"], endings, right, apart=True)
+    return cleaned, raw
 
 
 def _clean(text: str) -> str:
@@ -40,7 +40,14 @@ TASK = Task(
     dataset=("Rowan/hellaswag", "validation"),
     revision="218ec52e09a7e7462a5400043bb9a69a41d06b76",
     files=("data/validation-00000-of-00001.parquet", 1),
-    fields=("activity_label", "ctx_a", "ctx_b", "ctx", "endings", "label"),
+    fields={
+        "activity_label": Text(),
+        "ctx_a": Text(),
+        "ctx_b": Text(),
+        "ctx": Text(),
+        "endings": Texts(count=ENDINGS),
+        "label": Answer(labels=tuple(range(ENDINGS))),
+    },
     questions=questions,
     published={
         "GPT-2 124M": (28.92, 31.14, 29.55),

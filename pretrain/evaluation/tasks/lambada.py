@@ -3,7 +3,7 @@
 arXiv:1606.06031; license of the data: MIT.
 """
 
-from pretrain.evaluation.record import LAST_WORD, Question, Row, Task
+from pretrain.evaluation.record import LAST_WORD, Question, Row, Task, Text
 
 
 def questions(row: Row) -> tuple[Question, ...]:
@@ -24,7 +24,7 @@ TASKS = (
         dataset=("EleutherAI/lambada_openai", "test"),
         revision="900124bf3b8235c6daf21033af9948b3f07346c4",
         files=("data/lambada_test_en.jsonl", 1),
-        fields=("text",),
+        fields={"text": Text()},
         questions=questions,
         published={"GPT-2 124M": (32.56, 40.06)},
         citations=("GPT-2 124M: EleutherAI/lm-evaluation-harness#2159 (its own run on openai-community/gpt2)",),

@@ -3,13 +3,13 @@
 arXiv:1911.11641; license of the data: not stated.
 """
 
-from pretrain.evaluation.record import RULES, Question, Row, Task, gold
+from pretrain.evaluation.record import RULES, Answer, Question, Row, Task, Text
 
 
 def questions(row: Row) -> tuple[Question, ...]:
     """Return the goal with its two solutions."""
-    right = gold("label", row["label"], (0, 1))
-    return (Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), right),)
+    context = f"Question: {row['goal']}\nAnswer:"
+    return (Question(context, (row["sol1"], row["sol2"]), row["label"]),)
 
 
 TASKS = (
@@ -22,7 +22,12 @@ TASKS = (
         dataset=("baber/piqa", "validation"),
         revision="142f6d7367fd9877f0fb3b5734ea6a545f54cdd1",
         files=("piqa_validation.parquet", 1),
-        fields=("goal", "sol1", "sol2", "label"),
+        fields={
+            "goal": Text(),
+            "sol1": Text(),
+            "sol2": Text(),
+            "label": Answer(labels=(0, 1)),
+        },
         questions=questions,
         published={"GPT-2 124M": (None, 62.51)},
         citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",),

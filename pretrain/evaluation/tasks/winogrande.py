@@ -4,7 +4,7 @@ The names stand in the context, and what follows the blank is the ending of both
 arXiv:1907.10641; license of the data: CC BY.
 """
 
-from pretrain.evaluation.record import RULES, Question, Row, Task, gold
+from pretrain.evaluation.record import RULES, Answer, Question, Row, Task, Text
 
 
 def questions(row: Row) -> tuple[Question, ...]:
@@ -13,7 +13,8 @@ def questions(row: Row) -> tuple[Question, ...]:
     if not blank:
         raise ValueError("sentence has no blank, _")
     contexts = (before + row["option1"], before + row["option2"])
-    return (Question(contexts, (after.strip(),) * 2, gold("answer", row["answer"], ("1", "2"))),)
+    ending = after.strip()
+    return (Question(contexts, (ending, ending), row["answer"]),)
 
 
 TASKS = (
@@ -27,7 +28,12 @@ TASKS = (
         revision="01e74176c63542e6b0bcb004dcdea22d94fb67b5",
         files=("winogrande_xl/validation-00000-of-00001.parquet", 1),
         config="winogrande_xl",
-        fields=("sentence", "option1", "option2", "answer"),
+        fields={
+            "sentence": Text(),
+            "option1": Text(),
+            "option2": Text(),
+            "answer": Answer(labels=(1, 2)),
+        },
         questions=questions,
         published={"GPT-2 124M": (51.62,)},
         citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it",),
