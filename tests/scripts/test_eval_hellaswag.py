@@ -172,13 +172,13 @@ def test_a_model_that_computes_nan_has_no_score(place, computes_nan):
     done = run("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl", expect=2)
     assert "error: items.jsonl: line 1: ending 1: the model computes no valid probabilities" in done.stderr
     assert not done.stdout and not Path("out.jsonl").exists() and "Traceback" not in done.stderr
-    done = run(*TRAIN, "--eval_only", *FILES, "--init_from", "runs/r/model", "--tokenizer", "runs/r/model", expect=2)
+    done = run(*TRAIN[:3], "--eval_only", *FILES, "--init_from", "runs/r/model", expect=2)
     assert "error: items.jsonl: line 1: ending 1: the model computes no valid" in done.stderr and not done.stdout
 
 
 def test_eval_only_has_no_loss_of_a_model_that_computes_nan(place, monkeypatch):
     monkeypatch.setattr(Evaluator, "loss", lambda *_: {"loss": math.nan, "bits_per_byte": math.nan})
-    done = run(*TRAIN, "--eval_only", "--init_from", "runs/r/model", "--tokenizer", "runs/r/model", expect=2)
+    done = run(*TRAIN[:3], "--eval_only", "--init_from", "runs/r/model", expect=2)
     assert "error: the validation split: the model computes no valid probabilities" in done.stderr and not done.stdout
 
 
