@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pretrain.base import console
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
+from pretrain.base.shell import path_word
 from pretrain.model.find import find
 from pretrain.recipe import reading, rules
 
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for every one that makes no sense."""
     parser = argparse.ArgumentParser(description="Sample text from a model.", allow_abbrev=False)
-    parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id")
+    parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)")
     parser.add_argument("--prompt", default="", help="text to continue; empty begins a document")
     parser.add_argument(
         "--chat", action="store_true", help="a conversation: answer messages, a line each, that see those before"
@@ -80,7 +81,8 @@ def print_samples(asked: argparse.Namespace) -> None:
     streamer = sampling.Streamer(tokenizer, console.write)
     if asked.chat:
         if tokenizer.chat_template is None:
-            remedy = f"python export_model.py {asked.model} --chat --out exports/chat makes a model that has"
+            model = path_word(asked.model)
+            remedy = f"python export_model.py {model} --chat --out exports/chat makes a model that has"
             raise BadInput(
                 f"--chat: {asked.model} has no chat template; {remedy}; tune it then (docs/post_training.md)"
             )

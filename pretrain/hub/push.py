@@ -20,6 +20,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from pretrain.base import files, layout
 from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.shell import path_word
 from pretrain.hub import client
 from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
 
@@ -175,7 +176,7 @@ def push_pending(pending: Path) -> int:
 
 
 def _waits(folder: Path, reason: str) -> str:
-    command = f"python train.py --push_pending {folder.parent.parent}"
+    command = f"python train.py --push_pending {path_word(folder.parent.parent)}"
     return f"hub: {folder.name} is not on the Hub: {reason}. It waits in {folder.parent}; to send it later: {command}"
 
 

@@ -20,6 +20,7 @@ from subprocess import DEVNULL
 from typing import Any
 
 from pretrain.base import cards, files
+from pretrain.base.shell import path_word
 from pretrain.machine import estimate, forecast, verdicts
 from pretrain.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
 from pretrain.recipe import keys
@@ -88,7 +89,7 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
         yield Check("card", OK, f"none: CPU, {torch.get_num_threads()} threads")
     preset = cards.preset(here[0] if here else "", len(here))
     preset = "mps" if torch.backends.mps.is_available() else preset
-    yield Check("launch", OK, f"{cards.launcher(preset, len(here))} train.py --recipe {path}")
+    yield Check("launch", OK, f"{cards.launcher(preset, len(here))} train.py --recipe {path_word(path)}")
     if mine or not driver:
         yield from examine_trials([capability for _, capability in mine], preset, quick)
 

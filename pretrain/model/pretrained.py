@@ -7,6 +7,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.activations import NewGELUActivation
 
+from pretrain.base import model_id
 from pretrain.base.errors import BadInput, first_line
 from pretrain.model.architectures import ARCHITECTURES, padded
 from pretrain.model.attention import CAUSAL
@@ -107,8 +108,11 @@ def loaded(what: str, kind: Any, name: str, **how) -> Any:
 
     Raises BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds.
     """
+    location, revision = model_id.parse(name, "model ")
+    if revision is not None:
+        how["revision"] = revision
     try:
-        return kind.from_pretrained(name, trust_remote_code=False, **how)
+        return kind.from_pretrained(location, trust_remote_code=False, **how)
     except Exception as error:
         raise BadInput(f"{what}: cannot be loaded: {first_line(error)}") from None
 

@@ -13,6 +13,7 @@ import logging
 from accelerate import Accelerator
 
 from pretrain.base.errors import TrainingStopped
+from pretrain.base.shell import path_word
 from pretrain.base.stopping import StopRequest
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.baselines import baselines
@@ -49,7 +50,8 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     run.publish.finished(run.state.step, step)
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
     log.info(f"{run_dir}/: curves.png, samples.txt, metrics.jsonl, run.log, and checkpoints/ to resume from")
-    log.info(f"{run_dir}/model/: for AutoModelForCausalLM.from_pretrained, or: python generate.py --model {run_dir}")
+    command = f"python generate.py --model {path_word(run_dir)}"
+    log.info(f"{run_dir}/model/: for AutoModelForCausalLM.from_pretrained, or: {command}")
 
 
 def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:

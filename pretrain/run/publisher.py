@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pretrain.base import layout
 from pretrain.base.errors import BadInput
+from pretrain.base.shell import path_word
 from pretrain.hub import fetch, push
 from pretrain.hub.model_card import metadata, model_card
 from pretrain.machine.facts import Facts
@@ -63,7 +64,8 @@ class Publisher:
             left = self._pusher.close(1)
         if left:
             waiting = f"{counted(left, 'push', 'pushes')} to send in {self._run_dir / PENDING}"
-            log.info(f"hub      {waiting}; the command: python train.py --push_pending {self._run_dir}")
+            command = f"python train.py --push_pending {path_word(self._run_dir)}"
+            log.info(f"hub      {waiting}; the command: {command}")
         elif self._pushes:
             log.info(f"hub      all pushes are in {self._repo_id}")
 
