@@ -34,7 +34,9 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
         scores.refuse_unknown(asked.push_to_hub)
     pushed = True
     for record, line in scoring.run(asked):
-        pushed = not asked.push_to_hub or scores.push(asked.push_to_hub, record, line)
+        if asked.push_to_hub:
+            # Only HellaSwag's scores can be pushed, whose revision is fixed.
+            pushed = scores.push(asked.push_to_hub, record, str(record.revision), line)
         print(json.dumps(line), flush=True)
     return 0 if pushed else 1
 

@@ -156,7 +156,8 @@ def train(
                         last = True
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
                     for task in evaluator.tests:
-                        report.scores(step, task, evaluator.score(task))
+                        revision = evaluator.tests[task].revision
+                        report.scores(step, task, evaluator.score(task), revision)
                 if due(step, evaluation.sample_steps, last, evaluation.eval_on_start):
                     report.samples(step, evaluator.samples(), show=last)
                 save = due(step, recipe.saving.save_steps, last) or step == checkpoints.keep_step(state)

@@ -33,9 +33,15 @@ class Item(NamedTuple):
 
 
 class Items(list[Item]):
-    """Items in order; ``commit``: of the data set, None for files."""
+    """Items in order.
+
+    Attributes:
+        commit: of the data set; None for files.
+        complete: whether these are all items of the task's public data set.
+    """
 
     commit: str | None = None
+    complete: bool = False
 
 
 @cache
@@ -61,7 +67,8 @@ def read(task: Task, data_files: Sequence[str] | None = None, limit: int = 0, re
         paths, items.commit = fetch(task, revision)
     faults: list[str] = []
     parts = map(_rows, paths) if data_files else itertools.zip_longest(*map(_rows, paths))
-    for where, row in itertools.islice(filter(None, itertools.chain.from_iterable(parts)), limit or None):
+    rows = filter(None, itertools.chain.from_iterable(parts))
+    for where, row in itertools.islice(rows, limit or None):
         try:
             items.append(Item(where, _questions(task, row)))
         except ValueError as fault:
@@ -71,6 +78,8 @@ def read(task: Task, data_files: Sequence[str] | None = None, limit: int = 0, re
         raise BadInput([*faults[:FAULTS_SHOWN], *more])
     if not items:
         raise BadInput(f"{', '.join(map(str, paths))}: holds no {task.label} item")
+    has_more = next(rows, None) is not None  # beyond the limit
+    items.complete = items.commit is not None and len(items) == task.size and not has_more
     return items
 
 
