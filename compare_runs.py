@@ -170,21 +170,21 @@ def completed(recipes: Mapping[Path, dict[str, object]], free: set[str]) -> dict
 
     Raises:
         BadInput: a recipe is missing or lacks a key without a default that another one states, so
-            that nobody knows whether the runs differ in it.
+            that it is unknown whether the runs differ in it.
     """
     stated = (set().union(*recipes.values()) & keys.FIELDS.keys()) - free
     defaults = {name: keys.FIELDS[name].default for name in keys.FIELDS}
     complete = {}
     for metrics, recipe in recipes.items():
         path = recipe_file(metrics)
-        remedy = "Copy the recipe.yaml that the run wrote next to its metrics.jsonl, or leave --group out"
+        fix = "Copy the recipe.yaml that the run wrote next to its metrics.jsonl, or leave --group out"
         if not path.is_file():
-            raise BadInput(f"--group: {path} does not exist, so it is not known how that run differs. {remedy}")
+            raise BadInput(f"--group: {path} does not exist, so it is not known how that run differs. {fix}")
         if not recipe.keys() & keys.FIELDS.keys():
-            raise BadInput(f"--group: {path} has no key of a recipe. {remedy}")
+            raise BadInput(f"--group: {path} has no key of a recipe. {fix}")
         missing = [name for name in sorted(stated - recipe.keys()) if defaults[name] is keys.ABSENT]
         if missing and recipe.get("init_from") is None:
-            raise BadInput(f"--group: {path} lacks {', '.join(missing)}, which another recipe states. {remedy}")
+            raise BadInput(f"--group: {path} lacks {', '.join(missing)}, which another recipe states. {fix}")
         complete[metrics] = dict(recipe)
         for name in stated - recipe.keys():
             if defaults[name] is not keys.ABSENT:

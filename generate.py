@@ -35,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for every one that makes no sense."""
     parser = argparse.ArgumentParser(description="Sample text from a model.", allow_abbrev=False)
-    parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)")
+    parser.add_argument(
+        "--model", required=True, help="a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)"
+    )
     parser.add_argument("--prompt", default="", help="text to continue; empty begins a document")
     parser.add_argument(
         "--chat", action="store_true", help="a conversation: answer messages, a line each, that see those before"

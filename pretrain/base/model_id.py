@@ -26,7 +26,7 @@ def parse(name: str, option: str) -> ModelId:
     """Split ``ID@REVISION``. A path that exists on this machine is never split.
 
     Args:
-        option: what the message begins with, for example ``--model `` or ``init_from = ``.
+        option: the beginning of an error message, for example ``--model `` or ``init_from = ``.
 
     Raises:
         BadInput: the name is not a folder here and has no valid id and revision.
@@ -42,9 +42,7 @@ def parse(name: str, option: str) -> ModelId:
         return ModelId(name)
     location, _, revision = name.partition("@")
     if "@" in revision:
-        raise BadInput(
-            f"{option}{name}: has more than one @, and no such folder exists. Give {EXAMPLE}"
-        )
+        raise BadInput(f"{option}{name}: has more than one @, and no such folder exists. Give {EXAMPLE}")
     if not location or not REVISION.fullmatch(revision):
         raise BadInput(
             f"{option}{name}: is neither a folder nor an id of the Hub with a tag, a branch or "

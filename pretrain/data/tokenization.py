@@ -94,9 +94,7 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     location, revision = model_id.parse(name, option)
     at_revision = {"revision": revision} if revision else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            location, use_fast=True, trust_remote_code=False, **at_revision
-        )
+        tokenizer = AutoTokenizer.from_pretrained(location, use_fast=True, trust_remote_code=False, **at_revision)
     except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
         remedy = "a folder with tokenizer.json, or a Hub id that this machine can reach"
         remedy += "" if of_model else "; bpe or characters makes one from the text"

@@ -6,7 +6,9 @@ from pathlib import Path
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags that every evaluation has."""
-    parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)")
+    parser.add_argument(
+        "--model", required=True, help="a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)"
+    )
     files_help = "a task's items, as JSON lines, Parquet or TSV; else the Hub's"
     parser.add_argument("--task_files", nargs="+", default=[], metavar="NAME=FILE", help=files_help)
     parser.add_argument("--data_files", nargs="+", metavar="FILE", help="the same, of the only task")

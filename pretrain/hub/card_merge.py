@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretrain.hub import card_metadata
-from pretrain.hub.card_metadata import RESULTS, REMOVED, Card, CannotMerge
+from pretrain.hub.card_metadata import REMOVED, RESULTS, CannotMerge, Card
 
 BEGIN = re.compile(r"<!-- ursa-minor:begin (?P<record>\{.*?\}) -->")
 END = "<!-- ursa-minor:end -->"
@@ -90,7 +90,7 @@ def find_section(body: str) -> Section | None:
     end = body.rfind(END)
     if len(MARKERS.findall(body)) != 2 or begin is None or end < begin.end():
         raise CannotMerge(
-            "the markers of our section (ursa-minor:begin, ursa-minor:end) are not there once each. "
+            "the markers of our section (ursa-minor:begin, ursa-minor:end) must occur once each. "
             "To get a new section, delete what remains of the old one with its markers"
         )
     try:

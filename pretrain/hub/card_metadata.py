@@ -160,9 +160,7 @@ def _dump(values: Mapping[str, Any], newline: str) -> str:
     return text.replace("\n", newline)
 
 
-def merged_fields(
-    current: Mapping[str, Any], new: Mapping[str, Any], last: Mapping[str, Any]
-) -> dict[str, Any]:
+def merged_fields(current: Mapping[str, Any], new: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes that bring the recipe's fields to a card, and keep what was edited on the Hub.
 
     A field whose value on the Hub differs from what the last push wrote was edited there, and stays.

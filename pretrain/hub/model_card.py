@@ -112,7 +112,7 @@ def metadata(recipe: keys.Recipe, repo_id: str = "", figures: Sequence[Figure] =
 
 
 def _base_model(init_from: str | None) -> str | None:
-    """Return the Hub's id of the model that a run began from, without a revision; None if it has none."""
+    """Return the Hub id of a run's base model without its revision; None if there is none."""
     if init_from is None or Path(init_from).exists():
         return None
     model_id = init_from.partition("@")[0]
@@ -141,7 +141,7 @@ def _figures(newest: Mapping[str, Measured]) -> Iterator[Figure]:
 
 
 def _loss(name: str, words: str, measured: Measured) -> Figure:
-    """Return a loss. Its text is a part of the run's own data, never a whole public data set."""
+    """Return a loss. Its text is a part of the run's own data, never a complete public data set."""
     prefix, _, metric = name.partition("/")
     split = "validation" if prefix == "eval" else prefix
     result = EvalResult(
@@ -167,7 +167,7 @@ def _score(task: Task, score: str, measured: Measured) -> Figure:
     shown = f"{task.shown(score, value)} ± {error}, {row.get(task.metric('items'), 0):,} items"
     revision = row.get(task.metric("revision"))
     if revision is None:
-        return Figure(words, f"{shown}, not those of the whole data set", row["step"], None)
+        return Figure(words, f"{shown}, not those of the complete data set", row["step"], None)
     return Figure(words, shown, row["step"], scores.result(task, score, value, revision))
 
 

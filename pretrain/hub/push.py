@@ -272,9 +272,7 @@ def _send(api: HfApi, folder: Path, push: dict) -> str:
     return repo_id
 
 
-def _merged_card(
-    api: HfApi, repo_id: str, found: ModelInfo, staged: Path
-) -> tuple[bytes | None, str | None]:
+def _merged_card(api: HfApi, repo_id: str, found: ModelInfo, staged: Path) -> tuple[bytes | None, str | None]:
     """Merge the staged model card into the one on the Hub.
 
     A push never fails because of a card on the Hub: the card is left as it is then.

@@ -43,8 +43,8 @@ def refuse_absent(name: str, asked: str = "--model ") -> None:
     has_more_parts_than_an_id = parent.parent != Path()
     is_beside_a_folder = parent != Path() and parent.is_dir()
     if is_below_runs or has_more_parts_than_an_id or is_beside_a_folder:
-        near = nearest_beside(name, Path.is_dir)
-        raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){near}")
+        suggestion = nearest_beside(name, Path.is_dir)
+        raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){suggestion}")
     if "/" not in location:  # some Hub ids have no owner, so a run must be much alike
         runs = [run.name for run in Path("runs").glob("*")]
         if near := difflib.get_close_matches(name, runs, n=1, cutoff=0.9):

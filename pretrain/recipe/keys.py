@@ -134,7 +134,9 @@ class Model:
     )
     embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=GPT2)
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
-    init_from: str | None = science(None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id (ID@REVISION)")
+    init_from: str | None = science(
+        None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id (ID@REVISION)"
+    )
     initializer_range: float = science(
         0.02,
         "standard deviation of the first weights; AdamW on a model 128 wide wants 0.08",

@@ -106,9 +106,7 @@ class Report:
             self._validation_loss = result["loss"] if split == "validation" else self._validation_loss
             self._evaluated(step, "eval" if split == "validation" else split, result, describe_loss(split, result))
 
-    def scores(
-        self, step: int, task: Task, result: dict[str, float] | None, revision: str | None = None
-    ) -> None:
+    def scores(self, step: int, task: Task, result: dict[str, float] | None, revision: str | None = None) -> None:
         """Report a task's scores.
 
         Args:

@@ -137,7 +137,7 @@ def test_results_of_others_are_kept_and_ours_replaced():
     text = add_results(text, index((*ACC, 28.0)))
     assert values(text) == [(*LOSS, 2.9), (*LOSS[:3], "their loss", 1.0), (*ACC[:3], "5-shot", 40.0), (*ACC, 28.0)]
     merged = merge(card(2, **{"model-index": index((*ACC, 29.0), (*NORM, 31.0))}), text)
-    assert [value for value in values(merged) if "loss" == value[2]] == [(*LOSS[:3], "their loss", 1.0)]
+    assert [value for value in values(merged) if value[2] == "loss"] == [(*LOSS[:3], "their loss", 1.0)]
     assert {value for value in values(merged) if value[0] != "text"} == {
         (*ACC[:3], "5-shot", 40.0),
         (*ACC, 29.0),

@@ -8,11 +8,12 @@ import warnings
 import pytest
 from conftest import ROOT
 from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from pretrain.data import tokenization
 from pretrain.evaluation.items import records
 from pretrain.evaluation.tasks.hellaswag import TASK
-from pretrain.hub import model_card
+from pretrain.hub import card_merge, model_card, scores
 from pretrain.machine.facts import Facts
 from pretrain.model import export
 from pretrain.model.build import build
@@ -103,7 +104,10 @@ def test_metadata_have_scores_of_all_public_items_only(items):
     row = {name: value for name, value in SCORED.items() if not name.endswith("revision")}
     text = make([*UPDATES, VALIDATED, SCORED | {"step": 90}, row | {"hellaswag/items": items}])
     assert {one[0] for one in results(text)} == {"text"} and TASK.dataset[0] not in text
-    assert f"{items:,} items, not those of the whole data set" in figures(text)["HellaSwag acc (lm-evaluation-harness), %"]
+    assert (
+        f"{items:,} items, not those of the complete data set"
+        in figures(text)["HellaSwag acc (lm-evaluation-harness), %"]
+    )
 
 
 @pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "multiblimp_hin", "lambada_openai"])
@@ -122,6 +126,18 @@ def test_loss_claims_no_public_data_set(sources):
     text = make(rows, recipe=RECIPE | {"sources": sources})
     splits = [("text", None, "validation", None, "loss"), ("text", None, "validation", None, "bits_per_byte")]
     assert results(text) == [*splits, ("text", None, "test", None, "loss")]
+
+
+@pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "lambada_openai"])
+def test_evaluation_replaces_the_score_of_training(name):
+    task = records()[name]
+    row = {"step": 100, f"{name}/items": task.size, f"{name}/revision": str(task.revision)}
+    row |= {f"{name}/{score}": 0.25 for score in task.scores}
+    scored = [scores.result(task, score, 0.5, str(task.revision)) for score in task.scores]
+    text = card_merge.add_results(make([*UPDATES, row]), eval_results_to_model_index("a_run", scored))
+    found = {one.metric_type: one.metric_value for one in ModelCard(text).data.eval_results}
+    assert len(results(text)) == len(task.scores)
+    assert found == {score: float(task.shown(score, 0.5)) for score in task.scores}
 
 
 def test_base_model_is_the_id_without_revision():

@@ -129,7 +129,7 @@ REPLACED = {
     "empty": ("", "recipe.yaml: a recipe is a mapping"),
     "damaged": ("n_layer: [", "recipe.yaml: not a recipe: line 1"),
     "list": ("- n_layer\n", "recipe.yaml: a recipe is a mapping"),
-    "foreign": ("steps: 3\n", "recipe.yaml has no key of a recipe"),
+    "other keys": ("steps: 3\n", "recipe.yaml has no key of a recipe"),
     "incomplete": ("optimizer: adamw\nseed: 7\n", "recipe.yaml lacks n_layer, which another recipe states"),
 }
 

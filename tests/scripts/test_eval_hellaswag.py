@@ -116,6 +116,12 @@ def test_a_wrong_flag_is_said_before_anything_is_scored(tmp_path, monkeypatch):
             eval_hellaswag.parse([*LOCAL, *flags])
 
 
+def test_scores_of_a_revision_are_not_pushed_as_the_newest():
+    with pytest.raises(BadInput, match="--push_to_hub me/model: its card describes the newest version"):
+        eval_hellaswag.parse(["--model", "me/model@v1", "--push_to_hub", "me/model"])
+    eval_hellaswag.parse(["--model", "me/model@v1", "--push_to_hub", "me/other"])
+
+
 def test_a_run_says_which_items_its_context_does_not_hold_and_is_refused_where_it_holds_none(place):
     long = items(3)
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
