@@ -182,11 +182,14 @@ def completed(recipes: Mapping[Path, dict[str, object]], free: set[str]) -> dict
             raise BadInput(f"--group: {path} does not exist, so it is not known how that run differs. {fix}")
         if not recipe.keys() & keys.FIELDS.keys():
             raise BadInput(f"--group: {path} has no key of a recipe. {fix}")
-        missing = [name for name in sorted(stated - recipe.keys()) if defaults[name] is keys.ABSENT]
-        if missing and recipe.get("init_from") is None:
+        lacking = stated - recipe.keys()
+        if recipe.get("init_from") is not None:
+            lacking -= set(keys.MODEL_KEYS)  # the model brings them along
+        missing = [name for name in sorted(lacking) if defaults[name] is keys.ABSENT]
+        if missing:
             raise BadInput(f"--group: {path} lacks {', '.join(missing)}, which another recipe states. {fix}")
         complete[metrics] = dict(recipe)
-        for name in stated - recipe.keys():
+        for name in lacking:
             if defaults[name] is not keys.ABSENT:
                 complete[metrics][name] = defaults[name]
     return complete

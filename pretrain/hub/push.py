@@ -255,14 +255,14 @@ def _send(api: HfApi, folder: Path, push: dict) -> str:
         with_card = [*operations, CommitOperationAdd(CARD, card)]
     # Of files that an attempt whose answer was lost has brought there the client makes no commit. Naming the parent
     # makes the Hub refuse one that comes while that attempt is still at work.
-    how = {"commit_message": push["title"], "parent_commit": found.sha}
+    options = {"commit_message": push["title"], "parent_commit": found.sha}
     try:
-        commit = api.create_commit(repo_id, with_card, **how)
+        commit = api.create_commit(repo_id, with_card, **options)
     except ValueError as error:  # raised before anything is uploaded
         if card is None or "Invalid metadata in README.md" not in str(error):
             raise
         problem = f"the Hub refuses it: {one_line(error)}. {card_merge.REMEDY}"
-        commit = api.create_commit(repo_id, operations, **how)
+        commit = api.create_commit(repo_id, operations, **options)
     # The client leaves out what the repository ignores, and keeps that to itself.
     if ignored := [one.path_in_repo for one in with_card if getattr(one, "_should_ignore", False)]:
         raise BadInput(f"{repo_id} ignores {', '.join(ignored)}; take that out of its .gitignore")
