@@ -77,14 +77,16 @@ def main(argv: list[str] | None = None) -> int:
         print("two seeds give a wide interval; a third makes it about half as wide")
     if not even:
         print("runs of a column have read different numbers of tokens: their mean is of no one length; no * is given")
-    if most == 1 and len(grouped(paths, ["seed"], None)) < len(paths):
+    if most == 1 and could_be_grouped(paths):
         print("\n--group seed: runs that differ in seeds only become one column, with means and intervals")
     for key in UNLIKE_VALIDATION:
         values = [column.recipe.get(key) for column in columns]
         if len({str(value) for value in values}) > 1:
             shown = ", ".join(f"{column.label}: {value}" for column, value in zip(columns, values, strict=True))
             print(f"\n{key} differs ({shown}): the validation losses are of different text and do not compare exactly")
-    if not alike:
+    if unknown := [str(path.parent) for path in paths if not recipe_file(path).is_file()]:
+        print(f"\nwithout recipe.yaml it is not known which tokenizer and settings a run has: {', '.join(unknown)}")
+    elif not alike:
         print("\nthe tokenizers differ: only bits per byte of the same validation text compare, not nats per token")
     print(f"\n{picture}")
     return 0
@@ -123,17 +125,15 @@ def find_metrics(name: str) -> Path:
 
 def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] | None) -> list[Column]:
     """Return a column for each run, or for each group of them. Raises BadInput for labels that do not fit."""
-    import yaml
-
     if len({path.resolve() for path in paths}) < len(paths):
         raise BadInput("a run is given twice; give each once")
     free = {*NAMES, *group, *(["data_seed"] if "seed" in group else [])}
     found: dict[str, tuple[dict, list[Path]]] = {}
+    recipes = {path: keys.map_paths(read_recipe(path), from_here) for path in paths}
+    if group:
+        recipes = completed(recipes, free)
     for path in paths:
-        file = path.with_name("recipe.yaml")
-        values = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-        values = keys.map_paths(values or {}, from_here)
-        recipe = {key: value for key, value in values.items() if key not in free}
+        recipe = {key: value for key, value in recipes[path].items() if key not in free}
         place = json.dumps(recipe, sort_keys=True, default=str) if group else str(path)
         found.setdefault(place, (recipe, []))[1].append(path)
     if labels is None:
@@ -156,6 +156,64 @@ def from_here(name: str, path: str) -> str:
     place = Path(path)
     is_below = place.is_absolute() and place.is_relative_to(Path.cwd())
     return str(place.relative_to(Path.cwd())) if is_below else path
+
+
+def could_be_grouped(paths: Sequence[Path]) -> bool:
+    """Return whether --group seed would join some of these runs."""
+    try:
+        return len(grouped(paths, ["seed"], None)) < len(paths)
+    except BadInput:  # a recipe is missing or incomplete
+        return False
+
+
+def recipe_file(metrics: Path) -> Path:
+    """Return where the recipe of a run is, by its metrics.jsonl."""
+    return metrics.with_name(reading.RUN_RECIPE)
+
+
+def read_recipe(metrics: Path) -> dict[str, object]:
+    """Return the recipe next to a metrics.jsonl; {} if there is none. Raises BadInput if it is damaged."""
+    path = recipe_file(metrics)
+    if not path.is_file():
+        return {}
+    try:
+        return {str(name): value for name, value in reading.read_run_recipe(path).items()}
+    except BadInput as error:
+        raise BadInput(f"{error}. Compare a copy of {metrics.name} alone, without that file") from None
+
+
+def completed(recipes: Mapping[Path, dict[str, object]], free: set[str]) -> dict[Path, dict[str, object]]:
+    """Return recipes with the defaults of the keys that they leave out.
+
+    Args:
+        recipes: by their metrics.jsonl.
+        free: keys in which runs of a group may differ.
+
+    Raises:
+        BadInput: a recipe is missing or lacks a key without a default that another one states, so
+            that it is unknown whether the runs differ in it.
+    """
+    stated = (set().union(*recipes.values()) & keys.FIELDS.keys()) - free
+    defaults = {name: keys.FIELDS[name].default for name in keys.FIELDS}
+    complete = {}
+    for metrics, recipe in recipes.items():
+        path = recipe_file(metrics)
+        fix = "Copy the recipe.yaml that the run wrote next to its metrics.jsonl, or leave --group out"
+        if not path.is_file():
+            raise BadInput(f"--group: {path} does not exist, so it is not known how that run differs. {fix}")
+        if not recipe.keys() & keys.FIELDS.keys():
+            raise BadInput(f"--group: {path} has no key of a recipe. {fix}")
+        lacking = stated - recipe.keys()
+        if recipe.get("init_from") is not None:
+            lacking -= set(keys.MODEL_KEYS)  # the model brings them along
+        missing = [name for name in sorted(lacking) if defaults[name] is keys.ABSENT]
+        if missing:
+            raise BadInput(f"--group: {path} lacks {', '.join(missing)}, which another recipe states. {fix}")
+        complete[metrics] = dict(recipe)
+        for name in lacking:
+            if defaults[name] is not keys.ABSENT:
+                complete[metrics][name] = defaults[name]
+    return complete
 
 
 def reach(rows: Sequence[Mapping]) -> dict[str, float]:

@@ -36,7 +36,9 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
         scores.refuse_unknown(asked.push_to_hub)
     pushed = True
     for record, line in scoring.run(asked):
-        pushed = not asked.push_to_hub or scores.push(asked.push_to_hub, record, line)
+        if asked.push_to_hub:
+            # Only HellaSwag's scores can be pushed, whose revision is fixed.
+            pushed = scores.push(asked.push_to_hub, record, str(record.revision), line)
         print(files.to_json(line), flush=True)
     return 0 if pushed else 1
 
@@ -56,6 +58,9 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     known, faults = keys.TASKS, flags.faults_of(asked)
     if asked.push_to_hub and (asked.limit or asked.task_files):
         faults.append("--push_to_hub: a card's scores are of the whole validation split: without --limit, --data_files")
+    model_id, _, revision = asked.model.partition("@")
+    if revision and asked.push_to_hub == model_id:
+        faults.append(f"--push_to_hub {model_id}: its card describes the newest version, and --model another one")
     unknown = [name for name in asked.tasks if name not in known]
     faults += [f"--tasks {name}: must be {rules.either(known)}{rules.nearest(name, known)}" for name in unknown]
     if faults:

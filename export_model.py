@@ -16,6 +16,7 @@ from pathlib import Path
 from pretrain.base import console, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
+from pretrain.base.shell import ollama_name, path_word
 from pretrain.model.find import refuse_absent
 from pretrain.recipe import reading
 
@@ -36,29 +37,49 @@ def main(argv: list[str] | None = None) -> int:
     client.bound_client()
     refusals = [chat.refuse_chat] * asked.chat + [llama_cpp.refuse] * bool(asked.gguf)
     print(conversion.convert(asked, refusals, chat.add_chat if asked.chat else None))
-    name = Path(asked.out).resolve().name
     if asked.chat:
-        config = json.loads((Path(asked.out) / "config.json").read_text(encoding="utf-8"))
-        context = config.get("n_positions") or config["max_position_embeddings"]
-        recipe, data = ("sft_own_text", " --dataset_name MY_CHATS") if context < 1024 else ("sft_smoltalk", "")
-        print(
-            "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat "
-            f"(docs/post_training.md):\ntrl sft --config recipes/post/{recipe}.yaml{data} --model_name_or_path {asked.out} "
-            f"--output_dir runs/{name} --max_length {context}\npython generate.py --model runs/{name} --chat"
-        )
+        print(chat_commands(Path(asked.out)))
     if asked.gguf:
         path = next(Path(asked.out).glob("*.gguf"))
         print(f"\n{path}, for llama.cpp: {asked.gguf}, {path.stat().st_size / 1e6:,.2f} MB; its loss is not measured")
-        print(f"with the Modelfile beside it, in Ollama (not run by us):\ncd {asked.out}")
-        print(f"ollama create {name.lower()} -f Modelfile\nollama run {name.lower()}")
+        print(ollama_commands(Path(asked.out)))
     return 0
+
+
+def chat_commands(out: Path) -> str:
+    """Return the commands that tune an exported model on chats and talk to it."""
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    context = config.get("n_positions") or config["max_position_embeddings"]
+    recipe, data = "sft_smoltalk", ""
+    if context < 1024:
+        recipe, data = "sft_own_text", " --dataset_name MY_CHATS"
+    tuned = path_word(f"runs/{out.resolve().name}")
+    return (
+        "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat "
+        "(docs/post_training.md):\n"
+        f"trl sft --config recipes/post/{recipe}.yaml{data} --model_name_or_path {path_word(out)} "
+        f"--output_dir {tuned} --max_length {context}\n"
+        f"python generate.py --model {tuned} --chat"
+    )
+
+
+def ollama_commands(out: Path) -> str:
+    """Return the commands that load an exported GGUF file into Ollama and run it."""
+    name = ollama_name(out.resolve().name)
+    return (
+        "with the Modelfile next to it, in Ollama (not run by us):\n"
+        f"cd {path_word(out)}\n"
+        f"ollama create {name} -f Modelfile\n"
+        f"ollama run {name}"
+    )
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description="Export a run or a model for use.", allow_abbrev=False)
     add = parser.add_argument
-    add("model", type=paths.argument, help="a run folder, a model folder, or a Hub id")
+    model_help = "a run folder, a model folder, or a Hub id (ID or ID@REVISION)"
+    add("model", type=paths.argument, help=model_help)
     add("--out", required=True, type=paths.argument, metavar="FOLDER", help="the folder to write")
     add("--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="(default: %(default)s)")
     reading.add_switch(parser, "--trim_vocab", "leave the padding of the vocabulary out")

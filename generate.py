@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for every one that makes no sense."""
     parser = argparse.ArgumentParser(description="Sample text from a model.", allow_abbrev=False)
-    model_help = "a run folder, its model/, any model folder, or a Hub id"
+    model_help = "a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)"
     parser.add_argument("--model", type=paths.argument, required=True, help=model_help)
     parser.add_argument("--prompt", default="", help="text to continue; empty begins a document")
     reading.add_switch(parser, "--chat", "a conversation: answer messages, a line each, that see those before")
@@ -79,7 +79,8 @@ def print_samples(asked: argparse.Namespace) -> None:
     streamer = sampling.Streamer(tokenizer, console.write, with_prompt=not asked.chat)
     if asked.chat:
         if tokenizer.chat_template is None:
-            remedy = f"python export_model.py {asked.model} --chat --out exports/chat makes a model that has"
+            model = paths.quoted(asked.model)
+            remedy = f"python export_model.py {model} --chat --out exports/chat makes a model that has"
             raise BadInput(
                 f"--chat: {asked.model} has no chat template; {remedy}; tune it then (docs/post_training.md)"
             )

@@ -13,7 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from pretrain.base import console, files
+from pretrain.base import console, files, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, errno_of
 from pretrain.base.launch import refuse_incomplete_launch
@@ -112,7 +112,8 @@ def post_train(task, settings) -> None:
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
     if reward.faults:
         log.warning(f"{reward.faults:,} of {reward.calls:,} calls of the reward failed, and count 0")
-    log.info(f"{folder}/model/: for AutoModelForCausalLM.from_pretrained; python generate.py --model {folder}")
+    command = f"python generate.py --model {paths.quoted(folder)}"
+    log.info(f"{folder}/model/: for AutoModelForCausalLM.from_pretrained; {command}")
     log.info(f"{folder}/{METRICS}, reward.png: every number above, both rewards over steps")
 
 

@@ -166,7 +166,8 @@ def train(
                     budget.count(VALIDATION)
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
                     for task in evaluator.tests:
-                        report.scores(step, task, evaluator.score_or_skip(task))
+                        revision = evaluator.tests[task].revision
+                        report.scores(step, task, evaluator.score_or_skip(task), revision)
                     budget.count(TASKS)
                 if due(step, evaluation.sample_steps, last, evaluation.eval_on_start):
                     report.samples(step, evaluator.samples(), show=last)

@@ -16,7 +16,7 @@ from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
 from pretrain.base import files
-from pretrain.hub import client, push
+from pretrain.hub import card_merge, client, push
 
 ID, TOKEN = "me/run", "hf_" + "Canary" * 6
 # What a push asks of the Hub, in order.
@@ -99,7 +99,7 @@ def content(step: int, within: str | None = "last-checkpoint") -> dict[str, byte
     """Return what a push of this step is to bring to the Hub."""
     made = {
         "config.json": b'{"n_layer": 2}',
-        "README.md": f"---\nlicense: mit\n---\n# Step {step}\n".encode(),
+        "README.md": card_merge.mark(f"---\nlicense: mit\n---\n# Step {step}\n").encode(),
         "model.safetensors": parts(step)["model.safetensors"],
         "metrics.jsonl": b"".join(json.dumps({"step": i}).encode() + b"\n" for i in range(step)),
     }

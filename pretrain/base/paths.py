@@ -7,9 +7,10 @@ the same path, for recipe files and for commands that a message prints.
 import argparse
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
+
+from pretrain.base.shell import path_word
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of train.py, recipes/ and references/
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -73,8 +74,11 @@ def literal(path: str) -> str:
 
 
 def quoted(path: str | Path) -> str:
-    """Return a path as a word of a command that a message prints: neither the shell nor ``expand`` changes it."""
-    return shlex.quote(literal(str(path)))
+    """Return a path as a word of a command of this project that a message prints.
+
+    Neither the shell nor ``expand`` changes it, and it is not mistaken for a flag.
+    """
+    return path_word(literal(str(path)))
 
 
 def argument(text: str) -> str:

@@ -18,6 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from pretrain.base import model_id
 from pretrain.base.errors import BadInput, first_line
 from pretrain.data import cuts
 
@@ -80,15 +81,22 @@ def make_characters(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
-    """Load a fast tokenizer from a folder or the Hub; ``of_model``: it is a model's own, not one that a recipe names.
+    """Load a fast tokenizer from a folder or the Hub.
+
+    Args:
+        name: a folder, or an id of the Hub, which may end in @REVISION.
+        of_model: the tokenizer is a model's own, not one that a recipe names.
 
     Raises BadInput when it cannot be had, has no fast form, or has no end-of-text token.
     """
     from transformers import AutoTokenizer  # here, for it imports torch, which a reader of text does not need
 
-    where = f"--model {name}" if of_model else f"tokenizer = {name}"
+    option = "--model " if of_model else "tokenizer = "
+    where = f"{option}{name}"
+    location, revision = model_id.parse(name, option)
+    at_revision = {"revision": revision} if revision else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(location, use_fast=True, trust_remote_code=False, **at_revision)
     except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
         remedy = "a folder with tokenizer.json, or a Hub id that this machine can reach"
         remedy += "" if of_model else "; bpe or characters makes one from the text"

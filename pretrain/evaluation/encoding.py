@@ -27,6 +27,7 @@ class Encoded:
     Attributes:
         items: those that are scored; ``left_out``: how many others there were.
         commit: of the data set; None for files.
+        revision: of the public data set, if all of its items are scored; else None.
         questions: (context, endings) as ids: those of a text in the items' order, then those of the next.
         tokens: of each text the endings' tokens, N times (E,).
         characters: of the first text the endings' characters, N times (E,).
@@ -50,6 +51,7 @@ class Encoded:
                 f"{context_length}; the longest has {max(longest)} (in training: --sequence_length, or other --tasks)"
             )
         self.items, self.left_out = [items[i] for i in fits], len(items) - len(fits)
+        self.revision = items.commit if items.complete and not self.left_out else None
         self.gold = np.array([item.questions[0].gold for item in self.items])
         self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in self.items]
         by_text = list(zip(*(asked[i] for i in fits), strict=True))

@@ -9,7 +9,10 @@ from pretrain.base import paths
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags that every evaluation has."""
     parser.add_argument(
-        "--model", type=paths.argument, required=True, help="a run folder, its model/, any model folder, or a Hub id"
+        "--model",
+        type=paths.argument,
+        required=True,
+        help="a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)",
     )
     files_help = "a task's items, as JSON lines, Parquet or TSV; else the Hub's"
     parser.add_argument(

@@ -33,9 +33,15 @@ class Item(NamedTuple):
 
 
 class Items(list[Item]):
-    """Items in order; ``commit``: of the data set, None for files."""
+    """Items in order.
+
+    Attributes:
+        commit: of the data set; None for files.
+        complete: whether these are all items of the task's public data set.
+    """
 
     commit: str | None = None
+    complete: bool = False
 
 
 @cache
@@ -85,6 +91,8 @@ def read(
         raise BadInput(_first_problems(problems))
     if not items:
         raise BadInput(f"{', '.join(map(str, paths))}: holds no {task.label} item")
+    has_more = next(present_rows, None) is not None  # beyond the limit
+    items.complete = items.commit is not None and len(items) == task.size and not has_more
     return items
 
 

@@ -5,7 +5,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     model = pretrained.load(name).to(accelerator.device)
     length = likelihood.context_length(model.config)
     tests = [Encoded(records[task], rows, tokenizer, length) for task, rows in zip(asked.tasks, found, strict=True)]
+    if asked.push_to_hub:
+        refuse_incomplete(tests, asked.push_to_hub)
     precision = accelerator.mixed_precision
     precision = PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision
     lines, rows = [], []
@@ -83,6 +85,18 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
         files.write_text(Path(asked.output), "".join(rows))
         log.info(f"each item's sums and predictions: {asked.output}")
     return lines
+
+
+def refuse_incomplete(tests: Sequence[Encoded], model_id: str) -> None:
+    """Raise BadInput unless all items of each public data set are scored: a model card claims that."""
+    for test in tests:
+        if test.revision is None:
+            task = test.task
+            raise BadInput(
+                f"--push_to_hub {model_id}: a model card's scores are of all {task.size:,} items of {task.dataset[0]}, "
+                f"and {len(test.items):,} would be scored ({test.left_out:,} do not fit the model's context). Leave "
+                "--push_to_hub out"
+            )
 
 
 def _answers(test: Encoded, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator) -> list[Answer]:

@@ -8,10 +8,12 @@ import contextlib
 import errno
 import functools
 import math
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, set_client_factory
@@ -71,6 +73,13 @@ def api() -> HfApi:
     disable_progress_bars()
     set_verbosity_error()
     return HfApi()
+
+
+def read_file(repo_id: str, name: str, revision: str | None) -> bytes:
+    """Return the contents of a small file of a model repository."""
+    with tempfile.TemporaryDirectory() as folder:  # not the cache, which keeps every version
+        path = api().hf_hub_download(repo_id, name, revision=revision, local_dir=folder)
+        return Path(path).read_bytes()
 
 
 def retry(call: Callable[..., Any], *args, say: Callable[[str], None] | None = None, **kwargs) -> Any:

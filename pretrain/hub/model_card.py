@@ -13,10 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
 from pretrain.base.foreign import clean
 from pretrain.base.layout import step_name
 from pretrain.evaluation.items import records
-from pretrain.hub import scores
+from pretrain.evaluation.record import Task
+from pretrain.hub import card_merge, scores
 from pretrain.machine.facts import Facts
 from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe import keys
@@ -33,14 +36,26 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class Figure(NamedTuple):
-    """A measurement: its words and number in a card, its value and its data in the metadata that the Hub reads."""
+    """A measurement in a card.
 
-    metric: str
+    Attributes:
+        words: its name in the text.
+        shown: its value in the text.
+        step: when it was measured.
+        result: the same in the metadata that the Hub reads; None if it is not in them.
+    """
+
     words: str
     shown: str
-    value: float
     step: int
-    data: dict[str, Any]
+    result: EvalResult | None
+
+
+class Measured(NamedTuple):
+    """The newest finite value of a metric, and the row of metrics.jsonl that contains it."""
+
+    value: float
+    row: Mapping[str, Any]
 
 
 def model_card(
@@ -53,12 +68,11 @@ def model_card(
         rows: of metrics.jsonl; figures of later steps are left out.
         best_step: where the weights are from, if not from ``step``: that of the lowest validation loss.
     """
-    from huggingface_hub import ModelCard
-
     of = step if best_step is None else best_step
     # The test split is scored once, with the weights that are here.
     scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
-    figures, record = [*_figures(scored, recipe)], ARCHITECTURES.get(facts.model_type)
+    figures = [*_figures(scored)]
+    record = ARCHITECTURES.get(facts.model_type)
     card = ModelCard.from_template(
         metadata(recipe, repo_id, [figure for figure in figures if figure.step in (of, step)]),
         template_path=str(TEMPLATE),
@@ -79,22 +93,16 @@ def model_card(
         cost=_cost(rows, facts.num_processes),
         command=shlex.join(facts.command),
     )
-    return f"{card}\n"
+    return card_merge.mark(str(card))
 
 
-def metadata(recipe: keys.Recipe, repo_id: str = "", figures: Sequence[Figure] = ()) -> Any:
-    """Return the ModelCardData, the head of a card."""
-    from huggingface_hub import EvalResult, ModelCardData
-
-    source = recipe.model.init_from
-    results = [
-        EvalResult(task_type="text-generation", metric_type=metric, metric_name=words, metric_value=value, **data)
-        for metric, words, _, value, _, data in figures
-    ]
+def metadata(recipe: keys.Recipe, repo_id: str = "", figures: Sequence[Figure] = ()) -> ModelCardData:
+    """Return the head of a card."""
+    results = [figure.result for figure in figures if figure.result is not None]
     return ModelCardData(
         language=list(recipe.hub.language) or None,
         license=recipe.hub.license,
-        base_model=source if source and HUB_ID.fullmatch(source) and not Path(source).exists() else None,
+        base_model=_base_model(recipe.model.init_from),
         datasets=_data_sets(recipe) or None,
         pipeline_tag="text-generation",
         library_name="transformers",
@@ -104,32 +112,64 @@ def metadata(recipe: keys.Recipe, repo_id: str = "", figures: Sequence[Figure] =
     )
 
 
-def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
-    """Return the last finite value of each metric, and its step."""
-    return {
-        name: (value, row["step"])
-        for row in rows
-        for name, value in row.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    }
+def _base_model(init_from: str | None) -> str | None:
+    """Return the Hub id of a run's base model without its revision; None if there is none."""
+    if init_from is None or Path(init_from).exists():
+        return None
+    model_id = init_from.partition("@")[0]
+    return model_id if HUB_ID.fullmatch(model_id) else None
 
 
-def _figures(scored: Mapping[str, tuple[float, int]], recipe: keys.Recipe) -> Iterator[Figure]:
-    """Yield what was measured, of the newest value of each metric and its step."""
-    of_text = {"dataset_type": " ".join(_data_sets(recipe)) or "text", "dataset_name": "text kept from training"}
+def _newest(rows: Iterable[Mapping]) -> dict[str, Measured]:
+    """Return the last finite value of each metric."""
+    newest = {}
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                newest[name] = Measured(value, row)
+    return newest
+
+
+def _figures(newest: Mapping[str, Measured]) -> Iterator[Figure]:
+    """Yield what was measured, from the newest value of each metric."""
     for name, words in LOSSES.items():
-        if name in scored:
-            value, step = scored[name]
-            yield Figure(name.partition("/")[2], words, f"{value:.4f}", round(value, 4), step, of_text)
+        if name in newest:
+            yield _loss(name, words, newest[name])
     for task in TASKS:
-        data = scores.data_of(task)
-        items = f"{scored.get(task.metric('items'), (0, 0))[0]:,.0f} items"
-        for score, rule in task.scores.items():
-            if (name := task.metric(score)) in scored:
-                (value, step), (error, _) = scored[name], scored.get(f"{name}_stderr", (math.nan, 0))
-                words = f"{task.label} {score} ({rule}){', %' if score in task.shares else ''}"
-                shown = task.shown(score, value)
-                yield Figure(score, words, f"{shown} ± {task.shown(score, error)}, {items}", float(shown), step, data)
+        for score in task.scores:
+            if task.metric(score) in newest:
+                yield _score(task, score, newest[task.metric(score)])
+
+
+def _loss(name: str, words: str, measured: Measured) -> Figure:
+    """Return a loss. Its text is a part of the run's own data, never a complete public data set."""
+    prefix, _, metric = name.partition("/")
+    split = "validation" if prefix == "eval" else prefix
+    result = EvalResult(
+        **scores.KIND,
+        dataset_type="text",
+        dataset_name="text kept from training",
+        dataset_split=split,
+        metric_type=metric,
+        metric_name=words,
+        metric_value=round(measured.value, 4),
+    )
+    return Figure(words, f"{measured.value:.4f}", measured.row["step"], result)
+
+
+def _score(task: Task, score: str, measured: Measured) -> Figure:
+    """Return a score of a task. The metadata have it if it is of all items of the public data set."""
+    value, row = measured
+    name = task.metric(score)
+    words = f"{task.label} {score} ({task.scores[score]})"
+    if score in task.shares:
+        words += ", %"
+    error = task.shown(score, row.get(f"{name}_stderr", math.nan))
+    shown = f"{task.shown(score, value)} ± {error}, {row.get(task.metric('items'), 0):,} items"
+    revision = row.get(task.metric("revision"))
+    if revision is None:
+        return Figure(words, f"{shown}, not those of the complete data set", row["step"], None)
+    return Figure(words, shown, row["step"], scores.result(task, score, value, revision))
 
 
 def _cost(rows: Sequence[Mapping], processes: int) -> dict[str, str]:
@@ -137,7 +177,7 @@ def _cost(rows: Sequence[Mapping], processes: int) -> dict[str, str]:
     speeds, watts = ([row[name] for row in rows if row.get(name)] for name in ("tokens_per_second", "gpu/watts"))
     if not speeds:
         return {}
-    seconds = _newest(rows)["elapsed_seconds"][0]
+    seconds = _newest(rows)["elapsed_seconds"].value
     found = {"training time": f"{timedelta(seconds=round(seconds))} (h:mm:ss), evaluating and saving not counted"}
     found["speed"] = f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"
     if watts:

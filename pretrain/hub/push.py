@@ -15,17 +15,20 @@ import uuid
 from pathlib import Path
 from queue import SimpleQueue
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, constants, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, constants, get_token
+from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from pretrain.base import files, layout, paths
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.hub import client
+from pretrain.base.foreign import one_line
+from pretrain.hub import card_merge, client
 from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
 
 log = logging.getLogger(__name__)
 
 PUSH = "push.json"
+CARD = "README.md"
 TOKENS = "https://huggingface.co/settings/tokens"
 ALLOWED = re.compile(
     r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md|recipe\.yaml|curves\.png"
@@ -242,12 +245,63 @@ def _send(api: HfApi, folder: Path, push: dict) -> str:
     if any(re.match(CHECKPOINT, name) for name in rows):  # no older one stays behind as the last
         there = {sibling.rfilename for sibling in found.siblings or () if sibling.rfilename.startswith(NEWEST)}
         operations = [CommitOperationDelete(name) for name in sorted(there - rows.keys())]
-    operations += [CommitOperationAdd(name, folder / "files" / name) for name in rows]
+    operations += [CommitOperationAdd(name, folder / "files" / name) for name in rows if name != CARD]
+    card, problem = None, None
+    if CARD in rows:
+        card, problem = _merged_card(api, repo_id, found, folder / "files" / CARD)
+    with_card = operations
+    if card is not None:
+        with_card = [*operations, CommitOperationAdd(CARD, card)]
     # Of files that an attempt whose answer was lost has brought there the client makes no commit. Naming the parent
     # makes the Hub refuse one that comes while that attempt is still at work.
-    commit = api.create_commit(repo_id, operations, commit_message=push["title"], parent_commit=found.sha)
+    options = {"commit_message": push["title"], "parent_commit": found.sha}
+    try:
+        commit = api.create_commit(repo_id, with_card, **options)
+    except ValueError as error:  # raised before anything is uploaded
+        if card is None or "Invalid metadata in README.md" not in str(error):
+            raise
+        problem = f"the Hub refuses it: {one_line(error)}. {card_merge.REMEDY}"
+        commit = api.create_commit(repo_id, operations, **options)
     # The client leaves out what the repository ignores, and keeps that to itself.
-    if ignored := [one.path_in_repo for one in operations if getattr(one, "_should_ignore", False)]:
+    if ignored := [one.path_in_repo for one in with_card if getattr(one, "_should_ignore", False)]:
         raise BadInput(f"{repo_id} ignores {', '.join(ignored)}; take that out of its .gitignore")
     api.create_tag(repo_id, tag=folder.name, revision=commit.oid, exist_ok=True)
+    if problem and threading.main_thread().is_alive():
+        log.warning(f"hub: {folder.name} leaves README.md of {repo_id} as it is: {problem}")
     return repo_id
+
+
+def _merged_card(api: HfApi, repo_id: str, found: ModelInfo, staged: Path) -> tuple[bytes | None, str | None]:
+    """Merge the staged model card into the one on the Hub.
+
+    A push never fails because of a card on the Hub: the card is left as it is then.
+
+    Returns:
+        The README.md to push and None; or None and why the one on the Hub is left as it is.
+    """
+    has_card = CARD in {sibling.rfilename for sibling in found.siblings or ()}
+    try:
+        current = ""
+        if has_card:
+            current = client.retry(client.read_file, repo_id, CARD, found.sha).decode()
+        last = None
+        if has_card and not card_merge.MARKERS.search(current):
+            last = client.retry(_last_card, api, repo_id)
+        return card_merge.merge(staged.read_bytes().decode(), current, last).encode(), None
+    except UnicodeDecodeError:
+        return None, f"it is not UTF-8 text. {card_merge.REMEDY}"
+    except card_merge.CannotMerge as error:
+        return None, f"{error}. {card_merge.REMEDY}"
+    except Exception as error:
+        return None, f"it cannot be read: {client.describe(error)}. The next push tries again"
+
+
+def _last_card(api: HfApi, repo_id: str) -> str | None:
+    """Return the README.md of the newest step on the Hub; None if there is none."""
+    tags = [ref.name for ref in api.list_repo_refs(repo_id).tags if layout.STEP.fullmatch(ref.name)]
+    if not tags:
+        return None
+    try:
+        return client.read_file(repo_id, CARD, max(tags)).decode(errors="replace")
+    except EntryNotFoundError:
+        return None

@@ -1,13 +1,20 @@
-"""A task's scores in the card of a model on the Hub."""
+"""A task's scores as results in the metadata of a model card on the Hub."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
+
+from huggingface_hub import CommitOperationAdd, EvalResult
+from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from pretrain.base.errors import BadInput, first_line
 from pretrain.evaluation.record import Task
-from pretrain.hub import client
+from pretrain.hub import card_merge, client
 
 log = logging.getLogger(__name__)
+
+CARD = "README.md"
+KIND = {"task_type": "text-generation", "task_name": "Text Generation"}
 
 
 def refuse_unknown(model_id: str) -> None:
@@ -18,24 +25,54 @@ def refuse_unknown(model_id: str) -> None:
         raise BadInput(f"--push_to_hub {model_id}: cannot be found: {client.describe(error)}") from None
 
 
-def data_of(task: Task) -> dict[str, Any]:
-    """Return how a card's metadata name the data that a task's scores are of."""
-    about: dict[str, Any] = {"dataset_type": task.dataset[0], "dataset_split": task.dataset[1]}
-    return about | {"dataset_name": task.label, "dataset_revision": task.revision}
+def result(task: Task, score: str, value: float, revision: str) -> EvalResult:
+    """Return a score as a card's metadata have it, the same wherever it was measured.
+
+    Args:
+        value: as it is measured: a share as a number from 0 to 1.
+        revision: of the task's data set, all of whose items were scored.
+    """
+    return EvalResult(
+        **KIND,
+        dataset_type=task.dataset[0],
+        dataset_name=task.label,
+        dataset_config=task.config,
+        dataset_split=task.dataset[1],
+        dataset_revision=revision,
+        metric_type=score,
+        metric_name=f"{score} ({task.scores[score]})",
+        metric_value=float(task.shown(score, value)),
+    )
 
 
-def push(model_id: str, task: Task, scores: dict[str, float]) -> bool:
-    """Put a task's scores into the model card's metadata; return whether that worked."""
-    import evaluate
+def push(model_id: str, task: Task, revision: str, scores: Mapping[str, float]) -> bool:
+    """Put a task's scores into the metadata of a model card; return whether that worked.
 
-    about = data_of(task) | {"task_type": "text-generation", "task_name": "Text Generation"}
+    Args:
+        revision: of the task's data set, all of whose items were scored.
+        scores: at least those that the task defines.
+    """
+    results = [result(task, name, scores[name], revision) for name in task.scores]
+    index = eval_results_to_model_index(model_id.rpartition("/")[2], results)
     try:
-        for name, rule in task.scores.items():
-            score: dict[str, Any] = {"metric_type": name, "metric_name": f"{name} ({rule})"}
-            score["metric_value"] = float(task.shown(name, scores[name]))
-            evaluate.push_to_hub(model_id=model_id, overwrite=True, **about, **score)
+        _add(model_id, index, f"Add {task.label} scores")
     except Exception as error:  # the scores are valid whatever the Hub answers
-        log.error(f"--push_to_hub {model_id}: {first_line(error)}. The scores are below; push again")
+        if isinstance(error, card_merge.CannotMerge):
+            why = f"its README.md is left as it is: {error}. {card_merge.REMEDY}"
+        else:
+            why = first_line(error)
+        log.error(f"--push_to_hub {model_id}: {why}. The scores are below; push again")
         return False
     log.info(f"scores pushed into the card of {model_id}")
     return True
+
+
+def _add(model_id: str, index: Any, title: str) -> None:
+    api = client.api()
+    found = api.model_info(model_id)
+    has_card = CARD in {sibling.rfilename for sibling in found.siblings or ()}
+    current = client.read_file(model_id, CARD, found.sha).decode() if has_card else ""
+    merged = card_merge.add_results(current, index)
+    if merged != current:
+        change = CommitOperationAdd(CARD, merged.encode())
+        api.create_commit(model_id, [change], commit_message=title, parent_commit=found.sha)

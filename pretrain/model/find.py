@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from pretrain.base import paths
+from pretrain.base import model_id, paths
 from pretrain.base.errors import BadInput
 from pretrain.recipe.rules import nearest_beside
 
@@ -11,7 +11,11 @@ from pretrain.recipe.rules import nearest_beside
 def find(name: str, asked: str = "--model ") -> str:
     """Return the name that ``pretrained.load`` takes: a run folder stands for its ``model/``, any other for itself.
 
-    Raises BadInput, which begins with ``asked``, where there is no such folder or the run has not written its model.
+    Args:
+        name: a run folder, a model folder, or an id of the Hub, which may end in @REVISION.
+        asked: the option that the name comes from; messages begin with it.
+
+    Raises BadInput where there is no such folder, the run has not written its model, or @REVISION is malformed.
     """
     path = Path(name)
     if (path / "model").is_dir():
@@ -30,13 +34,17 @@ def find(name: str, asked: str = "--model ") -> str:
 
 def refuse_absent(name: str, asked: str = "--model ") -> None:
     """Raise BadInput for a name that is neither there nor may be a Hub id; it names the nearest folder."""
-    path = Path(name)
-    local = (
-        path.parts[:1] == ("runs",) or path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()
-    )
-    if local and not path.exists():
-        raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){nearest_beside(name, Path.is_dir)}")
-    if not path.exists() and "/" not in name:  # some Hub ids have no owner, so a run must be much alike
+    if Path(name).exists():
+        return
+    location = model_id.parse(name, asked).location
+    parent = Path(location).parent
+    is_below_runs = Path(location).parts[:1] == ("runs",)
+    has_more_parts_than_an_id = parent.parent != Path()
+    is_beside_a_folder = parent != Path() and parent.is_dir()
+    if is_below_runs or has_more_parts_than_an_id or is_beside_a_folder:
+        suggestion = nearest_beside(name, Path.is_dir)
+        raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){suggestion}")
+    if "/" not in location:  # some Hub ids have no owner, so a run must be much alike
         runs = [run.name for run in Path("runs").glob("*")]
         if near := difflib.get_close_matches(name, runs, n=1, cutoff=0.9):
             raise BadInput(f"{asked}{name}: no such folder; did you mean runs/{near[0]}?")

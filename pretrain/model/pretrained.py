@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.activations import NewGELUActivation
 
-from pretrain.base import files
+from pretrain.base import files, model_id
 from pretrain.base.errors import BadInput, errno_of, first_line
 from pretrain.model.architectures import ARCHITECTURES, padded
 from pretrain.model.attention import CAUSAL
@@ -113,8 +113,11 @@ def loaded(what: str, kind: Any, name: str, **how) -> Any:
 
     Raises BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds.
     """
+    location, revision = model_id.parse(name, "model ")
+    if revision is not None:
+        how["revision"] = revision
     try:
-        return kind.from_pretrained(name, trust_remote_code=False, **how)
+        return kind.from_pretrained(location, trust_remote_code=False, **how)
     except Exception as error:
         if errno_of(error) in files.NO_MAPPING:
             remedy = "the file system cannot map files into memory; copy the model to another one"

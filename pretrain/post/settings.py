@@ -23,7 +23,7 @@ from pretrain.recipe import reading, rules
 class Task:
     """The model to improve, the reward, and the prompts."""
 
-    model: str = field(metadata={"help": "a run folder, a model folder, or a Hub id"})
+    model: str = field(metadata={"help": "a run folder, a model folder, or a Hub id (ID or ID@REVISION)"})
     reward: str = field(
         metadata={"help": "addition, brackets, python_compiles, a reward model's folder, or file.py:function"}
     )

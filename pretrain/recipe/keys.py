@@ -220,7 +220,7 @@ class Model:
     embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), effect=GPT2, off=0.0)
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
     init_from: str | None = science(
-        None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id", path="name"
+        None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id (ID@REVISION)", path="name"
     )
     initializer_range: float = science(
         0.02,

@@ -540,6 +540,13 @@ def read_file(path: Path) -> dict[str, Any]:
     return values
 
 
+def read_run_recipe(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a run folder's recipe, with today's names. Raises BadInput as ``read_file``."""
+    values = _with_numbers(read_file(path))
+    _bring_up_to_date(values)
+    return values
+
+
 def _bring_up_to_date(values: dict[str, Any]) -> None:
     """Give a run folder's recipe today's names and values: HellaSwag had keys of its own, a bpe had GPT-2's split."""
     if values.get("tokenizer") == "bpe":

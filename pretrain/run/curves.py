@@ -57,6 +57,17 @@ class Thinned:
             self.rows = [one for one in self.rows if "train/loss" not in one or next(number) % 2 == 0]
 
 
+def scored_all_items(rows: Sequence[Mapping], task: Task) -> bool:
+    """Return whether each score of a task in ``rows`` is of all items of its public data set.
+
+    Published scores are of all items at ``task.revision``, so that only such scores compare.
+    """
+    revisions = {row.get(task.metric("revision")) for row in rows if task.metric("items") in row}
+    if task.revision is None:
+        return bool(revisions) and None not in revisions
+    return revisions == {task.revision}
+
+
 def published_scores(model: keys.Model) -> Published:
     """Return published scores that a model of this shape may be compared with: metric -> model -> value."""
     size = SIZES.get((model.n_layer or 0, model.n_embd or 0), "GPT-2 124M")
@@ -80,7 +91,8 @@ def draw_curves(
     """Draw a run's rows into ``path`` (PNG) over tokens; nothing is written when there is nothing to draw.
 
     Args:
-        published: others' scores of tasks, as lines: a metric's name in the rows -> whose -> value.
+        published: others' scores of tasks: a metric's name in the rows -> whose -> value. They are
+            drawn as lines where the run was scored on all items of the same data set.
         reference: another's validation loss, drawn as far as this run has come.
     """
     others = published or {}
@@ -169,6 +181,7 @@ def _smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def _draw_scores(published: Published, task: Task, axes, rows: Sequence[Mapping]) -> None:
+    is_comparable = scored_all_items(rows, task)
     for score in task.shares:
         name, (color, marker) = task.metric(score), SCORES[score]
         tokens, values = series(rows, name)
@@ -180,7 +193,8 @@ def _draw_scores(published: Published, task: Task, axes, rows: Sequence[Mapping]
             axes.fill_between(tokens, values - errors, values + errors, color=color, alpha=0.2, linewidth=0)
             label += f" ± {100 * errors[-1]:.2f}"
         axes.plot(tokens, values, color=color, marker=marker, markersize=4, label=label)
-        for whose, value in published.get(name, {}).items():
+        lines = published.get(name, {}) if is_comparable else {}
+        for whose, value in lines.items():
             axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{whose}: {100 * value:.2f}")
     if task.chance:
         axes.axhline(task.chance, color=BLACK, linestyle="--", linewidth=1, label="chance")

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -87,7 +88,7 @@ class Report:
                     self._rows.add(row)
         return sent
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, step: int, values: Mapping[str, float | str]) -> None:
         """Append a row to metrics.jsonl: step, tokens, values. A kill cannot lose it once this returns to the loop.
 
         It is on disk before a checkpoint of this step, or of a later one, has its name. A full disk is logged and
@@ -105,10 +106,20 @@ class Report:
             self._validation_loss = result["loss"] if split == "validation" else self._validation_loss
             self._evaluated(step, "eval" if split == "validation" else split, result, describe_loss(split, result))
 
-    def scores(self, step: int, task: Task, result: dict[str, float] | None) -> None:
-        """Report a task's scores; None: a request to stop has ended the evaluation."""
-        if result is not None:
-            self._evaluated(step, task.name, result, describe_scores(task, result))
+    def scores(self, step: int, task: Task, result: dict[str, float] | None, revision: str | None = None) -> None:
+        """Report a task's scores.
+
+        Args:
+            result: None if a request to stop has ended the evaluation.
+            revision: of the public data set, if all of its items were scored. The row contains it,
+                so that the model card and curves.png know what was scored.
+        """
+        if result is None:
+            return
+        values = dict[str, float | str](result)
+        if revision is not None:
+            values["revision"] = revision
+        self._evaluated(step, task.name, values, describe_scores(task, result))
 
     def baselines(self, step: int, found: dict[str, float]) -> None:
         """Report what needs no training, on the same text; nothing where nothing was found."""
@@ -168,7 +179,7 @@ class Report:
                     log.error(lost)
             self._trackers.close()
 
-    def _evaluated(self, step: int, prefix: str, result: dict[str, float], words: str) -> None:
+    def _evaluated(self, step: int, prefix: str, result: Mapping[str, float | str], words: str) -> None:
         self.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
         log.info(f"step {step}: {words}")
         self.draw(at_least=PICTURE_SECONDS)

@@ -133,6 +133,8 @@ def place_after(place: int, step: int) -> int:
 
 def _send(name: str, tracker: GeneralTracker, step: int, place: int, row: dict) -> None:
     values = {key: value for key, value in row.items() if key != "step" and value is not None}
+    # A data set's revision is a text, which MLflow refuses as a metric.
+    values = {key: value for key, value in values.items() if not isinstance(value, str)}
     if "samples" in values:
         texts = (html.escape(prompt + text) for prompt, text in values["samples"])
         page = "".join(f'<pre style="white-space: pre-wrap">{text}</pre>' for text in texts)  # trackio reads Markdown

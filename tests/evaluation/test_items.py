@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,34 @@ def test_a_tasks_items_are_scored_as_the_harness_scored_them(laid_out, name):
     result = test.result(answers)
     assert {score: result[score] for score in scores} == pytest.approx(scores, 1e-4)
     assert test.result(answers, scoring.by_evaluate()) == pytest.approx(result)  # the metrics of metrics/
+
+
+# Another size of the public data set, --limit, the context, own files, and whether these are all items.
+COMPLETE = {
+    "all": ({}, 0, 512, False, True),
+    "limit of all": ({}, 64, 512, False, True),
+    "higher limit": ({}, 1000, 512, False, True),
+    "limit": ({}, 63, 512, False, False),
+    "shrunk": ({"size": 65}, 0, 512, False, False),
+    "grown": ({"size": 63}, 0, 512, False, False),
+    "limit of grown": ({"size": 63}, 63, 512, False, False),
+    "own files": ({}, 0, 512, True, False),
+    "short context": ({}, 0, 30, False, False),
+}
+
+
+@pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "multiblimp_hin"])
+def test_revision_is_known_if_all_items_are_scored(laid_out, tmp_path, name):
+    tokenizer, _ = numbered()
+    for case, (change, limit, context, is_own, is_complete) in COMPLETE.items():
+        task = replace(items.records()[name], **{"size": task_rows.ROWS} | change)
+        own = shutil.copy(tmp_path / "datasets" / task.dataset[0] / task.files[0], tmp_path)
+        found = items.read(task, [own] if is_own else None, limit)
+        test = Encoded(task, found, tokenizer, context)
+        assert test.revision == (found.commit if is_complete else None), case
+        if not is_complete:
+            with pytest.raises(BadInput, match=f"--push_to_hub me/m: .* of all {task.size} items of {task.dataset[0]}"):
+                scoring.refuse_incomplete([test], "me/m")
 
 
 def test_every_name_of_the_recipe_has_a_record_and_no_other():

@@ -5,12 +5,15 @@ import re
 import shlex
 import warnings
 
+import pytest
 from conftest import ROOT
 from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from pretrain.data import tokenization
+from pretrain.evaluation.items import records
 from pretrain.evaluation.tasks.hellaswag import TASK
-from pretrain.hub import model_card
+from pretrain.hub import card_merge, model_card, scores
 from pretrain.machine.facts import Facts
 from pretrain.model import export
 from pretrain.model.build import build
@@ -22,7 +25,7 @@ UPDATES = [
     for step in range(10, 101, 10)
 ]
 VALIDATED = {"step": 100, "tokens": 10_000, "eval/loss": 3.123456, "eval/bits_per_byte": 1.0876543}
-SCORED = {"step": 100, "tokens": 10_000, "hellaswag/items": 10_042}
+SCORED = {"step": 100, "tokens": 10_000, "hellaswag/items": 10_042, "hellaswag/revision": TASK.revision}
 SCORED |= {"hellaswag/acc": 0.28765, "hellaswag/acc_stderr": 0.00451}
 SCORED |= {"hellaswag/acc_norm": 0.3001, "hellaswag/acc_norm_stderr": 0.00457, "hellaswag/acc_token_norm": 0.2955}
 SCORED["hellaswag/acc_token_norm_stderr"] = 0.00455
@@ -80,13 +83,67 @@ def test_the_figures_are_exactly_those_that_were_measured():
     scores = {f"HellaSwag {name}, %": f"{value}, 10,042 items" for name, value in scores.items()}
     assert figures(make()) == LOSSES | scores
     index = {(one.dataset_type, one.metric_type): one.metric_value for one in ModelCard(make()).data.eval_results}
-    text, task = "HuggingFaceFW/fineweb-edu", TASK.dataset[0]
+    text, task = "text", TASK.dataset[0]
     wanted = {(text, "loss"): 3.1235, (text, "bits_per_byte"): 1.0877, (task, "acc"): 28.77, (task, "acc_norm"): 30.01}
     assert index == wanted | {(task, "acc_token_norm"): 29.55}
     test = {"step": 100, "tokens": 10_000, "test/loss": 3.5}
     assert figures(make([*UPDATES, test])) == {"test loss, nats per token": "3.5000"}
     nan = make([*UPDATES, VALIDATED | {"eval/loss": float("nan")}])
     assert figures(nan) == {"validation, bits per byte": "1.0877"}
+
+
+def results(text: str) -> list[tuple]:
+    """What a card's metadata say was measured."""
+    found = ModelCard(text).data.eval_results or []
+    names = ("dataset_type", "dataset_config", "dataset_split", "dataset_revision", "metric_type")
+    return [tuple(getattr(one, name) for name in names) for one in found]
+
+
+@pytest.mark.parametrize("items", [35, 10_042])
+def test_metadata_have_scores_of_all_public_items_only(items):
+    row = {name: value for name, value in SCORED.items() if not name.endswith("revision")}
+    text = make([*UPDATES, VALIDATED, SCORED | {"step": 90}, row | {"hellaswag/items": items}])
+    assert {one[0] for one in results(text)} == {"text"} and TASK.dataset[0] not in text
+    assert (
+        f"{items:,} items, not those of the complete data set"
+        in figures(text)["HellaSwag acc (lm-evaluation-harness), %"]
+    )
+
+
+@pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "multiblimp_hin", "lambada_openai"])
+def test_results_name_part_split_and_revision(name):
+    task = records()[name]
+    row = {"step": 100, f"{name}/items": task.size, f"{name}/revision": "c" * 40}
+    row |= {f"{name}/{score}": 0.5 for score in task.scores}
+    data, split = task.dataset
+    expected = [(data, task.config, split, "c" * 40, score) for score in task.scores]
+    assert results(make([*UPDATES, row])) == expected
+
+
+@pytest.mark.parametrize("sources", [None, [{"dataset_name": "a/b"}, {"dataset_name": "c/d"}]])
+def test_loss_claims_no_public_data_set(sources):
+    rows = [*UPDATES, VALIDATED, {"step": 100, "test/loss": 3.0}]
+    text = make(rows, recipe=RECIPE | {"sources": sources})
+    splits = [("text", None, "validation", None, "loss"), ("text", None, "validation", None, "bits_per_byte")]
+    assert results(text) == [*splits, ("text", None, "test", None, "loss")]
+
+
+@pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "lambada_openai"])
+def test_evaluation_replaces_the_score_of_training(name):
+    task = records()[name]
+    row = {"step": 100, f"{name}/items": task.size, f"{name}/revision": str(task.revision)}
+    row |= {f"{name}/{score}": 0.25 for score in task.scores}
+    scored = [scores.result(task, score, 0.5, str(task.revision)) for score in task.scores]
+    text = card_merge.add_results(make([*UPDATES, row]), eval_results_to_model_index("a_run", scored))
+    found = {one.metric_type: one.metric_value for one in ModelCard(text).data.eval_results}
+    assert len(results(text)) == len(task.scores)
+    assert found == {score: float(task.shown(score, 0.5)) for score in task.scores}
+
+
+def test_base_model_is_the_id_without_revision():
+    text = make(recipe=RECIPE | {"init_from": "me/base@step-00000010"})
+    assert ModelCard(text).data.base_model == "me/base"
+    assert "trained on from me/base@step-00000010" in text
 
 
 def test_the_figures_of_a_best_model_are_those_of_its_step_and_the_test_splits():
@@ -161,6 +218,7 @@ def test_no_name_breaks_the_card():
         (hardware,) = [line for line in lines if line.startswith("| hardware |")]
         assert len(re.findall(r"(?<!\\)\|", hardware)) == 3
         body = re.sub(r"^(`{3,}).*?^\1$", "", card.text, flags=re.DOTALL | re.MULTILINE)
+        body = re.sub(r"<!--.*?-->", "", body)  # what the push wrote, as JSON
         assert "<script>" not in body and "](y)" not in body.replace("\\]", "")
 
 

@@ -304,6 +304,79 @@ def test_push_goes_through_xet_where_the_client_uses_it(server, pending, tmp_pat
     assert not server.count("objects/batch") and any(server.xet.rglob("*"))
 
 
+def edit_card(server, edit) -> str:
+    """Edit the README.md on the Hub, as its owner would in the browser; return the new text."""
+    newest = server.repositories[ID].commits[-1].files
+    text = edit(newest["README.md"].decode())
+    server.repositories[ID].commit("by hand", {**newest, "README.md": text.encode()})
+    return text
+
+
+def warnings_in(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def card_of(server) -> str:
+    return server.files(ID)["README.md"].decode()
+
+
+def test_edits_of_the_card_on_the_hub_are_kept(server, pending, caplog):
+    stage(pending, 1)
+    push.push_pending(pending)
+    edit_card(server, lambda text: text.replace("license: mit", "license: apache-2.0\nwidget: []") + "Mine.\n")
+    stage(pending, 2)
+    assert push.push_pending(pending) == 0 and not warnings_in(caplog)
+    assert "license: apache-2.0\nwidget: []\n" in card_of(server) and card_of(server).endswith("Mine.\n")
+    assert "# Step 2" in card_of(server) and "# Step 1" not in card_of(server)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda text: "---\nlicense: [mit\n---\nMine.\n", "its metadata block is not valid YAML"),
+        (lambda text: text.replace("# Step 1", "# Step 1\nMine."), "our section was edited"),
+    ],
+)
+def test_damaged_card_is_left_alone_and_the_rest_is_pushed(server, pending, caplog, edit, words):
+    stage(pending, 1)
+    push.push_pending(pending)
+    text = edit_card(server, edit)
+    stage(pending, 2)
+    assert push.push_pending(pending) == 0 and not waiting(pending)
+    assert card_of(server) == text
+    assert server.files(ID, tag(2))["metrics.jsonl"] == content(2)["metrics.jsonl"]
+    (message,) = warnings_in(caplog)
+    assert message.startswith(f"hub: {tag(2)} leaves README.md of {ID} as it is: ") and words in message
+
+
+def test_card_that_is_no_utf8_text_is_left_alone(server, pending, caplog):
+    server.make(ID).commits[-1].files["README.md"] = b"\xff\xfe# Mine"
+    stage(pending, 1)
+    assert push.push_pending(pending) == 0
+    assert server.files(ID)["README.md"] == b"\xff\xfe# Mine" and "it is not UTF-8 text" in caplog.text
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_push_succeeds_if_the_old_card_cannot_be_read(server, pending, caplog, status):
+    server.make(ID).commits[-1].files["README.md"] = b"# Mine"
+    stage(pending, 1)
+    server.faults = [Fault("(GET|HEAD) .*/resolve/.*README", 10**6, status=status)]
+    assert push.push_pending(pending) == 0 and not waiting(pending)
+    assert server.files(ID)["README.md"] == b"# Mine" and tag(1) in server.tags(ID)
+    assert f"it cannot be read: HTTP status {status}" in caplog.text
+    server.faults.clear()
+    stage(pending, 2)
+    assert push.push_pending(pending) == 0
+    assert card_of(server).endswith("<!-- ursa-minor:end -->\n") and "# Mine" in card_of(server)
+
+
+def test_push_succeeds_without_a_card_that_the_hub_refuses(server, pending, caplog):
+    stage(pending, 1)
+    server.faults = [Fault(ENDPOINTS["validate"], status=400)]
+    assert push.push_pending(pending) == 0 and not waiting(pending)
+    assert "README.md" not in server.files(ID) and "the Hub refuses it: Invalid metadata" in caplog.text
+
+
 def check(repo_id: str = "run", private: bool = True, fresh: bool = True, card: str = "---\nlicense: mit\n---\n"):
     return push.check(repo_id, private=private, fresh=fresh, card=card)
 

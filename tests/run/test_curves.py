@@ -11,7 +11,7 @@ from pretrain.run.curves import SIZES, Thinned, draw_curves, published_scores
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
 LOOK = {"step": 2, "tokens": 16, "eval/loss": 2.5}
-SCORED = {"step": 2, "tokens": 16, "hellaswag/items": 1000}
+SCORED = {"step": 2, "tokens": 16, "hellaswag/items": 1000, "hellaswag/revision": TASK.revision}
 SCORED |= {"hellaswag/acc": 0.27, "hellaswag/acc_stderr": 0.01, "hellaswag/acc_token_norm": 0.28}
 PUBLISHED = {"hellaswag/acc": {"GPT-2": 0.2892}, "hellaswag/acc_norm": {"GPT-2": 0.3114}}
 
@@ -97,6 +97,13 @@ def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_p
     (band,) = drawn[1].axes[1].collections  # of one standard error; acc_token_norm has none in these rows
     corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6)}
     assert {(8, 0.23), (8, 0.27), (16, 0.26), (16, 0.28)} <= corners
+
+
+@pytest.mark.parametrize("revision", [None, "0" * 40])
+def test_published_scores_are_of_all_items_only(tmp_path, drawn, revision):
+    rows = [*TRAIN, SCORED, {**SCORED, "step": 3, "tokens": 24, "hellaswag/revision": revision}]
+    draw_curves(rows, tmp_path / "curves.png", "a run", published=PUBLISHED)
+    assert words(drawn[0].axes[1]) == ["acc 27.00 ± 1.00", "acc_token_norm 28.00", "chance"]
 
 
 def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its_text_is_another(tmp_path, drawn):

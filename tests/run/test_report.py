@@ -6,6 +6,7 @@ import re
 import termios
 from types import SimpleNamespace
 
+import pytest
 import torch
 from conftest import ROOT
 
@@ -62,6 +63,16 @@ def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_
     made.loss(4, "validation", None)  # that was stopped
     made.scores(4, hellaswag.TASK, None)
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "tokens": 24, "train/loss": 1.5}]
+
+
+@pytest.mark.parametrize("revision", [None, "c" * 40])
+def test_row_of_scores_names_the_revision(tmp_path, revision):
+    result = {"items": 10} | {f"{name}{end}": 0.5 for name in hellaswag.TASK.scores for end in ("", "_stderr")}
+    made = make(tmp_path)
+    made.scores(4, hellaswag.TASK, result, revision)
+    made.close()
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert row.get("hellaswag/revision") == revision and row["hellaswag/items"] == 10
 
 
 def test_trackers_are_given_the_rows_of_the_past_and_the_place_of_the_last_row_that_was_sent(tmp_path, monkeypatch):

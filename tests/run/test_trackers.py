@@ -480,6 +480,14 @@ def test_recipe_wins_over_the_environment(tmp_path, monkeypatch, key, left):
     assert {variable for variable in VARIABLES if variable in os.environ} == left
 
 
+def test_texts_of_a_row_are_not_sent_as_metrics():
+    sent = []
+    tracker = SimpleNamespace(log=lambda values, **_: sent.append(values))
+    row = {"step": 1, "hellaswag/acc": 0.5, "hellaswag/revision": "c0ffee"}
+    trackers._send("mlflow", tracker, 1, 1000, row)
+    assert sent == [{"hellaswag/acc": 0.5}]
+
+
 def test_a_tracker_that_fails_or_hangs_is_switched_off_once_and_the_others_go_on(tmp_path, monkeypatch, caplog):
     def fail(*_, **about):
         raise RuntimeError(f"no room for {TOKEN}\nand more")

@@ -157,6 +157,46 @@ def test_different_validation_text_is_reported(tmp_path, drawn, monkeypatch, cap
     assert "differs" not in capsys.readouterr().out
 
 
+REPLACED = {
+    "missing": (None, "recipe.yaml does not exist, so it is not known how that run differs"),
+    "empty": ("", "recipe.yaml: a recipe is a mapping"),
+    "damaged": ("n_layer: [", "recipe.yaml: not a recipe: line 1"),
+    "list": ("- n_layer\n", "recipe.yaml: a recipe is a mapping"),
+    "other keys": ("steps: 3\n", "recipe.yaml has no key of a recipe"),
+    "incomplete": ("optimizer: adamw\nseed: 7\n", "recipe.yaml lacks n_layer, which another recipe states"),
+}
+
+
+@pytest.mark.parametrize("case", REPLACED)
+@pytest.mark.parametrize("runs", [["adamw0"], ["adamw0", "adamw1", "muon0", "muon1"]])
+def test_group_needs_the_recipe_of_each_run(six, capsys, case, runs):
+    text, message = REPLACED[case]
+    for run in runs:
+        recipe = Path(run, "recipe.yaml")
+        recipe.unlink() if text is None else recipe.write_text(text)
+    if case == "incomplete" and len(runs) > 1:
+        runs = [*runs, "muon2"]
+    assert compare_runs.main(["adamw0", "adamw1", "muon0", "muon1", "muon2", "--group", "seed"]) == 2
+    assert f"{runs[0]}/{message}" in capsys.readouterr().err
+    assert not Path("compare.png").exists()
+
+
+def test_runs_without_recipes_get_no_hint_to_group_them(six, capsys):
+    for run in six:
+        Path(run, "recipe.yaml").unlink()
+    assert compare_runs.main(six[:2]) == 0
+    out = capsys.readouterr().out
+    assert "--group" not in out and "without recipe.yaml it is not known which tokenizer" in out
+
+
+def test_key_that_an_earlier_version_lacks_has_its_default(six, capsys):
+    for run in ("adamw1", "adamw2"):
+        with Path(run, "recipe.yaml").open("a") as file:
+            file.write("eval_tokens: 0\n")
+    assert compare_runs.main([*six, "--group", "seed"]) == 0
+    assert "adamw0 x3" in capsys.readouterr().out
+
+
 def test_what_cannot_be_compared_is_refused_and_nothing_written(six, capsys):
     Path("runs/one").mkdir(parents=True)
     Path("empty.jsonl").write_text('{"step": 1}\n')

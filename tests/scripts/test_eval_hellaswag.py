@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import TEXT, WORDS, run
 from data_server import DataServer
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 import eval_hellaswag
@@ -118,6 +119,12 @@ def test_a_wrong_flag_is_said_before_anything_is_scored(tmp_path, monkeypatch):
             eval_hellaswag.parse([*LOCAL, *flags])
 
 
+def test_scores_of_a_revision_are_not_pushed_as_the_newest():
+    with pytest.raises(BadInput, match="--push_to_hub me/model: its card describes the newest version"):
+        eval_hellaswag.parse(["--model", "me/model@v1", "--push_to_hub", "me/model"])
+    eval_hellaswag.parse(["--model", "me/model@v1", "--push_to_hub", "me/other"])
+
+
 def test_a_run_says_which_items_its_context_does_not_hold_and_is_refused_where_it_holds_none(place):
     long = items(3)
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
@@ -201,41 +208,65 @@ def test_printed_scores_are_json_where_the_perplexity_is_infinite(monkeypatch, c
     assert printed == {"acc": 0.0, "perplexity": None, "perplexity_stderr": None}
 
 
-def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(place):
-    """With the real clients, against a Hub on localhost."""
+@pytest.fixture
+def hub(place):
+    """A Hub on localhost with HellaSwag's validation split and a model's card; its environment."""
     folder = place / "hub"
     (folder / "datasets/Rowan/hellaswag/data").mkdir(parents=True)
     table = pa.Table.from_pylist([row | {"label": str(row["label"])} for row in items()])
     pq.write_table(table, folder / "datasets" / TASK.dataset[0] / TASK.files[0])
     (folder / "models/me/model").mkdir(parents=True)
-    card = folder / "models/me/model/README.md"
-    card.write_text("---\nlicense: mit\n---\nMine.\n")
-    environment = {"HF_HOME": str(place / "home"), "HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "0"}
+    (folder / "models/me/model/README.md").write_text("---\nlicense: mit  # as agreed\n---\nMine.\n")
     with DataServer(folder) as server:
         server.commit = TASK.revision
-        environment["HF_ENDPOINT"] = server.url
-        done = run("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model", **environment)
-        asked = [line for line in server.log if "Rowan/hellaswag" in line]
-        assert asked and all(TASK.revision in line for line in asked if "/resolve/" in line)
-        line = json.loads(done.stdout)
-        assert line["dataset"] == f"Rowan/hellaswag@{TASK.revision[:7]}" and line["items"] == 40
-        text = card.read_text()
-        assert "license: mit" in text and "Mine." in text and "model-index" in text
-        for name in TASK.scores:
-            assert re.search(rf"type: {name}\n +value: {round(100 * line[name], 2)}\b", text), text
-        assert "hf_secret" not in text + done.stdout + done.stderr
-    done = run("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/none", expect=2)
+        server.environment = {"HF_HOME": str(place / "home"), "HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "0"}
+        server.environment["HF_ENDPOINT"] = server.url
+        yield server
+
+
+def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(place, hub, monkeypatch):
+    """With the real clients, against a Hub on localhost."""
+    card = hub.folder / "models/me/model/README.md"
+    monkeypatch.setattr(scoring, "refuse_incomplete", lambda *_: None)  # these are 40 items
+    push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
+    done = run(*push, **hub.environment)
+    asked = [line for line in hub.log if "Rowan/hellaswag" in line]
+    assert asked and all(TASK.revision in line for line in asked if "/resolve/" in line)
+    line = json.loads(done.stdout)
+    assert line["dataset"] == f"Rowan/hellaswag@{TASK.revision[:7]}" and line["items"] == 40
+    text = card.read_text()
+    assert "license: mit  # as agreed\n" in text and text.endswith("---\nMine.\n")
+    (group,) = ModelCard(text).data.to_dict()["model-index"][0]["results"]
+    assert group["dataset"]["type"] == "Rowan/hellaswag" and group["dataset"]["revision"] == TASK.revision
+    found = {metric["type"]: metric["value"] for metric in group["metrics"]}
+    assert found == {name: round(100 * line[name], 2) for name in TASK.scores}
+    assert "hf_secret" not in text + done.stdout + done.stderr
+    done = run(*push[:-1], "me/none", expect=2)
     assert "--push_to_hub me/none: cannot be found" in done.stderr
 
 
-def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypatch, capsys, caplog):
-    import evaluate
+def test_scores_of_some_items_are_not_pushed(place, hub):
+    done = run("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model", expect=2, **hub.environment)
+    assert "scores are of all 10,042 items of Rowan/hellaswag, and 40 would be scored" in done.stderr
+    assert not any("/commit/" in line for line in hub.log)
 
+
+def test_damaged_card_gets_no_scores(place, hub, monkeypatch):
+    card = hub.folder / "models/me/model/README.md"
+    card.write_text("---\nlicense: [mit\n---\nMine.\n")
+    monkeypatch.setattr(scoring, "refuse_incomplete", lambda *_: None)
+    push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
+    done = run(*push, expect=1, **hub.environment)
+    assert "its README.md is left as it is: its metadata block is not valid YAML" in done.stderr
+    assert card.read_text() == "---\nlicense: [mit\n---\nMine.\n" and json.loads(done.stdout)["items"] == 40
+
+
+def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypatch, capsys, caplog):
     line = {"acc": 0.25, "acc_norm": 0.5, "acc_token_norm": 0.75}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "start", lambda: None)  # it would take this process's messages
     monkeypatch.setattr(scoring, "run", lambda *asked: [(TASK, line)])
     monkeypatch.setattr(scores, "refuse_unknown", lambda model_id: None)
-    monkeypatch.setattr(evaluate, "push_to_hub", lambda **_: (_ for _ in ()).throw(ConnectionError("gone")))
+    monkeypatch.setattr(scores, "_add", lambda *_: (_ for _ in ()).throw(ConnectionError("gone")))
     assert eval_hellaswag.main(["--model", "me/model", "--push_to_hub", "me/model"]) == 1
     assert "--push_to_hub me/model: gone" in caplog.text and json.loads(capsys.readouterr().out) == line

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -161,3 +162,17 @@ def test_gguf_writes_a_file_and_a_modelfile_beside_the_export_and_prints_the_com
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert "needs the gguf package: pip install gguf" in export("--gguf", "f16", source="spells", expect=2).stderr
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ["My Modèle", "it's", "-dash", "a;b"])
+def test_printed_commands_can_be_pasted(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    out = Path(name)
+    out.mkdir()
+    (out / "config.json").write_text('{"n_positions": 128}')
+    tune, talk = map(shlex.split, export_model.chat_commands(out).splitlines()[-2:])
+    assert Path(tune[tune.index("--model_name_or_path") + 1]) == out
+    assert tune[tune.index("--output_dir") + 1] == talk[3] == f"runs/{name}"
+    cd, create, run_it = map(shlex.split, export_model.ollama_commands(out).splitlines()[-3:])
+    assert len(cd) == 2 and not cd[1].startswith("-") and Path(cd[1]) == out
+    assert re.fullmatch("[a-z0-9][a-z0-9._-]*", create[2]) and create[2] == run_it[2]
