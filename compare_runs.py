@@ -137,8 +137,14 @@ def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] |
 
 
 def reach(rows: Sequence[Mapping]) -> dict[str, float]:
-    """Return what a run reached, by the words of the table: the last of each metric."""
-    last = {name: value for row in rows for name, value in row.items() if isinstance(value, (int, float))}
+    """Return the last value of each metric of a run, by its label in the table; NaN if it was not finite."""
+    last: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is None:
+                last[name] = math.nan
+            elif isinstance(value, (int, float)):
+                last[name] = value
     found = {"validation loss": "eval/loss", "bits per byte": "eval/bits_per_byte", "train loss": "train/loss"}
     found |= {f"{task.label} {one}": task.metric(one) for task in records().values() for one in task.scores}
     reached = {words: last[name] for words, name in found.items() if name in last}

@@ -7,10 +7,9 @@ A table a task, scores with their standard errors beside others' and chance; the
 """
 
 import argparse
-import json
 import sys
 
-from pretrain.base import console
+from pretrain.base import console, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.evaluation import flags
@@ -35,7 +34,7 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     pushed = True
     for record, line in scoring.run(asked):
         pushed = not asked.push_to_hub or scores.push(asked.push_to_hub, record, line)
-        print(json.dumps(line), flush=True)
+        print(files.to_json(line), flush=True)
     return 0 if pushed else 1
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -95,9 +96,29 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def finite(value: Any) -> Any:
+    """Return a value of numbers, texts, lists and mappings with null (None) for NaN and infinity.
+
+    JSON has neither; json.dumps would write ``NaN``, which only Python and a few other readers accept.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def to_json(value: object) -> str:
+    """Return a value as one line of JSON, with null for NaN and infinity."""
+    return json.dumps(finite(value), allow_nan=False)
+
+
 def write_json(path: Path, value: object) -> None:
-    """Replace ``path`` by ``value`` as JSON, readable by people, atomically."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    """Replace ``path`` by ``value`` as JSON, readable by people, atomically. NaN and infinity become null."""
+    text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
 
 
 def parse_json(text: str | bytes) -> Any:

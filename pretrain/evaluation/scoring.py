@@ -1,7 +1,6 @@
 """Tasks for people, beside training: a model scored on them with a bar, and tables beside others' scores."""
 
 import argparse
-import json
 import logging
 import sys
 import tempfile
@@ -77,7 +76,7 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
             }
             log.info(table(task, line, f"{precision} on {hardware.device_name(accelerator.device)}"))
             lines.append((task, line))
-            rows += [json.dumps(its | row) + "\n" for row in test.rows(answers)]
+            rows += [files.to_json(its | row) + "\n" for row in test.rows(answers)]
     except KeyboardInterrupt:
         raise BadInput("stopped before all items were scored; nothing was written", 130) from None
     if asked.output and accelerator.is_main_process:

@@ -1,14 +1,13 @@
 """A run's pushes to the Hub: model, card, metrics and, as hub_strategy says, checkpoints; by the main process."""
 
-import json
 import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pretrain.base import layout
+from pretrain.base import files, layout
 from pretrain.base.errors import BadInput
 from pretrain.hub import fetch, push
 from pretrain.hub.model_card import metadata, model_card
@@ -72,20 +71,24 @@ class Publisher:
         recipe, run_dir = self._recipe, self._run_dir
         assert self._pusher and self._repo_id  # only a run that pushes comes here
         try:
-            files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
+            staged = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
             rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
-            files["README.md"] = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
-            files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
-            files |= {name: run_dir / name for name in ("recipe.yaml", "curves.png") if (run_dir / name).is_file()}
+            staged["README.md"] = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
+            staged[layout.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
+            for name in ("recipe.yaml", "curves.png"):
+                if (run_dir / name).is_file():
+                    staged[name] = run_dir / name
             path = recipe.saving.checkpoints / layout.step_name(step)
             places = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoints/{path.name}"}
             if (within := places.get(recipe.hub.hub_strategy)) and path.is_dir():
-                files |= {f"{within}/{file.name}": file for file in path.iterdir()}
-            now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
-            losses = {"train/loss": "train loss", "eval/loss": "validation loss"}
-            words = ", ".join(f"{words} {now[name]:.4f}" for name, words in losses.items() if name in now)
-            title, private = f"{recipe.saving.name}, step {step}: {words}", recipe.hub.hub_private_repo
-            self._pusher.add(step, repo_id=self._repo_id, private=private, title=title, files=files)
+                staged |= {f"{within}/{file.name}": file for file in path.iterdir()}
+            self._pusher.add(
+                step,
+                repo_id=self._repo_id,
+                private=recipe.hub.hub_private_repo,
+                title=f"{recipe.saving.name}, step {step}: {_losses_at(step, rows)}",
+                files=staged,
+            )
             self._pushes += 1
         except Exception as error:  # no error of a push ends a run
             log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
@@ -93,6 +96,17 @@ class Publisher:
 
 def check(recipe: keys.Recipe) -> str | None:
     """Return the repository that the run pushes to, on the first process; None: it pushes nothing.
+def _losses_at(step: int, rows: Sequence[Mapping]) -> str:
+    """Return the losses of a step as a text, without those that were not finite."""
+    names = {"train/loss": "train loss", "eval/loss": "validation loss"}
+    losses = {}
+    for row in rows:
+        for name, words in names.items():
+            if row["step"] == step and isinstance(row.get(name), (int, float)):
+                losses[words] = f"{words} {row[name]:.4f}"
+    return ", ".join(losses[words] for words in names.values() if words in losses)
+
+
 
     Raises BadInput for what cannot work.
     """

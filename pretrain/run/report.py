@@ -3,7 +3,6 @@
 On a terminal there is a progress bar; in a file or a pipe there is one line every few seconds instead.
 """
 
-import json
 import logging
 import os
 import re
@@ -15,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from pretrain.base import files, foreign
-from pretrain.base.layout import METRICS, lines_and_rows
+from pretrain.base.layout import METRICS, iterate_metrics
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
@@ -67,7 +66,7 @@ class Report:
         kept = _samples_before(samples, state.step)
         files.write_text(samples, kept or (notes if recipe.evaluation.sample_steps else ""))
         self._metrics, self._samples = files.Log(metrics), files.Log(samples)
-        past = (row for _, row in lines_and_rows(metrics) if row is not None)
+        past = iterate_metrics(metrics)
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
         state.trackers = self._trackers.ids
         named = recipe.tracking.reference_curve
@@ -77,13 +76,11 @@ class Report:
         # A row at a time: of a million they would be gigabytes. Returns the place of the last row that there was.
         sent = -1
         with files.replacing(metrics) as temporary, temporary.open("w", encoding="utf-8") as file:
-            for line, row in lines_and_rows(metrics):
-                if row is None:
-                    continue
+            for row in iterate_metrics(metrics):
                 sent = place_after(sent, row["step"])
                 # A row of an update belongs to the step that it ended; an evaluation at `first_step` is done again.
                 if row["step"] < first_step + ("train/loss" in row):
-                    file.write(line.rstrip("\n") + "\n")
+                    file.write(files.to_json(row) + "\n")
                     self._rows.add(row)
         return sent
 
@@ -93,9 +90,12 @@ class Report:
         It is on disk before a checkpoint of this step, or of a later one, has its name. A full disk is logged and
         survived: the row is written with a later one.
         """
+        A value that is not finite, such as a skipped update's loss, is null, because JSON has no NaN.
+
         if self._is_main:
-            row = {"step": step, "tokens": step * self._recipe.batch.tokens_per_step, **values}
-            _append(self._metrics, json.dumps(row) + "\n")
+            tokens = step * self._recipe.batch.tokens_per_step
+            row = files.finite({"step": step, "tokens": tokens, **values})
+            _append(self._metrics, files.to_json(row) + "\n")
             self._rows.add(row)
             self._trackers.log(step, row)
 

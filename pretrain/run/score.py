@@ -1,11 +1,11 @@
 """``--eval_only``: score a checkpoint, or the model that a recipe begins from, and write nothing."""
 
-import json
 from collections.abc import Mapping
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.encoding import Encoded
@@ -54,4 +54,4 @@ def score(
     results |= {task.name: evaluator.score(task) for task in tests}
     # Nothing stops this evaluator, so there is a result.
     line = {f"{what}/{name}": value for what, result in results.items() for name, value in (result or {}).items()}
-    return json.dumps({"model": begun_from or str(path)} | line)
+    return files.to_json({"model": begun_from or str(path)} | line)

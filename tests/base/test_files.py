@@ -1,6 +1,8 @@
 """Durable files: whole or old, and locks that die with their holder."""
 
 import errno
+import json
+import math
 import os
 import signal
 import subprocess
@@ -155,3 +157,11 @@ def test_the_innermost_mount_decides_whether_a_folder_lies_on_the_network(tmp_pa
     for path, kind in (network | dict.fromkeys(local) | {"link/x": "nfs4", "/scratch/x": "lustre"}).items():
         assert files.network_mount(tmp_path / path, table) == kind, path
         assert files.network_mount(tmp_path / path, tmp_path / "none") is None  # as macOS has it
+
+
+def test_what_is_not_finite_is_null_in_json(tmp_path):
+    value = {"loss": math.nan, "norms": [math.inf, (-math.inf, 1.5)], "step": 3, "name": "NaN"}
+    expected = {"loss": None, "norms": [None, [None, 1.5]], "step": 3, "name": "NaN"}
+    files.write_json(tmp_path / "a.json", value)
+    for text in ((tmp_path / "a.json").read_text(), files.to_json(value)):
+        assert json.loads(text, parse_constant=pytest.fail) == expected
