@@ -171,7 +171,7 @@ def train(
             lr = learning_rate(step, recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
             set_lr(optimizer, lr)
 
-            loss = torch.zeros((), device=device)  # nats per token, mean over this process's share of the step
+            means = update.MeanLosses(plan.gradient_accumulation_steps, device, recipe.loss)
             with save_when_out_of_memory(recipe, plan, device, lambda: checkpoints.save_alone(state)):
                 for micro_step in range(plan.gradient_accumulation_steps):
                     if (stopping := stop.agreed()) or data_failure:
@@ -181,16 +181,17 @@ def train(
                     seed_dropout(recipe.model, step, *((micro_step, rank) if state.dropout_by == "rank" else (number,)))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
                     with sync_gradients(run.module, accelerator, enabled=last_micro or plan.exchange_each):
-                        micro_loss = run.module(inputs_BT, targets_BT)
-                        accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
-                    loss += micro_loss.detach() / plan.gradient_accumulation_steps
+                        losses = run.module(inputs_BT, targets_BT, with_cross_entropy=True)
+                        accelerator.backward(losses.objective / plan.gradient_accumulation_steps)
+                    means.add(losses)
             if stopping or data_failure:
                 break
 
             outcome = update.update(
                 optimizer,
                 list(run.model.parameters()),
-                loss,
+                means.loss,
+                objective=means.objective,
                 max_grad_norm=recipe.optimizer.max_grad_norm,
                 scaler=accelerator.scaler,
                 reduce_mean=mean_over_processes,

@@ -127,7 +127,10 @@ class Report:
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
         gauges = hardware.gauges(device)
-        row = {"train/loss": update.loss, "train/grad_norm": update.grad_norm, "train/lr": lr}
+        row = {"train/loss": update.loss}
+        if update.objective is not None:
+            row["train/objective"] = update.objective
+        row |= {"train/grad_norm": update.grad_norm, "train/lr": lr}
         row |= {"skipped_updates": state.skipped_updates, "elapsed_seconds": self._clock.elapsed}
         # The waiting is a part of elapsed_seconds.
         row |= {**self._clock.read(), **gauges, "data_wait_seconds": state.data_wait_seconds}
@@ -176,7 +179,10 @@ class Report:
     def _show(self, state: RunState, row: dict[str, float]) -> None:
         """Move the bar; without one log a line, at most every few seconds, and the last."""
         elapsed, step, total = row["elapsed_seconds"], state.step, state.max_steps
-        words = [f"loss {row['train/loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
+        words = [f"loss {row['train/loss']:.3f}"]
+        if "train/objective" in row:
+            words.append(f"objective {row['train/objective']:.3f}")
+        words.append(f"{row['tokens_per_second']:,.0f} tok/s")
         words += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
         words += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
         if self._measured is None:  # the first update pays for compiling

@@ -24,7 +24,7 @@ from runs import TIMES, TINY, final_state, ledger, losses, rows, weights, window
 from safetensors.torch import load_file
 
 from pretrain.data import shards, tokenization
-from pretrain.model.loss import NextTokenLoss
+from pretrain.model.loss import Losses, NextTokenLoss
 from pretrain.recipe import reading
 from pretrain.run import checkpoint
 
@@ -105,6 +105,17 @@ def test_the_loss_curve_moves_only_when_the_changelog_says_so(workplace, monkeyp
     still += ["--optimizer", optimizer, "--per_device_train_batch_size", micro_batch]
     run("train.py", *TINY, *still, *UNSEEN, "--save_steps", "0", "--run_name", "r")
     assert [losses("r")[step] for step in (1, 4, 8, 12)] == pytest.approx(curve, abs=tolerance)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_train_loss_is_the_plain_cross_entropy(uninterrupted, processes):
+    """The first update's losses are those of the initial weights, whatever the objective is."""
+    terms = ("--z_loss", "0.05", "--label_smoothing", "0.2", "--max_steps", "2", "--warmup_steps", "1")
+    done = run("train.py", *TINY, *UNSEEN, *terms, "--save_steps", "0", "--run_name", "r", processes=processes)
+    loss, objective = (losses("r", name)[1] for name in ("train/loss", "train/objective"))
+    assert loss == pytest.approx(losses("whole")[1], abs=1e-5) and objective > loss + 0.1
+    assert not losses("whole", "train/objective")
+    assert "  objective " in done.stderr
 
 
 def test_a_finished_wsd_run_trained_on_equals_one_that_was_as_long_from_the_start(workplace):
@@ -278,7 +289,8 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
     def poisoned(self, inputs_BT, targets_BT):
         loss = real(self, inputs_BT, targets_BT)
         calls.append(torch.is_grad_enabled())
-        return loss * float("nan") if sum(calls) in (3, 19, 23, 27) and torch.is_grad_enabled() else loss
+        bad = sum(calls) in (3, 19, 23, 27) and torch.is_grad_enabled()
+        return Losses(*(loss * float("nan") for loss in losses)) if bad else losses
 
     monkeypatch.setattr(NextTokenLoss, "forward", poisoned)
     # The rehearsal takes 2 micro-batches, then each step 4: 3 is in step 1 (skipped alone), 19, 23 and 27 in 5, 6 and 7.
@@ -300,7 +312,7 @@ def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
         loss = real(self, inputs_BT, targets_BT)
         calls.append(torch.is_grad_enabled())
         bad = sum(calls) == 7 and torch.is_grad_enabled() and os.environ["RANK"] == "1"
-        return loss * float("inf") if bad else loss
+        return Losses(*(loss * float("inf") for loss in losses)) if bad else losses
 
     monkeypatch.setattr(NextTokenLoss, "forward", poisoned)
     run("train.py", *TINY, *UNSEEN, "--run_name", "p", "--max_steps", "4", processes=2)
