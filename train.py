@@ -138,8 +138,9 @@ def train(
         """Return the mean; every process calls it."""
         return accelerator.reduce(tensor.to(device), "mean")
 
+    updates_left = state.max_steps - state.step
     # On exit the first waits for the checkpoint that is being written.
-    with checkpoints, profiling(to_profile, device, clock) as profile_update:
+    with checkpoints, profiling(to_profile, device, clock, updates_left=updates_left) as profile_update:
         data_failure = None
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:

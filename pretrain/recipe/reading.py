@@ -20,7 +20,7 @@ from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.recipe import rules, translate
 from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
-from pretrain.recipe.rules import either, nearest, shown, type_name
+from pretrain.recipe.rules import either, nearest, shown
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
     return found
 
 
+PROFILE_UPDATES = 13  # what --profile takes: the first ones are left out (pretrain/run/profile.py)
 # Flags of train.py that are not recipe keys, as read_flags takes them.
 TRAIN_MODES = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, tasks; then stop"),
@@ -94,6 +95,12 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     recipe = load_recipe(Path(flags.pop("recipe", RECIPE)), flags)
     if "eval_only" not in modes:
         refuse_idle_tasks(recipe, flags)
+    max_steps = recipe.schedule.max_steps
+    if "profile" in modes and "extend_steps" not in modes and max_steps < PROFILE_UPDATES:
+        raise BadInput(
+            f"--profile: max_steps = {max_steps}, and a profile takes {PROFILE_UPDATES} updates; use --max_steps "
+            f"{PROFILE_UPDATES} or more, or leave out --profile"
+        )
     return recipe, modes, reader_argv
 
 
@@ -150,8 +157,10 @@ def read_flags(
     usual.add_argument("--size", metavar="|".join(SIZES), help="n_layer, n_head and n_embd of this GPT-2")
     modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
     for name, (wanted, help) in extras.items():
-        value = {"action": "store_true"} if wanted is bool else {"type": wanted, "metavar": type_name(wanted).upper()}
-        modes.add_argument(f"--{name}", help=help, **value)
+        if wanted is bool:
+            modes.add_argument(f"--{name}", help=help, action="store_true")
+        else:
+            modes.add_argument(f"--{name}", help=help, type=wanted, metavar=METAVARS.get(wanted, "TEXT"))
     for title, part in SLICES.items():
         group = parser.add_argument_group(title, part.__doc__)
         for field in dataclasses.fields(part):
