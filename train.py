@@ -91,6 +91,10 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     accelerator = make_accelerator(device, recipe.machine)
     if trains:
         optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
+        if line := folder.nothing_left(recipe, accelerator):
+            log.info(line)
+            accelerator.end_training()
+            return 0
     items = read_items(recipe.evaluation, accelerator) if recipe.evaluation.task_steps or not trains else {}
 
     with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
@@ -125,6 +129,7 @@ def train(
         profiled: record a few updates into the run folder.
     """
     device, rank, evaluation = accelerator.device, accelerator.process_index, recipe.evaluation
+    patience = evaluation.early_stopping_patience
     stop = StopRequest(recipe.machine.ddp_timeout)
     run = open_run(recipe, corpus, tests, accelerator, stop, repo_id)
     state, plan, clock, report, evaluator = run.state, run.plan, run.clock, run.report, run.evaluator
@@ -133,27 +138,26 @@ def train(
     batches = TrainBatches(corpus, plan, device, rank)
     budget = TimeBudget(recipe.schedule, planned=state.planned)
     to_profile = recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
+    updates_left = state.max_steps - state.step
 
     def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean; every process calls it."""
         return accelerator.reduce(tensor.to(device), "mean")
 
-    updates_left = state.max_steps - state.step
     # On exit the first waits for the checkpoint that is being written.
     with checkpoints, profiling(to_profile, device, clock, updates_left=updates_left) as profile_update:
         data_failure = None
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
-            step, last, is_best = state.step, state.step >= state.max_steps, False
+            step, last, is_best = state.step, state.has_ended(patience), False
 
             with clock.paused():  # neither evaluating nor saving counts as training time
                 if due(step, evaluation.eval_steps, last, evaluation.eval_on_start):
                     result = evaluator.loss("validation", micro_batch)
                     report.loss(step, "validation", result)
                     is_best = result is not None and state.record_loss(result["loss"])
-                    if 0 < evaluation.early_stopping_patience <= state.since_best and not last:
-                        log.info(f"step {step}: the run ends here, {state.since_best} evaluations after its best")
-                        state.set_length(step, state.warmup_steps)
+                    if state.stops_early(patience) and not last:
+                        log.info(ends.stopped_early(step, state.since_best))
                         last = True
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
                     for task in evaluator.tests:
@@ -202,15 +206,16 @@ def train(
             profile_update()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
+            if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
+                state.set_length(*planned)
+            is_due = due(state.step, evaluation.logging_steps, state.step == state.max_steps)
+            report.update(state, outcome, lr, device, is_due=is_due)
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows
+                report.last_update()
                 state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
                 checkpoints.finish()
                 raise ends.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
-            if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
-                state.set_length(*planned)
-            if due(state.step, evaluation.logging_steps, state.step == state.max_steps):
-                report.update(state, outcome, lr, device)
             if planned:
                 checkpoints.save(state)  # a resumed run keeps this length
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from pretrain.base import console
+from pretrain.base import console, layout
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.recipe import rules, translate
@@ -309,13 +309,25 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
 def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str:
     """Return what to do about a key that is fixed; a finished run is trained longer by another command."""
     run = recipe.saving.run_dir
-    if name != "max_steps" or now <= (then[name] or now) or not (run / "model").is_dir():
+    if name != "max_steps" or now <= (then[name] or now) or not (run / layout.MODEL_FOLDER).is_dir():
         return "Give another --run_name, or set it back"
-    command, more = f"python train.py --recipe {shlex.quote(f'{run}/recipe.yaml')}", now - then[name]
-    if then["lr_scheduler_type"] in ("wsd", "constant"):
+    command = f"python train.py --recipe {shlex.quote(f'{run}/recipe.yaml')}"
+    more = now - then[name]
+    has_checkpoint = any(layout.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*"))
+    if has_checkpoint and then["lr_scheduler_type"] in ("wsd", "constant"):
         return f"To train it on: {command} --extend_steps {more}"
+
+    finish = layout.read_finish(run)
+    if finish and finish.stopped_early:
+        reason = f"Early stopping ended it at step {finish.step}. "
+        if has_checkpoint:
+            reason += f"To continue it to step {then[name]}: {command} --early_stopping_patience 0. "
+    elif has_checkpoint or then["lr_scheduler_type"] not in ("wsd", "constant"):
+        reason = "Its learning rate has ended. "
+    else:
+        reason = "It has no checkpoint to continue from. "
     new = shlex.join(["--init_from", str(run), "--run_name", f"{recipe.saving.name}-2", "--output_dir", f"{run}-2"])
-    return f"Its learning rate has ended. A new run from its weights: {command} {new} --max_steps {more}"
+    return f"{reason}A new run from its weights: {command} {new} --max_steps {more}"
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -49,7 +49,9 @@ class Publisher:
     def finished(self, step: int, weights_step: int) -> None:
         """Stage the run's last push: what ``model/`` holds after ``step``, the weights of ``weights_step``."""
         if self._pusher:
-            self._stage(step, {path.name: path for path in (self._run_dir / "model").iterdir()}, weights_step)
+            self._stage(
+                step, {path.name: path for path in (self._run_dir / layout.MODEL_FOLDER).iterdir()}, weights_step
+            )
 
     def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
         """Wait for the Hub; what is not sent stays where it is."""
@@ -94,8 +96,6 @@ class Publisher:
             log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
 
 
-def check(recipe: keys.Recipe) -> str | None:
-    """Return the repository that the run pushes to, on the first process; None: it pushes nothing.
 def _losses_at(step: int, rows: Sequence[Mapping]) -> str:
     """Return the losses of a step as a text, without those that were not finite."""
     names = {"train/loss": "train loss", "eval/loss": "validation loss"}
@@ -107,12 +107,15 @@ def _losses_at(step: int, rows: Sequence[Mapping]) -> str:
     return ", ".join(losses[words] for words in names.values() if words in losses)
 
 
+def check(recipe: keys.Recipe) -> str | None:
+    """Return the repository that the run pushes to, on the first process; None: it pushes nothing.
 
     Raises BadInput for what cannot work.
     """
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
-    begun = checkpoint.list_checkpoints(recipe.saving.checkpoints)
+    run_dir = recipe.saving.run_dir
+    begun = checkpoint.list_checkpoints(recipe.saving.checkpoints) or (run_dir / layout.MODEL_FOLDER).is_dir()
     repo_id, note = push.check(
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,

@@ -8,6 +8,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -50,6 +52,7 @@ class Report:
         self._first_step, self._validation_loss = state.step, 0.0
         self._measured: tuple[int, float] | None = None  # step and seconds that the time left is counted from
         self._hinted = self._undrawn = False
+        self._unreported: Callable[[], None] | None = None
         # tqdm needs a line to draw on
         drawn = is_main and sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines
         self._bar = tqdm(
@@ -87,11 +90,11 @@ class Report:
     def log(self, step: int, values: dict[str, float]) -> None:
         """Append a row to metrics.jsonl: step, tokens, values. A kill cannot lose it once this returns to the loop.
 
+        A value that is not finite, such as a skipped update's loss, is null, because JSON has no NaN.
+
         It is on disk before a checkpoint of this step, or of a later one, has its name. A full disk is logged and
         survived: the row is written with a later one.
         """
-        A value that is not finite, such as a skipped update's loss, is null, because JSON has no NaN.
-
         if self._is_main:
             tokens = step * self._recipe.batch.tokens_per_step
             row = files.finite({"step": step, "tokens": tokens, **values})
@@ -124,8 +127,16 @@ class Report:
                     "where its validation loss has risen, more text, or fewer --max_steps"
                 )
 
-    def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
-        """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
+    def update(self, state: RunState, update: Update, lr: float, device: torch.device, *, is_due: bool = True) -> None:
+        """Report an update: the metrics row, the progress and, once a run, what would use the card better.
+
+        Args:
+            is_due: False: ``last_update`` may report it later.
+        """
+        if not is_due:
+            self._unreported = partial(self.update, state, update, lr, device)
+            return
+        self._unreported = None
         gauges = hardware.gauges(device)
         row = {"train/loss": update.loss}
         if update.objective is not None:
@@ -138,6 +149,11 @@ class Report:
         if self._is_main:
             self._show(state, row)
             self._hint(state, gauges)
+
+    def last_update(self) -> None:
+        """Report the last update if it was not due, unless updates are never reported (logging_steps = 0)."""
+        if self._unreported and self._recipe.evaluation.logging_steps:
+            self._unreported()
 
     def samples(self, step: int, texts: list[tuple[str, str]], *, show: bool) -> None:
         """Append samples, each a prompt and what follows it, to samples.txt; ``show`` them on the terminal too."""

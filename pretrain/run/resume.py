@@ -76,8 +76,9 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
                 break
     else:
         raise BadInput(
-            f"--extend_steps: {saving.checkpoints} holds no sound checkpoint from before a decay phase; a run with "
-            f"--lr_scheduler_type wsd leaves one (here lr_scheduler_type = {schedule.lr_scheduler_type})"
+            f"--extend_steps: {saving.checkpoints} contains no complete checkpoint from before the decay phase. A "
+            f"finished run with --lr_scheduler_type wsd or constant has one, unless early stopping ended it with "
+            f"--save_steps 0. Here lr_scheduler_type = {schedule.lr_scheduler_type}, save_steps = {saving.save_steps}"
         )
     suffix = f"-{length + steps}"
     return keys.replace(
@@ -151,16 +152,29 @@ class Checkpoints:
         checkpoint.load(path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
         if accelerator.scaler is not None and saved["scaler"]:
             accelerator.scaler.load_state_dict(saved["scaler"])
-        state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
+        if other_length:
+            # The recipe's length replaces the planned one, and early stopping counts from here.
+            saved |= {"planned": None, "since_best": 0}
+        elif not recipe.schedule.max_hours:
+            saved["planned"] = None  # earlier versions stored the step of an early stop here
+        state = RunState.begin(recipe.schedule, saved)
         if path == begins_at(recipe.saving):
             state.origin = {"checkpoint": str(path)}
+        patience = recipe.evaluation.early_stopping_patience
         best = recipe.saving.checkpoints / step_name(state.best_step or 0)
-        if recipe.saving.load_best_model_at_end and (path.parent != best.parent or not best.is_dir()):
+        is_elsewhere = path.parent != best.parent
+        is_lost = not best.is_dir() and not state.stops_early(patience)  # a run that has ended stays ended
+        if recipe.saving.load_best_model_at_end and (is_elsewhere or is_lost):
             state.forget_best()
         self.saved_step = state.step
         notes.append(f"resumed from {path}")
         if state.step >= state.max_steps:
             notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
+        elif state.stops_early(patience):
+            notes.append(
+                f"nothing is left to train: early stopping ended this run at step {state.step} of {state.max_steps}. "
+                f"To continue it, give an --early_stopping_patience above {state.since_best}, or 0"
+            )
         if saved["threads"] != (threads := torch.get_num_threads()):
             notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {threads}")
         return state, notes
@@ -192,7 +206,7 @@ class Checkpoints:
         }
         tensors = self._copy(weights), self._copy(moments)
         keep_steps = self.keep_step(state), state.best_step if saving.load_best_model_at_end else None
-        is_last = state.step >= state.max_steps
+        is_last = state.has_ended(self.recipe.evaluation.early_stopping_patience)
 
         def write() -> None:
             checkpoint.write(saving.checkpoints, tensors, beside, saving.save_total_limit, keep_steps)

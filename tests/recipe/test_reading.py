@@ -14,6 +14,7 @@ from conftest import RECIPE, ROOT
 
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import redact_url
+from pretrain.base.layout import Finish
 from pretrain.recipe import keys, reading
 from pretrain.recipe.plan import Plan, make_plan
 
@@ -253,7 +254,6 @@ def test_push_pending_needs_no_recipe_and_stands_alone_and_tasks_need_steps(tmp_
     assert reading.parse_training([*given, "--eval_only"])[1] == {"eval_only": True}
 
 
-def test_help_has_every_flag_with_its_values_the_usual_ones_first(capsys):
 @pytest.mark.parametrize(
     "max_steps, more, is_refused", [(12, [], True), (13, [], False), (12, ["--extend_steps=9"], False)]
 )
@@ -303,6 +303,7 @@ def test_modes_with_a_value_have_short_metavars(capsys):
     assert "--extend_steps N " in out and "--push_pending TEXT" in out
 
 
+def test_help_has_every_flag_with_its_values_the_usual_ones_first(capsys):
     with pytest.raises(SystemExit):
         reading.read_flags(["--help"], "Story.", EXTRAS)
     out = capsys.readouterr().out

@@ -1,11 +1,13 @@
 """What a run reports and writes, and the clock it goes by."""
 
 import json
+import math
 import os
 import re
 import termios
 from types import SimpleNamespace
 
+import pytest
 import torch
 from conftest import ROOT
 
@@ -64,8 +66,6 @@ def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "tokens": 24, "train/loss": 1.5}]
 
 
-def test_trackers_are_given_the_rows_of_the_past_and_the_place_of_the_last_row_that_was_sent(tmp_path, monkeypatch):
-    made = make(tmp_path)
 def test_a_skipped_update_is_a_row_of_json_for_files_and_trackers(tmp_path, monkeypatch):
     sent = []
     tracker = SimpleNamespace(ids={}, log=lambda step, row: sent.append(row), close=lambda: None)
@@ -94,6 +94,8 @@ def test_the_objective_has_a_place_of_its_own(tmp_path, capsys):
     assert "loss 4.860  objective 6.048  " in capsys.readouterr().err
 
 
+def test_trackers_are_given_the_rows_of_the_past_and_the_place_of_the_last_row_that_was_sent(tmp_path, monkeypatch):
+    made = make(tmp_path)
     for step in (1, 2, 3):
         made.log(step, {"train/loss": 2.0})
     made.log(2, {"eval/loss": 3.0})
