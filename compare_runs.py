@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.base.layout import read_metrics
+from pretrain.base.layout import Finish, read_finish, read_metrics
 from pretrain.base.paths import argument, path_argument
 from pretrain.evaluation.items import records
 from pretrain.recipe import keys, reading, references
-from pretrain.recipe.rules import nearest_beside
+from pretrain.recipe.rules import counted, nearest_beside
 from pretrain.run import curves
 
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
@@ -43,12 +43,20 @@ SHORT = 0.2  # hours, below which minutes are shown
 
 
 class Column(NamedTuple):
-    """One run, or the runs of one group: their recipes' shared keys, their rows of metrics.jsonl, what they reached."""
+    """One run, or the runs of one group.
+
+    Attributes:
+        recipe: the keys that they share.
+        runs: the rows of metrics.jsonl of each.
+        reached: the last value of each metric, by its label in the table, for each run.
+        finishes: how each run ended, or None if it is unfinished.
+    """
 
     label: str
     recipe: Mapping[str, object]
     runs: list[list[dict]]
     reached: list[dict[str, float]]
+    finishes: list[Finish | None]
 
 
 @exit_on_bad_input
@@ -62,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
         raise BadInput(f"{', '.join(asked.runs)}: no row with a loss yet")
     named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
     picture = asked.out or Path(os.path.relpath(paths[0].resolve().parent.with_name("compare.png")))
-    alike, even = same_tokens(columns), all(len({one.get("tokens") for one in c.reached}) == 1 for c in columns)
+    alike = same_tokens(columns)
+    even = all(map(ended_alike, columns))
     loss = "eval/loss" if alike or not all("bits per byte" in one for one in reached) else "eval/bits_per_byte"
     time = "hours" if max(one.get("hours", 0.0) for one in reached) >= SHORT else "minutes"
     draw(columns, picture, references.load(str(named)) if named else None, loss, time)
@@ -77,6 +86,11 @@ def main(argv: list[str] | None = None) -> int:
         print("two seeds give a wide interval; a third makes it about half as wide")
     if not even:
         print("runs of a column have read different numbers of tokens: their mean is of no one length; no * is given")
+    stopped_early = [finish for column in columns for finish in column.finishes if finish and finish.stopped_early]
+    if stopped_early:
+        print(
+            f"early stopping ended {counted(len(stopped_early), 'run', 'runs')}; figures are those at the end of each run"
+        )
     if most == 1 and could_be_grouped(paths):
         print("\n--group seed: runs that differ in seeds only become one column, with means and intervals")
     for key in UNLIKE_VALIDATION:
@@ -147,7 +161,8 @@ def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] |
     columns = []
     for label, (recipe, same) in zip(labels, found.values(), strict=True):
         runs = [*map(read_metrics, same)]
-        columns.append(Column(label, recipe, runs, [*map(reach, runs)]))
+        finishes = [read_finish(path.parent) for path in same]
+        columns.append(Column(label, recipe, runs, [*map(reach, runs)], finishes))
     return columns
 
 
@@ -216,9 +231,30 @@ def completed(recipes: Mapping[Path, dict[str, object]], free: set[str]) -> dict
     return complete
 
 
+def ended_alike(column: Column) -> bool:
+    """Return whether the mean of a column's runs is that of one length.
+
+    A run that early stopping has ended is finished, at whatever length.
+    """
+    lengths = {reached.get("tokens") for reached in column.reached}
+    if len(lengths) == 1:
+        return True
+    if None in column.finishes:
+        return False
+    runs = zip(column.reached, column.finishes, strict=True)
+    whole_lengths = {reached.get("tokens") for reached, finish in runs if finish and not finish.stopped_early}
+    return len(whole_lengths) <= 1
+
+
 def reach(rows: Sequence[Mapping]) -> dict[str, float]:
-    """Return what a run reached, by the words of the table: the last of each metric."""
-    last = {name: value for row in rows for name, value in row.items() if isinstance(value, (int, float))}
+    """Return the last value of each metric of a run, by its label in the table; NaN if it was not finite."""
+    last: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is None:
+                last[name] = math.nan
+            elif isinstance(value, (int, float)):
+                last[name] = value
     found = {"validation loss": "eval/loss", "bits per byte": "eval/bits_per_byte", "train loss": "train/loss"}
     found |= {f"{task.label} {one}": task.metric(one) for task in records().values() for one in task.scores}
     reached = {words: last[name] for words, name in found.items() if name in last}

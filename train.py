@@ -98,6 +98,10 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     accelerator = make_accelerator(device, recipe.machine)
     if trains:
         optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
+        if line := folder.nothing_left(recipe, accelerator):
+            log.info(line)
+            accelerator.end_training()
+            return 0
     items = read_items(recipe.evaluation, accelerator) if recipe.evaluation.task_steps or not trains else {}
 
     with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
@@ -132,6 +136,7 @@ def train(
         profiled: record a few updates into the run folder.
     """
     device, rank, evaluation = accelerator.device, accelerator.process_index, recipe.evaluation
+    patience = evaluation.early_stopping_patience
     stop = StopRequest(recipe.machine.ddp_timeout)
     run = open_run(recipe, corpus, tests, accelerator, stop, repo_id)
     state, plan, clock, report, evaluator = run.state, run.plan, run.clock, run.report, run.evaluator
@@ -140,28 +145,28 @@ def train(
     batches = TrainBatches(corpus, plan, device, rank)
     budget = TimeBudget(recipe, spent=state.wall_seconds, is_planned=state.planned)
     to_profile = recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
+    updates_left = state.max_steps - state.step
 
     def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean; every process calls it."""
         return accelerator.reduce(tensor.to(device), "mean")
 
     # On exit the first waits for the checkpoint that is being written.
-    with checkpoints, profiling(to_profile, device, clock) as profile_update:
+    with checkpoints, profiling(to_profile, device, clock, updates_left=updates_left) as profile_update:
         data_failure = None
         stopping = False
         is_out_of_time = False  # max_hours are used up before the end
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
-            step, last, is_best = state.step, state.step >= state.max_steps, False
+            step, last, is_best = state.step, state.has_ended(patience), False
 
             with clock.paused():  # neither evaluating nor saving counts as training time
                 if due(step, evaluation.eval_steps, last, evaluation.eval_on_start):
                     result = evaluator.loss("validation", micro_batch)
                     report.loss(step, "validation", result)
                     is_best = result is not None and state.record_loss(result["loss"])
-                    if 0 < evaluation.early_stopping_patience <= state.since_best and not last:
-                        log.info(f"step {step}: the run ends here, {state.since_best} evaluations after its best")
-                        state.set_length(step, state.warmup_steps)
+                    if state.stops_early(patience) and not last:
+                        log.info(ends.stopped_early(step, state.since_best))
                         last = True
                     budget.count(VALIDATION)
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
@@ -191,7 +196,7 @@ def train(
             lr = learning_rate(step, recipe.schedule, state.length)
             set_lr(optimizer, lr)
 
-            loss = torch.zeros((), device=device)  # nats per token, mean over this process's share of the step
+            means = update.MeanLosses(plan.gradient_accumulation_steps, device, recipe.loss)
             with save_when_out_of_memory(recipe, plan, device, lambda: checkpoints.save_alone(state)):
                 for micro_step in range(plan.gradient_accumulation_steps):
                     if (stopping := stop.agreed()) or data_failure:
@@ -201,16 +206,17 @@ def train(
                     seed_dropout(recipe.model, step, *((micro_step, rank) if state.dropout_by == "rank" else (number,)))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
                     with sync_gradients(run.module, accelerator, enabled=last_micro or plan.exchange_each):
-                        micro_loss = run.module(inputs_BT, targets_BT)
-                        accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
-                    loss += micro_loss.detach() / plan.gradient_accumulation_steps
+                        losses = run.module(inputs_BT, targets_BT, with_cross_entropy=True)
+                        accelerator.backward(losses.objective / plan.gradient_accumulation_steps)
+                    means.add(losses)
             if stopping or data_failure:
                 break
 
             outcome = update.update(
                 optimizer,
                 list(run.model.parameters()),
-                loss,
+                means.loss,
+                objective=means.objective,
                 max_grad_norm=recipe.optimizer.max_grad_norm,
                 scaler=accelerator.scaler,
                 reduce_mean=mean_over_processes,
@@ -222,16 +228,17 @@ def train(
             profile_update()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
+            planned = budget.plan(state.step)
+            if planned:
+                state.set_length(**dataclasses.asdict(planned))
+            is_due = due(state.step, evaluation.logging_steps, state.step == state.max_steps)
+            report.update(state, outcome, lr, device, is_due=is_due)
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows
+                report.last_update()
                 state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
                 checkpoints.finish()
                 raise ends.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
-            planned = budget.plan(state.step)
-            if planned:
-                state.set_length(**dataclasses.asdict(planned))
-            if due(state.step, evaluation.logging_steps, state.step == state.max_steps):
-                report.update(state, outcome, lr, device)
             if planned:
                 checkpoints.save(state)  # a resumed run keeps this length
 

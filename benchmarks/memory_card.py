@@ -77,9 +77,9 @@ def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -
         for micro_step in range(ACCUMULATION):
             exchange = micro_step + 1 == ACCUMULATION or accelerator.is_fsdp2
             with sync_gradients(module, accelerator, enabled=exchange):
-                micro_loss = module(inputs_BT, targets_BT)
-                accelerator.backward(micro_loss / ACCUMULATION)
-            loss += micro_loss.detach() / ACCUMULATION
+                losses = module(inputs_BT, targets_BT, with_cross_entropy=True)
+                accelerator.backward(losses.objective / ACCUMULATION)
+            loss += losses.cross_entropy.detach() / ACCUMULATION
         update.update(
             optimizer,
             list(model.parameters()),

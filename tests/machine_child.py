@@ -32,10 +32,10 @@ RANK = "0"
 class SmallMemory(loss.NextTokenLoss):
     """A loss that more than so many sequences at once are too much for."""
 
-    def forward(self, inputs_BT, targets_BT):
+    def forward(self, inputs_BT, targets_BT, **how):
         if os.environ.get("MOST_RANK", RANK) == RANK and len(inputs_BT) > int(os.environ["MOST"]):
             raise torch.OutOfMemoryError("simulated")
-        return super().forward(inputs_BT, targets_BT)
+        return super().forward(inputs_BT, targets_BT, **how)
 
 
 class Struck(windows.TrainOrder):

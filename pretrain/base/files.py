@@ -182,18 +182,18 @@ def to_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
         indent: spaces of each level; None writes one line.
         ensure_ascii: whether other characters are escaped.
     """
-    standard = _without_non_finite(value)
+    standard = finite(value)
     return json.dumps(standard, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
 
 
-def _without_non_finite(value: object) -> object:
+def finite(value: Any) -> Any:
     """Return a copy of a value of JSON with None in place of each NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _without_non_finite(item) for name, item in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_non_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -4,11 +4,14 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pretrain.base import files
 
 METRICS, LOG = "metrics.jsonl", "run.log"
+MODEL_FOLDER = "model"
+FINISH = "finished.json"
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 STEP = re.compile(r"step-(\d{8})")  # a checkpoint, a push, a tag
 PARTIAL = re.compile(r"\.(.+)\.(tmp|old)-[0-9a-f]{8}")  # half-made; or moved aside for what comes in its place
@@ -34,16 +37,56 @@ def clear_partial(folder: Path) -> None:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Return the rows of a metrics.jsonl; a line that is none (a kill while writing has torn it) is left out."""
-    return [row for _, row in lines_and_rows(path) if row is not None]
+    """Return the rows of a metrics.jsonl."""
+    return list(iterate_metrics(path))
 
 
-def lines_and_rows(path: Path) -> Iterator[tuple[str, dict | None]]:
-    """Yield each line of a metrics.jsonl, and its row; None where it is not a mapping with a whole ``step``."""
-    if path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                row = None
-                with contextlib.suppress(ValueError):
-                    row = files.parse_json(line)
-                yield line, row if isinstance(row, dict) and type(row.get("step")) is int else None
+def iterate_metrics(path: Path) -> Iterator[dict]:
+    """Yield the rows of a metrics.jsonl, without those that a kill has torn: all with an integer ``step``.
+
+    A value that was not finite is None; files of older versions have NaN or infinity there.
+    """
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            row = None
+            with contextlib.suppress(ValueError):
+                row = files.parse_json(line)
+            if isinstance(row, dict) and type(row.get("step")) is int:
+                yield row
+
+
+@dataclass(frozen=True)
+class Finish:
+    """How a run ended: ``finished.json`` of its folder, written after ``model/``.
+
+    Attributes:
+        step: updates attempted.
+        since_best: if early stopping ended the run, the number of evaluations after the lowest validation loss, else 0.
+        has_checkpoint: whether a checkpoint of ``step`` was saved.
+        origin: the checkpoint that the run started from (``resume_from_checkpoint``), if any: its name and the SHA-256
+            of its weights.
+    """
+
+    step: int
+    since_best: int = 0
+    has_checkpoint: bool = True
+    origin: dict[str, str] | None = None
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether early stopping ended the run before max_steps."""
+        return self.since_best > 0
+
+    def write(self, run_dir: Path) -> None:
+        """Write the file."""
+        files.write_json(run_dir / FINISH, asdict(self))
+
+
+def read_finish(run_dir: Path) -> Finish | None:
+    """Return how the run in this folder ended; None if it has not ended, or if the file cannot be read."""
+    try:
+        return Finish(**files.read_json(run_dir / FINISH))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -62,9 +62,11 @@ def fit_micro_batch(
 
     def forward_and_backward(micro_batch: int) -> None:
         inputs_BT = torch.zeros(micro_batch, shape.sequence_length, dtype=torch.int64, device=device)
-        # Two tensors, as in training: one compiles otherwise. Under DDP no exchange: another process may have failed.
+        # Two tensors and the same arguments as in training, or it would be compiled twice.
+        # Under DDP gradients are not exchanged: another process may have failed.
         with sync_gradients(training_module, accelerator, enabled=accelerator.is_fsdp2):
-            accelerator.backward(training_module(inputs_BT, inputs_BT.clone()))
+            losses = training_module(inputs_BT, inputs_BT.clone(), with_cross_entropy=True)
+            accelerator.backward(losses.objective)
 
     if compiler_of(accelerator) != "no":
         log.info("compiling: the first micro-batch takes a minute or two")

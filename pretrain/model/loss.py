@@ -6,6 +6,7 @@ Legend: B sequences, T tokens, N = B T, E width, V vocabulary.
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,20 @@ from pretrain.model.attention import within_documents
 from pretrain.recipe import keys
 
 CARD_ROWS = 8192  # tokens whose logits a card holds at once
+
+
+class Losses(NamedTuple):
+    """The two losses of a training batch: fp32 scalars, means over its tokens.
+
+    Without label smoothing and z-loss both are the same tensor.
+
+    Attributes:
+        objective: the loss that is minimized.
+        cross_entropy: the plain cross entropy in nats per token, as in evaluation.
+    """
+
+    objective: torch.Tensor
+    cross_entropy: torch.Tensor
 
 
 class NextTokenLoss(nn.Module):
@@ -47,24 +62,71 @@ class NextTokenLoss(nn.Module):
         super().__init__()
         self.model, self.label_smoothing, self.z_loss, self.context = model, label_smoothing, z_loss, context
 
-    def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss, a fp32 scalar in nats per token; inputs and targets are (B, T) int64."""
+    def forward(
+        self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, *, with_cross_entropy: bool = False
+    ) -> torch.Tensor | Losses:
+        """Return the mean loss, an fp32 scalar.
+
+        Args:
+            inputs_BT, targets_BT: (B, T) int64 token ids.
+            with_cross_entropy: return ``Losses``, that is the plain cross entropy as well. It costs no
+                further pass over the logits. Only where gradients are enabled.
+        """
         context = self.context(inputs_BT) if self.context else {}
-        hidden = self.model.base_model(inputs_BT, use_cache=False, **context).last_hidden_state.flatten(0, 1)
-        head, targets = self.model.get_output_embeddings(), targets_BT.flatten()
-        training, vocab_size = torch.is_grad_enabled(), self.model.config.vocab_size
-        cpu_rows = max(256, 2**20 // vocab_size) if vocab_size <= 2**14 else 2048
-        rows = self.rows or ((CARD_ROWS if training else CARD_ROWS // 2) if hidden.is_cuda else cpu_rows)
-        if training and len(targets) <= rows:
-            logits = head(hidden).float()
-            loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-            return loss + self.z_loss * logits.logsumexp(-1).square().mean() if self.z_loss else loss
-        if training:
-            total = _ChunkedLoss.apply(hidden, head.weight, targets, rows, self.label_smoothing, self.z_loss)
-            return total / len(targets)
-        parts = zip(hidden.split(rows), targets.split(rows), strict=True)
-        sums = [F.cross_entropy(head(rows).float(), ids, reduction="sum") for rows, ids in parts]
-        return torch.stack(sums).sum() / len(targets)
+        outputs = self.model.base_model(inputs_BT, use_cache=False, **context)
+        hidden_NE = outputs.last_hidden_state.flatten(0, 1)
+        targets_N = targets_BT.flatten()
+        if not torch.is_grad_enabled():
+            return self._evaluation_loss(hidden_NE, targets_N)
+        losses = self._training_losses(hidden_NE, targets_N)
+        return losses if with_cross_entropy else losses.objective
+
+    def _rows_at_once(self, hidden_NE: torch.Tensor) -> int:
+        """Return the number of tokens whose logits are computed together."""
+        if self.rows:
+            return self.rows
+        if hidden_NE.is_cuda:
+            return CARD_ROWS if torch.is_grad_enabled() else CARD_ROWS // 2
+        vocab_size = self.model.config.vocab_size
+        return max(256, 2**20 // vocab_size) if vocab_size <= 2**14 else 2048
+
+    def _evaluation_loss(self, hidden_NE: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        head = self.model.get_output_embeddings()
+        rows = self._rows_at_once(hidden_NE)
+        parts = zip(hidden_NE.split(rows), targets_N.split(rows), strict=True)
+        sums = [F.cross_entropy(head(part).float(), ids, reduction="sum") for part, ids in parts]
+        return torch.stack(sums).sum() / len(targets_N)
+
+    def _training_losses(self, hidden_NE: torch.Tensor, targets_N: torch.Tensor) -> Losses:
+        head = self.model.get_output_embeddings()
+        rows = self._rows_at_once(hidden_NE)
+        if len(targets_N) <= rows:
+            return self._losses_of_logits(head(hidden_NE).float(), targets_N)
+        sums = _ChunkedLoss.apply(hidden_NE, head.weight, targets_N, rows, self.label_smoothing, self.z_loss)
+        if isinstance(sums, tuple):
+            objective_sum, cross_entropy_sum = sums
+            return Losses(objective_sum / len(targets_N), cross_entropy_sum / len(targets_N))
+        cross_entropy = sums / len(targets_N)
+        return Losses(cross_entropy, cross_entropy)
+
+    def _losses_of_logits(self, logits_NV: torch.Tensor, targets_N: torch.Tensor) -> Losses:
+        if not (self.label_smoothing or self.z_loss):
+            cross_entropy = F.cross_entropy(logits_NV, targets_N)
+            return Losses(cross_entropy, cross_entropy)
+        if self.label_smoothing:
+            # F.cross_entropy(label_smoothing=...) computes the same, bit for bit, but does not
+            # return the plain cross entropy, which is a step on the way.
+            log_probabilities_NV = F.log_softmax(logits_NV, dim=-1)
+            cross_entropy = F.nll_loss(log_probabilities_NV, targets_N)
+            sum_over_vocabulary = (-log_probabilities_NV.sum(-1)).mean()
+            share = self.label_smoothing / logits_NV.shape[-1]
+            objective = (1 - self.label_smoothing) * cross_entropy + sum_over_vocabulary * share
+        else:
+            cross_entropy = F.cross_entropy(logits_NV, targets_N)
+            objective = cross_entropy
+        if self.z_loss:
+            objective = objective + self.z_loss * logits_NV.logsumexp(-1).square().mean()
+        return Losses(objective, cross_entropy.detach())
 
 
 def loss_module(model: PreTrainedModel, loss: keys.Loss, separator: int) -> NextTokenLoss:
@@ -75,6 +137,9 @@ def loss_module(model: PreTrainedModel, loss: keys.Loss, separator: int) -> Next
 
 class _ChunkedLoss(torch.autograd.Function):
     """Sum of a linear head's losses, and its gradients at once, some rows at a time.
+
+    Returns the sum of the cross entropy; with label smoothing or z-loss a tuple: the sum that is minimized, and the sum
+    of the cross entropy, which has no gradient.
 
     The gradients by hidden states and head cost two matrix products wherever they are computed; here they are while a
     part's logits are there, so that none must be kept. They are those of the sum, which fp16 can hold; the backward
@@ -87,7 +152,9 @@ class _ChunkedLoss(torch.autograd.Function):
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
         head, vocabulary = weight_VE.to(dtype), torch.arange(len(weight_VE), device=hidden_NE.device)
-        loss = torch.zeros((), device=hidden_NE.device)
+        has_terms = bool(label_smoothing or z_loss)
+        cross_entropy = torch.zeros((), device=hidden_NE.device)
+        objective = torch.zeros((), device=hidden_NE.device)
         grad_hidden: list[torch.Tensor] = []
         grad_head = torch.zeros_like(weight_VE)
         for part, ids in zip(hidden_NE.to(dtype).split(rows), targets_N.split(rows), strict=True):
@@ -99,13 +166,15 @@ class _ChunkedLoss(torch.autograd.Function):
             total = logits.logsumexp(-1, keepdim=True)
             # The target's logit once more: read from the logits, it would keep a compiler from freeing them.
             expected = (part.float() * head[ids].float()).sum(-1, keepdim=True)
+            cross_entropy = cross_entropy + (total - expected).sum()
             if label_smoothing:
                 expected = torch.lerp(expected, logits.mean(-1, keepdim=True), label_smoothing)
-            loss = loss + (total - expected).sum()
+            if has_terms:
+                objective = objective + (total - expected).sum()
             # Softmax, minus what was expected; in place, and in one kernel where it is compiled.
             logits.sub_(total).exp_()
             if z_loss:
-                loss = loss + z_loss * total.square().sum()
+                objective = objective + z_loss * total.square().sum()
                 logits.mul_(1 + 2 * z_loss * total)
             logits.add_(vocabulary == ids[:, None], alpha=label_smoothing - 1)
             if label_smoothing:
@@ -115,9 +184,12 @@ class _ChunkedLoss(torch.autograd.Function):
             grad_hidden.append(grad_logits @ head)
         ctx.save_for_backward(torch.cat(grad_hidden), grad_head)
         ctx.hidden_dtype = hidden_NE.dtype
-        return loss
+        if not has_terms:
+            return cross_entropy
+        ctx.mark_non_differentiable(cross_entropy)
+        return objective, cross_entropy
 
     @staticmethod
-    def backward(ctx, grad_loss):
+    def backward(ctx, grad_loss, *_):
         grad_hidden, grad_head = ctx.saved_tensors
         return grad_hidden.to(ctx.hidden_dtype) * grad_loss, grad_head * grad_loss, None, None, None, None

@@ -63,4 +63,5 @@ class Report(TrainerCallback):
         log.info(f"step {row['step']:4}  reward {sampled:5}  held out {held_out:5}  {seconds:5.0f} s")
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
-            files.write_text(self.folder / METRICS, "".join(files.to_json(row) + "\n" for row in self.rows))
+            lines = [files.to_json(row) + "\n" for row in self.rows]
+            files.write_text(self.folder / METRICS, "".join(lines))

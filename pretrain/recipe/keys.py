@@ -244,6 +244,11 @@ class Loss:
     label_smoothing: float = science(0.0, "share of a target's probability, spread over the vocabulary", (0.0, 0.99))
     z_loss: float = science(0.0, "weight of the mean squared log of softmax's denominator; try 1e-4", (0.0, 1.0))
 
+    @property
+    def has_objective(self) -> bool:
+        """Whether training minimizes something other than the plain cross entropy."""
+        return self.label_smoothing > 0 or self.z_loss > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pretrain.base import console, paths
+from pretrain.base import console, layout, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.launch import refuse_incomplete_launch
@@ -69,6 +69,7 @@ def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
     return found
 
 
+PROFILE_UPDATES = 13  # what --profile takes: the first ones are left out (pretrain/run/profile.py)
 # Flags of train.py that are not recipe keys, as read_flags takes them.
 TRAIN_MODES = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, tasks; then stop"),
@@ -113,6 +114,12 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     recipe = load_recipe(recipe_file, flags, modes)
     if "extend_steps" in modes and "max_hours" in flags and recipe.schedule.max_hours:
         raise BadInput("--max_hours has no effect with --extend_steps, which states the length. Leave it out")
+    max_steps = recipe.schedule.max_steps
+    if "profile" in modes and "extend_steps" not in modes and max_steps < PROFILE_UPDATES:
+        raise BadInput(
+            f"--profile: max_steps = {max_steps}, and a profile takes {PROFILE_UPDATES} updates; use --max_steps "
+            f"{PROFILE_UPDATES} or more, or leave out --profile"
+        )
     return recipe, modes, reader_argv
 
 
@@ -509,17 +516,28 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
 def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str:
     """Return what to do about a key that is fixed; a finished run is trained longer by another command."""
     run = recipe.saving.run_dir
-    if name != "max_steps" or now <= (then[name] or now) or not (run / "model").is_dir():
+    if name != "max_steps" or now <= (then[name] or now) or not (run / layout.MODEL_FOLDER).is_dir():
         return f"Give another {recipe.saving.option_of_another_run}, or set it back"
     command = f"python train.py --recipe {paths.quoted(run / RUN_RECIPE)}"
     more = now - then[name]
-    if then["lr_scheduler_type"] in ("wsd", "constant"):
+    has_checkpoint = any(layout.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*"))
+    if has_checkpoint and then["lr_scheduler_type"] in ("wsd", "constant"):
         return f"To train it on: {command} --extend_steps {more}"
+
+    finish = layout.read_finish(run)
+    if finish and finish.stopped_early:
+        reason = f"Early stopping ended it at step {finish.step}. "
+        if has_checkpoint:
+            reason += f"To continue it to step {then[name]}: {command} --early_stopping_patience 0. "
+    elif has_checkpoint or then["lr_scheduler_type"] not in ("wsd", "constant"):
+        reason = "Its learning rate has ended. "
+    else:
+        reason = "It has no checkpoint to continue from. "
     new = (
         f"--init_from {paths.quoted(run)} --run_name {shlex.quote(f'{recipe.saving.name}-2')} "
         f"--output_dir {paths.quoted(f'{run}-2')}"
     )
-    return f"Its learning rate has ended. A new run from its weights: {command} {new} --max_steps {more}"
+    return f"{reason}A new run from its weights: {command} {new} --max_steps {more}"
 
 
 def read_file(path: Path) -> dict[str, Any]:

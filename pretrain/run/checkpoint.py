@@ -163,7 +163,7 @@ def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, l
             origin = files.read_json(path / STATE).get("origin")
         except (OSError, ValueError, AttributeError):
             return True  # nobody knows; it is damaged, and will be named
-        return begin is not None and _began_at(origin, begin)
+        return begin is not None and began_at(origin, begin)
 
     there, skipped = list_checkpoints(folder), []
     mine = [path for path in there if begin is None or is_mine(path)]
@@ -191,7 +191,7 @@ def origin_of(begin: Path) -> dict[str, str]:
     return {"checkpoint": begin.name, "sha256": _hash_of_weights(begin)}
 
 
-def _began_at(origin: Any, begin: Path) -> bool:
+def began_at(origin: Any, begin: Path) -> bool:
     """Return whether the ``origin`` in a checkpoint's ``state.json`` is the checkpoint ``begin``."""
     if not isinstance(origin, dict) or not isinstance(origin.get("checkpoint"), str):
         return False

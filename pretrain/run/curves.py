@@ -152,9 +152,9 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> No
     known = [row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")]
     ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None  # the same text each time
     for row in rows:
-        if "baseline/bigram" in row:
+        if _is_number(row.get("baseline/bigram")):
             levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"]
-        if "baseline/gzip" in row and ratio:
+        if _is_number(row.get("baseline/gzip")) and ratio:
             levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = row["baseline/gzip"] / ratio
     axes.plot(*lines[0], color=SKY, linewidth=0.6, alpha=0.45)
     for (places, values), (name, color) in zip(lines, LOSSES.values(), strict=True):

@@ -18,15 +18,18 @@ from accelerate import Accelerator
 
 from pretrain.base import paths
 from pretrain.base.errors import TrainingStopped
+from pretrain.base.layout import METRICS, MODEL_FOLDER, Finish, step_name
 from pretrain.base.stopping import StopRequest
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.baselines import baselines
 from pretrain.model import export
 from pretrain.recipe import keys
-from pretrain.run import folder
+from pretrain.recipe.rules import counted
+from pretrain.run import checkpoint
 from pretrain.run.opening import Run
 from pretrain.run.publisher import push_seconds
 from pretrain.run.report import duration
+from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
 
@@ -40,24 +43,52 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     """
     run_dir, is_main = recipe.saving.run_dir, accelerator.is_main_process
     with run.clock.paused():
+        run.report.last_update()
         step = run.checkpoints.load_best(run.state)
         if corpus.test:
             run.report.loss(run.state.step, "test", run.evaluator.loss("test", run.plan.per_device_train_batch_size))
         with run.evaluator.model() as whole:
             if is_main:
-                export.write(whole, run_dir / folder.MODEL_FOLDER, corpus.tokenizer)
+                export.write(whole, run_dir / MODEL_FOLDER, corpus.tokenizer)
         if is_main and recipe.evaluation.eval_steps:
             run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
     if recipe.saving.load_best_model_at_end and step == run.state.best_step:
-        best = f"validation loss {run.state.best_loss:.4f}, the lowest of {run.state.evaluations} evaluations"
+        evaluations = counted(run.state.evaluations, "evaluation", "evaluations")
+        best = f"validation loss {run.state.best_loss:.4f}, the lowest of {evaluations}"
         log.info(f"model/ has the weights of step {step}: {best}")
     run.report.draw()
     run.checkpoints.finish()  # the last push may have its checkpoint
+    if is_main:
+        finish_of(run.state, recipe).write(run_dir)
     run.publish.finished(run.state.step, step)
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
-    log.info(f"{run_dir}/: curves.png, samples.txt, metrics.jsonl, run.log, and checkpoints/ to resume from")
+    log.info(f"{run_dir}/: {contents(recipe.saving)}")
     command = f"python generate.py --model {paths.quoted(run_dir)}"
     log.info(f"{run_dir}/model/: for AutoModelForCausalLM.from_pretrained, or: {command}")
+
+
+def finish_of(state: RunState, recipe: keys.Recipe) -> Finish:
+    """Return what ``finished.json`` states of a run that has ended in this state."""
+    stops_early = state.stops_early(recipe.evaluation.early_stopping_patience)
+    return Finish(
+        step=state.step,
+        since_best=state.since_best if stops_early else 0,
+        has_checkpoint=(recipe.saving.checkpoints / step_name(state.step)).is_dir(),
+        origin=state.origin,
+    )
+
+
+def contents(saving: keys.Saving) -> str:
+    """Return the names of the files in the run folder that a user may want to see, and its checkpoints."""
+    names = []
+    for name in ("curves.png", "samples.txt", METRICS, "run.log"):
+        path = saving.run_dir / name
+        if path.is_file() and path.stat().st_size:
+            names.append(name)
+    text = ", ".join(names)
+    if checkpoint.list_checkpoints(saving.checkpoints):
+        return f"{text}, and checkpoints/ to resume from"
+    return text
 
 
 def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:
@@ -79,6 +110,12 @@ def mark_as_stopped() -> None:
     if path:
         with contextlib.suppress(OSError):  # the run is saved all the same
             Path(path).touch()
+
+
+def stopped_early(step: int, since_best: int) -> str:
+    """Return the line of a run that early stopping ends; ``since_best``: evaluations without a lower loss."""
+    evaluations = counted(since_best, "evaluation", "evaluations")
+    return f"step {step}: early stopping, after {evaluations} without a lower validation loss"
 
 
 def diverged(step: int, reason: str, in_a_row: int) -> TrainingStopped:

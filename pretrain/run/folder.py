@@ -5,17 +5,18 @@ import os
 from collections.abc import Iterator
 
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 
 from pretrain.base import console, files
 from pretrain.base.errors import BadInput
-from pretrain.base.layout import LOG, PARTIAL, STEP, clear_partial
+from pretrain.base.layout import FINISH, LOG, MODEL_FOLDER, PARTIAL, STEP, clear_partial, read_finish
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 from pretrain.run.publisher import PENDING
 from pretrain.run.resume import begins_at
 from pretrain.run.trackers import IDS
 
-LOCK, MODEL_FOLDER = ".lock", "model"
+LOCK = ".lock"
 
 
 def refuse_foreign_run(recipe: keys.Recipe) -> None:
@@ -50,6 +51,64 @@ def holds_results(saving: keys.Saving) -> bool:
     return bool(checkpoint.list_checkpoints(saving.checkpoints)) or staged or any(map(os.path.lexists, models))
 
 
+def nothing_left(recipe: keys.Recipe, accelerator: Accelerator) -> str | None:
+    """Return a line for the user if the run has finished and has no checkpoint of its end, else None.
+
+    Every process calls it, and the main process decides. A run with a checkpoint of its end is resumed from there, and
+    its model is written again.
+
+    Raises BadInput, on all processes, if the command asks for more training but the run has no checkpoint to continue
+    from. It would otherwise train from the start and replace the finished model.
+    """
+    line: str | None = None
+    problem: list[str] = []
+    if accelerator.is_main_process:
+        try:
+            line = _describe_finish(recipe)
+        except BadInput as error:
+            problem = error.lines
+    decision: list = [line, problem]
+    broadcast_object_list(decision)
+    line, problem = decision
+    if problem:
+        raise BadInput(problem)
+    return line
+
+
+def _describe_finish(recipe: keys.Recipe) -> str | None:
+    saving = recipe.saving
+    run_dir = saving.run_dir
+    if not (run_dir / MODEL_FOLDER).is_dir():
+        return None
+    finish = read_finish(run_dir)  # earlier versions did not write it
+    has_checkpoints = bool(checkpoint.list_checkpoints(saving.checkpoints))
+    if has_checkpoints and (finish is None or finish.has_checkpoint):
+        return None
+
+    begin = begins_at(saving)
+    if begin and finish and not checkpoint.began_at(finish.origin, begin):
+        if begin.resolve().parent == saving.checkpoints.resolve():
+            return None  # the run goes back to one of its checkpoints
+        raise BadInput(
+            f"resume_from_checkpoint = {begin}: {run_dir} contains a finished run that did not start there; "
+            f"give another {saving.option_of_another_run}"
+        )
+
+    patience = recipe.evaluation.early_stopping_patience
+    if finish and finish.stopped_early and not 0 < patience <= finish.since_best:
+        if has_checkpoints:
+            return None
+        raise BadInput(
+            f"early_stopping_patience = {patience}: early stopping ended the run in {run_dir} at step {finish.step}, "
+            f"and it has no checkpoint to continue from (save_steps was 0); give another --run_name"
+        )
+    step = f" at step {finish.step}" if finish else ""
+    return (
+        f"nothing is left to train: the run in {run_dir} finished{step}, and its model is {run_dir / MODEL_FOLDER}. "
+        f"To train again, give another --run_name"
+    )
+
+
 @contextlib.contextmanager
 def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     """Make the run folder and hold it inside the block: one trainer a folder."""
@@ -66,7 +125,7 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
         clear_partial(recipe.saving.checkpoints)
         path, text = run_dir / "recipe.yaml", keys.as_yaml(recipe)
         if not holds_results(recipe.saving) and path.is_file() and path.read_bytes() != text.encode():
-            for name in (IDS, "tensorboard"):  # new curves: those are another run's
+            for name in (IDS, FINISH, "tensorboard"):  # new curves: those are another run's
                 files.remove(run_dir / name)
         files.write_text(path, text)
         console.keep_in(run_dir / LOG)

@@ -9,7 +9,8 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel
 
-from pretrain.base import cards
+from pretrain.base import cards, files
+from pretrain.base.layout import FINISH
 from pretrain.base.stopping import StopRequest
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.encoding import Encoded
@@ -98,6 +99,8 @@ def open_run(
     for line in [*header(recipe, plan, corpus, tests, facts, accelerator), *notes]:
         log.info(line)
     peak = cards.peak_flops(facts.hardware, accelerator.mixed_precision)
+    if accelerator.is_main_process and not state.has_ended(recipe.evaluation.early_stopping_patience):
+        files.remove(recipe.saving.run_dir / FINISH)  # of a run that early stopping ended and that now continues
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
     report = Report(recipe, state, clock, is_main=accelerator.is_main_process)
     whole_model = WholeModel(model, recipe.model, device)

@@ -9,26 +9,42 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from pretrain.base import files
+from pretrain.recipe.reading import PROFILE_UPDATES
+from pretrain.recipe.rules import counted
 from pretrain.run.clock import Clock
 
 log = logging.getLogger(__name__)
 
-SKIPPED, WARM_UP, RECORDED = 8, 2, 3  # updates: compiling and clocks settle; the profiler itself; those of the trace
+WARM_UP = 2  # updates in which the profiler itself settles
+RECORDED = 3  # updates in the trace
+SKIPPED = PROFILE_UPDATES - WARM_UP - RECORDED  # updates in which compilation and clocks settle
 
 
 @contextlib.contextmanager
-def profiling(folder: Path | None, device: torch.device, clock: Clock) -> Iterator[Callable[[], None]]:
-    """Record a few updates of this process into ``folder``; without one do nothing. Give what is called after each update.
+def profiling(
+    folder: Path | None, device: torch.device, clock: Clock, *, updates_left: int
+) -> Iterator[Callable[[], None]]:
+    """Record a few updates of this process into ``folder``. Yield a function to call after each update.
 
-    Writes ``trace.json.gz`` (for https://ui.perfetto.dev) and ``table.txt``, and logs where they lie, or why there are
-    none. The training's ``clock`` stands still meanwhile, for writing takes seconds.
+    Writes ``trace.json.gz`` (for https://ui.perfetto.dev) and ``table.txt``, and logs where they are, or why there are
+    none. The training's ``clock`` stands still meanwhile, because writing takes seconds.
+
+    Args:
+        folder: where to write, or None to record nothing.
+        updates_left: the number of updates until max_steps. If they are too few, nothing is recorded.
     """
     if folder is None:
+        yield lambda: None
+        return
+    if updates_left < PROFILE_UPDATES:
+        left = counted(updates_left, "update is", "updates are")
+        log.info(f"no profile: it takes {PROFILE_UPDATES} updates, and {left} left to train")
         yield lambda: None
         return
     folder.mkdir(parents=True, exist_ok=True)
     on_card, table = device.type == "cuda", folder / "table.txt"
     files.remove(table)
+    updates = 0
 
     def write(recorded: profile) -> None:
         recorded.export_chrome_trace(str(folder / "trace.json.gz"))
@@ -37,6 +53,8 @@ def profiling(folder: Path | None, device: torch.device, clock: Clock) -> Iterat
         log.info(f"profile of {RECORDED} updates in {folder}/: table.txt, and trace.json.gz for ui.perfetto.dev")
 
     def step() -> None:
+        nonlocal updates
+        updates += 1
         with clock.paused():
             recording.step()
 
@@ -45,4 +63,5 @@ def profiling(folder: Path | None, device: torch.device, clock: Clock) -> Iterat
     with profile(activities=activities, schedule=plan, on_trace_ready=write, acc_events=True) as recording:
         yield step
     if not table.is_file():
-        log.info(f"no profile of fewer than {SKIPPED + WARM_UP + RECORDED} updates; give a larger --max_steps")
+        done = counted(updates, "update", "updates")
+        log.info(f"no profile: it takes {PROFILE_UPDATES} updates, and the run ended after {done}")

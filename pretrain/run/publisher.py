@@ -1,14 +1,13 @@
 """A run's pushes to the Hub: model, card, metrics and, as hub_strategy says, checkpoints; by the main process."""
 
-import json
 import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pretrain.base import layout, paths
+from pretrain.base import files, layout, paths
 from pretrain.base.errors import BadInput
 from pretrain.hub import fetch, push
 from pretrain.hub.model_card import metadata, model_card
@@ -58,7 +57,9 @@ class Publisher:
     def finished(self, step: int, weights_step: int) -> None:
         """Stage the run's last push: what ``model/`` holds after ``step``, the weights of ``weights_step``."""
         if self._pusher:
-            self._stage(step, {path.name: path for path in (self._run_dir / "model").iterdir()}, weights_step)
+            self._stage(
+                step, {path.name: path for path in (self._run_dir / layout.MODEL_FOLDER).iterdir()}, weights_step
+            )
 
     def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
         """Wait for the Hub; what is not sent stays where it is."""
@@ -80,25 +81,38 @@ class Publisher:
         recipe, run_dir = self._recipe, self._run_dir
         assert self._pusher and self._repo_id  # only a run that pushes comes here
         try:
-            files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
+            staged = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
             rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
-            files["README.md"] = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
-            files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
-            files["recipe.yaml"] = keys.public_yaml(recipe)
+            staged["README.md"] = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
+            staged[layout.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
+            staged["recipe.yaml"] = keys.public_yaml(recipe)
             if (run_dir / "curves.png").is_file():
-                files["curves.png"] = run_dir / "curves.png"
+                staged["curves.png"] = run_dir / "curves.png"
             path = recipe.saving.checkpoints / layout.step_name(step)
             places = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoints/{path.name}"}
             if (within := places.get(recipe.hub.hub_strategy)) and path.is_dir():
-                files |= {f"{within}/{file.name}": file for file in path.iterdir()}
-            now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
-            losses = {"train/loss": "train loss", "eval/loss": "validation loss"}
-            words = ", ".join(f"{words} {now[name]:.4f}" for name, words in losses.items() if name in now)
-            title, private = f"{recipe.saving.name}, step {step}: {words}", recipe.hub.hub_private_repo
-            self._pusher.add(step, repo_id=self._repo_id, private=private, title=title, files=files)
+                staged |= {f"{within}/{file.name}": file for file in path.iterdir()}
+            self._pusher.add(
+                step,
+                repo_id=self._repo_id,
+                private=recipe.hub.hub_private_repo,
+                title=f"{recipe.saving.name}, step {step}: {_losses_at(step, rows)}",
+                files=staged,
+            )
             self._pushes += 1
         except Exception as error:  # no error of a push ends a run
             log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
+
+
+def _losses_at(step: int, rows: Sequence[Mapping]) -> str:
+    """Return the losses of a step as a text, without those that were not finite."""
+    names = {"train/loss": "train loss", "eval/loss": "validation loss"}
+    losses = {}
+    for row in rows:
+        for name, words in names.items():
+            if row["step"] == step and isinstance(row.get(name), (int, float)):
+                losses[words] = f"{words} {row[name]:.4f}"
+    return ", ".join(losses[words] for words in names.values() if words in losses)
 
 
 def check(recipe: keys.Recipe) -> str | None:
@@ -108,7 +122,8 @@ def check(recipe: keys.Recipe) -> str | None:
     """
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
-    begun = checkpoint.list_checkpoints(recipe.saving.checkpoints)
+    run_dir = recipe.saving.run_dir
+    begun = checkpoint.list_checkpoints(recipe.saving.checkpoints) or (run_dir / layout.MODEL_FOLDER).is_dir()
     repo_id, note = push.check(
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,

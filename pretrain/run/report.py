@@ -3,20 +3,20 @@
 On a terminal there is a progress bar; in a file or a pipe there is one line every few seconds instead.
 """
 
-import json
 import logging
 import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from pretrain.base import files, foreign
-from pretrain.base.layout import METRICS, lines_and_rows
+from pretrain.base.layout import METRICS, iterate_metrics
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
@@ -52,6 +52,7 @@ class Report:
         self._first_step, self._validation_loss = state.step, 0.0
         self._measured: tuple[int, float] | None = None  # step and seconds that the time left is counted from
         self._hinted = self._undrawn = False
+        self._unreported: Callable[[], None] | None = None
         # tqdm needs a line to draw on
         drawn = is_main and sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines
         self._bar = tqdm(
@@ -68,7 +69,7 @@ class Report:
         kept = _samples_before(samples, state.step)
         files.write_text(samples, kept or (notes if recipe.evaluation.sample_steps else ""))
         self._metrics, self._samples = files.Log(metrics), files.Log(samples)
-        past = (row for _, row in lines_and_rows(metrics) if row is not None)
+        past = iterate_metrics(metrics)
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
         state.trackers = self._trackers.ids
         named = recipe.tracking.reference_curve
@@ -78,25 +79,26 @@ class Report:
         # A row at a time: of a million they would be gigabytes. Returns the place of the last row that there was.
         sent = -1
         with files.replacing(metrics) as temporary, temporary.open("w", encoding="utf-8") as file:
-            for line, row in lines_and_rows(metrics):
-                if row is None:
-                    continue
+            for row in iterate_metrics(metrics):
                 sent = place_after(sent, row["step"])
                 # A row of an update belongs to the step that it ended; an evaluation at `first_step` is done again.
                 if row["step"] < first_step + ("train/loss" in row):
-                    file.write(line.rstrip("\n") + "\n")
+                    file.write(files.to_json(row) + "\n")
                     self._rows.add(row)
         return sent
 
     def log(self, step: int, values: Mapping[str, float | str]) -> None:
         """Append a row to metrics.jsonl: step, tokens, values. A kill cannot lose it once this returns to the loop.
 
+        A value that is not finite, such as a skipped update's loss, is null, because JSON has no NaN.
+
         It is on disk before a checkpoint of this step, or of a later one, has its name. A full disk is logged and
         survived: the row is written with a later one.
         """
         if self._is_main:
-            row = {"step": step, "tokens": step * self._recipe.batch.tokens_per_step, **values}
-            _append(self._metrics, json.dumps(row) + "\n")
+            tokens = step * self._recipe.batch.tokens_per_step
+            row = files.finite({"step": step, "tokens": tokens, **values})
+            _append(self._metrics, files.to_json(row) + "\n")
             self._rows.add(row)
             self._trackers.log(step, row)
 
@@ -135,10 +137,21 @@ class Report:
                     "where its validation loss has risen, more text, or fewer --max_steps"
                 )
 
-    def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
-        """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
+    def update(self, state: RunState, update: Update, lr: float, device: torch.device, *, is_due: bool = True) -> None:
+        """Report an update: the metrics row, the progress and, once a run, what would use the card better.
+
+        Args:
+            is_due: False: ``last_update`` may report it later.
+        """
+        if not is_due:
+            self._unreported = partial(self.update, state, update, lr, device)
+            return
+        self._unreported = None
         gauges = hardware.gauges(device)
-        row = {"train/loss": update.loss, "train/grad_norm": update.grad_norm, "train/lr": lr}
+        row = {"train/loss": update.loss}
+        if update.objective is not None:
+            row["train/objective"] = update.objective
+        row |= {"train/grad_norm": update.grad_norm, "train/lr": lr}
         row |= {"skipped_updates": state.skipped_updates, "elapsed_seconds": self._clock.elapsed}
         # The waiting is a part of elapsed_seconds.
         row |= {**self._clock.read(), **gauges, "data_wait_seconds": state.data_wait_seconds}
@@ -146,6 +159,11 @@ class Report:
         if self._is_main:
             self._show(state, row)
             self._hint(state, gauges)
+
+    def last_update(self) -> None:
+        """Report the last update if it was not due, unless updates are never reported (logging_steps = 0)."""
+        if self._unreported and self._recipe.evaluation.logging_steps:
+            self._unreported()
 
     def samples(self, step: int, texts: list[tuple[str, str]], *, show: bool) -> None:
         """Append samples, each a prompt and what follows it, to samples.txt; ``show`` them on the terminal too."""
@@ -187,7 +205,10 @@ class Report:
     def _show(self, state: RunState, row: dict[str, float]) -> None:
         """Move the bar; without one log a line, at most every few seconds, and the last."""
         elapsed, step, total = row["elapsed_seconds"], state.step, state.max_steps
-        words = [f"loss {row['train/loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
+        words = [f"loss {row['train/loss']:.3f}"]
+        if "train/objective" in row:
+            words.append(f"objective {row['train/objective']:.3f}")
+        words.append(f"{row['tokens_per_second']:,.0f} tok/s")
         words += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
         words += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
         if self._measured is None:  # the first update pays for compiling

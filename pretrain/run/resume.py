@@ -79,8 +79,9 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
             break
     else:
         raise BadInput(
-            f"--extend_steps: {saving.checkpoints} holds no sound checkpoint from before a decay phase; a run with "
-            f"--lr_scheduler_type wsd leaves one (here lr_scheduler_type = {schedule.lr_scheduler_type})"
+            f"--extend_steps: {saving.checkpoints} contains no complete checkpoint from before the decay phase. A "
+            f"finished run with --lr_scheduler_type wsd or constant has one, unless early stopping ended it with "
+            f"--save_steps 0. Here lr_scheduler_type = {schedule.lr_scheduler_type}, save_steps = {saving.save_steps}"
         )
     assert length is not None
     old_suffix = f"-{length.max_steps}"
@@ -174,6 +175,7 @@ class Checkpoints:
             saved["science"] |= dataclasses.asdict(recipe.schedule)
             if saved.get("planned"):
                 saved["planned"] = dataclasses.asdict(length)
+            saved["since_best"] = 0  # early stopping counts from here
         reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
         self.corpus.refuse_other(path, saved["data"])
         checkpoint.load(path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
@@ -182,8 +184,11 @@ class Checkpoints:
         state = RunState.begin(recipe.schedule, saved)
         if path == begins_at(recipe.saving):
             state.origin = checkpoint.origin_of(path)
+        patience = recipe.evaluation.early_stopping_patience
         best = recipe.saving.checkpoints / step_name(state.best_step or 0)
-        if recipe.saving.load_best_model_at_end and (path.parent != best.parent or not best.is_dir()):
+        is_elsewhere = path.parent != best.parent
+        is_lost = not best.is_dir() and not state.stops_early(patience)  # a run that has ended stays ended
+        if recipe.saving.load_best_model_at_end and (is_elsewhere or is_lost):
             state.forget_best()
         self.saved_step = state.step
         notes.append(f"resumed from {path}")
@@ -191,6 +196,11 @@ class Checkpoints:
             notes.append(f"max_hours has planned {state.max_steps} steps in this run; this length stays")
         if state.step >= state.max_steps:
             notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
+        elif state.stops_early(patience):
+            notes.append(
+                f"nothing is left to train: early stopping ended this run at step {state.step} of {state.max_steps}. "
+                f"To continue it, give an --early_stopping_patience above {state.since_best}, or 0"
+            )
         if saved["threads"] != (threads := torch.get_num_threads()):
             notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {threads}")
         return state, notes
@@ -222,7 +232,7 @@ class Checkpoints:
         }
         tensors = self._copy(weights), self._copy(moments)
         keep_steps = self.keep_step(state), state.best_step if saving.load_best_model_at_end else None
-        is_last = state.step >= state.max_steps
+        is_last = state.has_ended(self.recipe.evaluation.early_stopping_patience)
 
         def write() -> None:
             checkpoint.write(saving.checkpoints, tensors, beside, saving.save_total_limit, keep_steps)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
+from pretrain.base.layout import MODEL_FOLDER
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.evaluator import Evaluator
@@ -32,6 +33,10 @@ def refuse_without_weights(recipe: keys.Recipe, *, fetched: bool = False) -> Non
     saving = recipe.saving
     here = recipe.model.init_from or begins_at(saving) or checkpoint.list_checkpoints(saving.checkpoints)
     if not here and (fetched or not fetch.is_address(saving.resume_from_checkpoint)):
+        if (saving.run_dir / MODEL_FOLDER).is_dir():
+            raise BadInput(
+                f"eval_only: {saving.run_dir} contains no checkpoint; score its model: --init_from {saving.run_dir}"
+            )
         raise BadInput(f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL")
 
 

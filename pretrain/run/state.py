@@ -84,6 +84,23 @@ class RunState:
         values["planned"] = length if self.planned else None
         return values
 
+    def has_ended(self, patience: int) -> bool:
+        """Return whether nothing is left to train: max_steps is reached, or early stopping ends the run at this step.
+
+        Args:
+            patience: the recipe's ``early_stopping_patience``.
+        """
+        return self.step >= self.max_steps or self.stops_early(patience)
+
+    def stops_early(self, patience: int) -> bool:
+        """Return whether early stopping ends the run at this step, before max_steps.
+
+        That needs an evaluation at this very step. A run that is resumed from an earlier checkpoint with a smaller
+        patience therefore trains until its next evaluation.
+        """
+        is_evaluated = self.evaluated_step == self.step
+        return is_evaluated and self.step < self.max_steps and 0 < patience <= self.since_best
+
     def set_length(self, max_steps: int, warmup_steps: int, changed_at: int = 0, rate_before: float = 0.0) -> None:
         """Give the schedule another length, which a checkpoint then stores."""
         self.max_steps = max_steps

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections import Counter
 
 import pytest
 import torch
@@ -72,7 +73,8 @@ def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_f
         return make_boxed_func(graph.forward)
 
     def loss(hidden, head):
-        return _ChunkedLoss.apply(hidden, head, targets, 16, 0.1, 1e-2)
+        objective, _ = _ChunkedLoss.apply(hidden, head, targets, 16, 0.1, 1e-2)
+        return objective
 
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
@@ -107,15 +109,36 @@ def test_smoothing_and_z_loss_are_their_formulas_with_either_head(kind, terms, r
     assert_close(ours, gradients_of(expected, model), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
+@pytest.mark.parametrize("terms", TERMS)
+def test_plain_cross_entropy_comes_with_the_objective(terms, rows):
+    model = randomize(built()).train()
+    batch = ids(3, 16), ids(3, 16).flip(1)
+    module = NextTokenLoss(model, **terms)
+    module.rows = rows
+    with Operations() as seen:
+        losses = module(*batch, with_cross_entropy=True)
+    assert seen.count["_log_softmax"] <= 1  # one pass over the logits
+    with torch.no_grad():
+        assert losses.cross_entropy.item() == pytest.approx(module(*batch).item(), abs=1e-6)
+    assert (losses.objective is losses.cross_entropy) == (not terms)
+    assert losses.cross_entropy.requires_grad == (not terms)
+    alone = module(*batch)
+    assert torch.equal(losses.objective, alone)
+    assert_close(gradients_of(losses.objective, model), gradients_of(alone, model), rtol=0, atol=0)
+
+
 class Operations(TorchDispatchMode):
-    """How large the largest result is of all that runs."""
+    """How large the largest result is of all that runs, and how often each operation runs."""
 
     def __init__(self):
         super().__init__()
         self.largest = 0
+        self.count = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **kwargs or {})
+        self.count[function.overloadpacket.__name__] += 1
         for part in result if isinstance(result, tuple | list) else [result]:
             self.largest = max(self.largest, part.numel() if isinstance(part, torch.Tensor) else 0)
         return result

@@ -26,8 +26,8 @@ class Case:
         loss = self.module(torch.arange(5)).square().mean() * factor
         (self.scaler.scale(loss) if self.scaler else loss).backward()
 
-    def update(self, loss=1.0, max_grad_norm=1.0, reduce_mean=lambda tensor: tensor):
-        how = {"max_grad_norm": max_grad_norm, "scaler": self.scaler, "reduce_mean": reduce_mean}
+    def update(self, loss=1.0, max_grad_norm=1.0, reduce_mean=lambda tensor: tensor, **how):
+        how |= {"max_grad_norm": max_grad_norm, "scaler": self.scaler, "reduce_mean": reduce_mean}
         return update.update(self.optimizer, self.parameters, torch.tensor(loss), **how)
 
     def bits(self):
@@ -68,6 +68,18 @@ def test_a_bad_loss_or_gradient_changes_neither_weights_nor_moments(fault, fp16)
     assert got.overflow is (fp16 and fault == "gradient") and got.overflow != ("not finite" in got.reason)
     case.gradients()
     assert case.update().applied
+
+
+@pytest.mark.parametrize("objective, applied", [(2.5, True), (NAN, False), (INF, False)])
+def test_the_objective_decides_whether_an_update_is_applied(objective, applied):
+    case = Case()
+    before = case.bits()
+    case.gradients()
+    got = case.update(loss=1.5, objective=torch.tensor(objective))
+    assert (got.loss, got.objective, got.applied) == (1.5, pytest.approx(objective, nan_ok=True), applied)
+    assert case.unchanged(before) != applied
+    assert applied or got.reason.startswith(f"objective {objective}, gradient norm ")
+    assert case.first.objective is None
 
 
 @pytest.mark.parametrize("scale", [2.0**16, 1.0])

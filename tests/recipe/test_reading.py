@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from conftest import RECIPE, ROOT
 
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import redact_url
+from pretrain.base.layout import Finish
 from pretrain.recipe import keys, reading
 from pretrain.recipe.plan import Plan, make_plan
 
@@ -256,6 +258,55 @@ def test_push_pending_needs_no_recipe_and_stands_alone_and_tasks_need_steps(tmp_
     ):
         reading.parse_training(given)
     assert reading.parse_training([*given, "--eval_only"])[1] == {"eval_only": True}
+
+
+@pytest.mark.parametrize(
+    "max_steps, more, is_refused", [(12, [], True), (13, [], False), (12, ["--extend_steps=9"], False)]
+)
+def test_a_run_too_short_for_a_profile_is_refused(tmp_path, max_steps, more, is_refused):
+    words = ["--recipe", str(write(tmp_path, warmup_steps=1)), "--max_steps", str(max_steps), "--profile", *more]
+    with pytest.raises(BadInput, match="^--profile: max_steps = 12, .* 13 or more") if is_refused else nullcontext():
+        assert reading.parse_training(words)[1]["profile"]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize(
+    "finish, has_checkpoint, expected",
+    [
+        (
+            {"since_best": 2},
+            True,
+            "Early stopping ended it at step 8. To continue it to step 12: {} --early_stopping_patience 0. ",
+        ),
+        ({"since_best": 2}, False, "Early stopping ended it at step 8. "),
+        ({}, True, "Its learning rate has ended. "),
+    ],
+)
+def test_more_max_steps_for_a_finished_run_names_the_true_reason(
+    tmp_path, monkeypatch, schedule, finish, has_checkpoint, expected
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ["model"] + ["checkpoints/step-00000008"] * has_checkpoint:
+        Path("runs/r", name).mkdir(parents=True)
+    Finish(step=8, **finish).write(Path("runs/r"))
+    changes = {"run_name": "r", "lr_scheduler_type": schedule, "decay_ratio": 0.2}
+    before = keys.fixed(recipe(tmp_path, **changes, max_steps=12))
+    with pytest.raises(BadInput) as caught:
+        reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, **changes, max_steps=20))
+    (message,) = caught.value.lines
+    command = "python train.py --recipe runs/r/recipe.yaml"
+    new = f"A new run from its weights: {command} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 8"
+    if schedule == "wsd" and has_checkpoint:
+        assert message.endswith(f"fixed for a run. To train it on: {command} --extend_steps 8")
+    else:
+        assert message.endswith(f"fixed for a run. {expected.format(command)}{new}")
+
+
+def test_modes_with_a_value_have_short_metavars(capsys):
+    with pytest.raises(SystemExit):
+        reading.read_flags(["--help"], "Story.", reading.TRAIN_MODES)
+    out = capsys.readouterr().out
+    assert "--extend_steps N " in out and "--push_pending TEXT" in out
 
 
 def test_help_has_every_flag_with_its_values_the_usual_ones_first(capsys):

@@ -9,6 +9,7 @@ from conftest import ROOT
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
+from pretrain.base.layout import Finish, read_finish, step_name
 from pretrain.recipe import keys
 from pretrain.recipe.reading import load_recipe
 from pretrain.run import folder
@@ -105,3 +106,53 @@ def test_a_folder_of_other_files_is_left_as_it_is(run_dir):
         with pytest.raises(BadInput, match="not a run folder of ours"):
             folder.refuse_foreign_run(recipe(run_dir))
         assert [path.name for path in Path(run_dir).iterdir()] == [name]
+
+
+FINISHED = Finish(step=8, has_checkpoint=False)
+STOPPED = Finish(step=8, since_best=2, has_checkpoint=False)
+
+
+@pytest.mark.parametrize(
+    "finish, checkpoints, changes, expected",
+    [
+        (FINISHED, [], {}, "finished at step 8"),
+        (FINISHED, [4], {}, "finished at step 8"),  # that of the lowest loss
+        (FINISHED, [], {"early_stopping_patience": 5, "save_steps": 9}, "finished at step 8"),
+        (None, [], {}, "nothing is left to train"),  # of an older version, or its checkpoints were deleted
+        (None, [4], {}, None),
+        (Finish(step=8), [4], {}, None),  # its last checkpoint is lost: train again from the one before
+        (STOPPED, [], {"early_stopping_patience": 2}, "finished at step 8"),
+        (STOPPED, [4], {"early_stopping_patience": 3}, None),
+        (STOPPED, [4], {"resume_from_checkpoint": "runs/r/checkpoints/step-00000004"}, None),
+    ],
+)
+def test_a_finished_run_has_nothing_left(run_dir, finish, checkpoints, changes, expected):
+    (run_dir / "model").mkdir(parents=True)
+    if finish:
+        finish.write(run_dir)
+    for step in checkpoints:
+        (run_dir / "checkpoints" / step_name(step)).mkdir(parents=True)
+    found = folder.nothing_left(recipe(run_dir, **changes), ALONE)
+    assert found is None if expected is None else expected in found
+    (run_dir / "model").rmdir()
+    assert folder.nothing_left(recipe(run_dir, **changes), ALONE) is None
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"early_stopping_patience": 3}, "early_stopping_patience = 3: early stopping ended the run in .* at step 8"),
+        ({"resume_from_checkpoint": "runs/other/checkpoints/step-00000004"}, "a finished run that did not start there"),
+    ],
+)
+def test_a_finished_model_is_not_trained_over(run_dir, changes, message):
+    (run_dir / "model").mkdir(parents=True)
+    STOPPED.write(run_dir)
+    with pytest.raises(BadInput, match=message):
+        folder.nothing_left(recipe(run_dir, **changes), ALONE)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"step": 1, "more": 2}'])
+def test_a_damaged_finish_is_none(tmp_path, text):
+    (tmp_path / "finished.json").write_text(text)
+    assert read_finish(tmp_path) is None

@@ -1,6 +1,7 @@
 """What a run reports and writes, and the clock it goes by."""
 
 import json
+import math
 import os
 import re
 import termios
@@ -73,6 +74,34 @@ def test_row_of_scores_names_the_revision(tmp_path, revision):
     made.close()
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert row.get("hellaswag/revision") == revision and row["hellaswag/items"] == 10
+
+
+def test_a_skipped_update_is_a_row_of_json_for_files_and_trackers(tmp_path, monkeypatch):
+    sent = []
+    tracker = SimpleNamespace(ids={}, log=lambda step, row: sent.append(row), close=lambda: None)
+    monkeypatch.setattr(report, "Trackers", lambda *_, **__: tracker)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": NaN}\n')  # of an older version
+    made = make(tmp_path, first_step=1)
+    skipped = Update(math.nan, math.inf, False, False, math.nan)
+    made.update(RunState(10, 1, step=2), skipped, 1e-3, torch.device("cpu"))
+    made.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    old, row = (json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in lines)
+    assert old == {"step": 1, "train/loss": None} and sent == [row]
+    assert row["train/loss"] is row["train/objective"] is row["train/grad_norm"] is None
+    make(tmp_path, first_step=2).close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [old, row]
+
+
+def test_the_objective_has_a_place_of_its_own(tmp_path, capsys):
+    made = make(tmp_path)
+    made.update(RunState(10, 1, step=1), Update(4.86, 1.0, True, False, 6.048), 1e-3, torch.device("cpu"))
+    made.update(RunState(10, 1, step=2), Update(4.86, 1.0, True, False), 1e-3, torch.device("cpu"))
+    made.close()
+    with_objective, without = read_metrics(tmp_path / "metrics.jsonl")
+    assert (with_objective["train/loss"], with_objective["train/objective"]) == (4.86, 6.048)
+    assert without["train/loss"] == 4.86 and "train/objective" not in without
+    assert "loss 4.860  objective 6.048  " in capsys.readouterr().err
 
 
 def test_trackers_are_given_the_rows_of_the_past_and_the_place_of_the_last_row_that_was_sent(tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 
+import pytest
+
 from pretrain.optim.schedule import Length
 from pretrain.optim.update import Update
 from pretrain.recipe import keys
@@ -40,6 +42,23 @@ def test_a_run_from_before_fsdp2_could_wait_exchanges_gradients_in_each_micro_ba
     assert not RunState.begin(SCHEDULE, saved).exchange_each
     del saved["exchange_each"]
     assert RunState.begin(SCHEDULE, saved).exchange_each
+
+
+@pytest.mark.parametrize(
+    "patience, step, evaluated_step, stops",
+    [
+        (2, 6, 6, True),
+        (1, 6, 6, True),  # resumed with a smaller patience
+        (3, 6, 6, False),
+        (0, 6, 6, False),
+        (2, 7, 6, False),  # not evaluated at this step
+        (2, 100, 100, False),  # max_steps, a planned end
+    ],
+)
+def test_early_stopping_needs_an_evaluation_at_this_step(patience, step, evaluated_step, stops):
+    state = RunState(100, 10, step=step, evaluated_step=evaluated_step, since_best=2)
+    assert state.stops_early(patience) == stops
+    assert state.has_ended(patience) == (stops or step == 100)
 
 
 def test_bad_updates_count_in_a_row_and_an_overflow_neither_adds_nor_ends_it():

@@ -9,6 +9,7 @@ import yaml
 from matplotlib.figure import Figure
 
 import compare_runs
+from pretrain.base.layout import Finish
 
 WORDS = ["$a", "_b", "c", "d", "e", "f", "g", "h"]
 
@@ -99,6 +100,29 @@ def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, capsys)
         assert ("different numbers of tokens" in out) != whole and (" *\n" in out) == whole
         with Path("muon1/metrics.jsonl").open("a") as file:  # its losses stay, and so does the star that they would get
             file.write(json.dumps({"step": 40, "tokens": 4000, "train/loss": 2.35, "elapsed_seconds": 80.0}) + "\n")
+
+
+@pytest.mark.parametrize(
+    "ended, even", [(("early", "early"), True), (("early", "max_steps"), True), (("early", None), False)]
+)
+def test_runs_that_early_stopping_ended_are_finished(six, capsys, ended, even):
+    with Path("muon1/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 40, "tokens": 4000, "train/loss": 2.35, "elapsed_seconds": 80.0}) + "\n")
+    for seed, kind in zip((0, 2, 1), ("early", *ended), strict=True):
+        if kind:
+            Finish(step=40, since_best=2 if kind == "early" else 0).write(Path(f"muon{seed}"))
+    assert compare_runs.main([*six, "--group", "seed"]) == 0
+    out = capsys.readouterr().out
+    assert ("different numbers of tokens" not in out) == even == (" *\n" in out)
+    assert f"early stopping ended {2 if ended[1] != 'early' else 3} runs" in out
+
+
+def test_a_loss_that_was_not_finite_at_the_end_is_shown(six, capsys):
+    with Path("muon0/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 40, "tokens": 4000, "eval/loss": None}) + "\n")
+    assert compare_runs.main(["adamw0", "muon0"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["validation", "loss", "2.0000", "nan"] in lines
 
 
 def test_the_picture_names_each_line_with_what_it_reached(tmp_path, drawn, monkeypatch):

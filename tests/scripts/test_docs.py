@@ -175,7 +175,7 @@ def test_the_lines_that_tail_metrics_for_a_monitor_print_each_row_once_it_is_who
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
     (code,) = (block for block in blocks if "train{{run" in block)
     log = tmp_path / "metrics.jsonl"
-    log.write_text('{"step": 1, "train/loss": 2.5}\n{"step": 2, "tr')
+    log.write_text('{"step": 1, "train/loss": 2.5, "train/grad_norm": null}\n{"step": 2, "tr')
     command = f"tail -n +1 -F {log} | {shlex.quote(sys.executable)} -c {shlex.quote(code)} r"
     watch = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert watch.stdout is not None

@@ -24,7 +24,7 @@ from runs import TIMES, TINY, final_state, ledger, losses, rows, weights, window
 from safetensors.torch import load_file
 
 from pretrain.data import shards, tokenization
-from pretrain.model.loss import NextTokenLoss
+from pretrain.model.loss import Losses, NextTokenLoss
 from pretrain.recipe import reading
 from pretrain.run import checkpoint
 
@@ -107,6 +107,17 @@ def test_the_loss_curve_moves_only_when_the_changelog_says_so(workplace, monkeyp
     assert [losses("r")[step] for step in (1, 4, 8, 12)] == pytest.approx(curve, abs=tolerance)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_train_loss_is_the_plain_cross_entropy(uninterrupted, processes):
+    """The first update's losses are those of the initial weights, whatever the objective is."""
+    terms = ("--z_loss", "0.05", "--label_smoothing", "0.2", "--max_steps", "2", "--warmup_steps", "1")
+    done = run("train.py", *TINY, *UNSEEN, *terms, "--save_steps", "0", "--run_name", "r", processes=processes)
+    loss, objective = (losses("r", name)[1] for name in ("train/loss", "train/objective"))
+    assert loss == pytest.approx(losses("whole")[1], abs=1e-5) and objective > loss + 0.1
+    assert not losses("whole", "train/objective")
+    assert "  objective " in done.stderr
+
+
 def test_a_finished_wsd_run_trained_on_equals_one_that_was_as_long_from_the_start(workplace):
     wsd = (*TINY, *UNSEEN, "--lr_scheduler_type", "wsd", "--decay_ratio", "0.3", "--save_steps", "5")
     run("train.py", *wsd, "--run_name", "r")
@@ -136,7 +147,7 @@ def test_another_length_is_refused_where_a_learning_rate_so_far_would_be_another
     "flags, message",
     [
         (("--extend_steps", "0"), "--extend_steps 0: must be at least 1"),
-        (("--extend_steps", "5"), "runs/r/checkpoints holds no sound checkpoint from before a decay phase"),
+        (("--extend_steps", "5"), "runs/r/checkpoints contains no complete checkpoint from before the decay phase"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_before_anything_is_made(workplace, flags, message):
@@ -207,15 +218,50 @@ def test_a_run_that_begins_elsewhere_or_lost_its_best_checkpoint_looks_for_the_b
     assert "resumed from runs/whole/checkpoints/step-00000009" in said and "the lowest of 2 evaluations" in said
 
 
-def test_early_stopping_ends_a_run_as_a_planned_end_does(rises):
-    asked = (*RISES, "--early_stopping_patience", "2", "--max_steps", "40")
-    done = run("train.py", *asked, "--run_name", "r")
-    best, found = best_of("r")
+PATIENT = (*RISES, "--early_stopping_patience", "2", "--run_name", "r")
+
+
+def test_early_stopping_ends_a_run_and_a_larger_patience_continues_it(rises):
+    done = run("train.py", *PATIENT, "--logging_steps", "100")
+    (best, found), (_, whole) = best_of("r"), best_of("whole")
     end = best + 4
-    assert max(found) == end < 40 and f"step {end}: the run ends here, 2 evaluations after its best" in done.stderr
+    assert found == {step: loss for step, loss in whole.items() if step <= end} and end < 12
+    assert f"step {end}: early stopping, after 2 evaluations without a lower validation loss" in done.stderr
+    assert list(losses("r")) == [end]  # as at max_steps, the last update has a row
     assert weights(Path("runs/r/model")) == weights(Path(f"runs/r/checkpoints/step-{best:08d}"))
-    again = run("train.py", *asked, "--run_name", "r")
-    assert "nothing is left to train" in again.stderr and best_of("r") == (best, found)
+
+    again = run("train.py", *PATIENT)
+    assert f"early stopping ended this run at step {end} of 12. To continue it, give an" in again.stderr
+    assert list(losses("r")) == [end] and best_of("r") == (best, found)
+    refused = run("train.py", *PATIENT, "--max_steps", "20", expect=2).stderr
+    assert f"Early stopping ended it at step {end}. To continue it to step 12: python" in refused
+    assert "learning rate has ended" not in refused
+
+    command = refused.partition("python train.py ")[2].partition(". A new run")[0]
+    run("train.py", *shlex.split(command))  # patience 0
+    assert best_of("r") == best_of("whole") and final_state("r") == final_state("whole")
+
+
+def test_extending_a_run_resets_early_stopping_and_keeps_its_schedule(rises):
+    wsd = (*PATIENT, "--lr_scheduler_type", "wsd", "--decay_ratio", "0.2", "--load_best_model_at_end", "false")
+    run("train.py", *wsd, "--max_steps", "40")
+    end = max(losses("r", "eval/loss"))
+    assert end < 30
+    run("train.py", *wsd, "--max_steps", "40", "--extend_steps", "5")
+    assert list(losses("r-45", "eval/loss")) == [end, end + 2, end + 4]
+    state = json.loads(Path(f"runs/r-45/checkpoints/step-{end + 4:08d}/state.json").read_text())
+    assert state["since_best"] == 2 and state["planned"] is None and state["science"]["max_steps"] == 45
+
+
+@pytest.mark.parametrize("flags", [(), ("--load_best_model_at_end", "true"), ("--early_stopping_patience", "2")])
+def test_a_finished_run_without_a_last_checkpoint_is_left_as_it_is(rises, flags):
+    without = (*RISES, "--load_best_model_at_end", "false", "--save_steps", "0", "--run_name", "r", *flags)
+    done = run("train.py", *without)
+    assert ("checkpoints/ to resume from" in done.stderr) == Path("runs/r/checkpoints").is_dir()
+    before = {path: path.stat().st_mtime_ns for path in Path("runs/r").rglob("*")}
+    again = run("train.py", *without)
+    assert "nothing is left to train: the run in runs/r finished at step" in again.stderr.splitlines()[-1]
+    assert {path: path.stat().st_mtime_ns for path in Path("runs/r").rglob("*")} == before
 
 
 def main(argv: list[str]) -> None:
@@ -279,16 +325,20 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
     real = NextTokenLoss.forward
     calls = []
 
-    def poisoned(self, inputs_BT, targets_BT):
-        loss = real(self, inputs_BT, targets_BT)
+    def poisoned(self, *batch, **how):
+        losses = real(self, *batch, **how)
         calls.append(torch.is_grad_enabled())
-        return loss * float("nan") if sum(calls) in (3, 19, 23, 27) and torch.is_grad_enabled() else loss
+        bad = sum(calls) in (3, 19, 23, 27) and torch.is_grad_enabled()
+        return Losses(*(loss * float("nan") for loss in losses)) if bad else losses
 
     monkeypatch.setattr(NextTokenLoss, "forward", poisoned)
     # The rehearsal takes 2 micro-batches, then each step 4: 3 is in step 1 (skipped alone), 19, 23 and 27 in 5, 6 and 7.
     run("train.py", *TINY, *UNSEEN, "--run_name", "n", expect=1)
     skipped = {row["step"]: row["skipped_updates"] for row in rows("n")}
-    assert skipped == {1: 1, 2: 1, 3: 1, 4: 1, 5: 2, 6: 3}
+    assert skipped == {1: 1, 2: 1, 3: 1, 4: 1, 5: 2, 6: 3, 7: 4}
+    assert [step for step, loss in losses("n").items() if loss is None] == [1, 5, 6, 7]
+    for line in Path("runs/n/metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # bare NaN is not JSON
     newest = checkpoint.list_checkpoints(Path("runs/n/checkpoints"))[0]
     assert newest.name == "step-00000007"
     assert json.loads((newest / "state.json").read_text())["skipped_updates"] == 4
@@ -300,11 +350,11 @@ def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
     real = NextTokenLoss.forward
     calls = []  # the first two with gradients are the rehearsal's; then two a step
 
-    def poisoned(self, inputs_BT, targets_BT):
-        loss = real(self, inputs_BT, targets_BT)
+    def poisoned(self, *batch, **how):
+        losses = real(self, *batch, **how)
         calls.append(torch.is_grad_enabled())
         bad = sum(calls) == 7 and torch.is_grad_enabled() and os.environ["RANK"] == "1"
-        return loss * float("inf") if bad else loss
+        return Losses(*(loss * float("inf") for loss in losses)) if bad else losses
 
     monkeypatch.setattr(NextTokenLoss, "forward", poisoned)
     run("train.py", *TINY, *UNSEEN, "--run_name", "p", "--max_steps", "4", processes=2)

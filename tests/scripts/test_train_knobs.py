@@ -121,9 +121,12 @@ def test_what_is_added_to_the_loss_is_learned_from_and_not_reported_as_validatio
         said = run("train.py", *flags, "--run_name", name).stderr
         assert (", deterministic" in said) == (name == "deterministic")
         plain, more = losses("plain", "eval/loss"), losses(name, "eval/loss")
-        # The same weights: the reported loss is the plain one; under a mask validation reads as training does.
-        assert (plain[0] == more[0]) == (name != "masked")
-        assert (losses(name)[1] == losses("plain")[1]) == (plain[4] == more[4]) == (name in ("plain", "deterministic"))
+        # The same weights: the reported losses are the plain ones; under a mask validation reads as training does.
+        assert (plain[0] == more[0]) == (losses(name)[1] == losses("plain")[1]) == (name != "masked")
+        assert (plain[4] == more[4]) == (name in ("plain", "deterministic"))
+        objectives = losses(name, "train/objective")
+        assert bool(objectives) == (name in ("smoothing", "z_loss"))
+        assert not objectives or objectives[1] != losses(name)[1]
 
 
 # Knobs of memory and speed.
