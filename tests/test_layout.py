@@ -183,7 +183,7 @@ def test_readme_is_read_in_five_minutes_and_the_pages_in_two_hours_in_lines_of_1
     text, docs = (ROOT / "README.md").read_text(encoding="utf-8"), sorted((ROOT / "docs").rglob("*.md"))
     assert 900 <= len(text.split()) <= 1100 and len(re.findall(r"^!\[", text, re.MULTILINE)) >= 1
     pages = [*docs, ROOT / "recipes/README.md", ROOT / "benchmarks/results/README.md"]
-    assert sum(len(path.read_text(encoding="utf-8").split()) for path in pages) <= 20_000
+    assert sum(len(path.read_text(encoding="utf-8").split()) for path in pages) <= 22_000
     for page in (ROOT / "README.md", ROOT / "AGENTS.md", *docs):
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         lines = [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    ", "!["))]

@@ -4,6 +4,7 @@ import difflib
 from pathlib import Path
 
 from pretrain.base.errors import BadInput
+from pretrain.model.adapters import refuse_adapter
 from pretrain.recipe.rules import nearest_beside
 
 
@@ -14,7 +15,9 @@ def find(name: str, asked: str = "--model ") -> str:
     """
     path = Path(name)
     if (path / "model").is_dir():
+        refuse_adapter(path / "model", f"{asked}{name}")
         return str(path / "model")
+    refuse_adapter(path, f"{asked}{name}")
     if path.is_dir() and (path / "checkpoints").is_dir():
         raise BadInput(
             f"{asked}{name}: the run has not written model/ yet; it does so at its end. Until then "

@@ -11,6 +11,8 @@ import torch
 from conftest import run
 from small_models import built
 
+import eval_tasks
+import export_model
 import generate
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
@@ -55,6 +57,29 @@ def test_bad_input_is_one_error_with_exit_2(model_dir):
     ):
         done = run("generate.py", "--model", model_dir, *flags, expect=2)
         assert words in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        (generate, "--model", "m"),
+        (export_model, "m", "--out", "out"),
+        (eval_tasks, "--model", "m", "--tasks", "piqa", "--data_files", "items.jsonl"),
+    ],
+    ids=lambda words: words[0].__name__,
+)
+def test_larger_tokenizer_is_one_error_of_each_script(tmp_path, monkeypatch, capsys, script):
+    monkeypatch.chdir(tmp_path)
+    export.write(built(vocab_size=16), Path("m"), tokenization.make_characters(["abc"]))
+    tokenizer = tokenization.load("m")
+    tokenizer.add_tokens([f"<{number}>" for number in range(20)])
+    tokenizer.save_pretrained("m")
+    Path("items.jsonl").write_text('{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n')
+    module, *flags = script
+    assert module.main(flags) == 2
+    error = capsys.readouterr().err
+    assert "m: the tokenizer has ids up to 23, which need 24 rows" in error and "Traceback" not in error
+    assert "model.resize_token_embeddings(24)" in error and not Path("out").exists()
 
 
 def test_chat_answers_each_line_until_the_input_ends_safe_to_show_on_a_terminal(tmp_path, monkeypatch, caplog):
