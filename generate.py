@@ -68,13 +68,17 @@ def print_samples(asked: argparse.Namespace) -> None:
     from pretrain.evaluation import sampling
     from pretrain.hub import client
     from pretrain.model import pretrained
+    from pretrain.model.adapters import refuse_hub_adapter
+    from pretrain.model.vocabulary import refuse_missing_rows
     from pretrain.post import chat
 
     client.bound_client()
 
     disable_progress_bar()
+    refuse_hub_adapter(name, f"--model {asked.model}")
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
+    refuse_missing_rows(model, tokenizer, f"--model {asked.model}")
     how = sampling.Sampling(**{one.name: getattr(asked, one.name) for one in dataclasses.fields(sampling.Sampling)})
     streamer = sampling.Streamer(tokenizer, console.write, with_prompt=not asked.chat)
     if asked.chat:

@@ -13,7 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from pretrain.base import console, files, paths
+from pretrain.base import console, cudnn, files, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, errno_of
 from pretrain.base.launch import refuse_incomplete_launch
@@ -25,8 +25,9 @@ log = logging.getLogger("pretrain.post_train")
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Post-train as the command line asks; return the exit status."""
-    # Both are read when TRL is imported. Trainer would spread one process over all cards of the machine.
+    # These are read when TRL is imported, or later. Trainer would spread one process over all cards of the machine.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault(cudnn.VARIABLE, "1")
     if "WORLD_SIZE" not in os.environ:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL's use of it
@@ -53,14 +54,17 @@ def post_train(task, settings) -> None:
     """Train ``task.model`` by GRPO; write model/, metrics.jsonl and reward.png into ``settings.output_dir``."""
     # Here, for they take seconds: a wrong flag is answered before.
     from datasets import Dataset
-    from transformers import PrinterCallback, ProgressCallback
+    from transformers import AutoConfig, PrinterCallback, ProgressCallback
     from transformers.utils.logging import disable_progress_bar
     from trl import GRPOTrainer
 
     from pretrain.data import tokenization
+    from pretrain.evaluation.likelihood import context_length
     from pretrain.hub import client
     from pretrain.model import export, pretrained
+    from pretrain.model.adapters import refuse_hub_adapter
     from pretrain.model.find import find
+    from pretrain.model.vocabulary import refuse_missing_rows
     from pretrain.post import positions, problems, rewards
     from pretrain.post.report import Report
     from pretrain.post.settings import refusal
@@ -77,9 +81,24 @@ def post_train(task, settings) -> None:
         raise BadInput(f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give output_dir's checkpoint-N")
     reward = rewards.checked(task.reward, task.stop)
     prompts, held_out = problems.read("prompts", task.prompts), problems.read("held_out", task.held_out)
+    where = f"model = {task.model}"
     name = find(task.model, "model = ")
-    tokenizer, model = tokenization.load(name, of_model=True), pretrained.load(name).float()
-    problems.check(model, tokenizer, [*prompts, *held_out], longest)
+    refuse_hub_adapter(name, where)
+    tokenizer = tokenization.load(name, of_model=True)
+    problems.check(tokenizer, [*prompts, *held_out])
+    # Loading the config is cheap: prompts are dropped before the weights are loaded.
+    context = context_length(pretrained.loaded(where, AutoConfig, name))
+    limits = {"context": context, "max_completion_length": longest}
+    prompts = problems.drop_long(f"prompts = {task.prompts}", tokenizer, prompts, **limits)
+    problems.require_batch(
+        f"prompts = {task.prompts}",
+        prompts,
+        completions=settings.generation_batch_size,
+        num_generations=settings.num_generations,
+    )
+    held_out = problems.drop_long(f"held_out = {task.held_out}", tokenizer, held_out, **limits)
+    model = pretrained.load(name).float()
+    refuse_missing_rows(model, tokenizer, where)
     problems.stop_at(model, tokenizer, task.stop)
     positions.derive_positions(model)
 

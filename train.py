@@ -49,7 +49,7 @@ from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
 from pretrain.machine.fit import save_when_out_of_memory
 from pretrain.machine.time_budget import CHECKPOINT, SAMPLES, TASKS, UPDATE, VALIDATION, TimeBudget
-from pretrain.model import pretrained
+from pretrain.model import pretrained, vocabulary
 from pretrain.model.build import build
 from pretrain.optim import optimizers, update
 from pretrain.optim.schedule import learning_rate, set_lr
@@ -83,7 +83,9 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     trackers.drop_overridden(recipe, reader_argv)
     if "extend_steps" in modes:
         recipe = extended(recipe, modes["extend_steps"])
+    stated_rows = recipe.model.vocab_size
     recipe = pretrained.complete(recipe)
+    vocabulary.refuse_larger_tokenizer(recipe, stated_rows)
 
     # Fail early: nothing is written before this is through.
     make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
@@ -238,7 +240,7 @@ def train(
                 state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
                 checkpoints.finish()
-                raise ends.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
+                raise ends.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW, run.attention_kernel)
             if planned:
                 checkpoints.save(state)  # a resumed run keeps this length
 

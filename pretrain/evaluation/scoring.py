@@ -27,14 +27,16 @@ from pretrain.evaluation.record import Task
 from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator
 from pretrain.model import pretrained
+from pretrain.model.adapters import refuse_hub_adapter
+from pretrain.model.compression import precision_of
 from pretrain.model.find import find
+from pretrain.model.vocabulary import refuse_missing_rows
 from pretrain.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 
 METRICS = Path(__file__).parents[2] / "metrics"
 FEW = 100  # items, below which a score is nearly chance
-PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
 def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
@@ -45,17 +47,18 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     """
     disable_progress_bar()  # Transformers' own bars, over loading one file
     name, records = find(asked.model), items.records()
+    refuse_hub_adapter(name, f"--model {asked.model}")
     tokenizer = tokenization.load(name, of_model=True)
     found = [items.read(records[task], asked.task_files.get(task), asked.limit) for task in asked.tasks]
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = make_accelerator(hardware.this_device(), precision="no")
     model = pretrained.load(name).to(accelerator.device)
+    refuse_missing_rows(model, tokenizer, f"--model {asked.model}")
     length = likelihood.context_length(model.config)
     tests = [Encoded(records[task], rows, tokenizer, length) for task, rows in zip(asked.tasks, found, strict=True)]
     if asked.push_to_hub:
         refuse_incomplete(tests, asked.push_to_hub)
-    precision = accelerator.mixed_precision
-    precision = PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision
+    precision = precision_of(model, accelerator.mixed_precision)
     lines, rows = [], []
     catch_interrupts()
     try:

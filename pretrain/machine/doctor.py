@@ -19,8 +19,8 @@ from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
 
-from pretrain.base import cards, files, paths
-from pretrain.base.errors import lacks_inodes
+from pretrain.base import cards, cudnn, files, paths
+from pretrain.base.errors import first_line, lacks_inodes
 from pretrain.machine import estimate, forecast, verdicts
 from pretrain.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
 from pretrain.recipe import keys
@@ -91,6 +91,7 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
         yield Check("card", OK if known else WARNING, f"{name}. {text}")
     for name, capability in dict(mine).items() if cuda else ():  # torch for AMD cards names its kernels otherwise
         yield verdicts.architecture(name, capability, torch.cuda.get_arch_list(), driver)
+    yield from examine_cudnn([capability for _, capability in mine])
     if not here:
         yield Check("card", OK, f"none: CPU, {torch.get_num_threads()} threads")
     preset = cards.preset(here[0] if here else "", len(here))
@@ -98,6 +99,53 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
     yield Check("launch", OK, f"{cards.launcher(preset, len(here))} train.py --recipe {paths.quoted(path)}")
     if mine or not driver:
         yield from examine_trials([capability for _, capability in mine], preset, quick)
+
+
+def examine_cudnn(capabilities: list[verdicts.Pair]) -> Iterator[Check]:
+    """Yield check results for the cuDNN that torch has loaded, for GPUs of these compute capabilities."""
+    import torch
+
+    if torch.version.cuda is None:  # a build for CPUs or AMD GPUs
+        return
+    try:
+        version = torch.backends.cudnn.version()
+    except RuntimeError as error:  # torch refuses a library that is older than its own
+        yield Check("cudnn", ERROR, first_line(error), verdicts.CUDNN_REMEDY)
+        return
+    if version is None:
+        return
+    yield verdicts.cudnn_attention(capabilities, version, deprioritized=cudnn.is_deprioritized())
+    package_name = f"nvidia-cudnn-cu{torch.version.cuda.partition('.')[0]}"
+    package = next(iter(distributions(name=package_name)), None)
+    if package is None:  # the torch of a container or of conda
+        return
+    library = verdicts.CudnnLibrary(
+        version=version,
+        package=package.version,
+        package_folder=os.path.realpath(str(package.locate_file("nvidia/cudnn/lib"))),
+        loaded=loaded_libraries("libcudnn"),
+        search_path=library_folders("libcudnn"),
+    )
+    shadowed = verdicts.cudnn_library(library)
+    if shadowed:
+        yield shadowed
+
+
+def loaded_libraries(name: str) -> list[str]:
+    """Return the paths of the shared libraries of this process whose file names begin with ``name``."""
+    maps = Path("/proc/self/maps")  # Linux only
+    text = maps.read_text(errors="replace") if maps.is_file() else ""
+    paths = {line.rpartition(" ")[2] for line in text.splitlines()}
+    return sorted(path for path in paths if Path(path).name.startswith(name))
+
+
+def library_folders(name: str) -> list[str]:
+    """Return the folders of LD_LIBRARY_PATH that contain a shared library whose name begins with ``name``."""
+    folders = []
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        if folder and any(Path(folder).glob(f"{name}*.so*")):
+            folders.append(os.path.realpath(folder))
+    return folders
 
 
 def examine_trials(mine: list[verdicts.Pair], preset: str, quick: bool) -> Iterator[Check]:

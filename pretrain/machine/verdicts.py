@@ -1,11 +1,14 @@
 """Verdicts on the facts that machine/doctor.py gathers: plain values in, a verdict out."""
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
+from pretrain.base import cudnn
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
@@ -23,6 +26,7 @@ REMEDIES = {  # of trials without a result
     "all-reduce": "between cards try NCCL_P2P_DISABLE=1, NCCL_DEBUG=INFO shows where it hangs, and docker needs --gpus "
     "all --ipc=host; between CPUs try GLOO_SOCKET_IFNAME=lo",
 }
+CUDNN_REMEDY = "take the folder of the other cuDNN out of LD_LIBRARY_PATH, so that torch loads its own"
 Pair = tuple[int, int]  # a compute capability
 
 
@@ -122,6 +126,63 @@ def architecture(name: str, capability: Pair, arch_list: list[str], driver: str 
     if served(capability, arch_list):
         return Check("kernels", OK, f"torch has kernels for {text}")
     return Check("kernels", ERROR, f"torch has no kernels for {text}", reinstall(capability, driver))
+
+
+def cudnn_attention(capabilities: Iterable[Pair], version: int, *, deprioritized: bool) -> Check:
+    """Judge whether attention may use cuDNN kernels that return NaN gradients (base/cudnn.py).
+
+    Args:
+        capabilities: compute capabilities of the GPUs.
+        version: ``torch.backends.cudnn.version()``.
+        deprioritized: whether the environment variable makes PyTorch prefer other kernels.
+    """
+    name = f"cuDNN {cudnn.version_text(version)}"
+    has_hopper = any(major == cudnn.HOPPER for major, _ in capabilities)
+    if version >= cudnn.FIXED or not has_hopper:
+        return Check("cudnn", OK, name)
+    if deprioritized:
+        return Check("cudnn", OK, f"{name}; PyTorch prefers other attention kernels ({cudnn.VARIABLE})")
+    text = f"the attention of {name} may return NaN gradients on Hopper GPUs where it has a mask (pytorch#196678)"
+    remedy = (
+        f"export {cudnn.VARIABLE}=1 for TRL and document_mask (post_train.py sets it), or install "
+        f"torch {cudnn.FIXED_TORCH} or newer, which has cuDNN {cudnn.version_text(cudnn.FIXED)}"
+    )
+    return Check("cudnn", WARNING, text, remedy)
+
+
+@dataclass(frozen=True)
+class CudnnLibrary:
+    """The cuDNN that a process has loaded, and the one that was installed with torch.
+
+    Attributes:
+        version: ``torch.backends.cudnn.version()``, of the loaded library.
+        package: version of the installed nvidia-cudnn package, such as 9.20.0.48.
+        package_folder: folder of its libraries.
+        loaded: paths of the loaded libraries.
+        search_path: folders of LD_LIBRARY_PATH that contain a cuDNN.
+    """
+
+    version: int
+    package: str
+    package_folder: str
+    loaded: Sequence[str]
+    search_path: Sequence[str]
+
+
+def cudnn_library(library: CudnnLibrary) -> Check | None:
+    """Warn if another cuDNN shadows the one that was installed with torch; return None if none does."""
+    loaded_version = cudnn.version_text(library.version)
+    package_version = ".".join(library.package.split(".")[:3])
+    others = [path for path in library.loaded if not path.startswith(f"{library.package_folder}/")]
+    folders = [folder for folder in library.search_path if folder != library.package_folder]
+    if others or loaded_version != package_version:
+        where = f" from {others[0]}" if others else ""
+        text = f"cuDNN {loaded_version} is loaded{where} instead of the {library.package} that was installed with torch"
+    elif folders:
+        text = f"{folders[0]} in LD_LIBRARY_PATH contains another cuDNN than the {library.package} of torch"
+    else:
+        return None
+    return Check("cudnn library", WARNING, text, CUDNN_REMEDY)
 
 
 def disk(free_bytes: int, need_bytes: float, folder: str, *, shards: bool) -> Check:

@@ -2,6 +2,9 @@
 
 import importlib.util
 import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +13,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pretrain.base.errors import BadInput
+from pretrain.model.finite import DTYPE_NAMES, require_finite
 
 PACKAGE, VERSION = "bitsandbytes", "0.50.2"
 logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # it warns of kernels that are not used, and at each fp32 product
@@ -45,13 +49,62 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
     quantized = type(stock).from_pretrained(None, state_dict=weights, **how)
     if not any(module.weight.dtype == torch.int8 for module in matrices(quantized).values()):
         raise BadInput(f"--dtype int8: {PACKAGE} finds no matrix in {type(stock).__name__}; use --dtype bf16")
+    for name, module in matrices(quantized).items():
+        if module.weight.dtype == torch.int8:
+            require_finite(f"{name}.weight in int8", dequantized(module.weight))
     quantized.generation_config = stock.generation_config
     return quantized
+
+
+def dequantized(weight: nn.Parameter) -> torch.Tensor:
+    """Return the values of an int8 matrix of bitsandbytes, (out, in) fp32.
+
+    A row is stored as integers from -127 to 127 and the largest value of the row (LLM.int8()).
+    """
+    scales = weight.SCB.float() / 127
+    return weight.data.float() * scales[:, None]
 
 
 def widen(model: PreTrainedModel) -> None:
     """Let a model compute in fp32 with the weights that it has, in place: most CPUs are ten times slower in half."""
     nn.Module.float(model)  # Transformers' own refuses int8, whose matrices stay
+
+
+def precision_of(model: PreTrainedModel, mixed_precision: str = "no") -> str:
+    """Return the precision that a model computes in: fp32, bf16, fp16, int8, nf4, int4 (gptq), fp8, ...
+
+    A quantized model also contains tensors in half precision (embeddings, norms): its precision is
+    that of the matrices. Any other model has the precision of most of its weights.
+
+    Args:
+        mixed_precision: Accelerate's: no, bf16 or fp16. It replaces the precision of a model that is
+            not quantized, and is named after that of a quantized one.
+    """
+    rules = getattr(model.config, "quantization_config", None)
+    if rules is not None:
+        precision = _quantized_precision(rules if isinstance(rules, dict) else rules.to_dict())
+        return precision if mixed_precision == "no" else f"{precision}, {mixed_precision} autocast"
+    if mixed_precision != "no":
+        return mixed_precision
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in model.parameters():
+        sizes[tensor.dtype] += tensor.numel()
+    dtype = max(sizes, key=lambda dtype: sizes[dtype])
+    return DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def _quantized_precision(rules: Mapping[str, Any]) -> str:
+    """Return the precision of the matrices that a ``quantization_config`` describes."""
+    method = rules.get("quant_method", PACKAGE)  # its first versions wrote no method
+    method = str(getattr(method, "value", method))
+    if method == PACKAGE:
+        return "int8" if rules.get("load_in_8bit") else str(rules["bnb_4bit_quant_type"])
+    for key in ("bits", "w_bit"):  # GPTQ, AWQ and others; older AWQ
+        if isinstance(rules.get(key), int):
+            return f"int{rules[key]} ({method})"
+    if isinstance(rules.get("weights"), str):  # quanto, EETQ
+        return f"{rules['weights']} ({method})"
+    return method
 
 
 def share_of_zeros(model: PreTrainedModel) -> float:

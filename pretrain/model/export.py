@@ -14,8 +14,15 @@ from transformers import (
 )
 
 from pretrain.base import files
-from pretrain.base.errors import BadInput
 from pretrain.model.architectures import ARCHITECTURES
+from pretrain.model.finite import DTYPE_NAMES, require_finite, require_stored
+
+# What to do about a weight that a dtype cannot store.
+WIDER = {
+    torch.float32: "No export format can store it",
+    torch.bfloat16: "Use --dtype fp32",
+    torch.float16: "Use --dtype bf16 or --dtype fp32",
+}
 
 
 def write(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -37,7 +44,7 @@ def as_stock(
     """Return Transformers' own model with these weights in ``dtype``, on the CPU, to be saved.
 
     Vocabulary rows beyond the tokenizer's ids are padding: ``trim_vocab`` leaves them out, else generation_config
-    forbids them. Raises BadInput for a weight that ``dtype`` cannot hold.
+    forbids them. Raises BadInput for a weight that is not finite, or that ``dtype`` cannot store.
     """
     stock = _stock(model.config, tokenizer, model.generation_config, dtype, trim_vocab)
     shapes = {name: tensor.shape for name, tensor in stock.state_dict().items()}
@@ -106,13 +113,17 @@ def _stock(
 
 
 def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a weight on the CPU in ``dtype``.
+
+    Raises BadInput if the weight is not finite, or if ``dtype`` cannot store its largest value.
+    """
     tensor = tensor.detach().cpu()
-    cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    if not cast.isfinite().all() and tensor.isfinite().all():
-        raise BadInput(
-            f"{name} has values up to {tensor.abs().max():.6g}, and {str(dtype).removeprefix('torch.')} ends at "
-            f"{torch.finfo(dtype).max:.6g}; use --dtype bf16 or fp32"
-        )
+    if not tensor.is_floating_point():
+        return tensor
+    require_finite(name, tensor)
+    cast = tensor.to(dtype)
+    limit = torch.finfo(dtype).max
+    require_stored(name, tensor, cast, limit=limit, label=DTYPE_NAMES[dtype], fix=WIDER[dtype])
     return cast
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pretrain.base import model_id, paths
 from pretrain.base.errors import BadInput
+from pretrain.model.adapters import refuse_adapter
 from pretrain.recipe.rules import nearest_beside
 
 
@@ -19,7 +20,9 @@ def find(name: str, asked: str = "--model ") -> str:
     """
     path = Path(name)
     if (path / "model").is_dir():
+        refuse_adapter(path / "model", f"{asked}{name}")
         return str(path / "model")
+    refuse_adapter(path, f"{asked}{name}")
     if path.is_dir() and (path / "checkpoints").is_dir():
         out = paths.quoted(f"exports/{path.name}")
         raise BadInput(

@@ -1,16 +1,19 @@
 """A model as a GGUF file, as llama.cpp and Ollama read it: weights, tokenizer and chat template in one."""
 
 import json
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import cuts
+from pretrain.model.finite import require_finite, require_stored
 from pretrain.recipe.rules import either
 
 PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
@@ -19,6 +22,12 @@ COMPUTED: dict[str, list[Any]] = {"model_type": ["gpt2", "llama"], "hidden_act":
 COMPUTED |= {"activation_function": ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"]}
 COMPUTED |= dict.fromkeys(("scale_attn_by_inverse_layer_idx", "attention_bias", "mlp_bias"), [False])
 Q8_BLOCK = 32  # values that share a scale
+# The largest value of each type. The scale of a q8_0 block is its largest value / 127, in fp16.
+LIMITS = {
+    "F32": torch.finfo(torch.float32).max,
+    "F16": torch.finfo(torch.float16).max,
+    "Q8_0": 127 * torch.finfo(torch.float16).max,
+}
 # llama.cpp's name of a split, and whether it looks whole words up before it merges. It has names for others (GPT-4o's),
 # which it splits by another regex than the tokenizer's own: the ids would differ.
 SPLITS = {"gpt2": ("gpt-2", False), cuts.QWEN35: ("qwen35", False), cuts.QWEN2: ("qwen2", False)}
@@ -46,6 +55,17 @@ def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
         faults.append("needs the gguf package: pip install gguf")
     if faults:
         raise BadInput(f"--gguf: {fault}" for fault in faults)
+
+
+def refuse_overflow(stock: PreTrainedModel, precision: str) -> None:
+    """Raise BadInput for a weight that the GGUF file would store as infinity.
+
+    Args:
+        stock: as for ``write``.
+        precision: as for ``write``.
+    """
+    for _ in _stored_tensors(stock, precision):
+        pass
 
 
 def write(stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, name: str, precision: str) -> None:
@@ -77,16 +97,9 @@ def write(stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pa
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _add_tokenizer(writer, stock, tokenizer, folder)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
-    for key, tensor in stock.state_dict().items():
-        if key in stock.all_tied_weights_keys:
-            continue
-        values = _as_llama_cpp_has_it(key, tensor.float(), config).numpy()
-        kind = gguf.GGMLQuantizationType.F32
-        if values.ndim == 2 and not key.endswith("wpe.weight") and precision != "f32":
-            whole = precision == "q8_0" and values.shape[1] % Q8_BLOCK == 0
-            kind = gguf.GGMLQuantizationType.Q8_0 if whole else gguf.GGMLQuantizationType.F16
-        written = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(written, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    for tensor in _stored_tensors(stock, precision):
+        written_name = names.get_name(tensor.key, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(written_name, tensor.data, raw_dtype=tensor.kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -94,6 +107,60 @@ def write(stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pa
     template = CHAT if tokenizer.chat_template else 'TEMPLATE "{{ .Prompt }}"\n'
     context = f"PARAMETER num_ctx {config.max_position_embeddings}\n"
     files.write_text(folder / "Modelfile", f"FROM ./{name}.gguf\n{template}{context}")
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a GGUF file.
+
+    Attributes:
+        key: its name in the model.
+        data: its values as they are stored.
+        kind: ``gguf.GGMLQuantizationType`` of the values.
+    """
+
+    key: str
+    data: np.ndarray
+    kind: Any
+
+
+def _stored_tensors(stock: PreTrainedModel, precision: str) -> Iterator[StoredTensor]:
+    """Yield each weight as it is stored, tied ones once.
+
+    Raises BadInput for a weight that is not finite, or that becomes infinite in its format.
+    """
+    import gguf
+
+    for key, tensor in stock.state_dict().items():
+        if key in stock.all_tied_weights_keys:
+            continue
+        require_finite(key, tensor)
+        weight = _as_llama_cpp_has_it(key, tensor.float(), stock.config)
+        kind = gguf.GGMLQuantizationType[_kind_name(key, weight, precision)]
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported below, with the name of the weight
+            data = gguf.quants.quantize(weight.numpy(), kind)
+            read_back = torch.from_numpy(gguf.quants.dequantize(data, kind))
+        require_stored(
+            key,
+            weight,
+            read_back,
+            limit=LIMITS[kind.name],
+            label=f"{kind.name.lower()} (--gguf {precision})",
+            fix="Use --gguf f32",
+        )
+        yield StoredTensor(key, data, kind)
+
+
+def _kind_name(key: str, weight: torch.Tensor, precision: str) -> str:
+    """Return the name of the ``gguf.GGMLQuantizationType`` that stores a weight.
+
+    Vectors and position embeddings stay in fp32. A matrix whose rows cannot be divided into blocks
+    of q8_0 falls back to fp16.
+    """
+    if weight.ndim != 2 or key.endswith("wpe.weight"):
+        return "F32"
+    if precision == "q8_0" and weight.shape[1] % Q8_BLOCK:
+        return "F16"
+    return precision.upper()
 
 
 def _as_llama_cpp_has_it(key: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ from transformers.activations import NewGELUActivation
 
 from pretrain.base import files, model_id
 from pretrain.base.errors import BadInput, errno_of, first_line
+from pretrain.model.adapters import refuse_hub_adapter
 from pretrain.model.architectures import ARCHITECTURES, padded
 from pretrain.model.attention import CAUSAL
 from pretrain.model.find import find
@@ -66,7 +67,9 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
 
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
-    config = loaded(f"init_from = {name}", AutoConfig, find(name, "init_from = "))
+    found = find(name, "init_from = ")
+    refuse_hub_adapter(found, f"init_from = {name}")
+    config = loaded(f"init_from = {name}", AutoConfig, found)
     record = ARCHITECTURES.get(config.model_type)
     if record is None:
         raise BadInput(f"init_from = {name}: is a {config.model_type}; give a model of type {either([*ARCHITECTURES])}")

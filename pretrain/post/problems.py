@@ -1,5 +1,6 @@
 """Prompts to improve by and held-out ones, from files of rows, and what a model's greedy completions of them are worth."""
 
+import logging
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,9 +14,10 @@ from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.data.sources import find_files
 from pretrain.evaluation import sampling
-from pretrain.evaluation.likelihood import context_length
 from pretrain.post.rewards import CheckedReward, ModelReward, Text, plain
 from pretrain.recipe.source_kind import TABLE_FORMATS, URL
+
+log = logging.getLogger(__name__)
 
 ROWS = 256  # completed at once
 
@@ -65,18 +67,76 @@ def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> list[
     return tokenizer.apply_chat_template(list(prompts), add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
-def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text], longest: int) -> None:
-    """Raise BadInput where a prompt and ``longest`` new tokens do not fit the context, or chats have no template."""
+def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> None:
+    """Raise BadInput if the tokenizer cannot encode the prompts, or if chats have no template."""
     if len({type(prompt) for prompt in prompts}) > 1:
         raise BadInput("prompts, held_out: some are texts and some are messages; give both in one form")
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
         remedy = "python export_model.py RUN --chat --out FOLDER makes one that has"
         raise BadInput(f"the prompts are messages, and the model has no chat template; {remedy}")
     tokenization.Encoder(tokenizer)([plain(prompt) for prompt in prompts])
-    context, most = context_length(model.config), max(map(len, encode(tokenizer, prompts)))
-    if context is not None and most + longest > context:
-        excess = f"with the longest prompt's {most} tokens it is above the model's context of {context}"
-        raise BadInput(f"max_completion_length = {longest}: {excess}; use at most {context - most}, or shorter prompts")
+
+
+def drop_long(
+    where: str,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[Text],
+    *,
+    context: int | None,
+    max_completion_length: int,
+) -> list[Text]:
+    """Return the prompts that fit into the context together with a completion; log how many do not.
+
+    Args:
+        where: beginning of the messages: the key and its value.
+        tokenizer: of the model.
+        prompts: all of one form, not empty.
+        context: tokens that the model can read, or None if it has no limit.
+        max_completion_length: new tokens.
+
+    Raises BadInput if no prompt fits.
+    """
+    if context is None:
+        return list(prompts)
+    longest = context - max_completion_length
+    # Transformers need not warn of prompts that are about to be dropped.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    lengths = [len(ids) for ids in encode(tokenizer, prompts)]
+    kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= longest]
+    rule = (
+        f"with max_completion_length = {max_completion_length} the context of {context} tokens "
+        f"leaves {max(longest, 0)} for a prompt"
+    )
+    if not kept:
+        shortest = min(lengths)
+        advice = "Give shorter prompts, or a model with a longer context"
+        if shortest < context:
+            advice = f"Use max_completion_length of {context - shortest} or less, or shorter prompts"
+        raise BadInput(
+            f"{where}: all {len(prompts):,} prompts are too long: {rule}, and the shortest has {shortest}. {advice}"
+        )
+    dropped = len(prompts) - len(kept)
+    if dropped:
+        log.warning(f"{where}: {dropped:,} of {len(prompts):,} prompts are dropped because they are too long: {rule}")
+    return kept
+
+
+def require_batch(where: str, prompts: Sequence[Text], *, completions: int, num_generations: int) -> None:
+    """Raise BadInput if the prompts do not fill one batch: TRL would then end without a step.
+
+    Args:
+        where: beginning of the message: the key and its value.
+        prompts: those that remain.
+        completions: of a batch, on all processes (GRPOConfig.generation_batch_size).
+        num_generations: completions of one prompt.
+    """
+    needed = completions // num_generations
+    if len(prompts) < needed:
+        raise BadInput(
+            f"{where}: a batch takes {needed:,} prompts ({completions:,} completions, num_generations = "
+            f"{num_generations}), and only {len(prompts):,} are usable. Give more prompts, or a lower "
+            f"per_device_train_batch_size"
+        )
 
 
 def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: str | None) -> None:

@@ -13,6 +13,7 @@ from traceback import format_exception_only
 import torch
 
 from pretrain.base.errors import BadInput
+from pretrain.model.adapters import refuse_adapter
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ class ModelReward:
 
 def checked(name: str, stop: str | None) -> CheckedReward | ModelReward:
     """Return the reward of a name: one of ours, a user's own, or a reward model's folder."""
+    refuse_adapter(Path(name), f"reward = {name}")
     if Path(name, "config.json").is_file():
         return ModelReward(name, stop)
     return CheckedReward(name, find(name), stop)

@@ -20,8 +20,10 @@ from pretrain.data import cuts, shards, sources, tokenization, windows
 from pretrain.data.readers.text import rows as text_rows
 from pretrain.evaluation import likelihood, validation
 from pretrain.model import compression, export, llama_cpp, pretrained
+from pretrain.model.adapters import refuse_hub_adapter
 from pretrain.model.build import build
 from pretrain.model.find import find
+from pretrain.model.vocabulary import refuse_missing_rows
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 
@@ -50,7 +52,8 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
         refusals: each raises BadInput, before any work, where what is asked for cannot be.
         adapt: changes model and tokenizer in place, before the export and after the first measurement.
 
-    Raises BadInput for what cannot be exported, or would not compute; nothing is written then.
+    Raises BadInput for a model that cannot be exported, or whose export would not compute finite numbers. Then nothing
+    is written.
     """
     disable_progress_bar()  # Transformers' own bars, over loading and saving one file
     if asked.dtype == "int8":
@@ -60,6 +63,7 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
     model, tokenizer = open_model(asked.model)
     for refuse in refusals:
         refuse(model, tokenizer)
+    refuse_unstorable(asked, model, tokenizer)
     text = find_text(asked, model, tokenizer)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     before = measure(model, text)
@@ -76,11 +80,10 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
         if asked.gguf:
             llama_cpp.write(stock, tokenizer, temporary, out.name, asked.gguf)
         loaded = pretrained.load(str(temporary)).to(model.device)  # as a user will load it
-        computed, after = computes(loaded), measure(loaded, text)
+        computed = computes(loaded)
+        after = measure(loaded, text)
         if not computed or not math.isfinite(after.get("loss", 0.0)):
-            raise BadInput(
-                f"--dtype {asked.dtype}: is too narrow: the model's output is not a number any more; use --dtype bf16"
-            )
+            raise BadInput(not_finite_message(asked, before))
         record = {name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")}
         record |= {"measured_on": text and text.name, "before": before, "after": after}
         record |= {"files": {path.name: files.sha256(path) for path in sorted(temporary.iterdir())}}
@@ -89,6 +92,25 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
     if text:
         measured = f"measured on {text.name}{', in fp32, for this is a CPU' if model.device.type == 'cpu' else ''}"
     return f"{asked.model} -> {asked.out}\n\n{table(before, after)}\n\n{measured}"
+
+
+def refuse_unstorable(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise BadInput for a weight that is not finite, or that one of the files cannot store.
+
+    The files are checked again when they are written. This check comes before the measurement, which
+    may take minutes.
+    """
+    stock = export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
+    if asked.gguf:
+        llama_cpp.refuse_overflow(stock, asked.gguf)
+
+
+def not_finite_message(asked: argparse.Namespace, before: dict[str, float]) -> str:
+    """Return the error for an export that computes NaN or infinity; ``before``: measured on its source."""
+    if asked.dtype == "fp32" or not math.isfinite(before.get("loss", 0.0)):
+        return f"{asked.model}: the output of the model contains NaN or infinity, so it cannot be exported"
+    fix = export.WIDER[DTYPES[asked.dtype]]
+    return f"--dtype {asked.dtype}: the output of the exported model contains NaN or infinity. {fix}"
 
 
 def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
@@ -121,7 +143,10 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if run_dir and not (run_dir / "model").is_dir():
         return open_checkpoint(run_dir)
     found = find(name, "")
-    tokenizer, model = tokenization.load(found, of_model=True), pretrained.load(found)
+    refuse_hub_adapter(found, name)
+    tokenizer = tokenization.load(found, of_model=True)
+    model = pretrained.load(found)
+    refuse_missing_rows(model, tokenizer, name)
     if getattr(model.config, "quantization_config", None):
         raise BadInput(f"{name}: is quantized already; export the model that it was made from")
     return model, tokenizer

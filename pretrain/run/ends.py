@@ -16,7 +16,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from pretrain.base import paths
+from pretrain.base import cudnn, paths
 from pretrain.base.errors import TrainingStopped
 from pretrain.base.layout import METRICS, MODEL_FOLDER, Finish, step_name
 from pretrain.base.stopping import StopRequest
@@ -118,10 +118,31 @@ def stopped_early(step: int, since_best: int) -> str:
     return f"step {step}: early stopping, after {evaluations} without a lower validation loss"
 
 
-def diverged(step: int, reason: str, in_a_row: int) -> TrainingStopped:
-    """Return the error of a run whose updates are skipped: the reason, what is kept, and the remedy."""
+def diverged(step: int, reason: str, in_a_row: int, attention_kernel: str | None) -> TrainingStopped:
+    """Return the error of a run whose updates are skipped.
+
+    Args:
+        step: of the last skipped update.
+        reason: why that update was skipped.
+        in_a_row: number of skipped updates.
+        attention_kernel: ``Run.attention_kernel``; None on a CPU.
+    """
     return TrainingStopped(
         f"{in_a_row} updates in a row were skipped, the last at step {step}: {reason}. The newest checkpoint has the "
         f"weights of the last good update. Check the data, or begin again with a lower learning_rate and another "
-        f"--run_name; the same command resumes after these batches"
+        f"--run_name; the same command resumes after these batches{_attention_advice(attention_kernel)}"
+    )
+
+
+def _attention_advice(kernel: str | None) -> str:
+    """Return advice about the attention kernel of a diverged run, empty on a CPU."""
+    if kernel is None:
+        return ""
+    if kernel != "cudnn":
+        return f". The attention backend is {kernel}"
+    if cudnn.is_deprioritized():  # no other backend can compute this attention
+        return f". The attention backend is cudnn, although {cudnn.VARIABLE} is set"
+    return (
+        f". The attention backend is cudnn, which returned NaN gradients in some versions. To exclude it as the cause, "
+        f"resume with {cudnn.VARIABLE}=1"
     )

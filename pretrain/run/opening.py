@@ -50,6 +50,7 @@ class Run:
         optimizer: Accelerate's.
         plan: how a step is divided into micro-batches.
         state: how far the run is; the whole of the loop's state.
+        attention_kernel: that of a training step on a GPU (``attention_kernel``), or None on a CPU.
     """
 
     model: PreTrainedModel
@@ -62,6 +63,7 @@ class Run:
     evaluator: Evaluator
     checkpoints: Checkpoints
     publish: Publisher
+    attention_kernel: str | None
 
 
 def open_run(
@@ -96,7 +98,8 @@ def open_run(
         tests = encode_items(items, tokenizer, recipe.model.sequence_length)
     state.tasks |= {task.name: test.commit for task, test in tests.items() if test.commit}
 
-    for line in [*header(recipe, plan, corpus, tests, facts, accelerator), *notes]:
+    kernel = attention_kernel(recipe, plan, accelerator)
+    for line in [*header(recipe, plan, corpus, tests, facts, accelerator, kernel), *notes]:
         log.info(line)
     peak = cards.peak_flops(facts.hardware, accelerator.mixed_precision)
     if accelerator.is_main_process and not state.has_ended(recipe.evaluation.early_stopping_patience):
@@ -105,7 +108,7 @@ def open_run(
     report = Report(recipe, state, clock, is_main=accelerator.is_main_process)
     whole_model = WholeModel(model, recipe.model, device)
     evaluator = Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested)
-    return Run(model, module, optimizer, plan, state, clock, report, evaluator, checkpoints, publish)
+    return Run(model, module, optimizer, plan, state, clock, report, evaluator, checkpoints, publish, kernel)
 
 
 def header(
@@ -115,6 +118,7 @@ def header(
     tests: Mapping[Task, Encoded],
     facts: Facts,
     accelerator: Accelerator,
+    kernel: str | None,
 ) -> Iterator[str]:
     """Yield what is trained, on what, in which steps and where."""
     flops, tokens = facts.flops_per_token, recipe.schedule.max_steps * recipe.batch.tokens_per_step
@@ -134,15 +138,7 @@ def header(
         f"{counted(plan.per_device_train_batch_size, 'sequence', 'sequences')} x {recipe.model.sequence_length} tokens"
     )
     yield f"device   {facts.hardware}, {_options(recipe, facts, accelerator)}"
-    if accelerator.device.type == "cuda":
-        kernel = kernel_taken(
-            recipe.model,
-            plan.per_device_train_batch_size,
-            accelerator.device,
-            {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32),
-            document_mask=recipe.loss.document_mask,
-            compiled=compiler_of(accelerator) != "no",
-        )
+    if kernel:
         yield f"kernels  attention {kernel}; {versions()}"
         if card := cards.find(facts.hardware):
             yield f"card     {forecast.expectation(card)}"
@@ -153,6 +149,21 @@ def header(
         where = f" of {task.dataset[0]} at {test.commit[:7]}" if test.commit else ""
         yield f"score    {len(test.items):,} {task.label} items{where} every {recipe.evaluation.task_steps} steps{cut}"
     yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} in all"
+
+
+def attention_kernel(recipe: keys.Recipe, plan: Plan, accelerator: Accelerator) -> str | None:
+    """Return the attention kernel of a training step (cudnn, flash, efficient, math or flex), or None on a CPU."""
+    if accelerator.device.type != "cuda":
+        return None
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return kernel_taken(
+        recipe.model,
+        plan.per_device_train_batch_size,
+        accelerator.device,
+        dtypes.get(accelerator.mixed_precision, torch.float32),
+        document_mask=recipe.loss.document_mask,
+        compiled=compiler_of(accelerator) != "no",
+    )
 
 
 def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> str:

@@ -9,16 +9,16 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT
-from pretend_cuda import A6000, CUDA, RTX_3060, T4, UNKNOWN, CudaTensor, on
+from pretend_cuda import A6000, CUDA, H200, RTX_3060, T4, UNKNOWN, CudaTensor, on
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from pretrain.base import cards
+from pretrain.base import cards, cudnn
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.evaluation import likelihood, sampling
 from pretrain.evaluation.validation import validation_loss
-from pretrain.machine import fit, hardware
+from pretrain.machine import doctor, fit, hardware
 from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
 from pretrain.model.attention import kernel_taken, within_documents
 from pretrain.model.build import build
@@ -26,6 +26,7 @@ from pretrain.model.loss import NextTokenLoss
 from pretrain.optim.muon import orthogonalize
 from pretrain.post import rewards
 from pretrain.recipe import keys, reading
+from pretrain.run import opening
 
 MIB = 2**20
 SHAPE = {"vocab_size": 64, "sequence_length": 16, "n_layer": 1, "n_head": 1, "n_embd": 8, "seed": 1}
@@ -35,6 +36,65 @@ SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 def gpt2(**shape) -> NextTokenLoss:
     """Build a GPT-2 of one layer, 8 wide, on the card, and its loss."""
     return NextTokenLoss(build(keys.Model(**SHAPE | shape), eos_token_id=0)).to(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("card", "version", "variable", "level"),
+    [
+        (H200, 92000, None, "warning"),
+        (H200, 92000, "1", "ok"),
+        (H200, 92000, "0", "warning"),
+        (H200, 92600, None, "ok"),
+        (A6000, 92000, None, "ok"),
+    ],
+)
+def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, card, version, variable, level):
+    monkeypatch.delenv(cudnn.VARIABLE, raising=False)
+    if variable:
+        monkeypatch.setenv(cudnn.VARIABLE, variable)
+
+    def work(machine):
+        with mock.patch.object(torch.backends.cudnn, "version", lambda: version):
+            checks = {check.name: check for check in doctor.examine_cards("recipe.yaml", quick=True)}
+        assert checks["cudnn"].level == level, checks["cudnn"]
+
+    monkeypatch.setattr(doctor, "examine_trials", lambda *_: iter(()))
+    on(card, work)
+
+
+def test_check_setup_reports_a_cudnn_that_torch_refuses(monkeypatch):
+    def refuse():
+        raise RuntimeError("cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0)\nbut linked")
+
+    def work(machine):
+        with mock.patch.object(torch.backends.cudnn, "version", refuse):
+            (check,) = doctor.examine_cudnn([(9, 0)])
+        assert check.level == "error" and check.text.startswith("cuDNN version incompatibility")
+        assert "LD_LIBRARY_PATH" in check.remedy
+
+    on(H200, work)
+
+
+def test_libraries_are_found_where_they_are_loaded_and_searched(tmp_path, monkeypatch):
+    (tmp_path / "libcudnn.so.9").touch()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}:{tmp_path}/empty:/nowhere")
+    assert doctor.library_folders("libcudnn") == [str(tmp_path.resolve())]
+    assert any("torch" in path for path in doctor.loaded_libraries("libc10"))
+    assert doctor.loaded_libraries("libcudnn") == []
+
+
+@pytest.mark.parametrize(
+    ("card", "precision", "kernel"), [(H200, "bf16", "cudnn"), (A6000, "bf16", "flash"), (H200, "no", "efficient")]
+)
+def test_attention_kernel_of_a_run_is_the_gpus(card, precision, kernel):
+    def work(machine):
+        recipe = keys.replace(reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), sequence_length=16)
+        accelerator = make_accelerator(hardware.this_device(), keys.Machine(), precision=precision)
+        plan = types.SimpleNamespace(per_device_train_batch_size=1)
+        assert opening.attention_kernel(recipe, plan, accelerator) == kernel
+
+    on(card, work)
 
 
 def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_program():

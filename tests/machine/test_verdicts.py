@@ -1,8 +1,9 @@
 """Verdicts on simulated facts: every combination that is known to be bad has its error and its remedy."""
 
+import pytest
 from conftest import ROOT
 
-from pretrain.base import cards
+from pretrain.base import cards, cudnn
 from pretrain.machine import verdicts
 
 # What the wheels hold (torch.cuda.get_arch_list()), as far as these tests need it.
@@ -89,6 +90,65 @@ def test_a_card_without_kernels_is_an_error_that_names_the_wheels_that_serve_it(
     ):
         verdict = verdicts.architecture("a card", capability, arch_list, driver)
         assert verdict.level == "error" and wheel in verdict.remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "text"), [(8902, "8.9.2"), (90100, "9.1.0"), (91900, "9.19.0"), (92600, "9.26.0"), (100203, "10.2.3")]
+)
+def test_cudnn_version_is_decoded(version, text):
+    assert cudnn.version_text(version) == text
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "version", "deprioritized", "level"),
+    [
+        ([(9, 0)], 91900, False, "warning"),
+        ([(9, 0)], 92599, False, "warning"),
+        ([(9, 0)], 8902, False, "warning"),
+        ([(8, 0), (9, 0)], 92000, False, "warning"),
+        ([(9, 0)], 92000, True, "ok"),
+        ([(9, 0)], 92600, False, "ok"),
+        ([(9, 0)], 100000, False, "ok"),
+        ([(8, 0), (12, 0)], 92000, False, "ok"),
+        ([], 92000, False, "ok"),
+    ],
+)
+def test_old_cudnn_on_hopper_is_a_warning(capabilities, version, deprioritized, level):
+    check = verdicts.cudnn_attention(capabilities, version, deprioritized=deprioritized)
+    assert check.level == level and f"cuDNN {cudnn.version_text(version)}" in check.text
+    assert ("export TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in check.remedy) == (level == "warning")
+
+
+OWN = "/env/nvidia/cudnn/lib"
+
+
+@pytest.mark.parametrize(
+    ("version", "loaded", "search_path", "words"),
+    [
+        (92000, [f"{OWN}/libcudnn.so.9"], [OWN], None),
+        (92000, [], [], None),
+        (
+            91900,
+            ["/usr/lib/libcudnn.so.9"],
+            [],
+            "cuDNN 9.19.0 is loaded from /usr/lib/libcudnn.so.9 instead of the 9.20.0.48",
+        ),
+        (
+            92000,
+            [f"{OWN}/libcudnn.so.9", "/usr/lib/libcudnn_graph.so.9"],
+            [],
+            "loaded from /usr/lib/libcudnn_graph.so.9",
+        ),
+        (91900, [], [], "cuDNN 9.19.0 is loaded instead of the 9.20.0.48"),
+        (92000, [f"{OWN}/libcudnn.so.9"], ["/usr/lib"], "/usr/lib in LD_LIBRARY_PATH contains another cuDNN"),
+    ],
+)
+def test_cudnn_that_shadows_the_package_is_a_warning(version, loaded, search_path, words):
+    check = verdicts.cudnn_library(verdicts.CudnnLibrary(version, "9.20.0.48", OWN, loaded, search_path))
+    if words is None:
+        assert check is None
+    else:
+        assert check.level == "warning" and words in check.text and "LD_LIBRARY_PATH" in check.remedy
 
 
 def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():

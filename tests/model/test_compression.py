@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
 from pretrain.base.errors import BadInput
 from pretrain.model import compression
@@ -44,10 +44,38 @@ def test_int8_without_its_library_is_refused_with_the_command(monkeypatch):
         compression.require_int8()
 
 
+@pytest.mark.parametrize(
+    ("rules", "precision"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "nf4"),
+        (BitsAndBytesConfig(load_in_8bit=True), "int8"),
+        ({"quant_method": "gptq", "bits": 4}, "int4 (gptq)"),
+        ({"quant_method": "awq", "bits": 4}, "int4 (awq)"),
+        ({"quant_method": "quanto", "weights": "int8"}, "int8 (quanto)"),
+        ({"quant_method": "fp8"}, "fp8"),
+    ],
+)
+def test_quantized_model_reports_precision_of_its_matrices(model, rules, precision):
+    model.half().config.quantization_config = rules
+    assert compression.precision_of(model) == precision
+    assert compression.precision_of(model, "bf16") == f"{precision}, bf16 autocast"
+
+
+def test_precision_is_that_of_most_weights(model):
+    assert compression.precision_of(model) == "fp32"
+    assert compression.precision_of(model, "bf16") == "bf16"
+    model.to(torch.bfloat16).transformer.wpe.float()
+    assert compression.precision_of(model) == "bf16"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_int8_takes_every_matrix_and_loads_back_with_the_same_logits(model, tmp_path):
     quantized = compression.quantize(model.to(torch.float16))
     assert {module.weight.dtype for module in compression.matrices(quantized).values()} == {torch.int8}
+    for name, module in compression.matrices(quantized).items():  # Conv1D is (in, out)
+        error = compression.dequantized(module.weight).T - model.get_submodule(name).weight.float()
+        assert error.abs().max() <= module.weight.SCB.max() / 127, name
     quantized.save_pretrained(tmp_path)
     loaded = GPT2LMHeadModel.from_pretrained(tmp_path)
     tokens = torch.randint(0, 64, (2, 16))
@@ -55,5 +83,6 @@ def test_int8_takes_every_matrix_and_loads_back_with_the_same_logits(model, tmp_
     assert (loaded(tokens).logits - model(tokens).logits).abs().max() < 0.05 * model(tokens).logits.abs().max()
     assert compression.weight_bytes(loaded) < 0.7 * compression.weight_bytes(model)
     assert compression.weight_bytes(model) == 2 * sum(parameter.numel() for parameter in model.parameters())
+    assert compression.precision_of(loaded) == "int8"
     compression.widen(loaded)
     assert (loaded(tokens).logits - quantized(tokens).logits).abs().max() < 0.01

@@ -77,12 +77,28 @@ def test_no_padding_id_is_ever_sampled(model, exported, tmp_path, trim_vocab):
     assert made.max() < used
 
 
-def test_a_weight_that_the_precision_cannot_hold_is_refused_by_name(model, exported):
+@pytest.mark.parametrize(
+    ("dtype", "value", "words"),
+    [
+        (torch.float16, -70000.0, "70000, but fp16 ends at 65504. Use --dtype bf16 or --dtype fp32"),
+        (torch.bfloat16, 3.4e38, r"3.4e\+38, but bf16 ends at 3.38953e\+38. Use --dtype fp32"),
+    ],
+)
+def test_overflowing_weight_is_refused_by_name(model, exported, dtype, value, words):
     with torch.no_grad():
-        model.transformer.h[1].mlp.c_fc.weight[3, 4] = -70000
-    with pytest.raises(BadInput, match=r"h.1.mlp.c_fc.weight .* 70000, and float16 ends at 65504; use --dtype bf16"):
-        export.as_stock(model, exported[1], dtype=torch.float16)
-    export.as_stock(model, exported[1], dtype=torch.bfloat16)
+        model.transformer.h[1].mlp.c_fc.weight[3, 4] = value
+    with pytest.raises(BadInput, match=rf"^transformer.h.1.mlp.c_fc.weight has values up to {words}$"):
+        export.as_stock(model, exported[1], dtype=dtype)
+    export.as_stock(model, exported[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_non_finite_weight_is_refused_in_every_format(model, exported, dtype, value):
+    with torch.no_grad():
+        model.transformer.ln_f.bias[3] = value
+    with pytest.raises(BadInput, match=r"^transformer.ln_f.bias contains NaN or infinity"):
+        export.as_stock(model, exported[1], dtype=dtype)
 
 
 def test_description_is_what_export_writes_but_the_weights(model, exported):

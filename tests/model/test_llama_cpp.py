@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import urllib.request
 from types import SimpleNamespace
 
@@ -82,6 +83,36 @@ def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_token
     assert fields["tokenizer.ggml.eos_token_id"] == tokenizer.eos_token_id and len(wte) == len(tokenizer)
     wanted = 'FROM ./mine.gguf\nTEMPLATE "{{ .Prompt }}"\nPARAMETER num_ctx 64'
     assert (tmp_path / "Modelfile").read_text().startswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("precision", "width", "weight", "value", "limit"),
+    [
+        ("f16", 64, "transformer.h.0.mlp.c_fc.weight", 1e5, "f16 (--gguf f16) ends at 65504"),
+        ("f16", 64, "transformer.wte.weight", 1e5, "f16 (--gguf f16) ends at 65504"),
+        ("q8_0", 64, "transformer.h.0.mlp.c_fc.weight", -1e7, "q8_0 (--gguf q8_0) ends at 8.31901e+06"),
+        ("q8_0", 48, "transformer.h.0.mlp.c_fc.weight", 1e5, "f16 (--gguf q8_0) ends at 65504"),
+        ("q8_0", 64, "transformer.h.0.mlp.c_fc.weight", 1e5, None),  # its blocks have scales
+        ("f32", 64, "transformer.h.0.mlp.c_fc.weight", 1e38, None),
+        ("f16", 64, "transformer.h.0.mlp.c_fc.bias", 1e5, None),  # vectors are stored in fp32
+        ("f16", 64, "transformer.wpe.weight", 1e5, None),
+    ],
+)
+def test_weight_that_would_become_infinite_is_refused(tmp_path, precision, width, weight, value, limit):
+    tokenizer = tokenization.train_bpe(TEXTS, 400)
+    model = built(n_embd=width, vocab_size=448)
+    with torch.no_grad():
+        model.get_parameter(weight).flatten()[1] = value
+    stock = export.as_stock(model, tokenizer, trim_vocab=True)
+    if limit is None:
+        llama_cpp.refuse_overflow(stock, precision)
+        return
+    words = f"{weight} has values up to {abs(value):.6g}, but {limit}. Use --gguf f32"
+    with pytest.raises(BadInput, match=f"^{re.escape(words)}$"):
+        llama_cpp.refuse_overflow(stock, precision)
+    with pytest.raises(BadInput, match=re.escape(words)):
+        llama_cpp.write(stock, tokenizer, tmp_path, "mine", precision)
+    assert not list(tmp_path.iterdir())
 
 
 def with_split(regex, **model):

@@ -51,16 +51,49 @@ def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(tmp_path):
             problems.read("held_out", rows(tmp_path / name, *values))
 
 
-def test_prompts_that_the_model_cannot_take_are_refused_with_what_it_can(pair):
-    for prompts, longest, words in (
-        (["abc", "Ö"], 5, "no id for 'Ö'"),
-        (["abc", "a" * 27], 6, r"max_completion_length = 6: .* 27 tokens .* context of 32; use at most 5"),
-        (["a", CHAT], 5, "some are texts and some are messages"),
-        ([CHAT], 5, r"no chat template; .* export_model.py RUN --chat"),
+def test_prompts_that_cannot_be_encoded_are_refused(pair):
+    problems.check(pair[1], ["abc"])
+    for prompts, words in (
+        (["abc", "Ö"], "no id for 'Ö'"),
+        (["a", CHAT], "some are texts and some are messages"),
+        ([CHAT], r"no chat template; .* export_model.py RUN --chat"),
     ):
-        problems.check(*pair, ["abc", "a" * 27], 5)
         with pytest.raises(BadInput, match=words):
-            problems.check(*pair, prompts, longest)
+            problems.check(pair[1], prompts)
+
+
+def drop_long(pair, prompts, max_completion_length=5, context=32):
+    limits = {"context": context, "max_completion_length": max_completion_length}
+    return problems.drop_long("prompts = p.jsonl", pair[1], prompts, **limits)
+
+
+def test_prompts_longer_than_the_context_are_dropped_and_counted(pair, caplog):
+    fits = ["abc", "a" * 27]
+    assert drop_long(pair, fits) == fits and not caplog.text
+    assert drop_long(pair, [*fits, "a" * 28, "b" * 40]) == fits
+    assert "prompts = p.jsonl: 2 of 4 prompts are dropped because they are too long: with max_comp" in caplog.text
+    assert drop_long(pair, ["a" * 99], context=None) == ["a" * 99]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_completion_length", "words"),
+    [
+        ("a" * 27, 6, "leaves 26 for a prompt, and the shortest has 27. Use max_completion_length of 5 or less"),
+        ("abc", 40, "leaves 0 for a prompt, and the shortest has 3. Use max_completion_length of 29 or less"),
+        ("a" * 32, 1, "leaves 31 for a prompt, and the shortest has 32. Give shorter prompts"),
+    ],
+)
+def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_length, words):
+    with pytest.raises(
+        BadInput, match=f"^prompts = p.jsonl: all 2 prompts are too long: .*context of 32 tokens {words}"
+    ):
+        drop_long(pair, [prompt, prompt + "a" * 30], max_completion_length)
+
+
+def test_prompts_must_fill_one_batch():
+    problems.require_batch("prompts = p", ["a"] * 8, completions=64, num_generations=8)
+    with pytest.raises(BadInput, match="^prompts = p: a batch takes 8 prompts .*, and only 7 are usable"):
+        problems.require_batch("prompts = p", ["a"] * 7, completions=64, num_generations=8)
 
 
 def test_a_stop_is_one_token(pair):

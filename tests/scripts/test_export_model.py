@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TEXT, run
+from runs import sign
+from safetensors.torch import load_file, save_file
 from small_models import built
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, pipeline
 
@@ -64,6 +66,9 @@ def test_int8_and_pruning_load_back_and_say_what_they_cost(uninterrupted):
     before, after = (record()[when]["loss"] for when in ("before", "after"))
     assert 0 < abs(after - before) < 0.02
     assert "30.0%" in out and f"{after:.4f}" in out
+    Path("items.jsonl").write_text('{"text": "the def"}\n')
+    scored = run("eval_tasks.py", "--model", "out", "--tasks", "lambada_openai", "--data_files", "items.jsonl")
+    assert json.loads(scored.stdout)["precision"] == "int8" and "int8 on CPU" in scored.stderr
     with pytest.raises(BadInput, match="is quantized already"):
         conversion.open_model("out")
 
@@ -118,7 +123,8 @@ def test_bad_input_a_folder_of_yours_and_a_model_too_large_for_fp16_are_refused_
     with torch.no_grad():
         model.transformer.h[0].mlp.c_fc.bias[0] = model.transformer.h[0].mlp.c_proj.weight[0, 0] = 65000
     model.save_pretrained("runs/whole/model")
-    assert "is not a number any more" in export("--dtype", "fp16", expect=2).stderr
+    error = export("--dtype", "fp16", expect=2).stderr
+    assert "--dtype fp16: the output of the exported model contains NaN or infinity. Use --dtype bf16" in error
     assert listing() == before
 
 
@@ -151,6 +157,55 @@ def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(uninterru
     assert tune.startswith("trl sft ") and f" --output_dir {chat.split()[3]} " in tune and chat.endswith(" --chat")
     export("--trim_vocab", source="out", out="trimmed")
     assert GPT2LMHeadModel.from_pretrained("trimmed").config.vocab_size == len(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("flags", "value", "words"),
+    [
+        (("--dtype", "fp16"), 1e5, "has values up to 100000, but fp16 ends at 65504"),
+        (("--dtype", "int8"), 1e5, "has values up to 100000, but fp16 ends at 65504"),
+        (("--gguf", "f16"), 1e5, "has values up to 100000, but f16 (--gguf f16) ends at 65504"),
+        (("--gguf", "q8_0"), 1e7, "has values up to 1e+07, but q8_0 (--gguf q8_0) ends at 8.31901e+06"),
+    ],
+)
+def test_overflowing_weight_ends_before_any_measurement(tmp_path, monkeypatch, capsys, flags, value, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(conversion, "measure", lambda *_: pytest.fail("the model was measured"))
+    model = built(vocab_size=320)
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_proj.weight[3, 4] = value
+    model_export.write(model, Path("large"), tokenization.train_bpe(["abc abd"], 300))
+    before = listing()
+    assert export_model.main(["large", "--out", "out", *flags]) == 2
+    error = capsys.readouterr().err
+    assert f"error: transformer.h.1.mlp.c_proj.weight {words}" in error
+    assert listing() == before
+
+
+@pytest.mark.parametrize("flags", [(), ("--dtype", "bf16"), ("--prune", "0.3"), ("--trim_vocab",)])
+def test_checkpoint_with_nan_is_not_exported(uninterrupted, capsys, flags):
+    shutil.rmtree("runs/whole/model")
+    path = Path("runs/whole/checkpoints/step-00000012")
+    weights = load_file(path / "model.safetensors")
+    name = next(name for name in weights if name.endswith("ln_f.bias"))
+    weights[name][0] = float("nan")
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    sign(path)
+    assert export_model.main(["runs/whole", "--out", "out", *flags]) == 2
+    assert "ln_f.bias contains NaN or infinity" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_model_without_finite_output_is_not_exported(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model = built()
+    with torch.no_grad():
+        model.transformer.ln_f.bias[:] = 3e38
+        model.transformer.wte.weight[:] = 3e38
+    model_export.write(model, Path("large"), tokenization.make_characters(["abc"]))
+    assert export_model.main(["large", "--out", "out"]) == 2
+    assert "large: the output of the model contains NaN or infinity, so it cannot be" in capsys.readouterr().err
+    assert not Path("out").exists()
 
 
 def test_gguf_writes_a_file_and_a_modelfile_beside_the_export_and_prints_the_commands(uninterrupted, monkeypatch):

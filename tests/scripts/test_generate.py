@@ -82,6 +82,27 @@ def test_a_model_that_computes_nan_writes_nothing(model_dir):
     assert not done.stdout and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate.py", "--model", "m"),
+        ("export_model.py", "m", "--out", "out"),
+        ("eval_tasks.py", "--model", "m", "--tasks", "piqa", "--data_files", "items.jsonl"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_larger_tokenizer_is_one_error_of_each_script(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    export.write(built(vocab_size=16), Path("m"), tokenization.make_characters(["abc"]))
+    tokenizer = tokenization.load("m")
+    tokenizer.add_tokens([f"<{number}>" for number in range(20)])
+    tokenizer.save_pretrained("m")
+    Path("items.jsonl").write_text('{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n')
+    error = run(*command, expect=2).stderr
+    assert "m: the tokenizer has ids up to 23, which need 24 rows" in error and "Traceback" not in error
+    assert "model.resize_token_embeddings(24)" in error and not Path("out").exists()
+
+
 def test_chat_answers_each_line_until_the_input_ends_safe_to_show_on_a_terminal(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     tokenizer = tokenization.make_characters([string.ascii_lowercase + " \n\x1b"])

@@ -8,16 +8,20 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+import yaml
 from conftest import ROOT, needs_trl, run
 from data_server import DataServer
 from small_models import built
-from transformers import AutoModelForCausalLM, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import post_train as post_train_script
+from pretrain.base import cudnn
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
@@ -25,6 +29,7 @@ from pretrain.model import export
 from pretrain.post import chat
 
 POST = ROOT / "recipes" / "post"
+POST_PAGE = ROOT / "docs" / "post_training.md"
 TRL = Path(sys.executable).with_name("trl")
 QUICK = ("--max_steps", "2", "--per_device_train_batch_size", "16", "--logging_steps", "1", "--held_out_steps", "2")
 CHATS = [
@@ -108,6 +113,86 @@ def test_the_generated_problems_that_are_held_out_stand_in_no_order_in_text_or_p
     learnt, held_out = (pairs(json.loads(line)["prompt"] for line in file.open()) for file in files)
     assert pairs(text) == learnt and not learnt & held_out and len(learnt | held_out) == 5050
     assert all(int(line.split("=")[1]) == sum(map(int, line.split("=")[0].split("+"))) for line in text)
+
+
+@pytest.mark.parametrize(("stated", "value"), [(None, "1"), ("0", "0")])
+def test_cudnn_attention_is_avoided_unless_stated_otherwise(monkeypatch, stated, value):
+    seen = []
+
+    def parse(argv):
+        seen.append(os.environ[cudnn.VARIABLE])
+        raise BadInput("stop here")
+
+    monkeypatch.setattr(post_train_script, "parse", parse)
+    with mock.patch.dict(os.environ):
+        os.environ.pop(cudnn.VARIABLE, None)
+        if stated is not None:
+            os.environ[cudnn.VARIABLE] = stated
+        assert post_train_script.main([]) == 2
+    assert seen == [value]
+
+
+def test_post_train_sets_the_variable_before_torch_is_imported():
+    program = "import os, sys; sys.modules['torch'] = None; import post_train; post_train.main([]); "
+    program += f"print(os.environ['{cudnn.VARIABLE}'])"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "1\n" and "TRL cannot be imported" in done.stderr, done.stderr
+
+
+def test_trls_files_and_commands_avoid_cudnn_attention():
+    for path in POST.glob("*.yaml"):
+        settings = yaml.safe_load(path.read_text())
+        assert "model" in settings or settings["env"][cudnn.VARIABLE] == "1", path
+    commands = re.findall(r"^    (.*\btrl (?:sft|dpo|reward) .*)$", POST_PAGE.read_text(), re.MULTILINE)
+    assert len(commands) >= 5 and all(line.startswith(f"{cudnn.VARIABLE}=1 trl ") for line in commands)
+
+
+def test_the_pages_program_counts_rows_that_trl_drops_and_cuts(chatty, monkeypatch, capsys):
+    page = POST_PAGE.read_text()
+    program = textwrap.dedent(re.search(r"<<'END'\n(.*?)\n    END\n", page, re.DOTALL)[1])
+    lengths = [(5, 5)] * 3 + [(5, 100)] * 4 + [(100, 5)] * 2  # letters of the question and of the answer
+    rows = [
+        [{"role": "user", "content": "a" * asked}, {"role": "assistant", "content": "b" * answered}]
+        for asked, answered in lengths
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    monkeypatch.setattr(sys, "argv", ["-", "base", "rows.jsonl", "64"])
+    exec(program, {})
+    assert capsys.readouterr().out == "9 rows: 2 will be dropped, 4 will be cut\n"
+
+
+@pytest.mark.post
+@needs_trl
+def test_trl_drops_and_cuts_the_rows_that_the_page_says(chatty):
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    def row(asked, answered):
+        messages = [{"role": "user", "content": "a" * asked}, {"role": "assistant", "content": "b" * answered}]
+        return {"messages": messages}
+
+    rows = [row(5, 5)] * 3 + [row(5, 100)] * 4 + [row(100, 5)] * 2
+    settings = SFTConfig(
+        output_dir="out", max_length=64, assistant_only_loss=True, bf16=False, report_to="none", use_cpu=True
+    )
+    model, tokenizer = (kind.from_pretrained("base") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    trainer = SFTTrainer(model=model, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    assert sorted(len(ids) for ids in trainer.train_dataset["input_ids"])[3:] == [64] * 4
+
+
+@pytest.mark.post
+@needs_trl
+def test_prompts_that_do_not_fit_are_dropped_and_too_few_are_an_error(place):
+    rows = Path("data/addition_prompts.jsonl").read_text().splitlines()[:32]
+    long = json.dumps({"prompt": "1" * 60 + "+1="})
+    Path("mixed.jsonl").write_text("\n".join([*rows, long, long]) + "\n")
+    done = post_train("--prompts", "mixed.jsonl")
+    assert "prompts = mixed.jsonl: 2 of 34 prompts are dropped" in done.stderr
+    Path("long.jsonl").write_text("\n".join([rows[0], long]) + "\n")
+    done = post_train("--prompts", "long.jsonl", "--output_dir", "runs/none", expect=2)
+    assert "a batch takes 2 prompts" in done.stderr and "only 1 are usable" in done.stderr
+    assert not Path("runs/none").exists()
 
 
 @pytest.mark.post
@@ -194,13 +279,12 @@ def test_sft_by_trls_command_line_makes_a_model_that_answers_and_stops(chatty):
 @pytest.mark.post
 @needs_trl
 def test_the_pages_commands_are_understood_by_trl(monkeypatch):
-    import yaml
     from accelerate.commands.launch import launch_command_parser
     from trl.scripts import dpo, reward, sft
 
     monkeypatch.chdir(ROOT)
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes/post").glob("*.yaml")]
-    pattern = r"^(?:    |# )(trl .*|.*python post_train.py .*)$"
+    pattern = rf"^(?:    |# )(?:{cudnn.VARIABLE}=1 )?(trl .*|.*python post_train.py .*)$"
     found = [line for page in pages for line in re.findall(pattern, page.read_text().replace("\\\n", " "), re.M)]
     assert len(found) >= 6
     for line in found:
