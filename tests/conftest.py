@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks import runs as benchmark_runs  # noqa: E402
 from benchmarks.runs import once  # noqa: E402
+from pretrain.base import signals  # noqa: E402
 from pretrain.data import background  # noqa: E402
 
 torch.set_num_threads(1)
@@ -112,6 +113,17 @@ def records_reach_caplog() -> None:
     log.setLevel(logging.INFO)
     for name in ("pretrain.recipe", "pretrain.recipe.reading"):
         logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def restored_process() -> Iterator[None]:
+    """Restore the signal handlers and Accelerate's state, which a script's ``main`` changes for the whole process."""
+    handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].PartialState._reset_state()
 
 
 def made_once(

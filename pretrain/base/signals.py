@@ -5,10 +5,7 @@ import signal
 # Schedulers send these before they end or suspend a job: Slurm's --signal and Grid Engine's -notify send SIGUSR1 or
 # SIGUSR2, and the system sends SIGXCPU at the soft limit on CPU time.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-# A signal of this kind that is ignored when the run starts stays ignored: nohup ignores SIGHUP, and `trap '' USR1` in a
-# job script ignores SIGUSR1. SIGTERM and SIGINT always stop the run.
-CAN_BE_IGNORED = (signal.SIGHUP, *WARNINGS)
-SIGNALS = (signal.SIGTERM, signal.SIGINT, *CAN_BE_IGNORED)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 
 
 def ignore_warnings() -> None:
@@ -16,5 +13,5 @@ def ignore_warnings() -> None:
 
     For a background process of a run: the trainer stops at such a signal and then ends the background process.
     """
-    for number in CAN_BE_IGNORED:
+    for number in (signal.SIGHUP, *WARNINGS):
         signal.signal(number, signal.SIG_IGN)

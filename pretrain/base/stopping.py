@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.base.errors import TrainingStopped
-from pretrain.base.signals import CAN_BE_IGNORED, SIGNALS
+from pretrain.base.signals import SIGNALS
 
 LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|timed? ?out|timing out|broken pipe|remote process exited", re.IGNORECASE
@@ -54,8 +54,9 @@ class StopRequest:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if several else None
         for number in SIGNALS:
             is_ignored = signal.getsignal(number) == signal.SIG_IGN
-            if not (is_ignored and number in CAN_BE_IGNORED):
-                signal.signal(number, self._note)
+            if number == signal.SIGHUP and is_ignored:  # by nohup
+                continue
+            signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:
         self.signal = self.signal or signal.Signals(number)  # after Ctrl-C the launcher's death comes, too

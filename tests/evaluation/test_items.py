@@ -156,6 +156,8 @@ def test_revision_is_known_if_all_items_are_scored(laid_out, tmp_path, name):
     for case, (change, limit, context, is_own, is_complete) in COMPLETE.items():
         task = replace(items.records()[name], **{"size": task_rows.ROWS} | change)
         own = shutil.copy(tmp_path / "datasets" / task.dataset[0] / task.files[0], tmp_path)
+        if is_own and Path(own).suffix == ".tsv":  # the public file is quoted, which is an error in an own file
+            Path(own).write_text(Path(own).read_text(encoding="utf-8").replace('"', ""), encoding="utf-8")
         found = items.read(task, [own] if is_own else None, limit)
         test = Encoded(task, found, tokenizer, context)
         assert test.revision == (found.commit if is_complete else None), case
