@@ -110,7 +110,7 @@ card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak o
 test: $(VENV)/.installed-dev ## the tests, about 3 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
-test-slow: $(VENV)/.installed-slow ## long tests: kills at random steps, parities, mutants
+test-slow: $(VENV)/.installed-slow ## long tests: kills at random steps, comparisons with other programs
 	$(BIN)/python -m pytest -m slow
 
 test-post: $(VENV)/.installed-test-post ## what needs TRL: rewards, chat, TRL's command line with our files (3 minutes)

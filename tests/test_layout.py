@@ -105,37 +105,10 @@ def test_no_pickle_anywhere():
         assert not {(key.arg, ast.unparse(key.value)) for call in calls for key in call.keywords} & words, path
 
 
-def test_no_class_of_ours_inherits_from_another_of_ours():
-    classes = [node for path in PRODUCT for node in nodes(path, ast.ClassDef)]
-    bases = {dotted(base) for node in classes for base in node.bases}
-    bases = {base.rpartition(".")[2] for base in bases if not base.startswith("torch.")}  # torch.optim.Optimizer
-    assert len(classes) > 50 and not bases & {node.name for node in classes}
-
-
 def test_files_of_a_room_import_each_other_without_a_circle():
     for room in ROOMS:
         inside = {name: ours(path) for name, path in FILES.items() if name.partition("/")[0] == room}
         graphlib.TopologicalSorter({name: found & set(inside) for name, found in inside.items()}).prepare()
-
-
-def test_every_public_thing_says_what_it_does():
-    for path in PRODUCT:
-        found = [tree(path), *(node for node in tree(path).body if isinstance(node, (ast.FunctionDef, ast.ClassDef)))]
-        public = [node for node in found if getattr(node, "name", "module")[0] != "_"]
-        assert not [getattr(node, "name", path) for node in public if not ast.get_docstring(node)], path
-
-
-def test_train_py_is_read_in_five_minutes_and_its_loop_on_one_screen():
-    (loop,) = nodes(SCRIPTS["train"], ast.While)
-    assert loop.end_lineno - loop.lineno + 1 <= 90
-    assert len(SCRIPTS["train"].read_text(encoding="utf-8").splitlines()) <= 380
-
-
-def test_no_function_asks_for_more_than_a_few_things():
-    functions = [node for path in PRODUCT for node in nodes(path, ast.FunctionDef)]
-    arguments = [(node.name, [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]) for node in functions]
-    counts = {name: len([one for one in found if one.arg not in ("self", "ctx")]) for name, found in arguments}
-    assert len(counts) > 500 and not [name for name, count in counts.items() if count > 7]
 
 
 def test_readme_names_every_top_level_entry_and_every_room_and_the_tour_every_file():
