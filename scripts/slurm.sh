@@ -82,22 +82,25 @@ if [[ ${DRY_RUN:-0} == 1 ]]; then
     exit 0
 fi
 
-# train.py creates this file when it has stopped because it was told to: `accelerate launch` ends with status 1 then, as it does
-# when training fails.
+# train.py creates this file when a signal has stopped it. The status does not show that: `accelerate launch` ends with 1 both then
+# and when training fails.
 export URSA_MINOR_STOPPED_FILE=$PWD/.stopped-$JOB
 rm -f "$URSA_MINOR_STOPPED_FILE"
 
 step=
+step_ended=0
 status=0
 warned=0
 # shellcheck disable=SC2329  # the trap calls it
 stop_step() {
     trap '' USR1
-    if [[ -n $step ]] && kill -TERM "$step" 2>/dev/null; then
+    if [[ -z $step ]]; then return; fi
+    if kill -TERM "$step" 2>/dev/null; then
         warned=1
         echo "time is nearly up: the trainer saves and stops"
-        wait "$step" || status=$?
     fi
+    wait "$step" || status=$?
+    step_ended=1
 }
 trap stop_step USR1
 
@@ -109,7 +112,8 @@ trap stop_step USR1
 step=$!
 step_status=0
 wait "$step" || step_status=$?
-if ((warned == 0)); then status=$step_status; fi # else the trap has interrupted this wait
+trap '' USR1
+if ((step_ended == 0)); then status=$step_status; fi # else the trap has interrupted this wait
 
 interrupted=0
 case $status in

@@ -53,7 +53,7 @@ PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
     errno.EISDIR: "a file of ours goes there; move that folder away",
     errno.ENAMETOOLONG: "give a shorter name",
 }
-# A file system does not offer an operation. Which numbers stand for that depends on the operation (files.NOT_SUPPORTED).
+# The file system does not offer an operation. See files.NOT_SUPPORTED for the numbers of each operation.
 OTHER_FILE_SYSTEM = "use a folder on another file system, with --output_dir, or with --prepared_data_dir for data"
 PLACE |= dict.fromkeys(
     (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV),
@@ -84,7 +84,7 @@ class Unsupported(OSError):
 
     Args:
         number: the error number.
-        operation: what it cannot do, as a verb: "rename this".
+        operation: the missing operation as a verb, such as "rename this".
         path: of the file or folder.
     """
 
@@ -105,16 +105,17 @@ def lacks_inodes(path: Path) -> bool:
     return disk.f_files > 0 and disk.f_favail == 0  # a file system without inodes has 0 of 0
 
 
-def space_fix(path: str | os.PathLike | None) -> str:
+def space_fix(path: str | os.PathLike) -> str:
     """Return what to do about a full disk: free some space, or delete files if no inodes are left.
 
     Args:
-        path: a file or folder on it, which may not exist yet; None if it is not known.
+        path: a file or folder on that disk. It may not exist yet.
     """
-    if path is not None:
-        existing = next((place for place in (Path(path), *Path(path).parents) if place.exists()), Path())
-        if lacks_inodes(existing):
-            return "no inodes are left there (df -i): delete files, of whatever size"
+    folder = Path(path)
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if lacks_inodes(folder):
+        return "no inodes are left there (df -i): delete files, of whatever size"
     return "free some space"
 
 
@@ -142,11 +143,16 @@ def machine_fault(error: BaseException) -> BadInput | None:
         return BadInput(f"memory ran out: {remedy}", 1, alone=True)
     if isinstance(error, Unsupported):
         return BadInput(str(error), 2, alone=True)
-    number, name = errno_of(error), getattr(error, "filename", None)
+    number = errno_of(error)
+    name = getattr(error, "filename", None)  # a path, a descriptor, or None
+    if isinstance(name, bytes):
+        name = os.fsdecode(name)
     if number is None or (number in PLACE and name is None):
         return None
-    remedy = PLACE.get(number) or STATE[number]
-    if number == errno.ENOSPC:
-        remedy = f"{space_fix(os.fsdecode(name) if name is not None else None)}; {RESUMES}"
-    where = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: " if name is not None else ""
-    return BadInput(f"{where}{os.strerror(number)}: {remedy}", 2 if number in PLACE else 1, alone=True)
+    where = f"{name}: " if name is not None else ""
+    if number in PLACE:
+        return BadInput(f"{where}{os.strerror(number)}: {PLACE[number]}", 2, alone=True)
+    fix = STATE[number]
+    if number == errno.ENOSPC and isinstance(name, (str, Path)):
+        fix = f"{space_fix(name)}; {RESUMES}"
+    return BadInput(f"{where}{os.strerror(number)}: {fix}", 1, alone=True)

@@ -25,8 +25,8 @@ except ImportError:
 
 log = logging.getLogger(__name__)
 
-# What a file system answers to an operation that it does not offer. SMB, WSL's DrvFs, gocryptfs, 9p and other FUSE file
-# systems differ in the operation and in the number. EIO, ENOSPC and EDQUOT are real errors and never among these.
+# Error numbers of operations that a file system does not offer. SMB, WSL's DrvFs, gocryptfs, 9p and FUSE file systems
+# differ in the operations and in the numbers. EIO, ENOSPC and EDQUOT are real errors and never among these.
 NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 NO_SYNC = NOT_SUPPORTED | {errno.EBADF}  # EBADF: only of a file that is open for writing
 NO_FOLDER_SYNC = NO_SYNC | {errno.EACCES, errno.EPERM, errno.EISDIR}  # as in PostgreSQL's fsync_fname
@@ -72,7 +72,10 @@ def _fsync(path: Path, unsupported: frozenset[int]) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Rename a file or a folder. Raises Unsupported where the file system cannot rename folders (some object stores)."""
+    """Rename a file or a folder.
+
+    Raises Unsupported where the file system cannot do that, as some object stores with folders.
+    """
     try:
         path.rename(target)
     except OSError as error:
@@ -255,9 +258,9 @@ def locked(path: Path, busy: str, status: int = 2, *, users: str = "processes") 
     On a file system without locks, one line says that a second holder will not be detected, and the block runs.
 
     Args:
-        busy: the message if another process holds the lock; "{pid}" becomes its process id.
+        busy: the message if another process has the lock; "{pid}" becomes its process id.
         status: the exit status of that message.
-        users: what the lock keeps apart, in the plural, for the line above.
+        users: the word for the processes that the lock separates, in the plural, for that line.
 
     Raises BadInput when another process holds it.
     """

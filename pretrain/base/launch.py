@@ -1,4 +1,4 @@
-"""What a launcher such as torchrun or accelerate launch tells each process of a run. Needs no torch."""
+"""Check the variables that torchrun and accelerate launch set for each process of a run. Needs no torch."""
 
 import re
 from collections.abc import Mapping
@@ -37,9 +37,10 @@ def refuse_incomplete_launch(environment: Mapping[str, str]) -> None:
     given = [f"{name} = {environment[name]}" for name in LAUNCH[:3] if name in environment]
     missing = [name for name in LAUNCH if not environment.get(name)]
     if missing:
-        remedy = f"For a single process: unset {' '.join(name for name in LAUNCH if name in environment)}"
+        present = [name for name in LAUNCH if name in environment]
+        single = f"For a single process: unset {' '.join(present)}"
         raise BadInput(
-            f"{', '.join(given)}, but without {', '.join(missing)}. {HOW}, which set all. {remedy}", alone=True
+            f"{', '.join(given)}, but without {', '.join(missing)}. {HOW}, which set all. {single}", alone=True
         )
     if not 0 <= rank < processes:
         raise BadInput(f"{', '.join(given)}: RANK must be from 0 to WORLD_SIZE - 1. {HOW}, which set both", alone=True)

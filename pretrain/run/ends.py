@@ -102,9 +102,9 @@ def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: boo
 
 
 def mark_as_stopped() -> None:
-    """Create the file that scripts/slurm.sh names, which tells it to queue the job again.
+    """Create the file that scripts/slurm.sh names. The script then queues the job again.
 
-    The exit status does not tell it: under a launcher, a run that was stopped and one that failed both end with 1.
+    The exit status is not enough: under a launcher, a run that was stopped and one that failed both end with 1.
     """
     path = os.environ.get(STOPPED_FILE)
     if path:

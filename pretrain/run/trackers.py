@@ -59,8 +59,8 @@ class Trackers:
         rows: of metrics.jsonl, as far as this process takes them as done.
         sent: the place of the last row that it held.
 
-    The run folder's trackers.json has the ids, ``place`` (of the last row that was sent) and ``behind``: the place of the
-    last row that a tracker has which was off since.
+    The run folder's trackers.json contains the ids, ``place``, the place of the last row that was sent, and ``behind``,
+    the same for each tracker that has been off since.
     """
 
     def __init__(self, recipe: keys.Recipe, first_step: int, *, ids: dict, rows: Iterable[dict], sent: int):
@@ -96,13 +96,14 @@ class Trackers:
         if "mlflow" in self._open:  # MLflow chooses the id
             self.ids["mlflow"] = self._open["mlflow"][0].tracker.info.run_id
 
-        # What a tracker misses while it is off (disabled, not installed, not in report_to), it is sent when it is on again.
+        # A tracker that is off (disabled, failed to start, not in report_to) receives the missed rows later.
         self.ids = {name: run_id for name, run_id in self.ids.items() if name in known or name in self._open}
         behind = {name: place for name, place in known.items() if name not in self._open}
         # Before any row, so that a killed run keeps its curves.
         files.write_json(path, self.ids | {"place": sent, "behind": behind})
-        for row in rows if self._open else ():
-            self.log(row["step"], row)
+        if self._open:
+            for row in rows:
+                self.log(row["step"], row)
 
     def log(self, step: int, row: dict) -> None:
         """Send a row of metrics.jsonl, or ``{"samples": [(prompt, text), ...]}``, to each tracker that lacks it."""
@@ -190,7 +191,9 @@ def _start(
     tracker.start()
     if name not in PINS and not run_id:  # MLflow takes a config once; with the others each process begins a run
         tracker.store_init_configuration(config)
-    return tracker, _greet_wandb(tracker.tracker, held) if name == "wandb" else held
+    if name == "wandb":
+        held = _greet_wandb(tracker.tracker, held)
+    return tracker, held
 
 
 def _project(name: str, recipe: keys.Recipe) -> str:

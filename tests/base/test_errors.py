@@ -77,6 +77,12 @@ def test_disk_without_inodes_names_inodes(monkeypatch, capsys, name):
     assert line.endswith("; the same command resumes\n")
 
 
+def test_full_disk_behind_a_descriptor_has_one_line(capsys):
+    """The error of an open descriptor has its number instead of a path."""
+    assert raising(OSError(errno.ENOSPC, "x", 3))() == 1
+    assert capsys.readouterr().err == "error: 3: No space left on device: free some space; the same command resumes\n"
+
+
 @pytest.mark.parametrize("disk", [(0, 0), (1000, 1)])
 def test_disk_with_inodes_or_none_at_all_needs_space(monkeypatch, capsys, disk):
     """Btrfs and others report 0 of 0 inodes."""

@@ -443,6 +443,7 @@ def test_mlflow_continues_the_run_of_the_environment(tmp_path, monkeypatch):
     found = begin(tmp_path, "mlflow", project_name="ursa-minor")
     assert (given["project"], given["run_id"], given["run_name"]) == ("e", "r1", "n") and given["started"]
     assert found.ids == {"mlflow": "r1"}
+    found._threads["mlflow"].terminate()
 
 
 VARIABLES = {"WANDB_PROJECT", "WANDB_NAME", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_NAME", "CLEARML_PROJECT"}
