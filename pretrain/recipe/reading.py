@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shlex
-import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pretrain.base import console, layout, paths
+from pretrain.base import layout, paths
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.launch import refuse_incomplete_launch
-from pretrain.recipe import data_source, places, rules, sizes, translate
+from pretrain.recipe import data_source, other_flags, places, rules, sizes
 from pretrain.recipe.keys import (
     ABSENT,
     AUTO,
@@ -76,7 +75,6 @@ TRAIN_MODES = {
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
     "extend_steps": (int, "train a finished wsd run so many steps longer, from before its decay phase, as another run"),
     "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
-    "translate": (str, "print another trainer's command in our words, and what has no counterpart; then stop"),
 }
 
 
@@ -96,12 +94,7 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     Returns: the recipe, None with push_pending, which needs none; the modes given; and the argv by which another script
     reads the same recipe. Raises BadInput with every fault found.
     """
-    if argv[:1] == ["--translate"] and len(argv) > 1:
-        show_translation(argv[1] if len(argv) == 2 else shlex.join(argv[1:]))
-        raise SystemExit(0)
     flags, modes = read_flags(argv, "Pre-train GPT-2 from a recipe.", TRAIN_MODES)
-    if "translate" in modes:
-        raise BadInput("--translate: stands alone, before the whole command between quotes")
     if "push_pending" in modes:
         if flags or len(modes) > 1:
             raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
@@ -147,19 +140,6 @@ def _refuse_name_of_extension(recipe_file: Path, flags: Mapping[str, Any]) -> No
             f"--extend_steps: extends the run in {recipe_file.parent} and names the new run after its length; "
             f"leave {' and '.join(options)} out"
         )
-
-
-def show_translation(text: str) -> None:
-    """Write another program's command in our words, and a line for each word that has no counterpart.
-
-    Raises BadInput where nothing of it is known.
-    """
-    command, notes = translate.translate(sys.stdin.read() if text == "-" else text)
-    try:
-        parse_training(shlex.split(command.partition(" train.py ")[2]))
-    except BadInput as error:
-        notes += [f"it is refused: {line}" for line in error.lines]
-    console.write("\n".join([command, *notes, ""]))
 
 
 def argv_of(flags: Mapping[str, str | list[str]]) -> list[str]:
@@ -313,14 +293,12 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
 
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]  # a value may be a secret
     if not flags:
-        hint = "every value follows a --key (another trainer's command: --translate)"
-        raise BadInput(f"{unknown[0]}: is not a flag; {hint}")
-    messages = [_unknown_flag(parser, flag, names) for flag in flags]
-    if any(translate.answer(flag) for flag in flags):
-        command = translate.command_of(parser.prog, argv)
-        if command:
-            messages.append(f"without what is named above the command here is: {command}")
-    raise BadInput(messages)
+        message = f"{unknown[0]} is not a flag. Write each value after its flag"
+        if other_flags.RECIPE_KEY in names:
+            message += ', for example --max_steps 100. If this is a command of another trainer, see "Coming from '
+            message += 'another trainer" in docs/questions.md'
+        raise BadInput(message)
+    raise BadInput([_unknown_flag(parser, flag, names) for flag in flags])
 
 
 def _with_underscores(word: str) -> str:
@@ -455,11 +433,19 @@ def _broken_rule(name: str, values: Mapping[str, Any]) -> str | None:
 
 
 def _unknown(name: str, known: Collection[str], dashes: str = "") -> str:
-    """Return the fault of a key, or flag with its ``dashes``, that nothing has; a secret is not repeated."""
+    """Return the error message for an unknown recipe key, or for an unknown flag. A secret is not repeated.
+
+    Args:
+        known: the recipe keys, or the flags without dashes.
+        dashes: ``--`` for a flag.
+    """
     if SECRET.search(name):
         return f"{name}: no such key; secrets come from the environment or a login only"
+    message = other_flags.suggestion(name, known, dashes)
+    if message:
+        return message
     kind = "flag" if dashes else "key"
-    return translate.answer(name) or f"{name}: no such {kind}{nearest(name.lstrip('-'), known, dashes)}"
+    return f"{name}: no such {kind}{nearest(name.lstrip('-'), known, dashes)}"
 
 
 def _settle_warmup(values: dict[str, Any]) -> None:

@@ -109,7 +109,8 @@ def test_a_reader_slower_than_the_cards_costs_hours_and_the_remedy_is_said(said)
 
 def test_prepared_data_and_ready_tokens_need_no_core_and_else_one_is_measured_here(tmp_path):
     assert 1e5 < measure() < 1e9
-    ready = reading.load_recipe(Path("recipes/gpt2_124m_ready_tokens.yaml"))
+    token_files = {"data_dir": "hf://datasets/kjj0/fineweb10B-gpt2"}
+    ready = reading.load_recipe(Path("recipes/gpt2_124m_fineweb.yaml"), token_files)
     given = supply(ready.data, trainers=1, cores=2, link=2e6, speed=0)
     assert (given.speed, given.words) == (1e6, "2 MB/s")
     splits = {"train": [{"file": "a.bin", "tokens": 500}], "validation": [{"file": "b.bin", "tokens": 5}]}

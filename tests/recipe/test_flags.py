@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import RECIPE, ROOT
+from conftest import RECIPE
 
 import check_setup
 import compare_runs
@@ -14,7 +14,7 @@ import export_model
 import generate
 import prepare_data
 from pretrain.base.errors import BadInput
-from pretrain.recipe import keys, reading, translate
+from pretrain.recipe import keys, reading
 
 STEP_KEYS = [name for name in keys.FIELDS if name.endswith("_steps")]
 
@@ -211,29 +211,3 @@ def test_fraction_in_a_flag_that_is_no_key_is_refused(parse):
     flag = "--max_steps" if parse is check_setup.parse else "--extend_steps"
     with pytest.raises(BadInput, match="fractions of max_steps are not supported"):
         parse([flag, "0.1"])
-
-
-@pytest.mark.parametrize("name", ["warmup_ratio", "warmup_fraction", "warmup_frac", "warmup_proportion"])
-def test_warmup_ratio_is_answered_with_warmup_steps(name, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    recipe = str(ROOT / "recipes" / "gpt2_124m.yaml")
-    with pytest.raises(BadInput) as caught:
-        reading.parse_training(["--recipe", recipe, f"--{name}", "0.1"])
-    assert f"here it is: warmup_steps = {name} * max_steps" in caught.value.lines[0]
-    assert caught.value.lines[1].endswith("--warmup_steps 1907")
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("train.py --push_to_hub --seed 3", "--push_to_hub true --seed 3"),
-        ("train.py --eval_only --profile False --seed 3", "--eval_only --seed 3"),
-        ("train.py --seed 2 --eval_steps 5 --seed 3", "--eval_steps 5 --seed 3"),
-    ],
-)
-def test_translated_command_keeps_the_meaning_of_flags(theirs, ours):
-    assert translate.translate(theirs)[0] == f"python train.py --recipe recipes/gpt2_124m.yaml {ours}"
-
-
-def test_translated_command_follows_the_last_repeated_flag():
-    assert "shard_optimizer" not in translate.translate("./train_gpt2cu -z 1 -z 0")[0]

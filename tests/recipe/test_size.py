@@ -49,13 +49,32 @@ def settings(path, *words):
         ("gpt2_124m", "gpt2-xl", (48, 2.0e-4, 2**20, 9537, 358)),
         ("gpt2_350m", "d48", (48, 2.0e-4, 2**20, 30000, 358)),
         ("gpt2_1558m", "gpt2", (12, 6.0e-4, 2**19, 64000, 716)),
-        ("gpt2_350m_512", "d36", (36, 2.5e-4, 2**19, 13550, 500)),
-        ("gpt2_124m_256", "d24", (24, 3.0e-4, 2**19, 4750, 238)),
-        ("gpt2_124m_2048", "d48", (48, 2.0e-4, 2**20, 9537, 358)),
     ],
 )
 def test_size_sets_gpt3_settings_for_the_same_tokens(recipe, size, wanted):
     assert settings(recipe_path(recipe), "--size", size) == wanted
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "size", "wanted"),
+    [
+        (
+            "gpt2_350m",
+            {"sequence_length": 512, "tokens_per_step": 2**18, "max_steps": 27100, "warmup_steps": 1000},
+            "d36",
+            (36, 2.5e-4, 2**19, 13550, 500),
+        ),
+        (
+            "gpt2_124m",
+            {"sequence_length": 256, "tokens_per_step": 2**17, "max_steps": 19000, "warmup_steps": 950},
+            "d24",
+            (24, 3.0e-4, 2**19, 4750, 238),
+        ),
+        ("gpt2_124m", {"sequence_length": 2048}, "d48", (48, 2.0e-4, 2**20, 9537, 358)),
+    ],
+)
+def test_size_scales_recipes_with_another_context(tmp_path, recipe, changes, size, wanted):
+    assert settings(write(tmp_path, recipe, **changes), "--size", size) == wanted
 
 
 @pytest.mark.parametrize("recipe", ["gpt2_124m", "gpt2_350m", "gpt2_774m", "gpt2_1558m"])
@@ -117,7 +136,7 @@ def test_size_changes_only_the_shape_of_other_recipes(caplog, recipe, words, rea
 
 @pytest.mark.parametrize(
     ("recipe", "size"),
-    [("gpt2_124m", "d12"), ("gpt2_124m_256", "gpt2"), ("gpt2_124m_fast", "gpt2"), ("gpt2_1558m", "gpt2-xl")],
+    [("gpt2_124m", "d12"), ("gpt2_124m", "gpt2"), ("gpt2_124m_fast", "gpt2"), ("gpt2_1558m", "gpt2-xl")],
 )
 def test_own_size_of_a_recipe_changes_nothing(caplog, recipe, size):
     path = recipe_path(recipe)
@@ -140,7 +159,6 @@ def test_run_recipe_repeats_its_size_without_another_change(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("gpt2_124m_768", ""),
         ("gpt2_124m", "--sequence_length 768"),
         ("gpt2_124m", "--sequence_length 100000"),
         ("gpt2_124m", "--sequence_length 1000"),
@@ -159,7 +177,7 @@ def test_batch_of_a_size_consists_of_whole_sequences(recipe, words, size):
 
 
 def test_batch_that_is_no_multiple_can_be_shared_equally():
-    tokens = read(recipe_path("gpt2_124m_768"), "--size", "d48")["tokens_per_step"]
+    tokens = read(recipe_path("gpt2_124m"), "--size", "d48", "--sequence_length", "768")["tokens_per_step"]
     assert tokens // 768 % 64 == 0
 
 

@@ -83,9 +83,7 @@ def test_the_tuning_page_names_only_recipe_keys_that_exist_and_its_short_run_is_
     assert recipe.schedule.max_steps == 70 and recipe.saving.output_dir == "runs/try1"
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2_small", "gpt2_small_256", "gpt2_124m_256", "gpt2_350m_512", "gpt2_350m", "gpt2_774m", "gpt2_1558m"]
-)
+@pytest.mark.parametrize("name", ["gpt2_small", "gpt2_350m", "gpt2_774m", "gpt2_1558m"])
 def test_a_big_recipes_arithmetic_is_the_formulas(name):
     recipe = reading.load_recipe(ROOT / "recipes" / f"{name}.yaml")
     shape = estimate.shape_of(recipe.model)

@@ -1,0 +1,113 @@
+"""Flags of other trainers: the answers name flags that exist, and every script gets answers for its own flags only."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+import check_setup
+import generate
+import prepare_data
+from pretrain.base.errors import BadInput
+from pretrain.recipe import keys, other_flags, reading
+
+ROWS = [(trainer, row) for trainer, rows in other_flags.TRAINERS.items() for row in rows]
+# Flags of train.py that are not recipe keys, and of the scripts for which there are answers.
+MORE_FLAGS = {"recipe", "size", *reading.TRAIN_MODES}
+SCRIPT_FLAGS = {"nanoGPT's sample.py": {"prompt", "model"}, "other trainers": {"card"}}
+# Words with underscores in an advice that are not flags of ours.
+OTHER_WORDS = {"accelerate_configs", "global_batch_size", "config_file", "mixed_precision", "dynamo_backend"}
+OTHER_WORDS |= {"zero1_x8", "zero2_x8", "zero3_x8", "fsdp2_x8"}
+
+
+def messages_of(parse, *words):
+    with pytest.raises(BadInput) as caught:
+        parse(list(words))
+    return caught.value.lines
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--batch_size 8",
+            "--batch_size is a flag of nanoGPT. Use --per_device_train_batch_size. It is an upper limit, or auto",
+        ),
+        ("--max-iters=5", "--max_iters is a flag of nanoGPT. Use --max_steps"),
+        ("--dropout 0.1", "--dropout is a flag of nanoGPT. Use --resid_pdrop, --embd_pdrop and --attn_pdrop"),
+        ("-t 1024", "-t is a flag of llm.c. Use --sequence_length"),
+        ("--num_train_epochs 3", "--num_train_epochs is a flag of Transformers. Use --max_steps. An epoch has "),
+        ("--train.max_norm 1", "--train.max_norm is a flag of litgpt. Use --max_grad_norm"),
+        ("--device-batch-size=8", "--device_batch_size is a flag of nanochat. Use --per_device_train_batch_size."),
+        ("--dataloader_num_workers 4", "--dataloader_num_workers is a flag of Transformers. There is no DataLoader"),
+        ("--gpu a6000", "--gpu is a flag of other trainers. python train.py chooses the settings"),
+        ("--do_eval", "--do_eval is a flag of Transformers. Use --eval_only. A run also validates"),
+    ],
+)
+def test_flag_of_another_trainer_is_answered(words, message):
+    (line,) = messages_of(reading.parse_training, *words.split())
+    assert line.startswith(message)
+
+
+@pytest.mark.parametrize("name", ["warmup_ratio", "warmup_fraction", "warmup_frac", "warmup_proportion"])
+def test_warmup_ratio_is_answered_with_warmup_steps(name):
+    (line,) = messages_of(reading.parse_training, f"--{name}", "0.1")
+    assert line.endswith(". Use --warmup_steps. It is a number of steps: the ratio times max_steps")
+
+
+def test_key_of_another_trainer_is_answered_in_recipes(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text((ROOT / "recipes/gpt2_124m.yaml").read_text() + "block_size: 512\nmodel_size: d12\n")
+    block_size, model_size = messages_of(reading.parse_training, "--recipe", str(path))
+    assert block_size == f"{path}: block_size is a flag of nanoGPT. Use sequence_length"
+    assert model_size.startswith(f"{path}: model_size: no such key")  # --size is only a flag
+
+
+@pytest.mark.parametrize(
+    ("parse", "words", "message"),
+    [
+        (check_setup.parse, "--gpu a100", "--gpu is a flag of other trainers. Use --card"),
+        (check_setup.parse, "--steps 100", "--steps is a flag of other trainers. Use --max_steps"),
+        (check_setup.parse, "--batch_size 8", "--batch_size: no such flag"),
+        (generate.parse, "--model a --start x", "--start is a flag of nanoGPT's sample.py. Use --prompt"),
+        (generate.parse, "--out_dir a", "--out_dir is a flag of nanoGPT's sample.py. Use --model"),
+        (generate.parse, "--model a --num_workers 4", "--num_workers: no such flag"),
+        (prepare_data.main, "--dataset shakespeare", "--dataset is a flag of nanoGPT. Use --data_dir"),
+    ],
+)
+def test_scripts_suggest_only_flags_that_they_have(parse, words, message, capsys):
+    if parse is prepare_data.main:
+        assert parse(words.split()) == 2
+        line = capsys.readouterr().err.removeprefix("error: ")
+    else:
+        (line,) = messages_of(parse, *words.split())
+    assert line.startswith(message)
+
+
+@pytest.mark.parametrize(("trainer", "row"), ROWS, ids=[f"{trainer}: {row.names}" for trainer, row in ROWS])
+def test_suggested_flags_exist_and_the_others_do_not(trainer, row):
+    ours = {*keys.FIELDS, *MORE_FLAGS}
+    assert set(row.ours.split()) <= ours | SCRIPT_FLAGS.get(trainer, set())
+    assert row.ours or row.advice
+    mentioned = set(re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b", row.advice))
+    assert mentioned <= ours | OTHER_WORDS
+    assert not row.advice.endswith(".")
+    if trainer != "nanoGPT's sample.py":
+        assert not set(row.names.split()) & ours  # train.py would never look them up
+
+
+def test_names_are_unique_within_a_script():
+    train_flags = {*keys.FIELDS, *MORE_FLAGS}
+    names = []
+    for _, row in ROWS:
+        if set(row.ours.split()) <= train_flags:
+            names += row.names.split()
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_module_imports_neither_torch_nor_transformers():
+    code = "import sys, pretrain.recipe.other_flags; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
