@@ -194,7 +194,9 @@ def read_recipe(metrics: Path) -> dict[str, object]:
     try:
         return {str(name): value for name, value in reading.read_run_recipe(path).items()}
     except BadInput as error:
-        raise BadInput(f"{error}. Compare a copy of {metrics.name} alone, without that file") from None
+        raise BadInput(
+            f"{error}. Restore it, or compare a copy of {metrics.name} alone, without that file and without --group"
+        ) from None
 
 
 def completed(recipes: Mapping[Path, dict[str, object]], free: set[str]) -> dict[Path, dict[str, object]]:

@@ -31,6 +31,8 @@ def refuse_incomplete_launch(environment: Mapping[str, str]) -> None:
             )
     rank = int(environment.get("RANK", "0"))
     processes = int(environment.get("WORLD_SIZE", "1"))
+    if processes < 1:
+        raise BadInput(f"WORLD_SIZE = {processes}: must be at least 1. {HOW}, which set it", alone=True)
     local_rank = int(environment.get("LOCAL_RANK", "-1"))  # -1 is an old way to say: not launched
     if processes <= 1 and rank == 0 and local_rank == -1:
         return

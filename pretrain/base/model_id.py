@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from pretrain.base.errors import BadInput
 
-REVISION = re.compile(r"[\w./-]+")
+# Names of tags and branches, as git permits them (git check-ref-format), and commits.
+REVISION = re.compile(r"[^\s~^:?*\[\\\x00-\x1f\x7f]+")
 EXAMPLE = "OWNER/NAME@step-00005000"
 
 

@@ -178,7 +178,7 @@ def _decoded(path: Path, data: bytes) -> str:
     except UnicodeDecodeError as error:
         raise _wrong_kind(
             path,
-            f"is not UTF-8 text (byte {error.start}). If it is in Latin-1",
+            f"is not UTF-8 text (byte {error.start}). It may be in Latin-1",
             "iconv -f LATIN1 -t UTF-8 {old} > {new}",
             path.suffix,
         ) from None

@@ -84,7 +84,7 @@ def read(
     problems: list[str] = []
     for where, value in itertools.islice(present_rows, limit or None):
         try:
-            items.append(Item(where, task.questions(validate(task, value))))
+            items.append(Item(where, task.questions(validate(task, value, is_published=data_files is None))))
         except ValueError as error:
             problems.append(f"{where}: {error}")
     if problems:

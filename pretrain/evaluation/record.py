@@ -33,7 +33,13 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Text:
-    """A field that contains one text."""
+    """A field that contains one text.
+
+    Attributes:
+        is_scored: whether the text is one of the texts that are scored, rather than a context.
+    """
+
+    is_scored: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,25 @@ from pretrain.evaluation.record import Answer, Choices, Row, Task, Text, Texts
 from pretrain.recipe.rules import either
 
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
+SURROGATE = re.compile("[\ud800-\udfff]")
 SHOWN_CHARACTERS = 60  # of a value in a message
 
 
-def validate(task: Task, row: object) -> dict[str, Any]:
+def validate(task: Task, row: object, *, is_published: bool = False) -> dict[str, Any]:
     """Return the fields of a task's row in the form in which ``task.questions`` takes them.
 
     The rules are the same for every task and file format:
 
     - A text is a string. A number is converted to one; a boolean, null or list is an error.
+    - A text that is scored is not empty in a local file, because an empty cell is usually a missing
+      value. A context may be empty.
     - A list of texts may also be a string with JSON, because TSV has no lists.
-    - There are as many texts as labels, and no two labels are equal.
+    - There are as many texts as labels, at least two, and no two labels are equal.
     - The answer is one of the labels. Labels are compared as values: 1, "1" and 1.0 are equal.
 
     Args:
         row: an object from a file of items, in any form.
+        is_published: whether the row is from the task's own data set, where empty texts are scored.
 
     Returns:
         For a ``Text`` field a string, for a ``Texts`` or ``Choices`` field a tuple of strings, for
@@ -38,12 +42,26 @@ def validate(task: Task, row: object) -> dict[str, Any]:
         raise ValueError("is not a JSON object")
     missing = [name for name in task.fields if row.get(name) is None]
     if missing:
-        columns = ", ".join(map(str, row))
+        columns = ", ".join(str(name) for name, value in row.items() if value is not None)
         raise ValueError(
             f"has no {', '.join(missing)}; an item of {task.label} has {', '.join(task.fields)}, "
             f"and this row has {_shortened(columns)}"
         )
-    return {name: _validated_field(task, row, name) for name in task.fields}
+    fields = {name: _validated_field(task, row, name) for name in task.fields}
+    if not is_published:
+        _refuse_empty_texts(task, fields)
+    return fields
+
+
+def _refuse_empty_texts(task: Task, fields: dict[str, Any]) -> None:
+    """Raise ValueError for a text to be scored that has only spaces, or nothing."""
+    for name, value in fields.items():
+        field = task.fields[name]
+        if isinstance(field, Answer) or (isinstance(field, Text) and not field.is_scored):
+            continue
+        texts = (value,) if isinstance(value, str) else value
+        if not all(text.strip() for text in texts):
+            raise ValueError(f"{name} has an empty text")
 
 
 def _validated_field(task: Task, row: Row, name: str) -> Any:
@@ -65,6 +83,8 @@ def _validated_field(task: Task, row: Row, name: str) -> Any:
 
 def _text(name: str, value: object) -> str:
     if isinstance(value, str):
+        if SURROGATE.search(value):
+            raise ValueError(f"{name} = {_shown(value)}: contains half of a surrogate pair, which is not a character")
         return value
     if _is_number(value):
         return str(value)
@@ -89,6 +109,8 @@ def _choices(name: str, value: object, field: Choices) -> tuple[tuple[str, ...],
         raise ValueError(f"{name}.{field.labels} = {_shown(labels)}: must be a list of labels")
     if not texts or len(texts) != len(labels):
         raise ValueError(f"{name} has {len(texts)} texts and {len(labels)} labels: must be as many")
+    if len(texts) < 2:
+        raise ValueError(f"{name} has only one text: must have at least two")
     keys = [_label_key(f"{name}.{field.labels}", label) for label in labels]
     if len({*keys}) < len(keys):
         raise ValueError(f"{name}.{field.labels} = {_shown(labels)}: two labels are equal")
@@ -119,7 +141,7 @@ def _answer(name: str, value: object, labels: Sequence) -> int:
 def _label_key(name: str, value: object) -> Decimal | str:
     """Return a key that is the same for equal labels: a number, or a text without outer spaces."""
     if not isinstance(value, str) and not _is_number(value):
-        raise ValueError(f"{name} = {_shown(value)}: a label must be a text or a number")
+        raise ValueError(f"{name} = {_shown(value)}: a label must be a text or a finite number")
     text = str(value).strip()
     return Decimal(text) if NUMBER.fullmatch(text) else text
 

@@ -94,7 +94,12 @@ def _message(where: str, fields: Mapping[str, Any], adapter: str, tokenizer: str
         f"Tokenizer.from_pretrained({tokenizer}).save_pretrained({_quote(folder)})"
     )
     base_model = fields.get("base_model_name_or_path")
-    trained_on = f" for {base_model}" if base_model else ""
+    if not base_model:
+        return (
+            f"{where} contains a PEFT adapter, and its {CONFIG} does not name the base model. Add the entry "
+            f"base_model_name_or_path there, or use the model that the adapter was merged into"
+        )
+    trained_on = f" for {base_model}"
     return (
         f"{where} contains a PEFT adapter{trained_on}. Merge it into the model first (pip install peft), "
         f"and then use {folder}: python -c {shlex.quote(program)}"

@@ -32,7 +32,8 @@ def follow_run_folder(
     """Return the values of a run's recipe.yaml with output_dir, and paths next to the run, as they are now.
 
     1. With --output_dir the run is in that folder.
-    2. With another --run_name it is a new run, in runs/<run_name>.
+    2. With another --run_name it is a new run, in runs/<run_name>. It does not start from the checkpoint that the
+       run of recipe.yaml started from (``resume_from_checkpoint``).
     3. Otherwise it is the run in ``folder``, which may have been moved or copied, if there is one.
 
     Args:
@@ -50,6 +51,8 @@ def follow_run_folder(
     run_name = values.get("run_name")
     if run_name and stated.get("run_name") and run_name != stated["run_name"]:
         found["output_dir"] = None
+        if "resume_from_checkpoint" not in flags:
+            found["resume_from_checkpoint"] = keys.FIELDS["resume_from_checkpoint"].default
     elif contains_run(folder):
         found["output_dir"] = str(folder if folder.name not in ("", "..") else folder.resolve())
     return found

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
 import os
 import re
 import shlex
@@ -362,7 +363,11 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
         _bring_up_to_date(stated)
     flags, size_flags, size_note = _expand_size(stated, flags)
     flag_values = {name: rules.from_text(text, name) for name, text in flags.items()}
-    file_values = data_source.replace_source(stated, flag_values)
+    several = [
+        *data_source.several_sources(stated, where=""),
+        *data_source.several_sources(flag_values, where="--"),
+    ]
+    file_values = stated if several else data_source.replace_source(stated, flag_values)
     file_values = data_source.replace_model(file_values, flag_values)
     values, faults = places.expand(file_values | flag_values)
     if path.name == RUN_RECIPE:
@@ -377,8 +382,7 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
         elif name in values and (rule := _broken_rule(name, values)):
             faults.append(f"{name} = {shown(values[name])}: {rule}")
     if not faults:
-        faults += data_source.several_sources(stated, where="")
-        faults += data_source.several_sources(flag_values, where="--")
+        faults += several
         faults += rules.source_faults(values.get("sources"))
     if not faults:
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
@@ -461,8 +465,9 @@ def _settle_warmup(values: dict[str, Any]) -> None:
 def _advise(values: Mapping[str, Any]) -> None:
     """Log what is allowed and seldom meant."""
     warmup, steps, evaluations = values["warmup_steps"], values["max_steps"], values["eval_steps"]
-    if 2 * warmup >= steps > 1:
-        usual = f"a tenth is usual: --warmup_steps {-(-steps // 10)}"
+    tenth = math.ceil(steps / 10)
+    if 2 * warmup >= steps > 1 and warmup != tenth:
+        usual = f"a tenth is usual: --warmup_steps {tenth}"
         log.info(f"warmup_steps = {warmup} is at least half of max_steps = {steps}; {usual}")
     if 20 <= steps < 2 * evaluations:  # a shorter run is a trial
         few = "the curve of the validation loss has few points"
@@ -505,13 +510,17 @@ def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str
     if name != "max_steps" or now <= (then[name] or now) or not (run / layout.MODEL_FOLDER).is_dir():
         return f"Give another {recipe.saving.option_of_another_run}, or set it back"
     command = f"python train.py --recipe {paths.quoted(run / RUN_RECIPE)}"
-    more = now - then[name]
+    finish = layout.read_finish(run)
+    length = then[name]
+    if finish and not finish.stopped_early:
+        length = finish.step  # max_hours may have planned another one
+    more = now - length
     has_checkpoint = any(layout.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*"))
     if has_checkpoint and then["lr_scheduler_type"] in ("wsd", "constant"):
         return f"To train it on: {command} --extend_steps {more}"
 
-    finish = layout.read_finish(run)
     if finish and finish.stopped_early:
+        more = now - finish.step
         reason = f"Early stopping ended it at step {finish.step}. "
         if has_checkpoint:
             reason += f"To continue it to step {then[name]}: {command} --early_stopping_patience 0. "

@@ -200,7 +200,8 @@ def fraction_of_steps(name: str, value: Any) -> float | None:
         return None
     if text.endswith("%"):
         fraction /= 100
-    return fraction if 0 < fraction <= 1 else None
+    is_fraction = 0 < fraction < 1 or (text.endswith("%") and fraction == 1)
+    return fraction if is_fraction else None
 
 
 def fraction_error(name: str, value: Any, max_steps: Any) -> str | None:

@@ -162,10 +162,13 @@ def change(name: str, recipe: dict[str, Any], flags: Mapping[str, Any]) -> SizeC
         flags: the other flags of the command line, as text. Their values are not replaced.
     """
     size = find(name)
+    flag_values = {key: rules.from_text(text, key) for key, text in flags.items()}
+    model = (recipe | flag_values).get("init_from")
+    if model is not None:
+        raise BadInput(f"--size {name}: init_from = {model} brings the shape of its model. Leave --size out")
     if _has_shape_of(size, recipe):
         return SizeChange(size.shape)
 
-    flag_values = {key: rules.from_text(text, key) for key, text in flags.items()}
     shape_words = [f"{key} = {value}" for key, value in size.shape.items()]
     reason = _why_only_the_shape_changes(recipe, recipe | flag_values)
     if reason:
@@ -184,8 +187,10 @@ def change(name: str, recipe: dict[str, Any], flags: Mapping[str, Any]) -> SizeC
             words.append(f"{key} = {value} (was {old_value})")
     note = f"size     --size {name} sets {', '.join(words)}"
     if new_settings:
-        note += ". These values follow GPT-3, for the same number of tokens. "
-        note += "Explicit flags override them"
+        note += ". Learning rate and batch size are those of GPT-3"
+        if "max_steps" in new_settings:
+            note += ", and the number of tokens stays"
+        note += ". Explicit flags override these values"
     return SizeChange(size.shape | new_settings, note)
 
 
@@ -200,16 +205,14 @@ def _why_only_the_shape_changes(recipe: Mapping[str, Any], with_flags: Mapping[s
         recipe: keys and values of the recipe file.
         with_flags: the same, with the values of the flags.
     """
-    if with_flags.get("init_from") is not None:
-        return f"init_from = {with_flags['init_from']} brings a trained model"
     # The recipe file counts as well: its learning rate was chosen for its own optimizer.
-    for settings in (recipe, with_flags):
+    for owner, settings in (("the recipe's ", recipe), ("", with_flags)):
         architecture = settings.get("architecture") or "gpt2"
         if architecture != "gpt2":
-            return f"architecture = {architecture} is not GPT-2"
+            return f"{owner}architecture = {architecture} is not GPT-2"
         optimizer = settings.get("optimizer", "adamw")
         if optimizer not in ADAMW:
-            return f"optimizer = {optimizer} is not AdamW"
+            return f"{owner}optimizer = {optimizer} is not AdamW"
     if not any(_has_shape_of(size, recipe) for size in GPT2_SIZES):
         return "the recipe's own shape is not one of GPT-2's sizes"
     mlp_width = with_flags.get("intermediate_size")

@@ -100,12 +100,13 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
             return None
         raise BadInput(
             f"early_stopping_patience = {patience}: early stopping ended the run in {run_dir} at step {finish.step}, "
-            f"and it has no checkpoint to continue from (save_steps was 0); give another --run_name"
+            f"and it has no checkpoint to continue from (save_steps was 0); "
+            f"give another {saving.option_of_another_run}"
         )
     step = f" at step {finish.step}" if finish else ""
     return (
         f"nothing is left to train: the run in {run_dir} finished{step}, and its model is {run_dir / MODEL_FOLDER}. "
-        f"To train again, give another --run_name"
+        f"To train again, give another {saving.option_of_another_run}"
     )
 
 

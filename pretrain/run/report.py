@@ -3,6 +3,7 @@
 On a terminal there is a progress bar; in a file or a pipe there is one line every few seconds instead.
 """
 
+import errno
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from pretrain.base import files, foreign
+from pretrain.base.errors import space_fix
 from pretrain.base.layout import METRICS, iterate_metrics
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
@@ -183,8 +185,11 @@ class Report:
             try:
                 curves.draw_curves(self._rows.rows, self._picture, name, published=published, reference=self._reference)
             except (OSError, ImportError) as error:  # a full disk; no matplotlib
+                fix = ""
+                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                    fix = f" ({space_fix(self._picture)})"
                 if not self._undrawn:
-                    log.warning(f"{self._picture}: not drawn: {error}; it is tried again")
+                    log.warning(f"{self._picture} was not drawn: {error}{fix}. It is tried again later")
                 self._undrawn = True
             self._drawn = time.monotonic()
 

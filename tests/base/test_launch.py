@@ -20,6 +20,8 @@ WHOLE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.
         ({name: value for name, value in WHOLE.items() if name != "LOCAL_RANK"}, ", but without LOCAL_RANK. "),
         (WHOLE | {"RANK": "2"}, "RANK = 2, WORLD_SIZE = 2, LOCAL_RANK = 1: RANK must be from 0 to WORLD_SIZE - 1. "),
         ({"RANK": "-1"}, "RANK = -1, but without"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE = 0: must be at least 1. "),
+        ({"WORLD_SIZE": "-1"}, "WORLD_SIZE = -1: must be at least 1. "),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two': must be a whole number. "),
         ({"RANK": ""}, "RANK = '': must be a whole number. "),
         (WHOLE | {"MASTER_PORT": "http"}, "MASTER_PORT = 'http': must be a whole number. "),

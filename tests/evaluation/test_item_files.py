@@ -22,7 +22,7 @@ from pretrain.evaluation import items
 
 ROWS = {
     "arc_easy": task_rows.arc(1),
-    "arc_challenge": task_rows.arc(2),
+    "arc_challenge": task_rows.arc(3),
     "piqa": task_rows.piqa(3),
     "winogrande": task_rows.winogrande(4),
     "lambada_openai": task_rows.lambada(5),

@@ -174,7 +174,7 @@ def test_every_name_of_the_recipe_has_a_record_and_no_other():
 
 
 ROWS = {
-    "arc_easy": {"question": "Q", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "A"},
+    "arc_easy": {"question": "Q", "choices": {"text": ["a", "c"], "label": ["A", "C"]}, "answerKey": "A"},
     "piqa": {"goal": "G", "sol1": "a", "sol2": "b", "label": 0},
     "winogrande": {"sentence": "_", "option1": "a", "option2": "b", "answer": "1"},
     "hellaswag": task_rows.hellaswag(1)[0],
@@ -184,7 +184,7 @@ ROWS = {
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("arc_easy", {"answerKey": "B"}, "answerKey = 'B': must be A"),
+        ("arc_easy", {"answerKey": "B"}, "answerKey = 'B': must be A or C"),
         ("piqa", {"label": -1}, "label = -1: must be 0 or 1; a test split without answers cannot be scored"),
         ("winogrande", {"sentence": "none"}, "sentence has no blank, _"),
         ("lambada_openai", {"text": "ends in space "}, "text ends in white space"),

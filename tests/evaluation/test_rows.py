@@ -89,7 +89,7 @@ def test_numbers_are_choices_of_arc():
         ({"text": [], "label": []}, "choices has 0 texts and 0 labels"),
         ({"text": ["a", "b"], "label": ["A", "A"]}, "two labels are equal"),
         ({"text": ["a", "b"], "label": [1, "1.0"]}, "two labels are equal"),
-        ({"text": ["a", "b"], "label": [True, False]}, "a label must be a text or a number"),
+        ({"text": ["a", "b"], "label": [True, False]}, "a label must be a text or a finite number"),
         ({"text": ["a", "b"]}, "must be an object with the lists text and label"),
         ({"text": "ab", "label": ["A", "B"]}, "choices.text = 'ab': must be a list"),
         ({"text": ["a", "b"], "label": "AB"}, "choices.label = 'AB': must be a list"),
@@ -99,3 +99,31 @@ def test_numbers_are_choices_of_arc():
 def test_choices_need_a_label_for_each_text(choices, message):
     with pytest.raises(ValueError, match=message):
         question("arc_easy", choices=choices, answerKey="A")
+
+
+@pytest.mark.parametrize(
+    ("task", "change"),
+    [
+        ("piqa", {"sol1": ""}),
+        ("blimp", {"sentence_bad": " "}),
+        ("multiblimp_hin", {"sen": ""}),
+        ("lambada_openai", {"text": ""}),
+        ("hellaswag", {"endings": ["a", "", "c", "d"]}),
+        ("arc_easy", {"choices": {"text": ["a", "\t"], "label": ["1", "2"]}}),
+    ],
+)
+def test_empty_text_to_score_is_an_error(task, change):
+    (field,) = change
+    with pytest.raises(ValueError, match=f"^{field} has an empty text$"):
+        validate(TASKS[task], ROWS[task] | change)
+    assert validate(TASKS[task], ROWS[task] | change, is_published=True)
+
+
+def test_single_choice_is_an_error():
+    with pytest.raises(ValueError, match="must have at least two"):
+        validate(TASKS["arc_easy"], ROWS["arc_easy"] | {"choices": {"text": ["a"], "label": ["2"]}})
+
+
+def test_half_of_a_surrogate_pair_is_an_error():
+    with pytest.raises(ValueError, match="^sol1 = .* is not a character$"):
+        validate(TASKS["piqa"], ROWS["piqa"] | {"sol1": "a \ud800 b"})

@@ -67,9 +67,8 @@ def test_merge_command_writes_into_a_new_folder(workplace):
 def test_damaged_adapter_is_refused_without_base_model(workplace, text):
     write(Path("lora"), "adapter_model.safetensors")
     Path("lora/adapter_config.json").write_text(text)
-    with pytest.raises(BadInput, match="^model = lora contains a PEFT adapter. Merge") as error:
+    with pytest.raises(BadInput, match="^model = lora contains a PEFT adapter, .* does not name the base model"):
         find("lora", "model = ")
-    assert program_of(error.value)
 
 
 def test_adapter_of_reward_model_is_refused(workplace):

@@ -125,11 +125,14 @@ def test_columns_of_recipe_without_source_stay(tmp_path):
         (HUB, {"data_dir": "d", "data_files": ["f"]}, "--data_dir and --data_files"),
         (HUB, {"dataset_name": "me/mine", "data_files": ["f"]}, "--data_files and --dataset_name"),
         ({"sources": [{"weight": 1, **SHARDS, **FILES}]}, {}, "data_dir and data_files"),
+        (HUB | FILES, {"data_files": ["c.txt"]}, "data_files and dataset_name"),
     ],
 )
-def test_two_data_sources_are_an_error(tmp_path, stated, flags, names):
+def test_two_data_sources_are_an_error(tmp_path, caplog, stated, flags, names):
+    caplog.set_level(logging.INFO, "pretrain")
     (message,) = errors_of(tmp_path, stated, **flags)
     assert f"{names} are different data sources" in message
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(

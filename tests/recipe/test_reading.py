@@ -282,9 +282,13 @@ def test_more_max_steps_for_a_finished_run_names_the_true_reason(
         reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, **changes, max_steps=20))
     (message,) = caught.value.lines
     command = "python train.py --recipe runs/r/recipe.yaml"
-    new = f"A new run from its weights: {command} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 8"
+    new = (
+        f"A new run from its weights: {command} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 12"
+    )
     if schedule == "wsd" and has_checkpoint:
-        assert message.endswith(f"fixed for a run. To train it on: {command} --extend_steps 8")
+        # Early stopping keeps the length of 12 steps. Otherwise max_hours had planned the 8 steps of the finished run.
+        steps = 8 if finish else 12
+        assert message.endswith(f"fixed for a run. To train it on: {command} --extend_steps {steps}")
     else:
         assert message.endswith(f"fixed for a run. {expected.format(command)}{new}")
 

@@ -108,14 +108,12 @@ def test_flags_win_over_the_settings_of_a_size(words, wanted):
 @pytest.mark.parametrize(
     ("recipe", "words", "reason"),
     [
-        ("gpt2_124m_fast", "", "optimizer = muon is not AdamW"),
-        ("gpt2_124m_fast", "--optimizer adamw", "optimizer = muon is not AdamW"),
+        ("gpt2_124m_fast", "", "the recipe's optimizer = muon is not AdamW"),
+        ("gpt2_124m_fast", "--optimizer adamw", "the recipe's optimizer = muon is not AdamW"),
         ("gpt2_124m", "--optimizer muon", "optimizer = muon is not AdamW"),
-        ("llama_124m", "", "architecture = llama is not GPT-2"),
+        ("llama_124m", "", "the recipe's architecture = llama is not GPT-2"),
         ("shakespeare_bpe", "", "the recipe's own shape is not one of GPT-2's sizes"),
         ("gpt2_small", "", "the recipe's own shape is not one of GPT-2's sizes"),
-        ("finetune_shakespeare", "", "init_from = openai-community/gpt2 brings a trained model"),
-        ("gpt2_124m", "--init_from some/model", "init_from = some/model brings a trained model"),
         ("gpt2_124m", "--intermediate_size 3072", "intermediate_size = 3072 is given"),
     ],
 )
@@ -242,3 +240,10 @@ def test_invalid_values_are_reported_rather_than_scaled(tmp_path):
     with pytest.raises(BadInput) as caught:
         reading.load_recipe(path, {"size": "d48", "tokens_per_step": "x"})
     assert [line.split(":")[0] for line in caught.value.lines] == ["--tokens_per_step x", str(path)]
+
+
+@pytest.mark.parametrize("size", ["d12", "d24"])
+def test_size_of_a_pretrained_model_is_an_error(size):
+    flags, _ = reading.read_flags(["--size", size, "--init_from", "some/model"], "", {})
+    with pytest.raises(BadInput, match=f"--size {size}: init_from = some/model brings the shape of its model"):
+        reading.load_recipe(recipe_path("gpt2_124m"), flags)

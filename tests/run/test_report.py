@@ -139,8 +139,8 @@ def test_a_full_disk_stops_no_report_and_loses_no_row(tmp_path, capsys, monkeypa
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     assert (tmp_path / "samples.txt").read_text().count("==== step") == 2
     said = capsys.readouterr().err
-    for name in ("metrics.jsonl", "samples.txt", "curves.png"):
-        assert said.count(f"{name}: ") == (2 if name == "metrics.jsonl" else 1) and "Traceback" not in said, said
+    for name in ("metrics.jsonl: ", "samples.txt: ", "curves.png was not drawn: "):
+        assert said.count(name) == (2 if name == "metrics.jsonl: " else 1) and "Traceback" not in said, said
 
 
 def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_path, capsys):

@@ -31,7 +31,7 @@ BLIMP = Task(
     dataset=("nyu-mll/blimp", "train"),
     revision="877fba0801ffb7cbd8c39c1ff314a46f053f6036",
     files=("*/train-00000-of-00001.parquet", PARTS),
-    fields={"sentence_good": Text(), "sentence_bad": Text()},
+    fields={"sentence_good": Text(is_scored=True), "sentence_bad": Text(is_scored=True)},
     questions=pair,
 )
 
@@ -47,7 +47,7 @@ def _of_language(code: str, size: int) -> Task:
         revision=None,
         files=(f"{code}/data.tsv", 1),
         config=code,
-        fields={"sen": Text(), "wrong_sen": Text()},
+        fields={"sen": Text(is_scored=True), "wrong_sen": Text(is_scored=True)},
         questions=pair_of_language,
     )
 

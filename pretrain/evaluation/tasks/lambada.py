@@ -24,7 +24,7 @@ TASKS = (
         dataset=("EleutherAI/lambada_openai", "test"),
         revision="900124bf3b8235c6daf21033af9948b3f07346c4",
         files=("data/lambada_test_en.jsonl", 1),
-        fields={"text": Text()},
+        fields={"text": Text(is_scored=True)},
         questions=questions,
         published={"GPT-2 124M": (32.56, 40.06)},
         citations=("GPT-2 124M: EleutherAI/lm-evaluation-harness#2159 (its own run on openai-community/gpt2)",),

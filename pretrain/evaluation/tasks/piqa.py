@@ -24,8 +24,8 @@ TASKS = (
         files=("piqa_validation.parquet", 1),
         fields={
             "goal": Text(),
-            "sol1": Text(),
-            "sol2": Text(),
+            "sol1": Text(is_scored=True),
+            "sol2": Text(is_scored=True),
             "label": Answer(labels=(0, 1)),
         },
         questions=questions,
