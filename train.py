@@ -204,8 +204,7 @@ def train(
                     if (stopping := stop.agreed()) or data_failure:
                         break  # the partial step is discarded: a resumed run repeats it bit for bit
                     inputs_BT, targets_BT = batches(step, micro_step)  # a pure function: no data-loader state
-                    number = batches.order.number(micro_step, rank)
-                    seed_dropout(recipe.model, step, *((micro_step, rank) if state.dropout_by == "rank" else (number,)))
+                    seed_dropout(recipe.model, step, batches.order.number(micro_step, rank))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
                     with sync_gradients(run.module, accelerator, enabled=last_micro or plan.exchange_each):
                         losses = run.module(inputs_BT, targets_BT, with_cross_entropy=True)

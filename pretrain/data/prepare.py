@@ -214,7 +214,8 @@ def refuse_other_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
     """Raise BadInput when files came or went since the manifest's cursor was written: it would be applied to another."""
     cursor, count = manifest["cursor"], manifest["files"]
     now = file_at(parts, cursor["part"])
-    if (then := cursor.get("file", now)) != now or count != len(parts):
+    then = cursor["file"]
+    if then != now or count != len(parts):
         raise BadInput(
             f"{folder}: stopped at {then or 'the end'}, file {cursor['part'] + 1} of {count}; the source now has "
             f"{now or 'no file'} there, of {len(parts)}. Give the same files, or, to read these again, delete the folder"

@@ -594,17 +594,6 @@ def fixed(recipe: Recipe) -> dict[str, Any]:
     return map_paths(science, shortened)
 
 
-def is_unchanged(name: str, before: Any, now: Any) -> bool:
-    """Return whether a key has the value that a checkpoint states, both as ``fixed`` returns them.
-
-    A checkpoint of an earlier version states the full path of a model.
-    """
-    if before == now or _path_kind(name) is None or not isinstance(before, str):
-        return before == now
-    place = Path(before)
-    return now == place.name or (place.name == "model" and now == place.parent.name)
-
-
 def _without_secrets(recipe: Recipe) -> dict[str, Any]:
     """Return every key and value, URLs without user, password and query."""
     return {

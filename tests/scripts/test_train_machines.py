@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, fork, free_port, run, torchrun_environments
-from runs import TINY, final_state, losses, rows, sign
+from runs import TINY, final_state, losses, rows
 from torch.distributed.fsdp import FSDPModule
 
-import train
 from pretrain.base import cards, files
 from pretrain.base.errors import BadInput
 from pretrain.machine import estimate, hardware
@@ -96,23 +95,6 @@ def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(uninterrupt
     assert checkpoint.find_fault(path) is None
     run("train.py", *TINY, "--run_name", "k", processes=processes)
     assert final_state("k") == final_state("whole" if processes == 1 else "two")
-
-
-def test_a_run_from_before_the_rule_of_dropout_was_named_keeps_its_masks_to_its_end(uninterrupted_two, monkeypatch):
-    """On two processes, where the old rule draws others; its checkpoints name the old rule from then on."""
-    shutil.rmtree("runs/two/checkpoints/step-00000012")
-    path = Path("runs/two/checkpoints/step-00000009")
-    state = files.read_json(path / "state.json")
-    assert state.pop("dropout_by") == "micro_batch"
-    files.write_json(path / "state.json", state)
-    sign(path)
-
-    def as_it_was(model, step, micro_step, rank):
-        assert step >= 9 and micro_step in (0, 1) and rank == int(os.environ["RANK"])
-
-    monkeypatch.setattr(train, "seed_dropout", as_it_was)
-    run("train.py", *TINY, *QUIET, "--run_name", "two", processes=2)
-    assert final_state("two")["state"]["dropout_by"] == "rank"
 
 
 # Sharding.
