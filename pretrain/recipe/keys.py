@@ -98,7 +98,6 @@ FALLING = ("cosine", "linear", "wsd")  # learning rates
 # Conditions that several keys share.
 GPT2 = (KeyIs("architecture", ("gpt2", None)),)
 LLAMA = (KeyIs("architecture", ("llama", None)),)
-ADAM = (KeyIs("optimizer", ("adamw", "muon")),)
 MUON = (KeyIs("optimizer", ("muon",)),)
 HUB_DATASET = (SourceIs((SourceKind.DATASET,)),)
 TABULAR = SourceIs((SourceKind.DATASET, SourceKind.TABLES))
@@ -274,21 +273,8 @@ class Optimizer:
     adam_beta1: float = required("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
     adam_beta2: float = required("AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999))
     adam_epsilon: float = required("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
-    adam_nesterov: bool = science(False, "AdamW with Nesterov's momentum (NAdam)", effect=ADAM)
-    cautious: bool = science(False, "a weight whose step goes against its gradient waits", effect=ADAM)
-    embedding_lr_ratio: float = science(1.0, "learning rate of embeddings and head / learning_rate", (0.0, 1000.0))
-    position_lr_ratio: float = science(
-        1.0, "learning rate of the positions / learning_rate", (0.0, 1000.0), effect=GPT2
-    )
-    vector_lr_ratio: float = science(1.0, "learning rate of norms and biases / learning_rate", (0.0, 1000.0))
     max_grad_norm: float = required("clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9))
     shard_optimizer: bool = run(False, "each process keeps its share of the moments (ZeRO-1), to save memory")
-
-    @property
-    def lr_ratios(self) -> dict[str, float]:
-        """What each kind of weights learns at, as a part of the learning rate; the blocks' matrices learn at the whole."""
-        kinds = {"embeddings": self.embedding_lr_ratio, "positions": self.position_lr_ratio}
-        return kinds | {"vectors": self.vector_lr_ratio}
 
 
 @dataclass(frozen=True, kw_only=True)
