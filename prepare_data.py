@@ -34,9 +34,6 @@ EXTRAS = {
     "verify": (str, "check every byte of this folder of shards, and stop"),
     "dry_run": (bool, "read for some seconds and print the size on disk and the time of all of it"),
     "prefetch": (bool, "also fetch tokenizer, init_from and tasks: train.py then needs no network (HF_HUB_OFFLINE=1)"),
-    "job_index": (int, "prepare this job's share of the source's files; from 0"),
-    "num_jobs": (int, "how many jobs share the source's files"),
-    "merge": (bool, "join what the jobs have prepared"),
     "source": (int, "only this one of the recipe's sources; from 0"),
     "follow": (bool, "started by train.py: standard input says how far to go, and closes when that process dies"),
 }
@@ -63,9 +60,6 @@ def main(argv: list[str] | None = None) -> int:
         folder = Path(reading.expand_option("verify", extras["verify"]))
         print(prepare.verify(folder, recipe.model.vocab_size or 2**32))
         return 0
-    job = prepare.Job(extras.get("job_index", 0), extras.get("num_jobs", 1))
-    if not 0 <= job.index < job.count:
-        raise BadInput(f"--job_index {job.index}: jobs are numbered 0 to num_jobs - 1 = {job.count - 1}")
     target = PrefetchTarget(recipe) if "follow" in extras else None
     found = keys.sources(recipe.data)
     if not 0 <= (only := extras.get("source", 0)) < len(found):
@@ -80,9 +74,6 @@ def main(argv: list[str] | None = None) -> int:
         source = sources.find_source(asked)
         if source.repository:
             from pretrain.data import fetching  # imports datasets, which text does not need
-
-            if job.count > 1:
-                raise BadInput(f"--num_jobs: data_dir = {asked.data_dir} is fetched, not prepared; leave it out")
         if "dry_run" in extras:
             print(fetching.describe(source) if source.repository else prepare.dry_run(source))
             continue
@@ -92,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.ExitStack() as held:
             while True:
                 try:
-                    held.enter_context(files.locked(folder / job.lock, busy, BUSY))
+                    held.enter_context(files.locked(folder / prepare.LOCK, busy, BUSY))
                     break
                 except BadInput as error:
                     if not target or error.status != BUSY:
@@ -101,12 +92,10 @@ def main(argv: list[str] | None = None) -> int:
                     time.sleep(BUSY_SECONDS)
             if source.repository:
                 fetching.fetch(source, target)
-            elif "merge" in extras:
-                prepare.merge(folder)
             else:
-                repair.repair(source, job, every=target is None)
+                repair.repair(source, every=target is None)
                 if not shards.is_complete(folder):
-                    prepare.prepare(source, job, target)
+                    prepare.prepare(source, target)
         if target is None:
             print(folder)
     if "prefetch" in extras:

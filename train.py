@@ -204,8 +204,7 @@ def train(
                     if (stopping := stop.agreed()) or data_failure:
                         break  # the partial step is discarded: a resumed run repeats it bit for bit
                     inputs_BT, targets_BT = batches(step, micro_step)  # a pure function: no data-loader state
-                    number = batches.order.number(micro_step, rank)
-                    seed_dropout(recipe.model, step, *((micro_step, rank) if state.dropout_by == "rank" else (number,)))
+                    seed_dropout(recipe.model, step, batches.order.number(micro_step, rank))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
                     with sync_gradients(run.module, accelerator, enabled=last_micro or plan.exchange_each):
                         losses = run.module(inputs_BT, targets_BT, with_cross_entropy=True)
@@ -263,10 +262,14 @@ def train(
     return ends.close(run, accelerator, stop, stopped=stopping)
 
 
-def seed_dropout(model: keys.Model, step: int, *micro_batch: int) -> None:
-    """Make dropout, if any, a function of where the run is, so that no generator's state needs to be saved."""
+def seed_dropout(model: keys.Model, step: int, micro_batch: int) -> None:
+    """Make the masks of dropout a function of the step, so that no generator's state needs to be saved.
+
+    Args:
+        micro_batch: number of the micro-batch in the step, over all processes.
+    """
     if model.resid_pdrop or model.embd_pdrop or model.attn_pdrop:
-        mixed = np.random.SeedSequence([model.seed, step, *micro_batch]).generate_state(1, np.uint64)[0]
+        mixed = np.random.SeedSequence([model.seed, step, micro_batch]).generate_state(1, np.uint64)[0]
         torch.manual_seed(int(mixed >> np.uint64(1)))
 
 

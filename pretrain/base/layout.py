@@ -44,7 +44,7 @@ def read_metrics(path: Path) -> list[dict]:
 def iterate_metrics(path: Path) -> Iterator[dict]:
     """Yield the rows of a metrics.jsonl, without those that a kill has torn: all with an integer ``step``.
 
-    A value that was not finite is None; files of older versions have NaN or infinity there.
+    A value that was not finite is None.
     """
     if not path.is_file():
         return

@@ -1,9 +1,12 @@
-"""Documents to a folder of token shards: in one process or in jobs, from where a killed one was, the same bytes always."""
+"""Turn the documents of a source into a folder of token shards.
+
+A process that was killed continues after its last complete shard. The shards have the same bytes however often it was
+interrupted.
+"""
 
 import logging
 import math
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,30 +30,9 @@ from pretrain.recipe.rules import counted
 log = logging.getLogger(__name__)
 
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
+LOCK = ".lock"  # held by the process that writes to the folder
 DRY_RUN_SECONDS = 10
 CORE_SECONDS = 1.0  # for which an estimate encodes
-
-
-@dataclass(frozen=True)
-class Job:
-    """One of ``count`` processes that share a source: it prepares each file whose number is ``index`` modulo count."""
-
-    index: int = 0
-    count: int = 1
-
-    @property
-    def manifest(self) -> str:
-        """The file in which it keeps where it is."""
-        return f"manifest{self._suffix}.json"
-
-    @property
-    def lock(self) -> str:
-        """The file that it holds."""
-        return f".lock{self._suffix}"
-
-    @property
-    def _suffix(self) -> str:
-        return "" if self.count == 1 else f".job-{self.index:05d}-of-{self.count:05d}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +50,7 @@ class Opened:
     about: dict
 
     def write(
-        self, split: str, place: dict[str, int], rows: list[dict], limit: int, folder: Path, job: Job = Job()
+        self, split: str, place: dict[str, int], rows: list[dict], limit: int, folder: Path
     ) -> Iterator[tuple[dict | None, dict[str, int], Document | None]]:
         """Write a split's shards into a folder; a split without parts takes its documents from the train split's.
 
@@ -76,7 +58,6 @@ class Opened:
             place: where to begin: part, row, and how many ids from there on are left out.
             rows: of the split's shards that are there; the caller adds those that are yielded.
             limit: end with the document that reaches so many tokens, of ``rows`` too; 0: with the last part.
-            job: whose parts are written.
 
         Yields the row of each shard that is full and where the next one begins; each document that is written to its
         end; and, where a part ends, the row of the shard that is not full, if any. A shard never holds text of two parts.
@@ -84,8 +65,6 @@ class Opened:
         parts, done = self.parts.get(split, self.parts["train"]), sum(row["tokens"] for row in rows)
         sizes, shard_tokens = self.encode.bytes_per_token, self.source.config.shard_tokens
         for part in range(place["part"], len(parts)):
-            if part % job.count != job.index:
-                continue
             row, skip = (place["row"], place["token"]) if part == place["part"] else (0, 0)
             if 0 < limit <= done and not skip:  # a document that was begun is brought to its end
                 return
@@ -108,22 +87,21 @@ class Opened:
             yield writer.finish(), following, None
 
 
-def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None) -> None:
-    """Write a source's shards from where an earlier process stopped; the manifest is replaced after each.
+def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
+    """Write the shards of a source, starting after the last complete shard of an earlier process.
 
-    ``target``: how far to go, when train.py follows.
+    The manifest is replaced after each shard.
+
+    Args:
+        source: what to read, and the folder to write to.
+        target: how far to go, when train.py reads the shards while they are written. None: to the end.
     """
-    folder, config = source.folder, source.config
-    if others := [path for path in _of_jobs(folder) if _count(path) != job.count]:
-        remedy = "when all are done, use --merge" if job.count == 1 else f"give --num_jobs {_count(others[0])}"
-        raise BadInput(f"{folder} is being prepared in {_count(others[0])} jobs ({others[0].name}); {remedy}")
-    if job.count > 1 and config.limit_tokens:
-        raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
-    manifest = shards.read_manifest(folder, job.manifest)
+    folder = source.folder
+    manifest = shards.read_manifest(folder)
     opened = open_source(source, manifest, target)
     parts = opened.parts["train"]
     if manifest is None:
-        splits, counts, begin = held_out_splits(opened, job)
+        splits, counts, begin = held_out_splits(opened)
         manifest = {
             "source": source.name,
             "identity": source.identity,
@@ -131,11 +109,10 @@ def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None)
             "files": len(parts),
             "splits": splits | {"train": []},
             "counts": counts | {"train": {}},
-            "train_begins": begin,
             "cursor": begin | {"file": file_at(parts, begin["part"])},
             "complete": False,
         }
-        files.write_json(folder / job.manifest, manifest)
+        files.write_json(folder / shards.MANIFEST, manifest)
     elif not manifest["complete"]:
         manifest |= opened.about
         refuse_other_files(folder, manifest, parts)
@@ -143,12 +120,8 @@ def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None)
     if target:
         target.wait(manifest["splits"]["train"])
     if not manifest["complete"]:
-        train_split(opened, job, manifest, target)
-    if job.count == 1:
-        finish(folder, manifest)
-    else:
-        files.write_json(folder / job.manifest, manifest | {"complete": True})
-        log.info(f"job {job.index} of {job.count} is complete; when all are, join them with --merge")
+        train_split(opened, manifest, target)
+    finish(folder, manifest)
     log_amounts(manifest)
     log.info(f"prepared in {time.perf_counter() - begun:.1f} s")
 
@@ -167,58 +140,68 @@ def open_source(source: FoundSource, manifest: dict | None, target: PrefetchTarg
     return Opened(source, parts, encode, {"revision": revision, "versions": versions, "tokenizer": identity})
 
 
-def held_out_splits(opened: Opened, job: Job) -> tuple[dict[str, list[dict]], dict[str, dict], dict[str, int]]:
+def held_out_splits(
+    opened: Opened,
+) -> tuple[dict[str, list[dict]], dict[str, dict], dict[str, int]]:
     """Write every split but train, in one go: training can then begin as soon as its first block is there.
 
-    Without a validation part, the first documents of the train split are it, to ``validation_tokens``.
+    A source without a validation part takes the first documents of its train split, up to ``validation_tokens``.
 
-    Returns: rows and counts by split, and where the train split begins. A job but the first keeps only the last.
+    Returns:
+        Rows by split, counts by split, and where the train split begins.
     """
-    folder, config = opened.source.folder, opened.source.config
-    begin = start = {"part": 0, "row": 0, "token": 0}
-    if job.index:
-        folder /= f".again{job.lock}"  # which repair, too, begins by clearing
-        folder.mkdir(exist_ok=True)
-    splits, counts = {}, {}
-    for split in ("validation", *(name for name in opened.parts if name not in ("validation", "train"))):
-        limit = 0 if split in opened.parts else config.validation_tokens
-        if job.index and not limit:
-            continue
-        rows, tally = splits.setdefault(split, []), Counter()
+    folder = opened.source.folder
+    config = opened.source.config
+    start = {"part": 0, "row": 0, "token": 0}
+    train_begin = start
+    splits: dict[str, list[dict]] = {}
+    counts: dict[str, dict] = {}
+    others = [name for name in opened.parts if name not in ("validation", "train")]
+    for split in ("validation", *others):
+        is_taken_from_train = split not in opened.parts
+        limit = config.validation_tokens if is_taken_from_train else 0
+        rows = splits.setdefault(split, [])
+        tally: Counter = Counter()
         for shard, following, document in opened.write(split, start, rows, limit, folder):
-            rows += [shard] if shard else []
-            tally.update(document.counts if document else {})
-            begin = following if limit else begin
-        counts[split], done = dict(tally), sum(row["tokens"] for row in rows)
-        if done < limit:
+            if shard:
+                rows.append(shard)
+            if document:
+                tally.update(document.counts)
+            if is_taken_from_train:
+                train_begin = following
+        counts[split] = dict(tally)
+        num_tokens = sum(row["tokens"] for row in rows)
+        if num_tokens < limit:
             key = "token_column" if config.token_column else "text_column"
-            column = f"{opened.source.name}: {key} = {getattr(config, key)}"
             raise BadInput(
-                f"{column} has {done} tokens in all, fewer than validation_tokens = {limit}; give --{key} with one of "
-                f"more text, --validation_tokens {max(1, done // 10)}, or, with data_files, --validation_files"
+                f"{opened.source.name}: {key} = {getattr(config, key)} has {num_tokens} tokens in all, fewer than "
+                f"validation_tokens = {limit}; give --{key} with one of more text, "
+                f"--validation_tokens {max(1, num_tokens // 10)}, or, with data_files, --validation_files"
             )
-    if job.index:
-        shutil.rmtree(folder)
-        return {}, {}, begin
-    return splits, counts, begin
+    return splits, counts, train_begin
 
 
-def train_split(opened: Opened, job: Job, manifest: dict, target: PrefetchTarget | None) -> None:
+def train_split(opened: Opened, manifest: dict, target: PrefetchTarget | None) -> None:
     """Write the train split from the manifest's cursor on."""
-    source, parts, rows = opened.source, opened.parts["train"], manifest["splits"]["train"]
-    tally, folder, limit = Counter(manifest["counts"]["train"]), source.folder, source.config.limit_tokens
-    progress = Progress(manifest, 0.0 if target else expected_text_bytes(source, parts) / job.count, limit)
-    for shard, following, document in opened.write("train", manifest["cursor"], rows, limit, folder, job):
+    source = opened.source
+    parts = opened.parts["train"]
+    rows = manifest["splits"]["train"]
+    tally = Counter(manifest["counts"]["train"])
+    limit = source.config.limit_tokens
+    expected_bytes = 0.0 if target else expected_text_bytes(source, parts)
+    progress = Progress(manifest, expected_bytes, limit)
+    for shard, following, document in opened.write("train", manifest["cursor"], rows, limit, source.folder):
         if document:
             tally.update(document.counts)
             progress.count(document)
             continue
-        # Of the document in which a shard has ended nothing is counted yet.
-        rows += [shard] if shard else []
+        if shard:
+            rows.append(shard)
+        # If the shard ends inside a document, that document is counted later, at its end.
         manifest["counts"]["train"] = dict(tally)
         manifest["cursor"] = following | {"file": file_at(parts, following["part"])}
-        files.write_json(folder / job.manifest, manifest)
-        if target:  # which is far behind, maybe, and shards are kept few
+        files.write_json(source.folder / shards.MANIFEST, manifest)
+        if target:  # the trainer may be far behind, and only a few shards are kept
             target.wait(rows)
 
 
@@ -231,7 +214,8 @@ def refuse_other_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
     """Raise BadInput when files came or went since the manifest's cursor was written: it would be applied to another."""
     cursor, count = manifest["cursor"], manifest["files"]
     now = file_at(parts, cursor["part"])
-    if (then := cursor.get("file", now)) != now or count != len(parts):
+    then = cursor["file"]
+    if then != now or count != len(parts):
         raise BadInput(
             f"{folder}: stopped at {then or 'the end'}, file {cursor['part'] + 1} of {count}; the source now has "
             f"{now or 'no file'} there, of {len(parts)}. Give the same files, or, to read these again, delete the folder"
@@ -239,53 +223,18 @@ def refuse_other_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
 
 
 def finish(folder: Path, manifest: dict) -> None:
-    """Write the manifest of a folder that is complete: the same whatever stopped on the way, and however many jobs."""
+    """Write the manifest of a complete folder. It does not depend on where earlier processes stopped."""
     if not manifest["splits"]["train"]:
         raise BadInput(
             f"{folder}: no train text is left; use a smaller --validation_tokens, or --validation_files with data_files"
         )
     for path in folder.glob(".*.tmp*"):  # of killed processes
         files.remove(path)
-    done = ("cursor", "train_begins") if manifest.get("versions") else ("cursor", "train_begins", "versions")
-    kept = {name: value for name, value in manifest.items() if name not in done}
-    files.write_json(folder / shards.MANIFEST, kept | {"complete": True})
-
-
-def merge(folder: Path) -> None:
-    """Join the manifests of all jobs into the folder's, and delete them.
-
-    Raises BadInput while a job is missing, and where they are not of one source.
-    """
-    jobs = _of_jobs(folder)
-    if not shards.is_complete(folder):
-        count = _count(jobs[0]) if jobs else 1
-        names = [Job(index, count).manifest for index in range(count)]
-        found = {name: shards.read_manifest(folder, name) or {"complete": False} for name in names}
-        if missing := [name for name, manifest in found.items() if not manifest["complete"]]:
-            raise BadInput(f"{folder}: cannot be merged: {', '.join(missing)} not complete; run these jobs first")
-        first, rows, tally = found[names[0]], [], Counter()
-        for manifest in found.values():
-            same = ("identity", "revision", "tokenizer", "files", "train_begins", "versions")
-            unlike = [name for name in same if manifest.get(name) != first.get(name)]
-            if unlike:
-                raise BadInput(f"{folder}: {unlike[0]} has changed between the jobs; delete the folder and start again")
-            rows += manifest["splits"]["train"]
-            tally.update(manifest["counts"]["train"])
-        first["splits"]["train"], first["counts"]["train"] = sorted(rows, key=lambda row: row["file"]), dict(tally)
-        finish(folder, first)
-        log.info(f"merged {count} jobs: {sum(row['tokens'] for row in rows):,} train tokens")
-    for path in jobs:
-        path.with_name(path.stem.replace("manifest", ".lock")).unlink(missing_ok=True)
-        path.unlink()
-
-
-def _of_jobs(folder: Path) -> list[Path]:
-    """Return the manifests of the jobs that have begun to prepare a folder, in order."""
-    return sorted(folder.glob("manifest.job-*-of-*.json"))
-
-
-def _count(manifest: Path) -> int:
-    return int(manifest.stem.rpartition("-")[2])
+    final = manifest | {"complete": True}
+    final.pop("cursor", None)
+    if not final.get("versions"):
+        final.pop("versions", None)
+    files.write_json(folder / shards.MANIFEST, final)
 
 
 def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple[str | None, dict[str, list[Part]]]:

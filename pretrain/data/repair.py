@@ -9,13 +9,15 @@ from pathlib import Path
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import shards
-from pretrain.data.prepare import Job, open_source
+from pretrain.data.prepare import open_source
 from pretrain.data.sources import FoundSource
 
 log = logging.getLogger(__name__)
 
+SCRATCH = ".again"  # where shards are written before they replace the old ones
 
-def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
+
+def repair(source: FoundSource, *, every: bool = True) -> None:
     """Make again what is wrong with a folder's shards; where nothing is, the source is not opened.
 
     Args:
@@ -23,16 +25,16 @@ def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
 
     Raises BadInput where the source no longer gives what the manifest says.
     """
-    folder, scratch = source.folder, source.folder / f".again{job.lock}"
+    folder = source.folder
+    scratch = folder / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
-    name = shards.MANIFEST if shards.is_complete(folder) else job.manifest
-    manifest = shards.read_manifest(folder, name)
+    manifest = shards.read_manifest(folder)
     if manifest is None:
         return
     if every:
         log.info(f"{folder}: every byte of {sum(map(len, manifest['splits'].values()))} shards is checked")
     broken: dict[tuple[str, int], list[str]] = {}
-    for split, row in broken_rows(source, manifest, None if every else folder / name):
+    for split, row in broken_rows(source, manifest, None if every else folder / shards.MANIFEST):
         broken.setdefault((split, shards.part_of(row)), []).append(row["file"])
     if not broken and (folder / "tokenizer").is_dir():
         return
@@ -41,9 +43,7 @@ def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
         log.info(f"{folder}: missing or changed, made again: {', '.join(wanted)[:200]}")
         rows, place = of_part(manifest, split, part), {"part": part, "row": 0, "token": 0}
         rows = rows[: 1 + max(number for number, row in enumerate(rows) if row["file"] in wanted)]
-        if split == "train" and (begin := manifest.get("train_begins")):  # while it is not complete
-            place = begin if begin["part"] == part else place
-        elif split == "train" and "validation" not in opened.parts:  # the first documents are validation's
+        if split == "train" and "validation" not in opened.parts:  # the first documents are validation's
             place["token"] = sum(row["tokens"] for row in of_part(manifest, "validation", part))
         scratch.mkdir()
         written = opened.write(split, place, [], sum(row["tokens"] for row in rows), scratch)
@@ -57,7 +57,7 @@ def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
         files.fsync(folder)
         shutil.rmtree(scratch)
     with files.skipping(files.NO_MODES):  # otherwise train.py reads the shards once more
-        os.utime(folder / name)  # newer than the shards
+        os.utime(folder / shards.MANIFEST)  # newer than the shards
 
 
 def of_part(manifest: dict, split: str, part: int) -> list[dict]:

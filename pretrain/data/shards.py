@@ -173,9 +173,9 @@ def part_of(row: dict) -> int:
     return int(row["file"].split("_")[1])
 
 
-def read_manifest(folder: Path, name: str = MANIFEST) -> dict | None:
+def read_manifest(folder: Path) -> dict | None:
     """Return a folder's manifest, complete or not, or None when there is none. Raises BadInput for a damaged one."""
-    path = folder / name
+    path = folder / MANIFEST
     try:
         manifest = files.read_json(path)
         manifest["tokenizer"], manifest["complete"]  # noqa: B018  (raises KeyError)

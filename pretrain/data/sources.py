@@ -71,7 +71,6 @@ class FoundSource:
     name: str
     identity: Mapping[str, Any]
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # of text, by split
-    earlier_identity: Mapping[str, Any] | None = None  # of an earlier version, by the path of a local tokenizer
     files: Mapping[str, list[str]] | None = None  # of tables, by split; {}: a data set of the Hub, which has them
     most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
     repository: tuple[str, str | None, str] | None = None  # or token files of the Hub: id, revision, folder
@@ -79,14 +78,7 @@ class FoundSource:
     @property
     def folder(self) -> Path:
         """``<prepared_data_dir>/<name>-<fingerprint>``: another text, split or tokenizer is another folder."""
-        if self.earlier_identity is not None:
-            earlier = self._folder_of(self.earlier_identity)
-            if earlier.is_dir():
-                return earlier
-        return self._folder_of(self.identity)
-
-    def _folder_of(self, identity: Mapping[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
         name = self.name.encode()[:NAME_BYTES].decode(errors="ignore")
         return Path(self.config.prepared_data_dir) / f"{name}-{digest[:12]}"
 
@@ -104,8 +96,7 @@ def find_source(config: Data) -> FoundSource:
     if "tokenizer" not in source.identity or contents is None:
         return source
     tokenizer = {**source.identity["tokenizer"], "tokenizer": contents}
-    identity = {**source.identity, "tokenizer": tokenizer}
-    return dataclasses.replace(source, identity=identity, earlier_identity=source.identity)
+    return dataclasses.replace(source, identity={**source.identity, "tokenizer": tokenizer})
 
 
 def _tokenizer_contents(name: str) -> list[list[str]] | None:
@@ -152,11 +143,20 @@ def _no_such_file(key: str, name: str) -> str:
 
 def _identity(config: Data, **own: Any) -> dict[str, Any]:
     """Return the identity of a source's shards: the part of all kinds, and ``own`` of its kind."""
-    size = config.tokenizer_vocab_size if config.tokenizer == "bpe" else None
-    split = {"split": config.tokenizer_split} if size and config.tokenizer_split != "gpt2" else {}  # older: without
-    column = {"token_column": config.token_column} if config.token_column else {}
-    shared = {"format": FORMAT, "tokenizer": {"tokenizer": config.tokenizer, "size": size} | split} | column
-    return shared | {"shard_tokens": config.shard_tokens, "limit_tokens": config.limit_tokens} | own
+    is_bpe = config.tokenizer == "bpe"
+    tokenizer = {
+        "tokenizer": config.tokenizer,
+        "size": config.tokenizer_vocab_size if is_bpe else None,
+        "split": config.tokenizer_split if is_bpe else None,
+    }
+    return {
+        "format": FORMAT,
+        "tokenizer": tokenizer,
+        "token_column": config.token_column,
+        "shard_tokens": config.shard_tokens,
+        "limit_tokens": config.limit_tokens,
+        **own,
+    }
 
 
 def _repository(config: Data) -> FoundSource:

@@ -247,8 +247,7 @@ def _block(seed: int, epoch: int, block: int, source: int, length: int) -> np.nd
 
 def _permutation(length: int, *key: int) -> np.ndarray:
     # RandomState's stream is frozen by NumPy's compatibility policy; Generator's is not. A run resumed under a newer
-    # NumPy must read the same windows. SeedSequence pads a short key with zeros: the first source's key equals the
-    # (seed, epoch, block) of runs from before there were mixtures.
+    # NumPy must read the same windows.
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(key))).permutation(length)
 
 

@@ -19,8 +19,6 @@ BEGIN = re.compile(r"<!-- ursa-minor:begin (?P<record>\{.*?\}) -->")
 END = "<!-- ursa-minor:end -->"
 MARKERS = re.compile(r"ursa-minor:(?:begin|end)")
 NOTE = "<!-- Each push replaces this section. Write above or below it, outside of the markers. -->"
-# A sentence of each card that earlier versions wrote, which had no markers and replaced all text.
-EARLIER = "All numbers stand in [recipe.yaml](recipe.yaml), each update in [metrics.jsonl](metrics.jsonl)."
 ESCAPES = {"--": r"\u002d\u002d", "<": r"\u003c", ">": r"\u003e", "ursa-minor:": r"ursa-minor\u003a"}
 REMEDY = "Correct that on the Hub, and the next push updates it"
 
@@ -118,8 +116,6 @@ def merge(new_text: str, current_text: str, last_text: str | None = None) -> str
     Raises:
         CannotMerge: the current card is damaged, or our section in it was edited.
     """
-    if not MARKERS.search(new_text):  # staged by an earlier version
-        new_text = mark(new_text)
     if not current_text.strip("\ufeff \t\r\n"):
         return new_text
     new = card_metadata.parse(new_text)
@@ -133,13 +129,8 @@ def merge(new_text: str, current_text: str, last_text: str | None = None) -> str
         body = current.body[: section.start] + text + current.body[section.end :]
         last = section.record
     else:
-        last_card = _parse_or_none(last_text)
-        is_earlier = last_card is not None and EARLIER in current.body
-        if last_card is not None and is_earlier and _hash(last_card.body) == _hash(current.body):
-            body = new.body.replace("\n", current.newline)  # no one edited it
-        else:
-            body = _append(current.body, text, current.newline)
-        last = _last_record(last_card)
+        body = _append(current.body, text, current.newline)
+        last = _last_record(last_text)
 
     changes = card_metadata.merged_fields(current.metadata, new.metadata, last.metadata)
     results = current.metadata.get(RESULTS)
@@ -149,22 +140,13 @@ def merge(new_text: str, current_text: str, last_text: str | None = None) -> str
     return card_metadata.write(current, changes, body)
 
 
-def _parse_or_none(text: str | None) -> Card | None:
-    with contextlib.suppress(CannotMerge):
-        return None if text is None else card_metadata.parse(text)
-    return None
-
-
-def _last_record(card: Card | None) -> Record:
-    """Return what the last push wrote, from its card."""
-    if card is None:
-        return Record("", {}, [])
-    with contextlib.suppress(CannotMerge):
-        section = find_section(card.body)
-        if section is not None:
-            return section.record
-        if EARLIER in card.body:
-            return _record_of(card, card.body)
+def _last_record(card_text: str | None) -> Record:
+    """Return what the last push wrote, from its card; an empty record if that is not known."""
+    if card_text is not None:
+        with contextlib.suppress(CannotMerge):
+            section = find_section(card_metadata.parse(card_text).body)
+            if section is not None:
+                return section.record
     return Record("", {}, [])
 
 

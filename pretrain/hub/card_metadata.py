@@ -267,14 +267,8 @@ def _values(index: Any) -> list[tuple[dict, dict]]:
 
 
 def metric_of(group: Mapping, value: Mapping) -> Metric:
-    """Return what an entry of a model-index measures.
-
-    Earlier versions wrote the data set's name before a metric's, and its unit after it.
-    """
+    """Return what an entry of a model-index measures."""
     data = group["dataset"]
-    name = value.get("name")
-    if isinstance(name, str):
-        name = name.removeprefix(f"{data.get('name')} ").removesuffix(", %")
     return Metric(
         task=group["task"]["type"],
         dataset=data["type"],
@@ -282,7 +276,7 @@ def metric_of(group: Mapping, value: Mapping) -> Metric:
         split=data.get("split"),
         revision=data.get("revision"),
         type=value.get("type"),
-        name=name,
+        name=value.get("name"),
     )
 
 

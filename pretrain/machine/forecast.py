@@ -140,7 +140,7 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
 
 def reader(row: Mapping[str, Any]) -> str:
     """Return whether the data keep up with an estimated run, and the remedy where they do not."""
-    remedy = "Run prepare_data.py before they are rented, or give more cores or several jobs (--num_jobs; docs/data.md)"
+    remedy = "Run prepare_data.py before they are rented, or use a machine with more CPU cores (--cores)"
     waiting = f"the cards wait {rounded(row['waiting_hours'])} h. {remedy}" if row["waiting_hours"] else "no waiting"
     speed = row["reader_tokens_per_second"]
     return f"{rounded(speed)} tokens/s ({row['reader']}): {waiting}" if speed else f"{row['reader']}: {waiting}"

@@ -6,7 +6,7 @@ benchmarks/results/muon-ablation-cpu-2026-11-22.json.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,14 +18,15 @@ from pretrain.optim import adamw
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: steepest at 0; singular values end between about 0.7 and 1.2
 ROUNDS = 5
+MOST_ELEMENTS = 2**26  # in matrices that are updated together: bounds the memory, and is enough to fill a GPU
 
 
-def groups(model: nn.Module, record: Architecture, weight_decay: float, ratios: Mapping[str, float]) -> list[dict]:
-    """Return the groups that ``Muon`` takes: hidden matrices by shape; then AdamW's, with ``ratios`` of the rate."""
+def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[dict]:
+    """Return the groups that ``Muon`` takes: hidden matrices by shape, then those of AdamW."""
     hidden: dict[tuple, list[nn.Parameter]] = {}
     others: list[tuple[str, nn.Parameter]] = []
     for name, parameter in model.named_parameters():
-        if adamw.kind(name, parameter, record) == "matrices":
+        if adamw.is_hidden_matrix(name, parameter, record):
             parts = next((count for ending, count in record.fused.items() if name.endswith(ending)), 1)
             hidden.setdefault((parts, *parameter.shape), []).append(parameter)
         else:
@@ -34,7 +35,7 @@ def groups(model: nn.Module, record: Architecture, weight_decay: float, ratios: 
         {"params": params, "weight_decay": weight_decay, "parts": count, "scale": step_scale(rows, columns // count)}
         for (count, rows, columns), params in hidden.items()
     ]
-    return [*found, *adamw.groups(others, record, weight_decay, ratios)]
+    return [*found, *adamw.groups(others, weight_decay)]
 
 
 def step_scale(rows: int, columns: int) -> float:
@@ -50,30 +51,28 @@ class Muon(torch.optim.AdamW):
     Args:
         groups: those with ``parts`` hold matrices of one shape: how many maps lie side by side in their columns, and
             ``scale``, the factor that the learning rate gets.
-        nesterov, cautious: as ``adamw.update`` has them; Muon's own momentum always is Nesterov's.
+        momentum: of Muon, by Nesterov's rule.
+        settings: of ``torch.optim.AdamW``.
     """
 
-    def __init__(
-        self, groups: list[dict], *, momentum: float, nesterov: bool = False, cautious: bool = False, **settings
-    ):
-        own = {"parts": 0, "scale": 1.0, "lr_ratio": 1.0, "momentum": momentum}
-        own |= {"nesterov": nesterov, "cautious": cautious}
-        super().__init__([own | group for group in groups], fused=not (nesterov or cautious), **settings)
+    def __init__(self, groups: list[dict], *, momentum: float, **settings):
+        own = {"parts": 0, "scale": 1.0, "momentum": momentum}
+        super().__init__([own | group for group in groups], fused=True, **settings)
 
     def __setstate__(self, state: dict) -> None:
         torch.optim.Optimizer.__setstate__(self, state)  # AdamW's own expects its moments in every state
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
-        """Update every parameter that has a gradient; those that AdamW's own kernel does not update are used up (None)."""
+        """Update every parameter that has a gradient. Muon sets the gradients of its own parameters to None."""
         for group in self.param_groups:
-            if group["parts"] or group["nesterov"] or group["cautious"]:
-                update = self._update if group["parts"] else adamw.update
-                for batch in adamw.batches(group["params"]):
-                    update(batch, group, self.state)
-                    for parameter in batch:
-                        parameter.grad = None
-        super().step(closure)  # passes over parameters without a gradient
+            if not group["parts"]:
+                continue
+            for batch in _batches(group["params"]):
+                self._update(batch, group, self.state)
+                for parameter in batch:
+                    parameter.grad = None
+        super().step(closure)  # AdamW skips parameters without a gradient
 
     @staticmethod
     def _update(parameters: list[nn.Parameter], group: dict, state: dict) -> None:
@@ -92,10 +91,25 @@ class Muon(torch.optim.AdamW):
             if isinstance(parameter, DTensor):  # each process has made the whole, and takes its rows
                 whole = DTensor.from_local(update, parameter.device_mesh, [Replicate()], run_check=False)
                 update = whole.redistribute(placements=parameter.placements)
-            if group["cautious"]:
-                update = update * (update * parameter.grad > 0)
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(update, alpha=-group["lr"] * group["scale"])
+
+
+def _batches(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters that have gradients in lists of at most ``MOST_ELEMENTS`` elements, or of one parameter."""
+    batch: list[nn.Parameter] = []
+    elements = 0
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if batch and elements + parameter.numel() > MOST_ELEMENTS:
+            yield batch
+            batch = []
+            elements = 0
+        batch.append(parameter)
+        elements += parameter.numel()
+    if batch:
+        yield batch
 
 
 def _product_dtype(device: torch.device) -> torch.dtype:
@@ -140,4 +154,4 @@ class TrainerMuon:
         if kind not in ARCHITECTURES:
             raise ValueError(f"model_type = {kind}: Muon knows the hidden matrices of {', '.join(ARCHITECTURES)}")
         more: dict[str, Any] = {"momentum": 0.95, "betas": (0.9, 0.95), "eps": 1e-8} | settings
-        return Muon(groups(model, ARCHITECTURES[kind], weight_decay, {}), lr=lr, **more)
+        return Muon(groups(model, ARCHITECTURES[kind], weight_decay), lr=lr, **more)

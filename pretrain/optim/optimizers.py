@@ -34,7 +34,7 @@ class Record:
     """All that depends on the optimizer.
 
     Attributes:
-        groups: the parameters as the groups that the class takes; each states its weight decay and its ``lr_ratio``.
+        groups: the parameters as the groups that the class takes; each states its weight decay.
         make: the class and its further arguments, but for the learning rate.
         moments: bytes that it keeps of a weight.
         keeps: what it keeps of a parameter, by name: tensors on the meta device, made from a parameter that lies there.
@@ -103,8 +103,7 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
 def _groups(model: "PreTrainedModel", settings: keys.Optimizer) -> list[dict]:
     from pretrain.optim import adamw
 
-    named, record = model.named_parameters(), ARCHITECTURES[model.config.model_type]
-    return adamw.groups(named, record, settings.weight_decay, settings.lr_ratios)
+    return adamw.groups(model.named_parameters(), settings.weight_decay)
 
 
 def _adam(settings: keys.Optimizer) -> dict[str, Any]:
@@ -112,8 +111,6 @@ def _adam(settings: keys.Optimizer) -> dict[str, Any]:
 
 
 def _adamw(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
-    if settings.adam_nesterov or settings.cautious:
-        return _muon(settings)  # whose groups that are not Muon's take these steps
     from torch.optim import AdamW
 
     return AdamW, _adam(settings) | {"fused": True}
@@ -145,14 +142,13 @@ def _adamw_8bit_keeps(_group: dict[str, Any], like: "torch.Tensor") -> dict[str,
 def _muon(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
     from pretrain.optim.muon import Muon
 
-    steps = {"nesterov": settings.adam_nesterov, "cautious": settings.cautious}
-    return Muon, _adam(settings) | steps | {"momentum": settings.muon_momentum}
+    return Muon, _adam(settings) | {"momentum": settings.muon_momentum}
 
 
 def _muon_groups(model: "PreTrainedModel", settings: keys.Optimizer) -> list[dict]:
     from pretrain.optim import muon
 
-    return muon.groups(model, ARCHITECTURES[model.config.model_type], settings.weight_decay, settings.lr_ratios)
+    return muon.groups(model, ARCHITECTURES[model.config.model_type], settings.weight_decay)
 
 
 def _muon_keeps(group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:

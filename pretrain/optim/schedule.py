@@ -140,6 +140,6 @@ def shorten(schedule: keys.Schedule, step: int, max_steps: int) -> Length:
 
 
 def set_lr(optimizer: "torch.optim.Optimizer", learning_rate: float) -> None:
-    """Set the learning rate of every parameter group, multiplied by the group's ratio."""
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["lr_ratio"]
+        group["lr"] = learning_rate

@@ -98,7 +98,6 @@ FALLING = ("cosine", "linear", "wsd")  # learning rates
 # Conditions that several keys share.
 GPT2 = (KeyIs("architecture", ("gpt2", None)),)
 LLAMA = (KeyIs("architecture", ("llama", None)),)
-ADAM = (KeyIs("optimizer", ("adamw", "muon")),)
 MUON = (KeyIs("optimizer", ("muon",)),)
 HUB_DATASET = (SourceIs((SourceKind.DATASET,)),)
 TABULAR = SourceIs((SourceKind.DATASET, SourceKind.TABLES))
@@ -274,21 +273,8 @@ class Optimizer:
     adam_beta1: float = required("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
     adam_beta2: float = required("AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999))
     adam_epsilon: float = required("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
-    adam_nesterov: bool = science(False, "AdamW with Nesterov's momentum (NAdam)", effect=ADAM)
-    cautious: bool = science(False, "a weight whose step goes against its gradient waits", effect=ADAM)
-    embedding_lr_ratio: float = science(1.0, "learning rate of embeddings and head / learning_rate", (0.0, 1000.0))
-    position_lr_ratio: float = science(
-        1.0, "learning rate of the positions / learning_rate", (0.0, 1000.0), effect=GPT2
-    )
-    vector_lr_ratio: float = science(1.0, "learning rate of norms and biases / learning_rate", (0.0, 1000.0))
     max_grad_norm: float = required("clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9))
     shard_optimizer: bool = run(False, "each process keeps its share of the moments (ZeRO-1), to save memory")
-
-    @property
-    def lr_ratios(self) -> dict[str, float]:
-        """What each kind of weights learns at, as a part of the learning rate; the blocks' matrices learn at the whole."""
-        kinds = {"embeddings": self.embedding_lr_ratio, "positions": self.position_lr_ratio}
-        return kinds | {"vectors": self.vector_lr_ratio}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -592,17 +578,6 @@ def fixed(recipe: Recipe) -> dict[str, Any]:
     """
     science = {name: value for name, value in flat(recipe).items() if FIELDS[name].metadata["kind"] == "science"}
     return map_paths(science, shortened)
-
-
-def is_unchanged(name: str, before: Any, now: Any) -> bool:
-    """Return whether a key has the value that a checkpoint states, both as ``fixed`` returns them.
-
-    A checkpoint of an earlier version states the full path of a model.
-    """
-    if before == now or _path_kind(name) is None or not isinstance(before, str):
-        return before == now
-    place = Path(before)
-    return now == place.name or (place.name == "model" and now == place.parent.name)
 
 
 def _without_secrets(recipe: Recipe) -> dict[str, Any]:

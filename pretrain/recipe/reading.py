@@ -1,7 +1,6 @@
 """A recipe file and flags become a Recipe, checked as a whole before anything is written. No torch: --help is instant."""
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -32,7 +31,6 @@ from pretrain.recipe.keys import (
     Recipe,
     deal,
     fixed,
-    is_unchanged,
 )
 from pretrain.recipe.rules import nearest, shown
 
@@ -359,8 +357,6 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
     """
     flags = flags or {}
     stated = _with_numbers(read_file(path))
-    if path.name == RUN_RECIPE:
-        _bring_up_to_date(stated)
     flags, size_flags, size_note = _expand_size(stated, flags)
     flag_values = {name: rules.from_text(text, name) for name, text in flags.items()}
     several = [
@@ -373,7 +369,6 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
     if path.name == RUN_RECIPE:
         values = places.follow_run_folder(values, stated, flags, path.parent)
     _begin_from_model(values)
-    split_is_stated = "tokenizer_split" in values
     faults += [_unknown(str(name), FIELDS) for name in values if name not in FIELDS]
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
@@ -399,10 +394,6 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
         faults += rules.ineffective_flags(values | dict.fromkeys(modes, True), flags)
     if faults:
         raise BadInput(_blamed(path, fault, flags, size_flags) for fault in faults)
-    if values["tokenizer"] == "bpe" and not split_is_stated:
-        with contextlib.suppress(BadInput):  # the run does not exist yet
-            there = load_recipe(Path(values["output_dir"]) / RUN_RECIPE)
-            values["tokenizer_split"] = there.data.tokenizer_split  # its ids stay
     return deal(values)
 
 
@@ -492,15 +483,26 @@ def _blamed(path: Path, fault: str, flags: Mapping[str, Any], size_flags: Mappin
 
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
-    """Raise BadInput with each key whose value is not the one that the run at ``where`` began with."""
-    defaults = {name: field.default for name, field in FIELDS.items() if field.default is not ABSENT}
-    then = {name: before.get(name, defaults.get(name)) for name in fixed(recipe)}  # a key may be younger than the run
-    changed = {name: now for name, now in fixed(recipe).items() if not is_unchanged(name, then[name], now)}
+    """Raise BadInput with each key whose value is not the one that a run began with.
+
+    Args:
+        where: the run's folder or checkpoint, for the message.
+        before: the fixed keys and their values as the run has stored them.
+        recipe: the recipe to continue with.
+    """
+    now = fixed(recipe)
+    if before.keys() != now.keys():
+        names = ", ".join(sorted(before.keys() ^ now.keys()))
+        raise BadInput(
+            f"{where} was written by another version of Ursa Minor, whose recipes have other keys ({names}). "
+            f"Continue it with that version, or give another {recipe.saving.option_of_another_run}"
+        )
+    changed = [name for name in now if before[name] != now[name]]
     if changed:
         raise BadInput(
-            f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. "
-            f"{_way_on(name, then, now, recipe)}"
-            for name, now in changed.items()
+            f"{where}: {name} = {shown(before[name])}, asked for {shown(now[name])}: fixed for a run. "
+            f"{_way_on(name, before, now[name], recipe)}"
+            for name in changed
         )
 
 
@@ -554,19 +556,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def read_run_recipe(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a run folder's recipe, with today's names. Raises BadInput as ``read_file``."""
-    values = _with_numbers(read_file(path))
-    _bring_up_to_date(values)
-    return values
-
-
-def _bring_up_to_date(values: dict[str, Any]) -> None:
-    """Give a run folder's recipe today's names and values: HellaSwag had keys of its own, a bpe had GPT-2's split."""
-    if values.get("tokenizer") == "bpe":
-        values.setdefault("tokenizer_split", "gpt2")
-    steps, files = values.pop("hellaswag_steps", 0), values.pop("hellaswag_files", None) or []
-    if steps or files:
-        values |= {"tasks": ["hellaswag"], "task_steps": steps, "task_files": [f"hellaswag={file}" for file in files]}
+    """Return the keys and values of a run folder's recipe. Raises BadInput as ``read_file`` does."""
+    return _with_numbers(read_file(path))
 
 
 def _begin_from_model(values: dict[str, Any]) -> None:

@@ -193,13 +193,10 @@ def origin_of(begin: Path) -> dict[str, str]:
 
 def began_at(origin: Any, begin: Path) -> bool:
     """Return whether the ``origin`` in a checkpoint's ``state.json`` is the checkpoint ``begin``."""
-    if not isinstance(origin, dict) or not isinstance(origin.get("checkpoint"), str):
-        return False
-    stated = Path(origin["checkpoint"]).parts
-    if begin.absolute().parts[-len(stated) :] != stated:  # an earlier version stated the full path
+    if not isinstance(origin, dict) or origin.get("checkpoint") != begin.name:
         return False
     try:
-        return origin.get("sha256") in (None, _hash_of_weights(begin))
+        return origin.get("sha256") == _hash_of_weights(begin)
     except (OSError, ValueError, KeyError, TypeError):
         return True  # it was deleted since then
 
@@ -259,7 +256,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: 
         for kind, moment in keeps(group, torch.empty(parameter.shape, device="meta")).items()
     }
     counted = files.read_json(path / STATE)
-    none_applied = counted.get("skipped_updates", 0) >= counted.get("step", 0)  # there are no moments before an update
+    none_applied = counted["skipped_updates"] >= counted["step"]  # there are no moments before an update
     state: dict[str, Tensors] = {}
     for name, tensor in _read(path / OPTIMIZER, wanted, may_be_empty=none_applied).items():
         parameter, kind = name.split("/")

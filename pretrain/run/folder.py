@@ -80,7 +80,7 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
     run_dir = saving.run_dir
     if not (run_dir / MODEL_FOLDER).is_dir():
         return None
-    finish = read_finish(run_dir)  # earlier versions did not write it
+    finish = read_finish(run_dir)  # None if a kill came between writing model/ and this file
     has_checkpoints = bool(checkpoint.list_checkpoints(saving.checkpoints))
     if has_checkpoints and (finish is None or finish.has_checkpoint):
         return None

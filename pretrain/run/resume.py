@@ -111,8 +111,8 @@ def other_length(saved: dict, schedule: keys.Schedule) -> Length | None:
         have been others, or if ``max_hours`` has planned a length, which then stays.
     """
     fields = dataclasses.asdict(schedule)
+    # max_hours is not stored, because it may change within a run.
     stated = {name: saved["science"].get(name, value) for name, value in fields.items()}
-    stated["max_hours"] = schedule.max_hours  # may change within a run
     saved_schedule = dataclasses.replace(schedule, **stated)
     planned = planned_length(saved)
     if saved_schedule == schedule or (planned and schedule.max_hours):
@@ -172,8 +172,10 @@ class Checkpoints:
         saved = checkpoint.read_state(path)
         length = other_length(saved, recipe.schedule)
         if length is not None:
-            saved["science"] |= dataclasses.asdict(recipe.schedule)
-            if saved.get("planned"):
+            for name, value in dataclasses.asdict(recipe.schedule).items():
+                if name in saved["science"]:
+                    saved["science"][name] = value
+            if saved["planned"]:
                 saved["planned"] = dataclasses.asdict(length)
             saved["since_best"] = 0  # early stopping counts from here
         reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pretrain.optim.schedule import Length
@@ -24,8 +24,6 @@ class RunState:
         elapsed_seconds: of training, without evaluating and saving; ``data_wait_seconds``: of these, waiting for data.
         micro_batch, exchange_each: sequences, and whether FSDP2 exchanges gradients in each micro-batch; a resumed run
             keeps both, and so its bits.
-        dropout_by: what draws the masks of a micro-batch beside seed and step: its number in the step, or, of runs from
-            before this was named, its number in its process, and the rank.
         trackers: the run's ids there, by name.
         tasks: by name the commit of each task's data set that the run is scored on.
         evaluations, evaluated_step: how many validations there were, and at which step the last one.
@@ -46,9 +44,8 @@ class RunState:
     data_wait_seconds: float = 0.0
     micro_batch: int | None = None
     exchange_each: bool = False
-    dropout_by: str = "micro_batch"
-    trackers: dict = field(default_factory=dict)
-    tasks: dict = field(default_factory=dict)
+    trackers: dict = dataclasses.field(default_factory=dict)
+    tasks: dict = dataclasses.field(default_factory=dict)
     evaluations: int = 0
     evaluated_step: int = -1
     best_loss: float | None = None
@@ -58,16 +55,22 @@ class RunState:
 
     @classmethod
     def begin(cls, schedule: keys.Schedule, saved: dict[str, Any] | None = None) -> "RunState":
-        """Return the state before the first step, or as ``state.json`` has ``saved`` it."""
+        """Return the state before the first step, or the one that a checkpoint's ``state.json`` contains.
+
+        Args:
+            schedule: the recipe's schedule, which sets the length unless ``max_hours`` has planned another one.
+            saved: the contents of ``state.json``; None before the first step.
+        """
         state = cls(schedule.max_steps, schedule.warmup_steps)
-        if saved:
-            # Values of runs from before these were saved.
-            earlier = {"dropout_by": "rank", "exchange_each": True, "wall_seconds": saved.get("elapsed_seconds", 0.0)}
-            saved = {**earlier, **saved}
-            names = {field.name for field in dataclasses.fields(cls)} - {"planned"}
-            state = dataclasses.replace(state, **{name: saved[name] for name in names & saved.keys()})
-            if length := planned_length(saved):
-                state.set_length(**dataclasses.asdict(length))
+        if saved is None:
+            return state
+        of_length = {field.name for field in dataclasses.fields(Length)}
+        for field in dataclasses.fields(cls):
+            if field.name not in of_length and field.name != "planned":
+                setattr(state, field.name, saved[field.name])
+        length = planned_length(saved)
+        if length is not None:
+            state.set_length(**dataclasses.asdict(length))
         return state
 
     @property
@@ -136,9 +139,5 @@ class RunState:
 
 def planned_length(saved: dict[str, Any]) -> Length | None:
     """Return the length that ``max_hours`` had planned, from a ``state.json``; None if it had not."""
-    planned = saved.get("planned")
-    if not planned:
-        return None
-    if isinstance(planned, list):  # written by an earlier version: max_steps and warmup_steps
-        return Length(*planned)
-    return Length(**planned)
+    planned = saved["planned"]
+    return None if planned is None else Length(**planned)

@@ -196,4 +196,3 @@ def test_what_is_not_there_is_named_and_nothing_is_made(served, place):
         assert words in done.stderr and not [*Path().glob("data/*/manifest.json")]
     words = ("prepare_data.py", "--recipe", "tiny.yaml", "--data_dir", REPOSITORY)
     assert f"train: {FILES} files" in run(*words, "--dry_run", **hub(served)).stdout
-    assert "is fetched, not prepared" in run(*words, "--num_jobs", "2", expect=2, **hub(served)).stderr

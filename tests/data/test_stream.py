@@ -525,9 +525,9 @@ def test_a_cursor_is_applied_to_no_other_file_than_its_own(corpus, tmp_path, mon
     source().folder.mkdir(parents=True)
     stopping = types.SimpleNamespace(wait=lambda rows: rows and "train_00001" in rows[-1]["file"] and 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        prepare.prepare(source(first, second), prepare.Job(), stopping)
+        prepare.prepare(source(first, second), stopping)
     for names in ((first, more, second), (first, second, more), (first, more)):
         with pytest.raises(BadInput, match="stopped at b.jsonl, file 2 of 2; the source now has"):
-            prepare.prepare(source(*names), prepare.Job())
-    prepare.prepare(source(first, second), prepare.Job())
+            prepare.prepare(source(*names))
+    prepare.prepare(source(first, second))
     assert is_complete(source().folder)

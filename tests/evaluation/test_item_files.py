@@ -20,9 +20,18 @@ import task_rows
 from pretrain.base.errors import BadInput
 from pretrain.evaluation import items
 
+
+def own_arc(seed):
+    """Rows of ARC without empty answers, which are an error in a local file."""
+    rows = task_rows.arc(seed)
+    for row in rows:
+        row["choices"]["text"] = [text if text.strip() else "x" for text in row["choices"]["text"]]
+    return rows
+
+
 ROWS = {
-    "arc_easy": task_rows.arc(1),
-    "arc_challenge": task_rows.arc(3),
+    "arc_easy": own_arc(1),
+    "arc_challenge": own_arc(2),
     "piqa": task_rows.piqa(3),
     "winogrande": task_rows.winogrande(4),
     "lambada_openai": task_rows.lambada(5),

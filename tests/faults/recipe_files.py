@@ -9,9 +9,9 @@ from pathlib import Path
 import commands
 
 SECONDS = 10.0  # on two busy cores; a user waits no longer for a typo
-# Refused behind the recipe: what stands in this line was accepted.
-ENDS = ("--job_index", "7", "--num_jobs", "2")
-ACCEPTED = "--job_index 7"
+# An option that is refused after the recipe was read: an error with this text means that the recipe was accepted.
+ENDS = ("--source", "99")
+ACCEPTED = "--source 99"
 VALUES = r"""null|true|''|-1|0|1e309|-1e400|.nan|.inf|1_000|[]|{}|[[[]]]|{a: 1}|[1, 2]|6e-4|1e5|~|''''|'|+|-|=|>|@x|auto
 1:20:30|0o9|2001-99-99|2001-01-01 00:00:00 +99:99|&a [*a]|*x|<<|? x|%YAML 1.2|!!binary aGk=|!!bool x
 !!python/object/apply:os.system ['true']|!!set {a}|!!timestamp x|../../x|/dev/zero|hub://x"""

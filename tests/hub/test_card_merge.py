@@ -5,7 +5,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from pretrain.hub import card_merge, card_metadata
-from pretrain.hub.card_merge import EARLIER, add_results, mark, merge
+from pretrain.hub.card_merge import add_results, mark, merge
 from pretrain.hub.card_metadata import CannotMerge
 
 
@@ -147,15 +147,9 @@ def test_results_of_others_are_kept_and_ours_replaced():
     assert fields(merge(card(3, **{"model-index": None}), merge(card(2), card(1)))).get("model-index") is None
 
 
-@pytest.mark.parametrize(
-    "earlier",
-    [
-        (*ACC, 20.0),
-        (*ACC[:3], "HellaSwag acc (rule), %", 20.0),
-    ],
-)
-def test_second_push_replaces_the_value(earlier):
-    text = add_results(card(1, **{"model-index": index(earlier, earlier)}), index((*ACC, 28.0)))
+def test_second_push_replaces_the_value():
+    old = (*ACC, 20.0)
+    text = add_results(card(1, **{"model-index": index(old, old)}), index((*ACC, 28.0)))
     assert values(text) == [(*ACC, 28.0)]
     other_revision = (ACC[0], "2" * 40, *ACC[2:])
     assert values(add_results(text, index((*other_revision, 27.0)))) == [(*ACC, 28.0), (*other_revision, 27.0)]
@@ -189,16 +183,6 @@ DAMAGED = {
 def test_damaged_card_is_left_alone(text):
     with pytest.raises(CannotMerge):
         merge(card(2), text)
-
-
-def test_card_of_an_earlier_version_is_replaced_if_nobody_edited_it():
-    earlier = f"---\nlicense: mit\ntags: [old]\nmodel-index: []\n---\n# Step 1\n\n{EARLIER}\n"
-    scored = add_results(earlier, index((*ACC, 28.0)))
-    merged = merge(card(2, tags=["ursa-minor"]), scored, earlier)
-    assert EARLIER not in merged and fields(merged)["tags"] == ["ursa-minor"] and (*ACC, 28.0) in values(merged)
-    assert "Mine." in merge(card(2), earlier + "Mine.\n", earlier)
-    foreign = earlier.replace(EARLIER, "Mine.")
-    assert "Mine." in merge(card(2), foreign, foreign)
 
 
 def test_deleted_section_comes_back_without_deleted_fields():

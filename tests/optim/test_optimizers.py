@@ -73,7 +73,7 @@ def test_every_parameter_is_held_once_and_only_matrices_decay(name, architecture
 @pytest.mark.parametrize("name", EVERY)
 def test_what_an_optimizer_keeps_is_what_its_record_states(name, architecture):
     model = tiny(architecture)
-    optimizer = optimizers.build(model, dataclasses.replace(settings(name), adam_nesterov=name == "adamw"))  # our own
+    optimizer = optimizers.build(model, settings(name))
     fill_gradients(model)
     optimizer.step()
     # bitsandbytes shares its tables of 256 values among all tensors; a count of updates lies on the host.

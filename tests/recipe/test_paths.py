@@ -372,15 +372,6 @@ def test_paths_are_shortened_where_others_see_them(here, tmp_path):
     assert str(tmp_path) not in str(model_card.metadata(recipe))
 
 
-def test_model_of_a_run_is_unchanged_wherever_the_run_is():
-    assert keys.is_unchanged("init_from", "runs/a/model", "a")
-    assert keys.is_unchanged("init_from", "/old/runs/a/model", "a")
-    assert keys.is_unchanged("init_from", "owner/name", "owner/name")
-    assert not keys.is_unchanged("init_from", "runs/b/model", "a")
-    assert not keys.is_unchanged("init_from", None, "a")
-    assert not keys.is_unchanged("seed", 1, 2)
-
-
 def test_command_in_a_model_card_has_short_paths(monkeypatch):
     home = os.environ["HOME"]
     words = ["train.py", "--recipe", "recipes/own_text.yaml", "--data_files", f"{home}/a.txt", "b/c.txt"]

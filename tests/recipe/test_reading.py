@@ -404,9 +404,8 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
 
 
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
-    """A key that is younger than the run had its default. scripts/test_train.py has a finished run's max_steps."""
+    """scripts/test_train.py has a finished run's max_steps."""
     before = keys.fixed(recipe(tmp_path))
-    del before["label_smoothing"]
     with pytest.raises(BadInput) as caught:
         reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1))
     remedy = "fixed for a run. Give another --run_name, or set it back"
@@ -415,24 +414,14 @@ def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
     reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, eval_steps=7, data_files=["b"]))
 
 
-def test_a_new_bpe_has_the_new_split_and_a_run_that_exists_keeps_its_own(tmp_path):
-    path, run_dir = write(tmp_path), tmp_path / "run"
-    place = {"output_dir": str(run_dir)}
-
-    def split_of(recipe: Path, **flags: str) -> str:
-        return reading.load_recipe(recipe, place | flags).data.tokenizer_split
-
-    assert split_of(path) == "qwen35" and split_of(path, tokenizer_split="gpt2") == "gpt2"
-    run_dir.mkdir()
-    hellaswag = {"hellaswag_steps": 5, "hellaswag_files": ["a.jsonl"]}  # from before there were these keys
-    older = write(run_dir, name=reading.RUN_RECIPE, **hellaswag)
-    assert split_of(path) == split_of(older) == "gpt2" and split_of(path, tokenizer_split="qwen35") == "qwen35"
-    found = reading.load_recipe(older).evaluation
-    assert (found.tasks, found.task_steps, found.files_of("hellaswag")) == (["hellaswag"], 5, ["a.jsonl"])
-    older.write_text(keys.as_yaml(reading.load_recipe(path, place | {"tokenizer_split": "qwen35"})))
-    assert split_of(path) == split_of(older) == "qwen35"
-    older.write_text("tokenizer_split: 3\n")  # faulty: refused where the run folder is opened
-    assert split_of(path) == "qwen35"
+@pytest.mark.parametrize("name", ["seed", "gone"])
+def test_run_of_another_version_is_refused(tmp_path, name):
+    """A key of the recipe is missing in the run, or the other way round."""
+    before = {**keys.fixed(recipe(tmp_path)), "gone": False}
+    if name == "seed":
+        del before["seed"], before["gone"]
+    with pytest.raises(BadInput, match=rf"run was written by another version .* \({name}\)\. .* another --run_name"):
+        reading.refuse_changed_science(Path("run"), before, recipe(tmp_path))
 
 
 # What a run reads.

@@ -73,7 +73,7 @@ def save(folder: Path, *steps: int, keep: int = 0, pair=None, **state) -> Path:
     for step in steps:
         gathered = checkpoint.gather(*(pair or make(step)))
         tensors = tuple({name: tensor.clone() for name, tensor in named.items()} for named in gathered)
-        path = checkpoint.write(folder, tensors, {"step": step, **state}, keep)
+        path = checkpoint.write(folder, tensors, {"step": step, "skipped_updates": 0, **state}, keep)
     return path
 
 
@@ -115,15 +115,15 @@ def test_a_head_of_its_own_is_saved_a_tied_one_once_and_transformers_loads_eithe
         assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
-STEPS = {"adam_nesterov": True, "cautious": True, "embedding_lr_ratio": 2.0, "vector_lr_ratio": 0.1}
-RESUMED = [("adamw", {}, gpt2), ("muon", {}, llama), ("adamw", STEPS, llama)]
-RESUMED += [("adamw_8bit", {}, gpt2)] * bool(importlib.util.find_spec("bitsandbytes"))
+RESUMED = [("adamw", gpt2), ("muon", llama)]
+if importlib.util.find_spec("bitsandbytes"):
+    RESUMED.append(("adamw_8bit", gpt2))
 
 
-@pytest.mark.parametrize(("name", "more", "build"), RESUMED)
-def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, name, more):
+@pytest.mark.parametrize(("name", "build"), RESUMED)
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, name):
     model = build(0, n_embd=64, tied=False)
-    optimizer = built(model, name, **more)
+    optimizer = built(model, name)
     sizes = [parameter.numel() for parameter in model.parameters()]
     assert min(sizes) < 4096 < max(sizes)  # adamw_8bit has moments of both kinds
     for step in (1, 2):
@@ -131,7 +131,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, 
     path = save(tmp_path, 2, pair=(model, optimizer))
     update(model, optimizer, 3)
     resumed = build(1, n_embd=64, tied=False)
-    again = built(resumed, name, **more)
+    again = built(resumed, name)
     load(path, resumed, again, name)
     update(resumed, again, 3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
@@ -166,7 +166,7 @@ def test_newest_that_verifies_is_taken_others_are_named_and_strangers_are_ignore
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000008").write_text("a file")
     path, skipped = checkpoint.find_newest(tmp_path)
-    assert path == good and checkpoint.read_state(path) == {"step": 1}
+    assert path == good and checkpoint.read_state(path)["step"] == 1
     whys = "Not a directory", "No such file or directory"
     lines = [f"step-{8 - i:08d}: manifest.json cannot be read ({why})" for i, why in enumerate(whys)]
     assert [line.split("/")[-1] for line in skipped] == lines
@@ -243,8 +243,6 @@ def test_origin_is_known_from_any_path_and_states_none(tmp_path, monkeypatch):
     begin.parent.rename("moved")
     for path in (Path("moved", begin.name), tmp_path / "moved" / begin.name):
         assert checkpoint.find_newest(tmp_path / "mine", path)[0] == first
-    older = save(tmp_path / "older", 5, origin={"checkpoint": f"moved/{begin.name}"})  # of an earlier version
-    assert checkpoint.find_newest(tmp_path / "older", tmp_path / "moved" / begin.name)[0] == older
     other = save(tmp_path / "other", 4)
     with monkeypatch.context() as patch, pytest.raises(BadInput, match="checkpoints of another beginning"):
         patch.setattr(checkpoint, "_hash_of_weights", lambda path: "0" * 64)

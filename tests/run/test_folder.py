@@ -118,7 +118,7 @@ STOPPED = Finish(step=8, since_best=2, has_checkpoint=False)
         (FINISHED, [], {}, "finished at step 8"),
         (FINISHED, [4], {}, "finished at step 8"),  # that of the lowest loss
         (FINISHED, [], {"early_stopping_patience": 5, "save_steps": 9}, "finished at step 8"),
-        (None, [], {}, "nothing is left to train"),  # of an older version, or its checkpoints were deleted
+        (None, [], {}, "nothing is left to train"),  # killed before it wrote finished.json, and without checkpoints
         (None, [4], {}, None),
         (Finish(step=8), [4], {}, None),  # its last checkpoint is lost: train again from the one before
         (STOPPED, [], {"early_stopping_patience": 2}, "finished at step 8"),

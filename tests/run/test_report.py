@@ -80,7 +80,7 @@ def test_a_skipped_update_is_a_row_of_json_for_files_and_trackers(tmp_path, monk
     sent = []
     tracker = SimpleNamespace(ids={}, log=lambda step, row: sent.append(row), close=lambda: None)
     monkeypatch.setattr(report, "Trackers", lambda *_, **__: tracker)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": NaN}\n')  # of an older version
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": null}\n')
     made = make(tmp_path, first_step=1)
     skipped = Update(math.nan, math.inf, False, False, math.nan)
     made.update(RunState(10, 1, step=2), skipped, 1e-3, torch.device("cpu"))

@@ -59,8 +59,6 @@ def test_planned_length_stays_while_the_hours_are_limited():
 
 @pytest.mark.parametrize("max_hours", [0.0, 4.0])
 def test_max_hours_may_change_within_a_run(max_hours):
-    """Also in the run of an earlier version, which stored it with the keys that are fixed."""
     schedule = dataclasses.replace(SCHEDULE, max_steps=100_000)
     state = saved_state(50, schedule, shorten(schedule, 20, 200))
-    state["science"]["max_hours"] = 1.0
     assert other_length(state, dataclasses.replace(schedule, max_hours=max_hours)) is None

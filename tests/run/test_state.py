@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from pretrain.optim.schedule import Length
 from pretrain.optim.update import Update
 from pretrain.recipe import keys
 from pretrain.run.state import RunState
@@ -26,22 +25,6 @@ def test_a_saved_state_comes_back():
     assert RunState.begin(longer, state.saved()).max_steps == 300  # the recipe's holds, unless one was planned
     state.set_length(50, 25, changed_at=20, rate_before=0.4)
     assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
-
-
-def test_state_of_earlier_version_is_read():
-    """It had a list of two numbers as the planned length, and no wall time."""
-    saved = RunState.begin(SCHEDULE).saved() | {"planned": [50, 5], "elapsed_seconds": 7.0}
-    del saved["wall_seconds"]
-    state = RunState.begin(SCHEDULE, saved)
-    assert state.length == Length(50, 5)
-    assert state.wall_seconds == 7.0
-
-
-def test_a_run_from_before_fsdp2_could_wait_exchanges_gradients_in_each_micro_batch():
-    saved = RunState.begin(SCHEDULE).saved()
-    assert not RunState.begin(SCHEDULE, saved).exchange_each
-    del saved["exchange_each"]
-    assert RunState.begin(SCHEDULE, saved).exchange_each
 
 
 @pytest.mark.parametrize(

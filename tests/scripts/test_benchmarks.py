@@ -125,6 +125,8 @@ def test_two_settings_that_swap_their_values_are_two_runs(monkeypatch, tmp_path)
     monkeypatch.setattr(time_to_loss, "train_once", lambda folder, name, *a, **k: names.append(name) or {"loss": 1.0})
     recipe = ROOT / "recipes" / "shakespeare_char.yaml"
     runs = time_to_loss.Runs(argparse.Namespace(workers=1, text="t", folder=tmp_path, recipe=recipe, threads=1))
-    for change in ({"adam_nesterov": "true"}, {"cautious": "true"}, {"cautious": "true"}):
+    first = {"weight_decay": 1.0, "max_grad_norm": 0.1}
+    second = {"weight_decay": 0.1, "max_grad_norm": 1.0}
+    for change in (first, second, second):
         runs.losses("muon", time_to_loss.TUNED["muon"] | change, 400, (1, 2))
     assert len(set(names)) == 4

@@ -213,7 +213,7 @@ def test_runs_without_recipes_get_no_hint_to_group_them(six, capsys):
     assert "--group" not in out and "without recipe.yaml it is not known which tokenizer" in out
 
 
-def test_key_that_an_earlier_version_lacks_has_its_default(six, capsys):
+def test_key_that_a_recipe_leaves_out_has_its_default(six, capsys):
     for run in ("adamw1", "adamw2"):
         with Path(run, "recipe.yaml").open("a") as file:
             file.write("eval_tokens: 0\n")

@@ -1,4 +1,4 @@
-"""prepare_data.py turns documents into shards once: exactly them, the same after any kill and with any number of jobs."""
+"""prepare_data.py turns documents into shards once: exactly them, and the same after any kill."""
 
 import contextlib
 import gzip
@@ -361,67 +361,6 @@ def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace)
     named["model"]["vocab"] = {text: len(named["model"]["vocab"]) - i for text, i in named["model"]["vocab"].items()}
     path.write_text(json.dumps(named))
     assert "does not match the shards beside it" in called(*flags, expect=2)
-
-
-# Jobs.
-
-
-def job(index: int, count: int) -> tuple[str, ...]:
-    return ("--job_index", str(index), "--num_jobs", str(count))
-
-
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_any_number_of_jobs_killed_damaged_or_not_makes_the_same_bytes(workplace, count):
-    _, files = write_tables("jsonl", 6, 9, 7)
-    # The validation split: all of the first file and a part of the second, which are two jobs' files.
-    flags = (*files, "--shard_tokens", "300", "--validation_tokens", "1500")
-    folder, whole = prepared_once(*flags)
-    drawn = random.Random(count)
-    order = drawn.sample(range(count), count)
-    assert killed(f"op:{drawn.randint(2, 7)}", *flags, *job(order[0], count))
-    for number, index in enumerate(order):
-        refused = called(*flags, "--merge", expect=2)
-        assert "not complete; run these jobs first" in refused
-        if number:
-            missing = {f"manifest.job-{i:05d}-of-{count:05d}.json" for i in order[number:]}
-            assert set(re.findall(r"manifest\.job-\d+-of-\d+\.json", refused)) == missing
-        called(*flags, *job(index, count))
-    damage(folder / "train_00001_00000.bin", 0)
-    called(*flags, *job(1, count))  # made again by its job
-    for _ in range(2):
-        called(*flags, "--merge")
-        assert contents(folder) == whole
-    damage(folder / "val_00000_00000.bin", 2)
-    called(*flags, *job(1, count))  # and after the merge by any
-    (folder / prepare.Job(1, count).lock).unlink()
-    assert contents(folder) == whole
-
-
-def test_a_merge_killed_at_any_place_is_merged_the_next_time(workplace):
-    _, files = write_tables("jsonl", 4, 5)
-    flags = (*files, "--shard_tokens", "300", "--validation_tokens", "40")
-    folder, whole = prepared_once(*flags)
-    for index in range(2):
-        called(*flags, *job(index, 2))
-    shutil.copytree(folder, "ready")
-    for step in range(1, 20, 2):
-        shutil.rmtree(folder)
-        shutil.copytree("ready", folder)
-        if not killed(f"op:{step}", *flags, "--merge"):
-            break
-        called(*flags, "--merge")
-        assert contents(folder) == whole, step
-    assert 5 < step < 19 and contents(folder) == whole
-
-
-def test_jobs_that_cannot_be_are_refused(workplace):
-    flags = (*write_tables("jsonl", 6, 9)[1], *FEW)
-    assert "--job_index 2: jobs are numbered 0 to num_jobs - 1 = 1" in called(*flags, *job(2, 2), expect=2)
-    assert "use one job" in called(*flags, *job(0, 2), "--limit_tokens", "9", expect=2)
-    assert "cannot be merged: manifest.json not complete" in called(*flags, "--merge", expect=2)
-    called(*flags, *job(0, 2))
-    words = "is being prepared in 2 jobs (manifest.job-00000-of-00002.json); when all are done, use --merge"
-    assert words in called(*flags, expect=2)
 
 
 # What is refused.
