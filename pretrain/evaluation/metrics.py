@@ -1,7 +1,8 @@
-"""Scores of questions, plain: log-likelihoods in, shares out. ``metrics/`` has the same for ``evaluate.load``.
+"""Compute the scores of a task from log-likelihoods.
 
-Standard errors are the sample's deviation / sqrt(n), as lm-evaluation-harness has them; a perplexity's is that of the
-mean log-likelihood times the perplexity, where the harness draws samples.
+``metrics/`` has the same scores for ``evaluate.load``; its comments say why they are implemented twice. Standard errors
+are those of lm-evaluation-harness: the sample's standard deviation / sqrt(n). The standard error of a perplexity is the
+standard error of the mean log-likelihood times the perplexity, for which the harness draws samples.
 """
 
 import math
