@@ -40,9 +40,9 @@ def validate(task: Task, row: object, *, is_published: bool = False) -> dict[str
     """
     if not isinstance(row, dict):
         raise ValueError("is not a JSON object")
-    missing = [name for name in task.fields if row.get(name) is None]
+    missing = [name for name in task.fields if name not in row]
     if missing:
-        columns = ", ".join(str(name) for name, value in row.items() if value is not None)
+        columns = ", ".join(map(str, row))
         raise ValueError(
             f"has no {', '.join(missing)}; an item of {task.label} has {', '.join(task.fields)}, "
             f"and this row has {_shortened(columns)}"
@@ -107,10 +107,10 @@ def _choices(name: str, value: object, field: Choices) -> tuple[tuple[str, ...],
     labels = parts[field.labels]
     if not isinstance(labels, list):
         raise ValueError(f"{name}.{field.labels} = {_shown(labels)}: must be a list of labels")
-    if not texts or len(texts) != len(labels):
+    if len(texts) != len(labels):
         raise ValueError(f"{name} has {len(texts)} texts and {len(labels)} labels: must be as many")
     if len(texts) < 2:
-        raise ValueError(f"{name} has only one text: must have at least two")
+        raise ValueError(f"{name} has too few texts ({len(texts)}): must have at least two")
     keys = [_label_key(f"{name}.{field.labels}", label) for label in labels]
     if len({*keys}) < len(keys):
         raise ValueError(f"{name}.{field.labels} = {_shown(labels)}: two labels are equal")

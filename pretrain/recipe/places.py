@@ -32,9 +32,11 @@ def follow_run_folder(
     """Return the values of a run's recipe.yaml with output_dir, and paths next to the run, as they are now.
 
     1. With --output_dir the run is in that folder.
-    2. With another --run_name it is a new run, in runs/<run_name>. It does not start from the checkpoint that the
-       run of recipe.yaml started from (``resume_from_checkpoint``).
+    2. With another --run_name it is a new run, in runs/<run_name>.
     3. Otherwise it is the run in ``folder``, which may have been moved or copied, if there is one.
+
+    A run in another folder does not start from the checkpoint that the run of recipe.yaml started from
+    (``resume_from_checkpoint``).
 
     Args:
         values: of recipe.yaml and the flags together, with expanded paths.
@@ -46,15 +48,19 @@ def follow_run_folder(
     stated, _ = expand(stated)
     if isinstance(stated.get("output_dir"), str):
         found |= _moved(values, flags, Path(stated["output_dir"]), folder.resolve())
-    if "output_dir" in flags:
-        return found
     run_name = values.get("run_name")
-    if run_name and stated.get("run_name") and run_name != stated["run_name"]:
+    has_other_name = bool(run_name and stated.get("run_name") and run_name != stated["run_name"])
+    if "output_dir" in flags:
+        is_other_run = Path(str(values["output_dir"])).resolve() != folder.resolve()
+    elif has_other_name:
         found["output_dir"] = None
-        if "resume_from_checkpoint" not in flags:
-            found["resume_from_checkpoint"] = keys.FIELDS["resume_from_checkpoint"].default
-    elif contains_run(folder):
-        found["output_dir"] = str(folder if folder.name not in ("", "..") else folder.resolve())
+        is_other_run = True
+    else:
+        is_other_run = False
+        if contains_run(folder):
+            found["output_dir"] = str(folder if folder.name not in ("", "..") else folder.resolve())
+    if is_other_run and "resume_from_checkpoint" not in flags:
+        found["resume_from_checkpoint"] = keys.FIELDS["resume_from_checkpoint"].default
     return found
 
 

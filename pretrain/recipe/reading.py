@@ -519,6 +519,11 @@ def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str
     more = now - length
     has_checkpoint = any(layout.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*"))
     if has_checkpoint and then["lr_scheduler_type"] in ("wsd", "constant"):
+        if finish and finish.stopped_early:
+            return (
+                f"Early stopping ended it at step {finish.step}. "
+                f"To train it to step {now}: {command} --extend_steps {more} --early_stopping_patience 0"
+            )
         return f"To train it on: {command} --extend_steps {more}"
 
     if finish and finish.stopped_early:
@@ -550,6 +555,8 @@ def read_file(path: Path) -> dict[str, Any]:
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
             where = f"line {error.problem_mark.line + 1}: {error.problem}"
         raise BadInput(f"{path}: not a recipe: {where}") from None
+    if values is None:
+        raise BadInput(f"{path}: the recipe is empty")
     if not isinstance(values, dict):
         raise BadInput(f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}")
     return values

@@ -134,9 +134,10 @@ class Report:
                 words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
             log.info(words)
             if self._validation_loss > found["bigram"]:
+                option = self._recipe.saving.option_of_another_run
                 log.info(
-                    "this run has not learned more than a bigram model: try more --max_steps, with another --run_name; "
-                    "where its validation loss has risen, more text, or fewer --max_steps"
+                    f"Validation loss is no better than a bigram baseline. Train longer (--max_steps with another "
+                    f"{option}). If the loss was rising, add data or train for fewer steps"
                 )
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device, *, is_due: bool = True) -> None:

@@ -387,3 +387,24 @@ def test_command_in_a_model_card_has_short_paths(monkeypatch):
 def test_values_that_are_no_paths_are_left_alone():
     values = {"data_files": [1, None], "tokenizer": 5, "task_files": "piqa", "sources": ["x", {"weight": 1}], 3: "~"}
     assert places.expand(values) == (values, [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "start"),
+    [
+        ({}, "OLD"),
+        ({"run_name": "new"}, "auto"),
+        ({"output_dir": "elsewhere"}, "auto"),
+        ({"output_dir": "runs/extended"}, "OLD"),
+        ({"run_name": "new", "resume_from_checkpoint": "none"}, "none"),
+    ],
+)
+def test_new_run_does_not_start_where_the_old_one_did(here, flags, start):
+    old = here / "runs" / "first" / "checkpoints" / "step-00000016"
+    old.mkdir(parents=True)
+    folder = here / "runs" / "extended"
+    changes = {"run_name": "extended", "output_dir": str(folder), "resume_from_checkpoint": str(old)}
+    path = write(folder / reading.RUN_RECIPE, **changes)
+    (folder / "metrics.jsonl").touch()
+    wanted = str(old) if start == "OLD" else start
+    assert reading.load_recipe(path, flags).saving.resume_from_checkpoint == wanted

@@ -286,9 +286,11 @@ def test_more_max_steps_for_a_finished_run_names_the_true_reason(
         f"A new run from its weights: {command} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 12"
     )
     if schedule == "wsd" and has_checkpoint:
-        # Early stopping keeps the length of 12 steps. Otherwise max_hours had planned the 8 steps of the finished run.
-        steps = 8 if finish else 12
-        assert message.endswith(f"fixed for a run. To train it on: {command} --extend_steps {steps}")
+        if finish:
+            advice = f"To train it to step 20: {command} --extend_steps 8 --early_stopping_patience 0"
+            assert message.endswith(f"fixed for a run. Early stopping ended it at step 8. {advice}")
+        else:  # max_hours had planned the 8 steps of the finished run
+            assert message.endswith(f"fixed for a run. To train it on: {command} --extend_steps 12")
     else:
         assert message.endswith(f"fixed for a run. {expected.format(command)}{new}")
 
