@@ -400,6 +400,7 @@ def test_wandb_takes_names_and_folder_from_the_environment(run_dir, tmp_path):
     given |= {"WANDB_TAGS": "x,y", "WANDB_RUN_GROUP": "g"}
     done = process(lambda: train(run_dir, "wandb", 0, 10, project_name="ursa-minor", tags=[]), **given)
     assert f"for part in {tmp_path}/elsewhere/wandb/offline-*" in done.stdout
+    assert "switched off" not in done.stdout, done.stdout
     rows, runs = read_offline(tmp_path / "elsewhere" / "wandb")
     assert points(rows) == expected(10) and not (run_dir / "wandb").exists()
     for run in runs:
