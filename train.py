@@ -160,7 +160,9 @@ def train(
         is_out_of_time = False  # max_hours are used up before the end
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
-            step, last, is_best = state.step, state.has_ended(patience), False
+            step = state.step
+            last = state.has_ended(patience)
+            is_best = False
 
             with clock.paused():  # neither evaluating nor saving counts as training time
                 if due(step, evaluation.eval_steps, last, evaluation.eval_on_start):

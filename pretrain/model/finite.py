@@ -1,7 +1,6 @@
 """Checks that every weight is a finite number, in the model and in the format that stores it."""
 
 import torch
-from transformers import PreTrainedModel
 
 from pretrain.base.errors import BadInput
 
@@ -16,12 +15,6 @@ def require_finite(name: str, tensor: torch.Tensor) -> None:
         f"{name} contains NaN or infinity, so the model cannot be exported. "
         f"Export a checkpoint from before the training diverged"
     )
-
-
-def require_finite_weights(model: PreTrainedModel) -> None:
-    """Raise BadInput for the first weight of a model that contains NaN or infinity."""
-    for name, tensor in model.state_dict().items():
-        require_finite(name, tensor)
 
 
 def require_stored(

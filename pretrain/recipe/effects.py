@@ -161,7 +161,7 @@ class SourceIs:
         return f"{kind.value} as the data source" if kind else "no data source"
 
     def fix(self) -> str:
-        """Return nothing: another data source is no fix."""
+        """Return nothing: suggesting another data source would not help."""
         return ""
 
 
