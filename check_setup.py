@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from pretrain.base import cards, console, files, foreign, paths
+from pretrain.base import cards, console, files, paths
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.network import reach
+from pretrain.base.redaction import redact
 from pretrain.data import shards, sources
 from pretrain.machine import doctor, forecast, planning, supply
 from pretrain.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
@@ -122,7 +123,7 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
     found = []
     for check in chain(doctor.examine(recipe, asked.recipe, quick=asked.quick), examine_network(recipe)):
-        trying, line = check.level == TRYING, foreign.clean(str(check))
+        trying, line = check.level == TRYING, redact(str(check))
         if sys.stderr.isatty():  # what is waited for is shown for as long as it is
             print(f"\033[K{line if trying else ''}", end="\r", file=sys.stderr, flush=True)
         elif trying:

@@ -32,7 +32,6 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL's use of it
     console.start(is_main=os.environ.get("RANK", "0") == "0")
-    console.clean_prints()
     log.info("start    importing torch and Transformers")
     refuse_incomplete_launch(os.environ)
     post_train(*parse(sys.argv[1:] if argv is None else argv))

@@ -43,7 +43,7 @@ done
 
 run() { # in a dry run print a command as a shell takes it, without secrets; else run it
     if [[ ${DRY_RUN:-0} != 1 ]]; then "$@"; return; fi
-    python -c 'import shlex, sys; from pretrain.base.foreign import clean; print(shlex.join(map(clean, sys.argv[1:])))' "$@"
+    python -c 'import shlex, sys; from pretrain.base.redaction import redact; print(shlex.join(map(redact, sys.argv[1:])))' "$@"
 }
 
 # The cards: nvidia-smi without a driver says so on its standard output, so only a success counts.

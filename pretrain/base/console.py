@@ -11,7 +11,8 @@ import textwrap
 from pathlib import Path
 from typing import TextIO
 
-from pretrain.base import files, foreign
+from pretrain.base import files
+from pretrain.base.redaction import RedactingFilter, redact
 
 ABOUT = re.compile(r"\S+ {2,}")  # "data     ...": what a line is about, before its words
 
@@ -48,21 +49,18 @@ def importing() -> None:
 
 
 def write(text: str) -> None:
-    """Write what a model has generated to standard output: cleaned on a terminal, else every byte of it, in UTF-8."""
+    """Write generated text to standard output.
+
+    A terminal gets the redacted text, because it would obey control characters. A file or pipe gets every byte of the
+    text in UTF-8.
+    """
     if sys.stdout.isatty():
-        data = foreign.clean(text).encode(sys.stdout.encoding, "backslashreplace")
+        data = redact(text).encode(sys.stdout.encoding, "backslashreplace")
     else:
         data = text.encode("utf-8", "surrogateescape")
     sys.stdout.flush()  # what was printed before comes first
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-
-
-def clean_prints() -> None:
-    """Make whatever is printed from now on safe to show, as what a user's function and a library's tables hold."""
-    for stream in (sys.stdout, sys.stderr):
-        vars(stream)["write"] = lambda text, write=stream.write: write(foreign.clean(text))
-        vars(stream)["isatty"] = lambda: False  # so that nobody colors what is written
 
 
 def _show(line: str, stream: TextIO | None) -> None:
@@ -97,15 +95,19 @@ def _terminals() -> list["_Terminal"]:
 
 
 class _Terminal(logging.Handler):
+    """Show redacted records on the terminal, and copy them into the run's log file."""
+
     def __init__(self, level: int, stream: TextIO | None):
         super().__init__(level)
+        self.addFilter(RedactingFilter())
         self.stream = stream
         self.file: files.Log | None = None
         self.before = ""  # what was shown before there was a file
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = foreign.clean(record.getMessage())
-        line = f"error: {text}" if record.levelno >= logging.ERROR else text
+        line = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            line = f"error: {line}"
         _show(line, self.stream)
         self.keep(f"{line}\n")
 

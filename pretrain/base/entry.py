@@ -1,4 +1,4 @@
-"""How a script begins and ends: words from outside are made safe to show; each fault is a line and an exit status."""
+"""Start and end a script: closed streams, Ctrl-C, one-line errors and exit statuses."""
 
 import functools
 import os
@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
-from pretrain.base import console, foreign
+from pretrain.base import console
 from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
 
 SILENT_SECONDS = 1.0  # how long a process that prints no error waits for the one that does
@@ -21,26 +22,28 @@ def catch_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def guard() -> None:
-    """Make what this process shows from here on safe, and what ends it a line."""
+def set_up_process() -> None:
+    """Replace closed standard streams, and let an import that fails end in one line if the fix is known."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed: the next file that is opened would be taken for it
+        # The next file that is opened would get the descriptor of a closed stream, and its output.
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    foreign.guard()
-    sys.excepthook = functools.partial(_end, sys.excepthook)
+    sys.excepthook = _show_uncaught
 
 
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
-    """Wrap a script's ``main``: BadInput prints its lines and returns 2, TrainingStopped returns 1.
+    """Wrap the ``main`` of a script, so that an error that the user can fix is printed in one line.
 
-    So do errors of the system that are not bugs of ours: a full disk 1, a place that may not be written 2. Any other error
-    keeps its traceback, which shows no secret of a URL.
-    Every process of a launch finds the same fault; only the first one prints it, unless it is known to one ``alone``.
+    - BadInput returns 2 and TrainingStopped returns 1.
+    - Errors of the system that are no bugs do so, too: 1 for a full disk, 2 for a folder without write permission.
+    - Any other error is raised. Its traceback is not redacted.
+
+    Every process of a launch finds the same error. Only the first one prints it, unless it is known to one ``alone``.
     """
 
     @functools.wraps(main)
     def wrapper(*args, **kwargs) -> int:
-        guard()
+        set_up_process()
         try:
             status = main(*args, **kwargs) or 0
             sys.stdout.flush()
@@ -50,7 +53,8 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _output_is_closed():
                 return 1
-            if (fault := machine_fault(error)) is None:
+            fault = machine_fault(error)
+            if fault is None:
                 raise
             return _print(fault)
 
@@ -58,23 +62,29 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
 
 
 def _output_is_closed() -> bool:
-    """Return whether who read standard output has gone, as head does; what is still to be written is then dropped."""
+    """Return whether the reader of standard output has ended, as `head` does; drop the unwritten output then."""
+    output = sys.stdout.fileno()
     watch = select.poll()
-    watch.register(output := sys.stdout.fileno(), 0)
-    if closed := any(event & select.POLLERR for _, event in watch.poll(0)):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # else Python complains at its end
-    return closed
+    watch.register(output, 0)
+    is_closed = any(event & select.POLLERR for _, event in watch.poll(0))
+    if is_closed:  # without this, Python prints an error when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return is_closed
 
 
-def _end(show: Callable, kind: type[BaseException], error: BaseException, trace: object) -> None:
-    """Show what ended an import; nothing of Ctrl-C, which the exit status tells."""
-    if fault := machine_fault(error):
+def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show an error that ends the process: as one line if the fix is known, else as a traceback.
+
+    Ctrl-C shows nothing, because the exit status states it.
+    """
+    fault = machine_fault(error)
+    if fault is not None:
         _print(fault)
     elif isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("pretrain"):
         remedy = "make environment && source .venv/bin/activate, or pip install -r requirements.txt"
         sys.stderr.write(f"error: {error.name} is not installed for {sys.executable}. Remedy: {remedy}\n")
     elif kind is not KeyboardInterrupt:
-        show(kind, error, trace)
+        sys.__excepthook__(kind, error, trace)
 
 
 def _print(error: BadInput | TrainingStopped) -> int:
@@ -82,18 +92,24 @@ def _print(error: BadInput | TrainingStopped) -> int:
         for line in error.lines:
             console.say(f"error: {line}")
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        # torchrun ends all processes when one of them has failed: let the first one print before.
+        # torchrun ends all processes when one of them has failed. Let the first one print before that.
         time.sleep(SILENT_SECONDS)
     return error.status
 
 
-if Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve().parent == Path(__file__).parents[2]:
-    # One of our scripts, which imports this before what takes seconds. Until it asks for KeyboardInterrupt, Ctrl-C ends it
-    # as SIGTERM does: an import would lose the error, or make another of it.
+def _is_one_of_our_scripts() -> bool:
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return script is not None and Path(script).resolve().parent == Path(__file__).parents[2]
+
+
+if _is_one_of_our_scripts():
+    # A script imports this module before those that take seconds. Until it calls catch_interrupts, Ctrl-C ends it as
+    # SIGTERM does: a library that is being imported might suppress KeyboardInterrupt or raise another error for it.
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    guard()
-    # Beside another program a thread of torch's OpenMP, GCC's, waits for milliseconds with a busy core for one that has
-    # none: two runs on two cores were 6 times as slow. 3,000 tests are some 10 us. Thread counts, and so bits, stay.
+    set_up_process()
+    # An idle thread of GCC's OpenMP, which torch uses, spins for milliseconds before it sleeps. Two runs on two cores
+    # were 6 times slower because of that. 3,000 iterations take about 10 us. The number of threads stays the same, and
+    # so do the results.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from pretrain.base.foreign import clean, one_line
+from pretrain.base.redaction import one_line, redact
 
 
 class BadInput(ValueError):
@@ -28,7 +28,7 @@ class TrainingStopped(Exception):
     """
 
     def __init__(self, message: str, *, alone: bool = False):
-        self.lines, self.status, self.alone = [clean(message)], 1, alone
+        self.lines, self.status, self.alone = [redact(message)], 1, alone
         super().__init__(*self.lines)
 
 

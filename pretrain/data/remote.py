@@ -18,8 +18,8 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.base.foreign import is_redacted, one_line, redact, redact_url
 from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after, moving, refuse_page
+from pretrain.base.redaction import is_redacted, one_line, redact, redact_url
 from pretrain.recipe.source_kind import URL, path_of
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ import httpx
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import is_url, redact_url
+from pretrain.base.redaction import is_valid_url, redact_url
 from pretrain.data import remote
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
 from pretrain.data.records import Reader
@@ -229,7 +229,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
     found: dict[str, str] = {}  # by where it lies: links and other spellings lead to the same file
     for pattern in patterns:
         if pattern.startswith(URL):
-            if not is_url(pattern):
+            if not is_valid_url(pattern):
                 raise BadInput(
                     f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
                     f"password or query as %2F %3F %23 %40 %3A %20"

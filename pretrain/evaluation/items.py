@@ -16,7 +16,7 @@ from huggingface_hub.utils import disable_progress_bars
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import one_line
+from pretrain.base.redaction import one_line
 from pretrain.evaluation.item_files import RawRow, read_published_rows, read_rows
 from pretrain.evaluation.record import Question, Task
 from pretrain.evaluation.rows import validate

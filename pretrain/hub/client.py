@@ -23,8 +23,8 @@ from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.base.foreign import one_line
 from pretrain.base.network import ASKED, Unreadable, http_status_and_retry_after, moving, refuse_page, retry_after
+from pretrain.base.redaction import one_line
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again

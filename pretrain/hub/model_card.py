@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from pretrain.base.foreign import clean
 from pretrain.base.layout import step_name
+from pretrain.base.redaction import redact
 from pretrain.evaluation.items import records
 from pretrain.evaluation.record import Task
 from pretrain.hub import card_merge, scores
@@ -206,10 +206,10 @@ def _in_words(source: keys.Data) -> str:
 
 def _text(value: object) -> str:
     """Return one line of text that Markdown shows as it stands."""
-    return re.sub(r"([\\`*_\[\]<>#|~$&!])", r"\\\1", " ".join(clean(str(value)).split()))
+    return re.sub(r"([\\`*_\[\]<>#|~$&!])", r"\\\1", " ".join(redact(str(value)).split()))
 
 
 def _fenced(text: str, language: str) -> str:
     """Return a block of code whose fence no backticks within can end."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
-    return f"{fence}{language}\n{clean(text).rstrip()}\n{fence}"
+    return f"{fence}{language}\n{redact(text).rstrip()}\n{fence}"

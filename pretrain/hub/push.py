@@ -21,7 +21,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from pretrain.base import files, layout, paths
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.base.foreign import one_line
+from pretrain.base.redaction import one_line
 from pretrain.hub import card_merge, client
 from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
 

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.base import paths
-from pretrain.base.foreign import redact
+from pretrain.base.redaction import redact
 from pretrain.machine import estimate, hardware
 from pretrain.recipe import keys
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import yaml
 
 from pretrain.base import paths
-from pretrain.base.foreign import redact
+from pretrain.base.redaction import redact_url
 from pretrain.recipe.effects import AnyOf, Condition, KeyIs, KeyIsSet, ListIncludes, ModeIs, SourceIs
 from pretrain.recipe.source_kind import STDLIB, SourceKind
 
@@ -583,7 +583,7 @@ def fixed(recipe: Recipe) -> dict[str, Any]:
 def _without_secrets(recipe: Recipe) -> dict[str, Any]:
     """Return every key and value, URLs without user, password and query."""
     return {
-        name: _public(value) if FIELDS[name].metadata["kind"] == "data" else value
+        name: _with_redacted_urls(value) if FIELDS[name].metadata["kind"] == "data" else value
         for name, value in flat(recipe).items()
     }
 
@@ -622,9 +622,12 @@ def _mixture(data: Data) -> list[dict]:
     return data.sources or []
 
 
-def _public(value: Any) -> Any:
+def _with_redacted_urls(value: Any) -> Any:
+    """Return the value of a key with each URL in it redacted. A list of sources is a list of dicts."""
     if isinstance(value, dict):
-        return {name: _public(one) for name, one in value.items()}
+        return {name: _with_redacted_urls(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_public(one) for one in value]
-    return redact(value) if isinstance(value, str) else value
+        return [_with_redacted_urls(item) for item in value]
+    if isinstance(value, str) and paths.is_url(value):
+        return redact_url(value)
+    return value

@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from pretrain.base import files, foreign
+from pretrain.base import files
 from pretrain.base.errors import space_fix
 from pretrain.base.layout import METRICS, iterate_metrics
+from pretrain.base.redaction import redact
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
@@ -172,7 +173,7 @@ class Report:
         """Append samples, each a prompt and what follows it, to samples.txt; ``show`` them on the terminal too."""
         if not self._is_main:
             return
-        texts = [(foreign.clean(prompt), foreign.clean(text)) for prompt, text in texts]
+        texts = [(redact(prompt), redact(text)) for prompt, text in texts]
         for prompt, text in texts:
             _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
             if show:

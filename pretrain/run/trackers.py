@@ -21,7 +21,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_availa
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import one_line
+from pretrain.base.redaction import one_line
 from pretrain.recipe import keys, reading
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import yaml
 from conftest import RECIPE, ROOT
 
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import redact_url
 from pretrain.base.layout import Finish
+from pretrain.base.redaction import redact_url
 from pretrain.recipe import keys, reading
 from pretrain.recipe.plan import Plan, make_plan
 
@@ -453,6 +453,21 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
             assert source["data_files"] == ["b.jsonl", redact_url(secret)] and secret != redact_url(secret)
             assert source["validation_files"] == [redact_url(secret)]
         assert (given.data.data_files or given.data.sources[0]["data_files"]) == files["data_files"]
+
+
+def test_yaml_of_a_url_identifies_the_same_file(tmp_path):
+    """Also if the URL ends in punctuation, which would not be a part of a URL in a sentence."""
+    url = "https://h/a.jsonl?v=1&token=T."
+    original = recipe(tmp_path, data_files=[url])
+    copy = reading.load_recipe(write(tmp_path, keys.as_yaml(original), "copy.yaml"))
+    assert copy.data.data_files == [redact_url(url)]
+
+
+def test_yaml_keeps_a_path_that_looks_like_a_query(tmp_path):
+    path = str(tmp_path / "a?token=1.jsonl")
+    original = recipe(tmp_path, data_files=[path])
+    copy = reading.load_recipe(write(tmp_path, keys.as_yaml(original), "copy.yaml"))
+    assert copy.data.data_files == [path]
 
 
 def test_a_model_or_run_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_path):
