@@ -41,8 +41,7 @@ def test_a_run_writes_on_with_known_characters_and_each_sample_is_the_text_of_it
     assert run("generate.py", *flags, "--seed", "4").stdout == two
 
 
-@pytest.mark.parametrize("prompt", ["river", "river ", "", "The Cafe\u0301 bar"])
-@pytest.mark.parametrize("kind", ["llama", "metaspace_first", "lower_case"])
+@pytest.mark.parametrize(("kind", "prompt"), [("llama", "river"), ("llama", ""), ("lower_case", "The Cafe\u0301 bar")])
 def test_what_is_written_is_the_text_of_prompt_and_new_ids(kind, prompt, tmp_path, monkeypatch, capfdbinary):
     tokenizer = odd_tokenizers.KINDS[kind]()
     model = built(vocab_size=512, sequence_length=16)
