@@ -403,7 +403,6 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
 
 
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
-    """scripts/test_train.py has a finished run's max_steps."""
     before = keys.fixed(recipe(tmp_path))
     with pytest.raises(BadInput) as caught:
         reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1))
