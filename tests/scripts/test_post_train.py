@@ -123,6 +123,7 @@ def test_stated_choice_about_cudnn_attention_is_kept(monkeypatch):
 
     monkeypatch.setattr(post_train_script, "parse", parse)
     monkeypatch.setenv(cudnn.VARIABLE, "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # main would set it for the whole process
     assert post_train_script.main([]) == 2
     assert seen == ["0"]
 
