@@ -77,7 +77,7 @@ def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_as
 # Llama.
 
 
-def test_a_llama_type_run_learns_resumes_to_the_bit_exports_what_transformers_loads_and_is_trained_on(workplace):
+def test_a_llama_type_run_learns_resumes_to_the_bit_and_exports_what_transformers_loads(workplace):
     run("train.py", *TINY, *LLAMA, "--run_name", "llama")
     found = losses("llama", "eval/loss")
     assert found[12] < found[0] - 0.3
@@ -87,10 +87,6 @@ def test_a_llama_type_run_learns_resumes_to_the_bit_exports_what_transformers_lo
     model, info = AutoModelForCausalLM.from_pretrained("runs/llama/model", output_loading_info=True)
     assert type(model) is LlamaForCausalLM and not info["missing_keys"] and not info["unexpected_keys"]
     assert model.config.num_key_value_heads == 1 and model.lm_head.weight is model.model.embed_tokens.weight
-    recipe = shapeless("more.yaml", init_from="runs/llama", resid_pdrop=0.0, embd_pdrop=0.0)  # by its config alone
-    run("train.py", "--recipe", recipe, "--run_name", "more")
-    more = losses("more", "eval/loss")
-    assert more[0] == pytest.approx(found[12], abs=1e-5) and more[12] < found[12] - 0.05
 
 
 @pytest.mark.slow
