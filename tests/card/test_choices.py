@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import ROOT
 from pretend_cuda import A6000, CUDA, H200, RTX_3060, T4, UNKNOWN, CudaTensor, on
-from torch.nn.attention.flex_attention import BlockMask
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from pretrain.base import cards, cudnn
@@ -20,7 +19,7 @@ from pretrain.evaluation import likelihood, sampling
 from pretrain.evaluation.validation import validation_loss
 from pretrain.machine import doctor, fit, hardware
 from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
-from pretrain.model.attention import kernel_taken, within_documents
+from pretrain.model.attention import kernel_taken
 from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
 from pretrain.optim.muon import orthogonalize
@@ -167,28 +166,35 @@ def test_a_loss_by_parts_and_muons_norms_are_computed_in_fp32_from_half_precisio
     on(A6000, work)
 
 
-def test_documents_apart_take_flex_attention_in_a_compiled_step_and_a_mask_elsewhere():
+@pytest.mark.parametrize(
+    ("document_mask", "compiled", "kernel"),
+    [(False, True, "flash"), (True, True, "flex"), (True, False, "efficient")],
+)
+def test_documents_apart_take_flex_attention_in_a_compiled_step(document_mask, compiled, kernel):
     def work(machine):
-        ids = torch.zeros(1, 128, dtype=torch.int64, device="cuda")
-        assert within_documents(ids, separator=0)["attention_mask"].shape == (1, 1, 128, 128)
-        with mock.patch.object(torch.compiler, "is_compiling", lambda: True):
-            assert isinstance(within_documents(ids, separator=0)["attention_mask"], BlockMask)
         wide = keys.Model(**SHAPE | {"n_embd": 64})
-        taken = [
-            kernel_taken(wide, 2, CUDA, torch.bfloat16, document_mask=masked, compiled=compiled)
-            for masked, compiled in ((False, True), (True, True), (True, False))
-        ]
-        assert taken == ["flash", "flex", "efficient"]
+        how = {"document_mask": document_mask, "compiled": compiled}
+        assert kernel_taken(wide, 2, CUDA, torch.bfloat16, **how) == kernel
 
     on(A6000, work)
 
 
-def test_cuda_graphs_are_refused_where_gradients_wait_for_another_micro_batch():
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_cuda_graphs_are_refused_for_several_micro_batches(mode):
     def work(machine):
-        accelerator = make_accelerator(hardware.this_device(), keys.Machine(compile_mode="max-autotune"))
+        accelerator = make_accelerator(hardware.this_device(), keys.Machine(compile_mode=mode))
         refuse_cuda_graphs(1, accelerator)
-        with pytest.raises(BadInput, match="compile_mode = max-autotune.* of 2 micro-batches"):
+        words = f"compile_mode = {mode}.* of 2 micro-batches.* --compile_mode max-autotune-no-cudagraphs"
+        with pytest.raises(BadInput, match=words):
             refuse_cuda_graphs(2, accelerator)
+
+    on(A6000, work)
+
+
+def test_modes_without_cuda_graphs_take_several_micro_batches():
+    def work(machine):
+        machine_keys = keys.Machine(compile_mode="max-autotune-no-cudagraphs")
+        refuse_cuda_graphs(2, make_accelerator(hardware.this_device(), machine_keys))
 
     on(A6000, work)
 

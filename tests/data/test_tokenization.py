@@ -46,7 +46,12 @@ def test_text_survives_ids_also_of_a_saved_tokenizer_which_has_the_same_fingerpr
         assert tokenization.fingerprint(loaded) == before
 
 
-@pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
+# Both kinds of BPE are encoded by tiktoken in the same way.
+ENCODERS = [(tokenization.Encoder, kind) for kind in MAKERS]
+ENCODERS += [(tokenization.make_encoder, "bpe"), (tokenization.make_encoder, "characters")]
+
+
+@pytest.mark.parametrize(("encode", "tokenizer"), ENCODERS, indirect=["tokenizer"])
 def test_end_of_text_written_in_a_text_is_ordinary_text(encode, tokenizer):
     encoder = encode(tokenizer)
     assert tokenizer.eos_token_id not in encoder([TEXT])[0] and tokenizer.decode(encoder([TEXT])[0].tolist()) == TEXT
@@ -262,7 +267,7 @@ def test_both_libraries_class_every_character_alike():
         assert np.array_equal(got, wanted), f"they part between {text[1]!r} and {text[-2]!r}"
 
 
-@pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
+@pytest.mark.parametrize(("encode", "tokenizer"), ENCODERS, indirect=["tokenizer"])
 def test_a_tokenizers_settings_do_not_touch_the_ids_nor_the_other_way_round(encode, tokenizer):
     wanted = ids_of(tokenizer, TEXT).tolist()
     tokenizer("end", truncation=True, max_length=5)

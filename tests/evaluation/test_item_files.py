@@ -214,6 +214,7 @@ def test_a_file_that_the_command_would_write_is_never_an_existing_one(tmp_path):
         ("items.bin", lambda path: path.write_bytes(b"a\0b\1" * 9), "is a binary file"),
         ("items.parquet", lambda path: path.write_text(LINES), "cannot be read: .*[Pp]arquet"),
         ("folder", lambda path: path.mkdir(), "cannot be read: Is a directory"),
+        ("none.jsonl", lambda path: None, "cannot be read: No such file"),
         ("empty.jsonl", lambda path: path.touch(), "holds no MultiBLiMP hin item"),
         ("empty.tsv", lambda path: path.write_text("sen\twrong_sen\n"), "holds no MultiBLiMP hin item"),
     ],

@@ -87,6 +87,7 @@ def test_numbers_are_choices_of_arc():
         ({"text": ["a", "b", "c"], "label": ["A", "B", "C", "D"]}, "choices has 3 texts and 4 labels"),
         ({"text": ["a", "b"], "label": ["A"]}, "choices has 2 texts and 1 labels"),
         ({"text": [], "label": []}, "choices has too few texts"),
+        ({"text": ["a"], "label": ["A"]}, "must have at least two"),
         ({"text": ["a", "b"], "label": ["A", "A"]}, "two labels are equal"),
         ({"text": ["a", "b"], "label": [1, "1.0"]}, "two labels are equal"),
         ({"text": ["a", "b"], "label": [True, False]}, "a label must be a text or a finite number"),
@@ -117,11 +118,6 @@ def test_empty_text_to_score_is_an_error(task, change):
     with pytest.raises(ValueError, match=f"^{field} has an empty text$"):
         validate(TASKS[task], ROWS[task] | change)
     assert validate(TASKS[task], ROWS[task] | change, is_published=True)
-
-
-def test_single_choice_is_an_error():
-    with pytest.raises(ValueError, match="must have at least two"):
-        validate(TASKS["arc_easy"], ROWS["arc_easy"] | {"choices": {"text": ["a"], "label": ["2"]}})
 
 
 def test_half_of_a_surrogate_pair_is_an_error():

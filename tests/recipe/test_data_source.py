@@ -166,7 +166,6 @@ def test_two_data_sources_are_an_error(tmp_path, caplog, stated, flags, names):
         (FILES, {"hub_model_id": "a"}, "push_to_hub = false"),
         (FILES, {"hub_private_repo": "false"}, "push_to_hub = false"),
         (FILES, {"hub_strategy": "end"}, "push_to_hub = false"),
-        (FILES, {"init_from": "gpt2", "initializer_range": "0.1"}, "init_from = gpt2"),
         # In a mixture a flag needs a source that does not state the key.
         (MIXTURE, {"validation_files": ["v.txt"]}, "sources: no source"),
         (MIXTURE, {"dataset_config_name": "subset"}, "sources: no source"),

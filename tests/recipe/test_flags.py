@@ -175,8 +175,16 @@ def test_value_with_spaces_keeps_its_dashes(recipe_file):
     assert found["sample_prompts"] == ["--to-be or not-to-be"]
 
 
-@pytest.mark.parametrize("key", [key for key in STEP_KEYS if key != "max_steps"])
-@pytest.mark.parametrize(("text", "steps"), [("0.1", 100), (".25", 250), ("1e-4", 1), ("50%", 500), ("100%", 1000)])
+@pytest.mark.parametrize(
+    ("key", "text", "steps"),
+    [
+        *((key, "0.1", 100) for key in STEP_KEYS if key != "max_steps"),
+        ("eval_steps", ".25", 250),
+        ("eval_steps", "1e-4", 1),
+        ("eval_steps", "50%", 500),
+        ("eval_steps", "100%", 1000),
+    ],
+)
 def test_fraction_of_steps_is_refused_with_the_number(recipe_file, key, text, steps):
     (message,) = refused(recipe_file, f"--{key}", text)
     assert message.startswith(f"--{key} {text}: must be an integer: fractions of max_steps are not supported")
@@ -184,8 +192,9 @@ def test_fraction_of_steps_is_refused_with_the_number(recipe_file, key, text, st
     assert read(recipe_file, f"--{key}", str(steps))[0][key] == steps
 
 
-@pytest.mark.parametrize("key", STEP_KEYS)
-@pytest.mark.parametrize("text", ["0.1", '"0.1"', "1e-1"])
+@pytest.mark.parametrize(
+    ("key", "text"), [*((key, "0.1") for key in STEP_KEYS), ("eval_steps", '"0.1"'), ("eval_steps", "1e-1")]
+)
 def test_fraction_of_steps_in_yaml_is_refused(recipe_file, key, text):
     values = yaml.safe_load(recipe_file.read_text())
     values.pop(key, None)

@@ -310,19 +310,11 @@ def test_files_that_moved_along_with_a_run_are_found(here):
     assert data.data_files == ["/gone/text.txt"]  # a flag is taken as it is
 
 
-@pytest.mark.parametrize(
-    ("flags", "remedy"),
-    [
-        ({}, "Give another --run_name, or set it back"),
-        ({"output_dir": "elsewhere"}, "Give another --output_dir, or set it back"),
-    ],
-)
-def test_changed_hyperparameter_suggests_an_option_that_helps(flags, remedy, here):
+def test_changed_hyperparameter_suggests_output_dir_where_it_is_given(here):
     before = keys.fixed(load(here))
-    changed = load(here, flags | {"learning_rate": "5e-4"})
-    with pytest.raises(BadInput) as raised:
+    changed = load(here, {"output_dir": "elsewhere", "learning_rate": "5e-4"})
+    with pytest.raises(BadInput, match="Give another --output_dir, or set it back"):
         reading.refuse_changed_science(Path("run"), before, changed)
-    assert remedy in str(raised.value)
 
 
 def test_extension_of_a_run_takes_no_name(here):

@@ -100,9 +100,7 @@ FAULTS = [
     ("lr_scheduler_type", "cosin", "must be cosine, linear, wsd or constant; did you mean cosine?"),
     ("report_to", "wandb", "must be a list of texts, as [a, b]"),
     ("max_steps", "15e-1", "max_steps = 1.5: must be an integer"),
-    ("learning_rate", '"0.1"', "must be a number; YAML reads this as text"),
     ("weight_decay", ".nan", "weight_decay = nan: must be between"),
-    ("batch_size", "8", "batch_size is a flag of nanoGPT. Use per_device_train_batch_size"),
     ("tokenizer_split", "gpt2\nseed: 3", "line 27: seed is given twice (first in line 19)"),
     ("data_dir", "hf://x", "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"),
     ("run_name", "2001-13-45", "not a recipe: month must be in 1..12"),
@@ -126,6 +124,7 @@ def test_a_fault_is_one_line_with_file_key_value_rule_and_remedy(tmp_path):
 def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
     for key, text in (("learning_rate", '"0.1"'), ("max_steps", '"100"')):
         (message,) = refused(line(tmp_path, key, text))
+        assert "YAML reads this as text" in message
         written = re.search(r"write (\S+) without quotes$", message)[1]
         assert keys.flat(reading.load_recipe(line(tmp_path, key, written)))[key] == float(text.strip('"'))
     for text in ("1e999", '"nan"', '"inf"'):
@@ -207,12 +206,10 @@ def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, m
         ("--job 3.5", ["argument --job: invalid int value: '3.5'"]),
         ("stray", ["stray is not a flag. Write each value after its flag, for example --max_steps 100. If this is "]),
         ("--seed", ["argument --seed: expected one argument"]),
-        ("--push_to_hub maybe", ["--push_to_hub maybe: must be true or false"]),
         ("--per_device_train_batch_size Auto", ["--per_device_train_batch_size Auto: must be an integer, or auto"]),
         ("--max_steps -5", ["--max_steps -5: must be between 1 and"]),
         ("--n_head 7 --n_embd 16", ["--n_head 7, --n_embd 16: n_embd = 16: must be a multiple of n_head = 7"]),
         ("--size d12 --n_head 12", ["--size d12 and --n_head: both give the shape"]),
-        ("--size d13", ["--size d13: must be d12, d24, d36, d48, gpt2"]),
         (
             "--gpu rtx_a6000 --batch_size 5",
             ["--gpu is a flag of other trainers. ", "--batch_size is a flag of nanoGPT. "],
@@ -406,7 +403,6 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
 
 
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
-    """scripts/test_train.py has a finished run's max_steps."""
     before = keys.fixed(recipe(tmp_path))
     with pytest.raises(BadInput) as caught:
         reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1))
@@ -495,7 +491,6 @@ def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path):
     for words, status, said in (
         ("train.py --learning_rat 1", 2, "--learning_rat: no such flag; did you mean --learning_rate?"),
         ("train.py --help", 0, "--learning_rate"),
-        ("generate.py --model x --top_p 2", 2, "--top_p 2.0: must be between 1e-06 and 1.0"),
     ):
         command = [sys.executable, *words.split()]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)

@@ -3,10 +3,12 @@
 import dataclasses
 
 import pytest
+from conftest import ROOT
 
+from pretrain.base.errors import BadInput
 from pretrain.optim.schedule import Length, learning_rate, shorten
-from pretrain.recipe import keys
-from pretrain.run.resume import other_length
+from pretrain.recipe import keys, reading
+from pretrain.run.resume import extended, other_length
 
 SCHEDULE = keys.Schedule(
     max_steps=100, warmup_steps=10, learning_rate=1.0, min_lr_ratio=0.1, lr_scheduler_type="wsd", decay_ratio=0.3
@@ -55,6 +57,12 @@ def test_planned_length_stays_while_the_hours_are_limited():
     state = saved_state(50, dataclasses.replace(SCHEDULE, max_steps=100_000), planned)
     assert other_length(state, dataclasses.replace(SCHEDULE, max_steps=300, max_hours=2.0)) is None
     assert other_length(state, dataclasses.replace(SCHEDULE, max_steps=300)).max_steps == 300
+
+
+def test_extension_by_no_steps_is_refused():
+    recipe = reading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
+    with pytest.raises(BadInput, match="--extend_steps 0: must be at least 1"):
+        extended(recipe, 0)
 
 
 @pytest.mark.parametrize("max_hours", [0.0, 4.0])

@@ -93,7 +93,7 @@ def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six,
     assert found == pytest.approx([12.706, 4.303, 2.776, 2.042, 1.962], abs=2e-3)
 
 
-def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, capsys):
+def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, drawn, capsys):
     for whole in (True, False):
         compare_runs.main([*six, "--group", "seed"])
         out = capsys.readouterr().out
@@ -105,7 +105,7 @@ def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, capsys)
 @pytest.mark.parametrize(
     "ended, even", [(("early", "early"), True), (("early", "max_steps"), True), (("early", None), False)]
 )
-def test_runs_that_early_stopping_ended_are_finished(six, capsys, ended, even):
+def test_runs_that_early_stopping_ended_are_finished(six, drawn, capsys, ended, even):
     with Path("muon1/metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 40, "tokens": 4000, "train/loss": 2.35, "elapsed_seconds": 80.0}) + "\n")
     for seed, kind in zip((0, 2, 1), ("early", *ended), strict=True):
@@ -205,7 +205,7 @@ def test_group_needs_the_recipe_of_each_run(six, capsys, case, runs):
     assert not Path("compare.png").exists()
 
 
-def test_runs_without_recipes_get_no_hint_to_group_them(six, capsys):
+def test_runs_without_recipes_get_no_hint_to_group_them(six, drawn, capsys):
     for run in six:
         Path(run, "recipe.yaml").unlink()
     assert compare_runs.main(six[:2]) == 0
@@ -213,7 +213,7 @@ def test_runs_without_recipes_get_no_hint_to_group_them(six, capsys):
     assert "--group" not in out and "without recipe.yaml it is not known which tokenizer" in out
 
 
-def test_key_that_a_recipe_leaves_out_has_its_default(six, capsys):
+def test_key_that_a_recipe_leaves_out_has_its_default(six, drawn, capsys):
     for run in ("adamw1", "adamw2"):
         with Path(run, "recipe.yaml").open("a") as file:
             file.write("eval_tokens: 0\n")

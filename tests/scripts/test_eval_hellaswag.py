@@ -189,10 +189,9 @@ def test_eval_only_has_no_loss_of_a_model_that_computes_nan(place, monkeypatch):
     assert "error: the validation split: the model computes no valid probabilities" in done.stderr and not done.stdout
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_run_trains_on_without_scores_that_are_nan(place, computes_nan, processes):
+def test_a_run_trains_on_without_scores_that_are_nan(place, computes_nan):
     flags = ("--task_steps", "2", "--max_steps", "10", "--eval_steps", "0", "--sample_steps", "0")
-    done = run(*TRAIN, *FILES, *flags, "--run_name", "nan", processes=processes)
+    done = run(*TRAIN, *FILES, *flags, "--run_name", "nan", processes=2)
     assert done.stderr.count("HellaSwag: skipped. items.jsonl: line 1: ending 1") == 3
     assert done.stderr.count("HellaSwag: off until the next start") == 1
     assert not any("hellaswag/acc" in row for row in read_metrics(Path("runs/nan/metrics.jsonl")))

@@ -555,7 +555,6 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
         ([0.5, 1.5], "--token_column tokens", "token_column = tokens: holds lists, not lists of ids"),
         ([1, -2], "--token_column tokens", "row 0: is not a list of ids, whole numbers from 0"),
         ([1, 99_999], "--token_column tokens", "holds the id 99999, and tokenizer = tokenizer has"),
-        ([1, 2], "--token_column tokens --tokenizer bpe", "token_column = tokens needs one that exists; give a Hub id"),
     ],
 )
 def test_a_column_that_holds_no_ids_of_the_tokenizer_is_refused(workplace, tokens, flags, words):

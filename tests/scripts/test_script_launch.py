@@ -12,21 +12,18 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("environment", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_incomplete_launch_ends_with_one_line(monkeypatch, capsys, script, environment):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+def test_incomplete_launch_ends_with_one_line(monkeypatch, capsys, script):
+    monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert importlib.import_module(script).main(SCRIPTS[script]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("start ")]
     assert len(lines) == 1 and "torchrun --nproc_per_node N or accelerate launch" in lines[0]
 
 
-@pytest.mark.parametrize("flag", ["--local_rank=0", "--local-rank=0"])
 @pytest.mark.parametrize("script", ["train", "eval_tasks", "eval_hellaswag"])
-def test_flag_of_torch_distributed_launch_names_torchrun(capsys, script, flag):
-    assert importlib.import_module(script).main([flag, *SCRIPTS[script]]) == 2
+def test_flag_of_torch_distributed_launch_names_torchrun(capsys, script):
+    assert importlib.import_module(script).main(["--local-rank=0", *SCRIPTS[script]]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --local_rank: torch.distributed.launch")
     assert "torchrun --nproc_per_node N" in line

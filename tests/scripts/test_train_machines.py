@@ -37,12 +37,12 @@ def sequences(stderr: str) -> tuple[int, int]:
 # per_device_train_batch_size: auto, and an explicit one.
 
 
-@pytest.mark.parametrize("most, taken", [(8, 8), (7, 4), pytest.param(1, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most, taken", [(7, 4), pytest.param(1, 1, marks=pytest.mark.slow)])
 def test_auto_ends_at_the_largest_half_that_fits_and_reads_the_same_windows(workplace, most, taken):
     auto = ("--per_device_train_batch_size", "auto", *QUIET, "--max_steps", "3", "--warmup_steps", "1")
     done = run(CHILD, *TINY, *auto, "--run_name", "a", MOST=str(most))
     assert sequences(done.stderr) == (8 // taken, taken)
-    assert ("runs out of memory: trying" in done.stderr) == (taken < 8)
+    assert "runs out of memory: trying" in done.stderr
     run(CHILD, *TINY, *auto, "--run_name", "b", "--per_device_train_batch_size", str(taken))
     assert losses("a") == losses("b")
     state = checkpoint.read_state(Path("runs/a/checkpoints/step-00000003"))
