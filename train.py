@@ -16,7 +16,7 @@ from pathlib import Path
 if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
-from pretrain.base.entry import exit_on_bad_input  # first: it says why another import fails
+from pretrain.base.entry import exit_on_bad_input, run_and_exit  # first: it says why another import fails
 from pretrain.recipe import keys, reading
 
 if __name__ == "__main__":  # before the imports below, which take seconds
@@ -44,7 +44,7 @@ from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.evaluator import encode_items, read_items, refuse_prompts
 from pretrain.evaluation.record import Task
-from pretrain.hub import client
+from pretrain.hub import client, push
 from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
 from pretrain.machine.fit import save_when_out_of_memory
@@ -276,4 +276,4 @@ def seed_dropout(model: keys.Model, step: int, micro_batch: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parent=PARENT))
+    run_and_exit(lambda: main(parent=PARENT), push.is_uploading)

@@ -84,7 +84,8 @@ class HubServer(ThreadingHTTPServer):
     ``login``: what whoami answers. ``read_only``: ids of repositories, and owners, without the right to write.
     ``requests``: all that came. ``objects``: LFS objects by SHA-256. ``xet``: a folder for hf_xet's store, where a client
     uses that instead of LFS; the files' own bytes are then not known here. ``ignored``: names that a .gitignore of the
-    repository keeps out, a regular expression.
+    repository keeps out, a regular expression. ``renamed``: the new id of each repository that was renamed, by its old
+    one.
     """
 
     daemon_threads = True
@@ -99,6 +100,7 @@ class HubServer(ThreadingHTTPServer):
         self.read_only: set[str] = set()
         self.xet: os.PathLike | str | None = None
         self.ignored: str | None = None
+        self.renamed: dict[str, str] = {}
         self.login = {"type": "user", "name": "me", "orgs": [], "auth": {"accessToken": {"role": "write"}}}
         self.lock, self.ending = threading.RLock(), threading.Event()
 
@@ -216,6 +218,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def route(self, path: str, body: bytes) -> None:
         """Find the method for a path and let it answer."""
+        for old, new in self.server.renamed.items():
+            if f"/{old}" in path:
+                return self.answer(b"", 307, {"Location": self.server.url + self.path.replace(old, new, 1)})
         for method, pattern, answer in ROUTES:
             found = re.fullmatch(pattern, path)
             if not found or method not in (self.command, "ANY"):

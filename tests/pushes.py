@@ -1,4 +1,4 @@
-"""A Hub on this machine with the real client turned to it, and pushes: what a run adds, and what has then to be there.
+"""A Hub on localhost for the real client, and the pushes that tests send to it.
 
 Waits take no time: the clock is the test's.
 """
@@ -29,6 +29,7 @@ ENDPOINTS = {
     "batch": "POST .*/objects/batch",
     "put": "PUT /lfs/",
     "commit": "POST .*/commit/",
+    "files": "GET .*/tree/",
     "tag": "POST .*/tag/",
 }
 
@@ -106,25 +107,34 @@ def content(step: int, within: str | None = "last-checkpoint") -> dict[str, byte
     return made | ({f"{within}/{name}": data for name, data in parts(step).items()} if within else {})
 
 
-def add(pusher, folder: Path, step: int, within: str | None = "last-checkpoint", repo_id: str = ID) -> None:
-    """Write a step's files below ``folder`` and add their push; the card goes as text."""
-    made = {}
-    for name, data in content(step, within).items():
+def make_push(step: int, *, repo_id: str = ID, keep: bool = False) -> push.Push:
+    return push.Push(step=step, repo_id=repo_id, private=True, title=title(step), keep=keep)
+
+
+def write_files(folder: Path, step: int, within: str | None = "last-checkpoint") -> tuple[str, dict[str, Path]]:
+    """Write a step's files below ``folder``; return its model card and the files by name."""
+    contents = content(step, within)
+    card = contents.pop("README.md").decode()
+    sources = {}
+    for name, data in contents.items():
         path = folder / str(step) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        made[name] = data.decode() if name == "README.md" else path
-    pusher.add(step, repo_id=repo_id, private=True, title=title(step), files=made)
+        sources[name] = path
+    return card, sources
+
+
+def submit(pusher: push.Pusher, folder: Path, step: int, *, keep: bool = False) -> None:
+    """Write a step's files below ``folder`` and submit their push."""
+    pusher.submit(make_push(step, keep=keep), *write_files(folder, step))
 
 
 def stage(pending: Path, *steps: int, within: str | None = "last-checkpoint", repo_id: str = ID) -> None:
-    """Lay pushes ready while another holds the lock, so that they are not sent."""
+    """Stage pushes without sending them."""
     pending.mkdir(parents=True, exist_ok=True)
-    with files.locked(pending / ".lock", "busy"):
-        pusher = push.Pusher(pending)
-        for step in steps:
-            add(pusher, pending.parent.parent / "made", step, within, repo_id)
-        assert pusher.close(10) == len(waiting(pending))
+    for step in steps:
+        card, sources = write_files(pending.parent.parent / "made", step, within)
+        push.stage(pending, make_push(step, repo_id=repo_id), card, sources)
 
 
 def waiting(pending: Path) -> list[str]:

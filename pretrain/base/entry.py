@@ -1,5 +1,6 @@
 """Start and end a script: closed streams, Ctrl-C, one-line errors and exit statuses."""
 
+import atexit
 import functools
 import os
 import select
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from pretrain.base import console
 from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
@@ -59,6 +61,34 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
             return _print(fault)
 
     return wrapper
+
+
+def run_and_exit(main: Callable[[], int], is_uploading: Callable[[], bool]) -> NoReturn:
+    """Run a script's ``main`` and end the process with its status, even if an upload is still running.
+
+    Python joins all threads before it exits, so an upload to a server that does not answer would keep the process. In
+    this case the functions that libraries have registered for the exit are called here (they close logs and trackers),
+    and the process ends without joining.
+
+    Args:
+        main: returns the exit status.
+        is_uploading: returns whether a thread is still uploading.
+    """
+    try:
+        status = main()
+    except Exception:
+        if not is_uploading():
+            raise
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    if not is_uploading():
+        sys.exit(status)
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def _output_is_closed() -> bool:

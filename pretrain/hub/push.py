@@ -1,21 +1,27 @@
-"""Pushes to the Hub: checked before step 0, staged on disk, sent beside training.
+"""Push a run to the Hub: stage each push on disk, and send it in the background.
 
-Training never waits for the Hub. Pushes are sent oldest first, one commit and one tag each. What cannot be sent stays
-staged for the next push, the next start or ``push_pending``. Where an answer was lost, the next attempt finds the files
-on the Hub as they are here, and the client makes no second commit.
+A push is one commit with the model, its card and, as ``hub_strategy`` says, a checkpoint. A tag names its step.
+
+1. ``check`` finds problems before step 0.
+2. ``Pusher.submit`` stages a push: it links or copies the files, because training may delete a checkpoint while it is
+   being sent.
+3. ``upload`` brings a staged push to the Hub. During training it runs in the thread of ``HfApi.run_as_future``.
+4. ``push_pending``, or the next start of the run, sends the pushes that are still staged.
 """
 
-import contextlib
+import concurrent.futures
+import dataclasses
 import logging
 import os
 import re
 import shutil
 import threading
+import time
 import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from queue import SimpleQueue
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, ModelInfo, constants, get_token
+from huggingface_hub import CommitInfo, HfApi, ModelCard, ModelInfo, constants, get_token
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
@@ -23,285 +29,442 @@ from pretrain.base import files, layout, paths
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.redaction import one_line
 from pretrain.hub import card_merge, client
-from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
+from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS
 
 log = logging.getLogger(__name__)
 
-PUSH = "push.json"
-CARD = "README.md"
 TOKENS = "https://huggingface.co/settings/tokens"
+# Names that a push may contain.
 ALLOWED = re.compile(
     r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md|recipe\.yaml|curves\.png"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt|metrics\.jsonl"
     rf"|{CHECKPOINT}({'|'.join(map(re.escape, (*PARTS, layout.MANIFEST)))})"
 )
 
+# A staged push is a folder with the name of its tag. It contains:
+PUSH = "push.json"  # the fields of Push
+CARD = "README.md"  # the generated model card, which is merged into the one on the Hub
+FILES = "files"  # the folder that is uploaded
+
+LOCK = ".lock"
+POLL_SECONDS = 1.0
+
 
 def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, str]:
-    """Find before step 0 what cannot work. Nothing is made on the Hub.
+    """Find problems of a push before step 0. Nothing is created on the Hub.
 
     Args:
-        repo_id: hub_model_id, or the run's name; without an owner it is the login's.
+        repo_id: hub_model_id, or the name of the run. Without an owner it belongs to the login.
+        private: whether the user wants a private repository.
         fresh: whether the run starts at step 0.
-        card: a README.md with what the user chose of its metadata.
+        card: a README.md with the metadata that the user chose.
 
-    Returns: the full id (as it was given where the Hub cannot be asked), and what the user should know, if anything.
-    Raises BadInput for a malformed id, no login, no right to write, another run's repository, and metadata that the Hub
-    refuses.
+    Returns:
+        The full id (as given if the Hub cannot be reached), and a note for the user, which may be empty.
+
+    Raises:
+        BadInput: the id is malformed, there is no login, it may not write there, the repository belongs to another
+            run, or the Hub refuses the metadata.
     """
     where = f"hub_model_id = {repo_id}"
+    remedy = f"Give NAME or OWNER/NAME; check the login (hf auth login) and the token: {TOKENS}"
     try:
-        with client.refusing(
-            where, f"Give NAME or OWNER/NAME; check the login (hf auth login) and the token: {TOKENS}"
-        ):
+        with client.refusing(where, remedy):
             validate_repo_id(repo_id)
             if get_token() is None:
                 raise BadInput("push_to_hub = true: no login was found on this machine: hf auth login, or set HF_TOKEN")
             if constants.HF_HUB_OFFLINE:
                 raise TrainingStopped("HF_HUB_OFFLINE is set")
-            return _check(client.api(), repo_id, private, fresh, card)
+            return _check(client.api(), repo_id, private=private, fresh=fresh, card=card)
     except TrainingStopped as error:
         return repo_id, f"the Hub cannot be reached now ({error}); training starts, and pushes wait on disk"
 
 
-def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> tuple[str, str]:
+def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, str]:
     login = api.whoami()
+    user = login["name"]
+    token = login.get("auth", {}).get("accessToken", {})
+
     try:
         ModelCard(card).validate()
     except ValueError as error:
         raise BadInput(f"license, language, tags: the Hub refuses them: {client.describe(error)}") from None
-    name, token = login["name"], login.get("auth", {}).get("accessToken", {})
-    repo_id = repo_id if "/" in repo_id else f"{name}/{repo_id}"
-    owner, where = repo_id.split("/")[0], f"hub_model_id = {repo_id}"
-    found = api.model_info(repo_id) if api.repo_exists(repo_id) else None
-    fine = f"make a fine-grained one that may write to {owner}'s repositories: {TOKENS}"
+
+    if "/" not in repo_id:
+        repo_id = f"{user}/{repo_id}"
+    owner = repo_id.split("/")[0]
+    where = f"hub_model_id = {repo_id}"
+    new_token = f"make a fine-grained one that may write to {owner}'s repositories: {TOKENS}"
+    exists = api.repo_exists(repo_id)
     if token.get("role") == "read":
-        raise BadInput(f"{where}: the token may only read; {fine}")
-    if found is None and not _may_create(login, token, owner):
-        raise BadInput(f"{where}: {name} may not create it; give another owner, or a token with more rights: {fine}")
-    if found is None:
+        raise BadInput(f"{where}: the token may only read; {new_token}")
+    if not exists:
+        if not _may_create(login, token, owner):
+            raise BadInput(
+                f"{where}: {user} may not create it; give another owner, or a token with more rights: {new_token}"
+            )
         return repo_id, ""
+
     api.auth_check(repo_id, write=True)
-    steps = sorted(ref.name for ref in api.list_repo_refs(repo_id).tags if layout.STEP.fullmatch(ref.name))
+    steps = _step_tags(api, repo_id)
     if fresh and steps:
         raise BadInput(
-            f"{where}: holds another run's {steps[-1]}, and this run starts at step 0; give another hub_model_id, or go "
-            f"on from there (hub_strategy checkpoint, all_checkpoints) with --resume_from_checkpoint hub://{repo_id}"
+            f"{where}: holds another run's {max(steps)}, and this run starts at step 0; give another hub_model_id, or "
+            f"go on from there (hub_strategy checkpoint, all_checkpoints) with --resume_from_checkpoint hub://{repo_id}"
         )
-    public = f"{repo_id} exists and is public; hub_private_repo = true is for repositories that are made"
-    return repo_id, public if private and found.private is False else ""
+    if private and api.model_info(repo_id).private is False:
+        return repo_id, f"{repo_id} exists and is public; hub_private_repo = true is for repositories that are made"
+    return repo_id, ""
 
 
 def _may_create(login: dict, token: dict, owner: str) -> bool:
+    """Return whether a token may create repositories of an owner: the login, or an organization."""
     scopes = token.get("fineGrained", {}).get("scoped")
     if scopes is not None:
-        return owner in {scope["entity"].get("name") for scope in scopes if "repo.write" in scope["permissions"]}
+        writable = {scope["entity"].get("name") for scope in scopes if "repo.write" in scope["permissions"]}
+        return owner in writable
+    if owner == login["name"]:
+        return True
     roles = {group["name"]: group.get("roleInOrg") for group in login.get("orgs", ())}
-    return owner == login["name"] or roles.get(owner, "read") != "read"
+    return roles.get(owner, "read") != "read"
 
 
-class Pusher:
-    """Keeps pushes in ``pending``, a folder within the run's, and sends them in the background.
+def _step_tags(api: HfApi, repo_id: str) -> set[str]:
+    """Return the tags of pushes."""
+    tags = api.list_repo_refs(repo_id).tags
+    return {tag.name for tag in tags if layout.STEP.fullmatch(tag.name)}
 
-    What an earlier process left there is sent first. A reason why nothing can be sent is logged once. What could not be
-    sent in time waits for the next ``add``.
+
+@dataclasses.dataclass(frozen=True)
+class Push:
+    """A push of one step.
+
+    Attributes:
+        step: the step, which gives the push its tag.
+        repo_id: the repository. Without an owner it belongs to the login.
+        private: whether the repository is private, if it has to be created.
+        title: first line of the commit message.
+        keep: whether the push is sent even if a newer one is waiting.
     """
 
-    def __init__(self, pending: Path):
-        self.pending = pending
-        pending.mkdir(parents=True, exist_ok=True)
-        layout.clear_partial(pending)
-        self._due: SimpleQueue[bool] = SimpleQueue()
-        self._due.put(True)
-        self._thread = threading.Thread(target=self._work, name="hub", daemon=True)
-        self._thread.start()
-
-    def add(self, step: int, *, repo_id: str, private: bool, title: str, files: dict[str, Path | str]) -> None:
-        """Stage the push of a step: weights by a hard link, all else by a copy. One that is there already stays.
-
-        Args:
-            private: if the repository has to be made.
-            title: of the commit, one line.
-            files: by their names in the repository: a file, or its text.
-
-        Raises ValueError for a name that is not on the list, a link, and what is not a regular file; OSError for a full
-        disk. Nothing half-made is left.
-        """
-        for name, source in files.items():
-            if not ALLOWED.fullmatch(name):
-                raise ValueError(f"{name}: is not on the list of what may be pushed")
-            if isinstance(source, Path) and (source.is_symlink() or not source.is_file()):
-                raise ValueError(f"{source}: is not a regular file, so it is not pushed")
-        folder = self.pending / layout.step_name(step)
-        if not (folder / PUSH).is_file():
-            push = {"repo_id": repo_id, "private": private, "title": " ".join(title.split())}
-            _stage(folder, push, files)
-        self._due.put(True)
-
-    def close(self, seconds: float) -> int:
-        """Wait so many seconds at most for what is staged; return how many pushes are left. May be called again."""
-        self._due.put(False)
-        self._thread.join(seconds)
-        return len(_staged(self.pending))
+    step: int
+    repo_id: str
+    private: bool
+    title: str
+    keep: bool
 
     @property
-    def sending(self) -> bool:
-        """Whether, after ``close``, something is still being tried."""
-        return self._thread.is_alive()
-
-    def _work(self) -> None:
-        logged = None
-        while self._due.get():
-            try:
-                fault = _send_all(self.pending)
-            except BadInput:  # another process sends them
-                continue
-            except Exception as error:  # the folder is gone, for example: training continues
-                fault = _waits(self.pending / "a push", client.describe(error))
-            # Once the main thread has ended, writing from another one can bring the interpreter down.
-            if fault and fault != logged and threading.main_thread().is_alive():
-                log.warning(fault)
-            logged = fault
+    def tag(self) -> str:
+        """The tag on the Hub, and the name of the staging folder."""
+        return layout.step_name(self.step)
 
 
-def push_pending(pending: Path) -> int:
-    """Send all that is staged, and return how many pushes are left.
+def stage(pending: Path, push: Push, card: str, sources: Mapping[str, Path | str]) -> None:
+    """Write a push to disk. An error leaves nothing behind, and a push of this step that is already staged stays.
 
-    Raises BadInput (status 4) when another process is sending them.
+    Args:
+        pending: the folder of the staged pushes.
+        push: is written to ``push.json``.
+        card: the generated model card.
+        sources: maps each name in the repository to a file or a text.
+
+    Raises:
+        ValueError: a name is not allowed, or a source is a link or not a regular file.
+        OSError: the files cannot be written, for example because the disk is full.
     """
-    if not pending.is_dir() or not _staged(pending):
-        log.info(f"hub: nothing waits in {pending}")
-        return 0
-    if fault := _send_all(pending, sent=logging.INFO):
-        log.warning(fault)
-    return len(_staged(pending))
+    for name, source in sources.items():
+        if not ALLOWED.fullmatch(name):
+            raise ValueError(f"{name}: is not on the list of what may be pushed")
+        if isinstance(source, Path) and (source.is_symlink() or not source.is_file()):
+            raise ValueError(f"{source}: is not a regular file, so it is not pushed")
 
-
-def _waits(folder: Path, reason: str) -> str:
-    command = f"python train.py --push_pending {paths.quoted(folder.parent.parent)}"
-    return f"hub: {folder.name} is not on the Hub: {reason}. It waits in {folder.parent}; to send it later: {command}"
-
-
-def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
-    with files.making(folder) as temporary:
-        rows = {}
+    pending.mkdir(exist_ok=True)  # the user may have deleted it, to abandon the pushes
+    with files.making(pending / push.tag) as folder:
         for name, source in sources.items():
-            path = temporary / "files" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            target = folder / FILES / name
+            target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(source, str):
-                path.write_bytes(source.encode())
-            elif path.suffix == ".safetensors":  # big, and never changed once written
-                with contextlib.suppress(OSError):  # another file system, or one without links
-                    os.link(source, path)
-            if not path.exists():  # a log grows, so it is copied
-                shutil.copyfile(source, path)
-            rows[name] = files.row_of(path)
-        files.write_json(temporary / PUSH, push | {"files": rows})
+                target.write_bytes(source.encode())
+            elif target.suffix == ".safetensors":
+                _link_or_copy(source, target)
+            else:  # a copy, because logs and pictures change
+                shutil.copyfile(source, target)
+        (folder / CARD).write_bytes(card.encode())
+        files.write_json(folder / PUSH, dataclasses.asdict(push))
 
 
-def _staged(pending: Path) -> list[Path]:
-    """Return the staged pushes, oldest first."""
-    return sorted(path for path in pending.iterdir() if layout.STEP.fullmatch(path.name) and (path / PUSH).is_file())
-
-
-def _send_all(pending: Path, sent: int = logging.DEBUG) -> str | None:
-    """Send what is staged, also what is added meanwhile; return a line on the push that could not be sent.
-
-    ``sent``: the level at which a push that was sent is logged. Raises BadInput when another process is sending them.
-    """
-    fault, seen = None, set()
-    with files.locked(pending / ".lock", f"{pending}: process {{pid}} is sending it; wait until it has", 4):
-        while left := [folder for folder in _staged(pending) if folder not in seen]:
-            folder = left[0]
-            seen.add(folder)
-            try:
-                push = files.read_json(folder / PUSH)
-                if others := [name for name in push["files"] if not ALLOWED.fullmatch(name)]:
-                    raise BadInput(f"{folder / PUSH}: {others[0]} is not on the list of what may be pushed")
-                refuse_damaged(folder / "files", push["files"], f"to abandon this push, remove {folder}")
-                repo_id = client.retry(_send, client.api(), folder, push)
-                log.log(sent, f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
-                temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
-                folder.rename(temporary)  # a kill meanwhile must not leave half of it in the queue
-                shutil.rmtree(temporary)
-            except BadInput as error:  # it is damaged; the others are not
-                fault = _waits(folder, str(error))
-            except Exception as error:  # whatever is wrong with the Hub: the next one would meet it, or overtake this
-                return _waits(folder, client.describe(error))
-    return fault
-
-
-def _send(api: HfApi, folder: Path, push: dict) -> str:
-    """Bring a push to the Hub, from where the last attempt ended; return the repository's full id."""
-    repo_id, rows = push["repo_id"], push["files"]
-    if "/" not in repo_id:  # the Hub could not be asked for the login's name
-        repo_id = f"{api.whoami()['name']}/{repo_id}"
-    if not api.repo_exists(repo_id):
-        api.create_repo(repo_id, private=push["private"], exist_ok=True)
-    if folder.name in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
-        return repo_id
-    found = api.model_info(repo_id)
-    operations: list[CommitOperationAdd | CommitOperationDelete] = []
-    if any(re.match(CHECKPOINT, name) for name in rows):  # no older one stays behind as the last
-        there = {sibling.rfilename for sibling in found.siblings or () if sibling.rfilename.startswith(NEWEST)}
-        operations = [CommitOperationDelete(name) for name in sorted(there - rows.keys())]
-    operations += [CommitOperationAdd(name, folder / "files" / name) for name in rows if name != CARD]
-    card, problem = None, None
-    if CARD in rows:
-        card, problem = _merged_card(api, repo_id, found, folder / "files" / CARD)
-    with_card = operations
-    if card is not None:
-        with_card = [*operations, CommitOperationAdd(CARD, card)]
-    # Of files that an attempt whose answer was lost has brought there the client makes no commit. Naming the parent
-    # makes the Hub refuse one that comes while that attempt is still at work.
-    options = {"commit_message": push["title"], "parent_commit": found.sha}
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Create a hard link to a file, or a copy if the file systems differ or have no links."""
     try:
-        commit = api.create_commit(repo_id, with_card, **options)
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def staged_pushes(pending: Path) -> list[Path]:
+    """Return the folders of the staged pushes, oldest step first."""
+    folders: list[Path] = []
+    if not pending.is_dir():
+        return folders
+    for folder in sorted(pending.iterdir()):
+        if layout.STEP.fullmatch(folder.name) and (folder / PUSH).is_file():
+            folders.append(folder)
+    return folders
+
+
+def _remove(folder: Path) -> None:
+    """Remove a staged push. If the process is killed meanwhile, the rest is not taken for a staged push."""
+    temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+    folder.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_push(folder: Path) -> Push:
+    """Return what ``push.json`` of a staged push states."""
+    return Push(**files.read_json(folder / PUSH))
+
+
+def upload(api: HfApi, folder: Path, push: Push) -> str:
+    """Bring a staged push to the Hub: create the repository if necessary, make one commit, and tag it.
+
+    After an error it may be called again. Files that an earlier call has already committed are not committed twice.
+
+    Returns:
+        The full id of the repository.
+
+    Raises:
+        BadInput: the ``.gitignore`` of the repository excludes some of the files.
+    """
+    repo_id = push.repo_id
+    if "/" not in repo_id:  # the Hub could not be reached when the run started
+        repo_id = f"{api.whoami()['name']}/{repo_id}"
+    # create_repo does not follow the redirect of a renamed repository, and would create a second one.
+    if not api.repo_exists(repo_id):
+        api.create_repo(repo_id, private=push.private, exist_ok=True)
+    tags = _step_tags(api, repo_id)
+    if push.tag in tags:
+        return repo_id
+
+    head = api.model_info(repo_id)
+    problem = _prepare_card(api, repo_id, head, tags, folder)
+    readme = folder / FILES / CARD
+    try:
+        commit = _commit(api, repo_id, head, push, folder / FILES)
     except ValueError as error:  # raised before anything is uploaded
-        if card is None or "Invalid metadata in README.md" not in str(error):
+        if not readme.exists() or "Invalid metadata in README.md" not in str(error):
             raise
         problem = f"the Hub refuses it: {one_line(error)}. {card_merge.REMEDY}"
-        commit = api.create_commit(repo_id, operations, **options)
-    # The client leaves out what the repository ignores, and keeps that to itself.
-    if ignored := [one.path_in_repo for one in with_card if getattr(one, "_should_ignore", False)]:
-        raise BadInput(f"{repo_id} ignores {', '.join(ignored)}; take that out of its .gitignore")
-    api.create_tag(repo_id, tag=folder.name, revision=commit.oid, exist_ok=True)
-    if problem and threading.main_thread().is_alive():
-        log.warning(f"hub: {folder.name} leaves README.md of {repo_id} as it is: {problem}")
+        readme.unlink()
+        commit = _commit(api, repo_id, head, push, folder / FILES)
+
+    api.create_tag(repo_id, tag=push.tag, revision=commit.oid, exist_ok=True)
+    if problem:
+        log.warning(f"hub: {push.tag} leaves README.md of {repo_id} as it is: {problem}")
     return repo_id
 
 
-def _merged_card(api: HfApi, repo_id: str, found: ModelInfo, staged: Path) -> tuple[bytes | None, str | None]:
-    """Merge the staged model card into the one on the Hub.
+def _commit(api: HfApi, repo_id: str, head: ModelInfo, push: Push, source: Path) -> CommitInfo:
+    """Upload the allowed files of a folder in one commit after ``head``.
 
-    A push never fails because of a card on the Hub: the card is left as it is then.
+    Raises:
+        BadInput: the ``.gitignore`` of the repository excludes some of the files.
+    """
+    names = []
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source).as_posix()
+        if path.is_file() and not path.is_symlink() and ALLOWED.fullmatch(name):
+            names.append(name)
+    outdated = None
+    if any(re.match(CHECKPOINT, name) for name in names):
+        outdated = f"{NEWEST}*"  # upload_folder deletes those that it does not upload
+
+    # If someone else commits after `head`, the Hub refuses the commit, and the next attempt follows theirs.
+    commit = api.upload_folder(
+        repo_id=repo_id,
+        folder_path=source,
+        allow_patterns=names,
+        delete_patterns=outdated,
+        commit_message=push.title,
+        parent_commit=head.sha,
+    )
+
+    # upload_folder skips the files that the repository's .gitignore excludes, and does not report them.
+    missing = set(names) - set(api.list_repo_files(repo_id, revision=commit.oid))
+    if missing:
+        raise BadInput(f"{repo_id} ignores {', '.join(sorted(missing))}; take that out of its .gitignore")
+    return commit
+
+
+def _prepare_card(api: HfApi, repo_id: str, head: ModelInfo, tags: set[str], folder: Path) -> str | None:
+    """Merge the generated model card into the one on the Hub, and write the README.md to upload.
+
+    A push never fails because of the card on the Hub. If they cannot be merged, no README.md is uploaded.
 
     Returns:
-        The README.md to push and None; or None and why the one on the Hub is left as it is.
+        Why the card on the Hub is left as it is, or None.
     """
-    has_card = CARD in {sibling.rfilename for sibling in found.siblings or ()}
+    readme = folder / FILES / CARD
+    readme.unlink(missing_ok=True)  # an earlier attempt may have merged it into an older card
+    generated = (folder / CARD).read_bytes().decode()
     try:
         current = ""
-        if has_card:
-            current = client.retry(client.read_file, repo_id, CARD, found.sha).decode()
         last = None
-        if has_card and not card_merge.MARKERS.search(current):
-            last = client.retry(_last_card, api, repo_id)
-        return card_merge.merge(staged.read_bytes().decode(), current, last).encode(), None
+        if CARD in {file.rfilename for file in head.siblings or ()}:
+            current = client.retry(client.read_file, repo_id, CARD, head.sha).decode()
+            if not card_merge.MARKERS.search(current):
+                last = client.retry(_last_card, repo_id, tags)
+        merged = card_merge.merge(generated, current, last)
     except UnicodeDecodeError:
-        return None, f"it is not UTF-8 text. {card_merge.REMEDY}"
+        return f"it is not UTF-8 text. {card_merge.REMEDY}"
     except card_merge.CannotMerge as error:
-        return None, f"{error}. {card_merge.REMEDY}"
+        return f"{error}. {card_merge.REMEDY}"
     except Exception as error:
-        return None, f"it cannot be read: {client.describe(error)}. The next push tries again"
+        return f"it cannot be read: {client.describe(error)}. The next push tries again"
+    readme.write_bytes(merged.encode())
+    return None
 
 
-def _last_card(api: HfApi, repo_id: str) -> str | None:
-    """Return the README.md of the newest step on the Hub; None if there is none."""
-    tags = [ref.name for ref in api.list_repo_refs(repo_id).tags if layout.STEP.fullmatch(ref.name)]
+def _last_card(repo_id: str, tags: set[str]) -> str | None:
+    """Return the README.md of the newest pushed step, or None if there is none."""
     if not tags:
         return None
     try:
         return client.read_file(repo_id, CARD, max(tags)).decode(errors="replace")
     except EntryNotFoundError:
         return None
+
+
+_attempts: list[concurrent.futures.Future] = []  # to send pushes in the background, in this process
+
+
+def is_uploading() -> bool:
+    """Return whether a thread of this process is still sending pushes. Python joins it when the process exits."""
+    return any(not attempt.done() for attempt in _attempts)
+
+
+class Pusher:
+    """Stage the pushes of a run and send them in the background.
+
+    At most one push is being sent (or has failed and will be sent again) and one is waiting behind it: a newer push
+    replaces the waiting one, unless that one has ``keep``. Pushes are sent oldest step first. After a failure the
+    others wait for the next attempt, so that an older step never follows a newer one.
+
+    Args:
+        pending: the folder of the staged pushes, inside the run folder.
+    """
+
+    def __init__(self, pending: Path):
+        self.pending = pending
+        self._api = client.api()
+        self._lock = threading.Lock()  # held while one of the staged pushes is chosen: to be sent, or to be replaced
+        self._sending: Path | None = None  # or has failed
+        self._logged: str | None = None
+
+    def start(self) -> None:
+        """Send the pushes of an earlier process. Only the process that has locked the run folder may call it."""
+        self.pending.mkdir(parents=True, exist_ok=True)
+        layout.clear_partial(self.pending)
+        self._send_in_background()
+
+    def submit(self, push: Push, card: str, sources: Mapping[str, Path | str]) -> None:
+        """Stage a push and send it in the background. Arguments and exceptions are those of ``stage``."""
+        stage(self.pending, push, card, sources)
+        self._replace_waiting(self.pending / push.tag)
+        self._send_in_background()
+
+    def wait(self, seconds: float, give_up: Callable[[], bool] = lambda: False) -> int:
+        """Try a last time to send the staged pushes, and wait for that.
+
+        Args:
+            seconds: the longest time to wait.
+            give_up: is called once a second, and ends the wait if it returns True.
+
+        Returns:
+            The number of pushes that are still staged.
+        """
+        deadline = time.monotonic() + seconds
+        last_attempt = self._send_in_background()
+        while not last_attempt.done() and not give_up():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                break
+            concurrent.futures.wait([last_attempt], timeout=min(remaining, POLL_SECONDS))
+        return len(staged_pushes(self.pending))
+
+    def send(self) -> str | None:
+        """Send the staged pushes until one fails. This includes pushes that are staged meanwhile.
+
+        Returns:
+            A line about the push that failed, or None.
+
+        Raises:
+            BadInput: another process is sending them (exit status 4).
+        """
+        if not staged_pushes(self.pending):
+            return None
+        busy = f"{self.pending}: process {{pid}} is sending it; wait until it has finished"
+        with files.locked(self.pending / LOCK, busy, 4):
+            while True:
+                folder = self._choose_oldest()
+                if folder is None:
+                    return None
+                try:
+                    repo_id = client.retry(upload, self._api, folder, read_push(folder))
+                    _remove(folder)
+                except Exception as error:
+                    reason = str(error) if isinstance(error, BadInput) else client.describe(error)
+                    return self._describe_failure(folder.name, reason)
+                log.info(f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
+
+    def _choose_oldest(self) -> Path | None:
+        """Return the push to send next, or None, and protect it from being replaced."""
+        with self._lock:
+            staged = staged_pushes(self.pending)
+            self._sending = staged[0] if staged else None
+            return self._sending
+
+    def _replace_waiting(self, newest: Path) -> None:
+        """Remove the pushes that wait behind the first one, in favor of the newest."""
+        with self._lock:
+            for folder in staged_pushes(self.pending)[1:]:
+                if folder in (newest, self._sending):
+                    continue
+                if not read_push(folder).keep:
+                    _remove(folder)
+                    log.info(f"hub: {folder.name} was not sent in time; {newest.name} replaces it")
+
+    def _send_in_background(self) -> concurrent.futures.Future:
+        attempt = self._api.run_as_future(self._send_and_log)
+        _attempts.append(attempt)
+        return attempt
+
+    def _send_and_log(self) -> None:
+        """Send the staged pushes. A failure is logged, unless the last attempt failed for the same reason."""
+        try:
+            failure = self.send()
+        except BadInput:  # another process is sending them
+            return
+        except Exception as error:  # for example, the user deletes the folder at this moment
+            failure = self._describe_failure("a push", client.describe(error))
+        if failure and failure != self._logged:
+            log.warning(failure)
+        self._logged = failure
+
+    def _describe_failure(self, name: str, reason: str) -> str:
+        command = f"python train.py --push_pending {paths.quoted(self.pending.parent)}"
+        return f"hub: {name} is not on the Hub: {reason}. It waits in {self.pending}; to send it later: {command}"
+
+
+def push_pending(pending: Path) -> int:
+    """Send all staged pushes, and return how many are left.
+
+    Raises:
+        BadInput: another process is sending them (exit status 4).
+    """
+    if not staged_pushes(pending):
+        log.info(f"hub: nothing waits in {pending}")
+        return 0
+    failure = Pusher(pending).send()
+    if failure:
+        log.warning(failure)
+    return len(staged_pushes(pending))

@@ -27,7 +27,6 @@ from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
 from pretrain.run import checkpoint
 from pretrain.run.opening import Run
-from pretrain.run.publisher import push_seconds
 from pretrain.run.report import duration
 from pretrain.run.state import RunState
 
@@ -95,10 +94,13 @@ def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: boo
     """Wait for the other processes and the Hub, and return the exit status."""
     run.report.close()
     accelerator.wait_for_everyone()
-    if stopped and accelerator.is_main_process:
-        mark_as_stopped()
-    run.publish.wait(push_seconds(stop.signal if stopped else None), lambda: stop.requested and not stopped)
-    return stop.exit_code if stopped else 0
+    if stopped:
+        if accelerator.is_main_process:
+            mark_as_stopped()
+        run.publish.wait(stop.signal, give_up=lambda: False)
+        return stop.exit_code
+    run.publish.wait(None, give_up=lambda: stop.requested)
+    return 0
 
 
 def mark_as_stopped() -> None:

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -35,73 +34,112 @@ def push_seconds(stopped_by: signal.Signals | None) -> int:
 
 
 class Publisher:
-    """Stages a push on disk when its checkpoint is there, and sends it beside training.
+    """Push the model, its card and, as hub_strategy says, checkpoints of a run.
 
     Args:
-        repo_id: where to; None = nowhere.
+        recipe: of the run.
+        repo_id: the repository, or None if the run pushes nothing.
         facts: for the model card.
-        described: the files that describe a model beside its weights, by name.
+        described: the files that describe a model in addition to its weights, by name.
     """
 
     def __init__(self, recipe: keys.Recipe, repo_id: str | None, facts: Facts, described: Mapping[str, str]):
-        self._recipe, self._repo_id, self._facts, self._described = recipe, repo_id, facts, described
-        self._run_dir, self._pushes = recipe.saving.run_dir, 0
-        self._pusher = push.Pusher(self._run_dir / PENDING) if repo_id else None
+        self._recipe = recipe
+        self._repo_id = repo_id
+        self._facts = facts
+        self._described = described
+        self._run_dir = recipe.saving.run_dir
+        self._num_submitted = 0
+        self._pusher: push.Pusher | None = None
+        if repo_id:
+            self._pusher = push.Pusher(self._run_dir / PENDING)
+            self._pusher.start()
 
     def saved(self, path: Path) -> None:
-        """Stage the push of a checkpoint before the run's end; called beside training."""
+        """Push a checkpoint before the end of the run. Called in the background of training."""
         if self._pusher and self._recipe.hub.hub_strategy != "end":
             step = checkpoint.step_of(path)
-            self._stage(step, {**self._described, "model.safetensors": path / checkpoint.MODEL}, step)
+            self._submit(step, {**self._described, "model.safetensors": path / checkpoint.MODEL}, step)
 
     def finished(self, step: int, weights_step: int) -> None:
-        """Stage the run's last push: what ``model/`` holds after ``step``, the weights of ``weights_step``."""
-        if self._pusher:
-            self._stage(
-                step, {path.name: path for path in (self._run_dir / layout.MODEL_FOLDER).iterdir()}, weights_step
-            )
+        """Push ``model/`` at the end of the run.
 
-    def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
-        """Wait for the Hub; what is not sent stays where it is."""
+        Args:
+            step: the last step.
+            weights_step: the step of the weights in ``model/``, the best or the last.
+        """
+        if self._pusher:
+            model_files = {path.name: path for path in (self._run_dir / layout.MODEL_FOLDER).iterdir()}
+            self._submit(step, model_files, weights_step)
+
+    def wait(self, stopped_by: signal.Signals | None, give_up: Callable[[], bool]) -> None:
+        """Wait for the Hub. What is not sent stays staged.
+
+        Args:
+            stopped_by: the signal that stopped the run, or None if it has finished.
+            give_up: returns whether to end the wait; called once a second.
+        """
         if not self._pusher:
             return
-        until, left = time.monotonic() + seconds, self._pusher.close(1)
-        if left:
-            log.info(f"hub      {counted(left, 'push', 'pushes')} to go; Ctrl-C leaves them for --push_pending")
-        while left and self._pusher.sending and time.monotonic() < until and not given_up():
-            left = self._pusher.close(1)
-        if left:
-            waiting = f"{counted(left, 'push', 'pushes')} to send in {self._run_dir / PENDING}"
-            log.info(f"hub      {waiting}; the command: python train.py --push_pending {paths.quoted(self._run_dir)}")
-        elif self._pushes:
+        seconds = push_seconds(stopped_by)
+        unsent = len(push.staged_pushes(self._pusher.pending))
+        if unsent:
+            pushes = counted(unsent, "push", "pushes")
+            limit = f"{seconds} s"
+            if stopped_by is None:
+                limit = f"{seconds // 60} minutes (Ctrl-C ends the wait)"
+            log.info(f"hub      {pushes} to send; the run waits for at most {limit}")
+        unsent = self._pusher.wait(seconds, give_up)
+        if unsent:
+            pushes = counted(unsent, "push", "pushes")
+            command = f"python train.py --push_pending {paths.quoted(self._run_dir)}"
+            log.info(f"hub      {pushes} to send in {self._pusher.pending}; the command: {command}")
+        elif self._num_submitted:
             log.info(f"hub      all pushes are in {self._repo_id}")
 
-    def _stage(self, step: int, model_files: Mapping[str, Path | str], weights_step: int) -> None:
-        """Stage a push: ``model_files``, what describes it and, as hub_strategy says, its checkpoint."""
-        recipe, run_dir = self._recipe, self._run_dir
-        assert self._pusher and self._repo_id  # only a run that pushes comes here
+    def _submit(self, step: int, model_files: Mapping[str, Path | str], weights_step: int) -> None:
+        """Stage a push and send it in the background. An error is logged, and the run continues."""
+        assert self._pusher and self._repo_id  # only called if the run pushes
+        recipe = self._recipe
         try:
-            staged = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
-            rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
-            staged["README.md"] = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
-            staged[layout.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
-            staged["recipe.yaml"] = keys.public_yaml(recipe)
-            if (run_dir / "curves.png").is_file():
-                staged["curves.png"] = run_dir / "curves.png"
-            path = recipe.saving.checkpoints / layout.step_name(step)
-            places = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoints/{path.name}"}
-            if (within := places.get(recipe.hub.hub_strategy)) and path.is_dir():
-                staged |= {f"{within}/{file.name}": file for file in path.iterdir()}
-            self._pusher.add(
-                step,
+            rows = [row for row in layout.read_metrics(self._run_dir / layout.METRICS) if row["step"] <= step]
+            card = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
+            new_push = push.Push(
+                step=step,
                 repo_id=self._repo_id,
                 private=recipe.hub.hub_private_repo,
-                title=f"{recipe.saving.name}, step {step}: {_losses_at(step, rows)}",
-                files=staged,
+                title=" ".join(f"{recipe.saving.name}, step {step}: {_losses_at(step, rows)}".split()),
+                keep=recipe.hub.hub_strategy == "all_checkpoints",
             )
-            self._pushes += 1
-        except Exception as error:  # no error of a push ends a run
+            self._pusher.submit(new_push, card, self._files_of(step, model_files, rows))
+            self._num_submitted += 1
+        except Exception as error:  # an error of a push never ends a run
             log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
+
+    def _files_of(
+        self, step: int, model_files: Mapping[str, Path | str], rows: Sequence[Mapping]
+    ) -> dict[str, Path | str]:
+        """Return what a push contains, by name: a file or its text.
+
+        Args:
+            step: of the push.
+            model_files: the files of the model. Those that may not be pushed are left out.
+            rows: of metrics.jsonl up to this step.
+        """
+        sources = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
+        sources[layout.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
+        sources["recipe.yaml"] = keys.public_yaml(self._recipe)
+        curves = self._run_dir / "curves.png"
+        if curves.is_file():
+            sources["curves.png"] = curves
+
+        path = self._recipe.saving.checkpoints / layout.step_name(step)
+        folders = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoints/{path.name}"}
+        folder = folders.get(self._recipe.hub.hub_strategy)
+        if folder and path.is_dir():
+            for file in path.iterdir():
+                sources[f"{folder}/{file.name}"] = file
+        return sources
 
 
 def _losses_at(step: int, rows: Sequence[Mapping]) -> str:

@@ -91,3 +91,24 @@ def test_a_signal_in_the_first_seconds_ends_a_run_by_that_signal_or_saved(workpl
         _, said = process.communicate()
         number = getattr(signal, name)
         assert process.returncode in (-number, 128 + number, 0) and b"Traceback" not in said, (tenths, said)
+
+
+BUSY = """import atexit, threading, time
+from pretrain.base import entry
+
+def main():
+    {main}
+
+threading.Thread(target=time.sleep, args=(10**6,)).start()
+atexit.register(print, "closed", end="")
+entry.run_and_exit(main, is_uploading=lambda: True)
+"""
+
+
+@pytest.mark.parametrize(("main", "status", "words"), [("return 3", 3, ""), ("raise ValueError('bug')", 1, "bug")])
+def test_process_exits_while_a_thread_is_uploading(main, status, words):
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY.format(main=main)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (status, "closed")
+    assert words in done.stderr

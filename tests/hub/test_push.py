@@ -1,16 +1,14 @@
-"""The Hub gets each push once and whole, whatever happens on the way; and training does not notice."""
+"""A staged push reaches the Hub once and completely, whatever fails on the way."""
 
 import hashlib
-import json
 import os
 import re
 import shutil
-import time
 
 import pytest
 from hub_server import Fault
 from huggingface_hub import HfApi, constants
-from pushes import ENDPOINTS, ID, add, assert_arrived, content, stage, tag, title, wait_until, waiting
+from pushes import ENDPOINTS, ID, assert_arrived, content, make_push, stage, tag, title, waiting
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
@@ -20,148 +18,165 @@ pytest_plugins = ["pushes"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
 
 
-def test_pushes_arrive_in_order_one_commit_and_tag_each_and_a_public_repository_stays_public(
-    server, pending, tmp_path, caplog
-):
-    stage(pending, 9, 100, 5, repo_id="run")  # without an owner it is the login's
-    caplog.set_level("INFO")
+def test_staged_pushes_are_sent_oldest_step_first(server, pending, caplog):
+    stage(pending, 9, 100, 5, repo_id="run")  # without an owner it belongs to the login
     assert push.push_pending(pending) == 0
-    assert server.repositories[ID].private and f"hub: {tag(9)} is on the Hub: {ID}@{tag(9)}" in caplog.messages
-    server.repositories[ID].private = False
-    add(pusher := push.Pusher(pending), tmp_path, 200)
-    assert pusher.close(20) == 0 and push.push_pending(pending) == 0
-    assert_arrived(server, pending, 5, 9, 100, 200)
-    assert not server.repositories[ID].private and server.count("repos/create") == 1
-    assert server.count("POST .*/commit/") == 4
+    assert_arrived(server, pending, 5, 9, 100)
+    assert server.repositories[ID].private and server.count("repos/create") == 1
+    assert server.count("POST .*/commit/") == 3
+    assert caplog.messages[0] == f"hub: {tag(5)} is on the Hub: {ID}@{tag(5)}"
 
 
-def test_step_that_is_on_the_hub_already_is_not_sent_again(server, pending):
+def test_public_repository_stays_public(server, pending):
+    server.make(ID, private=False)
+    stage(pending, 1)
+    assert push.push_pending(pending) == 0
+    assert not server.repositories[ID].private
+
+
+def test_nothing_pending_makes_no_request(server, pending):
+    assert push.push_pending(pending) == 0
+    pending.mkdir(parents=True)
+    assert push.push_pending(pending) == 0
+    assert not server.requests
+
+
+def test_partly_removed_push_is_not_sent_again(server, pending, monkeypatch):
+    stage(pending, 1)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # the process is killed here
+    assert push.push_pending(pending) == 0
+    assert waiting(pending) == []
+
+
+def test_step_with_a_tag_is_not_sent_again(server, pending):
     stage(pending, 1, 2)
     push.push_pending(pending)
     sent = server.count("PUT /lfs/")
-    stage(pending, 1)  # by a run that went on from before it
+    stage(pending, 1)  # by a run that continued from before this step
     assert push.push_pending(pending) == 0
     assert_arrived(server, pending, 1, 2)
-    assert server.count("PUT /lfs/") == sent and server.count("POST .*/commit/") == 2
+    assert server.count("PUT /lfs/") == sent
+    assert server.count("POST .*/commit/") == 2
 
 
-def test_last_checkpoint_goes_when_another_kind_comes_and_stays_when_none_does(server, pending):
+def test_unchanged_files_are_tagged_without_a_commit(server, pending):
     stage(pending, 1)
-    stage(pending, 2, within=None)
-    stage(pending, 3, within=f"checkpoints/{tag(3)}")
-    stage(pending, 4, within=f"checkpoints/{tag(4)}")
+    push.push_pending(pending)
+    server.repositories[ID].tags.clear()
+    stage(pending, 1)
     assert push.push_pending(pending) == 0
-    last = {name: data for name, data in content(1).items() if name.startswith("last-checkpoint/")}
-    assert server.files(ID, tag(2)) == content(2, None) | last
-    third = content(3, f"checkpoints/{tag(3)}")
-    assert server.files(ID, tag(3)) == third
-    assert server.files(ID, tag(4)) == third | content(4, f"checkpoints/{tag(4)}")
+    assert server.titles(ID) == [title(1)]
+    assert server.tags(ID) == {tag(1): title(1)}
+
+
+def test_files_of_an_older_last_checkpoint_are_deleted(server, pending):
+    stage(pending, 1)
+    push.push_pending(pending)
     server.repositories[ID].commits[-1].files["last-checkpoint/more.safetensors"] = b"of an older format"
-    stage(pending, 5)
-    assert push.push_pending(pending) == 0
-    assert {name for name in server.files(ID) if name.startswith("last-checkpoint/")} == last.keys()
+    stage(pending, 2)
+    push.push_pending(pending)
+    assert server.files(ID) == content(2)
 
 
-def test_other_names_links_directories_and_missing_files_are_refused(server, pending, tmp_path):
+@pytest.mark.parametrize(
+    ("within", "is_kept"), [(None, True), (f"checkpoints/{tag(2)}", False)], ids=["model only", "all_checkpoints"]
+)
+def test_only_a_newer_checkpoint_deletes_last_checkpoint(server, pending, within, is_kept):
+    stage(pending, 1)
+    stage(pending, 2, within=within)
+    push.push_pending(pending)
+    last = {name: data for name, data in content(1).items() if name.startswith("last-checkpoint/")}
+    expected = content(2, within)
+    if is_kept:
+        expected |= last
+    assert server.files(ID) == expected
+
+
+def test_earlier_checkpoints_stay_in_checkpoints(server, pending):
+    for step in (1, 2):
+        stage(pending, step, within=f"checkpoints/{tag(step)}")
+    push.push_pending(pending)
+    assert server.files(ID) == content(1, f"checkpoints/{tag(1)}") | content(2, f"checkpoints/{tag(2)}")
+
+
+NAMES = [".env", "secrets.json", "a/config.json", "../config.json", "config.json\n", "last-checkpoint/.env"]
+NAMES += ["model.bin", "checkpoints/step-1/state.json", "checkpoints/../state.json"]
+REFUSED = [(name, "file", "not on the list") for name in NAMES]
+REFUSED += [("config.json", source, "not a regular file") for source in ("link", ".", "nothing")]
+
+
+@pytest.mark.parametrize(("name", "source", "words"), REFUSED)
+def test_other_names_links_and_folders_are_refused(pending, tmp_path, name, source, words):
     (tmp_path / "file").write_text("secret")
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    pusher = push.Pusher(pending)
-    names = [".env", "secrets.json", "a/config.json", "../config.json", "config.json\n", "last-checkpoint/.env"]
-    names += ["model.bin", "checkpoints/step-1/state.json", "checkpoints/../state.json"]
-    faults = [(name, "file", "not on the list") for name in names]
-    faults += [("config.json", source, "not a regular file") for source in ("link", ".", "nothing")]
-    for name, source, words in faults:
-        with pytest.raises(ValueError, match=words):
-            pusher.add(1, repo_id=ID, private=True, title="t", files={name: tmp_path / source})
-    assert pusher.close(5) == 0 and not server.requests
+    with pytest.raises(ValueError, match=words):
+        push.stage(pending, make_push(1), "", {name: tmp_path / source})
+    assert not pending.exists()
+
+
+def test_names_of_models_and_tokenizers_are_allowed():
     names = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
     names += ["merges.txt", "README.md", "recipe.yaml", "curves.png", "metrics.jsonl", "model.safetensors"]
     names += ["model-00001-of-00002.safetensors", "model.safetensors.index.json"]
     assert all(map(push.ALLOWED.fullmatch, names))
 
 
-def test_staged_push_is_whole_after_its_checkpoint_is_rotated_away_and_its_log_has_grown(server, pending, tmp_path):
+def test_files_added_to_a_staged_push_are_not_sent(server, pending, tmp_path):
+    stage(pending, 1)
+    (tmp_path / "secret").write_text("secret")
+    (pending / tag(1) / "files" / ".DS_Store").write_text("of a file manager")
+    (pending / tag(1) / "files" / "recipe.yaml").symlink_to(tmp_path / "secret")
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1)
+
+
+def test_staged_push_outlives_its_checkpoint(server, pending, tmp_path):
     stage(pending, 3)
-    staged = pending / tag(3) / "files"
     made = tmp_path / "made" / "3"
     for name in ("model.safetensors", "last-checkpoint/optimizer.safetensors"):
-        assert os.path.samefile(staged / name, made / name)  # no second copy of what is big
-    with open(made / "metrics.jsonl", "a") as log:
-        log.write("{}\n")
+        assert os.path.samefile(pending / tag(3) / "files" / name, made / name)  # takes no space
+    with open(made / "metrics.jsonl", "a") as metrics:
+        metrics.write("{}\n")
     shutil.rmtree(made)
     assert push.push_pending(pending) == 0
     assert_arrived(server, pending, 3)
 
 
-def test_without_hard_links_it_is_a_copy_and_a_full_disk_leaves_nothing_behind(server, pending, tmp_path, monkeypatch):
-    def fails(*_):
-        raise OSError(28, "No space left on device")
+def fail_for_lack_of_space(*_):
+    raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "copyfile", fails)
-        pusher = push.Pusher(pending)
-        with pytest.raises(OSError, match="No space left"):
-            add(pusher, tmp_path, 1)
-        assert pusher.close(5) == 0 and os.listdir(pending) == [".lock"] and not server.requests
-    monkeypatch.setattr(os, "link", fails)
+
+def test_weights_are_copied_without_hard_links(server, pending, monkeypatch):
+    monkeypatch.setattr(os, "link", fail_for_lack_of_space)
     stage(pending, 1)
     assert push.push_pending(pending) == 0
     assert_arrived(server, pending, 1)
 
 
-def test_staged_push_that_was_changed_is_never_sent_and_holds_up_no_other(server, pending, caplog):
-    def rewrite(name: str) -> None:
-        made = json.loads((folder / "push.json").read_text())
-        (folder / "push.json").write_text(json.dumps(made | {"files": made["files"] | {name: {"size": 6}}}))
-
-    folder, damaged = pending / tag(1), f"; to abandon this push, remove {pending / tag(1)}"
-    config = folder / "files" / "config.json"
-    changes = {
-        lambda: config.write_bytes(config.read_bytes() + b" "): damaged,
-        lambda: config.write_bytes(config.read_bytes().replace(b"2", b"3")): damaged,
-        lambda: config.rename(folder / "elsewhere") and config.symlink_to(folder / "elsewhere"): damaged,
-        config.unlink: damaged,
-        lambda: rewrite("../../../secret"): "is not on the list",
-    }
-    for number, (change, words) in enumerate(changes.items(), 2):
-        stage(pending, 1, number)
-        change()
-        assert push.push_pending(pending) == 1 and waiting(pending) == [tag(1)]
-        assert server.titles(ID)[0] == title(number) and tag(1) not in server.tags(ID)
-        assert str(folder) in caplog.messages[-1] and words in caplog.messages[-1]
-        shutil.rmtree(folder)
+def test_full_disk_leaves_no_staged_files(pending, monkeypatch):
+    monkeypatch.setattr(shutil, "copyfile", fail_for_lack_of_space)
+    with pytest.raises(OSError, match="No space left"):
+        stage(pending, 1)
+    assert os.listdir(pending) == []
 
 
-def test_what_killed_processes_left_half_made_or_half_removed_goes_and_what_is_whole_is_sent(
-    server, pending, monkeypatch
-):
-    stage(pending, 1)
-    shutil.copytree(pending / tag(1), pending / f".{tag(2)}.tmp-0123abcd")
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", lambda path: (path / "files" / "config.json").unlink() or 1 / 0)
-        assert push.push_pending(pending) == 0  # what is half removed is not in the queue
-    assert len(os.listdir(pending)) == 3
-    stage(pending, 1)
-    assert push.Pusher(pending).close(10) == 0
-    assert_arrived(server, pending, 1)
-
-
-DOWN = [Fault(match, 6) for match in ENDPOINTS.values()]  # longer than its client tries
+DOWN = [Fault(match, 6) for match in ENDPOINTS.values()]  # longer than the client tries
 LOST = [Fault(ENDPOINTS["commit"], 1, "drop")]
 LOST += [Fault(ENDPOINTS[name], 1, "lose") for name in ("create", "put", "commit", "tag")]
 
 
 @pytest.mark.parametrize("faults", [DOWN, LOST], ids=["down", "lost"])
-def test_push_survives_a_hub_that_is_down_and_lost_connections_and_answers(server, pending, faults, monkeypatch):
+def test_push_survives_a_failing_hub(server, pending, faults, monkeypatch):
     monkeypatch.setattr(client, "DEADLINE_SECONDS", 10**4)  # one fault after the other
     stage(pending, 1, 2)
     server.faults = faults
-    assert push.push_pending(pending) == 0 and not any(fault.times for fault in faults)
+    assert push.push_pending(pending) == 0
+    assert not any(fault.times for fault in faults)
     assert_arrived(server, pending, 1, 2)
 
 
 @pytest.mark.parametrize("endpoint", ["commit", "tag"])
-def test_what_a_lost_answer_has_made_is_found_by_the_next_process_too(server, pending, monkeypatch, endpoint):
+def test_next_process_finds_what_a_lost_answer_made(server, pending, monkeypatch, endpoint):
     stage(pending, 1, 2)
     server.faults = [Fault(ENDPOINTS[endpoint], kind="lose")]
     with monkeypatch.context() as patched:
@@ -176,121 +191,118 @@ def test_what_a_lost_answer_has_made_is_found_by_the_next_process_too(server, pe
     assert server.files(ID) == server.files(ID, tag(2)) == content(2) | {"NOTES.md": b"by hand"}
 
 
-def test_closed_port_is_tried_until_the_deadline_with_longer_and_longer_waits(
-    server, pending, clock, monkeypatch, caplog
-):
+def test_unreachable_hub_is_tried_until_the_deadline(server, pending, clock, monkeypatch, caplog):
     stage(pending, 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-        assert push.push_pending(pending) == 1
-    assert clock.waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60] and 14 * 60 < sum(clock.waits) <= 15 * 60
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert push.push_pending(pending) == 1
+    assert clock.waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert 14 * 60 < sum(clock.waits) <= 15 * 60
     (message,) = caplog.messages
     assert message.startswith(f"hub: {tag(1)} is not on the Hub: ConnectError")
     assert message.endswith(f"waits in {pending}; to send it later: python train.py --push_pending {pending.parent}")
-    clock.waits.clear()
-    statuses = [408, 409, 412, 423, 425, 429, 500, 502, 504]  # which pass
+
+
+def test_statuses_that_may_pass_are_retried(server, pending, clock):
+    stage(pending, 1)
+    statuses = [408, 409, 412, 423, 425, 429, 500, 502, 504]
     server.faults = [Fault(ENDPOINTS["commit"], 1, status=status) for status in statuses]
     assert push.push_pending(pending) == 0
     assert clock.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert_arrived(server, pending, 1)
 
 
-def test_refusal_is_logged_once_and_not_tried_again(server, pending, clock, caplog):
+@pytest.mark.parametrize(
+    ("endpoint", "status"),
+    [("put", 403), *(("commit", status) for status in (400, 401, 403, 404, 413)), ("tag", 403)],
+)
+def test_refusal_is_logged_and_not_retried(server, pending, clock, caplog, endpoint, status):
     server.make(ID)
     stage(pending, 1, 2)
-    refusals = [("put", 403), *(("commit", status) for status in (400, 401, 403, 404, 413)), ("tag", 403)]
-    for number, (endpoint, status) in enumerate(refusals, 1):
-        server.faults = [Fault(ENDPOINTS[endpoint], 1000, status=status, message="no, because")]
-        assert push.push_pending(pending) == 2 and not clock.waits
-        assert len(caplog.messages) == number and f"HTTP status {status}" in caplog.messages[-1]
+    server.faults = [Fault(ENDPOINTS[endpoint], 1000, status=status, message="no, because")]
+    assert push.push_pending(pending) == 2
+    assert not clock.waits
+    (message,) = caplog.messages
+    assert f"{tag(1)} is not on the Hub: HTTP status {status}" in message
     server.faults.clear()
     assert push.push_pending(pending) == 0
     assert_arrived(server, pending, 1, 2)
 
 
-def test_commit_that_someone_else_was_faster_than_is_made_on_top(server, pending, monkeypatch):
+def test_push_follows_a_commit_made_in_between(server, pending, monkeypatch):
     stage(pending, 1)
     server.make(ID)
-    real = HfApi.create_commit
+    upload_folder = HfApi.upload_folder
 
-    def slow(*args, **kwargs):
+    def upload_late(*args, **kwargs):
         if "by hand" not in server.titles(ID):
             server.repositories[ID].commit("by hand", {"NOTES.md": b"by hand"})
-        return real(*args, **kwargs)
+        return upload_folder(*args, **kwargs)
 
-    monkeypatch.setattr(HfApi, "create_commit", slow)
+    monkeypatch.setattr(HfApi, "upload_folder", upload_late)
     assert push.push_pending(pending) == 0
-    assert server.count("POST .*/commit/") == 2  # the first one met 412
+    assert server.count("POST .*/commit/") == 2  # the first one was answered with 412
     assert server.titles(ID) == [title(1), "by hand"]
     assert server.files(ID, tag(1)) == content(1) | {"NOTES.md": b"by hand"}
 
 
-def test_retry_after_is_kept_to_unless_it_lies_past_the_deadline(server, pending, clock):
+def test_deleted_repository_is_created_again(server, pending):
+    stage(pending, 1)
+    push.push_pending(pending)
+    del server.repositories[ID]
+    stage(pending, 2)
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 2)
+
+
+def test_push_follows_a_renamed_repository(server, pending):
+    stage(pending, 1)
+    push.push_pending(pending)
+    server.repositories["me/other"] = server.repositories.pop(ID)
+    server.renamed[ID] = "me/other"
+    stage(pending, 2)
+    assert push.push_pending(pending) == 0
+    assert server.titles("me/other") == [title(2), title(1)]
+    assert list(server.repositories) == ["me/other"]
+
+
+def test_retry_after_beyond_the_deadline_ends_the_push(server, pending, clock):
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS["refs"], 1, status=429, headers={"Retry-After": "3600"})]
     assert push.push_pending(pending) == 1
     assert not clock.waits and server.count("refs") == 1
-    asked = ((name, 70 + i) for i, name in enumerate(("refs", "commit", "tag")))
-    server.faults = [Fault(ENDPOINTS[name], 1, status=429, headers={"Retry-After": str(wait)}) for name, wait in asked]
+
+
+def test_retry_after_is_respected(server, pending, clock):
+    stage(pending, 1)
+    for wait, endpoint in ((70, "refs"), (71, "commit"), (72, "tag")):
+        server.faults.append(Fault(ENDPOINTS[endpoint], 1, status=429, headers={"Retry-After": str(wait)}))
     assert push.push_pending(pending) == 0
     assert clock.waits == [70, 71, 72]
     assert_arrived(server, pending, 1)
 
 
-def test_background_logs_a_fault_once_and_sends_when_the_hub_is_back(server, pending, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(client, "DEADLINE_SECONDS", 10)
-    server.faults = [Fault("GET .*/refs", 10**6)]
-    pusher = push.Pusher(pending)
-    for step in (1, 2, 3):
-        add(pusher, tmp_path, step)
-    wait_until(lambda: server.count("refs") >= 12)  # several rounds of attempts
-    server.faults.clear()
-    add(pusher, tmp_path, 4)
-    assert pusher.close(20) == 0
-    (message,) = caplog.messages
-    assert message.startswith(f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected.")
-    assert_arrived(server, pending, 1, 2, 3, 4)
-
-
-def test_a_silent_hub_holds_up_neither_training_nor_its_end(server, pending, tmp_path):
-    server.faults = [Fault(".*", 1000, "hang")]
-    pusher = push.Pusher(pending)
-    begun = time.monotonic()
-    for step in range(1, 6):
-        add(pusher, tmp_path, step)
-    assert waiting(pending) == [tag(step) for step in range(1, 6)]
-    assert pusher.close(0.1) == 5 and pusher.close(0.1) == 5 and pusher.sending
-    assert time.monotonic() - begun < 60  # the server is silent for ever
-    server.faults.clear()
-    server.ending.set()  # the silent answers end
-    assert pusher.close(20) == 0 and not pusher.sending
-    assert_arrived(server, pending, 1, 2, 3, 4, 5)
-
-
-def test_two_processes_do_not_send_the_same_pushes(server, pending):
+def test_second_sender_ends_with_status_4(server, pending):
     stage(pending, 1)
-    with files.locked(pending / ".lock", "busy"):
-        with pytest.raises(BadInput, match=f"process {os.getpid()} is sending it") as caught:
-            push.push_pending(pending)
-        assert caught.value.status == 4
-        assert push.Pusher(pending).close(5) == 1
-    shutil.rmtree(pending / tag(1))  # and nothing pending needs no Hub
-    assert push.push_pending(pending) == 0 == push.Pusher(pending).close(5)
+    busy = pytest.raises(BadInput, match=f"process {os.getpid()} is sending it")
+    with files.locked(pending / ".lock", "busy"), busy as caught:
+        push.push_pending(pending)
+    assert caught.value.status == 4
     assert not server.requests
 
 
-def test_files_that_the_repository_ignores_are_named_and_wait_until_it_takes_them(server, pending, caplog):
+def test_files_that_gitignore_excludes_are_named(server, pending, caplog):
     stage(pending, 1)
     server.ignored = r".*\.safetensors"
-    assert push.push_pending(pending) == 1 and waiting(pending) == [tag(1)]
-    assert "me/run ignores " in caplog.messages[-1] and ".gitignore" in caplog.messages[-1]
+    assert push.push_pending(pending) == 1
+    assert "me/run ignores last-checkpoint/model.safetensors, " in caplog.messages[-1]
+    assert ".gitignore" in caplog.messages[-1]
     assert not server.tags(ID)
     server.ignored = None
     assert push.push_pending(pending) == 0
     assert server.files(ID, tag(1)) == content(1)
 
 
-def test_push_goes_through_xet_where_the_client_uses_it(server, pending, tmp_path, monkeypatch):
+def test_push_through_xet(server, pending, tmp_path, monkeypatch):
     pytest.importorskip("hf_xet")
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     server.xet = tmp_path / "xet"
@@ -347,6 +359,17 @@ def test_damaged_card_is_left_alone_and_the_rest_is_pushed(server, pending, capl
     assert server.files(ID, tag(2))["metrics.jsonl"] == content(2)["metrics.jsonl"]
     (message,) = warnings_in(caplog)
     assert message.startswith(f"hub: {tag(2)} leaves README.md of {ID} as it is: ") and words in message
+
+
+def test_card_damaged_between_attempts_is_left_alone(server, pending):
+    stage(pending, 1)
+    push.push_pending(pending)
+    stage(pending, 2)
+    server.faults = [Fault(ENDPOINTS["commit"], 1, status=403)]
+    assert push.push_pending(pending) == 1
+    text = edit_card(server, lambda text: text.replace("# Step 1", "# Step 1\nMine."))
+    assert push.push_pending(pending) == 0
+    assert card_of(server) == text
 
 
 def test_card_that_is_no_utf8_text_is_left_alone(server, pending, caplog):

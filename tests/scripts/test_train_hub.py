@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import RISES, ROOT, WITNESS, fork, run
 from hub_server import Fault, HubServer
-from pushes import wait_until
+from pushes import wait_until, waiting
 from runs import final_state, ledger, weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -71,7 +72,7 @@ def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace
     (workplace / ".env").write_text("SECRET=1")
     named = ("--hub_model_id", "me/named", "--hub_private_repo", "false")
     with HubServer() as server:
-        train(server, *PUSHED, "--run_name", "p", *named, PICTURES="1")
+        train(server, *PUSHED, "--save_steps", "6", "--run_name", "p", *named, PICTURES="1")
         tree = server.files("me/named", "step-00000006")
         last = server.files("me/named")
         assert not server.repositories["me/named"].private
@@ -114,12 +115,13 @@ def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workpl
         server.faults.append(Fault("POST .*/commit/", times=float("inf"), status=403))
         said = train(server, *PUSHED, "--run_name", "p")
         assert said.count("is not on the Hub") == 1 and "--push_pending runs/p" in said
-        assert len(list(Path("runs/p/hub").glob("step-*"))) == 4 and server.tags("me/p") == {}
+        steps = ["step-00000003", "step-00000012"]  # the last step replaces the others that waited
+        assert waiting(Path("runs/p/hub")) == steps and server.tags("me/p") == {}
         server.faults.clear()
         train(server, "--push_pending", "runs/p")
-        assert len(server.titles("me/p")) == len(server.tags("me/p")) == 4
+        assert list(server.tags("me/p")) == steps and len(server.titles("me/p")) == 2
         train(server, "--push_pending", "runs/p")
-        assert len(server.titles("me/p")) == 4 and not list(Path("runs/p/hub").glob("step-*"))
+        assert len(server.titles("me/p")) == 2 and waiting(Path("runs/p/hub")) == []
 
 
 def test_a_push_that_cannot_be_made_ends_no_run(workplace, monkeypatch):
@@ -128,6 +130,45 @@ def test_a_push_that_cannot_be_made_ends_no_run(workplace, monkeypatch):
     done = run("train.py", *PUSHED, "--run_name", "p", HF_TOKEN="not-a-token")
     assert done.stderr.count("no push of step") == 4 and "ZeroDivisionError" in done.stderr
     assert Path("runs/p/model/model.safetensors").is_file() and "all pushes" not in done.stderr
+
+
+@pytest.fixture
+def hanging_hub() -> Iterator[HubServer]:
+    """A Hub that never answers an upload, until its ``ending`` is set."""
+    with HubServer() as server:
+        server.faults = [Fault("PUT /lfs/", float("inf"), "hang")]
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "until", "limit", "status"),
+    [
+        ("12", "the run waits for at most", "10 minutes (Ctrl-C ends the wait)", 0),
+        ("100000", "100/100000", "5 s", 130),
+    ],
+    ids=["finished", "stopped"],
+)
+def test_hanging_upload_does_not_keep_the_process(hanging_hub, workplace, max_steps, until, limit, status):
+    environment = os.environ | hanging_hub.environment(workplace / "home") | {"ACCELERATE_USE_CPU": "true"}
+    flags = (*PUSHED, "--run_name", "p", "--max_steps", max_steps, "--save_steps", "50", "--logging_steps", "100")
+    with open("printed", "w") as printed:
+        command = [sys.executable, str(ROOT / "train.py"), *flags]
+        process = subprocess.Popen(command, env=environment, stdout=printed, stderr=printed)
+    try:
+        wait_until(lambda: until in Path("printed").read_text(), seconds=300)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=300) == status
+    finally:
+        process.kill()
+    last_lines = Path("runs/p/run.log").read_text().splitlines()[-2:]
+    assert f"the run waits for at most {limit}" in last_lines[0]
+    assert last_lines[1].endswith("the command: python train.py --push_pending runs/p")
+
+    staged = waiting(Path("runs/p/hub"))
+    hanging_hub.faults.clear()
+    hanging_hub.ending.set()
+    train(hanging_hub, "--push_pending", "runs/p")
+    assert list(hanging_hub.tags("me/p")) == staged
 
 
 def test_without_a_login_the_run_is_refused_before_anything_is_written(workplace, monkeypatch):

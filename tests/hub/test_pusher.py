@@ -1,0 +1,197 @@
+"""Pushes are sent in the background of training: which are replaced, and when a failed one is sent again."""
+
+import os
+import shutil
+
+import pytest
+from hub_server import Fault, HubServer
+from pushes import ENDPOINTS, ID, assert_arrived, stage, submit, tag, title, wait_until, waiting
+
+from pretrain.base import files
+from pretrain.hub import client, push
+
+pytest_plugins = ["pushes"]
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
+
+
+@pytest.fixture
+def pusher(server, pending) -> push.Pusher:
+    pusher = push.Pusher(pending)
+    pusher.start()
+    return pusher
+
+
+@pytest.fixture
+def hanging(server) -> HubServer:
+    """The Hub does not answer the next upload until its ``ending`` is set."""
+    server.faults = [Fault(ENDPOINTS["put"], 1, "hang")]
+    return server
+
+
+def wait_for_upload(server) -> None:
+    wait_until(lambda: server.count(ENDPOINTS["put"]))
+
+
+def wait_for_failures(caplog, count: int = 1) -> None:
+    wait_until(lambda: caplog.text.count("is not on the Hub") == count and not push.is_uploading())
+
+
+def test_newer_push_replaces_the_waiting_one(hanging, pusher, pending, tmp_path, caplog):
+    for step in (1, 2, 3):
+        submit(pusher, tmp_path, step)
+        wait_for_upload(hanging)
+    assert waiting(pending) == [tag(1), tag(3)]
+    assert f"hub: {tag(2)} was not sent in time; {tag(3)} replaces it" in caplog.messages
+    hanging.ending.set()
+    assert pusher.wait(20) == 0
+    assert_arrived(hanging, pending, 1, 3)
+
+
+def test_push_with_keep_is_not_replaced(hanging, pusher, pending, tmp_path):
+    for step in (1, 2, 3):
+        submit(pusher, tmp_path, step, keep=True)
+        wait_for_upload(hanging)
+    hanging.ending.set()
+    assert pusher.wait(20) == 0
+    assert_arrived(hanging, pending, 1, 2, 3)
+
+
+def test_older_step_does_not_replace_the_push_being_sent(hanging, pusher, pending, tmp_path):
+    submit(pusher, tmp_path, 9)
+    wait_for_upload(hanging)
+    submit(pusher, tmp_path, 5)  # the run went back to an earlier checkpoint
+    assert waiting(pending) == [tag(5), tag(9)]
+    hanging.ending.set()
+    assert pusher.wait(20) == 0
+    assert hanging.titles(ID) == [title(5), title(9)]
+
+
+def test_push_that_another_process_sends_is_not_replaced(pusher, pending, tmp_path):
+    wait_until(lambda: not push.is_uploading())
+    stage(pending, 1, 2)
+    with files.locked(pending / ".lock", "busy"):
+        submit(pusher, tmp_path, 3)
+        wait_until(lambda: not push.is_uploading())
+    assert waiting(pending) == [tag(1), tag(3)]
+
+
+def test_step_that_is_staged_is_not_staged_again(hanging, pusher, pending, tmp_path):
+    submit(pusher, tmp_path, 1)
+    wait_for_upload(hanging)
+    pusher.submit(push.Push(1, ID, True, "another title", False), "", {})
+    hanging.ending.set()
+    assert pusher.wait(20) == 0
+    assert_arrived(hanging, pending, 1)
+
+
+def test_failed_push_is_sent_with_the_next_one(server, pusher, pending, tmp_path, caplog):
+    server.faults = [Fault(ENDPOINTS["commit"], 1, status=403)]
+    submit(pusher, tmp_path, 1)
+    wait_for_failures(caplog)
+    assert waiting(pending) == [tag(1)] and not server.tags(ID)
+    submit(pusher, tmp_path, 2)
+    wait_until(lambda: not push.is_uploading())
+    assert_arrived(server, pending, 1, 2)
+
+
+def test_failed_push_is_sent_again_at_the_end(server, pusher, pending, tmp_path, caplog):
+    server.faults = [Fault(ENDPOINTS["commit"], 1, status=403)]
+    submit(pusher, tmp_path, 1)
+    wait_for_failures(caplog)
+    assert pusher.wait(20) == 0
+    assert_arrived(server, pending, 1)
+
+
+def test_pushes_wait_behind_a_failed_one(server, pusher, pending, tmp_path, caplog):
+    server.faults = [Fault(ENDPOINTS["commit"], 10**6, status=403)]
+    submit(pusher, tmp_path, 1)
+    wait_for_failures(caplog)
+    for step in (2, 3):
+        submit(pusher, tmp_path, step)
+    assert pusher.wait(20) == 2
+    assert waiting(pending) == [tag(1), tag(3)]
+    assert caplog.text.count("is not on the Hub") == 1  # the same failure is logged once
+    server.faults.clear()
+    assert pusher.wait(20) == 0
+    assert_arrived(server, pending, 1, 3)
+
+
+def test_hub_that_is_back_gets_what_is_staged(server, pusher, pending, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(client, "DEADLINE_SECONDS", 10)
+    server.faults = [Fault(ENDPOINTS["refs"], 10**6)]
+    submit(pusher, tmp_path, 1)
+    wait_for_failures(caplog)
+    server.faults.clear()
+    submit(pusher, tmp_path, 2)
+    assert pusher.wait(20) == 0
+    assert caplog.messages[0].startswith(f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected.")
+    assert_arrived(server, pending, 1, 2)
+
+
+def test_silent_hub_delays_neither_submit_nor_wait(server, pusher, pending, tmp_path):
+    server.faults = [Fault(".*", 10**6, "hang")]
+    for step in (1, 2):
+        submit(pusher, tmp_path, step)
+    assert pusher.wait(0.1) == 2
+    assert push.is_uploading()
+    server.faults.clear()
+    server.ending.set()
+    assert pusher.wait(20) == 0
+    assert not push.is_uploading()
+    assert_arrived(server, pending, 1, 2)
+
+
+def test_wait_ends_when_the_user_gives_up(hanging, pusher, tmp_path):
+    submit(pusher, tmp_path, 1)
+    assert pusher.wait(10**6, give_up=lambda: True) == 1
+    hanging.ending.set()
+    assert pusher.wait(20) == 0
+
+
+def test_checkpoint_may_be_deleted_while_it_is_sent(hanging, pusher, pending, tmp_path):
+    submit(pusher, tmp_path, 1)
+    wait_for_upload(hanging)
+    shutil.rmtree(tmp_path / "1")
+    hanging.ending.set()
+    assert pusher.wait(20) == 0
+    assert_arrived(hanging, pending, 1)
+
+
+def test_full_disk_leaves_nothing_staged(server, pusher, pending, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(OSError, match="No space left"):
+        submit(pusher, tmp_path, 1)
+    assert pusher.wait(20) == 0
+    assert os.listdir(pending) == [] and not server.requests
+
+
+def test_start_sends_what_an_earlier_process_staged(server, pending):
+    stage(pending, 1)
+    shutil.copytree(pending / tag(1), pending / f".{tag(2)}.tmp-0123abcd")  # killed while it staged this
+    pusher = push.Pusher(pending)
+    pusher.start()
+    assert pusher.wait(20) == 0
+    assert_arrived(server, pending, 1)
+
+
+def test_pushes_stay_staged_while_another_process_sends(server, pending):
+    stage(pending, 1)
+    with files.locked(pending / ".lock", "busy"):
+        assert push.Pusher(pending).wait(20) == 1
+    assert not server.requests
+
+
+def test_deleted_staging_folder_is_created_again(server, pusher, pending, tmp_path):
+    wait_until(lambda: not push.is_uploading())
+    shutil.rmtree(pending)
+    submit(pusher, tmp_path, 1)
+    assert pusher.wait(20) == 0
+    assert_arrived(server, pending, 1)
+
+
+def test_deleted_run_folder_raises_no_error(pusher, pending):
+    shutil.rmtree(pending.parent)
+    assert pusher.wait(20) == 0
