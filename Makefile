@@ -14,7 +14,7 @@ endif
 # nvidia-smi without a driver says so on its standard output: only a success counts.
 CARD := $(shell names=$$($(NVIDIA_SMI) --query-gpu=name --format=csv,noheader 2>/dev/null) && echo "$$names" | head -n 1)
 # The YAML for a number of these cards, the CPU's where there is none.
-preset = accelerate_configs/$(shell $(PYTHON) -c 'import sys; from pretrain.base import cards; \
+preset = accelerate_configs/$(shell $(PYTHON) -c 'import sys; from ursa_minor.base import cards; \
 	print(cards.preset(sys.argv[1], int(sys.argv[2])))' $(call quoted,$(CARD)) $(call quoted,$(1))).yaml
 ACCELERATE_CONFIG ?= $(call preset,1)
 # What `make ddp-train` takes: all cards of this machine; two processes where there is none.
@@ -99,7 +99,7 @@ gpu-status: ## each card's use, memory, watts and temperature
 gpu-hot: $(VENV)/.installed ## multiply on every card, to warm it up or to test it (SECONDS=60; 0: until Ctrl-C; GPUS=0,1)
 	@$(BIN)/python scripts/gpu_hot.py $(call quoted,$(SECONDS))
 
-presets: $(VENV)/.installed ## write accelerate_configs/, the tables of cards (pretrain/base/cards.csv) and of keys (docs/knobs.md), notebooks/walkthrough.ipynb anew
+presets: $(VENV)/.installed ## write accelerate_configs/, the tables of cards (ursa_minor/base/cards.csv) and of keys (docs/knobs.md), notebooks/walkthrough.ipynb anew
 	$(BIN)/python benchmarks/estimate_cards.py --write >/dev/null
 	$(BIN)/python scripts/keys_table.py
 	$(BIN)/python scripts/walkthrough_notebook.py

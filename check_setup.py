@@ -16,16 +16,16 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from pretrain.base import cards, console, files, paths
-from pretrain.base.entry import catch_interrupts, exit_on_bad_input
-from pretrain.base.errors import BadInput
-from pretrain.base.network import reach
-from pretrain.base.redaction import redact
-from pretrain.data import shards, sources
-from pretrain.machine import doctor, forecast, planning, supply
-from pretrain.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
-from pretrain.recipe import keys, reading, sizes
-from pretrain.recipe.rules import counted
+from ursa_minor.base import cards, console, files, paths
+from ursa_minor.base.entry import catch_interrupts, exit_on_bad_input
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.network import reach
+from ursa_minor.base.redaction import redact
+from ursa_minor.data import shards, sources
+from ursa_minor.machine import doctor, forecast, planning, supply
+from ursa_minor.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
+from ursa_minor.recipe import keys, reading, sizes
+from ursa_minor.recipe.rules import counted
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
@@ -113,7 +113,7 @@ def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
     """Return a recipe, with what its ``init_from`` brings along."""
     recipe = reading.load_recipe(paths.find_from_anywhere(Path(path)), flags)
     if recipe.model.init_from:
-        from pretrain.model import pretrained  # it needs the packages, which may be missing
+        from ursa_minor.model import pretrained  # it needs the packages, which may be missing
 
         recipe = pretrained.complete(recipe)
     return recipe

@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput
-from pretrain.base.layout import Finish, read_finish, read_metrics
-from pretrain.base.paths import argument, path_argument
-from pretrain.evaluation.items import records
-from pretrain.recipe import keys, reading, references
-from pretrain.recipe.rules import counted, nearest_beside
-from pretrain.run import curves
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import Finish, read_finish, read_metrics
+from ursa_minor.base.paths import argument, path_argument
+from ursa_minor.evaluation.items import records
+from ursa_minor.recipe import keys, reading, references
+from ursa_minor.recipe.rules import counted, nearest_beside
+from ursa_minor.run import curves
 
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
 DASHES = ("-", "--", "-.")  # for more columns than colors

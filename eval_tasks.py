@@ -10,13 +10,13 @@ import argparse
 import os
 import sys
 
-from pretrain.base import console, files
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput
-from pretrain.base.launch import refuse_incomplete_launch
-from pretrain.evaluation import flags
-from pretrain.model.find import find
-from pretrain.recipe import keys, reading, rules
+from ursa_minor.base import console, files
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.evaluation import flags
+from ursa_minor.model.find import find
+from ursa_minor.recipe import keys, reading, rules
 
 
 @exit_on_bad_input
@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     find(asked.model)
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
-    from pretrain.evaluation import scoring
-    from pretrain.hub import client, scores
+    from ursa_minor.evaluation import scoring
+    from ursa_minor.hub import client, scores
 
     client.bound_client()
     if asked.push_to_hub:

@@ -13,12 +13,12 @@ import json
 import sys
 from pathlib import Path
 
-from pretrain.base import console, paths
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput
-from pretrain.base.shell import ollama_name, path_word
-from pretrain.model.find import refuse_absent
-from pretrain.recipe import reading
+from ursa_minor.base import console, paths
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.shell import ollama_name, path_word
+from ursa_minor.model.find import refuse_absent
+from ursa_minor.recipe import reading
 
 
 @exit_on_bad_input
@@ -29,10 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     refuse_absent(asked.model, "")
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
-    from pretrain.hub import client
-    from pretrain.model import llama_cpp
-    from pretrain.post import chat
-    from pretrain.run import conversion
+    from ursa_minor.hub import client
+    from ursa_minor.model import llama_cpp
+    from ursa_minor.post import chat
+    from ursa_minor.run import conversion
 
     client.bound_client()
     refusals = [chat.refuse_chat] * asked.chat + [llama_cpp.refuse] * bool(asked.gguf)

@@ -9,11 +9,11 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 
-from pretrain.base import console, paths
-from pretrain.base.entry import catch_interrupts, exit_on_bad_input
-from pretrain.base.errors import BadInput
-from pretrain.model.find import find
-from pretrain.recipe import reading, rules
+from ursa_minor.base import console, paths
+from ursa_minor.base.entry import catch_interrupts, exit_on_bad_input
+from ursa_minor.base.errors import BadInput
+from ursa_minor.model.find import find
+from ursa_minor.recipe import reading, rules
 
 # The key of a recipe whose range a flag has.
 RANGES = {"max_new_tokens": "sample_tokens", "temperature": "sample_temperature", "top_k": "sample_top_k"}
@@ -64,13 +64,13 @@ def print_samples(asked: argparse.Namespace) -> None:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from pretrain.data import tokenization
-    from pretrain.evaluation import sampling
-    from pretrain.hub import client
-    from pretrain.model import pretrained
-    from pretrain.model.adapters import refuse_hub_adapter
-    from pretrain.model.vocabulary import refuse_missing_rows
-    from pretrain.post import chat
+    from ursa_minor.data import tokenization
+    from ursa_minor.evaluation import sampling
+    from ursa_minor.hub import client
+    from ursa_minor.model import pretrained
+    from ursa_minor.model.adapters import refuse_hub_adapter
+    from ursa_minor.model.vocabulary import refuse_missing_rows
+    from ursa_minor.post import chat
 
     client.bound_client()
 

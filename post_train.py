@@ -3,7 +3,7 @@
     python post_train.py --config recipes/post/addition.yaml
     python post_train.py --config recipes/post/addition.yaml --reward my_rewards.py:short --max_steps 100
 
-The file holds the keys of pretrain/post/settings.Task and those of TRL's GRPOConfig; flags come over it. Chat models
+The file holds the keys of ursa_minor/post/settings.Task and those of TRL's GRPOConfig; flags come over it. Chat models
 (trl sft) and preferences (trl dpo) need no script of ours: docs/post_training.md.
 """
 
@@ -13,13 +13,13 @@ import sys
 import warnings
 from pathlib import Path
 
-from pretrain.base import console, cudnn, files, paths
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput, errno_of
-from pretrain.base.launch import refuse_incomplete_launch
-from pretrain.base.layout import METRICS
+from ursa_minor.base import console, cudnn, files, paths
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.errors import BadInput, errno_of
+from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.base.layout import METRICS
 
-log = logging.getLogger("pretrain.post_train")
+log = logging.getLogger("ursa_minor.post_train")
 
 
 @exit_on_bad_input
@@ -44,7 +44,7 @@ def parse(argv: list[str]) -> tuple:
         from trl import GRPOConfig
     except ImportError as error:
         raise BadInput(f"TRL cannot be imported ({error}): pip install -r requirements-post.txt") from None
-    from pretrain.post import settings
+    from ursa_minor.post import settings
 
     return settings.read(argv, GRPOConfig)
 
@@ -57,16 +57,16 @@ def post_train(task, settings) -> None:
     from transformers.utils.logging import disable_progress_bar
     from trl import GRPOTrainer
 
-    from pretrain.data import tokenization
-    from pretrain.evaluation.likelihood import context_length
-    from pretrain.hub import client
-    from pretrain.model import export, pretrained
-    from pretrain.model.adapters import refuse_hub_adapter
-    from pretrain.model.find import find
-    from pretrain.model.vocabulary import refuse_missing_rows
-    from pretrain.post import positions, problems, rewards
-    from pretrain.post.report import Report
-    from pretrain.post.settings import refusal
+    from ursa_minor.data import tokenization
+    from ursa_minor.evaluation.likelihood import context_length
+    from ursa_minor.hub import client
+    from ursa_minor.model import export, pretrained
+    from ursa_minor.model.adapters import refuse_hub_adapter
+    from ursa_minor.model.find import find
+    from ursa_minor.model.vocabulary import refuse_missing_rows
+    from ursa_minor.post import positions, problems, rewards
+    from ursa_minor.post.report import Report
+    from ursa_minor.post.settings import refusal
 
     client.bound_client()
     disable_progress_bar()

@@ -18,16 +18,16 @@ import sys
 import time
 from pathlib import Path
 
-from pretrain.base import console, files
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput
-from pretrain.base.signals import ignore_warnings
-from pretrain.data import prepare, repair, shards, sources, tokenization
-from pretrain.data.progress import PrefetchTarget
-from pretrain.hub import client
-from pretrain.recipe import keys, reading
+from ursa_minor.base import console, files
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.signals import ignore_warnings
+from ursa_minor.data import prepare, repair, shards, sources, tokenization
+from ursa_minor.data.progress import PrefetchTarget
+from ursa_minor.hub import client
+from ursa_minor.recipe import keys, reading
 
-log = logging.getLogger("pretrain")
+log = logging.getLogger("ursa_minor")
 
 BUSY, BUSY_SECONDS = 75, 10.0  # the exit status while another process has the folder (EX_TEMPFAIL); between two tries
 EXTRAS = {
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     flags, extras = reading.read_flags(argv, "Turn text into folders of token shards.", EXTRAS)
     is_reader = "follow" in extras
     # Notes on training concern only train.py, which also logs those on the data for its own reader.
-    silenced = "pretrain.recipe" if is_reader else "pretrain.recipe.reading"
+    silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.reading"
     logging.getLogger(silenced).setLevel(logging.WARNING)
     path = reading.find_recipe(flags.pop("recipe", reading.RECIPE))
     # A reader may serve `train.py --eval_only`, where more flags have an effect.
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         source = sources.find_source(asked)
         if source.repository:
-            from pretrain.data import fetching  # imports datasets, which text does not need
+            from ursa_minor.data import fetching  # imports datasets, which text does not need
         if "dry_run" in extras:
             print(fetching.describe(source) if source.repository else prepare.dry_run(source))
             continue
@@ -123,8 +123,8 @@ def prefetch(recipe: keys.Recipe) -> bool:
     from huggingface_hub.utils.logging import set_verbosity_error
     from transformers.utils.logging import disable_progress_bar
 
-    from pretrain.evaluation import items
-    from pretrain.model import pretrained
+    from ursa_minor.evaluation import items
+    from ursa_minor.model import pretrained
 
     disable_progress_bar()
     set_verbosity_error()  # of the client, whose own retries are as many lines

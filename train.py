@@ -16,15 +16,15 @@ from pathlib import Path
 if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
-from pretrain.base.entry import exit_on_bad_input, run_and_exit  # first: it says why another import fails
-from pretrain.recipe import keys, reading
+from ursa_minor.base.entry import exit_on_bad_input, run_and_exit  # first: it says why another import fails
+from ursa_minor.recipe import keys, reading
 
 if __name__ == "__main__":  # before the imports below, which take seconds
     if status := reading.refuse_at_once(sys.argv[1:]):
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    importing torch and Transformers", file=sys.stderr, flush=True)
-    from pretrain.data import sources
+    from ursa_minor.data import sources
 
     recipe = reading.parse_training(sys.argv[1:])[0]
     for source in keys.sources(recipe.data) if recipe else ():
@@ -36,32 +36,32 @@ import torch
 from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
-from pretrain.base import console
-from pretrain.base.errors import TrainingStopped
-from pretrain.base.launch import refuse_incomplete_launch
-from pretrain.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
-from pretrain.data.corpus import Corpus, TrainBatches
-from pretrain.evaluation.encoding import Encoded
-from pretrain.evaluation.evaluator import encode_items, read_items, refuse_prompts
-from pretrain.evaluation.record import Task
-from pretrain.hub import client, push
-from pretrain.machine import hardware
-from pretrain.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
-from pretrain.machine.fit import save_when_out_of_memory
-from pretrain.machine.time_budget import CHECKPOINT, SAMPLES, TASKS, UPDATE, VALIDATION, TimeBudget
-from pretrain.model import pretrained, vocabulary
-from pretrain.model.build import build
-from pretrain.optim import optimizers, update
-from pretrain.optim.schedule import learning_rate, set_lr
-from pretrain.recipe.plan import make_plan
-from pretrain.run import ends, folder, publisher, trackers
-from pretrain.run.opening import open_run
-from pretrain.run.profile import profiling
-from pretrain.run.report import due
-from pretrain.run.resume import extended
-from pretrain.run.score import refuse_without_weights, score
+from ursa_minor.base import console
+from ursa_minor.base.errors import TrainingStopped
+from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
+from ursa_minor.data.corpus import Corpus, TrainBatches
+from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation.evaluator import encode_items, read_items, refuse_prompts
+from ursa_minor.evaluation.record import Task
+from ursa_minor.hub import client, push
+from ursa_minor.machine import hardware
+from ursa_minor.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
+from ursa_minor.machine.fit import save_when_out_of_memory
+from ursa_minor.machine.time_budget import CHECKPOINT, SAMPLES, TASKS, UPDATE, VALIDATION, TimeBudget
+from ursa_minor.model import pretrained, vocabulary
+from ursa_minor.model.build import build
+from ursa_minor.optim import optimizers, update
+from ursa_minor.optim.schedule import learning_rate, set_lr
+from ursa_minor.recipe.plan import make_plan
+from ursa_minor.run import ends, folder, publisher, trackers
+from ursa_minor.run.opening import open_run
+from ursa_minor.run.profile import profiling
+from ursa_minor.run.report import due
+from ursa_minor.run.resume import extended
+from ursa_minor.run.score import refuse_without_weights, score
 
-log = logging.getLogger("pretrain.train")
+log = logging.getLogger("ursa_minor.train")
 
 BAD_UPDATES_IN_A_ROW = 3
 
@@ -130,7 +130,7 @@ def train(
     *,
     profiled: bool = False,
 ) -> int:
-    """Train to ``max_steps``, from the newest checkpoint if any; pretrain/run/ends.py has how a run ends otherwise.
+    """Train to ``max_steps``, from the newest checkpoint if any; ursa_minor/run/ends.py has how a run ends otherwise.
 
     Args:
         tests: the tasks that the run scores itself on.

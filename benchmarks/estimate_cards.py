@@ -22,9 +22,9 @@ import statistics
 import numpy as np
 
 from benchmarks.runs import ROOT, write_json
-from pretrain.base import cards, paths
-from pretrain.machine import estimate, forecast
-from pretrain.recipe import reading
+from ursa_minor.base import cards, paths
+from ursa_minor.machine import estimate, forecast
+from ursa_minor.recipe import reading
 
 # As docs/cards.md names them: (a), (b), ...
 TRAINING_SOURCES = (
@@ -64,7 +64,7 @@ def left_out(card: cards.Card, **how) -> float:
 
 
 def speed(card: cards.Card, shape: estimate.Shape = estimate.GPT2_124M) -> float:
-    """Return the tokens per second that pretrain/machine/estimate.py says."""
+    """Return the tokens per second that ursa_minor/machine/estimate.py says."""
     return 1 / estimate.seconds_per_token(shape, card)
 
 
@@ -142,7 +142,7 @@ def preset(text: str, card: cards.Card, count: int, stem: str) -> str:
     link = f", over {'NVLink' if card.link_gigabytes_per_second > 100 else 'PCIe'}" * (count > 1)
     figures = f"micro-batch {row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])} tokens/s"
     lines.append(
-        f"# estimated: {figures}, {100 * row['mfu']:.0f}% MFU{link}: GPT-2 124M (pretrain/machine/estimate.py)"
+        f"# estimated: {figures}, {100 * row['mfu']:.0f}% MFU{link}: GPT-2 124M (ursa_minor/machine/estimate.py)"
     )
     if count == 1:
         good, excellent = forecast.good_mfus(card)

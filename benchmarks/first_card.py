@@ -43,17 +43,17 @@ from importlib.metadata import version
 import yaml
 
 from benchmarks.runs import ROOT, commit, flag_words, gpt2_tokenizer, write_json
-from pretrain.base import cards
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput
-from pretrain.base.layout import read_metrics
-from pretrain.machine import doctor
+from ursa_minor.base import cards
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.machine import doctor
 
 STARTED = time.monotonic()  # asking the card takes some of the time, too
 # A child asks the card: the context of this process would stand in the card's memory all the time.
 ASK = """
 import json, torch
-from pretrain.machine import hardware
+from ursa_minor.machine import hardware
 found = hardware.this_device()
 facts = {"kind": found.kind, "machine": found.name, "memory_bytes": found.memory_bytes, "count": found.count}
 print(json.dumps(facts | {"cuda": torch.version.cuda}))
@@ -439,7 +439,7 @@ def exactness_of_muon(part: Part) -> None:
 
 
 def memory(part: Part) -> None:
-    """pretrain/machine/estimate.py's memory model against measured peaks (benchmarks/memory_card.py)."""
+    """ursa_minor/machine/estimate.py's memory model against measured peaks (benchmarks/memory_card.py)."""
     if not part.command.has_card:
         part.note("a rehearsal without a card: nothing to measure", memory=[])
         return

@@ -27,13 +27,13 @@ import numpy as np
 import torch
 
 from benchmarks.runs import gpt2_tokenizer, write_json
-from pretrain.base import paths
-from pretrain.data import tokenization
-from pretrain.evaluation import items, likelihood
-from pretrain.evaluation.encoding import Encoded
-from pretrain.evaluation.tasks import hellaswag
-from pretrain.machine import hardware
-from pretrain.model import pretrained
+from ursa_minor.base import paths
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import items, likelihood
+from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation.tasks import hellaswag
+from ursa_minor.machine import hardware
+from ursa_minor.model import pretrained
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WAYS = ("two", "three", "harness:1", "harness:8")

@@ -23,11 +23,11 @@ import torch
 
 from benchmarks import side_by_side
 from benchmarks.runs import write_json
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.machine import hardware
-from pretrain.model.architectures import GPT2
-from pretrain.model.attention import CAUSAL, register_causal_attention
-from pretrain.model.loss import NextTokenLoss
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.machine import hardware
+from ursa_minor.model.architectures import GPT2
+from ursa_minor.model.attention import CAUSAL, register_causal_attention
+from ursa_minor.model.loss import NextTokenLoss
 
 GROUND = {"attn_implementation": "eager", "activation_function": "gelu_new", "precision": "no"}
 GROUND |= {"tf32": False, "compile": False, "fused": False, "own_loss": False}

@@ -1,4 +1,4 @@
-"""The memory of a training step on a card: measured, beside what pretrain/machine/estimate.py says.
+"""The memory of a training step on a card: measured, beside what ursa_minor/machine/estimate.py says.
 
     python benchmarks/memory_card.py --json memory.json                              # on a card
     ... --recipes recipes/gpt2_124m.yaml --micro_batch 16 64 --checkpointing none    # some of the cases
@@ -25,15 +25,15 @@ from importlib.metadata import version
 import torch
 
 from benchmarks.runs import ROOT, commit, write_json
-from pretrain.base import cards, paths
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput, is_out_of_memory
-from pretrain.machine import estimate, hardware
-from pretrain.machine.accelerator import make_accelerator, prepare, sync_gradients
-from pretrain.model.build import build
-from pretrain.model.loss import loss_module
-from pretrain.optim import optimizers, update
-from pretrain.recipe import keys, reading
+from ursa_minor.base import cards, paths
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.errors import BadInput, is_out_of_memory
+from ursa_minor.machine import estimate, hardware
+from ursa_minor.machine.accelerator import make_accelerator, prepare, sync_gradients
+from ursa_minor.model.build import build
+from ursa_minor.model.loss import loss_module
+from ursa_minor.optim import optimizers, update
+from ursa_minor.recipe import keys, reading
 
 RECIPES = [f"recipes/{name}.yaml" for name in ("gpt2_124m", "gpt2_350m", "llama_124m")]
 ACCUMULATION, UPDATES = 2, 3

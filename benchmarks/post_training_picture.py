@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 import json
 
-from pretrain.base import paths
-from pretrain.run.curves import BLUE, GREEN, VERMILLION, picture, series
+from ursa_minor.base import paths
+from ursa_minor.run.curves import BLUE, GREEN, VERMILLION, picture, series
 
 
 def draw(runs: list[dict], path: Path) -> None:

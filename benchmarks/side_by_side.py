@@ -21,14 +21,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
 from benchmarks.runs import ROOT, flag_words, once
-from pretrain.base import paths
-from pretrain.data import tokenization
-from pretrain.data.corpus import Corpus, TrainBatches
-from pretrain.machine import estimate, hardware
-from pretrain.machine.accelerator import refuse_impossible
-from pretrain.optim import update
-from pretrain.recipe import keys, reading
-from pretrain.recipe.plan import make_plan
+from ursa_minor.base import paths
+from ursa_minor.data import tokenization
+from ursa_minor.data.corpus import Corpus, TrainBatches
+from ursa_minor.machine import estimate, hardware
+from ursa_minor.machine.accelerator import refuse_impossible
+from ursa_minor.optim import update
+from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe.plan import make_plan
 
 RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
 SIZES = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024}

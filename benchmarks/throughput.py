@@ -62,10 +62,10 @@ from benchmarks.side_by_side import (
     summary,
     write_ids,
 )
-from pretrain.base import cards, paths
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput
-from pretrain.machine import estimate, hardware
+from ursa_minor.base import cards, paths
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.errors import BadInput
+from ursa_minor.machine import estimate, hardware
 
 # The variants.
 

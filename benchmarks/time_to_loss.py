@@ -33,10 +33,10 @@ import torch
 import yaml
 
 from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once, write_json
-from pretrain.base import paths
-from pretrain.base.layout import read_metrics
-from pretrain.machine import hardware
-from pretrain.run.curves import BLACK, BLUE, VERMILLION, picture, series
+from ursa_minor.base import paths
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.machine import hardware
+from ursa_minor.run.curves import BLACK, BLUE, VERMILLION, picture, series
 
 HELD_OUT = (901, 902, 903, 904, 905)  # chosen before the search; no search may use them
 UNDO, UNDO_STEPS = (13, 14, 15), 650  # seeds, and about where AdamW comes to the target

@@ -24,9 +24,9 @@ from torch._inductor import scheduler
 
 from benchmarks import side_by_side, throughput
 from benchmarks.runs import write_json
-from pretrain.base import paths
-from pretrain.model.build import build
-from pretrain.model.loss import NextTokenLoss
+from ursa_minor.base import paths
+from ursa_minor.model.build import build
+from ursa_minor.model.loss import NextTokenLoss
 
 PRODUCTS, ATTENTION = "matrix products", "attention"
 

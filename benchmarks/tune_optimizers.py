@@ -30,9 +30,9 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once
-from pretrain.base import paths
-from pretrain.base.files import write_text
-from pretrain.machine import hardware
+from ursa_minor.base import paths
+from ursa_minor.base.files import write_text
+from ursa_minor.machine import hardware
 
 RECIPE = ROOT / "recipes" / "shakespeare_char.yaml"
 SEARCH_SEEDS = (11, 12)

@@ -51,4 +51,4 @@ NO_COLOR=1 hf jobs run "${DRY[@]+"${DRY[@]}"}" --detach --name "${HUB_MODEL_ID##
         source .venv/bin/activate
         exec bash scripts/run_gpt2_124m.sh --hub_strategy checkpoint --resume_from_checkpoint "hub://$HUB_MODEL_ID" "$@"
     ' job "$@" 2>&1 |
-    python3 -c 'import sys; from pretrain.base.redaction import redact; sys.stdout.write(redact(sys.stdin.read()))'
+    python3 -c 'import sys; from ursa_minor.base.redaction import redact; sys.stdout.write(redact(sys.stdin.read()))'

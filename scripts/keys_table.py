@@ -1,4 +1,4 @@
-"""Write the tables of docs/knobs.md from pretrain/recipe/keys.py.
+"""Write the tables of docs/knobs.md from ursa_minor/recipe/keys.py.
 
 Each table has the keys of one section of a recipe: default, purpose, when the key has an effect, and what overrides it.
 
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pretrain.recipe import keys  # noqa: E402
+from ursa_minor.recipe import keys  # noqa: E402
 
 PAGE = ROOT / "docs" / "knobs.md"
 MARK = "<!-- make presets writes all below -->\n"

@@ -11,7 +11,7 @@
 #   FLOPs a token  6 N + 12 L d T = 6 x 123.7M + 12 x 12 x 768 x 1,024 = 855 MFLOP
 #   tokens         19,073 steps x 524,288 = 10.0B          FLOPs  8.55e18
 #   price          hours x PRICE_PER_MACHINE_HOUR (of the whole machine, in your currency)
-#   machine        tokens/s     hours   all estimated (pretrain/machine/estimate.py), none measured; evaluating and saving come on top
+#   machine        tokens/s     hours   all estimated (ursa_minor/machine/estimate.py), none measured; evaluating and saving come on top
 #   8x h100        3,500,000     0.8
 #   8x a100        1,600,000     1.7
 #   1x h200          500,000     5.6
@@ -43,7 +43,7 @@ done
 
 run() { # in a dry run print a command as a shell takes it, without secrets; else run it
     if [[ ${DRY_RUN:-0} != 1 ]]; then "$@"; return; fi
-    python -c 'import shlex, sys; from pretrain.base.redaction import redact; print(shlex.join(map(redact, sys.argv[1:])))' "$@"
+    python -c 'import shlex, sys; from ursa_minor.base.redaction import redact; print(shlex.join(map(redact, sys.argv[1:])))' "$@"
 }
 
 # The cards: nvidia-smi without a driver says so on its standard output, so only a success counts.
@@ -51,7 +51,7 @@ CARDS=$(nvidia-smi -L 2>/dev/null) || CARDS=""
 NAMES=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) || NAMES=""
 COUNT=$(grep -c '^GPU ' <<<"$CARDS") || COUNT=0
 [[ $COUNT == 0 ]] && NAMES=""
-PRESET=$(python -c 'import sys; from pretrain.base import cards; print(cards.preset(sys.argv[1], int(sys.argv[2])))' \
+PRESET=$(python -c 'import sys; from ursa_minor.base import cards; print(cards.preset(sys.argv[1], int(sys.argv[2])))' \
     "${NAMES%%$'\n'*}" "$COUNT")
 LAUNCH=(accelerate launch --config_file "accelerate_configs/$PRESET.yaml")
 if ((COUNT > 1)) && [[ $PRESET != *_x$COUNT ]]; then # no YAML for so many: the single card's, with their number

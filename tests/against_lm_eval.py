@@ -18,9 +18,9 @@ from lm_eval.tasks import TaskManager
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.runs import gpt2_tokenizer
-from pretrain.data import tokenization
-from pretrain.evaluation import items, likelihood
-from pretrain.evaluation.encoding import Encoded
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import items, likelihood
+from ursa_minor.evaluation.encoding import Encoded
 
 TASKS = ("arc_easy", "arc_challenge", "piqa", "winogrande", "lambada_openai", "blimp", "multiblimp_hin", "hellaswag")
 

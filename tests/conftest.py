@@ -36,8 +36,8 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks import runs as benchmark_runs  # noqa: E402
 from benchmarks.runs import once  # noqa: E402
-from pretrain.base import signals  # noqa: E402
-from pretrain.data import background  # noqa: E402
+from ursa_minor.base import signals  # noqa: E402
+from ursa_minor.data import background  # noqa: E402
 
 torch.set_num_threads(1)
 # A fork that is killed while it writes a line would take tqdm's lock, which all forks share, along with it.
@@ -108,10 +108,10 @@ class Done:
 @pytest.fixture(autouse=True)
 def records_reach_caplog() -> None:
     """Undo what a script's ``main`` that ran in this process did to the loggers."""
-    log = logging.getLogger("pretrain")
+    log = logging.getLogger("ursa_minor")
     log.handlers, log.propagate = [], True
     log.setLevel(logging.INFO)
-    for name in ("pretrain.recipe", "pretrain.recipe.reading"):
+    for name in ("ursa_minor.recipe", "ursa_minor.recipe.reading"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
@@ -315,9 +315,9 @@ def import_what_runs_need() -> None:
 
     import prepare_data  # noqa: F401
     import train  # noqa: F401
-    from pretrain.data import stream  # noqa: F401
-    from pretrain.model import gpt2  # noqa: F401
-    from pretrain.optim import adamw  # noqa: F401
+    from ursa_minor.data import stream  # noqa: F401
+    from ursa_minor.model import gpt2  # noqa: F401
+    from ursa_minor.optim import adamw  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:  # Transformers compiles its table of weights' names at the first one
         tiny = GPT2Config(n_layer=1, n_head=1, n_embd=2, vocab_size=2, n_positions=2, bos_token_id=0, eos_token_id=0)

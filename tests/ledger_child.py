@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import train
-from pretrain.base import files
-from pretrain.data import corpus, windows
-from pretrain.optim import update
-from pretrain.run import checkpoint, resume
+from ursa_minor.base import files
+from ursa_minor.data import corpus, windows
+from ursa_minor.optim import update
+from ursa_minor.run import checkpoint, resume
 
 
 def die() -> None:

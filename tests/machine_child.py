@@ -22,9 +22,9 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule
 
 import train
-from pretrain.data import windows
-from pretrain.machine import accelerator
-from pretrain.model import loss
+from ursa_minor.data import windows
+from ursa_minor.machine import accelerator
+from ursa_minor.model import loss
 
 RANK = "0"
 

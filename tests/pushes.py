@@ -15,8 +15,8 @@ from hub_server import HubServer
 from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
-from pretrain.base import files
-from pretrain.hub import card_merge, client, push
+from ursa_minor.base import files
+from ursa_minor.hub import card_merge, client, push
 
 ID, TOKEN = "me/run", "hf_" + "Canary" * 6
 # What a push asks of the Hub, in order.

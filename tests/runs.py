@@ -5,9 +5,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from pretrain.base import files
-from pretrain.base.layout import read_metrics
-from pretrain.run import checkpoint
+from ursa_minor.base import files
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.run import checkpoint
 
 TINY = ("--recipe", "tiny.yaml")
 TIMES = ("elapsed_seconds", "wall_seconds", "tokens_per_second", "ms_per_step", "data_wait_seconds")

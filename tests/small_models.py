@@ -3,9 +3,9 @@
 import torch
 from transformers import PreTrainedModel
 
-from pretrain.model import build
-from pretrain.model.loss import NextTokenLoss
-from pretrain.recipe import keys
+from ursa_minor.model import build
+from ursa_minor.model.loss import NextTokenLoss
+from ursa_minor.recipe import keys
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}

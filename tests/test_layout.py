@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
-from pretrain.recipe.keys import FIELDS
+from ursa_minor.recipe.keys import FIELDS
 from scripts import keys_table
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("base", "recipe", "data", "model", "optim", "machine", "evaluation", "hub", "run", "post")
-PACKAGES = sorted((ROOT / "pretrain").rglob("__init__.py"))
-# By their dotted name without "pretrain.", with slashes; some of a room's stand in a folder of their own.
+PACKAGES = sorted((ROOT / "ursa_minor").rglob("__init__.py"))
+# By their dotted name without "ursa_minor.", with slashes; some of a room's stand in a folder of their own.
 FILES = {
-    path.relative_to(ROOT / "pretrain").with_suffix("").as_posix(): path
-    for path in sorted((ROOT / "pretrain").rglob("*.py"))
-    if path.stem != "__init__" and path.parent != ROOT / "pretrain"
+    path.relative_to(ROOT / "ursa_minor").with_suffix("").as_posix(): path
+    for path in sorted((ROOT / "ursa_minor").rglob("*.py"))
+    if path.stem != "__init__" and path.parent != ROOT / "ursa_minor"
 }
 FOLDERS = {"data/readers", "evaluation/tasks"}
 SCRIPTS = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
@@ -51,7 +51,7 @@ def imported(path):
 
 def ours(path):
     """Files of the rooms that a file imports, as ``room/file``."""
-    return {file_of(name) for name in imported(path) if name.startswith("pretrain.")}
+    return {file_of(name) for name in imported(path) if name.startswith("ursa_minor.")}
 
 
 def file_of(name):
@@ -66,8 +66,8 @@ def dotted(node):
 
 def test_each_file_stands_in_a_room_and_a_room_itself_holds_a_docstring_only():
     assert {name.partition("/")[0] for name in FILES} == set(ROOMS)
-    folders = {path.parent.relative_to(ROOT / "pretrain").as_posix() for path in PACKAGES}
-    assert folders == {".", *ROOMS, *FOLDERS} and not list((ROOT / "pretrain").glob("[a-z]*.py"))
+    folders = {path.parent.relative_to(ROOT / "ursa_minor").as_posix() for path in PACKAGES}
+    assert folders == {".", *ROOMS, *FOLDERS} and not list((ROOT / "ursa_minor").glob("[a-z]*.py"))
     assert all(len(tree(path).body) == 1 and ast.get_docstring(tree(path)) for path in PACKAGES)
 
 
@@ -87,11 +87,11 @@ def test_imports_are_written_out_and_none_is_of_a_script():
 def test_what_is_asked_before_training_needs_no_torch_and_cards_no_package():
     rooms = {"recipe": "reading plan", "model": "architectures", "optim": "optimizers", "data": "sources shards"}
     rooms["machine"] = "estimate forecast doctor verdicts"
-    names = [f"pretrain.{room}.{name}" for room, found in rooms.items() for name in found.split()]
+    names = [f"ursa_minor.{room}.{name}" for room, found in rooms.items() for name in found.split()]
     heavy = {"torch", "transformers", "accelerate"}
     code = f"import sys, {', '.join(names)}; sys.exit(str({heavy} & {{*sys.modules}} or ''))"
     assert not subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr.strip()
-    subprocess.run([sys.executable, "-S", "-c", "import pretrain.base.cards"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-S", "-c", "import ursa_minor.base.cards"], cwd=ROOT, check=True)
 
 
 def test_no_pickle_anywhere():
@@ -144,7 +144,7 @@ def test_every_package_that_is_imported_is_declared():
     declared = {name.lower() for text in ("", "-trackers", "-post") for name in packages(f"requirements{text}.txt")}
     for path in PRODUCT:
         names = {name.lstrip(".").split(".")[0] for name in imported(path)} - sys.stdlib_module_names
-        names -= {"pretrain", "bitsandbytes", "gguf", *SCRIPTS}  # the packages: where they are needed
+        names -= {"ursa_minor", "bitsandbytes", "gguf", *SCRIPTS}  # the packages: where they are needed
         assert {DISTRIBUTIONS.get(name, name) for name in names} <= declared, path
 
 

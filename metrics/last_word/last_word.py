@@ -4,7 +4,7 @@ acc: greedy decoding gives the word; perplexity: exp of the mean negative log-li
 standard error. LAMBADA: Paperno et al. 2016, https://arxiv.org/abs/1606.06031.
 """
 
-# The package computes the same scores in pretrain/evaluation/metrics.py, and a test keeps both equal. This file does not
+# The package computes the same scores in ursa_minor/evaluation/metrics.py, and a test keeps both equal. This file does not
 # import it, because evaluate copies a metric into its cache and loads it where the package may not be importable. The
 # package does not import this file, because evaluate and datasets take seconds to import.
 import math

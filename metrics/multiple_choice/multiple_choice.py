@@ -6,7 +6,7 @@ llm.c), each with its standard error, the sample's deviation / sqrt(n). See
 https://blog.eleuther.ai/multiple-choice-normalization/.
 """
 
-# The package computes the same scores in pretrain/evaluation/metrics.py, and a test keeps both equal. This file does not
+# The package computes the same scores in ursa_minor/evaluation/metrics.py, and a test keeps both equal. This file does not
 # import it, because evaluate copies a metric into its cache and loads it where the package may not be importable. The
 # package does not import this file, because evaluate and datasets take seconds to import.
 import math

@@ -8,7 +8,7 @@ import subprocess
 from conftest import ROOT
 
 from benchmarks.estimate_cards import TRAINING_SOURCES
-from pretrain.base import cards
+from ursa_minor.base import cards
 
 KNOWN = {
     "NVIDIA GeForce RTX 3090": "rtx3090",

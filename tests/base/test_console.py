@@ -9,9 +9,9 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from pretrain.base import console
+from ursa_minor.base import console
 
-log = logging.getLogger("pretrain.room.file")
+log = logging.getLogger("ursa_minor.room.file")
 
 
 def test_a_line_goes_to_standard_error_once_as_it_is_and_an_error_is_called_one(capsys, caplog):
@@ -70,7 +70,7 @@ def test_records_of_a_library_are_redacted(tmp_path, capsys):
     """The reader of a stream gives our handler to huggingface_hub, which reports its retries."""
     console.start()
     console.keep_in(tmp_path / "run.log")
-    (terminal,) = logging.getLogger("pretrain").handlers
+    (terminal,) = logging.getLogger("ursa_minor").handlers
     library = logging.Logger("huggingface_hub")
     library.addHandler(terminal)
     library.warning("HTTP Error 429 for %s", "https://me:secret@h/x?token=secret\x1b[2J")

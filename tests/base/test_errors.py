@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from pretrain.base import entry, files
-from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput, TrainingStopped
+from ursa_minor.base import entry, files
+from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.errors import BadInput, TrainingStopped
 
 
 def raising(error):

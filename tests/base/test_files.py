@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from pretrain.base import files
-from pretrain.base.errors import BadInput, Unsupported, machine_fault
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput, Unsupported, machine_fault
 
 
 def test_windows_is_answered_in_a_line_that_names_wsl_2():
-    without = "import sys; sys.modules['fcntl'] = None; import pretrain.base.files"
+    without = "import sys; sys.modules['fcntl'] = None; import ursa_minor.base.files"
     done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("error: this needs Linux or macOS; on Windows use WSL 2")
     assert len(done.stderr.splitlines()) == 1

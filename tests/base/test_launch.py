@@ -2,8 +2,8 @@
 
 import pytest
 
-from pretrain.base.errors import BadInput
-from pretrain.base.launch import refuse_incomplete_launch
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.launch import refuse_incomplete_launch
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

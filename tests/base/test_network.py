@@ -6,8 +6,8 @@ from email.utils import formatdate
 import pytest
 from pushes import Clock
 
-from pretrain.base import network
-from pretrain.base.network import Unreadable, moving, refuse_page, retry_after
+from ursa_minor.base import network
+from ursa_minor.base.network import Unreadable, moving, refuse_page, retry_after
 
 SILLY = ("", "²", "-5", "nan", "1e3", "soon", "Wed, 99 Oct 2026 07:28:00 GMT")
 

@@ -8,7 +8,7 @@ import string
 
 import pytest
 
-from pretrain.base.redaction import (
+from ursa_minor.base.redaction import (
     AZURE_PARAMETERS,
     CREDENTIAL_PARAMETERS,
     RedactingFilter,

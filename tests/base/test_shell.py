@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from pretrain.base.shell import ollama_name, path_word
+from ursa_minor.base.shell import ollama_name, path_word
 
 
 @pytest.mark.parametrize("path", ["runs/a", "my runs/o'x", "runs/é ü", 'a"b', "$HOME;ls", "-x", "--out", "-"])

@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from pretrain.base.errors import TrainingStopped
-from pretrain.base.signals import SIGNALS, ignore_warnings
-from pretrain.base.stopping import LAUNCHED, StopRequest, end_with_launcher, ending_at_once, raise_on_lost_peer
+from ursa_minor.base.errors import TrainingStopped
+from ursa_minor.base.signals import SIGNALS, ignore_warnings
+from ursa_minor.base.stopping import LAUNCHED, StopRequest, end_with_launcher, ending_at_once, raise_on_lost_peer
 
 
 @pytest.fixture

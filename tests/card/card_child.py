@@ -18,9 +18,9 @@ import torch
 from ledger_child import after, die
 from pretend_cuda import Card, Machine, pretend
 
-from pretrain.machine import doctor, probes
-from pretrain.model import loss
-from pretrain.optim import update
+from ursa_minor.machine import doctor, probes
+from ursa_minor.model import loss
+from ursa_minor.optim import update
 
 OF_THE_CARD = ("allocator", "backend", "compiled", "exchanged", "profiled", "wrapped")
 

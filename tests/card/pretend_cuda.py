@@ -39,7 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import arg_tree_leaves
 from transformers import masking_utils
 
-from pretrain.machine import hardware
+from ursa_minor.machine import hardware
 
 PRODUCT = str(Path(__file__).resolve().parents[2])
 CPU, CUDA, XLA = torch.device("cpu"), torch.device("cuda", 0), torch.device("xla", 0)
@@ -213,7 +213,7 @@ def _place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         folder, file = os.path.split(frame.f_code.co_filename)
-        if folder == PRODUCT or folder.startswith(os.path.join(PRODUCT, "pretrain")):
+        if folder == PRODUCT or folder.startswith(os.path.join(PRODUCT, "ursa_minor")):
             return f"{file.removesuffix('.py')}.{frame.f_code.co_qualname.partition('.<locals>')[0]}"
         frame = frame.f_back
     return "elsewhere"

@@ -12,20 +12,20 @@ from conftest import ROOT
 from pretend_cuda import A6000, CUDA, H200, RTX_3060, T4, UNKNOWN, CudaTensor, on
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from pretrain.base import cards, cudnn
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.evaluation import likelihood, sampling
-from pretrain.evaluation.validation import validation_loss
-from pretrain.machine import doctor, fit, hardware
-from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
-from pretrain.model.attention import kernel_taken
-from pretrain.model.build import build
-from pretrain.model.loss import NextTokenLoss
-from pretrain.optim.muon import orthogonalize
-from pretrain.post import rewards
-from pretrain.recipe import keys, reading
-from pretrain.run import opening
+from ursa_minor.base import cards, cudnn
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import likelihood, sampling
+from ursa_minor.evaluation.validation import validation_loss
+from ursa_minor.machine import doctor, fit, hardware
+from ursa_minor.machine.accelerator import make_accelerator, refuse_cuda_graphs
+from ursa_minor.model.attention import kernel_taken
+from ursa_minor.model.build import build
+from ursa_minor.model.loss import NextTokenLoss
+from ursa_minor.optim.muon import orthogonalize
+from ursa_minor.post import rewards
+from ursa_minor.recipe import keys, reading
+from ursa_minor.run import opening
 
 MIB = 2**20
 SHAPE = {"vocab_size": 64, "sequence_length": 16, "n_layer": 1, "n_head": 1, "n_embd": 8, "seed": 1}

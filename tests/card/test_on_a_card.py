@@ -19,9 +19,9 @@ from conftest import RECIPE, ROOT, WORDS, Done, run, torchrun_environments
 from pretend_cuda import A6000, H200, T4, Card, on
 from runs import TINY, final_state, losses, rows
 
-from pretrain.base import cards
-from pretrain.machine import estimate, probes
-from pretrain.recipe import reading
+from ursa_minor.base import cards
+from ursa_minor.machine import estimate, probes
+from ursa_minor.recipe import reading
 
 HAS_EVALUATE = importlib.util.find_spec("evaluate") is not None
 CHILD = str(ROOT / "tests" / "card" / "card_child.py")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import background
-from pretrain.data.background import DataWait, Preparation
+from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.data import background
+from ursa_minor.data.background import DataWait, Preparation
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30  # an event that does not come in this time is a failure
@@ -26,8 +26,8 @@ DIE = "import os; os.kill(os.getpid(), 9)"
 # Its parent has a Preparation and waits to be killed; standard error, which the reader's process inherits, stays open.
 PARENT = f"""
 import sys
-from pretrain.base import console
-from pretrain.data.background import Preparation
+from ursa_minor.base import console
+from ursa_minor.data.background import Preparation
 console.start(stream=sys.stdout)
 reader = Preparation([sys.executable, "-c", {ECHO!r}])
 sys.stdin.read()

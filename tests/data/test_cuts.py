@@ -12,11 +12,11 @@ from odd_texts import random_text
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pretrain.base.errors import BadInput
-from pretrain.data import cuts, tokenization
-from pretrain.data.documents import DocumentEncoder
-from pretrain.data.readers import text as text_reader
-from pretrain.run import conversion
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import cuts, tokenization
+from ursa_minor.data.documents import DocumentEncoder
+from ursa_minor.data.readers import text as text_reader
+from ursa_minor.run import conversion
 
 REGEXES = {  # the split, and whether the tokenizer normalizes to NFC
     "qwen2": (cuts.QWEN2, True),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pretrain.data import progress
-from pretrain.data.documents import NO_IDS, Document
+from ursa_minor.data import progress
+from ursa_minor.data.documents import NO_IDS, Document
 
 NOTHING = {"splits": {"train": []}, "counts": {"train": {}}}
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base import files
-from pretrain.base.errors import BadInput
-from pretrain.data import shards
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import shards
 
 
 def make_writer(folder, *, split="train", part=0, first_number=0, vocab_size=1000, shard_tokens=10**6):

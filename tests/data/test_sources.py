@@ -13,10 +13,10 @@ import pytest
 from data_server import DataServer
 from odd_texts import random_text
 
-from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import remote, sources
-from pretrain.data.readers import text as text_reader
-from pretrain.recipe import keys
+from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.data import remote, sources
+from ursa_minor.data.readers import text as text_reader
+from ursa_minor.recipe import keys
 
 ODD = "a\r\nb\rc\n\n\x01\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
 PLAIN = {"data_seed": 1, "validation_tokens": 1000, "shard_tokens": 5000, "tokenizer": "one"}

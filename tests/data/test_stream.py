@@ -28,13 +28,13 @@ from conftest import RECIPE, in_fork
 from data_server import DataServer
 
 import prepare_data
-from pretrain.base import network
-from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import prepare, remote, stream
-from pretrain.data.shards import is_complete
-from pretrain.data.sources import FoundSource
-from pretrain.hub import client
-from pretrain.recipe import keys
+from ursa_minor.base import network
+from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.data import prepare, remote, stream
+from ursa_minor.data.shards import is_complete
+from ursa_minor.data.sources import FoundSource
+from ursa_minor.hub import client
+from ursa_minor.recipe import keys
 
 N, GROUP = 700, 100  # rows of a file; of a row group
 ROWS = [f"row {i} {random.Random(i).randbytes(15 + i % 40).hex()}" for i in range(N)]
@@ -431,7 +431,7 @@ class Hub:
         waits, said, logged = [], [], logging.Handler()
         remote.time.sleep = waits.append
         logged.emit = lambda record: said.append(record.getMessage())
-        logging.getLogger("pretrain").addHandler(logged)
+        logging.getLogger("ursa_minor").addHandler(logged)
         return waits, said
 
     def _read(self, how):

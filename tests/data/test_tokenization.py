@@ -11,9 +11,9 @@ from conftest import gpt2_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.data.documents import DocumentEncoder
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.data.documents import DocumentEncoder
 
 TEXT = (
     "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 a\u00a0b\u2028c\x85 end\n<|endoftext|> <|en"

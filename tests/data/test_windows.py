@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.base.errors import BadInput
-from pretrain.data import windows
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import windows
 
 CPU = torch.device("cpu")
 HEADER = 1024

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrain.evaluation.baselines import bigram_loss
+from ursa_minor.evaluation.baselines import bigram_loss
 
 VOCABULARY = 7
 

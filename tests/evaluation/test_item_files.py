@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import task_rows
 
-from pretrain.base.errors import BadInput
-from pretrain.evaluation import items
+from ursa_minor.base.errors import BadInput
+from ursa_minor.evaluation import items
 
 
 def own_arc(seed):

@@ -18,13 +18,13 @@ from data_server import DataServer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import eval_tasks
-from pretrain.base.errors import BadInput
-from pretrain.base.layout import read_metrics
-from pretrain.data import tokenization
-from pretrain.evaluation import items, likelihood, scoring
-from pretrain.evaluation.encoding import Encoded
-from pretrain.evaluation.tasks import hellaswag
-from pretrain.recipe import keys
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import items, likelihood, scoring
+from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation.tasks import hellaswag
+from ursa_minor.recipe import keys
 
 SHARED = ROOT.parent / "shared" / "data"
 

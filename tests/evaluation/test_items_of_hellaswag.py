@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import normalizers, processors
 
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.evaluation import items as task_items
-from pretrain.evaluation.encoding import Encoded
-from pretrain.evaluation.likelihood import Answer
-from pretrain.evaluation.tasks import hellaswag
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import items as task_items
+from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation.likelihood import Answer
+from ursa_minor.evaluation.tasks import hellaswag
 
 ROW = {
     "activity_label": "Baking",

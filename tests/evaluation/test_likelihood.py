@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
-from pretrain.evaluation import likelihood
-from pretrain.model.build import build
-from pretrain.recipe import keys
+from ursa_minor.evaluation import likelihood
+from ursa_minor.model.build import build
+from ursa_minor.recipe import keys
 
 VOCAB, IDS = 64, 60  # rows of the embedding, of which the last are padding
 CONTEXT = 24

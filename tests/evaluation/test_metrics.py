@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pretrain.evaluation import metrics, scoring
+from ursa_minor.evaluation import metrics, scoring
 
 NAN, INF = math.nan, math.inf
 CHOICE = {

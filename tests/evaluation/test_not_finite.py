@@ -10,12 +10,12 @@ import torch
 from small_models import built, overflowing, stock_of
 from task_rows import DATASETS, blimp
 
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.evaluation import items, likelihood, sampling, scoring
-from pretrain.evaluation.encoding import Encoded
-from pretrain.evaluation.evaluator import MAX_SKIPS, Evaluator
-from pretrain.post import chat, problems, rewards
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import items, likelihood, sampling, scoring
+from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation.evaluator import MAX_SKIPS, Evaluator
+from ursa_minor.post import chat, problems, rewards
 
 PRECISIONS = [torch.float16, torch.bfloat16, torch.float32]
 ROWS = {name: list(files.values())[0][8:14] for name, files in DATASETS.items()}

@@ -5,8 +5,8 @@ from decimal import Decimal
 import pytest
 import task_rows
 
-from pretrain.evaluation import items
-from pretrain.evaluation.rows import validate
+from ursa_minor.evaluation import items
+from ursa_minor.evaluation.rows import validate
 
 TASKS = items.records()
 ROWS = {

@@ -9,9 +9,9 @@ import torch
 from small_models import built
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
-from pretrain.data import tokenization
-from pretrain.evaluation.evaluator import Evaluator
-from pretrain.evaluation.sampling import Sampling, Streamer, sample
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation.evaluator import Evaluator
+from ursa_minor.evaluation.sampling import Sampling, Streamer, sample
 
 CONTEXT, USED, ROWS, END, MARK = 8, 12, 32, 11, 10
 

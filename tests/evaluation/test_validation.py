@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.evaluation.validation import validation_loss
+from ursa_minor.evaluation.validation import validation_loss
 
 CPU = torch.device("cpu")
 

@@ -4,9 +4,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from pretrain.hub import card_merge, card_metadata
-from pretrain.hub.card_merge import add_results, mark, merge
-from pretrain.hub.card_metadata import CannotMerge
+from ursa_minor.hub import card_merge, card_metadata
+from ursa_minor.hub.card_merge import add_results, mark, merge
+from ursa_minor.hub.card_metadata import CannotMerge
 
 
 def index(*values: tuple, name: str = "run") -> list[dict]:

@@ -7,8 +7,8 @@ from hub_server import Fault
 from huggingface_hub import HfApi
 from pushes import ENDPOINTS, ID, TOKEN, stage
 
-from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.hub import client, fetch, push
+from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.hub import client, fetch, push
 
 pytest_plugins = ["pushes"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
@@ -28,7 +28,7 @@ def test_token_is_in_no_file_no_message_and_no_request_but_its_header_and_the_te
     fetch.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"Canary" in path.read_bytes()]
     assert any("redacted" in line for line in caplog.messages)
-    assert {record.name.split(".")[0] for record in caplog.records} == {"pretrain"} and capfd.readouterr() == ("", "")
+    assert {record.name.split(".")[0] for record in caplog.records} == {"ursa_minor"} and capfd.readouterr() == ("", "")
     for text in [*caplog.messages, str(caught.value)]:
         assert "Canary" not in text and "hf_oauth" not in text
     assert {request.token for request in server.requests} == {TOKEN, None}

@@ -9,9 +9,9 @@ from hub_server import Fault
 from huggingface_hub import constants
 from pushes import ENDPOINTS, ID, content, parts, stage, tag
 
-from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.hub import fetch as fetching
-from pretrain.hub import push
+from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.hub import fetch as fetching
+from ursa_minor.hub import push
 
 pytest_plugins = ["pushes"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects

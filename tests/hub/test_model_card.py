@@ -10,14 +10,14 @@ from conftest import ROOT
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
-from pretrain.data import tokenization
-from pretrain.evaluation.items import records
-from pretrain.evaluation.tasks.hellaswag import TASK
-from pretrain.hub import card_merge, model_card, scores
-from pretrain.machine.facts import Facts
-from pretrain.model import export
-from pretrain.model.build import build
-from pretrain.recipe import keys, reading
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation.items import records
+from ursa_minor.evaluation.tasks.hellaswag import TASK
+from ursa_minor.hub import card_merge, model_card, scores
+from ursa_minor.machine.facts import Facts
+from ursa_minor.model import export
+from ursa_minor.model.build import build
+from ursa_minor.recipe import keys, reading
 
 UPDATES = [
     {"step": step, "tokens": 100 * step, "train/loss": 5.0 - step / 100, "elapsed_seconds": 36.0 * step}

@@ -10,9 +10,9 @@ from hub_server import Fault
 from huggingface_hub import HfApi, constants
 from pushes import ENDPOINTS, ID, assert_arrived, content, make_push, stage, tag, title, waiting
 
-from pretrain.base import files
-from pretrain.base.errors import BadInput
-from pretrain.hub import client, push
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.hub import client, push
 
 pytest_plugins = ["pushes"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects

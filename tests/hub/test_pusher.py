@@ -7,8 +7,8 @@ import pytest
 from hub_server import Fault, HubServer
 from pushes import ENDPOINTS, ID, assert_arrived, stage, submit, tag, title, wait_until, waiting
 
-from pretrain.base import files
-from pretrain.hub import client, push
+from ursa_minor.base import files
+from ursa_minor.hub import client, push
 
 pytest_plugins = ["pushes"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.machine import accelerator, hardware
-from pretrain.machine.accelerator import make_accelerator
-from pretrain.machine.accelerator import refuse_impossible as refuse
-from pretrain.recipe import keys
+from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.machine import accelerator, hardware
+from ursa_minor.machine.accelerator import make_accelerator
+from ursa_minor.machine.accelerator import refuse_impossible as refuse
+from ursa_minor.recipe import keys
 
 CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)
 T4 = hardware.Device("cuda", "Tesla T4", 15 * 2**30, (7, 5), 1, True)

@@ -10,11 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import estimate_cards, memory_card
-from pretrain.base import cards
-from pretrain.machine import estimate, forecast
-from pretrain.model import build
-from pretrain.model.loss import CARD_ROWS
-from pretrain.recipe import keys, reading
+from ursa_minor.base import cards
+from ursa_minor.machine import estimate, forecast
+from ursa_minor.model import build
+from ursa_minor.model.loss import CARD_ROWS
+from ursa_minor.recipe import keys, reading
 
 GPT2 = estimate.GPT2_124M
 GROUPED = {"architecture": "llama", "n_head": 12, "num_key_value_heads": 4, "intermediate_size": 2048}

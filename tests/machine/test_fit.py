@@ -9,8 +9,8 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 
-from pretrain.base.errors import BadInput
-from pretrain.machine import fit
+from ursa_minor.base.errors import BadInput
+from ursa_minor.machine import fit
 
 
 def rehearse(step, module=None, **how):

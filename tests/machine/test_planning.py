@@ -10,12 +10,12 @@ import pytest
 from conftest import ROOT
 
 import check_setup
-from pretrain.base import cards
-from pretrain.data import prepare
-from pretrain.machine import planning
-from pretrain.machine.supply import Supply, supply
-from pretrain.recipe import keys, reading
-from pretrain.recipe.plan import MANY_EPOCHS
+from ursa_minor.base import cards
+from ursa_minor.data import prepare
+from ursa_minor.machine import planning
+from ursa_minor.machine.supply import Supply, supply
+from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe.plan import MANY_EPOCHS
 
 GPT2 = "recipes/gpt2_124m.yaml"
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from pretrain.machine import doctor, probes
-from pretrain.model import loss
+from ursa_minor.machine import doctor, probes
+from ursa_minor.model import loss
 
 HANG = """
 import subprocess, sys, time
@@ -25,7 +25,7 @@ def script(text: str, *arguments: str, seconds: float = 60) -> dict:
 
 
 def trial(name: str, *launch: str, **given) -> dict:
-    return doctor.attempt([sys.executable, *launch, "-m", "pretrain.machine.probes", name, json.dumps(given)], 300)
+    return doctor.attempt([sys.executable, *launch, "-m", "ursa_minor.machine.probes", name, json.dumps(given)], 300)
 
 
 def test_a_hang_is_an_answer_within_its_time_and_leaves_no_process(tmp_path):

@@ -3,10 +3,10 @@
 import pytest
 from conftest import RECIPE
 
-from pretrain.machine import time_budget
-from pretrain.machine.time_budget import MARGIN, TimeBudget
-from pretrain.optim.schedule import Length
-from pretrain.recipe import keys, reading
+from ursa_minor.machine import time_budget
+from ursa_minor.machine.time_budget import MARGIN, TimeBudget
+from ursa_minor.optim.schedule import Length
+from ursa_minor.recipe import keys, reading
 
 
 class FakeClock:
@@ -66,7 +66,7 @@ def expected_steps(elapsed, per_update, *, step=20, limit=3600.0, reserve=0.0):
 
 def test_length_is_planned_once_after_twenty_updates(recipe, clock, caplog):
     budget = make_budget(recipe, clock)
-    with caplog.at_level("INFO", "pretrain"):
+    with caplog.at_level("INFO", "ursa_minor"):
         planned = train(budget, clock, [2.0] * 60)
     assert planned[:19] == [None] * 19
     assert planned[19] == Length(expected_steps(40, 2.0), 0, changed_at=20, rate_before=planned[19].rate_before)

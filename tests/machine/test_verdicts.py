@@ -3,8 +3,8 @@
 import pytest
 from conftest import ROOT
 
-from pretrain.base import cards, cudnn
-from pretrain.machine import verdicts
+from ursa_minor.base import cards, cudnn
+from ursa_minor.machine import verdicts
 
 # What the wheels hold (torch.cuda.get_arch_list()), as far as these tests need it.
 CU126 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()  # noqa: SIM905

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import transformers.utils
 
-from pretrain.base.errors import BadInput
-from pretrain.model import adapters
-from pretrain.model.find import find
-from pretrain.post import rewards
+from ursa_minor.base.errors import BadInput
+from ursa_minor.model import adapters
+from ursa_minor.model.find import find
+from ursa_minor.post import rewards
 
 
 def write(folder: Path, *names: str, **fields: str) -> None:

@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from pretrain.model import attention
-from pretrain.model.loss import NextTokenLoss
+from ursa_minor.model import attention
+from ursa_minor.model.loss import NextTokenLoss
 
 SEPARATOR, LENGTH = 0, 24
 # Inside, at the start, none, of one token each (also the last), all of one token.

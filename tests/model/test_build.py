@@ -6,7 +6,7 @@ from small_models import KINDS, built, gradients, ids, randomize, stock_of
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from pretrain.model.loss import NextTokenLoss
+from ursa_minor.model.loss import NextTokenLoss
 
 
 @pytest.fixture(params=KINDS)

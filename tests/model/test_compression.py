@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
-from pretrain.base.errors import BadInput
-from pretrain.model import compression
+from ursa_minor.base.errors import BadInput
+from ursa_minor.model import compression
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from safetensors import safe_open
 from small_models import LLAMA, built, ids, randomize, stock_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from pretrain.base import files
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.model import export
-from pretrain.model.attention import CAUSAL
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.model import export
+from ursa_minor.model.attention import CAUSAL
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import torch
 from conftest import ROOT
 from small_models import built
 
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.model import export, pretrained
-from pretrain.model.find import find
-from pretrain.recipe import reading
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.model import export, pretrained
+from ursa_minor.model.find import find
+from ursa_minor.recipe import reading
 
 pytest_plugins = ["pushes"]
 

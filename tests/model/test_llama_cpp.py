@@ -20,10 +20,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from pretrain.base.errors import BadInput
-from pretrain.data import cuts, tokenization
-from pretrain.model import export, llama_cpp
-from pretrain.post import chat
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import cuts, tokenization
+from ursa_minor.model import export, llama_cpp
+from ursa_minor.post import chat
 
 gguf = pytest.importorskip("gguf")
 SCRIPTS = {

@@ -14,9 +14,9 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2LMHeadModel
 
-from pretrain.model import attention
-from pretrain.model.loss import NextTokenLoss, _ChunkedLoss, loss_module
-from pretrain.recipe import keys
+from ursa_minor.model import attention
+from ursa_minor.model.loss import NextTokenLoss, _ChunkedLoss, loss_module
+from ursa_minor.recipe import keys
 
 
 @pytest.fixture

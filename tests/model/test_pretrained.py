@@ -19,12 +19,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.model import build, export, pretrained
-from pretrain.model.attention import CAUSAL
-from pretrain.model.loss import NextTokenLoss
-from pretrain.recipe import keys
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.model import build, export, pretrained
+from ursa_minor.model.attention import CAUSAL
+from ursa_minor.model.loss import NextTokenLoss
+from ursa_minor.recipe import keys
 
 SHAPELESS = yaml.safe_load(RECIPE) | dict.fromkeys(keys.MODEL_KEYS)
 SHAPELESS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)

@@ -7,10 +7,10 @@ import yaml
 from conftest import RECIPE
 from small_models import built
 
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.model import export, pretrained, vocabulary
-from pretrain.recipe import keys
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.model import export, pretrained, vocabulary
+from ursa_minor.recipe import keys
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from small_models import built
 from test_optimizers import fill_gradients, made, tiny
 from transformers import Trainer, TrainingArguments
 
-from pretrain.optim import muon
+from ursa_minor.optim import muon
 
 
 def clones(model) -> dict[str, torch.Tensor]:

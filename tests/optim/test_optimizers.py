@@ -11,12 +11,12 @@ from conftest import ROOT
 from torch import nn
 from transformers import PreTrainedModel
 
-from pretrain.base.errors import BadInput
-from pretrain.machine import estimate
-from pretrain.model import build
-from pretrain.model.architectures import ARCHITECTURES
-from pretrain.optim import optimizers, schedule
-from pretrain.recipe import keys
+from ursa_minor.base.errors import BadInput
+from ursa_minor.machine import estimate
+from ursa_minor.model import build
+from ursa_minor.model.architectures import ARCHITECTURES
+from ursa_minor.optim import optimizers, schedule
+from ursa_minor.recipe import keys
 
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 SETTINGS = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)

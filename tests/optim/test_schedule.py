@@ -11,8 +11,8 @@ from transformers import (
     get_wsd_schedule,
 )
 
-from pretrain.optim.schedule import Length, decay_begins, learning_rate, shorten
-from pretrain.recipe import keys
+from ursa_minor.optim.schedule import Length, decay_begins, learning_rate, shorten
+from ursa_minor.recipe import keys
 
 PEAK = 2.0
 FALLING = ("cosine", "linear", "wsd")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.optim import update
+from ursa_minor.optim import update
 
 INF, NAN = math.inf, math.nan
 

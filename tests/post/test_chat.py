@@ -8,11 +8,11 @@ import torch
 from small_models import built, randomize, stock_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.evaluation import sampling
-from pretrain.model import export
-from pretrain.post import chat
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import sampling
+from ursa_minor.model import export
+from ursa_minor.post import chat
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz \n"
 GREEDY = sampling.Sampling(max_new_tokens=20, temperature=0.0, top_k=0, top_p=1.0, seed=1)

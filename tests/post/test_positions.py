@@ -5,8 +5,8 @@ import torch
 from conftest import in_fork, needs_trl
 from small_models import built, ids, randomize, stock_of
 
-from pretrain.data import tokenization
-from pretrain.post.positions import derive_positions
+from ursa_minor.data import tokenization
+from ursa_minor.post.positions import derive_positions
 
 PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1], [1] * 8])
 

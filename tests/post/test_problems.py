@@ -7,9 +7,9 @@ import pytest
 import torch
 from small_models import built, randomize, stock_of
 
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.post import chat, problems, rewards
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.post import chat, problems, rewards
 
 CHAT = [{"role": "user", "content": "a"}]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.post import rewards
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.post import rewards
 
 ADD = "def add(a, b):\n"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from pretrain.base.errors import BadInput
-from pretrain.post import settings
+from ursa_minor.base.errors import BadInput
+from ursa_minor.post import settings
 
 TASK = {"model": "runs/a", "reward": "addition", "prompts": "p.jsonl", "held_out": "h.jsonl"}
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from conftest import RECIPE
 
-from pretrain.base.errors import BadInput
-from pretrain.recipe import keys, reading
+from ursa_minor.base.errors import BadInput
+from ursa_minor.recipe import keys, reading
 
 COMMON = {
     name: value for name, value in yaml.safe_load(RECIPE).items() if name not in ("validation_fraction", "tokenizer")
@@ -57,7 +57,7 @@ def source_keys(recipe):
 @pytest.mark.parametrize("flag", [{"dataset_name": "me/mine"}, {"data_files": ["c.jsonl"]}, {"data_dir": "d"}])
 @pytest.mark.parametrize("recipe_source", SOURCES)
 def test_source_flag_replaces_whole_recipe_source(tmp_path, caplog, recipe_source, flag):
-    caplog.set_level(logging.INFO, "pretrain")
+    caplog.set_level(logging.INFO, "ursa_minor")
     recipe = load(tmp_path, SOURCES[recipe_source], **flag)
     assert source_keys(recipe) == flag
     (key,) = flag
@@ -78,7 +78,7 @@ def test_source_flag_replaces_whole_recipe_source(tmp_path, caplog, recipe_sourc
     ],
 )
 def test_repeated_source_flag_replaces_nothing(tmp_path, caplog, stated, flags):
-    caplog.set_level(logging.INFO, "pretrain.recipe.data_source")
+    caplog.set_level(logging.INFO, "ursa_minor.recipe.data_source")
     assert source_keys(load(tmp_path, stated, **flags)) == source_keys(load(tmp_path, stated)) | flags
     assert not caplog.messages
 
@@ -129,7 +129,7 @@ def test_columns_of_recipe_without_source_stay(tmp_path):
     ],
 )
 def test_two_data_sources_are_an_error(tmp_path, caplog, stated, flags, names):
-    caplog.set_level(logging.INFO, "pretrain")
+    caplog.set_level(logging.INFO, "ursa_minor")
     (message,) = errors_of(tmp_path, stated, **flags)
     assert f"{names} are different data sources" in message
     assert not caplog.messages
@@ -232,7 +232,7 @@ def test_eval_only_uses_flags_without_eval_steps(tmp_path):
     ],
 )
 def test_recipe_key_without_effect_is_dropped_with_note(tmp_path, caplog, stated, flags, dropped):
-    caplog.set_level(logging.INFO, "pretrain")
+    caplog.set_level(logging.INFO, "ursa_minor")
     values = keys.flat(load(tmp_path, HUB | {"text_column": None} | stated, **flags))
     assert {name: values[name] for name in dropped} == dropped
     (note,) = [line for line in caplog.messages if line.startswith("With these flags")]
@@ -240,14 +240,14 @@ def test_recipe_key_without_effect_is_dropped_with_note(tmp_path, caplog, stated
 
 
 def test_ineffective_key_of_the_file_is_left_alone(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "pretrain.recipe.data_source")
+    caplog.set_level(logging.INFO, "ursa_minor.recipe.data_source")
     recipe = load(tmp_path, HUB | {"decay_ratio": 0.5}, seed="3")
     assert recipe.schedule.decay_ratio == 0.5
     assert not caplog.messages
 
 
 def test_init_from_replaces_model_and_tokenizer(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "pretrain.recipe.data_source")
+    caplog.set_level(logging.INFO, "ursa_minor.recipe.data_source")
     stated = HUB | {"initializer_range": 0.1, "tokenizer": "bpe", "tokenizer_vocab_size": 999}
     recipe = load(tmp_path, stated, init_from="owner/model")
     assert recipe.data.tokenizer == "owner/model" and recipe.data.tokenizer_vocab_size == 4096

@@ -13,8 +13,8 @@ import eval_tasks
 import export_model
 import generate
 import prepare_data
-from pretrain.base.errors import BadInput
-from pretrain.recipe import keys, reading
+from ursa_minor.base.errors import BadInput
+from ursa_minor.recipe import keys, reading
 
 STEP_KEYS = [name for name in keys.FIELDS if name.endswith("_steps")]
 

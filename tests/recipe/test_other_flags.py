@@ -8,8 +8,8 @@ from conftest import ROOT
 import check_setup
 import generate
 import prepare_data
-from pretrain.base.errors import BadInput
-from pretrain.recipe import keys, other_flags, reading
+from ursa_minor.base.errors import BadInput
+from ursa_minor.recipe import keys, other_flags, reading
 
 ROWS = [(trainer, row) for trainer, rows in other_flags.TRAINERS.items() for row in rows]
 # Flags of train.py that are not recipe keys, and of the scripts for which there are answers.

@@ -13,11 +13,11 @@ import compare_runs
 import eval_tasks
 import export_model
 import generate
-from pretrain.base import paths
-from pretrain.base.errors import BadInput
-from pretrain.hub import model_card
-from pretrain.machine import facts
-from pretrain.recipe import keys, places, reading
+from ursa_minor.base import paths
+from ursa_minor.base.errors import BadInput
+from ursa_minor.hub import model_card
+from ursa_minor.machine import facts
+from ursa_minor.recipe import keys, places, reading
 
 BASE = yaml.safe_load(RECIPE) | {"data_files": ["a.txt"], "vocab_size": 512}
 LISTS = ("data_files", "validation_files", "task_files")

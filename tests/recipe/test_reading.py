@@ -12,11 +12,11 @@ import pytest
 import yaml
 from conftest import RECIPE, ROOT
 
-from pretrain.base.errors import BadInput
-from pretrain.base.layout import Finish
-from pretrain.base.redaction import redact_url
-from pretrain.recipe import keys, reading
-from pretrain.recipe.plan import Plan, make_plan
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import Finish
+from ursa_minor.base.redaction import redact_url
+from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe.plan import Plan, make_plan
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 BASE = yaml.safe_load(RECIPE) | {"data_files": ["a.txt"], "tokenizer": "bpe", "vocab_size": 512, "max_steps": 10}
@@ -390,7 +390,7 @@ def test_flag_without_effect_is_refused(tmp_path):
 
 
 def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_few_evaluations(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "pretrain")
+    caplog.set_level(logging.INFO, "ursa_minor")
     path, half = write(tmp_path, eval_steps=10), "is at least half of max_steps = 20"
     longer = "warmup_steps = 21 is longer than the run, max_steps = 20"
     cases = [("20", "9", 9, ""), ("20", "10", 10, half), ("1", "1", 1, ""), ("20", "21", 5, longer)]

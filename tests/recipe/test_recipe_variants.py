@@ -9,8 +9,8 @@ import yaml
 from conftest import ROOT
 
 import check_setup
-from pretrain.recipe import keys, reading
-from pretrain.recipe.plan import make_plan
+from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe.plan import make_plan
 
 README = (ROOT / "recipes/README.md").read_text(encoding="utf-8")
 SECTIONS = re.split(r"^## ", README, flags=re.MULTILINE)

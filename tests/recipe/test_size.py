@@ -10,8 +10,8 @@ from conftest import ROOT
 
 import check_setup
 import prepare_data
-from pretrain.base.errors import BadInput
-from pretrain.recipe import keys, reading, sizes
+from ursa_minor.base.errors import BadInput
+from ursa_minor.recipe import keys, reading, sizes
 
 SETTINGS = ("n_layer", "learning_rate", "tokens_per_step", "max_steps", "warmup_steps")
 
@@ -191,7 +191,7 @@ def test_rounding_does_not_let_wsd_phases_overlap(tmp_path, max_steps, decay_rat
 
 
 def test_header_states_what_a_size_sets(caplog):
-    caplog.set_level(logging.INFO, "pretrain")
+    caplog.set_level(logging.INFO, "ursa_minor")
     reading.load_recipe(recipe_path("gpt2_124m"), {"size": "gpt2-xl", "learning_rate": "1e-3"})
     (message,) = caplog.messages
     assert message.startswith(

@@ -25,12 +25,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from pretrain.base import files
-from pretrain.base.errors import BadInput
-from pretrain.optim import optimizers, schedule
-from pretrain.recipe import keys, reading
-from pretrain.run import checkpoint, resume
-from pretrain.run.state import RunState
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.optim import optimizers, schedule
+from ursa_minor.recipe import keys, reading
+from ursa_minor.run import checkpoint, resume
+from ursa_minor.run.state import RunState
 
 # Moments are made by hand: nothing here runs a backward pass, which the forks of test_train.py would not survive.
 ADAMW = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)

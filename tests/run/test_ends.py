@@ -2,8 +2,8 @@
 
 import pytest
 
-from pretrain.base import cudnn
-from pretrain.run import ends
+from ursa_minor.base import cudnn
+from ursa_minor.run import ends
 
 
 @pytest.mark.parametrize(

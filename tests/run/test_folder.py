@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 
-from pretrain.base import files
-from pretrain.base.errors import BadInput
-from pretrain.base.layout import Finish, read_finish, step_name
-from pretrain.recipe import keys
-from pretrain.recipe.reading import load_recipe
-from pretrain.run import folder
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import Finish, read_finish, step_name
+from ursa_minor.recipe import keys
+from ursa_minor.recipe.reading import load_recipe
+from ursa_minor.run import folder
 
 ALONE = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
 

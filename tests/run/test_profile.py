@@ -5,9 +5,9 @@ import json
 
 import torch
 
-from pretrain.recipe.reading import PROFILE_UPDATES
-from pretrain.run import profile
-from pretrain.run.clock import Clock
+from ursa_minor.recipe.reading import PROFILE_UPDATES
+from ursa_minor.run import profile
+from ursa_minor.run.clock import Clock
 
 
 def profiled(folder, updates, *, updates_left=PROFILE_UPDATES):

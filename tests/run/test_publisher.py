@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.run import publisher
+from ursa_minor.run import publisher
 
 ROWS = [{"step": 1, "train/loss": 9.0}, {"step": 2, "train/loss": 2.5}, {"step": 2, "eval/loss": 2.25}]
 

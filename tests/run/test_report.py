@@ -11,16 +11,16 @@ import pytest
 import torch
 from conftest import ROOT
 
-from pretrain.base import console
-from pretrain.base.layout import read_metrics
-from pretrain.evaluation.tasks import hellaswag
-from pretrain.optim.update import Update
-from pretrain.recipe.keys import replace
-from pretrain.recipe.reading import load_recipe
-from pretrain.run import report
-from pretrain.run.clock import Clock
-from pretrain.run.report import HINT_AFTER, Report, due, duration
-from pretrain.run.state import RunState
+from ursa_minor.base import console
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.evaluation.tasks import hellaswag
+from ursa_minor.optim.update import Update
+from ursa_minor.recipe.keys import replace
+from ursa_minor.recipe.reading import load_recipe
+from ursa_minor.run import report
+from ursa_minor.run.clock import Clock
+from ursa_minor.run.report import HINT_AFTER, Report, due, duration
+from ursa_minor.run.state import RunState
 
 
 def make(run_dir, first_step=0, is_main=True):

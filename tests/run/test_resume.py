@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 from conftest import ROOT
 
-from pretrain.base.errors import BadInput
-from pretrain.optim.schedule import Length, learning_rate, shorten
-from pretrain.recipe import keys, reading
-from pretrain.run.resume import extended, other_length
+from ursa_minor.base.errors import BadInput
+from ursa_minor.optim.schedule import Length, learning_rate, shorten
+from ursa_minor.recipe import keys, reading
+from ursa_minor.run.resume import extended, other_length
 
 SCHEDULE = keys.Schedule(
     max_steps=100, warmup_steps=10, learning_rate=1.0, min_lr_ratio=0.1, lr_scheduler_type="wsd", decay_ratio=0.3

@@ -29,10 +29,10 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from conftest import ROOT, Done
 
-from pretrain.base.errors import BadInput
-from pretrain.base.layout import read_metrics
-from pretrain.recipe import keys, reading
-from pretrain.run import trackers
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.recipe import keys, reading
+from ursa_minor.run import trackers
 
 KEY = "0canary1" * 5  # of wandb
 TOKEN = "hf_canaryCanaryCanaryCanary"
@@ -84,7 +84,7 @@ def process(body, **environment: str) -> Done:
             sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", 1), open(2, "w", 1)
             handler = logging.StreamHandler(sys.stdout)
             handler.setFormatter(logging.Formatter("logged: %(message)s"))
-            logging.getLogger("pretrain").handlers = [handler]
+            logging.getLogger("ursa_minor").handlers = [handler]
             PartialState(cpu=True)
             body()
             if "wandb" in sys.modules:

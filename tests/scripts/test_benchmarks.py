@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks import ladder, side_by_side, throughput, time_to_loss, traffic
-from pretrain.machine import estimate, hardware
-from pretrain.recipe import keys, reading
+from ursa_minor.machine import estimate, hardware
+from ursa_minor.recipe import keys, reading
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}

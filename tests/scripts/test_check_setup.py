@@ -23,11 +23,11 @@ from conftest import ROOT, fork
 
 import check_setup
 from benchmarks.runs import once
-from pretrain.base import cards, network
-from pretrain.data import prepare
-from pretrain.machine import doctor, estimate, probes, verdicts
-from pretrain.model.build import build
-from pretrain.recipe import keys, reading
+from ursa_minor.base import cards, network
+from ursa_minor.data import prepare
+from ursa_minor.machine import doctor, estimate, probes, verdicts
+from ursa_minor.model.build import build
+from ursa_minor.recipe import keys, reading
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
 

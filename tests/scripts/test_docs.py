@@ -21,7 +21,7 @@ import eval_hellaswag
 import export_model
 import generate
 import prepare_data
-from pretrain.recipe import reading
+from ursa_minor.recipe import reading
 from scripts import walkthrough_notebook
 
 

@@ -19,19 +19,19 @@ from safetensors.torch import load_file
 
 import eval_hellaswag
 import eval_tasks
-from pretrain.base import console
-from pretrain.base.errors import BadInput
-from pretrain.base.layout import read_metrics
-from pretrain.data import tokenization
-from pretrain.evaluation import items as task_items
-from pretrain.evaluation import likelihood, scoring
-from pretrain.evaluation.evaluator import Evaluator
-from pretrain.evaluation.tasks.hellaswag import TASK
-from pretrain.hub import scores
-from pretrain.model import export
-from pretrain.model.build import build
-from pretrain.recipe import keys
-from pretrain.run import clock
+from ursa_minor.base import console
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import items as task_items
+from ursa_minor.evaluation import likelihood, scoring
+from ursa_minor.evaluation.evaluator import Evaluator
+from ursa_minor.evaluation.tasks.hellaswag import TASK
+from ursa_minor.hub import scores
+from ursa_minor.model import export
+from ursa_minor.model.build import build
+from ursa_minor.recipe import keys
+from ursa_minor.run import clock
 
 SCORES = [f"{score}{end}" for score in TASK.scores for end in ("", "_stderr")]
 BPE = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")

@@ -17,12 +17,12 @@ from small_models import built
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, pipeline
 
 import export_model
-from pretrain.base.errors import BadInput
-from pretrain.base.layout import read_metrics
-from pretrain.data import tokenization
-from pretrain.model import compression
-from pretrain.model import export as model_export
-from pretrain.run import conversion
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.data import tokenization
+from ursa_minor.model import compression
+from ursa_minor.model import export as model_export
+from ursa_minor.run import conversion
 
 
 def export(*flags: str, source: str = "runs/whole", out: str = "out", expect: int = 0):

@@ -38,7 +38,7 @@ def test_the_judge_lets_one_line_that_names_the_culprit_hold_and_nothing_else(co
 def test_a_fault_that_is_put_in_is_found(tmp_path):
     tree = tmp_path / "tree"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "runs", "docs", "notebooks", "tests"))
-    path = tree / "pretrain/base/files.py"
+    path = tree / "ursa_minor/base/files.py"
     sound = path.read_text()
     path.write_text(sound.replace('sha256(path) == row["sha256"]', "True"))
     assert path.read_text() != sound

@@ -154,13 +154,13 @@ MISSING |= {"pynvml", "matplotlib", "bitsandbytes", "tiktoken"}
 
 def main(argv: list[str]) -> int:
     """Train with all of our modules imported anew, as if nothing but torch, Transformers and accelerate were there."""
-    for name in [name for name in sys.modules if name.split(".")[0] in ("pretrain", "train", "prepare_data")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("ursa_minor", "train", "prepare_data")]:
         del sys.modules[name]
     for name in [*sys.modules, *MISSING]:
         if name.split(".")[0] in MISSING:
             sys.modules[name] = None
     import train
-    from pretrain.data import background
+    from ursa_minor.data import background
 
     background.subprocess = types.SimpleNamespace(Popen=start_reader, PIPE=subprocess.PIPE)
     return train.main(argv)

@@ -13,11 +13,11 @@ from conftest import run
 from small_models import built, overflowing
 
 import generate
-from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
-from pretrain.evaluation import sampling
-from pretrain.model import export
-from pretrain.post import chat
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import sampling
+from ursa_minor.model import export
+from ursa_minor.post import chat
 
 
 @pytest.fixture

@@ -20,12 +20,12 @@ from small_models import built
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import post_train as post_train_script
-from pretrain.base import cudnn
-from pretrain.base.errors import BadInput
-from pretrain.base.layout import read_metrics
-from pretrain.data import tokenization
-from pretrain.model import export
-from pretrain.post import chat
+from ursa_minor.base import cudnn
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.data import tokenization
+from ursa_minor.model import export
+from ursa_minor.post import chat
 
 POST = ROOT / "recipes" / "post"
 POST_PAGE = ROOT / "docs" / "post_training.md"

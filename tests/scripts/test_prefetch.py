@@ -15,11 +15,11 @@ from data_server import DataServer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import prepare_data
-from pretrain.base.layout import read_metrics
-from pretrain.data import tokenization
-from pretrain.evaluation import items
-from pretrain.model import pretrained
-from pretrain.recipe import keys, reading
+from ursa_minor.base.layout import read_metrics
+from ursa_minor.data import tokenization
+from ursa_minor.evaluation import items
+from ursa_minor.model import pretrained
+from ursa_minor.recipe import keys, reading
 
 FLAGS = ("--recipe", "hub.yaml", "--prepared_data_dir", "prepared", "--eval_steps", "0", "--sample_steps", "0")
 

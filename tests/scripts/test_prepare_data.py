@@ -24,12 +24,12 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 import prepare_data
-import pretrain.data.stream  # noqa: F401  (once, before the forks)
-from pretrain.base import files
-from pretrain.base.errors import BadInput
-from pretrain.data import prepare, shards, tokenization
-from pretrain.data.documents import BATCH_CHARACTERS, DocumentEncoder
-from pretrain.data.readers import text as text_reader
+import ursa_minor.data.stream  # noqa: F401  (once, before the forks)
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import prepare, shards, tokenization
+from ursa_minor.data.documents import BATCH_CHARACTERS, DocumentEncoder
+from ursa_minor.data.readers import text as text_reader
 
 TINY = ("--recipe", "tiny.yaml")
 FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
@@ -233,7 +233,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
 
 
 def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe, monkeypatch):
-    monkeypatch.setattr("pretrain.data.documents.BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr("ursa_minor.data.documents.BATCH_CHARACTERS", 2000)
     long = " ".join(random.Random(1).choices(WORDS, k=5000))
     rows = ["first " * 100, "", " \n\t", None, "NUL \0 in it", "half \ud83d", "a <|endoftext|> b", "\udc00\ud800"]
     rows += [long, "é \u2028 \U0001f600 \r\n end", "last"]

@@ -7,8 +7,8 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 from conftest import ROOT
 
-from pretrain.machine import estimate
-from pretrain.recipe import keys, reading
+from ursa_minor.machine import estimate
+from ursa_minor.recipe import keys, reading
 
 GPT2_XL = estimate.Shape(48, 1600, 50304, 1024)
 MOMENTS, SHARED = {"moments"}, {"weights", "gradients", "moments"}
@@ -61,7 +61,7 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 def test_files_that_a_page_names_exist(page):
     text = (ROOT / page).read_text()
     named = set(re.findall(r"(?<![\w/.:-])((?:[\w-]+/)*[\w-]+\.(?:py|yaml|sh|md|ipynb))\b", text))
-    ours = {"accelerate_configs", "recipes", "docs", "scripts", "benchmarks", "tests", "pretrain"}
+    ours = {"accelerate_configs", "recipes", "docs", "scripts", "benchmarks", "tests", "ursa_minor"}
     missing = {name for name in named if name.partition("/")[0] in ours and not (ROOT / name).is_file()}
     folders = [ROOT / name for name in ("accelerate_configs", "recipes", "recipes/post")]
     yamls = {name for name in named if name.endswith(".yaml") and "/" not in name}

@@ -16,7 +16,7 @@ from conftest import ROOT
 from huggingface_hub import JobHardware
 from huggingface_hub.cli.hf import app
 
-from pretrain.recipe import reading
+from ursa_minor.recipe import reading
 
 RUN, SLURM = ROOT / "scripts/run_gpt2_124m.sh", ROOT / "scripts/slurm.sh"
 HF_JOBS, SKY = ROOT / "scripts/hf_jobs.sh", ROOT / "scripts/skypilot.yaml"
@@ -49,10 +49,10 @@ def pretend(folder: Path, **programs: str) -> dict[str, str]:
 
 @pytest.fixture
 def machine(tmp_path):
-    """A copy of the script beside the real pretrain/ and YAMLs; ``run`` starts it among pretended programs."""
+    """A copy of the script beside the real ursa_minor/ and YAMLs; ``run`` starts it among pretended programs."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "bin").mkdir()
-    for name in ("pretrain", "accelerate_configs", "recipes"):
+    for name in ("ursa_minor", "accelerate_configs", "recipes"):
         (tmp_path / name).symlink_to(ROOT / name)
     script = tmp_path / "scripts" / RUN.name
     script.write_text(RUN.read_text())

@@ -23,10 +23,10 @@ from pushes import wait_until
 from runs import TIMES, TINY, final_state, ledger, losses, rows, weights, windows_of_steps
 from safetensors.torch import load_file
 
-from pretrain.data import shards, tokenization
-from pretrain.model.loss import Losses, NextTokenLoss
-from pretrain.recipe import reading
-from pretrain.run import checkpoint
+from ursa_minor.data import shards, tokenization
+from ursa_minor.model.loss import Losses, NextTokenLoss
+from ursa_minor.recipe import reading
+from ursa_minor.run import checkpoint
 
 UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
 
@@ -580,7 +580,7 @@ def test_shards_of_others_are_trained_on_where_they_lie(streaming):
 def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_does_until_data_are_mended(
     streaming, monkeypatch
 ):
-    monkeypatch.setattr("pretrain.data.background.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("ursa_minor.data.background.LOG_SECONDS", 0.0)
     flags = ("--recipe", "stream.yaml", "--run_name", "s", *UNSEEN)
     run(WITNESS, *flags, "--run_name", "whole", LEDGER="whole.ledger")
     shutil.rmtree("data")

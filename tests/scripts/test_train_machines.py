@@ -15,14 +15,14 @@ from conftest import ROOT, fork, free_port, run, torchrun_environments
 from runs import TINY, final_state, losses, rows
 from torch.distributed.fsdp import FSDPModule
 
-from pretrain.base import cards, files
-from pretrain.base.errors import BadInput
-from pretrain.machine import estimate, hardware
-from pretrain.machine.accelerator import refuse_missing_kernels
-from pretrain.machine.fit import propose_micro_batch
-from pretrain.recipe import keys, reading
-from pretrain.recipe.plan import make_plan
-from pretrain.run import checkpoint
+from ursa_minor.base import cards, files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.machine import estimate, hardware
+from ursa_minor.machine.accelerator import refuse_missing_kernels
+from ursa_minor.machine.fit import propose_micro_batch
+from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe.plan import make_plan
+from ursa_minor.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")

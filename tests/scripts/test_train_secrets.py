@@ -11,7 +11,7 @@ from conftest import ROOT, TEXT, run
 from data_server import DataServer
 from hub_server import HubServer
 
-from pretrain.machine import facts
+from ursa_minor.machine import facts
 
 SECRETS = ("canaryuser", "canarypass", "canarytoken", "canaryquery", "canaryagain")
 TINY = ("--recipe", "tiny.yaml", "--run_name", "r", "--sample_steps", "0", "--eval_steps", "0", "--save_steps", "3")

@@ -22,8 +22,8 @@ from packaging.version import Version
 from small_models import built, ids
 
 from benchmarks.runs import commit, write_json
-from pretrain.machine import accelerator, doctor, hardware, verdicts
-from pretrain.model.loss import NextTokenLoss
+from ursa_minor.machine import accelerator, doctor, hardware, verdicts
+from ursa_minor.model.loss import NextTokenLoss
 
 FAULT = "is shared with a parameter already managed by another FSDP group"  # huggingface/accelerate#4171
 WAYS = ("train", "bare")

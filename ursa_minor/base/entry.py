@@ -1,0 +1,145 @@
+"""Start and end a script: closed streams, Ctrl-C, one-line errors and exit statuses."""
+
+import atexit
+import functools
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from ursa_minor.base import console
+from ursa_minor.base.errors import BadInput, TrainingStopped, machine_fault
+
+SILENT_SECONDS = 1.0  # how long a process that prints no error waits for the one that does
+
+
+def catch_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from here on."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def set_up_process() -> None:
+    """Replace closed standard streams, and let an import that fails end in one line if the fix is known."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # The next file that is opened would get the descriptor of a closed stream, and its output.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    sys.excepthook = _show_uncaught
+
+
+def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
+    """Wrap the ``main`` of a script, so that an error that the user can fix is printed in one line.
+
+    - BadInput returns 2 and TrainingStopped returns 1.
+    - Errors of the system that are no bugs do so, too: 1 for a full disk, 2 for a folder without write permission.
+    - Any other error is raised. Its traceback is not redacted.
+
+    Every process of a launch finds the same error. Only the first one prints it, unless it is known to one ``alone``.
+    """
+
+    @functools.wraps(main)
+    def wrapper(*args, **kwargs) -> int:
+        set_up_process()
+        try:
+            status = main(*args, **kwargs) or 0
+            sys.stdout.flush()
+            return status
+        except (BadInput, TrainingStopped) as error:
+            return _print(error)
+        except Exception as error:
+            if isinstance(error, BrokenPipeError) and _output_is_closed():
+                return 1
+            fault = machine_fault(error)
+            if fault is None:
+                raise
+            return _print(fault)
+
+    return wrapper
+
+
+def run_and_exit(main: Callable[[], int], is_uploading: Callable[[], bool]) -> NoReturn:
+    """Run a script's ``main`` and end the process with its status, even if an upload is still running.
+
+    Python joins all threads before it exits, so an upload to a server that does not answer would keep the process. In
+    this case the functions that libraries have registered for the exit are called here (they close logs and trackers),
+    and the process ends without joining.
+
+    Args:
+        main: returns the exit status.
+        is_uploading: returns whether a thread is still uploading.
+    """
+    try:
+        status = main()
+    except Exception:
+        if not is_uploading():
+            raise
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    if not is_uploading():
+        sys.exit(status)
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _output_is_closed() -> bool:
+    """Return whether the reader of standard output has ended, as `head` does; drop the unwritten output then."""
+    output = sys.stdout.fileno()
+    watch = select.poll()
+    watch.register(output, 0)
+    is_closed = any(event & select.POLLERR for _, event in watch.poll(0))
+    if is_closed:  # without this, Python prints an error when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return is_closed
+
+
+def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show an error that ends the process: as one line if the fix is known, else as a traceback.
+
+    Ctrl-C shows nothing, because the exit status states it.
+    """
+    fault = machine_fault(error)
+    if fault is not None:
+        _print(fault)
+    elif isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("ursa_minor"):
+        remedy = "make environment && source .venv/bin/activate, or pip install -r requirements.txt"
+        sys.stderr.write(f"error: {error.name} is not installed for {sys.executable}. Remedy: {remedy}\n")
+    elif kind is not KeyboardInterrupt:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _print(error: BadInput | TrainingStopped) -> int:
+    if os.environ.get("RANK", "0") == "0" or error.alone:
+        for line in error.lines:
+            console.say(f"error: {line}")
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        # torchrun ends all processes when one of them has failed. Let the first one print before that.
+        time.sleep(SILENT_SECONDS)
+    return error.status
+
+
+def _is_one_of_our_scripts() -> bool:
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return script is not None and Path(script).resolve().parent == Path(__file__).parents[2]
+
+
+if _is_one_of_our_scripts():
+    # A script imports this module before those that take seconds. Until it calls catch_interrupts, Ctrl-C ends it as
+    # SIGTERM does: a library that is being imported might suppress KeyboardInterrupt or raise another error for it.
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    set_up_process()
+    # An idle thread of GCC's OpenMP, which torch uses, spins for milliseconds before it sleeps. Two runs on two cores
+    # were 6 times slower because of that. 3,000 iterations take about 10 us. The number of threads stays the same, and
+    # so do the results.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -1,0 +1,29 @@
+"""Arrow's own files, as a stream or with a footer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ursa_minor.data.records import Column, Reader, arrow_values, refuse_arrow
+
+
+def rows(name: str, column: Column, start: int) -> Iterator[Any]:
+    """Yield the column's values."""
+    import pyarrow as pa
+
+    from ursa_minor.data import remote
+
+    with remote.open_file(name) as raw:
+        try:
+            file = pa.ipc.open_stream(raw)
+            batches = iter(file)
+        except pa.ArrowInvalid:
+            raw.seek(0)
+            file = pa.ipc.open_file(raw)
+            batches = map(file.get_batch, range(file.num_record_batches))
+        refuse_arrow(name, column, file.schema)
+        for batch in batches:
+            batch.validate(full=True)
+            yield from arrow_values(batch.column(column.name), column)
+
+
+READER = Reader("arrow", rows)

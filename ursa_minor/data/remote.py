@@ -1,0 +1,189 @@
+"""Files of tables and texts: here, on the Hub, or fetched from a URL; opened, unpacked, tried again."""
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import httpx
+import huggingface_hub
+from huggingface_hub.errors import OfflineModeIsEnabled
+
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after, moving, refuse_page
+from ursa_minor.base.redaction import is_redacted, one_line, redact, redact_url
+from ursa_minor.recipe.source_kind import URL, path_of
+
+log = logging.getLogger(__name__)
+
+TRIES = 10  # in a row without a new row; with the waits below about four minutes
+LONGEST_WAIT_SECONDS, LONGEST_ASKED_SECONDS = 60, 300  # of our own; where a server asks for one
+FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
+FINAL = (FileNotFoundError, PermissionError, OfflineModeIsEnabled)
+TIMEOUT_SECONDS = 60
+BLOCK_BYTES = 2**20
+DOWNLOADS = "downloads"  # files behind URLs, within prepared_data_dir
+DOWNLOAD_BYTES = 20 * 10**9  # an answer without an end fills no disk; more comes from the Hub, which is streamed
+SUFFIX_BYTES = 200  # of a URL in its copy's name: a name has 255 in all
+
+
+def retry(what: str, call: Callable[..., Any], *args) -> Any:
+    """Return a call's result, tried again as ``retried`` has it."""
+    return next(retried(what, lambda _: iter([call(*args)])))
+
+
+def retried(what: str, read: Callable[[int], Iterator[Any]], row: int = -1) -> Iterator[Any]:
+    """Yield what ``read(row)`` yields, each row once: after a fault it is called again with the row of the fault.
+
+    After each failure in a row the wait is longer, to a limit; every retry is logged. What a parser says of a local file
+    is final; of a remote one it is when a second reading says the same. ``row``: below 0: there are none to be named.
+    """
+    local, what = Path(what).is_absolute(), redact(what)
+    failures, last = 0, (row, "")
+    while True:
+        try:
+            for value in read(row):
+                yield value
+                row += 1
+            return
+        except Exception as caught:  # each client has kinds of its own
+            error = min(causes(caught, contexts=True), key=_rank)
+        status, asked = http_status_and_retry_after(error, contexts=True)
+        where = what if row < 0 else f"{what}: row {row}"
+        reason = f"{type(error).__name__}: {one_line(error)[:300]}".rstrip(": .")  # some have no message
+        if status is not None:
+            reason = f"HTTP status {status}"
+        again = local or (row, reason) == last
+        if isinstance(error, BadInput):
+            raise error from None
+        # Clients say "not found" of a server that is down, too: then there is a status.
+        if status in FINAL_STATUS or (status is None and isinstance(error, FINAL)):
+            raise BadInput(
+                f"{where}: {reason}. Check the name, and that you may read it (hf auth login); without a network first "
+                f"prepare_data.py ... --prefetch where there is one"
+            )
+        if again and isinstance(error, Unreadable):
+            raise BadInput(f"{what}: {one_line(error)}")
+        if again and status is None and not _may_pass(error, local):
+            raise BadInput(f"{where}: cannot be read: {reason}. Repair or replace the file, or leave it out")
+        failures, last = failures + 1 if row == last[0] else 1, (row, reason)
+        if failures == TRIES:
+            remedy = "" if status else "; without a network, first prepare_data.py ... --prefetch where there is one"
+            raise TrainingStopped(
+                f"{where}: failed {TRIES} times in a row, last with {reason}. What was read before is kept; the same "
+                f"command resumes from there{remedy}"
+            )
+        wait = max(min(asked, LONGEST_ASKED_SECONDS), min(LONGEST_WAIT_SECONDS, 2 ** (failures - 1)))
+        log.warning(f"{where}: {reason}; try {failures + 1} of {TRIES} in {wait:g} s")
+        time.sleep(wait)
+
+
+def _rank(error: BaseException) -> int:
+    """Return 0 for the error that says best what is wrong. fsspec says of each request that failed: no such file."""
+    return 0 if isinstance(error, BadInput | Unreadable) else 2 if isinstance(error, FileNotFoundError) else 1
+
+
+def _may_pass(error: BaseException, local: bool) -> bool:
+    """Return whether a disk or a network failed. Else the bytes were got, and are not what they should be."""
+    if isinstance(error, TruncatedError):
+        return not local
+    if type(error) is OSError:  # Arrow and bz2 raise it, without a number, about their input
+        return error.errno is not None
+    of_client = type(error).__module__.startswith("http")
+    return of_client or (isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile))
+
+
+def copy_of(url: str, prepared_data_dir: str | Path) -> Path:
+    """Return where the copy of a file behind a URL is kept; its query, which may be a signature, makes no other file."""
+    name = (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
+    digest = hashlib.sha256(redact_url(url).encode()).hexdigest()
+    return Path(prepared_data_dir, DOWNLOADS, f"{digest[:12]}-{name}").absolute()
+
+
+def fetch(url: str, path: Path) -> None:
+    """Write what is behind a URL into a file, if it is not there.
+
+    Raises BadInput for a URL of which something was left out, and a file that is empty or too long; Unreadable for a
+    proxy's page; what httpx raises.
+    """
+    if path.is_file():
+        return
+    if is_redacted(url):
+        raise BadInput(f"{url}: its user, password or query was left out here; give the whole URL: --data_files URL")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    headers = {"Accept-Encoding": "identity"}
+    with files.replacing(path) as temporary, temporary.open("wb") as file:
+        with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS) as answer:
+            answer.raise_for_status()
+            for block in moving(answer.iter_bytes()):
+                if not file.tell() and path.suffix.lower() not in (".html", ".htm"):  # the user asked for a page
+                    refuse_page(block, answer.headers, str(answer.url))
+                if file.write(block) and file.tell() > DOWNLOAD_BYTES:
+                    raise BadInput(
+                        f"{url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a file that is fetched; fetch it "
+                        f"yourself, or give a data set of the Hub, which is streamed: --dataset_name, hf://"
+                    )
+        if not file.tell():
+            raise BadInput(f"{url}: is empty")
+
+
+def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
+    """Return the files of a pattern at the commit in ``versions``, where that of the first contact is entered."""
+    filesystem = huggingface_hub.HfFileSystem()
+    place = filesystem.resolve_path(pattern)
+    if (root := f"hf://{place.root}") not in versions:
+        ask = functools.partial(huggingface_hub.HfApi().repo_info, timeout=TIMEOUT_SECONDS)
+        versions[root] = {"commit": ask(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha}
+    path = f"{place.root.partition('@')[0]}@{versions[root]['commit']}/{place.path_in_repo}"
+    if not (found := sorted(filesystem.glob(path))):
+        raise FileNotFoundError(pattern)
+    return [f"hf://{name}" for name in found]
+
+
+def shown_name(name: str) -> str:
+    """Return a file's name as manifests hold it: a redacted URL, or the name without the folder, which may move."""
+    return redact_url(name) if name.startswith(URL) else Path(name).name
+
+
+def is_http(name: str) -> bool:
+    """Return whether a file is behind a URL of its own, rather than here or on the Hub."""
+    return name.startswith(("https://", "http://"))
+
+
+def file_size(name: str) -> int:
+    """Return a file's size in bytes."""
+    return huggingface_hub.HfFileSystem().size(name) if name.startswith("hf://") else Path(name).stat().st_size
+
+
+def open_file(name: str) -> Any:
+    """Open a file without decompressing it."""
+    return huggingface_hub.HfFileSystem().open(name) if name.startswith("hf://") else Path(name).open("rb")
+
+
+def unpacked(name: str, raw: Any) -> Any:
+    """Return the file, decompressed where its name names a compression."""
+    from fsspec.compression import compr  # here, for a text needs no fsspec
+    from fsspec.utils import infer_compression
+
+    # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
+    if Path(path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
+        raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd")
+    compression = infer_compression(path_of(name))
+    return compr[compression](raw, mode="rb") if compression else raw
+
+
+@contextlib.contextmanager
+def whole(name: str) -> Iterator[Any]:
+    """Open a file, decompressed. Raises TruncatedError at its end where bytes are left: an error can look like an end."""
+    with open_file(name) as raw:
+        yield BufferedReader(unpacked(name, raw), BLOCK_BYTES)
+        if raw.tell() != (size := file_size(name)):
+            raise TruncatedError(f"ended after {raw.tell():,} of {size:,} bytes")

@@ -1,0 +1,361 @@
+"""A run's sources: found by name, size and hash, split by a fixed rule, and read as documents in a fixed order.
+
+A source is either text (the user's files, or the running Python's own standard library: each file is one document,
+every byte kept) or tables (a data set of the Hub, Parquet, JSON lines, CSV: each row is one), which ``stream`` reads.
+It is found without being read, so that a run knows whether its shards exist. What is cut into shards by itself is
+a part: (name, read), where ``read(row)`` yields (text, begins) from that row on: the text or None where a row has
+none, and whether it begins a document. All text files of a split are one part; a table's file is one.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shlex
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from glob import glob, has_magic
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.redaction import is_valid_url, redact_url
+from ursa_minor.data import remote
+from ursa_minor.data.readers import arrow, csv, json_lines, parquet, text
+from ursa_minor.data.records import Reader
+from ursa_minor.data.remote import shown_name
+from ursa_minor.recipe import keys
+from ursa_minor.recipe.keys import Data
+from ursa_minor.recipe.rules import nearest_beside
+from ursa_minor.recipe.source_kind import COMPRESSED, STDLIB, URL, path_of, table_format
+
+TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_modules"}
+# Each format is one module. Its file names are in recipe/source_kind.TABLE_FORMATS.
+READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
+# What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
+ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# By how a name ends: the command that unpacks it. What packs a single file leaves it under the name before that.
+UNPACK = {".tar": "tar -xf", ".tgz": "tar -xf", ".zip": "unzip", ".7z": "7z x", ".rar": "unrar x"}
+UNPACK |= {
+    ".br": "brotli -d",
+    ".lz4": "lz4 -d",
+    ".gz": "gunzip -k",
+    ".bz2": "bunzip2 -k",
+    ".xz": "unxz -k",
+    ".zst": "unzstd",
+}
+NAME_BYTES = 240  # of a source in its folder's name, which has 255 in all
+NO_DATA = "no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)"
+NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
+FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
+FORMATS = {"csv": 3}  # formats of single kinds
+TOKENIZER_FILE = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)")
+
+Row = tuple[Any, bool]  # a text (str), or its ids ((n,) uint32), or None; whether a document begins with it
+Part = tuple[str, Callable[[int], Iterator[Row]]]
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """A source that was found: where its shards belong, and how to read it."""
+
+    config: Data
+    name: str
+    identity: Mapping[str, Any]
+    parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # of text, by split
+    files: Mapping[str, list[str]] | None = None  # of tables, by split; {}: a data set of the Hub, which has them
+    most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
+    repository: tuple[str, str | None, str] | None = None  # or token files of the Hub: id, revision, folder
+
+    @property
+    def folder(self) -> Path:
+        """``<prepared_data_dir>/<name>-<fingerprint>``: another text, split or tokenizer is another folder."""
+        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        name = self.name.encode()[:NAME_BYTES].decode(errors="ignore")
+        return Path(self.config.prepared_data_dir) / f"{name}-{digest[:12]}"
+
+
+def find_source(config: Data) -> FoundSource:
+    """Find one of ``keys.sources`` without reading it as text, and without the network but for a text behind a URL.
+
+    A tokenizer in a local folder is part of the identity by its contents, so that the shards are found again whatever
+    its path is.
+
+    Raises BadInput when nothing is found.
+    """
+    source = _find(config)
+    contents = _tokenizer_contents(config.tokenizer)
+    if "tokenizer" not in source.identity or contents is None:
+        return source
+    tokenizer = {**source.identity["tokenizer"], "tokenizer": contents}
+    return dataclasses.replace(source, identity={**source.identity, "tokenizer": tokenizer})
+
+
+def _tokenizer_contents(name: str) -> list[list[str]] | None:
+    """Return the names and hashes of a local tokenizer's files, or None if it is not in a local folder."""
+    folder = Path(name)
+    if name in keys.TRAINED_TOKENIZERS or not folder.is_dir():
+        return None
+    return [[path.name, files.sha256(path)] for path in sorted(folder.iterdir()) if TOKENIZER_FILE.match(path.name)]
+
+
+def _find(config: Data) -> FoundSource:
+    if config.data_dir:
+        return _repository(config)
+    if config.validation_files and not config.data_files:
+        raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
+    if config.data_files:
+        kind, splits = _own_files(config)
+        return _table_files(config, kind, splits) if kind else _text_files(config, splits)
+    if config.dataset_name == STDLIB:
+        return _stdlib(config)
+    if config.dataset_name:
+        return _hub_dataset(config)
+    raise BadInput(NO_DATA)
+
+
+def has_urls(config: Data) -> bool:
+    """Return whether a source's files lie elsewhere: to find it may then fetch them."""
+    return any(name.startswith(URL) for name in [*(config.data_files or ()), *(config.validation_files or ())])
+
+
+def refuse_absent(config: Data) -> None:
+    """Raise BadInput where no source is stated, or a file of it that lies here is not there: what is known at once."""
+    if not (config.data_dir or config.data_files or config.dataset_name):
+        raise BadInput(NO_DATA)
+    for key in ("data_files", "validation_files"):
+        for pattern in getattr(config, key) or ():
+            if not pattern.startswith(URL) and not has_magic(pattern) and not os.path.lexists(pattern):
+                raise BadInput(_no_such_file(key, pattern))
+
+
+def _no_such_file(key: str, name: str) -> str:
+    return f"{key}: {name}: no such file{nearest_beside(name, Path.is_file)}"
+
+
+def _identity(config: Data, **own: Any) -> dict[str, Any]:
+    """Return the identity of a source's shards: the part of all kinds, and ``own`` of its kind."""
+    is_bpe = config.tokenizer == "bpe"
+    tokenizer = {
+        "tokenizer": config.tokenizer,
+        "size": config.tokenizer_vocab_size if is_bpe else None,
+        "split": config.tokenizer_split if is_bpe else None,
+    }
+    return {
+        "format": FORMAT,
+        "tokenizer": tokenizer,
+        "token_column": config.token_column,
+        "shard_tokens": config.shard_tokens,
+        "limit_tokens": config.limit_tokens,
+        **own,
+    }
+
+
+def _repository(config: Data) -> FoundSource:
+    address = config.data_dir or ""
+    place = keys.REPOSITORY.fullmatch(address)
+    assert place is not None  # rules.py has seen it
+    revision, folder = place[2] and unquote(place[2]), place[3] or ""
+    identity = {"format": FORMAT, "data_dir": address.rstrip("/"), "limit_tokens": config.limit_tokens}
+    return FoundSource(config, place[1].rpartition("/")[2], identity, repository=(place[1], revision, folder))
+
+
+def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
+    """Return the files' reader, None for text, and their names by split."""
+    kept = Path(config.prepared_data_dir)
+    train = find_files("data_files", config.data_files or [], kept)
+    held_out = find_files("validation_files", config.validation_files or [], kept)
+    if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
+        raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
+    kinds = {reader.name if (reader := reader_of(name)) else None: name for name in [*train, *held_out]}
+    if len(kinds) > 1:
+        raise BadInput(f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind")
+    return next(iter(kinds)), {"train": train} | ({"validation": held_out} if held_out else {})
+
+
+def _text_files(config: Data, splits: dict[str, list[str]]) -> FoundSource:
+    if "validation" not in splits and not config.validation_fraction:
+        raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
+    paths = {split: [*map(Path, names)] for split, names in splits.items()}
+    hashes = {split: [[p.name, files.sha256(p)] for p in found] for split, found in paths.items()}
+    identity = _identity(config, **{"validation": config.validation_fraction} | hashes)
+    parts = _text_parts(paths, config.validation_fraction)
+    return FoundSource(config, paths["train"][0].stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
+
+
+def _table_files(config: Data, kind: str, splits: dict[str, list[str]]) -> FoundSource:
+    identity = _identity(config, validation=config.validation_tokens, text_column=config.text_column)
+    identity |= {"format": FORMATS.get(kind, FORMAT)} | {
+        split: [*map(_stamp, names)] for split, names in splits.items()
+    }
+    name = Path(path_of(splits["train"][0])).name.split(".")[0]
+    return FoundSource(config, _folder_name(name), identity, files=splits)
+
+
+def _stdlib(config: Data) -> FoundSource:
+    if not config.validation_fraction:
+        raise BadInput(NO_VALIDATION)
+    paths = stdlib_files(config.validation_fraction)
+    hashes = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
+    parts = {split: [(STDLIB, _reading(text.whole_files, found))] for split, found in paths.items()}
+    most_tokens = _most_tokens(paths["train"])
+    return FoundSource(config, STDLIB, _identity(config, files=hashes), parts, most_tokens=most_tokens)
+
+
+def _hub_dataset(config: Data) -> FoundSource:
+    asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
+    identity = _identity(config, validation=config.validation_tokens, **{name: getattr(config, name) for name in asked})
+    return FoundSource(config, _folder_name(str(config.dataset_name).split("/")[-1]), identity, files={})
+
+
+def _folder_name(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list[str]:
+    """Return the files behind paths, globs and URLs, sorted within each pattern, each once.
+
+    A name that exists is that file, also where it looks like a glob. A text behind a URL is fetched, with ``kept`` for
+    prepared_data_dir; a table behind one when it is read.
+    """
+    found: dict[str, str] = {}  # by where it lies: links and other spellings lead to the same file
+    for pattern in patterns:
+        if pattern.startswith(URL):
+            if not is_valid_url(pattern):
+                raise BadInput(
+                    f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
+                    f"password or query as %2F %3F %23 %40 %3A %20"
+                )
+            name = pattern if reader_of(pattern) else str(download(key, pattern, kept))
+            found.setdefault(_resolved(name), name)
+            continue
+        matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
+        for name in matches or [pattern]:
+            path = Path(name)
+            if ODD_NAME.search(name):
+                raise BadInput(f"{key}: {name!a}: a name with a control character or no UTF-8; rename the file")
+            if os.path.isdir(path):  # noqa: PTH112  (of a name that is too long Path's own raises)
+                raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
+            if not os.path.isfile(path):  # noqa: PTH113
+                raise BadInput(_no_such_file(key, str(path)))
+            if not path.stat().st_size:
+                raise BadInput(f"{key}: {path}: is empty")
+            if not os.access(path, os.R_OK):
+                raise BadInput(f"{key}: {path}: you have no permission to read it")
+            if not reader_of(name):
+                _refuse_packed(key, name)
+            found.setdefault(_resolved(name), str(path))
+    return list(found.values())
+
+
+def _refuse_packed(key: str, name: str) -> None:
+    path = Path(path_of(name).lower())
+    suffix = ".tar" if path.suffix in COMPRESSED and path.stem.endswith(".tar") else path.suffix
+    if suffix in UNPACK:
+        fetched = Path(path_of(name)).name if name.startswith(URL) else name
+        command = f"{UNPACK[suffix]} {shlex.quote(fetched)}"
+        raise BadInput(f"{key}: {name}: is packed; give what this unpacks: {command}")
+
+
+def download(key: str, url: str, prepared_data_dir: Path) -> Path:
+    """Fetch a text file once, tried again as tables are read; later calls return the kept copy.
+
+    Raises BadInput when it cannot be had, TrainingStopped when the retries are used up.
+    """
+    _refuse_packed(key, url)
+    if not remote.is_http(url):
+        raise BadInput(
+            f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
+            f"https://.../resolve/main/NAME"
+        )
+
+    def fetch() -> None:
+        try:
+            remote.fetch(url, path)
+        except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
+            raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
+
+    path = remote.copy_of(url, prepared_data_dir)
+    remote.retry(f"{key}: {url}", fetch)
+    return path
+
+
+def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
+    """Return the standard library's Python files by split, sorted by path.
+
+    A file's split is a hash of its path, so another machine with this Python splits alike. The library's own tests,
+    where they are installed (Debian leaves them out), are a ``test`` split, thinned by the same hash.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    splits: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - SKIPPED_FOLDERS  # site-packages may hold many thousands
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    for path in sorted(found):
+        relative = path.relative_to(root)
+        if not path.stat().st_size:
+            continue
+        digest = hashlib.sha256(relative.as_posix().encode()).digest()
+        held_out = int.from_bytes(digest[:8]) < validation_fraction * 2**64
+        if TEST_FOLDERS & set(relative.parts[:-1]):
+            if held_out:
+                splits["test"].append(path)
+        else:
+            splits["validation" if held_out else "train"].append(path)
+    if not splits["train"] or not splits["validation"]:
+        raise BadInput(f"dataset_name = {STDLIB}: {root} holds no Python source to train on; use --data_files FILE...")
+    return {split: paths for split, paths in splits.items() if paths}
+
+
+def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dict[str, list[Part]]:
+    name = paths["train"][0].name
+    if "validation" in paths:
+        return {split: [(name, _reading(text.rows, found))] for split, found in paths.items()}
+
+    def rows(held_out: bool) -> Iterator[Row]:
+        lengths = (len(piece) for path in paths["train"] for piece in text.pieces(path))
+        left, begun = int(sum(lengths) * (1 - validation_fraction)), False  # characters; nanoGPT's rule
+        for whole, begins in text.rows(paths["train"]):
+            if piece := whole[left:] if held_out else whole[:left]:
+                yield piece, begins or not begun
+                begun = True
+            left = max(0, left - len(whole))
+            if not left and not held_out:
+                return
+
+    return {"train": [(name, _reading(rows, False))], "validation": [(name, _reading(rows, True))]}
+
+
+def _reading(rows: Callable[..., Iterator[Row]], *args) -> Callable[[int], Iterator[Row]]:
+    return lambda start: islice(rows(*args), start, None)
+
+
+def _most_tokens(paths: list[Path]) -> int:
+    return sum(path.stat().st_size + 1 for path in paths)
+
+
+def reader_of(name: str) -> Reader | None:
+    """Return the reader of a table by its file name, or None for text."""
+    format_name = table_format(name)
+    return next((reader for reader in READERS if reader.name == format_name), None)
+
+
+def _resolved(name: str) -> str:
+    return redact_url(name) if name.startswith(URL) else str(Path(name).resolve())
+
+
+def _stamp(name: str) -> list:
+    """Name, size and time of change: tables are too big to be hashed at each start."""
+    if name.startswith(URL):
+        return [shown_name(name)]
+    stat = Path(name).stat()
+    return [shown_name(name), stat.st_size, stat.st_mtime_ns]

@@ -1,0 +1,304 @@
+"""Read the rows of a task from files: JSON lines, Parquet or TSV.
+
+Other kinds of files are recognized by their content, and the error names a command that converts
+the file. Each command writes a new file and is run by tests/evaluation/test_item_files.py.
+"""
+
+import csv
+import io
+import shlex
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput, first_line
+
+PARQUET = b"PAR1"
+# The first bytes of a file, the name of its kind, and the command that unpacks it.
+COMPRESSED = (
+    (b"\x1f\x8b", "gzip-compressed", "gzip -dc"),
+    (b"BZh", "bzip2-compressed", "bzip2 -dc"),
+    (b"\xfd7zXZ\x00", "xz-compressed", "xz -dc"),
+    (b"\x28\xb5\x2f\xfd", "Zstandard-compressed", "zstd -dc"),
+)
+BYTE_ORDER_MARKS = (
+    (b"\xff\xfe\x00\x00", "UTF-32"),
+    (b"\x00\x00\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+ZIP = b"PK\x03\x04"
+OLD_EXCEL = b"\xd0\xcf\x11\xe0"
+HEAD_BYTES = 1000  # read to recognize a file
+
+FROM_DELIMITED = (
+    "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader("
+    "open(sys.argv[1], encoding='utf-8-sig', newline=''), delimiter='{delimiter}')]"
+)
+FROM_DOCUMENT = "import json, sys; [print(json.dumps(row)) for row in {rows}]"
+DOCUMENT = "json.load(open(sys.argv[1], encoding='utf-8-sig'))"
+FROM_EXCEL = (
+    "import pandas, sys; pandas.read_excel(sys.argv[1], dtype=str, keep_default_na=False)"
+    ".to_json(sys.argv[2], orient='records', lines=True)"
+)
+
+
+class RawRow(NamedTuple):
+    """A row of a file that has not been validated.
+
+    Attributes:
+        where: the file and the row, for messages.
+        value: an object by field name, or the text of a line that is not JSON.
+    """
+
+    where: str
+    value: object
+
+
+def read_rows(path: Path, fields: Collection[str]) -> Iterator[RawRow]:
+    """Yield the rows of a user's file. A blank row is skipped.
+
+    TSV is read without quoting: quotation marks are part of the text.
+
+    Args:
+        fields: the names of the fields of an item, by which a CSV file is recognized.
+
+    Raises:
+        BadInput: the file cannot be read, is of another kind, or is not well-formed.
+    """
+    data = _read_bytes(path)
+    if path.suffix.lower() == ".parquet" or data.startswith(PARQUET):
+        yield from _parquet_rows(path)
+        return
+    text = _decoded(path, data)
+    lines = _lines(text)
+    first_text = next((line.strip() for line in lines if line.strip()), "")
+    if path.suffix.lower() == ".tsv" or _is_tab_separated(first_text):
+        yield from _tsv_rows(path, lines)
+    else:
+        _refuse_document(path, text, first_text, fields)
+        _refuse_csv(path, first_text, fields)
+        yield from _json_rows(path, lines)
+
+
+def read_published_rows(path: Path) -> Iterator[RawRow]:
+    """Yield the rows of a data set's own file, as the ``datasets`` library reads them.
+
+    The difference from ``read_rows`` is TSV: published files were written by pandas, which quotes
+    texts that contain a quotation mark.
+    """
+    if path.suffix != ".tsv":
+        yield from read_rows(path, ())
+        return
+    text = io.StringIO(_decoded(path, _read_bytes(path)), newline="")
+    try:
+        rows = list(csv.DictReader(text, delimiter="\t"))
+    except csv.Error as error:
+        raise _unreadable(path, error) from None
+    for number, row in enumerate(rows, 1):
+        yield RawRow(f"{path}: row {number}", row)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> BadInput:
+    reason = getattr(error, "strerror", None) or first_line(error)
+    return BadInput(f"{path}: cannot be read: {reason}")
+
+
+def _parquet_rows(path: Path) -> Iterator[RawRow]:
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise _unreadable(path, error) from None
+    for number, row in enumerate(rows, 1):
+        yield RawRow(f"{path}: row {number}", row)
+
+
+def _json_rows(path: Path, lines: list[str]) -> Iterator[RawRow]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        value: object
+        try:
+            value = files.parse_json(line)
+        except ValueError:
+            value = line  # rows.validate rejects it with its line number
+        yield RawRow(f"{path}: line {number}", value)
+
+
+def _tsv_rows(path: Path, lines: list[str]) -> Iterator[RawRow]:
+    filled_lines = [line for line in lines if line.strip()]
+    if not filled_lines:
+        return
+    header = filled_lines[0].split("\t")
+    if all(_is_in_quotes(name) for name in header):
+        raise _quoted_tsv(path, f"its header {filled_lines[0][:60]} is in quotation marks")
+    if len({*header}) < len(header):
+        raise BadInput(f"{path}: two columns of the header have the same name: {', '.join(header)}")
+    for number, line in enumerate(filled_lines[1:], 1):
+        where = f"{path}: row {number}"
+        values = line.split("\t")
+        for name, value in zip(header, values, strict=False):
+            if _is_in_quotes(value) and '""' in value:
+                raise _quoted_tsv(path, f"row {number}: {name} = {value[:60]}")
+        if len(values) != len(header):
+            raise BadInput(
+                f"{where} has {len(values)} fields and the header has {len(header)}. "
+                f"In TSV a text cannot contain a tab or a line break; write JSON lines instead"
+            )
+        yield RawRow(where, dict(zip(header, values, strict=True)))
+
+
+def _is_in_quotes(value: str) -> bool:
+    return len(value) > 1 and value[0] == value[-1] == '"'
+
+
+def _quoted_tsv(path: Path, evidence: str) -> BadInput:
+    return _wrong_kind(path, f"is a quoted TSV ({evidence}), and TSV is read without quoting", _from_delimited(r"\t"))
+
+
+def _decoded(path: Path, data: bytes) -> str:
+    """Return the text of a UTF-8 file, without a byte order mark.
+
+    Raises:
+        BadInput: the file is of another kind. The message names a command that converts it.
+    """
+    _refuse_binary_kinds(path, data)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _wrong_kind(
+            path,
+            f"is not UTF-8 text (byte {error.start}). It may be in Latin-1",
+            "iconv -f LATIN1 -t UTF-8 {old} > {new}",
+            path.suffix,
+        ) from None
+
+
+def _refuse_binary_kinds(path: Path, data: bytes) -> None:
+    head = data[:HEAD_BYTES]
+    for signature, kind, command in COMPRESSED:
+        if head.startswith(signature):
+            suffix = Path(path.stem).suffix or ".jsonl"
+            raise _wrong_kind(path, f"is {kind}", f"{command} {{old}} > {{new}}", suffix)
+    if head.startswith(ZIP) and b"xl/" in data:
+        command = f'pip install openpyxl && python -c "{FROM_EXCEL}" {{old}} {{new}}'
+        raise _wrong_kind(path, "is an Excel workbook", command)
+    if head.startswith(ZIP):
+        raise _wrong_kind(path, "is a ZIP archive", "python -m zipfile -e {old} {new}", "")
+    if head.startswith(OLD_EXCEL):
+        raise BadInput(f"{path} is an old Excel workbook. Save it as .xlsx or as CSV (UTF-8)")
+    encoding = _wide_encoding(head)
+    if encoding is not None:
+        command = f"iconv -f {encoding} -t UTF-8 {{old}} > {{new}}"
+        raise _wrong_kind(path, f"is {encoding} text, not UTF-8", command, path.suffix)
+    if b"\x00" in head:
+        raise BadInput(f"{path} is a binary file. Give JSON lines, Parquet or TSV")
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """Return the name of a UTF-16 or UTF-32 encoding, or None for other bytes.
+
+    Without a byte order mark it is recognized by the zero in every second byte of Latin letters.
+    """
+    for mark, encoding in BYTE_ORDER_MARKS:
+        if head.startswith(mark):
+            return encoding
+    even_zeros = head[::2].count(0)
+    odd_zeros = head[1::2].count(0)
+    if odd_zeros > len(head) / 4 and even_zeros == 0:
+        return "UTF-16LE"
+    if even_zeros > len(head) / 4 and odd_zeros == 0:
+        return "UTF-16BE"
+    return None
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text. Unlike ``splitlines`` it leaves U+2028 and form feeds in them."""
+    if "\n" not in text:
+        return text.split("\r")
+    return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _is_tab_separated(line: str) -> bool:
+    return "\t" in line and not line.startswith(("{", "["))
+
+
+def _refuse_document(path: Path, text: str, first_text: str, fields: Collection[str]) -> None:
+    """Raise BadInput for a file that is one JSON value with all items."""
+    first_value = _json_value(first_text)
+    if isinstance(first_value, dict) and not first_value.keys().isdisjoint(fields):
+        return
+    document = _json_value(text)
+    problem = "is one JSON object over several lines, not JSON lines"
+    rows = f"[{DOCUMENT}]"
+    if isinstance(document, list):
+        problem = "is a JSON array, not JSON lines"
+        rows = DOCUMENT
+    elif name := _only_list(document):
+        problem = "is one JSON object with a list, not JSON lines"
+        rows = f"{DOCUMENT}['{name}']"
+    elif not isinstance(document, dict) or first_value == document:
+        return
+    program = FROM_DOCUMENT.replace("{rows}", rows)
+    raise _wrong_kind(path, problem, f'python -c "{program}" {{old}} > {{new}}')
+
+
+def _only_list(document: object) -> str | None:
+    """Return the name of the only field of an object, if it is a list."""
+    if not isinstance(document, dict) or len(document) != 1:
+        return None
+    ((name, value),) = document.items()
+    return name if isinstance(value, list) and name.isidentifier() else None
+
+
+def _json_value(text: str) -> object:
+    """Return the value of a text in JSON, or None for other texts."""
+    try:
+        return files.parse_json(text)
+    except ValueError:
+        return None
+
+
+def _refuse_csv(path: Path, first_text: str, fields: Collection[str]) -> None:
+    if first_text.startswith("{"):
+        return
+    delimiter = max(",;", key=first_text.count)
+    names = {name.strip().strip('"') for name in first_text.split(delimiter)}
+    has_field = not names.isdisjoint(fields) and delimiter in first_text
+    if path.suffix.lower() == ".csv" or has_field:
+        raise _wrong_kind(path, "is CSV", _from_delimited(delimiter))
+
+
+def _from_delimited(delimiter: str) -> str:
+    program = FROM_DELIMITED.format(delimiter=delimiter)
+    return f'python -c "{program}" {{old}} > {{new}}'
+
+
+def _wrong_kind(path: Path, problem: str, command: str, new_suffix: str = ".jsonl") -> BadInput:
+    """Return an error with the command that converts a file into a new one."""
+    old = shlex.quote(str(path))
+    new = shlex.quote(str(_unused_name(path, new_suffix)))
+    converted = command.replace("{old}", old).replace("{new}", new)
+    return BadInput(f"{path} {problem}. Convert it: {converted}")
+
+
+def _unused_name(path: Path, suffix: str) -> Path:
+    """Return the name of a file that does not exist, in the same folder."""
+    stem = path.name.partition(".")[0] or "items"
+    number = 1
+    while True:
+        name = f"{stem}-converted{suffix}" if number == 1 else f"{stem}-converted-{number}{suffix}"
+        new = path.with_name(name)
+        if not new.exists():
+            return new
+        number += 1

@@ -1,0 +1,44 @@
+"""ARC (Clark et al. 2018): science questions of American schools, Easy and Challenge, with three to five answers.
+
+arXiv:1803.05457; license of the data: CC BY-SA 4.0.
+"""
+
+from dataclasses import replace
+
+from ursa_minor.evaluation.record import RULES, Answer, Choices, Question, Row, Task, Text
+
+
+def questions(row: Row) -> tuple[Question, ...]:
+    """Return the question with its answers."""
+    context = f"Question: {row['question']}\nAnswer:"
+    return (Question(context, row["choices"], row["answerKey"]),)
+
+
+EASY = Task(
+    name="arc_easy",
+    label="ARC-Easy",
+    scores={name: RULES[name] for name in ("acc", "acc_norm")},
+    chance=0.25,
+    size=2_376,
+    dataset=("allenai/ai2_arc", "test"),
+    revision="210d026faf9955653af8916fad021475a3f00453",
+    files=("ARC-Easy/test-00000-of-00001.parquet", 1),
+    config="ARC-Easy",
+    fields={
+        "question": Text(),
+        "choices": Choices(texts="text", labels="label"),
+        "answerKey": Answer(labels="choices"),
+    },
+    questions=questions,
+)
+CHALLENGE = replace(
+    EASY,
+    name="arc_challenge",
+    label="ARC-Challenge",
+    size=1_172,
+    files=("ARC-Challenge/test-00000-of-00001.parquet", 1),
+    config="ARC-Challenge",
+    published={"GPT-2 124M": (None, 22.70)},
+    citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",),
+)
+TASKS = (EASY, CHALLENGE)

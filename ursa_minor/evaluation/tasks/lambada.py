@@ -1,0 +1,32 @@
+"""LAMBADA (Paperno et al. 2016), as OpenAI prepared it for GPT-2 (Radford et al. 2019): the last word of a passage.
+
+arXiv:1606.06031; license of the data: MIT.
+"""
+
+from ursa_minor.evaluation.record import LAST_WORD, Question, Row, Task, Text
+
+
+def questions(row: Row) -> tuple[Question, ...]:
+    """Return the passage without its last word, and that word."""
+    before, _, word = row["text"].rpartition(" ")
+    if not word.strip():
+        raise ValueError("text ends in white space, not in a word")
+    return (Question(before, (f" {word}",), 0, delimiter=""),)
+
+
+TASKS = (
+    Task(
+        name="lambada_openai",
+        label="LAMBADA",
+        scores=LAST_WORD,
+        chance=0.0,
+        size=5_153,
+        dataset=("EleutherAI/lambada_openai", "test"),
+        revision="900124bf3b8235c6daf21033af9948b3f07346c4",
+        files=("data/lambada_test_en.jsonl", 1),
+        fields={"text": Text(is_scored=True)},
+        questions=questions,
+        published={"GPT-2 124M": (32.56, 40.06)},
+        citations=("GPT-2 124M: EleutherAI/lm-evaluation-harness#2159 (its own run on openai-community/gpt2)",),
+    ),
+)

@@ -1,0 +1,41 @@
+"""WinoGrande (Sakaguchi et al. 2019): which of two names fills the blank? By partial evaluation, as Trinh and Le 2018.
+
+The names stand in the context, and what follows the blank is the ending of both.
+arXiv:1907.10641; license of the data: CC BY.
+"""
+
+from ursa_minor.evaluation.record import RULES, Answer, Question, Row, Task, Text
+
+
+def questions(row: Row) -> tuple[Question, ...]:
+    """Return what follows the blank, once after each name."""
+    before, blank, after = row["sentence"].partition("_")
+    if not blank:
+        raise ValueError("sentence has no blank, _")
+    contexts = (before + row["option1"], before + row["option2"])
+    ending = after.strip()
+    return (Question(contexts, (ending, ending), row["answer"]),)
+
+
+TASKS = (
+    Task(
+        name="winogrande",
+        label="WinoGrande",
+        scores={"acc": RULES["acc"]},
+        chance=0.5,
+        size=1_267,
+        dataset=("allenai/winogrande", "validation"),
+        revision="01e74176c63542e6b0bcb004dcdea22d94fb67b5",
+        files=("winogrande_xl/validation-00000-of-00001.parquet", 1),
+        config="winogrande_xl",
+        fields={
+            "sentence": Text(),
+            "option1": Text(),
+            "option2": Text(),
+            "answer": Answer(labels=(1, 2)),
+        },
+        questions=questions,
+        published={"GPT-2 124M": (51.62,)},
+        citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it",),
+    ),
+)

@@ -1,0 +1,110 @@
+"""A full checkpoint that a run pushed, fetched onto a fresh machine."""
+
+import logging
+import re
+import shutil
+from pathlib import Path
+
+from huggingface_hub.errors import RepositoryNotFoundError
+
+from ursa_minor.base import files, layout
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.network import http_status_and_retry_after
+from ursa_minor.hub import client
+
+log = logging.getLogger(__name__)
+
+PARTS = (layout.MODEL, layout.OPTIMIZER, layout.STATE)
+NEWEST = "last-checkpoint/"
+CHECKPOINT = rf"({NEWEST}|checkpoints/step-\d{{8}}/)"
+ADDRESS = re.compile(r"hub://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+
+
+def is_address(source: str) -> bool:
+    """Whether a checkpoint is one of the Hub (hub://...)."""
+    return source.startswith("hub://")
+
+
+def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin: bool = False) -> Path | None:
+    """Fetch a full checkpoint that was pushed into ``checkpoints``, and return its folder.
+
+    It also fetches metrics.jsonl where ``run_dir`` has none. What is there and whole is not fetched again.
+
+    Args:
+        source: hub://OWNER/NAME or hub://OWNER/NAME@REVISION: a tag, a branch or a commit.
+        may_begin: whether None is returned, so that the run begins, where there is no such repository, or no model in it.
+
+    Raises BadInput where it does not exist, may not be read or is damaged, TrainingStopped where the Hub is down.
+    """
+    where, address = f"resume_from_checkpoint = {source}", ADDRESS.fullmatch(source)
+    if not address:
+        raise BadInput(
+            f"{where}: is not an address of the Hub. Give hub://OWNER/NAME, or hub://OWNER/NAME@step-00005000"
+        )
+    remedy = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
+    with client.refusing(where, remedy, ". The same command resumes from what was fetched"):
+        return _fetch(address, where, checkpoints, run_dir, may_begin)
+
+
+def _fetch(address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_begin: bool) -> Path | None:
+    api, (repo_id, revision) = client.api(), address.groups()
+    try:
+        found = client.retry(api.model_info, repo_id, revision=revision, say=log.info)
+    except RepositoryNotFoundError as error:
+        if may_begin and http_status_and_retry_after(error)[0] == 404:  # not 401, which is of the token
+            return None
+        raise
+    names = {sibling.rfilename for sibling in found.siblings or ()}
+    within = [name.removesuffix(layout.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + layout.MANIFEST, name)]
+    if not within:
+        if may_begin and layout.MODEL not in names:  # made by hand, or by a push that was cut off
+            return None
+        raise BadInput(f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one")
+    newest = max(within)
+    staging = checkpoints / f".hub-{found.sha[:12]}"  # of this commit, so a fetch that was killed continues
+    staging.mkdir(parents=True, exist_ok=True)
+
+    def fetched(name: str) -> Path:
+        got = client.retry(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=staging, say=log.info)
+        return Path(got)
+
+    try:
+        manifest = files.read_json(fetched(newest + layout.MANIFEST))
+        path = checkpoints / layout.step_name(manifest["step"])
+        rows = {name: manifest["files"][name] for name in PARTS}
+        if newest not in (NEWEST, f"checkpoints/{path.name}/") or not layout.STEP.fullmatch(path.name):
+            raise ValueError
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{where}: {newest}{layout.MANIFEST} cannot be read ({type(error).__name__})") from None
+    if path.exists():
+        refuse_damaged(path, rows, f"or it is not the one that {where} names: move {path} away")
+    else:
+        for name in PARTS:
+            fetched(newest + name)
+        try:
+            refuse_damaged(staging / newest, rows, f"try again, or another revision than {where}")
+        except BadInput:
+            shutil.rmtree(staging)
+            raise
+        for file in [*(staging / newest).iterdir(), staging / newest]:
+            files.fsync(file)
+        files.apply_umask((staging / newest).iterdir())
+        files.rename(staging / newest, path)
+        files.fsync(checkpoints)
+    if layout.METRICS in names and not (run_dir / layout.METRICS).exists():
+        with files.replacing(run_dir / layout.METRICS) as temporary:
+            shutil.copyfile(fetched(layout.METRICS), temporary)
+    for old in checkpoints.glob(".hub-*"):
+        shutil.rmtree(old)
+    return path
+
+
+def refuse_damaged(folder: Path, rows: dict[str, dict], remedy: str) -> None:
+    """Raise BadInput where a file is not there as its row has it."""
+    for name, row in rows.items():
+        try:
+            fault = files.fault_of(folder / name, row)
+        except (OSError, KeyError, TypeError) as error:  # it is gone, or the row is none
+            fault = f"cannot be read ({type(error).__name__})"
+        if fault:
+            raise BadInput(f"{folder / name}: {fault}; {remedy}")

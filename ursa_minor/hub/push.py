@@ -1,0 +1,470 @@
+"""Push a run to the Hub: stage each push on disk, and send it in the background.
+
+A push is one commit with the model, its card and, as ``hub_strategy`` says, a checkpoint. A tag names its step.
+
+1. ``check`` finds problems before step 0.
+2. ``Pusher.submit`` stages a push: it links or copies the files, because training may delete a checkpoint while it is
+   being sent.
+3. ``upload`` brings a staged push to the Hub. During training it runs in the thread of ``HfApi.run_as_future``.
+4. ``push_pending``, or the next start of the run, sends the pushes that are still staged.
+"""
+
+import concurrent.futures
+import dataclasses
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from huggingface_hub import CommitInfo, HfApi, ModelCard, ModelInfo, constants, get_token
+from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from ursa_minor.base import files, layout, paths
+from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.base.redaction import one_line
+from ursa_minor.hub import card_merge, client
+from ursa_minor.hub.fetch import CHECKPOINT, NEWEST, PARTS
+
+log = logging.getLogger(__name__)
+
+TOKENS = "https://huggingface.co/settings/tokens"
+# Names that a push may contain.
+ALLOWED = re.compile(
+    r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md|recipe\.yaml|curves\.png"
+    r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt|metrics\.jsonl"
+    rf"|{CHECKPOINT}({'|'.join(map(re.escape, (*PARTS, layout.MANIFEST)))})"
+)
+
+# A staged push is a folder with the name of its tag. It contains:
+PUSH = "push.json"  # the fields of Push
+CARD = "README.md"  # the generated model card, which is merged into the one on the Hub
+FILES = "files"  # the folder that is uploaded
+
+LOCK = ".lock"
+POLL_SECONDS = 1.0
+
+
+def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, str]:
+    """Find problems of a push before step 0. Nothing is created on the Hub.
+
+    Args:
+        repo_id: hub_model_id, or the name of the run. Without an owner it belongs to the login.
+        private: whether the user wants a private repository.
+        fresh: whether the run starts at step 0.
+        card: a README.md with the metadata that the user chose.
+
+    Returns:
+        The full id (as given if the Hub cannot be reached), and a note for the user, which may be empty.
+
+    Raises:
+        BadInput: the id is malformed, there is no login, it may not write there, the repository belongs to another
+            run, or the Hub refuses the metadata.
+    """
+    where = f"hub_model_id = {repo_id}"
+    remedy = f"Give NAME or OWNER/NAME; check the login (hf auth login) and the token: {TOKENS}"
+    try:
+        with client.refusing(where, remedy):
+            validate_repo_id(repo_id)
+            if get_token() is None:
+                raise BadInput("push_to_hub = true: no login was found on this machine: hf auth login, or set HF_TOKEN")
+            if constants.HF_HUB_OFFLINE:
+                raise TrainingStopped("HF_HUB_OFFLINE is set")
+            return _check(client.api(), repo_id, private=private, fresh=fresh, card=card)
+    except TrainingStopped as error:
+        return repo_id, f"the Hub cannot be reached now ({error}); training starts, and pushes wait on disk"
+
+
+def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, str]:
+    login = api.whoami()
+    user = login["name"]
+    token = login.get("auth", {}).get("accessToken", {})
+
+    try:
+        ModelCard(card).validate()
+    except ValueError as error:
+        raise BadInput(f"license, language, tags: the Hub refuses them: {client.describe(error)}") from None
+
+    if "/" not in repo_id:
+        repo_id = f"{user}/{repo_id}"
+    owner = repo_id.split("/")[0]
+    where = f"hub_model_id = {repo_id}"
+    new_token = f"make a fine-grained one that may write to {owner}'s repositories: {TOKENS}"
+    exists = api.repo_exists(repo_id)
+    if token.get("role") == "read":
+        raise BadInput(f"{where}: the token may only read; {new_token}")
+    if not exists:
+        if not _may_create(login, token, owner):
+            raise BadInput(
+                f"{where}: {user} may not create it; give another owner, or a token with more rights: {new_token}"
+            )
+        return repo_id, ""
+
+    api.auth_check(repo_id, write=True)
+    steps = _step_tags(api, repo_id)
+    if fresh and steps:
+        raise BadInput(
+            f"{where}: holds another run's {max(steps)}, and this run starts at step 0; give another hub_model_id, or "
+            f"go on from there (hub_strategy checkpoint, all_checkpoints) with --resume_from_checkpoint hub://{repo_id}"
+        )
+    if private and api.model_info(repo_id).private is False:
+        return repo_id, f"{repo_id} exists and is public; hub_private_repo = true is for repositories that are made"
+    return repo_id, ""
+
+
+def _may_create(login: dict, token: dict, owner: str) -> bool:
+    """Return whether a token may create repositories of an owner: the login, or an organization."""
+    scopes = token.get("fineGrained", {}).get("scoped")
+    if scopes is not None:
+        writable = {scope["entity"].get("name") for scope in scopes if "repo.write" in scope["permissions"]}
+        return owner in writable
+    if owner == login["name"]:
+        return True
+    roles = {group["name"]: group.get("roleInOrg") for group in login.get("orgs", ())}
+    return roles.get(owner, "read") != "read"
+
+
+def _step_tags(api: HfApi, repo_id: str) -> set[str]:
+    """Return the tags of pushes."""
+    tags = api.list_repo_refs(repo_id).tags
+    return {tag.name for tag in tags if layout.STEP.fullmatch(tag.name)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Push:
+    """A push of one step.
+
+    Attributes:
+        step: the step, which gives the push its tag.
+        repo_id: the repository. Without an owner it belongs to the login.
+        private: whether the repository is private, if it has to be created.
+        title: first line of the commit message.
+        keep: whether the push is sent even if a newer one is waiting.
+    """
+
+    step: int
+    repo_id: str
+    private: bool
+    title: str
+    keep: bool
+
+    @property
+    def tag(self) -> str:
+        """The tag on the Hub, and the name of the staging folder."""
+        return layout.step_name(self.step)
+
+
+def stage(pending: Path, push: Push, card: str, sources: Mapping[str, Path | str]) -> None:
+    """Write a push to disk. An error leaves nothing behind, and a push of this step that is already staged stays.
+
+    Args:
+        pending: the folder of the staged pushes.
+        push: is written to ``push.json``.
+        card: the generated model card.
+        sources: maps each name in the repository to a file or a text.
+
+    Raises:
+        ValueError: a name is not allowed, or a source is a link or not a regular file.
+        OSError: the files cannot be written, for example because the disk is full.
+    """
+    for name, source in sources.items():
+        if not ALLOWED.fullmatch(name):
+            raise ValueError(f"{name}: is not on the list of what may be pushed")
+        if isinstance(source, Path) and (source.is_symlink() or not source.is_file()):
+            raise ValueError(f"{source}: is not a regular file, so it is not pushed")
+
+    pending.mkdir(exist_ok=True)  # the user may have deleted it, to abandon the pushes
+    with files.making(pending / push.tag) as folder:
+        for name, source in sources.items():
+            target = folder / FILES / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(source, str):
+                target.write_bytes(source.encode())
+            elif target.suffix == ".safetensors":
+                _link_or_copy(source, target)
+            else:  # a copy, because logs and pictures change
+                shutil.copyfile(source, target)
+        (folder / CARD).write_bytes(card.encode())
+        files.write_json(folder / PUSH, dataclasses.asdict(push))
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Create a hard link to a file, or a copy if the file systems differ or have no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def staged_pushes(pending: Path) -> list[Path]:
+    """Return the folders of the staged pushes, oldest step first."""
+    folders: list[Path] = []
+    if not pending.is_dir():
+        return folders
+    for folder in sorted(pending.iterdir()):
+        if layout.STEP.fullmatch(folder.name) and (folder / PUSH).is_file():
+            folders.append(folder)
+    return folders
+
+
+def _remove(folder: Path) -> None:
+    """Remove a staged push. If the process is killed meanwhile, the rest is not taken for a staged push."""
+    temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+    folder.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_push(folder: Path) -> Push:
+    """Return what ``push.json`` of a staged push states."""
+    return Push(**files.read_json(folder / PUSH))
+
+
+def upload(api: HfApi, folder: Path, push: Push) -> str:
+    """Bring a staged push to the Hub: create the repository if necessary, make one commit, and tag it.
+
+    After an error it may be called again. Files that an earlier call has already committed are not committed twice.
+
+    Returns:
+        The full id of the repository.
+
+    Raises:
+        BadInput: the ``.gitignore`` of the repository excludes some of the files.
+    """
+    repo_id = push.repo_id
+    if "/" not in repo_id:  # the Hub could not be reached when the run started
+        repo_id = f"{api.whoami()['name']}/{repo_id}"
+    # create_repo does not follow the redirect of a renamed repository, and would create a second one.
+    if not api.repo_exists(repo_id):
+        api.create_repo(repo_id, private=push.private, exist_ok=True)
+    tags = _step_tags(api, repo_id)
+    if push.tag in tags:
+        return repo_id
+
+    head = api.model_info(repo_id)
+    problem = _prepare_card(api, repo_id, head, tags, folder)
+    readme = folder / FILES / CARD
+    try:
+        commit = _commit(api, repo_id, head, push, folder / FILES)
+    except ValueError as error:  # raised before anything is uploaded
+        if not readme.exists() or "Invalid metadata in README.md" not in str(error):
+            raise
+        problem = f"the Hub refuses it: {one_line(error)}. {card_merge.REMEDY}"
+        readme.unlink()
+        commit = _commit(api, repo_id, head, push, folder / FILES)
+
+    api.create_tag(repo_id, tag=push.tag, revision=commit.oid, exist_ok=True)
+    if problem:
+        log.warning(f"hub: {push.tag} leaves README.md of {repo_id} as it is: {problem}")
+    return repo_id
+
+
+def _commit(api: HfApi, repo_id: str, head: ModelInfo, push: Push, source: Path) -> CommitInfo:
+    """Upload the allowed files of a folder in one commit after ``head``.
+
+    Raises:
+        BadInput: the ``.gitignore`` of the repository excludes some of the files.
+    """
+    names = []
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source).as_posix()
+        if path.is_file() and not path.is_symlink() and ALLOWED.fullmatch(name):
+            names.append(name)
+    outdated = None
+    if any(re.match(CHECKPOINT, name) for name in names):
+        outdated = f"{NEWEST}*"  # upload_folder deletes those that it does not upload
+
+    # If someone else commits after `head`, the Hub refuses the commit, and the next attempt follows theirs.
+    commit = api.upload_folder(
+        repo_id=repo_id,
+        folder_path=source,
+        allow_patterns=names,
+        delete_patterns=outdated,
+        commit_message=push.title,
+        parent_commit=head.sha,
+    )
+
+    # upload_folder skips the files that the repository's .gitignore excludes, and does not report them.
+    missing = set(names) - set(api.list_repo_files(repo_id, revision=commit.oid))
+    if missing:
+        raise BadInput(f"{repo_id} ignores {', '.join(sorted(missing))}; take that out of its .gitignore")
+    return commit
+
+
+def _prepare_card(api: HfApi, repo_id: str, head: ModelInfo, tags: set[str], folder: Path) -> str | None:
+    """Merge the generated model card into the one on the Hub, and write the README.md to upload.
+
+    A push never fails because of the card on the Hub. If they cannot be merged, no README.md is uploaded.
+
+    Returns:
+        Why the card on the Hub is left as it is, or None.
+    """
+    readme = folder / FILES / CARD
+    readme.unlink(missing_ok=True)  # an earlier attempt may have merged it into an older card
+    generated = (folder / CARD).read_bytes().decode()
+    try:
+        current = ""
+        last = None
+        if CARD in {file.rfilename for file in head.siblings or ()}:
+            current = client.retry(client.read_file, repo_id, CARD, head.sha).decode()
+            if not card_merge.MARKERS.search(current):
+                last = client.retry(_last_card, repo_id, tags)
+        merged = card_merge.merge(generated, current, last)
+    except UnicodeDecodeError:
+        return f"it is not UTF-8 text. {card_merge.REMEDY}"
+    except card_merge.CannotMerge as error:
+        return f"{error}. {card_merge.REMEDY}"
+    except Exception as error:
+        return f"it cannot be read: {client.describe(error)}. The next push tries again"
+    readme.write_bytes(merged.encode())
+    return None
+
+
+def _last_card(repo_id: str, tags: set[str]) -> str | None:
+    """Return the README.md of the newest pushed step, or None if there is none."""
+    if not tags:
+        return None
+    try:
+        return client.read_file(repo_id, CARD, max(tags)).decode(errors="replace")
+    except EntryNotFoundError:
+        return None
+
+
+_attempts: list[concurrent.futures.Future] = []  # to send pushes in the background, in this process
+
+
+def is_uploading() -> bool:
+    """Return whether a thread of this process is still sending pushes. Python joins it when the process exits."""
+    return any(not attempt.done() for attempt in _attempts)
+
+
+class Pusher:
+    """Stage the pushes of a run and send them in the background.
+
+    At most one push is being sent (or has failed and will be sent again) and one is waiting behind it: a newer push
+    replaces the waiting one, unless that one has ``keep``. Pushes are sent oldest step first. After a failure the
+    others wait for the next attempt, so that an older step never follows a newer one.
+
+    Args:
+        pending: the folder of the staged pushes, inside the run folder.
+    """
+
+    def __init__(self, pending: Path):
+        self.pending = pending
+        self._api = client.api()
+        self._lock = threading.Lock()  # held while one of the staged pushes is chosen: to be sent, or to be replaced
+        self._sending: Path | None = None  # or has failed
+        self._logged: str | None = None
+
+    def start(self) -> None:
+        """Send the pushes of an earlier process. Only the process that has locked the run folder may call it."""
+        self.pending.mkdir(parents=True, exist_ok=True)
+        layout.clear_partial(self.pending)
+        self._send_in_background()
+
+    def submit(self, push: Push, card: str, sources: Mapping[str, Path | str]) -> None:
+        """Stage a push and send it in the background. Arguments and exceptions are those of ``stage``."""
+        stage(self.pending, push, card, sources)
+        self._replace_waiting(self.pending / push.tag)
+        self._send_in_background()
+
+    def wait(self, seconds: float, give_up: Callable[[], bool] = lambda: False) -> int:
+        """Try a last time to send the staged pushes, and wait for that.
+
+        Args:
+            seconds: the longest time to wait.
+            give_up: is called once a second, and ends the wait if it returns True.
+
+        Returns:
+            The number of pushes that are still staged.
+        """
+        deadline = time.monotonic() + seconds
+        last_attempt = self._send_in_background()
+        while not last_attempt.done() and not give_up():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                break
+            concurrent.futures.wait([last_attempt], timeout=min(remaining, POLL_SECONDS))
+        return len(staged_pushes(self.pending))
+
+    def send(self) -> str | None:
+        """Send the staged pushes until one fails. This includes pushes that are staged meanwhile.
+
+        Returns:
+            A line about the push that failed, or None.
+
+        Raises:
+            BadInput: another process is sending them (exit status 4).
+        """
+        if not staged_pushes(self.pending):
+            return None
+        busy = f"{self.pending}: process {{pid}} is sending it; wait until it has finished"
+        with files.locked(self.pending / LOCK, busy, 4):
+            while True:
+                folder = self._choose_oldest()
+                if folder is None:
+                    return None
+                try:
+                    repo_id = client.retry(upload, self._api, folder, read_push(folder))
+                    _remove(folder)
+                except Exception as error:
+                    reason = str(error) if isinstance(error, BadInput) else client.describe(error)
+                    return self._describe_failure(folder.name, reason)
+                log.info(f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
+
+    def _choose_oldest(self) -> Path | None:
+        """Return the push to send next, or None, and protect it from being replaced."""
+        with self._lock:
+            staged = staged_pushes(self.pending)
+            self._sending = staged[0] if staged else None
+            return self._sending
+
+    def _replace_waiting(self, newest: Path) -> None:
+        """Remove the pushes that wait behind the first one, in favor of the newest."""
+        with self._lock:
+            for folder in staged_pushes(self.pending)[1:]:
+                if folder in (newest, self._sending):
+                    continue
+                if not read_push(folder).keep:
+                    _remove(folder)
+                    log.info(f"hub: {folder.name} was not sent in time; {newest.name} replaces it")
+
+    def _send_in_background(self) -> concurrent.futures.Future:
+        attempt = self._api.run_as_future(self._send_and_log)
+        _attempts.append(attempt)
+        return attempt
+
+    def _send_and_log(self) -> None:
+        """Send the staged pushes. A failure is logged, unless the last attempt failed for the same reason."""
+        try:
+            failure = self.send()
+        except BadInput:  # another process is sending them
+            return
+        except Exception as error:  # for example, the user deletes the folder at this moment
+            failure = self._describe_failure("a push", client.describe(error))
+        if failure and failure != self._logged:
+            log.warning(failure)
+        self._logged = failure
+
+    def _describe_failure(self, name: str, reason: str) -> str:
+        command = f"python train.py --push_pending {paths.quoted(self.pending.parent)}"
+        return f"hub: {name} is not on the Hub: {reason}. It waits in {self.pending}; to send it later: {command}"
+
+
+def push_pending(pending: Path) -> int:
+    """Send all staged pushes, and return how many are left.
+
+    Raises:
+        BadInput: another process is sending them (exit status 4).
+    """
+    if not staged_pushes(pending):
+        log.info(f"hub: nothing waits in {pending}")
+        return 0
+    failure = Pusher(pending).send()
+    if failure:
+        log.warning(failure)
+    return len(staged_pushes(pending))

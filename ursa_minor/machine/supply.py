@@ -1,0 +1,78 @@
+"""How much text a recipe has, and how fast it becomes ids: what of it a card would wait for. Estimated."""
+
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data import shards, sources
+from ursa_minor.recipe import keys
+from ursa_minor.recipe.rules import counted
+
+TOKEN_BYTES = 4.5  # of English text, by GPT-2's tokenizer
+SENT_BYTES = 2.9  # of Parquet, for such a token: FineWeb-Edu's sample-10BT is 28.5 GB
+READY_BYTES = 2.0  # of an id in a token file
+SAMPLE = re.compile(r"sample-(\d+)BT")  # FineWeb's names of its samples, in billions of GPT-2's tokens
+
+
+class Supply(NamedTuple):
+    """What the data give: ``text`` tokens (inf where not known), at ``speed`` tokens per second (inf where prepared)."""
+
+    text: float
+    speed: float
+    words: str = ""
+
+    def waiting_seconds(self, tokens: float, training_seconds: float) -> float:
+        """Return how long training waits: each token of the text is read once, beside the training of all."""
+        return max(0.0, min(tokens, self.text) / self.speed - training_seconds)
+
+
+PREPARED = Supply(math.inf, math.inf, "prepared")
+
+
+def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: float) -> Supply:
+    """Return how much text a recipe has and how fast it is read.
+
+    Args:
+        trainers: processes beside the reader, which leaves them a core each.
+        link: bytes per second from where the text is; 0: not a limit.
+        speed: tokens per second, where that is known; 0: one core is measured here for a second.
+    """
+    given = keys.sources(data)
+    amounts = [_amount(source) for source in given]
+    text = sum(tokens for tokens, _ in amounts)
+    if all(ready for _, ready in amounts):
+        return PREPARED._replace(text=text)
+    if speed:
+        return Supply(text, speed, "as you say")
+    fetched = all(keys.hub_id(source) and source.data_dir for source in given)  # ids, which need no core
+    limits = {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
+    if not fetched:
+        from ursa_minor.data import prepare  # imports Transformers
+
+        core, free = prepare.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
+        words = f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"
+        limits[words] = free * core
+    return Supply(text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link")
+
+
+def _amount(source: keys.Data) -> tuple[float, bool]:
+    """Return about how many train tokens a source has, inf where that is not known, and whether they are prepared."""
+    here, text = keys.is_here(source), math.inf
+    if sources.has_urls(source):  # nothing is fetched for an estimate
+        return text, False
+    try:
+        found = None if here else sources.find_source(source)
+        if found is None or shards.is_complete(found.folder):
+            train = shards.describe_folder(found.folder if found else Path(str(source.data_dir)))["splits"]["train"]
+            return sum(row["tokens"] for row in train), True
+    except BadInput:  # it is on another machine, or its text is not there yet
+        return text, here
+    if sample := SAMPLE.fullmatch(source.dataset_config_name or ""):
+        text = 1e9 * int(sample[1])
+    elif found.most_tokens:
+        text = found.most_tokens / TOKEN_BYTES
+    elif found.files:
+        text = sum(Path(name).stat().st_size for name in found.files["train"]) / SENT_BYTES
+    return min(text, source.limit_tokens or text), False

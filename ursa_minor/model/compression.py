@@ -1,0 +1,118 @@
+"""Smaller models: the blocks' matrices with zeros for their smallest weights, or in int8; and what of it is in a model."""
+
+import importlib.util
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import prune as pruning
+from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ursa_minor.base.errors import BadInput
+from ursa_minor.model.finite import DTYPE_NAMES, require_finite
+
+PACKAGE, VERSION = "bitsandbytes", "0.50.2"
+logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # it warns of kernels that are not used, and at each fp32 product
+
+
+def require_int8() -> None:
+    """Raise BadInput when the library for int8 is not installed."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise BadInput(f"--dtype int8: {PACKAGE} is not installed: pip install {PACKAGE}=={VERSION}")
+
+
+def matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Return the modules of a model's matrices by name, without embeddings and output head."""
+    head = model.get_output_embeddings()
+    return {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head}
+
+
+def prune(model: PreTrainedModel, share: float) -> None:
+    """Set ``share`` (0 to 1) of each matrix to zero, in place: its smallest weights."""
+    for module in matrices(model).values():
+        pruning.l1_unstructured(module, "weight", amount=float(share))
+        pruning.remove(module, "weight")
+
+
+def quantize(stock: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with its matrices in int8, a scale for each output, and the rest as it is.
+
+    bitsandbytes, because GPT-2's matrices are Conv1D, which of Transformers' int8 formats only this one takes: torchao,
+    quanto and HQQ pass them over. Raises BadInput for an architecture without a matrix that it takes.
+    """
+    weights, rules = stock.state_dict(), BitsAndBytesConfig(load_in_8bit=True)  # by LLM.int8() (Dettmers 2022)
+    how = {"config": stock.config, "dtype": stock.dtype, "quantization_config": rules}
+    quantized = type(stock).from_pretrained(None, state_dict=weights, **how)
+    if not any(module.weight.dtype == torch.int8 for module in matrices(quantized).values()):
+        raise BadInput(f"--dtype int8: {PACKAGE} finds no matrix in {type(stock).__name__}; use --dtype bf16")
+    for name, module in matrices(quantized).items():
+        if module.weight.dtype == torch.int8:
+            require_finite(f"{name}.weight in int8", dequantized(module.weight))
+    quantized.generation_config = stock.generation_config
+    return quantized
+
+
+def dequantized(weight: nn.Parameter) -> torch.Tensor:
+    """Return the values of an int8 matrix of bitsandbytes, (out, in) fp32.
+
+    A row is stored as integers from -127 to 127 and the largest value of the row (LLM.int8()).
+    """
+    scales = weight.SCB.float() / 127
+    return weight.data.float() * scales[:, None]
+
+
+def widen(model: PreTrainedModel) -> None:
+    """Let a model compute in fp32 with the weights that it has, in place: most CPUs are ten times slower in half."""
+    nn.Module.float(model)  # Transformers' own refuses int8, whose matrices stay
+
+
+def precision_of(model: PreTrainedModel, mixed_precision: str = "no") -> str:
+    """Return the precision that a model computes in: fp32, bf16, fp16, int8, nf4, int4 (gptq), fp8, ...
+
+    A quantized model also contains tensors in half precision (embeddings, norms): its precision is
+    that of the matrices. Any other model has the precision of most of its weights.
+
+    Args:
+        mixed_precision: Accelerate's: no, bf16 or fp16. It replaces the precision of a model that is
+            not quantized, and is named after that of a quantized one.
+    """
+    rules = getattr(model.config, "quantization_config", None)
+    if rules is not None:
+        precision = _quantized_precision(rules if isinstance(rules, dict) else rules.to_dict())
+        return precision if mixed_precision == "no" else f"{precision}, {mixed_precision} autocast"
+    if mixed_precision != "no":
+        return mixed_precision
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in model.parameters():
+        sizes[tensor.dtype] += tensor.numel()
+    dtype = max(sizes, key=lambda dtype: sizes[dtype])
+    return DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def _quantized_precision(rules: Mapping[str, Any]) -> str:
+    """Return the precision of the matrices that a ``quantization_config`` describes."""
+    method = rules.get("quant_method", PACKAGE)  # its first versions wrote no method
+    method = str(getattr(method, "value", method))
+    if method == PACKAGE:
+        return "int8" if rules.get("load_in_8bit") else str(rules["bnb_4bit_quant_type"])
+    for key in ("bits", "w_bit"):  # GPTQ, AWQ and others; older AWQ
+        if isinstance(rules.get(key), int):
+            return f"int{rules[key]} ({method})"
+    if isinstance(rules.get("weights"), str):  # quanto, EETQ
+        return f"{rules['weights']} ({method})"
+    return method
+
+
+def share_of_zeros(model: PreTrainedModel) -> float:
+    """Return which share of the matrices' weights is zero."""
+    weights = [module.weight for module in matrices(model).values()]
+    return sum((weight == 0).sum().item() for weight in weights) / sum(weight.numel() for weight in weights)
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Return how many bytes the weights take, each tied one once, scales of int8 included."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}.values())

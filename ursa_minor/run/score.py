@@ -1,0 +1,76 @@
+"""``--eval_only``: score a checkpoint, or the model that a recipe begins from, and write nothing."""
+
+import math
+from collections.abc import Mapping
+
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.base.layout import MODEL_FOLDER
+from ursa_minor.data.corpus import Corpus
+from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation.evaluator import Evaluator
+from ursa_minor.evaluation.likelihood import not_finite
+from ursa_minor.evaluation.record import Task
+from ursa_minor.hub import fetch
+from ursa_minor.machine import hardware
+from ursa_minor.machine.fit import propose_micro_batch
+from ursa_minor.machine.sharding import WholeModel
+from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe.plan import make_plan
+from ursa_minor.run import checkpoint
+from ursa_minor.run.resume import begins_at, find_checkpoint
+
+
+def refuse_without_weights(recipe: keys.Recipe, *, fetched: bool = False) -> None:
+    """Raise BadInput where neither ``init_from`` nor a checkpoint here has weights to score.
+
+    Args:
+        fetched: what is on the Hub is here by now; else a run that resumes from there passes.
+    """
+    saving = recipe.saving
+    here = recipe.model.init_from or begins_at(saving) or checkpoint.list_checkpoints(saving.checkpoints)
+    if not here and (fetched or not fetch.is_address(saving.resume_from_checkpoint)):
+        if (saving.run_dir / MODEL_FOLDER).is_dir():
+            raise BadInput(
+                f"eval_only: {saving.run_dir} contains no checkpoint; score its model: --init_from {saving.run_dir}"
+            )
+        raise BadInput(f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL")
+
+
+def score(
+    recipe: keys.Recipe, corpus: Corpus, tests: Mapping[Task, Encoded], model: PreTrainedModel, accelerator: Accelerator
+) -> str:
+    """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as a JSON line.
+
+    Raises:
+        BadInput: the model's loss, or a log-likelihood of a task's item, is not finite.
+    """
+    begun_from = recipe.model.init_from
+    path = None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
+    refuse_without_weights(recipe, fetched=True)
+    if path is not None:
+        then = checkpoint.read_state(path)["science"]
+        begun = {name: then[name] for name in vars(recipe.model) if name in then}
+        reading.refuse_changed_science(path, keys.fixed(recipe) | begun, recipe)  # how it was trained changes no score
+        checkpoint.load_weights(path, model)
+    auto = recipe.batch.per_device_train_batch_size == "auto"
+    free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
+    ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None  # what trains fits here, too
+    plan = make_plan(recipe, accelerator.num_processes, ceiling)
+    evaluator = Evaluator(recipe, corpus, tests, WholeModel(model, recipe.model, accelerator.device), accelerator)
+    loss = evaluator.loss("validation", plan.per_device_train_batch_size)
+    if loss is not None and not math.isfinite(loss["loss"]):
+        raise not_finite("the validation split", loss["loss"])
+    results = {"eval": loss}
+    for task in tests:
+        results[task.name] = evaluator.score(task)
+
+    line: dict[str, object] = {"model": begun_from or str(path)}
+    for prefix, result in results.items():
+        assert result is not None  # nothing stops this evaluator
+        for name, value in result.items():
+            line[f"{prefix}/{name}"] = value
+    return files.to_json(line)
