@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from ursa_minor.base import cards, console, files, paths
-from ursa_minor.base.entry import catch_interrupts, exit_on_bad_input
+from ursa_minor.base import console, files, gpus, paths
+from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.network import reach
+from ursa_minor.base.http import reach
 from ursa_minor.base.redaction import redact
 from ursa_minor.data import shards, sources
 from ursa_minor.machine import doctor, forecast, planning, supply
@@ -187,7 +187,7 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         asked.max_steps = math.ceil(asked.tokens / recipe.batch.tokens_per_step)
     if asked.max_steps:
         recipe = keys.replace(recipe, max_steps=asked.max_steps)
-    which, first = (cards.CARDS, asked.count or 1) if asked.all_cards else wanted_card(asked)
+    which, first = (gpus.CARDS, asked.count or 1) if asked.all_cards else wanted_card(asked)
     searched = asked.size and not (asked.count or asked.all_cards)  # the fewest that hold the model
     for count in (first << power for power in range(13 if searched else 1)):
         given, price = supply_of(recipe, asked, count), price_of(asked, count)
@@ -225,12 +225,12 @@ def show_plan(asked: argparse.Namespace) -> int:
     return 0
 
 
-def wanted_card(asked: argparse.Namespace) -> tuple[tuple[cards.Card, ...], int]:
+def wanted_card(asked: argparse.Namespace) -> tuple[tuple[gpus.Card, ...], int]:
     """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
     found = [asked.card] if asked.card else [card["name"] for card in doctor.nvidia_smi()]
     name = found[0] if found else "no NVIDIA card"
-    if (card := cards.find(name)) is None:
-        near = ", ".join(cards.of_its_kind(name))
+    if (card := gpus.find(name)) is None:
+        near = ", ".join(gpus.of_its_kind(name))
         raise BadInput(f"{name}: not a card in our table; give --card, one of {near}, or --all_cards")
     return (card,), asked.count or len(found)
 

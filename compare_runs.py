@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.layout import Finish, read_finish, read_metrics
+from ursa_minor.base.run_files import Finish, read_finish, read_metrics
 from ursa_minor.base.paths import argument, path_argument
 from ursa_minor.evaluation.items import records
 from ursa_minor.recipe import keys, reading, references

@@ -11,7 +11,7 @@ import os
 import sys
 
 from ursa_minor.base import console, files
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import refuse_incomplete_launch
 from ursa_minor.evaluation import flags

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ursa_minor.base import console, paths
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.shell import ollama_name, path_word
 from ursa_minor.model.find import refuse_absent

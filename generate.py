@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from ursa_minor.base import console, paths
-from ursa_minor.base.entry import catch_interrupts, exit_on_bad_input
+from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.model.find import find
 from ursa_minor.recipe import reading, rules

@@ -14,10 +14,10 @@ import warnings
 from pathlib import Path
 
 from ursa_minor.base import console, cudnn, files, paths
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput, errno_of
 from ursa_minor.base.launch import refuse_incomplete_launch
-from ursa_minor.base.layout import METRICS
+from ursa_minor.base.run_files import METRICS
 
 log = logging.getLogger("ursa_minor.post_train")
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from ursa_minor.base import console, files
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_warnings
 from ursa_minor.data import prepare, repair, shards, sources, tokenization

@@ -16,7 +16,7 @@ from pathlib import Path
 if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
-from ursa_minor.base.entry import exit_on_bad_input, run_and_exit  # first: it says why another import fails
+from ursa_minor.base.cli import exit_on_bad_input, run_and_exit  # first: it says why another import fails
 from ursa_minor.recipe import keys, reading
 
 if __name__ == "__main__":  # before the imports below, which take seconds

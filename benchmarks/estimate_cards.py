@@ -22,33 +22,33 @@ import statistics
 import numpy as np
 
 from benchmarks.runs import ROOT, write_json
-from ursa_minor.base import cards, paths
+from ursa_minor.base import gpus, paths
 from ursa_minor.machine import estimate, forecast
 from ursa_minor.recipe import reading
 
 # As docs/cards.md names them: (a), (b), ...
 TRAINING_SOURCES = (
-    cards.SCRIPT,
+    gpus.SCRIPT,
     "nanoGPT, torch 2.0, karpathy/nanoGPT#225",
     "nanoGPT, torch 2.0, karpathy/nanoGPT#110",
 )
 TRAINING_SOURCES += ("build-nanogpt's steps, a public file", "build-nanogpt on Windows, not compiled, a public file")
-FITTED = [card for card in cards.CARDS if card.training and card.training.source == cards.SCRIPT]
-OTHERS = [card for card in cards.CARDS if card.training and card not in FITTED]
+FITTED = [card for card in gpus.CARDS if card.training and card.training.source == gpus.SCRIPT]
+OTHERS = [card for card in gpus.CARDS if card.training and card not in FITTED]
 # Tokens/s of languini-kitchen's GPT small (languini/projects/gpt/throughput_results.csv): fp16, compiled, no flash
 # attention on any card, 16,384 words, context 512.
 LANGUINI = {"v100": 43_839, "rtx3090": 55_416, "rtx4090": 88_701, "a100": 135_107}
 LANGUINI_SMALL = estimate.Shape(12, 768, 16_384, 512)
 
 
-def terms(card: cards.Card) -> list[float]:
+def terms(card: gpus.Card) -> list[float]:
     """Return seconds a token, as shares of those measured: at rate M, at 1 PFLOP/s, at the data sheet's bandwidth."""
     flops, moved = estimate.computed_flops(estimate.GPT2_124M), estimate.memory_traffic_bytes(estimate.GPT2_124M)
     seconds = flops / (card.product_teraflops * 1e12), flops / 1e15, moved / (card.gigabytes_per_second * 1e9)
     return [term * card.training.figure for term in seconds]
 
 
-def fit(known: list[cards.Card], share: float = 1.0, limited: bool = True) -> np.ndarray:
+def fit(known: list[gpus.Card], share: float = 1.0, limited: bool = True) -> np.ndarray:
     """Return 1/``share`` (of M), 1/R (R in PFLOP/s; 0 where not ``limited``) and 1/b of least absolute relative errors."""
     matrix = np.array([terms(card) for card in known])
     left, free, weights = 1 - matrix[:, 0] / share, matrix[:, 1 if limited else 2 :], np.ones(len(known))
@@ -58,12 +58,12 @@ def fit(known: list[cards.Card], share: float = 1.0, limited: bool = True) -> np
     return np.array([1 / share, *([] if limited else [0.0]), *found])
 
 
-def left_out(card: cards.Card, **how) -> float:
+def left_out(card: gpus.Card, **how) -> float:
     """Return estimated / measured of a card that the fit has not seen."""
     return 1 / float(terms(card) @ fit([other for other in FITTED if other is not card], **how))
 
 
-def speed(card: cards.Card, shape: estimate.Shape = estimate.GPT2_124M) -> float:
+def speed(card: gpus.Card, shape: estimate.Shape = estimate.GPT2_124M) -> float:
     """Return the tokens per second that ursa_minor/machine/estimate.py says."""
     return 1 / estimate.seconds_per_token(shape, card)
 
@@ -86,7 +86,7 @@ def report() -> dict:
         tail = f"{row['left_out_ratio']:8.2f}" if card in FITTED else f"  not fitted: {card.training.source}"
         print(f"{card.name:12}  {card.product_teraflops:15,.1f}{mark}  {measured:8,.0f}  {said:9,.0f}  "
               f"{said / measured:5.2f}  {tail}")  # fmt: skip
-    shares = {kind: cards.reached_share(kind == "GeForce") for kind in ("GeForce", "other")}
+    shares = {kind: gpus.reached_share(kind == "GeForce") for kind in ("GeForce", "other")}
     print(f"* nobody measured it: {shares['other']:.3f} of the peak, of a GeForce {shares['GeForce']:.3f}")
     near = sum(abs(row["ratio"] - 1) <= 0.1 for row in rows[: len(FITTED)])
     near_left_out = sum(abs(row["left_out_ratio"] - 1) <= 0.1 for row in rows[: len(FITTED)])
@@ -94,7 +94,7 @@ def report() -> dict:
     error = {name: statistics.fmean(abs(left_out(card, **how) - 1) for card in FITTED) for name, how in ways.items()}
     print(f"within 10%    {near} of {len(FITTED)}, left out {near_left_out}")
     print("mean error    left out: " + ", ".join(f"{name} {100 * value:.1f}%" for name, value in error.items()))
-    with_flash = {name: dataclasses.replace(cards.find(name), capability=(8, 0)) for name in LANGUINI}
+    with_flash = {name: dataclasses.replace(gpus.find(name), capability=(8, 0)) for name in LANGUINI}
     flash = {name: value / speed(with_flash[name], LANGUINI_SMALL) for name, value in LANGUINI.items()}
     print("no flash      languini's GPT small, measured / estimated with it: "
           + ", ".join(f"{name} {value:.2f}" for name, value in flash.items()))  # fmt: skip
@@ -114,7 +114,7 @@ def report() -> dict:
 # ---- what is printed elsewhere
 
 
-def estimated(card: cards.Card, count: int = 1) -> dict:
+def estimated(card: gpus.Card, count: int = 1) -> dict:
     """Return what check_setup.py says of GPT-2 124M on ``count`` of a card."""
     recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
     return forecast.estimate_run(recipe, card, count, 0.0)
@@ -125,13 +125,13 @@ def two_digits(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
-def speed_in_words(known: cards.Measured, card: cards.Card) -> str:
+def speed_in_words(known: gpus.Measured, card: gpus.Card) -> str:
     """Return a measured speed of one card, as a YAML's head gives it."""
     size = f"micro-batch {known.micro_batch}, " if known.micro_batch else ""
     return f"{size}{known.figure:,.0f} tokens/s, {forecast.mfu(card, known.figure):.0%} MFU ({known.source})"
 
 
-def preset(text: str, card: cards.Card, count: int, stem: str) -> str:
+def preset(text: str, card: gpus.Card, count: int, stem: str) -> str:
     """Return a card's YAML; of ``text``, the one that there is, the card's name in the first line stays."""
     row, (name, precision) = estimated(card, count), (re.match("# .*", text)[0].partition("):")[0], card.precision)
     compiled = forecast.compiles(card.name)
@@ -169,7 +169,7 @@ def preset(text: str, card: cards.Card, count: int, stem: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def last_cells(card: cards.Card, *, all_of_them: bool) -> str:
+def last_cells(card: gpus.Card, *, all_of_them: bool) -> str:
     """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, too, and a good MFU."""
     row, known, mine = estimated(card), card.training, card.ours
     cells = [f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"]
@@ -187,11 +187,11 @@ def letter(source: str) -> str:
 
 def page(text: str, *, all_of_them: bool = True) -> str:
     """Return a page with its rows of cards, and its example for an A6000, as the code gives them."""
-    for card in cards.CARDS:
+    for card in gpus.CARDS:
         begin = rf"^(\| [^|]+ \| `{card.name}\.yaml`[^|]* \|).*$"
         cells = last_cells(card, all_of_them=all_of_them)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
-    recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.find("a6000")
+    recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), gpus.find("a6000")
     before, begin, example = text.partition("## Before it costs")
     for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 1, 0.8)).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
@@ -203,7 +203,7 @@ def arithmetic(text: str) -> str:
     """Return scripts/run_gpt2_124m.sh with the speeds and hours of its head as the code gives them."""
 
     def line(found: re.Match) -> str:
-        row = estimated(cards.find(found[2]), int(found[1]))
+        row = estimated(gpus.find(found[2]), int(found[1]))
         return f"#   {found[1]}x {found[2]:9} {two_digits(row['tokens_per_second']):>11} {row['hours']:7.1f}"
 
     return re.sub(r"^#   (\d)x (\w+) +[\d,]+ +[\d.]+$", line, text, flags=re.MULTILINE)
@@ -214,7 +214,7 @@ def pages() -> dict[Path, str]:
     found = {}
     for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")):
         name, _, count = path.stem.partition("_x")
-        if card := cards.find(name):
+        if card := gpus.find(name):
             found[path] = preset(path.read_text(encoding="utf-8"), card, int(count or 1), path.stem)
     for name in ("README.md", "docs/cards.md"):
         found[ROOT / name] = page((ROOT / name).read_text(encoding="utf-8"), all_of_them=name != "README.md")

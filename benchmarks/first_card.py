@@ -43,10 +43,10 @@ from importlib.metadata import version
 import yaml
 
 from benchmarks.runs import ROOT, commit, flag_words, gpt2_tokenizer, write_json
-from ursa_minor.base import cards
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base import gpus
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.layout import read_metrics
+from ursa_minor.base.run_files import read_metrics
 from ursa_minor.machine import doctor
 
 STARTED = time.monotonic()  # asking the card takes some of the time, too
@@ -72,7 +72,7 @@ class Command:
     def __init__(self, asked: argparse.Namespace, about: dict):
         self.asked, self.has_card = asked, about["kind"] == "cuda"
         self.rehearsal = asked.tiny
-        self.stem = cards.preset(about["machine"] if self.has_card else "")
+        self.stem = gpus.preset(about["machine"] if self.has_card else "")
         self.record = about | {"yaml": f"{self.stem}.yaml", "rehearsal": self.rehearsal, "parts": {}}
         self.name = f"first-card-{self.stem}-{about['date']}-{time.strftime('%H%M%S')}"
         self.deadline = STARTED + asked.seconds
@@ -311,7 +311,7 @@ def several_cards(part: Part) -> None:
     if count < 2:
         part.note(f"cards of this machine: {count}", cards=count)
         return
-    stem = cards.preset(about["machine"], count)
+    stem = gpus.preset(about["machine"], count)
     launch = () if stem.endswith(f"_x{count}") else ("--multi_gpu", "--num_processes", count)
     file = ROOT / "accelerate_configs" / f"{stem}.yaml"  # the last one given counts
     part.steps("several_cards", launch=("--config_file", file, *launch))
@@ -519,7 +519,7 @@ def about() -> dict:
     versions = {name: version(name) for name in ("torch", "transformers", "accelerate", "tokenizers", "numpy")}
     when = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "python": sys.version.split()[0]}
     listed = doctor.nvidia_smi()
-    driver = listed[0]["driver"] if listed else cards.kernel_driver()
+    driver = listed[0]["driver"] if listed else gpus.kernel_driver()
     return found | when | {"driver": driver, "versions": versions}
 
 

@@ -25,8 +25,8 @@ from importlib.metadata import version
 import torch
 
 from benchmarks.runs import ROOT, commit, write_json
-from ursa_minor.base import cards, paths
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base import gpus, paths
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput, is_out_of_memory
 from ursa_minor.machine import estimate, hardware
 from ursa_minor.machine.accelerator import make_accelerator, prepare, sync_gradients
@@ -100,7 +100,7 @@ def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int)
 
 def launched(device: hardware.Device, case: dict, micro_batches: list[int]):
     """Measure in processes that accelerate starts, as it starts train.py; yield a row a micro-batch."""
-    stem = cards.preset(device.name)
+    stem = gpus.preset(device.name)
     yaml = FSDP if case["shards"] > 1 else ROOT / "accelerate_configs" / f"{stem}.yaml"
     command = ["accelerate", "launch", "--config_file", str(yaml), "--num_processes", str(case["shards"])]
     command += ["--mixed_precision", case["precision"], "--dynamo_backend", "inductor" if case["compiled"] else "no"]

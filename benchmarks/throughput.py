@@ -62,8 +62,8 @@ from benchmarks.side_by_side import (
     summary,
     write_ids,
 )
-from ursa_minor.base import cards, paths
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base import gpus, paths
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.machine import estimate, hardware
 
@@ -262,7 +262,7 @@ def report(found: dict, together: bool, asked: argparse.Namespace, micro_batch: 
             with ours is not compared with it.
     """
     tokens, flops = micro_batch * asked.accumulation * asked.sequence_length, shape_of(asked).flops_per_token
-    peak = cards.peak_flops(hardware.this_device().name, asked.precision)
+    peak = gpus.peak_flops(hardware.this_device().name, asked.precision)
     print("variant      ms/update   tokens/s (slowest .. fastest)        TFLOP/s   MFU    peak MiB    loss")
     rows = {}
     for name, result in found.items():

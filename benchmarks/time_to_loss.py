@@ -34,7 +34,7 @@ import yaml
 
 from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once, write_json
 from ursa_minor.base import paths
-from ursa_minor.base.layout import read_metrics
+from ursa_minor.base.run_files import read_metrics
 from ursa_minor.machine import hardware
 from ursa_minor.run.curves import BLACK, BLUE, VERMILLION, picture, series
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from ursa_minor.base import files
-from ursa_minor.base.layout import read_metrics
+from ursa_minor.base.run_files import read_metrics
 from ursa_minor.run import checkpoint
 
 TINY = ("--recipe", "tiny.yaml")

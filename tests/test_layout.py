@@ -91,7 +91,7 @@ def test_what_is_asked_before_training_needs_no_torch_and_cards_no_package():
     heavy = {"torch", "transformers", "accelerate"}
     code = f"import sys, {', '.join(names)}; sys.exit(str({heavy} & {{*sys.modules}} or ''))"
     assert not subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr.strip()
-    subprocess.run([sys.executable, "-S", "-c", "import ursa_minor.base.cards"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-S", "-c", "import ursa_minor.base.gpus"], cwd=ROOT, check=True)
 
 
 def test_no_pickle_anywhere():

@@ -65,14 +65,14 @@ def test_a_closed_standard_stream_is_nobodys_and_bad_input_still_2(tmp_path):
     show = "import os, sys; sys.exit(40 + sum(os.fstat(n).st_rdev == os.stat(os.devnull).st_rdev for n in range(3)))"
     command = ["bash", "-c", '"$0" train.py --nope <&- >&- 2>&-', sys.executable]
     assert subprocess.run(command, cwd=ROOT).returncode == 2
-    start = "from ursa_minor.base.entry import exit_on_bad_input as wrap; wrap(lambda: None)(); " + show
+    start = "from ursa_minor.base.cli import exit_on_bad_input as wrap; wrap(lambda: None)(); " + show
     command = ["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, start]
     assert subprocess.run(command, cwd=ROOT).returncode == 43
 
 
 def test_output_that_nobody_reads_any_more_ends_a_script_without_a_traceback():
     for size in (1, 100_000):
-        start = f"from ursa_minor.base.entry import exit_on_bad_input as wrap; exit(wrap(lambda: print('x' * {size}))())"
+        start = f"from ursa_minor.base.cli import exit_on_bad_input as wrap; exit(wrap(lambda: print('x' * {size}))())"
         reader, writer = os.pipe()
         os.close(reader)
         done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from ursa_minor.base import entry, files
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base import cli, files
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput, TrainingStopped
 
 
@@ -129,9 +129,9 @@ def test_bad_input_prints_each_line_and_exits_2(monkeypatch, capsys):
         monkeypatch.setenv("RANK", rank)
         assert raising(error)() == status and capsys.readouterr() == ("", err)
     waited = []
-    monkeypatch.setattr(entry.time, "sleep", waited.append)
+    monkeypatch.setattr(cli.time, "sleep", waited.append)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # the first process prints before the launcher ends all
-    for rank, expected in (("0", []), ("1", [entry.SILENT_SECONDS])):
+    for rank, expected in (("0", []), ("1", [cli.SILENT_SECONDS])):
         monkeypatch.setenv("RANK", rank)
         assert raising(BadInput("one"))() == 2 and waited == expected
     assert exit_on_bad_input(lambda n, *, more: n + more)(40, more=2) == 42

@@ -6,8 +6,8 @@ from email.utils import formatdate
 import pytest
 from pushes import Clock
 
-from ursa_minor.base import network
-from ursa_minor.base.network import Unreadable, moving, refuse_page, retry_after
+from ursa_minor.base import http
+from ursa_minor.base.http import Unreadable, moving, refuse_page, retry_after
 
 SILLY = ("", "²", "-5", "nan", "1e3", "soon", "Wed, 99 Oct 2026 07:28:00 GMT")
 
@@ -23,7 +23,7 @@ def test_retry_after_is_a_number_or_a_date_and_anything_else_is_no_wait():
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(network, "time", clock)
+    monkeypatch.setattr(http, "time", clock)
     return clock
 
 

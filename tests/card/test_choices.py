@@ -12,7 +12,7 @@ from conftest import ROOT
 from pretend_cuda import A6000, CUDA, H200, RTX_3060, T4, UNKNOWN, CudaTensor, on
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from ursa_minor.base import cards, cudnn
+from ursa_minor.base import cudnn, gpus
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data import tokenization
 from ursa_minor.evaluation import likelihood, sampling
@@ -289,9 +289,9 @@ def test_the_product_chooses_for_each_card_what_it_can(card):
         assert torch.get_float32_matmul_precision() == "highest"
         assert machine.allocator == "expandable_segments:True"
         assert hardware.device_name(CUDA) == card.name and hardware.free_memory_bytes(CUDA) == card.memory
-        known = cards.find(card.name)
+        known = gpus.find(card.name)
         assert (known is None) == (card is UNKNOWN)
-        assert (cards.peak_flops(card.name, device.precision) is None) == (known is None)
+        assert (gpus.peak_flops(card.name, device.precision) is None) == (known is None)
         if known:
             assert known.precision == device.precision and abs(card.memory / 2**30 / known.memory_gib - 1) < 0.1
 

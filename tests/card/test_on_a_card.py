@@ -19,7 +19,7 @@ from conftest import RECIPE, ROOT, WORDS, Done, run, torchrun_environments
 from pretend_cuda import A6000, H200, T4, Card, on
 from runs import TINY, final_state, losses, rows
 
-from ursa_minor.base import cards
+from ursa_minor.base import gpus
 from ursa_minor.machine import estimate, probes
 from ursa_minor.recipe import reading
 
@@ -154,7 +154,7 @@ def tiny_shape() -> estimate.Shape:
 def test_mfu_is_a_share_of_the_cards_peak_in_the_runs_precision(whole):
     row = next(row for row in rows("whole") if "mfu" in row)
     peak = row["tokens_per_second"] * tiny_shape().flops_per_token / row["mfu"]
-    assert peak == pytest.approx(cards.peak_flops("NVIDIA H200", "bf16"))
+    assert peak == pytest.approx(gpus.peak_flops("NVIDIA H200", "bf16"))
 
 
 def test_a_deterministic_run_takes_no_kernel_that_varies(whole):

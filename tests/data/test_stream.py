@@ -28,7 +28,7 @@ from conftest import RECIPE, in_fork
 from data_server import DataServer
 
 import prepare_data
-from ursa_minor.base import network
+from ursa_minor.base import http
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data import prepare, remote, stream
 from ursa_minor.data.shards import is_complete
@@ -118,7 +118,7 @@ def test_a_table_behind_a_url_is_fetched_once_whatever_fails_on_the_way_and_then
 ):
     """And each retry is logged, with its wait."""
     monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.15)
-    monkeypatch.setattr(network, "SLOW_SECONDS", 0.2)
+    monkeypatch.setattr(http, "SLOW_SECONDS", 0.2)
     url = f"{server.url}/files/a.jsonl.gz?download=true&sig=a.b%2Fc"
     server.faults = [[".", kind, 1] for kind in KINDS]
     assert texts([url]) == ROWS and len(server.log) == len(KINDS) + 1

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import estimate_cards, memory_card
-from ursa_minor.base import cards
+from ursa_minor.base import gpus
 from ursa_minor.machine import estimate, forecast
 from ursa_minor.model import build
 from ursa_minor.model.loss import CARD_ROWS
@@ -70,14 +70,14 @@ def test_pages_that_give_figures_of_cards_are_as_the_code_would_write_them():
 
 
 def test_what_to_expect_of_a_card_stands_in_a_line():
-    assert forecast.expectation(cards.find("h100")) == (
+    assert forecast.expectation(gpus.find("h100")) == (
         "GPT-2 124M on one: tokens/s estimated 440,000, by others 466,000, by us 525,000; mfu good from 34%, excellent 45%"
     )
-    assert forecast.expectation(cards.find("a6000")).endswith("excellent 52%; often advised: micro-batch 32")
+    assert forecast.expectation(gpus.find("a6000")).endswith("excellent 52%; often advised: micro-batch 32")
 
 
 def test_no_card_is_estimated_faster_than_its_peak():
-    for card in cards.CARDS:
+    for card in gpus.CARDS:
         for shape in (GPT2, LLAMA, estimate.Shape(48, 1600, 50304, 1024)):
             for count in (1, 8):
                 done = estimate.run(shape, card, tokens=10**9, tokens_per_step=2**19, count=count)
@@ -90,15 +90,15 @@ def test_the_estimate_is_the_fit_to_all_cards_of_one_script_and_within_a_tenth_f
     assert (float(f"{1e15 * limit:.2e}"), round(share, 2)) == (estimate.PRODUCT_LIMIT, estimate.BANDWIDTH_SHARE)
     kept = json.loads((ROOT / "benchmarks/results/estimate-cards-2026-11-22.json").read_text())
     for row in kept["cards"]:
-        assert estimate_cards.speed(cards.find(row["card"])) / row["measured"] == pytest.approx(row["ratio"], abs=1e-3)
+        assert estimate_cards.speed(gpus.find(row["card"])) / row["measured"] == pytest.approx(row["ratio"], abs=1e-3)
     rows = [row for row in kept["cards"] if "left_out_ratio" in row]
-    assert len(rows) == 20 and {row["measured_source"] for row in rows} == {cards.SCRIPT}
+    assert len(rows) == 20 and {row["measured_source"] for row in rows} == {gpus.SCRIPT}
     far = {row["card"]: f"{row['ratio']:.2f}" for row in rows if abs(row["ratio"] - 1) > 0.1}
     assert far.keys() == {"h100_nvl", "rtx6000ada", "rtxpro6000", "rtx4000ada", "l4", "l40"}
     told = (ROOT / "docs/cards.md").read_text().partition("It misses, as a share")[2].partition("JSON")[0]
     assert all(ratio in told for ratio in far.values())
     for name, llm_c in (("h100", 468_000), ("a100", 218_000)):
-        assert estimate_cards.speed(cards.find(name)) == pytest.approx(llm_c, rel=0.1)
+        assert estimate_cards.speed(gpus.find(name)) == pytest.approx(llm_c, rel=0.1)
     assert kept["languini_measured_over_estimated"]["v100"] == pytest.approx(estimate.WITHOUT_FLASH, abs=0.01)
 
 
@@ -150,11 +150,11 @@ def test_memory_knows_what_muon_and_8_bits_save():
 
 def test_more_cards_take_less_time_but_not_less_energy():
     about = {"tokens": 10**10, "tokens_per_step": 2**19}
-    one, eight = (estimate.run(GPT2, cards.find("a6000"), **about, count=count) for count in (1, 8))
+    one, eight = (estimate.run(GPT2, gpus.find("a6000"), **about, count=count) for count in (1, 8))
     assert one["hours"] / 8 < eight["hours"] < one["hours"]
     assert eight["kilowatt_hours"] > one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
     recipe = reading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
-    held = [forecast.estimate_run(recipe, cards.find("a6000"), count, 0.0)["memory_bytes"] for count in (1, 8)]
+    held = [forecast.estimate_run(recipe, gpus.find("a6000"), count, 0.0)["memory_bytes"] for count in (1, 8)]
     assert held[1]["gradients"] == 2 * held[0]["gradients"]
 
 

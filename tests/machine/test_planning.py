@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 import check_setup
-from ursa_minor.base import cards
+from ursa_minor.base import gpus
 from ursa_minor.data import prepare
 from ursa_minor.machine import planning
 from ursa_minor.machine.supply import Supply, supply
@@ -88,7 +88,7 @@ def test_a_text_that_is_read_often_is_warned_of_and_counts_four_times_at_most(sa
     assert "epochs: more than 4 teach little" in out
     assert out.split("expected loss\n")[1].splitlines()[0].endswith("  n/a")  # a model far below those of the law
     recipe = keys.replace(reading.load_recipe(Path(GPT2)), dataset_config_name=None)
-    row = planning.plan(recipe, cards.find("t4"), 1, 100.0, Supply(1e8, 1e6), 0)
+    row = planning.plan(recipe, gpus.find("t4"), 1, 100.0, Supply(1e8, 1e6), 0)
     assert row["expected_loss"] == planning.expected_loss(row["parameters"], MANY_EPOCHS * 1e8)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from conftest import ROOT
 
-from ursa_minor.base import cards, cudnn
+from ursa_minor.base import cudnn, gpus
 from ursa_minor.machine import verdicts
 
 # What the wheels hold (torch.cuda.get_arch_list()), as far as these tests need it.
@@ -67,7 +67,7 @@ def test_a_driver_older_than_torchs_cuda_is_an_error_and_may_take_an_older_cuda_
 
 def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_we_name():
     wheels = {"cu126": CU126, "cu128": CU128, "cu130": CU130}
-    for card in cards.CARDS:
+    for card in gpus.CARDS:
         own = f"sm_{card.capability[0]}{card.capability[1]}"
         assert verdicts.architecture(card.name, card.capability, [own]).level == "ok"
         for driver in ("550.54.14", "580.95.05", None):

@@ -13,7 +13,7 @@ import yaml
 from conftest import RECIPE, ROOT
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.layout import Finish
+from ursa_minor.base.run_files import Finish
 from ursa_minor.base.redaction import redact_url
 from ursa_minor.recipe import keys, reading
 from ursa_minor.recipe.plan import Plan, make_plan

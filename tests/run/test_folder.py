@@ -9,7 +9,7 @@ from conftest import ROOT
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.layout import Finish, read_finish, step_name
+from ursa_minor.base.run_files import Finish, read_finish, step_name
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.reading import load_recipe
 from ursa_minor.run import folder

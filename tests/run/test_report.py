@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT
 
 from ursa_minor.base import console
-from ursa_minor.base.layout import read_metrics
+from ursa_minor.base.run_files import read_metrics
 from ursa_minor.evaluation.tasks import hellaswag
 from ursa_minor.optim.update import Update
 from ursa_minor.recipe.keys import replace

@@ -30,7 +30,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from conftest import ROOT, Done
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.layout import read_metrics
+from ursa_minor.base.run_files import read_metrics
 from ursa_minor.recipe import keys, reading
 from ursa_minor.run import trackers
 

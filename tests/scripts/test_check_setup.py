@@ -23,7 +23,7 @@ from conftest import ROOT, fork
 
 import check_setup
 from benchmarks.runs import once
-from ursa_minor.base import cards, network
+from ursa_minor.base import gpus, http
 from ursa_minor.data import prepare
 from ursa_minor.machine import doctor, estimate, probes, verdicts
 from ursa_minor.model.build import build
@@ -129,12 +129,12 @@ def test_an_address_answers_refuses_hangs_or_is_not_there(monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        assert network.reach(url, 5) == "" and network.reach(f"{url}/missing", 5).startswith("HTTP Error 404: ")
+        assert http.reach(url, 5) == "" and http.reach(f"{url}/missing", 5).startswith("HTTP Error 404: ")
         server.shutdown()
-    assert network.reach("http://127.0.0.1:9", 1)
+    assert http.reach("http://127.0.0.1:9", 1)
     never = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))  # a name server that does not answer
-    assert network.reach("http://a.name", 0.1) == "no answer in 0.1 s"
+    assert http.reach("http://a.name", 0.1) == "no answer in 0.1 s"
     never.set()
 
 
@@ -156,7 +156,7 @@ def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
     assert doctor.nvidia_smi() == [{"name": "NVIDIA GB10", "driver": "580.95"}]
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n")
-    assert cards.kernel_driver(version) == "535.183.01" and cards.kernel_driver(tmp_path / "no") is None
+    assert gpus.kernel_driver(version) == "535.183.01" and gpus.kernel_driver(tmp_path / "no") is None
 
 
 AMPERE, VOLTA = (8, 6), (7, 0)
@@ -219,10 +219,10 @@ def test_the_table_has_every_card_from_any_folder(capsys, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     out, _ = called(capsys, "--all_cards")
     assert "124,475,904 parameters, 10 B tokens" in out and "cost" not in out
-    for card, line in zip(cards.CARDS, out.splitlines()[3:], strict=False):
+    for card, line in zip(gpus.CARDS, out.splitlines()[3:], strict=False):
         assert line.startswith(f"{card.name} ") and "%" in line
     rows = json.loads(called(capsys, "--all_cards", "--json", "--price_per_card_hour", "2", "--count", "4")[0])
-    for row, card in zip(rows, cards.CARDS, strict=True):
+    for row, card in zip(rows, gpus.CARDS, strict=True):
         assert row["card"] == card.name and row["fits"] and row["cost"] == pytest.approx(8 * row["hours"])
         assert row["compiled"] == (card.name != "v100")
         assert row["per_device_train_batch_size"] * 4 * row["gradient_accumulation_steps"] == 512

@@ -9,7 +9,7 @@ import yaml
 from matplotlib.figure import Figure
 
 import compare_runs
-from ursa_minor.base.layout import Finish
+from ursa_minor.base.run_files import Finish
 
 WORDS = ["$a", "_b", "c", "d", "e", "f", "g", "h"]
 

@@ -21,7 +21,7 @@ import eval_hellaswag
 import eval_tasks
 from ursa_minor.base import console
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.layout import read_metrics
+from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data import tokenization
 from ursa_minor.evaluation import items as task_items
 from ursa_minor.evaluation import likelihood, scoring

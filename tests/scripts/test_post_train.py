@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import post_train as post_train_script
 from ursa_minor.base import cudnn
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.layout import read_metrics
+from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data import tokenization
 from ursa_minor.model import export
 from ursa_minor.post import chat

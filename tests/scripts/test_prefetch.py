@@ -15,7 +15,7 @@ from data_server import DataServer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import prepare_data
-from ursa_minor.base.layout import read_metrics
+from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data import tokenization
 from ursa_minor.evaluation import items
 from ursa_minor.model import pretrained

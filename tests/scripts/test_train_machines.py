@@ -15,7 +15,7 @@ from conftest import ROOT, fork, free_port, run, torchrun_environments
 from runs import TINY, final_state, losses, rows
 from torch.distributed.fsdp import FSDPModule
 
-from ursa_minor.base import cards, files
+from ursa_minor.base import files, gpus
 from ursa_minor.base.errors import BadInput
 from ursa_minor.machine import estimate, hardware
 from ursa_minor.machine.accelerator import refuse_missing_kernels
@@ -241,14 +241,14 @@ DRIVERS_NAMES |= {"a100_40gb": "NVIDIA A100-SXM4-40GB", "a100_pcie": "NVIDIA A10
 DRIVERS_NAMES |= {"h100": "NVIDIA H100 80GB HBM3", "rtxpro6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition"}
 
 
-@pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize("card", gpus.CARDS, ids=lambda card: card.name)
 def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     name = DRIVERS_NAMES.get(card.name, card.pattern)
     memory = int(card.memory_gib * 0.98 * 2**30)  # as the driver counts it
     device = hardware.Device("cuda", name, memory, card.capability, 1, compiler=True)
-    assert cards.find(name) is card
+    assert gpus.find(name) is card
     assert device.precision == card.precision and device.has_tf32 == card.modern
-    preset = cards.preset(name)
+    preset = gpus.preset(name)
     text = (ROOT / "accelerate_configs" / f"{preset}.yaml").read_text()
     assert f"mixed_precision: {device.precision}" in text
     accelerator = FakeAccelerator(device.precision, "INDUCTOR" in text)

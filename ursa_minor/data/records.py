@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.network import Unreadable
+from ursa_minor.base.http import Unreadable
 
 TEXT, IDS = "text", "lists of ids"
 ROWS = 256  # rows of a batch

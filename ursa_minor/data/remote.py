@@ -18,7 +18,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after, moving, refuse_page
+from ursa_minor.base.http import TruncatedError, Unreadable, causes, http_status_and_retry_after, moving, refuse_page
 from ursa_minor.base.redaction import is_redacted, one_line, redact, redact_url
 from ursa_minor.recipe.source_kind import URL, path_of
 

@@ -17,7 +17,7 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.network import TruncatedError
+from ursa_minor.base.http import TruncatedError
 from ursa_minor.data import remote
 from ursa_minor.data.records import IDS, Column, Reader
 from ursa_minor.data.remote import retry

@@ -23,7 +23,7 @@ from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.base.network import ASKED, Unreadable, http_status_and_retry_after, moving, refuse_page, retry_after
+from ursa_minor.base.http import ASKED, Unreadable, http_status_and_retry_after, moving, refuse_page, retry_after
 from ursa_minor.base.redaction import one_line
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from ursa_minor.base import files, layout
+from ursa_minor.base import files, run_files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.network import http_status_and_retry_after
+from ursa_minor.base.http import http_status_and_retry_after
 from ursa_minor.hub import client
 
 log = logging.getLogger(__name__)
 
-PARTS = (layout.MODEL, layout.OPTIMIZER, layout.STATE)
+PARTS = (run_files.MODEL, run_files.OPTIMIZER, run_files.STATE)
 NEWEST = "last-checkpoint/"
 CHECKPOINT = rf"({NEWEST}|checkpoints/step-\d{{8}}/)"
 ADDRESS = re.compile(r"hub://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -55,9 +55,9 @@ def _fetch(address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_
             return None
         raise
     names = {sibling.rfilename for sibling in found.siblings or ()}
-    within = [name.removesuffix(layout.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + layout.MANIFEST, name)]
+    within = [name.removesuffix(run_files.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + run_files.MANIFEST, name)]
     if not within:
-        if may_begin and layout.MODEL not in names:  # made by hand, or by a push that was cut off
+        if may_begin and run_files.MODEL not in names:  # made by hand, or by a push that was cut off
             return None
         raise BadInput(f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one")
     newest = max(within)
@@ -69,13 +69,13 @@ def _fetch(address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_
         return Path(got)
 
     try:
-        manifest = files.read_json(fetched(newest + layout.MANIFEST))
-        path = checkpoints / layout.step_name(manifest["step"])
+        manifest = files.read_json(fetched(newest + run_files.MANIFEST))
+        path = checkpoints / run_files.step_name(manifest["step"])
         rows = {name: manifest["files"][name] for name in PARTS}
-        if newest not in (NEWEST, f"checkpoints/{path.name}/") or not layout.STEP.fullmatch(path.name):
+        if newest not in (NEWEST, f"checkpoints/{path.name}/") or not run_files.STEP.fullmatch(path.name):
             raise ValueError
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{where}: {newest}{layout.MANIFEST} cannot be read ({type(error).__name__})") from None
+        raise BadInput(f"{where}: {newest}{run_files.MANIFEST} cannot be read ({type(error).__name__})") from None
     if path.exists():
         refuse_damaged(path, rows, f"or it is not the one that {where} names: move {path} away")
     else:
@@ -91,9 +91,9 @@ def _fetch(address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_
         files.apply_umask((staging / newest).iterdir())
         files.rename(staging / newest, path)
         files.fsync(checkpoints)
-    if layout.METRICS in names and not (run_dir / layout.METRICS).exists():
-        with files.replacing(run_dir / layout.METRICS) as temporary:
-            shutil.copyfile(fetched(layout.METRICS), temporary)
+    if run_files.METRICS in names and not (run_dir / run_files.METRICS).exists():
+        with files.replacing(run_dir / run_files.METRICS) as temporary:
+            shutil.copyfile(fetched(run_files.METRICS), temporary)
     for old in checkpoints.glob(".hub-*"):
         shutil.rmtree(old)
     return path

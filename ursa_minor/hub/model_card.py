@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ursa_minor.base.layout import step_name
+from ursa_minor.base.run_files import step_name
 from ursa_minor.base.redaction import redact
 from ursa_minor.evaluation.items import records
 from ursa_minor.evaluation.record import Task

@@ -25,7 +25,7 @@ from huggingface_hub import CommitInfo, HfApi, ModelCard, ModelInfo, constants, 
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from ursa_minor.base import files, layout, paths
+from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.redaction import one_line
 from ursa_minor.hub import card_merge, client
@@ -38,7 +38,7 @@ TOKENS = "https://huggingface.co/settings/tokens"
 ALLOWED = re.compile(
     r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md|recipe\.yaml|curves\.png"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt|metrics\.jsonl"
-    rf"|{CHECKPOINT}({'|'.join(map(re.escape, (*PARTS, layout.MANIFEST)))})"
+    rf"|{CHECKPOINT}({'|'.join(map(re.escape, (*PARTS, run_files.MANIFEST)))})"
 )
 
 # A staged push is a folder with the name of its tag. It contains:
@@ -132,7 +132,7 @@ def _may_create(login: dict, token: dict, owner: str) -> bool:
 def _step_tags(api: HfApi, repo_id: str) -> set[str]:
     """Return the tags of pushes."""
     tags = api.list_repo_refs(repo_id).tags
-    return {tag.name for tag in tags if layout.STEP.fullmatch(tag.name)}
+    return {tag.name for tag in tags if run_files.STEP.fullmatch(tag.name)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Push:
     @property
     def tag(self) -> str:
         """The tag on the Hub, and the name of the staging folder."""
-        return layout.step_name(self.step)
+        return run_files.step_name(self.step)
 
 
 def stage(pending: Path, push: Push, card: str, sources: Mapping[str, Path | str]) -> None:
@@ -207,7 +207,7 @@ def staged_pushes(pending: Path) -> list[Path]:
     if not pending.is_dir():
         return folders
     for folder in sorted(pending.iterdir()):
-        if layout.STEP.fullmatch(folder.name) and (folder / PUSH).is_file():
+        if run_files.STEP.fullmatch(folder.name) and (folder / PUSH).is_file():
             folders.append(folder)
     return folders
 
@@ -363,7 +363,7 @@ class Pusher:
     def start(self) -> None:
         """Send the pushes of an earlier process. Only the process that has locked the run folder may call it."""
         self.pending.mkdir(parents=True, exist_ok=True)
-        layout.clear_partial(self.pending)
+        run_files.clear_partial(self.pending)
         self._send_in_background()
 
     def submit(self, push: Push, card: str, sources: Mapping[str, Path | str]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
 
-from ursa_minor.base import cards, cudnn, files, paths
+from ursa_minor.base import cudnn, files, gpus, paths
 from ursa_minor.base.errors import first_line, lacks_inodes
 from ursa_minor.machine import estimate, forecast, verdicts
 from ursa_minor.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
@@ -79,14 +79,14 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
 
     yield Check("driver", TRYING, f"nvidia-smi is asked: at most {SMI_SECONDS} s")
     listed, cuda = nvidia_smi(), torch.version.cuda
-    driver = listed[0]["driver"] if listed else cards.kernel_driver()
-    known = cards.find(listed[0]["name"]) if listed else None
+    driver = listed[0]["driver"] if listed else gpus.kernel_driver()
+    known = gpus.find(listed[0]["name"]) if listed else None
     usable = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     mine = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in usable]
     here = [name for name, _ in mine] or [card["name"] for card in listed]
     yield verdicts.build(torch.__version__, cuda, len(mine), known.capability if known else None, driver)
     for name in here:
-        known = cards.find(name)
+        known = gpus.find(name)
         text = forecast.expectation(known) if known else "It is not in ursa_minor/base/cards.csv: no mfu, no estimates"
         yield Check("card", OK if known else WARNING, f"{name}. {text}")
     for name, capability in dict(mine).items() if cuda else ():  # torch for AMD cards names its kernels otherwise
@@ -94,9 +94,9 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
     yield from examine_cudnn([capability for _, capability in mine])
     if not here:
         yield Check("card", OK, f"none: CPU, {torch.get_num_threads()} threads")
-    preset = cards.preset(here[0] if here else "", len(here))
+    preset = gpus.preset(here[0] if here else "", len(here))
     preset = "mps" if torch.backends.mps.is_available() else preset
-    yield Check("launch", OK, f"{cards.launcher(preset, len(here))} train.py --recipe {paths.quoted(path)}")
+    yield Check("launch", OK, f"{gpus.launcher(preset, len(here))} train.py --recipe {paths.quoted(path)}")
     if mine or not driver:
         yield from examine_trials([capability for _, capability in mine], preset, quick)
 

@@ -7,7 +7,7 @@ V vocabulary, T context, B sequences of a micro-batch.
 import dataclasses
 from collections.abc import Mapping
 
-from ursa_minor.base.cards import Card
+from ursa_minor.base.gpus import Card
 from ursa_minor.model.architectures import Shape
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.recipe import keys

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from ursa_minor.base import cards
+from ursa_minor.base import gpus
 from ursa_minor.machine import estimate
 from ursa_minor.machine.supply import PREPARED, Supply
 from ursa_minor.recipe import keys
@@ -22,7 +22,7 @@ SOURCES = (
 
 
 def estimate_run(
-    recipe: keys.Recipe, card: cards.Card, count: int, price_per_hour: float, supply: Supply = PREPARED
+    recipe: keys.Recipe, card: gpus.Card, count: int, price_per_hour: float, supply: Supply = PREPARED
 ) -> dict:
     """Return the estimate of a run on ``count`` of a card, as its preset would run it; ``fits`` is False where none does.
 
@@ -76,25 +76,25 @@ def estimate_run(
     return row
 
 
-def speeds(card: cards.Card) -> dict[str, float]:
+def speeds(card: gpus.Card) -> dict[str, float]:
     """Return the tokens per second of GPT-2 124M on one card: estimated, and as others and we measured them."""
     known = {"by others": card.training, "by us": card.ours}
     found = {name: one.figure for name, one in known.items() if one}
     return {"estimated": 1 / estimate.seconds_per_token(estimate.GPT2_124M, card)} | found
 
 
-def mfu(card: cards.Card, tokens_per_second: float) -> float:
+def mfu(card: gpus.Card, tokens_per_second: float) -> float:
     """Return the MFU of GPT-2 124M at 1,024 tokens on one card."""
     return tokens_per_second * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e12
 
 
-def good_mfus(card: cards.Card) -> tuple[float, float]:
+def good_mfus(card: gpus.Card) -> tuple[float, float]:
     """Return a good MFU of GPT-2 124M, 0.9 of the least that is known of the card, and an excellent one, the highest."""
     shares = [mfu(card, speed) for speed in speeds(card).values()]
     return 0.9 * min(shares), max(shares)
 
 
-def expectation(card: cards.Card) -> str:
+def expectation(card: gpus.Card) -> str:
     """Return what to expect of one card with GPT-2 124M, in a line."""
     good, excellent = good_mfus(card)
     said = ", ".join(f"{name} {rounded(speed)}" for name, speed in speeds(card).items())
@@ -102,7 +102,7 @@ def expectation(card: cards.Card) -> str:
     return f"GPT-2 124M on one: tokens/s {said}; mfu good from {good:.0%}, excellent {excellent:.0%}{advice}"
 
 
-def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
+def describe(recipe: keys.Recipe, card: gpus.Card, row: dict) -> str:
     """Return an estimate as lines to read."""
     guessed = f"never measured; {card.product_teraflops / card.teraflops:.0%} of the peak, as measured cards reach"
     origin = f"measured by others ({card.products.source})" if card.products else guessed
@@ -149,7 +149,7 @@ def reader(row: Mapping[str, Any]) -> str:
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     """Return estimates as a table, a row for each of the cards that we know."""
     body = []
-    for card, row in zip(cards.CARDS, rows, strict=True):
+    for card, row in zip(gpus.CARDS, rows, strict=True):
         cells = {"card": card.name, "micro-batch": "does not fit"}
         if row["fits"]:
             mark = " *" if row["gradient_checkpointing"] == "full" else ""
@@ -177,7 +177,7 @@ def aligned(rows: list[dict[str, str]]) -> list[str]:
 
 def compiles(preset: str) -> bool:
     """Return whether the accelerate YAML of this name compiles the model."""
-    return "dynamo_config" in yaml.safe_load((cards.PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
+    return "dynamo_config" in yaml.safe_load((gpus.PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
 
 
 def in_short(tokens: int) -> str:

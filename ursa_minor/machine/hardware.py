@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.utils._triton import has_triton_package
 
-from ursa_minor.base.cards import kernel_driver
+from ursa_minor.base.gpus import kernel_driver
 from ursa_minor.recipe.rules import counted
 
 NO_FLOAT64 = ("mps",)  # devices whose tensors cannot be float64: Apple's GPUs

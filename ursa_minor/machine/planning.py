@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ursa_minor.base import cards, paths
+from ursa_minor.base import gpus, paths
 from ursa_minor.machine import forecast
 from ursa_minor.machine.supply import Supply
 from ursa_minor.recipe import keys
@@ -30,7 +30,7 @@ def expected_loss(parameters: float, tokens: float) -> float:
     return 1.8172 + 482.01 / parameters**0.3478 + 2085.43 / tokens**0.3658
 
 
-def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given: Supply, price: float) -> dict | None:
+def plan(recipe: keys.Recipe, card: gpus.Card, count: int, hours: float, given: Supply, price: float) -> dict | None:
     """Return the estimate of a recipe cut or stretched to the hours, or None where no card holds it.
 
     Args:
@@ -80,7 +80,7 @@ def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given:
 def command(row: Mapping, path: str, changes: Mapping[str, Any]) -> str:
     """Return the command that trains the recipe of an estimate, with changes."""
     flags = shlex.join(word for name, value in changes.items() for word in (f"--{name}", str(value)))
-    launcher = cards.launcher(cards.preset(row["card"], row["count"]), row["count"])
+    launcher = gpus.launcher(gpus.preset(row["card"], row["count"]), row["count"])
     return f"{launcher} train.py --recipe {paths.quoted(path)} {flags}".rstrip()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ursa_minor.base import paths
-from ursa_minor.base.layout import METRICS
+from ursa_minor.base.run_files import METRICS
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import shown
 

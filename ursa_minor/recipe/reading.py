@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ursa_minor.base import layout, paths
-from ursa_minor.base.entry import exit_on_bad_input
+from ursa_minor.base import paths, run_files
+from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import refuse_incomplete_launch
 from ursa_minor.recipe import data_source, other_flags, places, rules, sizes
@@ -509,15 +509,15 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
 def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str:
     """Return what to do about a key that is fixed; a finished run is trained longer by another command."""
     run = recipe.saving.run_dir
-    if name != "max_steps" or now <= (then[name] or now) or not (run / layout.MODEL_FOLDER).is_dir():
+    if name != "max_steps" or now <= (then[name] or now) or not (run / run_files.MODEL_FOLDER).is_dir():
         return f"Give another {recipe.saving.option_of_another_run}, or set it back"
     command = f"python train.py --recipe {paths.quoted(run / RUN_RECIPE)}"
-    finish = layout.read_finish(run)
+    finish = run_files.read_finish(run)
     length = then[name]
     if finish and not finish.stopped_early:
         length = finish.step  # max_hours may have planned another one
     more = now - length
-    has_checkpoint = any(layout.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*"))
+    has_checkpoint = any(run_files.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*"))
     if has_checkpoint and then["lr_scheduler_type"] in ("wsd", "constant"):
         if finish and finish.stopped_early:
             return (

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 
 from ursa_minor.base import cudnn, paths
 from ursa_minor.base.errors import TrainingStopped
-from ursa_minor.base.layout import METRICS, MODEL_FOLDER, Finish, step_name
+from ursa_minor.base.run_files import Finish, METRICS, MODEL_FOLDER, step_name
 from ursa_minor.base.stopping import StopRequest
 from ursa_minor.data.corpus import Corpus
 from ursa_minor.evaluation.baselines import baselines

@@ -9,7 +9,7 @@ from accelerate.utils import broadcast_object_list
 
 from ursa_minor.base import console, files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.layout import FINISH, LOG, MODEL_FOLDER, PARTIAL, STEP, clear_partial, read_finish
+from ursa_minor.base.run_files import FINISH, LOG, MODEL_FOLDER, PARTIAL, STEP, clear_partial, read_finish
 from ursa_minor.recipe import keys, reading
 from ursa_minor.run import checkpoint
 from ursa_minor.run.publisher import PENDING

@@ -9,8 +9,8 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel
 
-from ursa_minor.base import cards, files
-from ursa_minor.base.layout import FINISH
+from ursa_minor.base import files, gpus
+from ursa_minor.base.run_files import FINISH
 from ursa_minor.base.stopping import StopRequest
 from ursa_minor.data.corpus import Corpus
 from ursa_minor.evaluation.encoding import Encoded
@@ -101,7 +101,7 @@ def open_run(
     kernel = attention_kernel(recipe, plan, accelerator)
     for line in [*header(recipe, plan, corpus, tests, facts, accelerator, kernel), *notes]:
         log.info(line)
-    peak = cards.peak_flops(facts.hardware, accelerator.mixed_precision)
+    peak = gpus.peak_flops(facts.hardware, accelerator.mixed_precision)
     if accelerator.is_main_process and not state.has_ended(recipe.evaluation.early_stopping_patience):
         files.remove(recipe.saving.run_dir / FINISH)  # of a run that early stopping ended and that now continues
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
@@ -140,7 +140,7 @@ def header(
     yield f"device   {facts.hardware}, {_options(recipe, facts, accelerator)}"
     if kernel:
         yield f"kernels  attention {kernel}; {versions()}"
-        if card := cards.find(facts.hardware):
+        if card := gpus.find(facts.hardware):
             yield f"card     {forecast.expectation(card)}"
     for task, test in tests.items():
         number = test.longer_than(recipe.model.sequence_length)

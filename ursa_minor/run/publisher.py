@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ursa_minor.base import files, layout, paths
+from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.hub import fetch, push
 from ursa_minor.hub.model_card import metadata, model_card
@@ -69,7 +69,7 @@ class Publisher:
             weights_step: the step of the weights in ``model/``, the best or the last.
         """
         if self._pusher:
-            model_files = {path.name: path for path in (self._run_dir / layout.MODEL_FOLDER).iterdir()}
+            model_files = {path.name: path for path in (self._run_dir / run_files.MODEL_FOLDER).iterdir()}
             self._submit(step, model_files, weights_step)
 
     def wait(self, stopped_by: signal.Signals | None, give_up: Callable[[], bool]) -> None:
@@ -102,7 +102,7 @@ class Publisher:
         assert self._pusher and self._repo_id  # only called if the run pushes
         recipe = self._recipe
         try:
-            rows = [row for row in layout.read_metrics(self._run_dir / layout.METRICS) if row["step"] <= step]
+            rows = [row for row in run_files.read_metrics(self._run_dir / run_files.METRICS) if row["step"] <= step]
             card = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
             new_push = push.Push(
                 step=step,
@@ -127,13 +127,13 @@ class Publisher:
             rows: of metrics.jsonl up to this step.
         """
         sources = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
-        sources[layout.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
+        sources[run_files.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
         sources["recipe.yaml"] = keys.public_yaml(self._recipe)
         curves = self._run_dir / "curves.png"
         if curves.is_file():
             sources["curves.png"] = curves
 
-        path = self._recipe.saving.checkpoints / layout.step_name(step)
+        path = self._recipe.saving.checkpoints / run_files.step_name(step)
         folders = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoints/{path.name}"}
         folder = folders.get(self._recipe.hub.hub_strategy)
         if folder and path.is_dir():
@@ -161,7 +161,7 @@ def check(recipe: keys.Recipe) -> str | None:
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
     run_dir = recipe.saving.run_dir
-    begun = checkpoint.list_checkpoints(recipe.saving.checkpoints) or (run_dir / layout.MODEL_FOLDER).is_dir()
+    begun = checkpoint.list_checkpoints(recipe.saving.checkpoints) or (run_dir / run_files.MODEL_FOLDER).is_dir()
     repo_id, note = push.check(
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,

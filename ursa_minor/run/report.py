@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import space_fix
-from ursa_minor.base.layout import METRICS, iterate_metrics
+from ursa_minor.base.run_files import METRICS, iterate_metrics
 from ursa_minor.base.redaction import redact
 from ursa_minor.data.tokenization import CUT
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores

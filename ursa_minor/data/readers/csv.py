@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from io import TextIOWrapper
 from typing import Any
 
-from ursa_minor.base.network import Unreadable
+from ursa_minor.base.http import Unreadable
 from ursa_minor.data.records import TEXT, Column, Reader, refuse_column
 
 csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters

@@ -12,7 +12,7 @@ from typing import Any
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.network import Unreadable
+from ursa_minor.base.http import Unreadable
 from ursa_minor.data.records import IDS, ROWS, TEXT, Column, Reader, refuse_column
 
 TYPES = {str: TEXT, int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import Any
 
-from ursa_minor.base.network import TruncatedError
+from ursa_minor.base.http import TruncatedError
 from ursa_minor.data.records import ROWS, Column, Reader, arrow_values, refuse_arrow
 
 
