@@ -24,13 +24,13 @@ from ursa_minor.base.redaction import redact
 from ursa_minor.data import shards, sources
 from ursa_minor.machine import doctor, forecast, planning, supply
 from ursa_minor.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
-from ursa_minor.recipe import keys, reading, sizes
+from ursa_minor.recipe import keys, loading, sizes
 from ursa_minor.recipe.rules import counted
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
 FLAGS: dict[str, tuple[type, str]] = {  # what each takes (bool: nothing; a number: above 0) and does
-    "recipe": (str, f"default: {reading.RECIPE}; of --plan: the best of {len(planning.SIZES)}"),
+    "recipe": (str, f"default: {loading.RECIPE}; of --plan: the best of {len(planning.SIZES)}"),
     "quick": (bool, "without compiler and all-reduce"),
     "json": (bool, "one JSON object on standard output, not lines"),
     "estimate": (bool, "what the recipe will take, not what the machine is"),
@@ -75,8 +75,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     for name, (kind, what) in FLAGS.items():
-        reading.add_option(parser, name, kind, what, metavar="NAME" if kind is str else "N")
-    asked = reading.parse_flags(parser, argv)
+        loading.add_option(parser, name, kind, what, metavar="NAME" if kind is str else "N")
+    asked = loading.parse_flags(parser, argv)
     values = vars(asked)
     given = {name: value for name, value in values.items() if FLAGS[name][0] in (int, float) and value is not None}
     found, priced = asked.size or asked.tokens or asked.max_steps, price_of(asked, 1)
@@ -91,9 +91,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise BadInput(faults)
     asked.estimate |= any((asked.size, asked.card, asked.all_cards, given))
     if asked.recipe:
-        asked.recipe = reading.expand_option("recipe", asked.recipe)
+        asked.recipe = loading.expand_option("recipe", asked.recipe)
     elif not asked.plan:
-        asked.recipe = reading.RECIPE
+        asked.recipe = loading.RECIPE
     return asked
 
 
@@ -111,7 +111,7 @@ def size_flags(asked: argparse.Namespace) -> dict[str, str]:
 
 def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
     """Return a recipe, with what its ``init_from`` brings along."""
-    recipe = reading.load_recipe(paths.find_from_anywhere(Path(path)), flags)
+    recipe = loading.load_recipe(paths.find_from_anywhere(Path(path)), flags)
     if recipe.model.init_from:
         from ursa_minor.model import pretrained  # it needs the packages, which may be missing
 

@@ -24,7 +24,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import Finish, read_finish, read_metrics
 from ursa_minor.base.paths import argument, path_argument
 from ursa_minor.evaluation.items import records
-from ursa_minor.recipe import keys, reading, references
+from ursa_minor.recipe import keys, loading, reference_curves
 from ursa_minor.recipe.rules import counted, nearest_beside
 from ursa_minor.run import curves
 
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     even = all(map(ended_alike, columns))
     loss = "eval/loss" if alike or not all("bits per byte" in one for one in reached) else "eval/bits_per_byte"
     time = "hours" if max(one.get("hours", 0.0) for one in reached) >= SHORT else "minutes"
-    draw(columns, picture, references.load(str(named)) if named else None, loss, time)
+    draw(columns, picture, reference_curves.load(str(named)) if named else None, loss, time)
     lines = table(columns, time, "" if even else " *")
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for line in lines:
@@ -120,7 +120,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         help="a published curve; default: the recipes' reference_curve",
     )
     add("--out", type=path_argument, metavar="PNG", help="default: compare.png beside the first run")
-    asked = reading.parse_flags(parser, argv)
+    asked = loading.parse_flags(parser, argv)
     if asked.out and (asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir()):
         raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
     if odd := [key for key in asked.group if key not in keys.FIELDS]:
@@ -183,7 +183,7 @@ def could_be_grouped(paths: Sequence[Path]) -> bool:
 
 def recipe_file(metrics: Path) -> Path:
     """Return where the recipe of a run is, by its metrics.jsonl."""
-    return metrics.with_name(reading.RUN_RECIPE)
+    return metrics.with_name(loading.RUN_RECIPE)
 
 
 def read_recipe(metrics: Path) -> dict[str, object]:
@@ -192,7 +192,7 @@ def read_recipe(metrics: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
-        return {str(name): value for name, value in reading.read_run_recipe(path).items()}
+        return {str(name): value for name, value in loading.read_run_recipe(path).items()}
     except BadInput as error:
         raise BadInput(
             f"{error}. Restore it, or compare a copy of {metrics.name} alone, without that file and without --group"
@@ -327,7 +327,7 @@ def same_tokens(columns: Sequence[Column]) -> bool:
     return all(column.recipe.get(name) == columns[0].recipe.get(name) for column in columns for name in names)
 
 
-def draw(columns: Sequence[Column], path: Path, reference: references.Reference | None, loss: str, time: str) -> None:
+def draw(columns: Sequence[Column], path: Path, reference: reference_curves.Reference | None, loss: str, time: str) -> None:
     """Draw the losses over tokens and over time; a group as mean and standard deviation.
 
     Args:

@@ -16,7 +16,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import refuse_incomplete_launch
 from ursa_minor.evaluation import flags
 from ursa_minor.model.find import find
-from ursa_minor.recipe import keys, reading, rules
+from ursa_minor.recipe import keys, loading, rules
 
 
 @exit_on_bad_input
@@ -53,7 +53,7 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
         tasks_help = f"tasks: {rules.either(keys.TASKS)}; multiblimp_LANGUAGE"
         parser.add_argument("--tasks", nargs="+", required=True, metavar="NAME", help=tasks_help)
     parser.set_defaults(tasks=[task], alone=bool(task), push_to_hub=None)
-    asked = reading.parse_flags(parser, argv)
+    asked = loading.parse_flags(parser, argv)
     asked.tasks = list(dict.fromkeys(asked.tasks))
     known, faults = keys.TASKS, flags.faults_of(asked)
     if asked.push_to_hub and (asked.limit or asked.task_files):

@@ -25,7 +25,7 @@ from ursa_minor.base.signals import ignore_warnings
 from ursa_minor.data import prepare, repair, shards, sources, tokenization
 from ursa_minor.data.progress import PrefetchTarget
 from ursa_minor.hub import client
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 log = logging.getLogger("ursa_minor")
 
@@ -44,20 +44,20 @@ def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print where it lies."""
     client.bound_client()
     argv = sys.argv[1:] if argv is None else argv
-    flags, extras = reading.read_flags(argv, "Turn text into folders of token shards.", EXTRAS)
+    flags, extras = loading.read_flags(argv, "Turn text into folders of token shards.", EXTRAS)
     is_reader = "follow" in extras
     # Notes on training concern only train.py, which also logs those on the data for its own reader.
-    silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.reading"
+    silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.loading"
     logging.getLogger(silenced).setLevel(logging.WARNING)
-    path = reading.find_recipe(flags.pop("recipe", reading.RECIPE))
+    path = loading.find_recipe(flags.pop("recipe", loading.RECIPE))
     # A reader may serve `train.py --eval_only`, where more flags have an effect.
-    recipe = reading.load_recipe(path, flags, modes=("eval_only",) if is_reader else ())
+    recipe = loading.load_recipe(path, flags, modes=("eval_only",) if is_reader else ())
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
     if "follow" in extras:
         ignore_warnings()  # train.py stops at them and then closes standard input
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.
-        folder = Path(reading.expand_option("verify", extras["verify"]))
+        folder = Path(loading.expand_option("verify", extras["verify"]))
         print(prepare.verify(folder, recipe.model.vocab_size or 2**32))
         return 0
     target = PrefetchTarget(recipe) if "follow" in extras else None

@@ -17,16 +17,16 @@ if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
 from ursa_minor.base.cli import exit_on_bad_input, run_and_exit  # first: it says why another import fails
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 if __name__ == "__main__":  # before the imports below, which take seconds
-    if status := reading.refuse_at_once(sys.argv[1:]):
+    if status := loading.refuse_at_once(sys.argv[1:]):
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    importing torch and Transformers", file=sys.stderr, flush=True)
     from ursa_minor.data import sources
 
-    recipe = reading.parse_training(sys.argv[1:])[0]
+    recipe = loading.parse_training(sys.argv[1:])[0]
     for source in keys.sources(recipe.data) if recipe else ():
         if status := exit_on_bad_input(sources.refuse_absent)(source):
             sys.exit(status)
@@ -53,7 +53,7 @@ from ursa_minor.model import pretrained, vocabulary
 from ursa_minor.model.build import build
 from ursa_minor.optim import optimizers, update
 from ursa_minor.optim.schedule import learning_rate, set_lr
-from ursa_minor.recipe.plan import make_plan
+from ursa_minor.recipe.batching import make_plan
 from ursa_minor.run import ends, folder, publisher, trackers
 from ursa_minor.run.opening import open_run
 from ursa_minor.run.profile import profiling
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     argv = sys.argv[1:] if argv is None else argv
     client.bound_client()
-    recipe, modes, reader_argv = reading.parse_training(argv)
+    recipe, modes, reader_argv = loading.parse_training(argv)
     if recipe is None:  # works in any folder
         return publisher.push_pending(Path(modes["push_pending"]))
     refuse_incomplete_launch(os.environ)

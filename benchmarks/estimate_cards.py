@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.runs import ROOT, write_json
 from ursa_minor.base import gpus, paths
 from ursa_minor.machine import estimate, forecast
-from ursa_minor.recipe import reading
+from ursa_minor.recipe import loading
 
 # As docs/cards.md names them: (a), (b), ...
 TRAINING_SOURCES = (
@@ -116,7 +116,7 @@ def report() -> dict:
 
 def estimated(card: gpus.Card, count: int = 1) -> dict:
     """Return what check_setup.py says of GPT-2 124M on ``count`` of a card."""
-    recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
+    recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
     return forecast.estimate_run(recipe, card, count, 0.0)
 
 
@@ -191,7 +191,7 @@ def page(text: str, *, all_of_them: bool = True) -> str:
         begin = rf"^(\| [^|]+ \| `{card.name}\.yaml`[^|]* \|).*$"
         cells = last_cells(card, all_of_them=all_of_them)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
-    recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), gpus.find("a6000")
+    recipe, card = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), gpus.find("a6000")
     before, begin, example = text.partition("## Before it costs")
     for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 1, 0.8)).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):

@@ -33,7 +33,7 @@ from ursa_minor.machine.accelerator import make_accelerator, prepare, sync_gradi
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import loss_module
 from ursa_minor.optim import optimizers, update
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 RECIPES = [f"recipes/{name}.yaml" for name in ("gpt2_124m", "gpt2_350m", "llama_124m")]
 ACCUMULATION, UPDATES = 2, 3
@@ -92,7 +92,7 @@ def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -
 
 def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int) -> keys.Recipe:
     """Return the recipe with a step of two such micro-batches."""
-    recipe = reading.load_recipe(paths.find_from_anywhere(Path(recipe_path)))
+    recipe = loading.load_recipe(paths.find_from_anywhere(Path(recipe_path)))
     tokens = ACCUMULATION * processes * micro_batch * recipe.model.sequence_length
     step = {"tokens_per_step": tokens, "per_device_train_batch_size": micro_batch}
     return keys.replace(recipe, gradient_checkpointing=checkpointing, **step)

@@ -27,8 +27,8 @@ from ursa_minor.data.corpus import Corpus, TrainBatches
 from ursa_minor.machine import estimate, hardware
 from ursa_minor.machine.accelerator import refuse_impossible
 from ursa_minor.optim import update
-from ursa_minor.recipe import keys, reading
-from ursa_minor.recipe.plan import make_plan
+from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe.batching import make_plan
 
 RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
 SIZES = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024}
@@ -167,7 +167,7 @@ def sizes_of(asked: argparse.Namespace) -> dict[str, int]:
 
 def recipe_of(**changes) -> keys.Recipe:
     """Return recipes/gpt2_124m.yaml with other values of some keys."""
-    return keys.replace(reading.load_recipe(RECIPE), **changes)
+    return keys.replace(loading.load_recipe(RECIPE), **changes)
 
 
 def our_flags(asked: argparse.Namespace, micro_batch: int, folder: Path) -> dict[str, str]:
@@ -198,7 +198,7 @@ def be_train(argv: list[str], turns: Turns) -> None:
 
 def fixed_batches(asked: argparse.Namespace, micro_batch: int, folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the micro-batches that ``ours`` reads, inputs_BT and targets_BT on the device."""
-    recipe = reading.load_recipe(RECIPE, our_flags(asked, micro_batch, folder))
+    recipe = loading.load_recipe(RECIPE, our_flags(asked, micro_batch, folder))
     with Corpus(recipe, []) as corpus:
         batches = TrainBatches(corpus, make_plan(recipe, 1), device(), rank=0)
         updates = WARM_UP + 1 + asked.rounds * (asked.steps_per_round + 1)

@@ -111,7 +111,7 @@ def records_reach_caplog() -> None:
     log = logging.getLogger("ursa_minor")
     log.handlers, log.propagate = [], True
     log.setLevel(logging.INFO)
-    for name in ("ursa_minor.recipe", "ursa_minor.recipe.reading"):
+    for name in ("ursa_minor.recipe", "ursa_minor.recipe.loading"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 

@@ -24,7 +24,7 @@ from ursa_minor.model.build import build
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.optim.muon import orthogonalize
 from ursa_minor.post import rewards
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 from ursa_minor.run import opening
 
 MIB = 2**20
@@ -88,7 +88,7 @@ def test_libraries_are_found_where_they_are_loaded_and_searched(tmp_path, monkey
 )
 def test_attention_kernel_of_a_run_is_the_gpus(card, precision, kernel):
     def work(machine):
-        recipe = keys.replace(reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), sequence_length=16)
+        recipe = keys.replace(loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), sequence_length=16)
         accelerator = make_accelerator(hardware.this_device(), keys.Machine(), precision=precision)
         plan = types.SimpleNamespace(per_device_train_batch_size=1)
         assert opening.attention_kernel(recipe, plan, accelerator) == kernel
@@ -97,7 +97,7 @@ def test_attention_kernel_of_a_run_is_the_gpus(card, precision, kernel):
 
 
 def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_program():
-    recipe, _, _ = reading.parse_training(["--recipe", str(ROOT / "recipes" / "gpt2_124m.yaml")])
+    recipe, _, _ = loading.parse_training(["--recipe", str(ROOT / "recipes" / "gpt2_124m.yaml")])
 
     def work(machine):
         accelerator = make_accelerator(hardware.this_device(), keys.Machine())

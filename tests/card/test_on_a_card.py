@@ -21,7 +21,7 @@ from runs import TINY, final_state, losses, rows
 
 from ursa_minor.base import gpus
 from ursa_minor.machine import estimate, probes
-from ursa_minor.recipe import reading
+from ursa_minor.recipe import loading
 
 HAS_EVALUATE = importlib.util.find_spec("evaluate") is not None
 CHILD = str(ROOT / "tests" / "card" / "card_child.py")
@@ -148,7 +148,7 @@ def test_evaluations_compute_in_the_runs_precision_and_an_update_is_one_fused_ke
 
 
 def tiny_shape() -> estimate.Shape:
-    return estimate.shape_of(reading.parse_training([*TINY, "--vocab_size", "320"])[0].model)
+    return estimate.shape_of(loading.parse_training([*TINY, "--vocab_size", "320"])[0].model)
 
 
 def test_mfu_is_a_share_of_the_cards_peak_in_the_runs_precision(whole):

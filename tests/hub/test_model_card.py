@@ -17,7 +17,7 @@ from ursa_minor.hub import card_merge, model_card, scores
 from ursa_minor.machine.facts import Facts
 from ursa_minor.model import export
 from ursa_minor.model.build import build
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 UPDATES = [
     {"step": step, "tokens": 100 * step, "train/loss": 5.0 - step / 100, "elapsed_seconds": 36.0 * step}
@@ -34,7 +34,7 @@ RECIPE |= {"tokenizer": "openai-community/gpt2", "n_layer": 12, "n_head": 12, "n
 RECIPE |= {"sequence_length": 1024, "tokens_per_step": 1000, "max_steps": 200, "learning_rate": 6e-4, "seed": 1}
 RECIPE |= {"license": "mit", "language": ["en"], "tags": ["mine"], "sample_prompts": ["Hello"]}
 OWN = RECIPE | {"dataset_name": "python_stdlib", "dataset_config_name": None, "tokenizer": "bpe"}
-BASE = reading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
+BASE = loading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
 
 
 def make(rows=(*UPDATES, VALIDATED, SCORED), recipe=RECIPE, **other) -> str:

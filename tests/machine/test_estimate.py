@@ -14,7 +14,7 @@ from ursa_minor.base import gpus
 from ursa_minor.machine import estimate, forecast
 from ursa_minor.model import build
 from ursa_minor.model.loss import CARD_ROWS
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 GPT2 = estimate.GPT2_124M
 GROUPED = {"architecture": "llama", "n_head": 12, "num_key_value_heads": 4, "intermediate_size": 2048}
@@ -153,7 +153,7 @@ def test_more_cards_take_less_time_but_not_less_energy():
     one, eight = (estimate.run(GPT2, gpus.find("a6000"), **about, count=count) for count in (1, 8))
     assert one["hours"] / 8 < eight["hours"] < one["hours"]
     assert eight["kilowatt_hours"] > one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
-    recipe = reading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
+    recipe = loading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
     held = [forecast.estimate_run(recipe, gpus.find("a6000"), count, 0.0)["memory_bytes"] for count in (1, 8)]
     assert held[1]["gradients"] == 2 * held[0]["gradients"]
 

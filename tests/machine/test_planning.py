@@ -14,8 +14,8 @@ from ursa_minor.base import gpus
 from ursa_minor.data import prepare
 from ursa_minor.machine import planning
 from ursa_minor.machine.supply import Supply, supply
-from ursa_minor.recipe import keys, reading
-from ursa_minor.recipe.plan import MANY_EPOCHS
+from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe.batching import MANY_EPOCHS
 
 GPT2 = "recipes/gpt2_124m.yaml"
 
@@ -53,7 +53,7 @@ def said(capsys):
 def test_a_plan_spends_the_hours_and_its_command_is_read_by_train_py(said, flags, hours, cost):
     found = said(f"--plan --json {flags}")
     row, words = found["plans"][found["best"]], shlex.split(found["command"])
-    recipe, *_ = reading.parse_training(words[words.index("train.py") + 1 :])
+    recipe, *_ = loading.parse_training(words[words.index("train.py") + 1 :])
     assert row["tokens"] == recipe.batch.tokens_per_step * recipe.schedule.max_steps
     assert row["tokens"] / row["tokens_per_second"] / 3600 == pytest.approx(row["hours"])
     assert [row["all_hours"], row.get("cost", 0)] == pytest.approx([hours, cost], rel=0.01)
@@ -87,7 +87,7 @@ def test_a_text_that_is_read_often_is_warned_of_and_counts_four_times_at_most(sa
     out = said("--plan --card t4 --hours 1 --recipe recipes/quickstart.yaml")
     assert "epochs: more than 4 teach little" in out
     assert out.split("expected loss\n")[1].splitlines()[0].endswith("  n/a")  # a model far below those of the law
-    recipe = keys.replace(reading.load_recipe(Path(GPT2)), dataset_config_name=None)
+    recipe = keys.replace(loading.load_recipe(Path(GPT2)), dataset_config_name=None)
     row = planning.plan(recipe, gpus.find("t4"), 1, 100.0, Supply(1e8, 1e6), 0)
     assert row["expected_loss"] == planning.expected_loss(row["parameters"], MANY_EPOCHS * 1e8)
 
@@ -110,7 +110,7 @@ def test_a_reader_slower_than_the_cards_costs_hours_and_the_remedy_is_said(said)
 def test_prepared_data_and_ready_tokens_need_no_core_and_else_one_is_measured_here(tmp_path):
     assert 1e5 < measure() < 1e9
     token_files = {"data_dir": "hf://datasets/kjj0/fineweb10B-gpt2"}
-    ready = reading.load_recipe(Path("recipes/gpt2_124m_fineweb.yaml"), token_files)
+    ready = loading.load_recipe(Path("recipes/gpt2_124m_fineweb.yaml"), token_files)
     given = supply(ready.data, trainers=1, cores=2, link=2e6, speed=0)
     assert (given.speed, given.words) == (1e6, "2 MB/s")
     splits = {"train": [{"file": "a.bin", "tokens": 500}], "validation": [{"file": "b.bin", "tokens": 5}]}

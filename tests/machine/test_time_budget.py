@@ -6,7 +6,7 @@ from conftest import RECIPE
 from ursa_minor.machine import time_budget
 from ursa_minor.machine.time_budget import MARGIN, TimeBudget
 from ursa_minor.optim.schedule import Length
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 
 class FakeClock:
@@ -26,7 +26,7 @@ class FakeClock:
 def recipe(tmp_path):
     """A recipe of 10,000 updates, 1 hour and no evaluations."""
     (tmp_path / "tiny.yaml").write_text("data_files: [text.txt]\n" + RECIPE)
-    tiny = reading.load_recipe(tmp_path / "tiny.yaml")
+    tiny = loading.load_recipe(tmp_path / "tiny.yaml")
     idle = {"eval_steps": 0, "sample_steps": 0, "save_steps": 0}
     return keys.replace(tiny, max_steps=10_000, warmup_steps=0, max_hours=1.0, **idle)
 

@@ -13,7 +13,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data import tokenization
 from ursa_minor.model import export, pretrained
 from ursa_minor.model.find import find
-from ursa_minor.recipe import reading
+from ursa_minor.recipe import loading
 
 pytest_plugins = ["pushes"]
 
@@ -143,7 +143,7 @@ def test_run_keeps_the_revision_that_it_begins_from(two_revisions, tmp_path):
     recipe.write_text("\n".join(keep))
     name = f"{two_revisions}@v1"
     flags = {"init_from": name, "sequence_length": "16", "data_files": ["text.txt"]}
-    found = pretrained.complete(reading.load_recipe(recipe, flags))
+    found = pretrained.complete(loading.load_recipe(recipe, flags))
     assert found.model.init_from == name == found.data.tokenizer
     assert found.model.n_embd == 32
     made = pretrained.load_to_train(name, found.model).state_dict()

@@ -7,7 +7,7 @@ import yaml
 from conftest import RECIPE
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 COMMON = {
     name: value for name, value in yaml.safe_load(RECIPE).items() if name not in ("validation_fraction", "tokenizer")
@@ -37,7 +37,7 @@ def load(folder, stated, modes=(), **flags):
     path = folder / "mine.yaml"
     values = COMMON | PRETRAINED_TOKENIZER | stated
     path.write_text(yaml.safe_dump({key: value for key, value in values.items() if value is not None}))
-    return reading.load_recipe(path, flags, modes)
+    return loading.load_recipe(path, flags, modes)
 
 
 def errors_of(folder, stated, **flags):

@@ -14,7 +14,7 @@ import export_model
 import generate
 import prepare_data
 from ursa_minor.base.errors import BadInput
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 STEP_KEYS = [name for name in keys.FIELDS if name.endswith("_steps")]
 
@@ -31,9 +31,9 @@ def recipe_file(tmp_path):
 
 def read(recipe_file, *words):
     """Return the keys and the modes that train.py reads, after a check that its data reader gets the same keys."""
-    recipe, modes, reader_argv = reading.parse_training(["--recipe", str(recipe_file), *words])
-    flags, _ = reading.read_flags(reader_argv, "", prepare_data.EXTRAS)
-    assert reading.load_recipe(Path(flags.pop("recipe")), flags) == recipe
+    recipe, modes, reader_argv = loading.parse_training(["--recipe", str(recipe_file), *words])
+    flags, _ = loading.read_flags(reader_argv, "", prepare_data.EXTRAS)
+    assert loading.load_recipe(Path(flags.pop("recipe")), flags) == recipe
     return keys.flat(recipe), modes
 
 
@@ -215,7 +215,7 @@ def test_other_numbers_of_steps_are_no_fractions(recipe_file, text):
     assert message == f"--eval_steps {text}: must be an integer"
 
 
-@pytest.mark.parametrize("parse", [reading.parse_training, check_setup.parse])
+@pytest.mark.parametrize("parse", [loading.parse_training, check_setup.parse])
 def test_fraction_in_a_flag_that_is_no_key_is_refused(parse):
     flag = "--max_steps" if parse is check_setup.parse else "--extend_steps"
     with pytest.raises(BadInput, match="fractions of max_steps are not supported"):

@@ -17,7 +17,7 @@ from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
 from ursa_minor.hub import model_card
 from ursa_minor.machine import facts
-from ursa_minor.recipe import keys, places, reading
+from ursa_minor.recipe import keys, loading, places
 
 BASE = yaml.safe_load(RECIPE) | {"data_files": ["a.txt"], "vocab_size": 512}
 LISTS = ("data_files", "validation_files", "task_files")
@@ -46,7 +46,7 @@ def write(path: Path, **changes) -> Path:
 
 
 def load(folder: Path, flags: dict | None = None, **changes) -> keys.Recipe:
-    return reading.load_recipe(write(folder / "mine.yaml", **changes), flags)
+    return loading.load_recipe(write(folder / "mine.yaml", **changes), flags)
 
 
 # Expansion.
@@ -146,8 +146,8 @@ def test_paths_of_a_mixture_are_expanded(here, tmp_path):
 def test_process_that_prepares_data_gets_the_flags_as_typed(here):
     write(here / "mine.yaml")
     argv = ["--recipe", "mine.yaml", "--data_files", "$PLACE/a$$b.txt", "c.txt", "--output_dir=~/y"]
-    recipe, _, reader_argv = reading.parse_training(argv)
-    again, _, _ = reading.parse_training(reader_argv)
+    recipe, _, reader_argv = loading.parse_training(argv)
+    again, _, _ = loading.parse_training(reader_argv)
     assert again == recipe
     assert recipe.data.data_files == [f"{os.environ['PLACE']}/a$b.txt", "c.txt"]
 
@@ -192,7 +192,7 @@ def test_argparse_names_the_option_of_a_benchmark(capsys):
 
 
 def test_push_pending_expands_its_folder(tmp_path):
-    _, modes, _ = reading.parse_training(["--push_pending", "~/run"])
+    _, modes, _ = loading.parse_training(["--push_pending", "~/run"])
     assert modes["push_pending"] == str(tmp_path / "home/run")
 
 
@@ -200,15 +200,15 @@ def test_push_pending_expands_its_folder(tmp_path):
 
 
 def test_recipes_are_found_from_any_folder(here):
-    assert reading.parse_training([])[0].saving.name == "gpt2_124m"
-    recipe = reading.parse_training(["--recipe", "recipes/quickstart.yaml"])[0]
+    assert loading.parse_training([])[0].saving.name == "gpt2_124m"
+    recipe = loading.parse_training(["--recipe", "recipes/quickstart.yaml"])[0]
     assert recipe.saving.name == "quickstart"
     assert check_setup.load("recipes/gpt2_small.yaml").saving.name == "gpt2_small"
     write(here / "recipes/quickstart.yaml", run_name="of-this-folder")
-    recipe = reading.parse_training(["--recipe", "recipes/quickstart.yaml"])[0]
+    recipe = loading.parse_training(["--recipe", "recipes/quickstart.yaml"])[0]
     assert recipe.saving.name == "of-this-folder"
     with pytest.raises(BadInput, match="^recipes/none.yaml: no such recipe"):
-        reading.parse_training(["--recipe", "recipes/none.yaml"])
+        loading.parse_training(["--recipe", "recipes/none.yaml"])
 
 
 # A run's recipe.yaml.
@@ -235,7 +235,7 @@ def test_run_recipe_means_the_same_from_another_folder(here, tmp_path, monkeypat
     run.parent.mkdir(parents=True)
     run.write_text(keys.as_yaml(recipe), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    found = keys.flat(reading.load_recipe(run))
+    found = keys.flat(loading.load_recipe(run))
     assert found["data_files"][1:] == [f"{work}/odd[1].txt", f"{work}/~tilde.txt", "https://h/a.txt"]
     assert found["data_files"][0] == f"{here}/a[[]b] $PLACE/*.txt"
     assert found["validation_files"] == [f"{work}/held.txt"]
@@ -272,28 +272,28 @@ RUN = {"run_name": "b0", "output_dir": "/gone/runs/b0"}
 def test_run_recipe_is_its_folder_unless_another_is_named(flags, output_dir, name, here):
     recipe_file = write(here / "runs/b0/recipe.yaml", **RUN)
     (here / "runs/b0/metrics.jsonl").touch()
-    saving = reading.load_recipe(recipe_file.relative_to(here), flags).saving
+    saving = loading.load_recipe(recipe_file.relative_to(here), flags).saving
     assert (saving.output_dir, saving.name) == (output_dir, name)
 
 
 def test_folder_without_a_run_keeps_the_stated_output_dir(here):
     recipe_file = write(here / "elsewhere/recipe.yaml", **RUN)
-    assert reading.load_recipe(recipe_file).saving.output_dir == "/gone/runs/b0"
+    assert loading.load_recipe(recipe_file).saving.output_dir == "/gone/runs/b0"
     (here / "elsewhere/checkpoints").mkdir()
-    assert reading.load_recipe(recipe_file).saving.output_dir == str(here / "elsewhere")
+    assert loading.load_recipe(recipe_file).saving.output_dir == str(here / "elsewhere")
     os.chdir(here / "elsewhere")
-    assert reading.load_recipe(Path("recipe.yaml")).saving.output_dir == str(here / "elsewhere")
+    assert loading.load_recipe(Path("recipe.yaml")).saving.output_dir == str(here / "elsewhere")
 
 
 def test_folder_of_shards_is_next_to_a_moved_run(here):
     """Nothing was prepared, or it was not copied: it is not prepared in the old place."""
     recipe_file = write(here / "runs/b0/recipe.yaml", **RUN | {"prepared_data_dir": "/gone/data"})
-    assert reading.load_recipe(recipe_file).data.prepared_data_dir == f"{here}/data"
+    assert loading.load_recipe(recipe_file).data.prepared_data_dir == f"{here}/data"
     old = here / "old"
     old.mkdir()
     stated = {"output_dir": f"{old}/runs/b0", "prepared_data_dir": f"{old}/data"}
     recipe_file = write(here / "runs/b0/recipe.yaml", **RUN | stated)
-    assert reading.load_recipe(recipe_file).data.prepared_data_dir == f"{old}/data"
+    assert loading.load_recipe(recipe_file).data.prepared_data_dir == f"{old}/data"
 
 
 def test_files_that_moved_along_with_a_run_are_found(here):
@@ -303,10 +303,10 @@ def test_files_that_moved_along_with_a_run_are_found(here):
     (here / "t").mkdir()
     (here / "t/1.txt").touch()
     (here / "data").mkdir()
-    data = reading.load_recipe(recipe_file).data
+    data = loading.load_recipe(recipe_file).data
     assert data.data_files == [f"{here}/text.txt", f"{here}/t/*.txt", "/other/x.txt"]
     assert data.prepared_data_dir == f"{here}/data"
-    data = reading.load_recipe(recipe_file, {"data_files": ["/gone/text.txt"]}).data
+    data = loading.load_recipe(recipe_file, {"data_files": ["/gone/text.txt"]}).data
     assert data.data_files == ["/gone/text.txt"]  # a flag is taken as it is
 
 
@@ -314,14 +314,14 @@ def test_changed_hyperparameter_suggests_output_dir_where_it_is_given(here):
     before = keys.fixed(load(here))
     changed = load(here, {"output_dir": "elsewhere", "learning_rate": "5e-4"})
     with pytest.raises(BadInput, match="Give another --output_dir, or set it back"):
-        reading.refuse_changed_science(Path("run"), before, changed)
+        loading.refuse_changed_science(Path("run"), before, changed)
 
 
 def test_extension_of_a_run_takes_no_name(here):
     write(here / "runs/b0/recipe.yaml", **RUN)
     argv = ["--recipe", "runs/b0/recipe.yaml", "--extend_steps", "5", "--run_name", "c0"]
     with pytest.raises(BadInput, match="^--extend_steps: extends the run in runs/b0 .* leave --run_name out$"):
-        reading.parse_training(argv)
+        loading.parse_training(argv)
 
 
 # What others see.
@@ -396,7 +396,7 @@ def test_new_run_does_not_start_where_the_old_one_did(here, flags, start):
     old.mkdir(parents=True)
     folder = here / "runs" / "extended"
     changes = {"run_name": "extended", "output_dir": str(folder), "resume_from_checkpoint": str(old)}
-    path = write(folder / reading.RUN_RECIPE, **changes)
+    path = write(folder / loading.RUN_RECIPE, **changes)
     (folder / "metrics.jsonl").touch()
     wanted = str(old) if start == "OLD" else start
-    assert reading.load_recipe(path, flags).saving.resume_from_checkpoint == wanted
+    assert loading.load_recipe(path, flags).saving.resume_from_checkpoint == wanted

@@ -15,8 +15,8 @@ from conftest import RECIPE, ROOT
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import Finish
 from ursa_minor.base.redaction import redact_url
-from ursa_minor.recipe import keys, reading
-from ursa_minor.recipe.plan import Plan, make_plan
+from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe.batching import Plan, make_plan
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 BASE = yaml.safe_load(RECIPE) | {"data_files": ["a.txt"], "tokenizer": "bpe", "vocab_size": 512, "max_steps": 10}
@@ -47,12 +47,12 @@ def line(folder, key, text):
 
 def refused(path, flags=None):
     with pytest.raises(BadInput) as caught:
-        reading.load_recipe(path, flags)
+        loading.load_recipe(path, flags)
     return caught.value.lines
 
 
 def recipe(folder, **changes):
-    return reading.load_recipe(write(folder, **changes))
+    return loading.load_recipe(write(folder, **changes))
 
 
 def with_absolute_paths(recipe):
@@ -65,15 +65,15 @@ def mixture(*given, **changes):
 
 
 def command(folder, *words):
-    flags, chosen = reading.read_flags(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
-    return reading.load_recipe(Path(flags.pop("recipe")), flags), chosen
+    flags, chosen = loading.read_flags(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
+    return loading.load_recipe(Path(flags.pop("recipe")), flags), chosen
 
 
 def test_every_recipe_loads_survives_as_yaml_and_has_a_plan_for_one_process(tmp_path):
     assert len(RECIPES) > 5
     for path in RECIPES:
-        loaded = reading.load_recipe(path)
-        assert reading.load_recipe(write(tmp_path, keys.as_yaml(loaded), "recipe.yaml")) == with_absolute_paths(loaded)
+        loaded = loading.load_recipe(path)
+        assert loading.load_recipe(write(tmp_path, keys.as_yaml(loaded), "recipe.yaml")) == with_absolute_paths(loaded)
         assert loaded.saving.run_name == path.stem and loaded.saving.output_dir == f"runs/{path.stem}"
         plan = make_plan(loaded, 1)
         per_update = plan.per_device_train_batch_size * plan.gradient_accumulation_steps
@@ -85,13 +85,13 @@ def test_every_recipe_loads_survives_as_yaml_and_has_a_plan_for_one_process(tmp_
 def test_a_recipe_survives_as_yaml_to_the_bit_also_without_values_taken_away(tmp_path):
     prompts = ["", "two\nlines\r\n", "é 中 \U0001f600", "yes", "1e3", " : # -"]
     path = write(tmp_path, sample_prompts=prompts, sample_steps=5, adam_epsilon=1e-9, learning_rate=3, init_from="gpt2")
-    given = reading.load_recipe(path, {"init_from": "none", "run_name": "mine"})
+    given = loading.load_recipe(path, {"init_from": "none", "run_name": "mine"})
     assert given.evaluation.sample_prompts == prompts and isinstance(given.schedule.learning_rate, float)
     assert given.model.init_from is None
     shared = ["a.jsonl", "é.jsonl"]  # one list in two places: YAML writes it as an alias
     sources = (HUB, OWN | {"data_files": shared}, {"weight": 1e-9, "data_files": shared})
     for one in (given, recipe(tmp_path, **mixture(*sources, run_name="mine"))):
-        assert reading.load_recipe(write(tmp_path, keys.as_yaml(one), "copy.yaml")) == with_absolute_paths(one)
+        assert loading.load_recipe(write(tmp_path, keys.as_yaml(one), "copy.yaml")) == with_absolute_paths(one)
 
 
 # A key, its text in the file, and what is said of it.
@@ -126,7 +126,7 @@ def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
         (message,) = refused(line(tmp_path, key, text))
         assert "YAML reads this as text" in message
         written = re.search(r"write (\S+) without quotes$", message)[1]
-        assert keys.flat(reading.load_recipe(line(tmp_path, key, written)))[key] == float(text.strip('"'))
+        assert keys.flat(loading.load_recipe(line(tmp_path, key, written)))[key] == float(text.strip('"'))
     for text in ("1e999", '"nan"', '"inf"'):
         (message,) = refused(line(tmp_path, "learning_rate", text))
         assert "must be a number" in message and "write" not in message
@@ -142,9 +142,9 @@ def test_a_file_that_is_missing_or_no_recipe_is_bad_input(tmp_path):
 
 def test_a_number_with_an_exponent_is_a_number_in_a_file_and_as_a_flag(tmp_path):
     for key, text in (("learning_rate", "6e-4"), ("max_steps", "1.5e3")):
-        for read in (reading.load_recipe(line(tmp_path, key, text)), reading.load_recipe(write(tmp_path), {key: text})):
+        for read in (loading.load_recipe(line(tmp_path, key, text)), loading.load_recipe(write(tmp_path), {key: text})):
             assert keys.flat(read)[key] == float(text) and type(keys.flat(read)[key]) is keys.TYPES[key]
-    assert reading.load_recipe(line(tmp_path, "run_name", "1e5")).saving.run_name == "1e5"  # a text stays one
+    assert loading.load_recipe(line(tmp_path, "run_name", "1e5")).saving.run_name == "1e5"  # a text stays one
 
 
 def test_wrong_type_is_refused_for_every_key(tmp_path):
@@ -225,23 +225,23 @@ def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, m
 def test_no_value_is_a_mode_and_a_reader_is_given_what_the_run_was_given_letter_by_letter(tmp_path):
     for words in (["--run_name=--profile"], ["--data_files", "--x y", "extend_steps", ""]):
         more = ["--extend_steps", "5", "--profile", "--seed", "3e1"]
-        given, modes, for_reader = reading.parse_training(["--recipe", str(write(tmp_path)), *words, *more])
+        given, modes, for_reader = loading.parse_training(["--recipe", str(write(tmp_path)), *words, *more])
         assert modes == {"extend_steps": 5, "profile": True} and words[-1].rpartition("=")[2] in str(keys.flat(given))
-        assert reading.parse_training(for_reader)[:2] == (given, {})
+        assert loading.parse_training(for_reader)[:2] == (given, {})
 
 
 def test_push_pending_needs_no_recipe_and_stands_alone_and_tasks_need_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert reading.parse_training(["--push-pending=runs/a"]) == (None, {"push_pending": "runs/a"}, [])
+    assert loading.parse_training(["--push-pending=runs/a"]) == (None, {"push_pending": "runs/a"}, [])
     for more in (["--profile"], ["--recipe", "x"]):
         with pytest.raises(BadInput, match="^--push_pending runs/a: stands alone; leave the other flags out$"):
-            reading.parse_training([*more, "--push_pending", "runs/a"])
+            loading.parse_training([*more, "--push_pending", "runs/a"])
     given = ["--recipe", str(write(tmp_path)), "--tasks", "piqa"]
     with pytest.raises(
         BadInput, match="--tasks piqa: has no effect with task_steps = 0; leave it out, or use --task_steps 250"
     ):
-        reading.parse_training(given)
-    assert reading.parse_training([*given, "--eval_only"])[1] == {"eval_only": True}
+        loading.parse_training(given)
+    assert loading.parse_training([*given, "--eval_only"])[1] == {"eval_only": True}
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_push_pending_needs_no_recipe_and_stands_alone_and_tasks_need_steps(tmp_
 def test_a_run_too_short_for_a_profile_is_refused(tmp_path, max_steps, more, is_refused):
     words = ["--recipe", str(write(tmp_path, warmup_steps=1)), "--max_steps", str(max_steps), "--profile", *more]
     with pytest.raises(BadInput, match="^--profile: max_steps = 12, .* 13 or more") if is_refused else nullcontext():
-        assert reading.parse_training(words)[1]["profile"]
+        assert loading.parse_training(words)[1]["profile"]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "wsd"])
@@ -276,7 +276,7 @@ def test_more_max_steps_for_a_finished_run_names_the_true_reason(
     changes = {"run_name": "r", "lr_scheduler_type": schedule, "decay_ratio": 0.2}
     before = keys.fixed(recipe(tmp_path, **changes, max_steps=12))
     with pytest.raises(BadInput) as caught:
-        reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, **changes, max_steps=20))
+        loading.refuse_changed_science(Path("run"), before, recipe(tmp_path, **changes, max_steps=20))
     (message,) = caught.value.lines
     command = "python train.py --recipe runs/r/recipe.yaml"
     new = (
@@ -294,14 +294,14 @@ def test_more_max_steps_for_a_finished_run_names_the_true_reason(
 
 def test_modes_with_a_value_have_short_metavars(capsys):
     with pytest.raises(SystemExit):
-        reading.read_flags(["--help"], "Story.", reading.TRAIN_MODES)
+        loading.read_flags(["--help"], "Story.", loading.TRAIN_MODES)
     out = capsys.readouterr().out
     assert "--extend_steps N " in out and "--push_pending TEXT" in out
 
 
 def test_help_has_every_flag_with_its_values_the_usual_ones_first(capsys):
     with pytest.raises(SystemExit):
-        reading.read_flags(["--help"], "Story.", EXTRAS)
+        loading.read_flags(["--help"], "Story.", EXTRAS)
     out = capsys.readouterr().out
     assert all(words in out for words in ("Story.", "--adam_beta2 X", "--tf32 [true|false|auto]", "help of dry"))
     assert out.count("--max_steps N") == 1 and out.index("--max_steps N") < out.index("--dataset_config_name")
@@ -322,7 +322,7 @@ def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
             make_plan(given, processes)
         message = str(caught.value)
         tokens = int(re.search(r"--tokens_per_step (\d+)", message)[1])
-        make_plan(reading.load_recipe(write(tmp_path), {"tokens_per_step": str(tokens)}), processes)
+        make_plan(loading.load_recipe(write(tmp_path), {"tokens_per_step": str(tokens)}), processes)
         for count in re.findall(r"\d+", re.search(r"Use (.+?) processes", message)[1]):
             make_plan(given, int(count))
 
@@ -357,8 +357,8 @@ def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
 def test_extend_steps_refuses_max_hours(tmp_path):
     command = ["--recipe", str(write(tmp_path)), "--extend_steps", "5"]
     with pytest.raises(BadInput, match="--max_hours has no effect with --extend_steps"):
-        reading.parse_training([*command, "--max_hours", "1"])
-    assert reading.parse_training([*command, "--max_hours", "0"])[1] == {"extend_steps": 5}
+        loading.parse_training([*command, "--max_hours", "1"])
+    assert loading.parse_training([*command, "--max_hours", "0"])[1] == {"extend_steps": 5}
 
 
 @pytest.mark.parametrize("decay_ratio", [0.55, 0.554, 0.555])
@@ -367,7 +367,7 @@ def test_wsd_overlap_is_checked_with_rounded_decay_steps(tmp_path, decay_ratio):
     changes = {"lr_scheduler_type": "wsd", "max_steps": 100, "warmup_steps": 45, "decay_ratio": decay_ratio}
     path = write(tmp_path, **changes)
     if decay_ratio < 0.555:
-        assert reading.load_recipe(path).schedule.decay_ratio == decay_ratio
+        assert loading.load_recipe(path).schedule.decay_ratio == decay_ratio
     else:
         (message,) = refused(path)
         assert "overlap. Use --decay_ratio 0.55" in message
@@ -386,7 +386,7 @@ def test_flag_without_effect_is_refused(tmp_path):
         in_file = {name: yaml.safe_load(value) for name, value in flags.items()}
         assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(iter(in_file.values()))
     flags = {"early_stopping_patience": "0", "load_best_model_at_end": "false", "eval_steps": "0"}
-    assert reading.load_recipe(write(tmp_path), flags).evaluation.eval_steps == 0
+    assert loading.load_recipe(write(tmp_path), flags).evaluation.eval_steps == 0
 
 
 def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_few_evaluations(tmp_path, caplog):
@@ -396,20 +396,20 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
     cases = [("20", "9", 9, ""), ("20", "10", 10, half), ("1", "1", 1, ""), ("20", "21", 5, longer)]
     for steps, warmup, rises, said in cases:
         caplog.clear()
-        read = reading.load_recipe(path, {"max_steps": steps, "warmup_steps": warmup})
+        read = loading.load_recipe(path, {"max_steps": steps, "warmup_steps": warmup})
         assert read.schedule.warmup_steps == rises and said in caplog.text and len(caplog.messages) == bool(said)
-    reading.load_recipe(path, {"max_steps": "20", "warmup_steps": "2", "eval_steps": "11"})
+    loading.load_recipe(path, {"max_steps": "20", "warmup_steps": "2", "eval_steps": "11"})
     assert "for ten: --eval_steps 2" in caplog.text
 
 
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
     before = keys.fixed(recipe(tmp_path))
     with pytest.raises(BadInput) as caught:
-        reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1))
+        loading.refuse_changed_science(Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1))
     remedy = "fixed for a run. Give another --run_name, or set it back"
     changes = ("seed = 1, asked for 7", "label_smoothing = 0.0, asked for 0.1")
     assert set(caught.value.lines) == {f"run: {change}: {remedy}" for change in changes}
-    reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, eval_steps=7, data_files=["b"]))
+    loading.refuse_changed_science(Path("run"), before, recipe(tmp_path, eval_steps=7, data_files=["b"]))
 
 
 @pytest.mark.parametrize("name", ["seed", "gone"])
@@ -419,7 +419,7 @@ def test_run_of_another_version_is_refused(tmp_path, name):
     if name == "seed":
         del before["seed"], before["gone"]
     with pytest.raises(BadInput, match=rf"run was written by another version .* \({name}\)\. .* another --run_name"):
-        reading.refuse_changed_science(Path("run"), before, recipe(tmp_path))
+        loading.refuse_changed_science(Path("run"), before, recipe(tmp_path))
 
 
 # What a run reads.
@@ -443,7 +443,7 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         given = recipe(tmp_path, **changes, sample_prompts=[prompt])
         public = keys.public(given)
         assert public.keys() == keys.FIELDS.keys() and public["sample_prompts"] == [prompt]
-        copy = reading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml"))
+        copy = loading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml"))
         assert keys.public(copy) == public
         for source in (public["sources"] or [public])[:1]:
             assert source["data_files"] == ["b.jsonl", redact_url(secret)] and secret != redact_url(secret)
@@ -455,14 +455,14 @@ def test_yaml_of_a_url_identifies_the_same_file(tmp_path):
     """Also if the URL ends in punctuation, which would not be a part of a URL in a sentence."""
     url = "https://h/a.jsonl?v=1&token=T."
     original = recipe(tmp_path, data_files=[url])
-    copy = reading.load_recipe(write(tmp_path, keys.as_yaml(original), "copy.yaml"))
+    copy = loading.load_recipe(write(tmp_path, keys.as_yaml(original), "copy.yaml"))
     assert copy.data.data_files == [redact_url(url)]
 
 
 def test_yaml_keeps_a_path_that_looks_like_a_query(tmp_path):
     path = str(tmp_path / "a?token=1.jsonl")
     original = recipe(tmp_path, data_files=[path])
-    copy = reading.load_recipe(write(tmp_path, keys.as_yaml(original), "copy.yaml"))
+    copy = loading.load_recipe(write(tmp_path, keys.as_yaml(original), "copy.yaml"))
     assert copy.data.data_files == [path]
 
 
@@ -473,7 +473,7 @@ def test_a_model_or_run_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_
     (tmp_path / "runs" / "r" / "model").mkdir(parents=True)
     found = recipe(tmp_path, **shapeless, init_from=str(tmp_path / "runs" / "r"))
     assert found.model.init_from == found.data.tokenizer == str(tmp_path / "runs" / "r" / "model")
-    assert reading.load_recipe(line(tmp_path, "architecture", "null")).model.architecture == "gpt2"
+    assert loading.load_recipe(line(tmp_path, "architecture", "null")).model.architecture == "gpt2"
 
 
 def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_path):
@@ -482,7 +482,7 @@ def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_
     flags = dict(re.search(r"usual: --(\w+) (\S+)$", message).groups() for message in messages)
     usual = {"num_key_value_heads": "2", "intermediate_size": "128", "tie_word_embeddings": "true"}
     assert flags == usual | {"rope_theta": "10000.0"}
-    assert reading.load_recipe(write(tmp_path, architecture="llama"), flags).model.intermediate_size == 128
+    assert loading.load_recipe(write(tmp_path, architecture="llama"), flags).model.intermediate_size == 128
 
 
 def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path):

@@ -11,7 +11,7 @@ from conftest import ROOT
 import check_setup
 import prepare_data
 from ursa_minor.base.errors import BadInput
-from ursa_minor.recipe import keys, reading, sizes
+from ursa_minor.recipe import keys, loading, sizes
 
 SETTINGS = ("n_layer", "learning_rate", "tokens_per_step", "max_steps", "warmup_steps")
 
@@ -29,9 +29,9 @@ def write(folder, name, **changes):
 
 def read(path, *words):
     """Return the keys that train.py reads, after a check that its data reader gets the same keys."""
-    recipe, _, reader_argv = reading.parse_training(["--recipe", str(path), *words])
-    flags, _ = reading.read_flags(reader_argv, "", prepare_data.EXTRAS)
-    assert reading.load_recipe(Path(flags.pop("recipe")), flags) == recipe
+    recipe, _, reader_argv = loading.parse_training(["--recipe", str(path), *words])
+    flags, _ = loading.read_flags(reader_argv, "", prepare_data.EXTRAS)
+    assert loading.load_recipe(Path(flags.pop("recipe")), flags) == recipe
     return keys.flat(recipe)
 
 
@@ -121,8 +121,8 @@ def test_size_changes_only_the_shape_of_other_recipes(caplog, recipe, words, rea
     path = recipe_path(recipe)
     without_size = settings(path, *words.split())
     caplog.clear()
-    flags, _ = reading.read_flags(["--size", "d24", *words.split()], "", {})
-    found = keys.flat(reading.load_recipe(path, flags))
+    flags, _ = loading.read_flags(["--size", "d24", *words.split()], "", {})
+    found = keys.flat(loading.load_recipe(path, flags))
     assert (found["n_layer"], found["n_head"], found["n_embd"]) == (24, 16, 1024)
     assert tuple(found[name] for name in SETTINGS[1:]) == without_size[1:]
     messages = [message for message in caplog.messages if message.startswith("size ")]
@@ -138,18 +138,18 @@ def test_size_changes_only_the_shape_of_other_recipes(caplog, recipe, words, rea
 )
 def test_own_size_of_a_recipe_changes_nothing(caplog, recipe, size):
     path = recipe_path(recipe)
-    plain = reading.load_recipe(path)
+    plain = loading.load_recipe(path)
     caplog.clear()
-    assert reading.load_recipe(path, {"size": size}) == plain
+    assert loading.load_recipe(path, {"size": size}) == plain
     assert not caplog.messages
 
 
 def test_run_recipe_repeats_its_size_without_another_change(tmp_path):
-    sized = reading.load_recipe(recipe_path("gpt2_124m"), {"size": "d48"})
-    path = tmp_path / reading.RUN_RECIPE
+    sized = loading.load_recipe(recipe_path("gpt2_124m"), {"size": "d48"})
+    path = tmp_path / loading.RUN_RECIPE
     path.write_text(keys.as_yaml(sized))
     assert settings(path, "--size", "gpt2-xl") == tuple(keys.flat(sized)[name] for name in SETTINGS)
-    back = reading.load_recipe(path, {"size": "d12"})
+    back = loading.load_recipe(path, {"size": "d12"})
     assert (back.batch.tokens_per_step, back.schedule.learning_rate) == (2**19, 6.0e-4)
     assert back.schedule.max_steps == 19074
 
@@ -192,7 +192,7 @@ def test_rounding_does_not_let_wsd_phases_overlap(tmp_path, max_steps, decay_rat
 
 def test_header_states_what_a_size_sets(caplog):
     caplog.set_level(logging.INFO, "ursa_minor")
-    reading.load_recipe(recipe_path("gpt2_124m"), {"size": "gpt2-xl", "learning_rate": "1e-3"})
+    loading.load_recipe(recipe_path("gpt2_124m"), {"size": "gpt2-xl", "learning_rate": "1e-3"})
     (message,) = caplog.messages
     assert message.startswith(
         "size     --size gpt2-xl sets n_layer = 48, n_head = 25, n_embd = 1600, "
@@ -225,25 +225,25 @@ def test_estimate_agrees_with_training_and_states_the_size(capsys, words, stated
 @pytest.mark.parametrize("size", ["d13", "gpt3-175b"])
 def test_unknown_size_is_refused(size):
     with pytest.raises(BadInput, match=f"--size {size}: must be d12, d24, d36, d48, gpt2"):
-        reading.parse_training(["--recipe", str(recipe_path("gpt2_124m")), "--size", size])
+        loading.parse_training(["--recipe", str(recipe_path("gpt2_124m")), "--size", size])
 
 
 def test_problem_that_a_size_causes_is_reported_with_it(tmp_path):
     path = write(tmp_path, "llama_124m", num_key_value_heads=12)
     with pytest.raises(BadInput) as caught:
-        reading.load_recipe(path, {"size": "d24"})
+        loading.load_recipe(path, {"size": "d24"})
     assert caught.value.lines[0].startswith("--size d24: num_key_value_heads = 12: must divide n_head = 16")
 
 
 def test_invalid_values_are_reported_rather_than_scaled(tmp_path):
     path = write(tmp_path, "gpt2_124m", max_steps="many")
     with pytest.raises(BadInput) as caught:
-        reading.load_recipe(path, {"size": "d48", "tokens_per_step": "x"})
+        loading.load_recipe(path, {"size": "d48", "tokens_per_step": "x"})
     assert [line.split(":")[0] for line in caught.value.lines] == ["--tokens_per_step x", str(path)]
 
 
 @pytest.mark.parametrize("size", ["d12", "d24"])
 def test_size_of_a_pretrained_model_is_an_error(size):
-    flags, _ = reading.read_flags(["--size", size, "--init_from", "some/model"], "", {})
+    flags, _ = loading.read_flags(["--size", size, "--init_from", "some/model"], "", {})
     with pytest.raises(BadInput, match=f"--size {size}: init_from = some/model brings the shape of its model"):
-        reading.load_recipe(recipe_path("gpt2_124m"), flags)
+        loading.load_recipe(recipe_path("gpt2_124m"), flags)

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.optim import optimizers, schedule
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 from ursa_minor.run import checkpoint, resume
 from ursa_minor.run.state import RunState
 
@@ -91,7 +91,7 @@ def steps_in(folder: Path) -> list[int]:
 
 def saving(run_dir: Path, pair, first_step: int = 0) -> resume.Checkpoints:
     """Return what saves a run's checkpoints beside training."""
-    recipe = reading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
+    recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
     recipe = keys.replace(recipe, output_dir=str(run_dir))
     alone = SimpleNamespace(is_main_process=True, scaler=None)
     corpus = SimpleNamespace(contents=list)

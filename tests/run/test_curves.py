@@ -6,7 +6,7 @@ from conftest import ROOT
 from matplotlib.figure import Figure
 
 from ursa_minor.evaluation.tasks.hellaswag import TASK
-from ursa_minor.recipe import keys, reading, references
+from ursa_minor.recipe import keys, loading, reference_curves
 from ursa_minor.run.curves import SIZES, Thinned, draw_curves, published_scores
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
@@ -62,7 +62,7 @@ def test_large_losses_at_the_start_do_not_squash_the_curve_and_few_points_are_sh
 
 
 def test_published_figures_have_the_rows_own_names_and_units_and_are_of_the_same_shape():
-    recipe = reading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
+    recipe = loading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
     found = published_scores(recipe.model)
     assert {f"hellaswag/{score}" for score in TASK.scores} <= {*found}
     assert found["lambada_openai/acc"] == {"GPT-2 124M": 0.3256}
@@ -109,7 +109,7 @@ def test_published_scores_are_of_all_items_only(tmp_path, drawn, revision):
 
 
 def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its_text_is_another(tmp_path, drawn):
-    llmc = references.load("references/gpt2_124m_llmc.yaml")
+    llmc = reference_curves.load("references/gpt2_124m_llmc.yaml")
     rows = [{"step": step, "tokens": step * 2**19, "eval/loss": loss} for step, loss in ((125, 7.0), (400, 5.6))]
     draw_curves(rows, tmp_path / "curves.png", "a run", reference=llmc)
     (line,) = (line for line in drawn[0].axes[0].get_lines() if line.get_linestyle() == ":")

@@ -11,7 +11,7 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import Finish, read_finish, step_name
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.reading import load_recipe
+from ursa_minor.recipe.loading import load_recipe
 from ursa_minor.run import folder
 
 ALONE = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)

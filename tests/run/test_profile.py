@@ -5,7 +5,7 @@ import json
 
 import torch
 
-from ursa_minor.recipe.reading import PROFILE_UPDATES
+from ursa_minor.recipe.loading import PROFILE_UPDATES
 from ursa_minor.run import profile
 from ursa_minor.run.clock import Clock
 

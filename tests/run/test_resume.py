@@ -7,7 +7,7 @@ from conftest import ROOT
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.optim.schedule import Length, learning_rate, shorten
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 from ursa_minor.run.resume import extended, other_length
 
 SCHEDULE = keys.Schedule(
@@ -60,7 +60,7 @@ def test_planned_length_stays_while_the_hours_are_limited():
 
 
 def test_extension_by_no_steps_is_refused():
-    recipe = reading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
+    recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
     with pytest.raises(BadInput, match="--extend_steps 0: must be at least 1"):
         extended(recipe, 0)
 

@@ -31,7 +31,7 @@ from conftest import ROOT, Done
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 from ursa_minor.run import trackers
 
 KEY = "0canary1" * 5  # of wandb
@@ -108,7 +108,7 @@ def process(body, **environment: str) -> Done:
 def begin(run_dir: Path, *names: str, first=0, rows=(), had=(), ids=None, **stated) -> trackers.Trackers:
     """Begin trackers as the trainer does; ``stated``: other keys of the recipe."""
     project = run_dir.parent.parent.name  # of this test alone
-    recipe = reading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
+    recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
     tracking = {"report_to": [name for name in names if name], "project_name": project, "tags": ["a", "b"]}
     recipe = keys.replace(recipe, output_dir=str(run_dir), run_name="tiny", **tracking | stated)
     sent = functools.reduce(lambda place, row: trackers.place_after(place, row["step"]), had, -1)
@@ -525,7 +525,7 @@ def test_wandb_takes_names_and_folder_from_the_environment(run_dir, tmp_path):
 @pytest.mark.parametrize(("name", "variable"), trackers.PROJECT_VARIABLES.items())
 @pytest.mark.parametrize(("stated", "used"), [("ursa-minor", "from the environment"), ("mine", "mine")])
 def test_project_of_the_environment_replaces_the_default(monkeypatch, name, variable, stated, used):
-    recipe = reading.load_recipe(ROOT / "recipes" / "quickstart.yaml", {"project_name": stated, "report_to": [name]})
+    recipe = loading.load_recipe(ROOT / "recipes" / "quickstart.yaml", {"project_name": stated, "report_to": [name]})
     monkeypatch.setenv(variable, "from the environment")
     assert trackers._project(name, recipe) == used
     monkeypatch.setenv(variable, "")
@@ -700,7 +700,7 @@ def test_flag_wins_over_the_environment(monkeypatch, flags, left):
         monkeypatch.setenv(variable, "x")
     recipe_file = str(ROOT / "recipes" / "quickstart.yaml")
     command = ["--recipe", recipe_file, "--report_to", "wandb", *flags]
-    recipe, _, argv = reading.parse_training(command)
+    recipe, _, argv = loading.parse_training(command)
     trackers.drop_overridden(recipe, argv)
     assert {variable for variable in VARIABLES if variable in os.environ} == left
 
@@ -711,7 +711,7 @@ def test_recipe_wins_over_the_environment(tmp_path, monkeypatch, key, left):
         monkeypatch.setenv(variable, "x")
     file = tmp_path / "tiny.yaml"
     file.write_text((ROOT / "recipes" / "quickstart.yaml").read_text() + f"\n{key}: mine\n")
-    recipe, _, argv = reading.parse_training(["--recipe", str(file)])
+    recipe, _, argv = loading.parse_training(["--recipe", str(file)])
     trackers.drop_overridden(recipe, argv)
     assert {variable for variable in VARIABLES if variable in os.environ} == left
 

@@ -27,7 +27,7 @@ from ursa_minor.base import gpus, http
 from ursa_minor.data import prepare
 from ursa_minor.machine import doctor, estimate, probes, verdicts
 from ursa_minor.model.build import build
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
 
@@ -52,7 +52,7 @@ def asked(monkeypatch):
 
 
 def recipe(**changes) -> keys.Recipe:
-    return keys.replace(reading.load_recipe(Path(RECIPE)), **changes)
+    return keys.replace(loading.load_recipe(Path(RECIPE)), **changes)
 
 
 def written(path: Path, **changes) -> str:

@@ -21,13 +21,13 @@ import eval_hellaswag
 import export_model
 import generate
 import prepare_data
-from ursa_minor.recipe import reading
+from ursa_minor.recipe import loading
 from scripts import walkthrough_notebook
 
 
 def prepare_data_recipe(words):
-    flags, _ = reading.read_flags(words, "", prepare_data.EXTRAS)
-    return reading.load_recipe(Path(flags.pop("recipe", reading.RECIPE)), flags)
+    flags, _ = loading.read_flags(words, "", prepare_data.EXTRAS)
+    return loading.load_recipe(Path(flags.pop("recipe", loading.RECIPE)), flags)
 
 
 PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", ".github/CONTRIBUTING.md")]
@@ -41,7 +41,7 @@ PARSERS = {
     "generate.py": generate.parse,
     "post_train.py": lambda words: Path(words[words.index("--config") + 1]).read_text(),  # its keys: test_post_train.py
     "prepare_data.py": prepare_data_recipe,
-    "train.py": reading.parse_training,
+    "train.py": loading.parse_training,
 }
 STANDS_FOR = {"$SLURM_ARRAY_TASK_ID": "0", "$seed": "1", "muon-$seed": "muon", "adamw-$seed": "adamw"}
 STANDS_FOR |= {"R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}

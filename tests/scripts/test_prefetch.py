@@ -19,7 +19,7 @@ from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data import tokenization
 from ursa_minor.evaluation import items
 from ursa_minor.model import pretrained
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 FLAGS = ("--recipe", "hub.yaml", "--prepared_data_dir", "prepared", "--eval_steps", "0", "--sample_steps", "0")
 
@@ -87,14 +87,14 @@ def test_what_a_recipe_asks_the_hub_for_beside_its_data_is_prefetched_and_nothin
     asked = []
     for module, name in ((pretrained, "load"), (tokenization, "load"), (items, "fetch")):
         monkeypatch.setattr(module, name, lambda what, *_: asked.append(getattr(what, "name", what)))
-    recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
+    recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
     prepare_data.prefetch(recipe)
     assert asked == ["openai-community/gpt2", "hellaswag", "lambada_openai"]
     asked.clear()
     prepare_data.prefetch(keys.replace(recipe, task_files=["hellaswag=h.jsonl"], init_from="me/gpt2", tokenizer="bpe"))
     assert asked == ["me/gpt2", "lambada_openai"]
     asked.clear()
-    prepare_data.prefetch(reading.load_recipe(ROOT / "recipes" / "quickstart.yaml"))
+    prepare_data.prefetch(loading.load_recipe(ROOT / "recipes" / "quickstart.yaml"))
     assert not asked
     assert (
         prepare_data.main(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), "--tasks", "piqa", "--prefetch"]) == 2

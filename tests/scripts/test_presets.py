@@ -8,7 +8,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from conftest import ROOT
 
 from ursa_minor.machine import estimate
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 GPT2_XL = estimate.Shape(48, 1600, 50304, 1024)
 MOMENTS, SHARED = {"moments"}, {"weights", "gradients", "moments"}
@@ -78,13 +78,13 @@ def test_the_tuning_page_names_only_recipe_keys_that_exist_and_its_short_run_is_
     others = {"all_cards", "max_restarts", "main_process_port", "num_processes"}
     assert set(re.findall(r"--([a-z]+_[a-z_]+)", text)) - others <= set(keys.FIELDS)
     words = re.search(r"`(--max_steps 70 [^`]+)`", text)[1].split()
-    recipe, _, _ = reading.parse_training(["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words])
+    recipe, _, _ = loading.parse_training(["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words])
     assert recipe.schedule.max_steps == 70 and recipe.saving.output_dir == "runs/try1"
 
 
 @pytest.mark.parametrize("name", ["gpt2_small", "gpt2_350m", "gpt2_774m", "gpt2_1558m"])
 def test_a_big_recipes_arithmetic_is_the_formulas(name):
-    recipe = reading.load_recipe(ROOT / "recipes" / f"{name}.yaml")
+    recipe = loading.load_recipe(ROOT / "recipes" / f"{name}.yaml")
     shape = estimate.shape_of(recipe.model)
     tokens = recipe.schedule.max_steps * recipe.batch.tokens_per_step
     text = (ROOT / "recipes" / f"{name}.yaml").read_text()

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from ursa_minor.data import shards, tokenization
 from ursa_minor.model.loss import Losses, NextTokenLoss
-from ursa_minor.recipe import reading
+from ursa_minor.recipe import loading
 from ursa_minor.run import checkpoint
 
 UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
@@ -58,7 +58,7 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     (baseline,) = (row for row in rows("r") if "baseline/bigram" in row)
     assert baseline["step"] == 12 and 0 < baseline["baseline/bigram"] < 5 and 0 < baseline["baseline/gzip"] < 8
     assert f"a bigram model {baseline['baseline/bigram']:.4f} nats per token, " in done.stderr
-    assert reading.load_recipe(folder / "recipe.yaml").saving.run_name == "r"
+    assert loading.load_recipe(folder / "recipe.yaml").saving.run_name == "r"
     assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == ["step-00000012", "step-00000009"]
     drawn = (folder / "samples.txt").read_text()
     again = run("train.py", *TINY, "--run_name", "r", "--sample_temperature", "0")

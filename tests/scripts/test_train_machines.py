@@ -20,8 +20,8 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.machine import estimate, hardware
 from ursa_minor.machine.accelerator import refuse_missing_kernels
 from ursa_minor.machine.fit import propose_micro_batch
-from ursa_minor.recipe import keys, reading
-from ursa_minor.recipe.plan import make_plan
+from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe.batching import make_plan
 from ursa_minor.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
@@ -132,7 +132,7 @@ def test_fsdp2_takes_loss_and_averages_in_fp32_once_an_update_or_where_it_cannot
     how = {"FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "EXCHANGES": "sent.json"}
     how |= {} if recovers else {"RECOVERS": "no"}
     run(CHILD, *TINY, *QUIET, "--run_name", "f", "--max_steps", "4", processes=2, **how)  # of 2 micro-batches each
-    whole = 4 * estimate.shape_of(reading.load_recipe(Path("tiny.yaml")).model).parameters
+    whole = 4 * estimate.shape_of(loading.load_recipe(Path("tiny.yaml")).model).parameters
     exchanges = 4 + 1 if recovers else 4 * 2  # one in the try
     # Each of the two blocks is wrapped by itself, and the rest.
     assert files.read_json(Path("sent.json")) == {"torch.float32": exchanges * whole, "exchanges": exchanges * (2 + 1)}
@@ -232,7 +232,7 @@ class FakeAccelerator:
 
 def gpt2_124m(**changes):
     values = {"per_device_train_batch_size": "auto", "data_files": ["x"], "dataset_name": None, "task_steps": 0}
-    recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
+    recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
     return keys.replace(recipe, **values | changes)
 
 

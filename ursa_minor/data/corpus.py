@@ -16,7 +16,7 @@ from ursa_minor.data import shards, tokenization, windows
 from ursa_minor.data.background import DataWait, Preparation, reader_command
 from ursa_minor.data.sources import FoundSource, find_source
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.plan import MANY_EPOCHS, Plan, make_plan
+from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
 
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
 PROMPTS, PROMPT_TOKENS, PROMPT_WORDS = 3, 8, 4  # of samples, where the recipe has none

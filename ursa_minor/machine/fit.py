@@ -19,7 +19,7 @@ from ursa_minor.base.stopping import StopRequest
 from ursa_minor.machine import estimate, hardware
 from ursa_minor.machine.accelerator import compiler_of, refuse_cuda_graphs, sync_gradients
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.plan import Plan, make_plan
+from ursa_minor.recipe.batching import Plan, make_plan
 from ursa_minor.recipe.rules import counted
 
 log = logging.getLogger(__name__)

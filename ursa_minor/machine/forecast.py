@@ -10,7 +10,7 @@ from ursa_minor.base import gpus
 from ursa_minor.machine import estimate
 from ursa_minor.machine.supply import PREPARED, Supply
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.plan import make_plan
+from ursa_minor.recipe.batching import make_plan
 from ursa_minor.recipe.rules import counted
 
 FIGURES = {"tokens/s": "tokens_per_second", "hours": "hours", "waiting": "waiting_hours", "kWh": "kilowatt_hours"}

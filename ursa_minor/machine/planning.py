@@ -10,7 +10,7 @@ from ursa_minor.base import gpus, paths
 from ursa_minor.machine import forecast
 from ursa_minor.machine.supply import Supply
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.plan import MANY_EPOCHS
+from ursa_minor.recipe.batching import MANY_EPOCHS
 
 SIZES = ("gpt2_small", "gpt2_124m", "gpt2_350m", "gpt2_774m", "gpt2_1558m")  # recipes that a budget chooses from
 TRAINING_SHARE = 0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100, start and checkpoints the rest

@@ -16,7 +16,7 @@ from transformers.hf_argparser import string_to_bool
 
 from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
-from ursa_minor.recipe import reading, rules
+from ursa_minor.recipe import loading, rules
 
 
 @dataclass
@@ -70,14 +70,14 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
             action.nargs = "?"
             action.const = True
         elif action.type is int and action.dest.endswith("_steps"):
-            action.type = reading.number_of_steps
-    given = vars(reading.parse_flags(parser, argv))
+            action.type = loading.number_of_steps
+    given = vars(loading.parse_flags(parser, argv))
     if "config" not in given:
         raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
-    file = reading.find_recipe(given.pop("config"), "config")
+    file = loading.find_recipe(given.pop("config"), "config")
     fields = {one.name: one for part in (Task, config) for one in dataclasses.fields(part) if one.init}
     hints = typing.get_type_hints(Task) | typing.get_type_hints(config) | HINTS
-    values = reading.read_file(file) | given
+    values = loading.read_file(file) | given
     faults = _expand_paths(values)
     faults += [f"{rules.shown(n)}: no such key{rules.nearest(n, fields)}" for n in values if n not in fields]
     for name, one in fields.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
-from ursa_minor.recipe import data_source, keys, references
+from ursa_minor.recipe import data_source, keys, reference_curves
 
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
@@ -88,7 +88,7 @@ def recipe_faults(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"run_name = {shown(r.run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64"
     if r.reference_curve is not None:
         try:
-            references.load(r.reference_curve)
+            reference_curves.load(r.reference_curve)
         except BadInput as error:
             yield str(error)
 

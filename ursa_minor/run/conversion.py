@@ -24,7 +24,7 @@ from ursa_minor.model.adapters import refuse_hub_adapter
 from ursa_minor.model.build import build
 from ursa_minor.model.find import find
 from ursa_minor.model.vocabulary import refuse_missing_rows
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 from ursa_minor.run import checkpoint
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
     path, damaged = checkpoint.find_newest(run_dir / "checkpoints")
     if path is None:
         raise BadInput(f"{run_dir}: has neither model/ nor a checkpoint yet")
-    recipe = reading.load_recipe(run_dir / "recipe.yaml")
+    recipe = loading.load_recipe(run_dir / "recipe.yaml")
     name = recipe.data.tokenizer
     if name in keys.TRAINED_TOKENIZERS:
         name = str(data_folders(recipe)[0] / "tokenizer")
@@ -192,7 +192,7 @@ def find_text(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreT
         name, weights, splits = " ".join(asked.text), [1.0], [[(Path(asked.text[0]), len(ids), ids, 0)]]
     elif run_dir:
         try:
-            recipe = reading.load_recipe(run_dir / "recipe.yaml")
+            recipe = loading.load_recipe(run_dir / "recipe.yaml")
             folders, weights = data_folders(recipe), list(keys.weights(recipe.data))
             splits = [validation_shards(folder, tokenizer) for folder in folders]
         except BadInput as error:

@@ -14,7 +14,7 @@ from ursa_minor.base import files
 from ursa_minor.evaluation.items import records
 from ursa_minor.evaluation.record import Task
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.references import Reference
+from ursa_minor.recipe.reference_curves import Reference
 
 # Okabe and Ito's colors, which color-blind people can distinguish; their yellow is too light for a line.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7".split()  # noqa: SIM905

@@ -10,7 +10,7 @@ from accelerate.utils import broadcast_object_list
 from ursa_minor.base import console, files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import FINISH, LOG, MODEL_FOLDER, PARTIAL, STEP, clear_partial, read_finish
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 from ursa_minor.run import checkpoint
 from ursa_minor.run.publisher import PENDING
 from ursa_minor.run.resume import begins_at
@@ -35,7 +35,7 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
             raise BadInput(f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours")
         return
     if holds_results(recipe.saving):
-        reading.refuse_changed_science(old, keys.fixed(reading.load_recipe(old)), recipe)
+        loading.refuse_changed_science(old, keys.fixed(loading.load_recipe(old)), recipe)
     if asked == "none" and checkpoint.list_checkpoints(recipe.saving.checkpoints):
         raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another {option}")
 

@@ -29,7 +29,7 @@ from ursa_minor.model.build import build
 from ursa_minor.model.loss import loss_module
 from ursa_minor.optim import optimizers
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.plan import Plan
+from ursa_minor.recipe.batching import Plan
 from ursa_minor.recipe.rules import counted
 from ursa_minor.run.clock import Clock
 from ursa_minor.run.publisher import Publisher

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ursa_minor.base import files
-from ursa_minor.recipe.reading import PROFILE_UPDATES
+from ursa_minor.recipe.loading import PROFILE_UPDATES
 from ursa_minor.recipe.rules import counted
 from ursa_minor.run.clock import Clock
 

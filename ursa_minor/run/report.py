@@ -25,7 +25,7 @@ from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
 from ursa_minor.evaluation.record import Task
 from ursa_minor.machine import hardware
 from ursa_minor.optim.update import Update
-from ursa_minor.recipe import keys, references
+from ursa_minor.recipe import keys, reference_curves
 from ursa_minor.run import curves
 from ursa_minor.run.clock import Clock
 from ursa_minor.run.state import RunState
@@ -76,7 +76,7 @@ class Report:
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
         state.trackers = self._trackers.ids
         named = recipe.tracking.reference_curve
-        self._reference = references.load(named) if named else None
+        self._reference = reference_curves.load(named) if named else None
 
     def _drop_future(self, metrics: Path, first_step: int) -> int:
         # A row at a time: of a million they would be gigabytes. Returns the place of the last row that there was.

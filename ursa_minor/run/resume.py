@@ -23,7 +23,7 @@ from ursa_minor.data.corpus import Corpus
 from ursa_minor.hub import client, fetch
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.optim.schedule import Length, decay_begins, learning_rate
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 from ursa_minor.run import checkpoint
 from ursa_minor.run.state import RunState, planned_length
 
@@ -178,7 +178,7 @@ class Checkpoints:
             if saved["planned"]:
                 saved["planned"] = dataclasses.asdict(length)
             saved["since_best"] = 0  # early stopping counts from here
-        reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
+        loading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
         self.corpus.refuse_other(path, saved["data"])
         checkpoint.load(path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
         if accelerator.scaler is not None and saved["scaler"]:

@@ -18,8 +18,8 @@ from ursa_minor.hub import fetch
 from ursa_minor.machine import hardware
 from ursa_minor.machine.fit import propose_micro_batch
 from ursa_minor.machine.sharding import WholeModel
-from ursa_minor.recipe import keys, reading
-from ursa_minor.recipe.plan import make_plan
+from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe.batching import make_plan
 from ursa_minor.run import checkpoint
 from ursa_minor.run.resume import begins_at, find_checkpoint
 
@@ -54,7 +54,7 @@ def score(
     if path is not None:
         then = checkpoint.read_state(path)["science"]
         begun = {name: then[name] for name in vars(recipe.model) if name in then}
-        reading.refuse_changed_science(path, keys.fixed(recipe) | begun, recipe)  # how it was trained changes no score
+        loading.refuse_changed_science(path, keys.fixed(recipe) | begun, recipe)  # how it was trained changes no score
         checkpoint.load_weights(path, model)
     auto = recipe.batch.per_device_train_batch_size == "auto"
     free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)

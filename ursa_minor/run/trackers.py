@@ -26,7 +26,7 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import one_line
 from ursa_minor.base.signals import SIGNALS
-from ursa_minor.recipe import keys, reading
+from ursa_minor.recipe import keys, loading
 
 log = logging.getLogger(__name__)
 
@@ -429,8 +429,8 @@ def drop_overridden(recipe: keys.Recipe, argv: Sequence[str]) -> None:
         if argument.startswith("--") and "=" in argument:
             name, _, value = argument.removeprefix("--").partition("=")
             flags[name] = value
-    recipe_file = Path(flags.get("recipe", reading.RECIPE))
-    is_run_recipe = recipe_file.name == reading.RUN_RECIPE
+    recipe_file = Path(flags.get("recipe", loading.RECIPE))
+    is_run_recipe = recipe_file.name == loading.RUN_RECIPE
     has_default_name = is_run_recipe or recipe.saving.name == recipe_file.stem
     has_default_project = recipe.tracking.project_name == keys.FIELDS["project_name"].default
 
