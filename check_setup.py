@@ -21,7 +21,8 @@ from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import reach
 from ursa_minor.base.redaction import redact
-from ursa_minor.data import shards, sources
+from ursa_minor.data import shards
+from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.machine import doctor, forecast, planning, supply
 from ursa_minor.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
 from ursa_minor.recipe import keys, loading, sizes
@@ -165,7 +166,7 @@ def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
 def needs_hub(recipe: keys.Recipe) -> bool:
     """Return whether the run would stop without the Hub: it streams a data set of which not all shards are here."""
     asked = [source for source in keys.sources(recipe.data) if keys.hub_id(source)]
-    return any(not shards.is_complete(sources.find_source(source).folder) for source in asked)
+    return any(not shards.is_complete(find_sources.find_source(source).folder) for source in asked)
 
 
 def asks_hub(recipe: keys.Recipe) -> bool:

@@ -22,7 +22,8 @@ from ursa_minor.base import console, files
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_warnings
-from ursa_minor.data import prepare, repair, shards, sources, tokenization
+from ursa_minor.data import prepare, repair, shards, tokenization
+from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.data.progress import PrefetchTarget
 from ursa_minor.hub import client
 from ursa_minor.recipe import keys, loading
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     for index, asked in enumerate(found):
         if keys.is_here(asked) or extras.get("source", index) != index:
             continue
-        source = sources.find_source(asked)
+        source = find_sources.find_source(asked)
         if source.repository:
             from ursa_minor.data import fetching  # imports datasets, which text does not need
         if "dry_run" in extras:

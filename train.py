@@ -24,11 +24,11 @@ if __name__ == "__main__":  # before the imports below, which take seconds
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    importing torch and Transformers", file=sys.stderr, flush=True)
-    from ursa_minor.data import sources
+    from ursa_minor.data.sources.find import find as find_sources
 
     recipe = loading.parse_training(sys.argv[1:])[0]
     for source in keys.sources(recipe.data) if recipe else ():
-        if status := exit_on_bad_input(sources.refuse_absent)(source):
+        if status := exit_on_bad_input(find_sources.refuse_absent)(source):
             sys.exit(status)
 
 import numpy as np

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data import cuts, tokenization
 from ursa_minor.data.documents import DocumentEncoder
-from ursa_minor.data.readers import text as text_reader
+from ursa_minor.data.sources.find.formats import text as text_reader
 from ursa_minor.run import conversion
 
 REGEXES = {  # the split, and whether the tokenizer normalizes to NFC

@@ -15,7 +15,8 @@ from conftest import RECIPE, ROOT, in_fork, run
 from data_server import DataServer
 
 import prepare_data
-from ursa_minor.data import remote, shards
+from ursa_minor.data import shards
+from ursa_minor.data.sources.find import remote
 from tests.runs import final_state, losses
 
 TOKENS, FILES = 1200, 9  # of a train file; train files

@@ -14,8 +14,8 @@ from data_server import DataServer
 from odd_texts import random_text
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.data import remote, sources
-from ursa_minor.data.readers import text as text_reader
+from ursa_minor.data.sources.find import find as find_sources, remote
+from ursa_minor.data.sources.find.formats import text as text_reader
 from ursa_minor.recipe import keys
 
 ODD = "a\r\nb\rc\n\n\x01\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
@@ -48,7 +48,7 @@ def library(tmp_path, monkeypatch):
     """A folder that stands for the standard library."""
     root = tmp_path / "library"
     root.mkdir()
-    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(root))
+    monkeypatch.setattr(find_sources.sysconfig, "get_path", lambda name: str(root))
     return root
 
 
@@ -66,7 +66,7 @@ def server(tmp_path):
 
 
 def find(**changes):
-    return sources.find_source(keys.Data(**PLAIN | changes))
+    return find_sources.find_source(keys.Data(**PLAIN | changes))
 
 
 def text(folder, name, content):
@@ -125,7 +125,7 @@ def test_paths_and_globs_give_sorted_files_each_once_in_the_order_asked(tmp_path
         "a[1].txt": "a[1].txt",
         "*.md": "*.md",
     }.items():
-        assert sources.find_files("data_files", asked.split()) == found.split()
+        assert find_sources.find_files("data_files", asked.split()) == found.split()
 
 
 def test_a_file_that_cannot_be_read_is_refused_with_its_key_and_a_folder_with_a_glob_that_works(tmp_path, monkeypatch):
@@ -370,7 +370,7 @@ def test_tables_are_known_by_how_their_names_end(tmp_path, kind, names):
             assert source.files is None and whole(source) == "some words"
         else:
             assert source.parts is None and source.files == {"train": [path]}
-            assert sources.reader_of(path).name == kind
+            assert find_sources.reader_of(path).name == kind
 
 
 def test_files_of_different_kinds_are_refused(tmp_path):
@@ -391,14 +391,14 @@ def test_stdlib_splits_are_disjoint_without_tests_and_a_file_keeps_its_own_when_
     for name in ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"):
         text(library, f"pkg/{name}/test_a.py", "x")
     text(library, "empty.py", "")
-    before, asked = sources.stdlib_files(0.5), {"dataset_name": "python_stdlib", "validation_fraction": 0.5}
+    before, asked = find_sources.stdlib_files(0.5), {"dataset_name": "python_stdlib", "validation_fraction": 0.5}
     every = before["train"] + before["validation"]
     assert len(set(every)) == len(every) == 40 and all(paths == sorted(paths) for paths in before.values())
     known = {find(**asked).folder, find(**asked).folder, find(**asked | {"validation_fraction": 0.6}).folder}
     assert len(known) == 2
     for i in range(0, 40, 2):
         (library / f"m{i}.py").unlink()
-    after = sources.stdlib_files(0.5)
+    after = find_sources.stdlib_files(0.5)
     assert all(set(after[name]) < set(before[name]) for name in ("train", "validation"))
     assert find(**asked).folder not in known
 
@@ -425,7 +425,7 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
     assert server.log == ["GET /files/text.txt"] and first.folder == again.folder
     assert whole(first) == "some text\r\nof a file\n"
     assert len(list(downloads.iterdir())) == 1
-    assert len(set(sources.find_files("data_files", [url, f"{server.url}/b/text.txt"]))) == 2
+    assert len(set(find_sources.find_files("data_files", [url, f"{server.url}/b/text.txt"]))) == 2
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, serve
 
 def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(downloads, server, monkeypatch):
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
-    (kept,) = sources.find_files("data_files", [f"{server.url}/page.html?x=1"])
+    (kept,) = find_sources.find_files("data_files", [f"{server.url}/page.html?x=1"])
     assert Path(kept).read_bytes().startswith(b"<!DOCTYPE html>")
     message = refused(data_files=[f"{server.url}/page?token=SECRET"])
     assert "page?redacted looks like a proxy's or log-in page" in message and "SECRET" not in message
@@ -457,7 +457,7 @@ def test_a_download_has_a_limit_that_is_said_and_a_name_that_can_be_made(downloa
     url = f"{server.url}/{'x' * 250}.txt"
     shutil.copy(server.folder / "files/text.txt", server.folder / f"files/{'x' * 250}.txt")
     monkeypatch.setattr(remote, "DOWNLOAD_BYTES", len("some text\r\nof a file\n"))
-    (kept,) = sources.find_files("data_files", [url])
+    (kept,) = find_sources.find_files("data_files", [url])
     assert kept.endswith("xx.txt") and Path(kept).read_bytes() == b"some text\r\nof a file\n"
     monkeypatch.setattr(remote, "DOWNLOAD_BYTES", 20)
     message = refused(data_files=[f"{server.url}/text.txt"])
@@ -473,7 +473,7 @@ def test_shards_are_found_whatever_the_path_of_the_tokenizer_is(tmp_path, monkey
     Path("tok/model.safetensors").write_text("not hashed")
 
     def folder_of(tokenizer: str) -> Path:
-        return sources.find_source(keys.Data(**PLAIN | {"tokenizer": tokenizer, "data_files": ["a.txt"]})).folder
+        return find_sources.find_source(keys.Data(**PLAIN | {"tokenizer": tokenizer, "data_files": ["a.txt"]})).folder
 
     relative = folder_of("tok")
     assert folder_of(str(tmp_path / "tok")) == folder_of("./tok") == relative

@@ -30,9 +30,10 @@ from data_server import DataServer
 import prepare_data
 from ursa_minor.base import http
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.data import prepare, remote, stream
+from ursa_minor.data import prepare
+from ursa_minor.data.sources.find import remote, tables as hub_tables
 from ursa_minor.data.shards import is_complete
-from ursa_minor.data.sources import FoundSource
+from ursa_minor.data.sources.find import FoundSource
 from ursa_minor.hub import client
 from ursa_minor.recipe import keys
 
@@ -97,7 +98,7 @@ def tables(files=None, column="text", **more):
 
 def open_files(names, column="text"):
     """Return the parts by split."""
-    return stream.open_tables(tables({"train": names}, column), None, {})[1]
+    return hub_tables.open_tables(tables({"train": names}, column), None, {})[1]
 
 
 def texts(names, row=0, **more):
@@ -361,7 +362,7 @@ def test_a_disk_that_fails_for_a_while_is_read_on(corpus, waits, monkeypatch):
 def test_the_amount_of_text_is_estimated_before_it_is_read(corpus, server, name):
     true = sum(len(row.encode()) for row in ROWS)
     for path in (str(corpus / name), f"{server.url}/files/{name}"):
-        found = stream.expected_text_bytes([path, path], tables().config)
+        found = hub_tables.expected_text_bytes([path, path], tables().config)
         assert 0.9 * 2 * true < found < 1.1 * 2 * true * (1.1 if name.endswith(".csv") else 1)  # all of it is counted
 
 
@@ -441,7 +442,7 @@ class Hub:
         source = tables(given["files"] and {"train": given["files"]}, given["column"], **dataset)
         found, stopped, commit, parts, versions = [], None, None, [], given.get("versions", {})
         try:
-            commit, splits = stream.open_tables(source, given["pinned"], versions)
+            commit, splits = hub_tables.open_tables(source, given["pinned"], versions)
             parts = [name for name, _ in splits["train"]]
             for _, read in splits["train"]:
                 found += (text for text, _ in read(0))

@@ -24,12 +24,12 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 import prepare_data
-import ursa_minor.data.stream  # noqa: F401  (once, before the forks)
+import ursa_minor.data.sources.tables  # noqa: F401  (once, before the forks)
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data import prepare, shards, tokenization
 from ursa_minor.data.documents import BATCH_CHARACTERS, DocumentEncoder
-from ursa_minor.data.readers import text as text_reader
+from ursa_minor.data.sources.find.formats import text as text_reader
 
 TINY = ("--recipe", "tiny.yaml")
 FEW = ("--validation_tokens", "300", "--shard_tokens", "400")

@@ -14,7 +14,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.stopping import StopRequest
 from ursa_minor.data import shards, tokenization, windows
 from ursa_minor.data.background import DataWait, Preparation, reader_command
-from ursa_minor.data.sources import FoundSource, find_source
+from ursa_minor.data.sources.find import FoundSource, find_source
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data import cuts, tokenization
 from ursa_minor.data.cuts import NumberedRow
-from ursa_minor.data.sources import Row
+from ursa_minor.data.sources.find import Row
 
 BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
 NO_IDS = np.empty(0, dtype=np.uint32)

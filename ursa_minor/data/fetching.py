@@ -17,8 +17,8 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import TruncatedError
 from ursa_minor.data import repair, shards
 from ursa_minor.data.progress import PrefetchTarget
-from ursa_minor.data.remote import retry
-from ursa_minor.data.sources import FoundSource
+from ursa_minor.data.sources.remote import retry
+from ursa_minor.data.sources.find import FoundSource
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data import shards, tokenization
 from ursa_minor.data.documents import BATCH_CHARACTERS, Document, DocumentEncoder, well_formed
 from ursa_minor.data.progress import PrefetchTarget, Progress, log_amounts
-from ursa_minor.data.remote import shown_name
-from ursa_minor.data.sources import STDLIB, FoundSource, Part, find_source
+from ursa_minor.data.sources.remote import shown_name
+from ursa_minor.data.sources.find import FoundSource, Part, STDLIB, find_source
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import counted
 
@@ -241,9 +241,9 @@ def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple
     """Return the pinned commit (None for files) and the parts of each split."""
     if source.parts is not None:
         return None, source.parts
-    from ursa_minor.data import stream  # imports datasets, which text does not need
+    from ursa_minor.data.sources.find import tables as hub_tables  # imports datasets, which text does not need
 
-    return stream.open_tables(source, pinned, versions)
+    return hub_tables.open_tables(source, pinned, versions)
 
 
 def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
@@ -286,9 +286,9 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
         return source.most_tokens
     if source.config.token_column:
         return 0.0
-    from ursa_minor.data import stream
+    from ursa_minor.data.sources.find import tables as hub_tables
 
-    return stream.expected_text_bytes([name for name, _ in parts], source.config)
+    return hub_tables.expected_text_bytes([name for name, _ in parts], source.config)
 
 
 def dry_run(source: FoundSource) -> str:

@@ -10,7 +10,7 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data import shards
 from ursa_minor.data.prepare import open_source
-from ursa_minor.data.sources import FoundSource
+from ursa_minor.data.sources.find import FoundSource
 
 log = logging.getLogger(__name__)
 

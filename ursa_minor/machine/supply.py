@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import shards, sources
+from ursa_minor.data import shards
+from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import counted
 
@@ -60,10 +61,10 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
 def _amount(source: keys.Data) -> tuple[float, bool]:
     """Return about how many train tokens a source has, inf where that is not known, and whether they are prepared."""
     here, text = keys.is_here(source), math.inf
-    if sources.has_urls(source):  # nothing is fetched for an estimate
+    if find_sources.has_urls(source):  # nothing is fetched for an estimate
         return text, False
     try:
-        found = None if here else sources.find_source(source)
+        found = None if here else find_sources.find_source(source)
         if found is None or shards.is_complete(found.folder):
             train = shards.describe_folder(found.folder if found else Path(str(source.data_dir)))["splits"]["train"]
             return sum(row["tokens"] for row in train), True

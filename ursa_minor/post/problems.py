@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data import tokenization
-from ursa_minor.data.sources import find_files
+from ursa_minor.data.sources.find import find_files
 from ursa_minor.evaluation import sampling
 from ursa_minor.post.rewards import CheckedReward, ModelReward, Text, plain
 from ursa_minor.recipe.source_kind import TABLE_FORMATS, URL

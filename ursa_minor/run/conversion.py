@@ -16,8 +16,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import cuts, shards, sources, tokenization, windows
-from ursa_minor.data.readers.text import rows as text_rows
+from ursa_minor.data import cuts, shards, tokenization, windows
+from ursa_minor.data.sources.find import find as find_sources
+from ursa_minor.data.sources.find.formats.text import rows as text_rows
 from ursa_minor.evaluation import likelihood, validation
 from ursa_minor.model import compression, export, llama_cpp, pretrained
 from ursa_minor.model.adapters import refuse_hub_adapter
@@ -180,7 +181,7 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
 def data_folders(recipe: keys.Recipe) -> list[Path]:
     """Return the folders of a recipe's shards. Raises BadInput where its text is not here to name them."""
     asked = keys.sources(recipe.data)
-    return [Path(str(one.data_dir)) if keys.is_here(one) else sources.find_source(one).folder for one in asked]
+    return [Path(str(one.data_dir)) if keys.is_here(one) else find_sources.find_source(one).folder for one in asked]
 
 
 def find_text(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Text | None:
@@ -213,7 +214,7 @@ def find_text(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreT
 def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -> np.ndarray:
     """Return the ids of text files, each a document, up to ``most`` of them (0 = all) and one more to predict."""
     encode, parts = tokenization.Encoder(tokenizer), []
-    rows = text_rows(map(Path, sources.find_files("--text", names)))
+    rows = text_rows(map(Path, find_sources.find_files("--text", names)))
     for _, piece, begins in cuts.pieces(((0, *row) for row in rows), cuts.place(tokenizer.backend_tokenizer)):
         parts += [np.array([tokenizer.eos_token_id], dtype=np.uint32)] if begins else []
         parts += encode([piece])

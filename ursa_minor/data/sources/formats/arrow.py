@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ursa_minor.data.records import Column, Reader, arrow_values, refuse_arrow
+from ursa_minor.data.sources.columns import Column, Reader, arrow_values, refuse_arrow
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the column's values."""
     import pyarrow as pa
 
-    from ursa_minor.data import remote
+    from ursa_minor.data.sources.find import remote
 
     with remote.open_file(name) as raw:
         try:

@@ -27,10 +27,10 @@ import httpx
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import is_valid_url, redact_url
-from ursa_minor.data import remote
-from ursa_minor.data.readers import arrow, csv, json_lines, parquet, text
-from ursa_minor.data.records import Reader
-from ursa_minor.data.remote import shown_name
+from ursa_minor.data.sources.find import remote
+from ursa_minor.data.sources.find.formats import arrow, csv, json_lines, parquet, text as text_format
+from ursa_minor.data.sources.columns import Reader
+from ursa_minor.data.sources.remote import shown_name
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.keys import Data
 from ursa_minor.recipe.rules import nearest_beside
@@ -205,7 +205,7 @@ def _stdlib(config: Data) -> FoundSource:
         raise BadInput(NO_VALIDATION)
     paths = stdlib_files(config.validation_fraction)
     hashes = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
-    parts = {split: [(STDLIB, _reading(text.whole_files, found))] for split, found in paths.items()}
+    parts = {split: [(STDLIB, _reading(text_format.whole_files, found))] for split, found in paths.items()}
     most_tokens = _most_tokens(paths["train"])
     return FoundSource(config, STDLIB, _identity(config, files=hashes), parts, most_tokens=most_tokens)
 
@@ -319,12 +319,12 @@ def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
 def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dict[str, list[Part]]:
     name = paths["train"][0].name
     if "validation" in paths:
-        return {split: [(name, _reading(text.rows, found))] for split, found in paths.items()}
+        return {split: [(name, _reading(text_format.rows, found))] for split, found in paths.items()}
 
     def rows(held_out: bool) -> Iterator[Row]:
-        lengths = (len(piece) for path in paths["train"] for piece in text.pieces(path))
+        lengths = (len(piece) for path in paths["train"] for piece in text_format.pieces(path))
         left, begun = int(sum(lengths) * (1 - validation_fraction)), False  # characters; nanoGPT's rule
-        for whole, begins in text.rows(paths["train"]):
+        for whole, begins in text_format.rows(paths["train"]):
             if piece := whole[left:] if held_out else whole[:left]:
                 yield piece, begins or not begun
                 begun = True
