@@ -21,7 +21,7 @@ from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import reach
 from ursa_minor.base.redaction import redact
-from ursa_minor.data import shards
+from ursa_minor.data.tokens import shards
 from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.machine import doctor, forecast, planning, supply
 from ursa_minor.machine.verdicts import ERROR, OK, TRYING, WARNING, Check

@@ -64,7 +64,7 @@ def print_samples(asked: argparse.Namespace) -> None:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from ursa_minor.data import tokenization
+    from ursa_minor.data.tokens import tokenizer as tokenization
     from ursa_minor.evaluation import sampling
     from ursa_minor.hub import client
     from ursa_minor.model import pretrained

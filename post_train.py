@@ -57,7 +57,7 @@ def post_train(task, settings) -> None:
     from transformers.utils.logging import disable_progress_bar
     from trl import GRPOTrainer
 
-    from ursa_minor.data import tokenization
+    from ursa_minor.data.tokens import tokenizer as tokenization
     from ursa_minor.evaluation.likelihood import context_length
     from ursa_minor.hub import client
     from ursa_minor.model import export, pretrained

@@ -22,7 +22,8 @@ from ursa_minor.base import console, files
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_warnings
-from ursa_minor.data import prepare, repair, shards, tokenization
+from ursa_minor.data import prepare, repair
+from ursa_minor.data.tokens import shards, tokenizer as tokenization
 from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.data.progress import PrefetchTarget
 from ursa_minor.hub import client

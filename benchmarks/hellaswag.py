@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.runs import gpt2_tokenizer, write_json
 from ursa_minor.base import paths
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import items, likelihood
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.tasks import hellaswag

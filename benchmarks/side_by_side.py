@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import train
 from benchmarks.runs import ROOT, flag_words, once
 from ursa_minor.base import paths
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.corpus import Corpus, TrainBatches
 from ursa_minor.machine import estimate, hardware
 from ursa_minor.machine.accelerator import refuse_impossible

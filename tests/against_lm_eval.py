@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.runs import gpt2_tokenizer
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import items, likelihood
 from ursa_minor.evaluation.encoding import Encoded
 

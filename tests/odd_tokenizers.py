@@ -3,7 +3,7 @@
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 
 END = tokenization.END_OF_TEXT
 WORDS = ["the", "river", "stone", "bank", "n", "'", "t", ".", ",", "é"]

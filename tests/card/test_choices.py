@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from ursa_minor.base import cudnn, gpus
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, sampling
 from ursa_minor.evaluation.validation import validation_loss
 from ursa_minor.machine import doctor, fit, hardware

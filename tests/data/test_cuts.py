@@ -13,16 +13,16 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import cuts, tokenization
-from ursa_minor.data.documents import DocumentEncoder
+from ursa_minor.data.tokens import split_points, tokenizer as tokenization
+from ursa_minor.data.tokens.encoder import DocumentEncoder
 from ursa_minor.data.sources.find.formats import text as text_reader
 from ursa_minor.run import conversion
 
 REGEXES = {  # the split, and whether the tokenizer normalizes to NFC
-    "qwen2": (cuts.QWEN2, True),
-    "llama3": (cuts.LLAMA3, False),
-    "qwen35": (cuts.QWEN35, True),
-    "o200k": (cuts.O200K, False),
+    "qwen2": (split_points.QWEN2, True),
+    "llama3": (split_points.LLAMA3, False),
+    "qwen35": (split_points.QWEN35, True),
+    "o200k": (split_points.O200K, False),
 }
 DIGESTS = "1ff7f4106489 d98f9631be1e 00431aed57e6 2d1b8dc11e89"  # of those that the Hub's tokenizer.json have
 
@@ -44,7 +44,7 @@ def byte_level(regex, nfc=False):
 
 def sentencepiece():
     """Llama 2's kind: spaces are marks, and one stands before each text."""
-    made = byte_level(cuts.QWEN2)
+    made = byte_level(split_points.QWEN2)
     made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     made.backend_tokenizer.decoder = decoders.Metaspace()
     return made
@@ -83,7 +83,7 @@ def changed(tokenizer, change):
 
 
 def assert_pieces_have_the_ids_of_the_whole(tokenizer, encode, draw, folder):
-    content, last = random_text(draw, 60), cuts.place(tokenizer.backend_tokenizer)
+    content, last = random_text(draw, 60), split_points.place(tokenizer.backend_tokenizer)
     if tokenizer.backend_tokenizer.normalizer:  # which changes any other text
         content = unicodedata.normalize("NFC", content)
     whole = ids(tokenizer, content)
@@ -98,7 +98,7 @@ def assert_pieces_have_the_ids_of_the_whole(tokenizer, encode, draw, folder):
     if encode:
         found = [document.ids for document in encode(iter(rows), 0)]
         assert np.concatenate(found).tolist() == [tokenizer.eos_token_id, *whole]
-    found = list(cuts.pieces(((i, *row) for i, row in enumerate(rows)), last))
+    found = list(split_points.pieces(((i, *row) for i, row in enumerate(rows)), last))
     assert "".join(text for _, text, _ in found) == content and ids(tokenizer, *(text for _, text, _ in found)) == whole
     assert [begins for _, _, begins in found] == [True] + [False] * (len(found) - 1) and {n for n, _, _ in found} == {0}
     return len(found)
@@ -120,7 +120,7 @@ def test_the_regexes_are_those_of_the_tokenizers_on_the_hub():
 @pytest.mark.parametrize("name", REGEXES)
 def test_every_character_behind_which_a_text_is_cut_ends_a_word_of_the_tokenizers(made, name):
     """Python and the tokenizer may know different versions of Unicode, and NFC may write a letter with a mark behind."""
-    last, tokenizer = made[name] and cuts.place(made[name].backend_tokenizer), made[name].backend_tokenizer
+    last, tokenizer = made[name] and split_points.place(made[name].backend_tokenizer), made[name].backend_tokenizer
     shown = [chr(code) for code in range(0x32400) if not 0xD800 <= code < 0xE000 and (code % 16 == 0 or code < 0x3400)]
     behind = [character for character in shown if (found := last.match(f"{character} ")) and found.end() == 1]
     assert len(behind) > 5000
@@ -135,7 +135,7 @@ def test_every_character_behind_which_a_text_is_cut_ends_a_word_of_the_tokenizer
 
 def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
     def place(change):
-        return cuts.place(changed(made["qwen2"], change).backend_tokenizer)
+        return split_points.place(changed(made["qwen2"], change).backend_tokenizer)
 
     def with_word(content, **flags):
         word = {
@@ -148,7 +148,7 @@ def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
         }
         return place(lambda d: d["added_tokens"].append(word | {"content": content} | flags))
 
-    assert with_word("<think>") is with_word("   ") is cuts.LINES
+    assert with_word("<think>") is with_word("   ") is split_points.LINES
     assert with_word("a b") is with_word("\n\n") is with_word(" a") is None
     assert with_word("<x>", lstrip=True) is with_word("<x>", rstrip=True) is with_word("<x>", single_word=True) is None
     changes = {
@@ -162,7 +162,7 @@ def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
         "none": lambda d: d.update(pre_tokenizer=None),
     }
     assert not [name for name, change in changes.items() if place(change)]
-    assert cuts.place(tokenization.make_characters(["abc"]).backend_tokenizer) is cuts.GPT2
+    assert split_points.place(tokenization.make_characters(["abc"]).backend_tokenizer) is split_points.GPT2
 
 
 def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_refused(made, tmp_path, monkeypatch):
@@ -172,15 +172,15 @@ def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_
         rows = [(i, content[at : at + 100], at == 0) for i, at in enumerate(range(0, len(content), 100))]
         read = []
         stream = (read.append(row[0]) or row for row in [*rows, (len(rows), "table", True)])
-        for count, (number, text, _) in enumerate(cuts.pieces(stream, cuts.LINES)):
+        for count, (number, text, _) in enumerate(split_points.pieces(stream, split_points.LINES)):
             assert len(text) <= 300 and len(read) <= count + 3 and number in (0, len(rows))
-    monkeypatch.setattr(cuts, "WHOLE_CHARACTERS", 1000)
+    monkeypatch.setattr(split_points, "WHOLE_CHARACTERS", 1000)
     words = "row 3 begins one that has no place to cut in 1,000 characters; give it in several"
-    for text, place in (("。" * 100, cuts.LINES), ("a b " * 30, None)):
+    for text, place in (("。" * 100, split_points.LINES), ("a b " * 30, None)):
         with pytest.raises(BadInput, match=words):
-            list(cuts.pieces(((3 + i, text, i == 0) for i in range(20)), place))
+            list(split_points.pieces(((3 + i, text, i == 0) for i in range(20)), place))
     whole = [(i, "a" * 2000, True) for i in range(3)]
-    assert list(cuts.pieces(whole, cuts.LINES)) == whole  # rows of a table stay whole
+    assert list(split_points.pieces(whole, split_points.LINES)) == whole  # rows of a table stay whole
     path = tmp_path / "long.txt"
     path.write_text("words of text\n" + "中" * 2000)
     words = r"long.txt: offset \d+: no space and no line break in 1,000 characters .*fold -w"

@@ -5,7 +5,7 @@ import random
 import odd_tokenizers
 import pytest
 
-from ursa_minor.data.tokenization import CUT, Continuation, decode, decode_continuation, encode_prompt
+from ursa_minor.data.tokens.tokenizer import CUT, Continuation, decode, decode_continuation, encode_prompt
 
 PROMPTS = ["", "river", "river ", " river", "The Cafe\u0301 ", "it '", "\n\n", "the 中文 🙂 stone", odd_tokenizers.TEXT]
 TEXTS = [" stone", "the river", "中文 🙂", "'t.", " n't", "  ", "é"]

@@ -15,7 +15,7 @@ from conftest import RECIPE, ROOT, in_fork, run
 from data_server import DataServer
 
 import prepare_data
-from ursa_minor.data import shards
+from ursa_minor.data.tokens import shards
 from ursa_minor.data.sources.find import remote
 from tests.runs import final_state, losses
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ursa_minor.data import progress
-from ursa_minor.data.documents import NO_IDS, Document
+from ursa_minor.data.tokens.encoder import Document, NO_IDS
 
 NOTHING = {"splits": {"train": []}, "counts": {"train": {}}}
 

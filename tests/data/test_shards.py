@@ -13,7 +13,7 @@ import pytest
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import shards
+from ursa_minor.data.tokens import shards
 
 
 def make_writer(folder, *, split="train", part=0, first_number=0, vocab_size=1000, shard_tokens=10**6):

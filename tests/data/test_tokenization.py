@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
-from ursa_minor.data.documents import DocumentEncoder
+from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.encoder import DocumentEncoder
 
 TEXT = (
     "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 a\u00a0b\u2028c\x85 end\n<|endoftext|> <|en"

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import eval_tasks
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import items, likelihood, scoring
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.tasks import hellaswag

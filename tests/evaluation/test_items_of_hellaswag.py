@@ -10,7 +10,7 @@ import pytest
 from tokenizers import normalizers, processors
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import items as task_items
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.likelihood import Answer

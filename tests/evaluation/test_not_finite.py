@@ -11,7 +11,7 @@ from small_models import built, overflowing, stock_of
 from task_rows import DATASETS, blimp
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import items, likelihood, sampling, scoring
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.evaluator import MAX_SKIPS, Evaluator

@@ -9,7 +9,7 @@ import torch
 from small_models import built
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation.evaluator import Evaluator
 from ursa_minor.evaluation.sampling import Sampling, Streamer, sample
 

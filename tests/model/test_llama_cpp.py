@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import cuts, tokenization
+from ursa_minor.data.tokens import split_points, tokenizer as tokenization
 from ursa_minor.model import export, llama_cpp
 from ursa_minor.post import chat
 
@@ -126,12 +126,12 @@ def with_split(regex, **model):
 
 def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
     model = built(vocab_size=704)
-    for name, regex, options in (("qwen2", cuts.QWEN2, {}), ("llama-bpe", cuts.LLAMA3, {"ignore_merges": True})):
+    for name, regex, options in (("qwen2", split_points.QWEN2, {}), ("llama-bpe", split_points.LLAMA3, {"ignore_merges": True})):
         llama_cpp.refuse(model, with_split(regex, **options))
         assert llama_cpp.SPLITS[regex][0] == name
     lowered = tokenization.train_bpe(TEXTS, 400)
     lowered.backend_tokenizer.normalizer = normalizers.Lowercase()
-    others = [with_split(cuts.O200K), with_split(cuts.LLAMA3), with_split(cuts.QWEN35, ignore_merges=True), lowered]
+    others = [with_split(split_points.O200K), with_split(split_points.LLAMA3), with_split(split_points.QWEN35, ignore_merges=True), lowered]
     for tokenizer in (*others, tokenization.make_characters(TEXTS)):
         with pytest.raises(BadInput, match="no name for how this tokenizer splits"):
             llama_cpp.refuse(model, tokenizer)

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model import build, export, pretrained
 from ursa_minor.model.attention import CAUSAL
 from ursa_minor.model.loss import NextTokenLoss

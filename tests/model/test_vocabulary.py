@@ -8,7 +8,7 @@ from conftest import RECIPE
 from small_models import built
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model import export, pretrained, vocabulary
 from ursa_minor.recipe import keys
 

@@ -5,7 +5,7 @@ import torch
 from conftest import in_fork, needs_trl
 from small_models import built, ids, randomize, stock_of
 
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.post.positions import derive_positions
 
 PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1], [1] * 8])

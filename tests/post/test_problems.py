@@ -8,7 +8,7 @@ import torch
 from small_models import built, randomize, stock_of
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.post import chat, problems, rewards
 
 CHAT = [{"role": "user", "content": "a"}]

@@ -8,7 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.post import rewards
 
 ADD = "def add(a, b):\n"

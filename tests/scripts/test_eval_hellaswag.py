@@ -22,7 +22,7 @@ import eval_tasks
 from ursa_minor.base import console
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import items as task_items
 from ursa_minor.evaluation import likelihood, scoring
 from ursa_minor.evaluation.evaluator import Evaluator

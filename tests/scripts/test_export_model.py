@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, p
 import export_model
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model import compression
 from ursa_minor.model import export as model_export
 from ursa_minor.run import conversion

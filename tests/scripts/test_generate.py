@@ -14,7 +14,7 @@ from small_models import built, overflowing
 
 import generate
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import sampling
 from ursa_minor.model import export
 from ursa_minor.post import chat

@@ -23,7 +23,7 @@ import post_train as post_train_script
 from ursa_minor.base import cudnn
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model import export
 from ursa_minor.post import chat
 

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import prepare_data
 from ursa_minor.base.run_files import read_metrics
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import items
 from ursa_minor.model import pretrained
 from ursa_minor.recipe import keys, loading

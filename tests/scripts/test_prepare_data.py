@@ -27,8 +27,9 @@ import prepare_data
 import ursa_minor.data.sources.tables  # noqa: F401  (once, before the forks)
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import prepare, shards, tokenization
-from ursa_minor.data.documents import BATCH_CHARACTERS, DocumentEncoder
+from ursa_minor.data import prepare
+from ursa_minor.data.tokens import shards, tokenizer as tokenization
+from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
 from ursa_minor.data.sources.find.formats import text as text_reader
 
 TINY = ("--recipe", "tiny.yaml")
@@ -233,7 +234,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
 
 
 def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe, monkeypatch):
-    monkeypatch.setattr("ursa_minor.data.documents.BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr("ursa_minor.data.tokens.encoder.BATCH_CHARACTERS", 2000)
     long = " ".join(random.Random(1).choices(WORDS, k=5000))
     rows = ["first " * 100, "", " \n\t", None, "NUL \0 in it", "half \ud83d", "a <|endoftext|> b", "\udc00\ud800"]
     rows += [long, "é \u2028 \U0001f600 \r\n end", "last"]

@@ -23,7 +23,7 @@ from pushes import wait_until
 from runs import TIMES, TINY, final_state, ledger, losses, rows, weights, windows_of_steps
 from safetensors.torch import load_file
 
-from ursa_minor.data import shards, tokenization
+from ursa_minor.data.tokens import shards, tokenizer as tokenization
 from ursa_minor.model.loss import Losses, NextTokenLoss
 from ursa_minor.recipe import loading
 from ursa_minor.run import checkpoint

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from ursa_minor.data.documents import Document
+from ursa_minor.data.tokens.encoder import Document
 from ursa_minor.recipe import keys
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.corpus import Corpus
-from ursa_minor.data.tokenization import decode, decode_continuation, encode_prompt
+from ursa_minor.data.tokens.tokenizer import decode, decode_continuation, encode_prompt
 from ursa_minor.evaluation import items, likelihood, sampling, validation
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.items import Items

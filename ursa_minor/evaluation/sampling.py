@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ursa_minor.data.tokenization import Continuation, decode
+from ursa_minor.data.tokens.tokenizer import Continuation, decode
 from ursa_minor.evaluation.likelihood import KERNELS, context_length, not_finite
 
 

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from ursa_minor.base import files
 from ursa_minor.base.cli import catch_interrupts
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import items, likelihood, metrics
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.likelihood import Answer

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import shards
+from ursa_minor.data.tokens import shards
 from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import counted

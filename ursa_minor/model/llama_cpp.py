@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import cuts
+from ursa_minor.data.tokens import split_points
 from ursa_minor.model.finite import require_finite, require_stored
 from ursa_minor.recipe.rules import either
 
@@ -30,8 +30,8 @@ LIMITS = {
 }
 # llama.cpp's name of a split, and whether it looks whole words up before it merges. It has names for others (GPT-4o's),
 # which it splits by another regex than the tokenizer's own: the ids would differ.
-SPLITS = {"gpt2": ("gpt-2", False), cuts.QWEN35: ("qwen35", False), cuts.QWEN2: ("qwen2", False)}
-SPLITS |= {cuts.LLAMA3: ("llama-bpe", True)}
+SPLITS = {"gpt2": ("gpt-2", False), split_points.QWEN35: ("qwen35", False), split_points.QWEN2: ("qwen2", False)}
+SPLITS |= {split_points.LLAMA3: ("llama-bpe", True)}
 # A message as ChatML has it, in the language of Ollama's templates.
 CHAT = """TEMPLATE \"\"\"{{ range .Messages }}<|im_start|>{{ .Role }}
 {{ .Content }}<|im_end|>
@@ -176,7 +176,7 @@ def _as_llama_cpp_has_it(key: str, tensor: torch.Tensor, config: Any) -> torch.T
 def _split_name(tokenizer: PreTrainedTokenizerFast) -> str | None:
     """Return llama.cpp's name of how a byte-level BPE splits; None: it has none."""
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    name, whole_words = SPLITS.get(cuts.word_regex(definition["pre_tokenizer"] or {}) or "", (None, False))
+    name, whole_words = SPLITS.get(split_points.word_regex(definition["pre_tokenizer"] or {}) or "", (None, False))
     model, as_is = definition["model"], definition["normalizer"] in (None, {"type": "NFC"})
     return name if as_is and model["type"] == "BPE" and model["ignore_merges"] == whole_words else None
 

@@ -3,7 +3,7 @@
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import tokenization
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model import pretrained
 from ursa_minor.model.architectures import padded
 from ursa_minor.model.find import find

@@ -16,7 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import cuts, shards, tokenization, windows
+from ursa_minor.data import windows
+from ursa_minor.data.tokens import shards, split_points, tokenizer as tokenization
 from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.data.sources.find.formats.text import rows as text_rows
 from ursa_minor.evaluation import likelihood, validation
@@ -215,7 +216,7 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -
     """Return the ids of text files, each a document, up to ``most`` of them (0 = all) and one more to predict."""
     encode, parts = tokenization.Encoder(tokenizer), []
     rows = text_rows(map(Path, find_sources.find_files("--text", names)))
-    for _, piece, begins in cuts.pieces(((0, *row) for row in rows), cuts.place(tokenizer.backend_tokenizer)):
+    for _, piece, begins in split_points.pieces(((0, *row) for row in rows), split_points.place(tokenizer.backend_tokenizer)):
         parts += [np.array([tokenizer.eos_token_id], dtype=np.uint32)] if begins else []
         parts += encode([piece])
         if most and sum(map(len, parts)) > most:

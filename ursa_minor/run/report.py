@@ -20,7 +20,7 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import space_fix
 from ursa_minor.base.run_files import METRICS, iterate_metrics
 from ursa_minor.base.redaction import redact
-from ursa_minor.data.tokenization import CUT
+from ursa_minor.data.tokens.tokenizer import CUT
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
 from ursa_minor.evaluation.record import Task
 from ursa_minor.machine import hardware

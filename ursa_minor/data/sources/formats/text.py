@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import cuts
+from ursa_minor.data.tokens import split_points
 
 BLOCK_BYTES = 2**20  # a long file is read in pieces of about this size: rows of one document
 
@@ -28,12 +28,12 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
                 offset += len(block)
                 if not block:
                     break
-                if found := cuts.GPT2.match(text, searched):
+                if found := split_points.GPT2.match(text, searched):
                     yield text[: found.end()]
                     text = text[found.end() :]
-                elif len(text) > cuts.WHOLE_CHARACTERS:
+                elif len(text) > split_points.WHOLE_CHARACTERS:
                     raise BadInput(
-                        f"{path}: offset {offset}: no space and no line break in {cuts.WHOLE_CHARACTERS:,} characters "
+                        f"{path}: offset {offset}: no space and no line break in {split_points.WHOLE_CHARACTERS:,} characters "
                         f"before it; break its lines, for example: fold -w 1000 {path} > new.txt"
                     )
         if text:

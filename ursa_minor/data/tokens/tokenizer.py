@@ -20,7 +20,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ursa_minor.base import model_id
 from ursa_minor.base.errors import BadInput, first_line
-from ursa_minor.data import cuts
+from ursa_minor.data.tokens import split_points
 
 SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
 END_OF_TEXT = "<|endoftext|>"
@@ -54,7 +54,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, split: str = "qwen35") -> P
     What the split leaves whole is learnt from in pieces of LONGEST_WORD bytes: no token is longer.
     """
     tokenizer = Tokenizer(models.BPE())
-    words: list[Any] = [] if split == "gpt2" else [pre_tokenizers.Split(Regex(cuts.QWEN35), "isolated")]
+    words: list[Any] = [] if split == "gpt2" else [pre_tokenizers.Split(Regex(split_points.QWEN35), "isolated")]
     words.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, pre_tokenizers.FixedLength(LONGEST_WORD)])
     tokenizer.decoder = decoders.ByteLevel()
@@ -323,13 +323,13 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
         return None
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
     model, added = definition["model"], definition["added_tokens"]
-    regex = cuts.word_regex(definition["pre_tokenizer"] or {})
+    regex = split_points.word_regex(definition["pre_tokenizer"] or {})
     options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
     if (
         model["type"] != "BPE"
         or any(model[name] for name in (*options, "byte_fallback", "ignore_merges"))
         or definition["normalizer"] is not None
-        or regex not in cuts.SPLITS
+        or regex not in split_points.SPLITS
         or not all(token["special"] for token in added)  # any other is searched for in the text
         or tokenizer.eos_token_id is None
     ):

@@ -10,8 +10,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import cuts, tokenization
-from ursa_minor.data.cuts import NumberedRow
+from ursa_minor.data.tokens import split_points, tokenizer as tokenization
+from ursa_minor.data.tokens.split_points import NumberedRow
 from ursa_minor.data.sources.find import Row
 
 BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
@@ -49,14 +49,14 @@ class DocumentEncoder:
         self._encode = tokenization.make_encoder(tokenizer)
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
         self._prefix = int(tokenization.marks_spaces(tokenizer))  # bytes that it may set before a text
-        self._ids, self._place = ids, cuts.place(tokenizer.backend_tokenizer)
+        self._ids, self._place = ids, split_points.place(tokenizer.backend_tokenizer)
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
     def __call__(self, rows: Iterator[Row], first_row: int) -> Iterator[Document]:
         """Yield each row's Document, in order. Raises BadInput for a tokenizer that changes the text."""
         numbered: Iterator[NumberedRow] = ((number, *row) for number, row in enumerate(rows, first_row))
-        if not self._ids and self._place is not cuts.GPT2:  # where a long text is cut already
-            numbered = cuts.pieces(numbered, self._place)
+        if not self._ids and self._place is not split_points.GPT2:  # where a long text is cut already
+            numbered = split_points.pieces(numbered, self._place)
         with ThreadPoolExecutor(self.threads) as pool:
             waiting = deque()
             for batch in batched(numbered):
