@@ -22,10 +22,10 @@ from ursa_minor.base import console, files
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_warnings
-from ursa_minor.data import prepare, repair
+from ursa_minor.data.preparation import prepare, repair
 from ursa_minor.data.tokens import shards, tokenizer as tokenization
 from ursa_minor.data.sources.find import find as find_sources
-from ursa_minor.data.progress import PrefetchTarget
+from ursa_minor.data.preparation.progress import PrefetchTarget
 from ursa_minor.hub import client
 from ursa_minor.recipe import keys, loading
 
@@ -75,9 +75,9 @@ def main(argv: list[str] | None = None) -> int:
             continue
         source = find_sources.find_source(asked)
         if source.repository:
-            from ursa_minor.data import fetching  # imports datasets, which text does not need
+            from ursa_minor.data.preparation import download  # imports datasets, which text does not need
         if "dry_run" in extras:
-            print(fetching.describe(source) if source.repository else prepare.dry_run(source))
+            print(download.describe(source) if source.repository else prepare.dry_run(source))
             continue
         folder = source.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
                     log.info(str(error))  # on a shared disk another machine's reader; or the last one, dying
                     time.sleep(BUSY_SECONDS)
             if source.repository:
-                fetching.fetch(source, target)
+                download.fetch(source, target)
             else:
                 repair.repair(source, every=target is None)
                 if not shards.is_complete(folder):

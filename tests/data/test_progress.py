@@ -2,7 +2,7 @@
 
 import pytest
 
-from ursa_minor.data import progress
+from ursa_minor.data.preparation import progress
 from ursa_minor.data.tokens.encoder import Document, NO_IDS
 
 NOTHING = {"splits": {"train": []}, "counts": {"train": {}}}

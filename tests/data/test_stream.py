@@ -30,7 +30,7 @@ from data_server import DataServer
 import prepare_data
 from ursa_minor.base import http
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.data import prepare
+from ursa_minor.data.preparation import prepare
 from ursa_minor.data.sources.find import remote, tables as hub_tables
 from ursa_minor.data.tokens.shards import is_complete
 from ursa_minor.data.sources.find import FoundSource

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 import check_setup
 from ursa_minor.base import gpus
-from ursa_minor.data import prepare
+from ursa_minor.data.preparation import prepare
 from ursa_minor.machine import planning
 from ursa_minor.machine.supply import Supply, supply
 from ursa_minor.recipe import keys, loading

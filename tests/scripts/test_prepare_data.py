@@ -27,7 +27,7 @@ import prepare_data
 import ursa_minor.data.sources.tables  # noqa: F401  (once, before the forks)
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import prepare
+from ursa_minor.data.preparation import prepare
 from ursa_minor.data.tokens import shards, tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
 from ursa_minor.data.sources.find.formats import text as text_reader

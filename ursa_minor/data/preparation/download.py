@@ -15,9 +15,9 @@ from huggingface_hub.utils.sha import git_hash
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import TruncatedError
-from ursa_minor.data import repair
+from ursa_minor.data.preparation import repair
 from ursa_minor.data.tokens import shards
-from ursa_minor.data.progress import PrefetchTarget
+from ursa_minor.data.preparation.progress import PrefetchTarget
 from ursa_minor.data.sources.remote import retry
 from ursa_minor.data.sources.find import FoundSource
 

@@ -21,7 +21,7 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import shards, tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, Document, DocumentEncoder, well_formed
-from ursa_minor.data.progress import PrefetchTarget, Progress, log_amounts
+from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
 from ursa_minor.data.sources.remote import shown_name
 from ursa_minor.data.sources.find import FoundSource, Part, STDLIB, find_source
 from ursa_minor.recipe import keys

@@ -9,7 +9,7 @@ from pathlib import Path
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import shards
-from ursa_minor.data.prepare import open_source
+from ursa_minor.data.preparation.prepare import open_source
 from ursa_minor.data.sources.find import FoundSource
 
 log = logging.getLogger(__name__)
