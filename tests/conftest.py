@@ -37,7 +37,7 @@ from tqdm import tqdm  # noqa: E402
 from benchmarks import runs as benchmark_runs  # noqa: E402
 from benchmarks.runs import once  # noqa: E402
 from ursa_minor.base import signals  # noqa: E402
-from ursa_minor.data import background  # noqa: E402
+from ursa_minor.data.loading import background  # noqa: E402
 
 torch.set_num_threads(1)
 # A fork that is killed while it writes a line would take tqdm's lock, which all forks share, along with it.

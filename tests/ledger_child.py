@@ -12,7 +12,7 @@ from pathlib import Path
 
 import train
 from ursa_minor.base import files
-from ursa_minor.data import corpus, windows
+from ursa_minor.data.loading import corpus, windows
 from ursa_minor.optim import update
 from ursa_minor.run import checkpoint, resume
 

@@ -22,7 +22,7 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule
 
 import train
-from ursa_minor.data import windows
+from ursa_minor.data.loading import windows
 from ursa_minor.machine import accelerator
 from ursa_minor.model import loss
 

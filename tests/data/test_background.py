@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.data import background
-from ursa_minor.data.background import DataWait, Preparation
+from ursa_minor.data.loading import background
+from ursa_minor.data.loading.background import DataWait, Preparation
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30  # an event that does not come in this time is a failure
@@ -27,7 +27,7 @@ DIE = "import os; os.kill(os.getpid(), 9)"
 PARENT = f"""
 import sys
 from ursa_minor.base import console
-from ursa_minor.data.background import Preparation
+from ursa_minor.data.loading.background import Preparation
 console.start(stream=sys.stdout)
 reader = Preparation([sys.executable, "-c", {ECHO!r}])
 sys.stdin.read()

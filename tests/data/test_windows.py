@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import windows
+from ursa_minor.data.loading import windows
 
 CPU = torch.device("cpu")
 HEADER = 1024

@@ -160,7 +160,7 @@ def main(argv: list[str]) -> int:
         if name.split(".")[0] in MISSING:
             sys.modules[name] = None
     import train
-    from ursa_minor.data import background
+    from ursa_minor.data.loading import background
 
     background.subprocess = types.SimpleNamespace(Popen=start_reader, PIPE=subprocess.PIPE)
     return train.main(argv)

@@ -580,7 +580,7 @@ def test_shards_of_others_are_trained_on_where_they_lie(streaming):
 def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_does_until_data_are_mended(
     streaming, monkeypatch
 ):
-    monkeypatch.setattr("ursa_minor.data.background.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("ursa_minor.data.loading.background.LOG_SECONDS", 0.0)
     flags = ("--recipe", "stream.yaml", "--run_name", "s", *UNSEEN)
     run(WITNESS, *flags, "--run_name", "whole", LEDGER="whole.ledger")
     shutil.rmtree("data")

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import torch
 
-from ursa_minor.data.corpus import Corpus
+from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens.tokenizer import decode
 
 MOST_TOKENS = 2**23  # of the train split; counting more would take seconds

@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.corpus import Corpus
+from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens.tokenizer import decode, decode_continuation, encode_prompt
 from ursa_minor.evaluation import items, likelihood, sampling, validation
 from ursa_minor.evaluation.encoding import Encoded

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data import windows
+from ursa_minor.data.loading import windows
 from ursa_minor.data.tokens import shards, split_points, tokenizer as tokenization
 from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.data.sources.find.formats.text import rows as text_rows

@@ -20,7 +20,7 @@ from ursa_minor.base import cudnn, paths
 from ursa_minor.base.errors import TrainingStopped
 from ursa_minor.base.run_files import Finish, METRICS, MODEL_FOLDER, step_name
 from ursa_minor.base.stopping import StopRequest
-from ursa_minor.data.corpus import Corpus
+from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.baselines import baselines
 from ursa_minor.model import export
 from ursa_minor.recipe import keys

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ursa_minor.base import files, gpus
 from ursa_minor.base.run_files import FINISH
 from ursa_minor.base.stopping import StopRequest
-from ursa_minor.data.corpus import Corpus
+from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.evaluator import Evaluator, encode_items, read_items
 from ursa_minor.evaluation.record import Task

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ursa_minor.base import stopping
 from ursa_minor.base.errors import BadInput, space_fix
 from ursa_minor.base.run_files import step_name
-from ursa_minor.data.corpus import Corpus
+from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.hub import client, fetch
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.optim.schedule import Length, decay_begins, learning_rate

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import MODEL_FOLDER
-from ursa_minor.data.corpus import Corpus
+from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.evaluator import Evaluator
 from ursa_minor.evaluation.likelihood import not_finite

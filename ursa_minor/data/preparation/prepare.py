@@ -345,7 +345,7 @@ def _timed(encode: DocumentEncoder, parts: list[Part], limit: float) -> tuple[in
 
 def verify(folder: Path, vocab_size: int) -> str:
     """Read every byte of a folder of shards; return a line that it is whole. Raises BadInput with every fault."""
-    from ursa_minor.data.windows import Windows  # imports torch
+    from ursa_minor.data.loading.windows import Windows  # imports torch
 
     manifest = shards.describe_folder(folder)
     rows = [row for found in manifest["splits"].values() for row in found]

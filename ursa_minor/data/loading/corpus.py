@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.stopping import StopRequest
-from ursa_minor.data import windows
+from ursa_minor.data.loading import windows
 from ursa_minor.data.tokens import shards, tokenizer as tokenization
-from ursa_minor.data.background import DataWait, Preparation, reader_command
+from ursa_minor.data.loading.background import DataWait, Preparation, reader_command
 from ursa_minor.data.sources.find import FoundSource, find_source
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
