@@ -15,7 +15,7 @@ from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import refuse_incomplete_launch
 from ursa_minor.evaluation import flags
-from ursa_minor.model.find import find
+from ursa_minor.model.resolve import find
 from ursa_minor.recipe import keys, loading, rules
 
 

@@ -17,7 +17,7 @@ from ursa_minor.base import console, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.shell import ollama_name, path_word
-from ursa_minor.model.find import refuse_absent
+from ursa_minor.model.resolve import refuse_absent
 from ursa_minor.recipe import loading
 
 

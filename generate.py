@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ursa_minor.base import console, paths
 from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.model.find import find
+from ursa_minor.model.resolve import find
 from ursa_minor.recipe import loading, rules
 
 # The key of a recipe whose range a flag has.

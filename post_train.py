@@ -62,7 +62,7 @@ def post_train(task, settings) -> None:
     from ursa_minor.hub import client
     from ursa_minor.model import export, pretrained
     from ursa_minor.model.adapters import refuse_hub_adapter
-    from ursa_minor.model.find import find
+    from ursa_minor.model.resolve import find
     from ursa_minor.model.vocabulary import refuse_missing_rows
     from ursa_minor.post import positions, problems, rewards
     from ursa_minor.post.report import Report

@@ -9,7 +9,7 @@ import transformers.utils
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.model import adapters
-from ursa_minor.model.find import find
+from ursa_minor.model.resolve import find
 from ursa_minor.post import rewards
 
 

@@ -12,7 +12,7 @@ from small_models import built
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model import export, pretrained
-from ursa_minor.model.find import find
+from ursa_minor.model.resolve import find
 from ursa_minor.recipe import loading
 
 pytest_plugins = ["pushes"]

@@ -184,9 +184,9 @@ def padded(rows: int) -> int:
 
 
 def _fold_gpt2_norms(model: "PreTrainedModel") -> None:
-    from ursa_minor.model import gpt2
+    from ursa_minor.model import gpt2_norms
 
-    gpt2.fold_norms(model)
+    gpt2_norms.fold_norms(model)
 
 
 def _gpt2_saved(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from ursa_minor.base.errors import BadInput, errno_of, first_line
 from ursa_minor.model.adapters import refuse_hub_adapter
 from ursa_minor.model.architectures import ARCHITECTURES, padded
 from ursa_minor.model.attention import CAUSAL
-from ursa_minor.model.find import find
+from ursa_minor.model.resolve import find
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import either, ineffective_flags
 

@@ -6,7 +6,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model import pretrained
 from ursa_minor.model.architectures import padded
-from ursa_minor.model.find import find
+from ursa_minor.model.resolve import find
 from ursa_minor.recipe import keys
 
 

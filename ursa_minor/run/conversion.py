@@ -24,7 +24,7 @@ from ursa_minor.evaluation import likelihood, validation
 from ursa_minor.model import compression, export, llama_cpp, pretrained
 from ursa_minor.model.adapters import refuse_hub_adapter
 from ursa_minor.model.build import build
-from ursa_minor.model.find import find
+from ursa_minor.model.resolve import find
 from ursa_minor.model.vocabulary import refuse_missing_rows
 from ursa_minor.recipe import keys, loading
 from ursa_minor.run import checkpoint
