@@ -30,13 +30,13 @@ def main(argv: list[str] | None = None) -> int:
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     from ursa_minor.hub import client
-    from ursa_minor.model import llama_cpp
+    from ursa_minor.export import gguf as gguf_export
     from ursa_minor.post import chat
-    from ursa_minor.run import conversion
+    from ursa_minor.export import convert
 
     client.bound_client()
-    refusals = [chat.refuse_chat] * asked.chat + [llama_cpp.refuse] * bool(asked.gguf)
-    print(conversion.convert(asked, refusals, chat.add_chat if asked.chat else None))
+    refusals = [chat.refuse_chat] * asked.chat + [gguf_export.refuse] * bool(asked.gguf)
+    print(convert.convert(asked, refusals, chat.add_chat if asked.chat else None))
     if asked.chat:
         print(chat_commands(Path(asked.out)))
     if asked.gguf:

@@ -60,7 +60,8 @@ def post_train(task, settings) -> None:
     from ursa_minor.data.tokens import tokenizer as tokenization
     from ursa_minor.evaluation.likelihood import context_length
     from ursa_minor.hub import client
-    from ursa_minor.model import export, pretrained
+    from ursa_minor.export import stock as stock_export
+    from ursa_minor.model import pretrained
     from ursa_minor.model.adapters import refuse_hub_adapter
     from ursa_minor.model.resolve import find
     from ursa_minor.model.vocabulary import refuse_missing_rows
@@ -125,7 +126,7 @@ def post_train(task, settings) -> None:
             raise
         raise refusal(error) from error
     if trainer.accelerator.is_main_process:
-        export.write(model, folder / "model", tokenizer)
+        stock_export.write(model, folder / "model", tokenizer)
     scores = [row["eval/reward"] for row in report.rows if "eval/reward" in row]
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
     if reward.faults:

@@ -16,7 +16,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import split_points, tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import DocumentEncoder
 from ursa_minor.data.sources.find.formats import text as text_reader
-from ursa_minor.run import conversion
+from ursa_minor.export import convert
 
 REGEXES = {  # the split, and whether the tokenizer normalizes to NFC
     "qwen2": (split_points.QWEN2, True),
@@ -193,5 +193,5 @@ def test_a_text_that_is_measured_has_the_ids_of_the_whole(made, tmp_path, monkey
     monkeypatch.setattr(text_reader.pieces, "__defaults__", (28,))
     content = "wie es sein kann.\ncom der Text. " * 30
     (tmp_path / "a.txt").write_text(content)
-    found = conversion.read_text([str(tmp_path / "a.txt")], made["qwen2"], 0)
+    found = convert.read_text([str(tmp_path / "a.txt")], made["qwen2"], 0)
     assert found.tolist() == [made["qwen2"].eos_token_id, *ids(made["qwen2"], content)]

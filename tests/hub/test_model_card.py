@@ -15,7 +15,7 @@ from ursa_minor.evaluation.items import records
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.hub import card_merge, model_card, scores
 from ursa_minor.machine.facts import Facts
-from ursa_minor.model import export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys, loading
 
@@ -235,7 +235,7 @@ def test_its_lines_load_the_model_as_they_stand(tmp_path, monkeypatch, capsys):
     shape |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     model = build(keys.Model(**shape), eos_token_id=tokenizer.eos_token_id)
     (tmp_path / "me").mkdir()
-    export.write(model, tmp_path / "me" / "a_run", tokenizer)  # a folder of this name stands for the Hub
+    stock_export.write(model, tmp_path / "me" / "a_run", tokenizer)  # a folder of this name stands for the Hub
     text = make(recipe=OWN | {"sequence_length": 16, "sample_prompts": ["abc"]})
     (code,) = re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)
     assert len(code.splitlines()) == 4 and 'revision="step-00000100"' in code

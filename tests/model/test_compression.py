@@ -7,7 +7,7 @@ import torch
 from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.model import compression
+from ursa_minor.export import compression
 
 
 @pytest.fixture

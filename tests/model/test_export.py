@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, L
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.model import export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.model.attention import CAUSAL
 
 
@@ -23,7 +23,7 @@ def model() -> GPT2LMHeadModel:
 @pytest.fixture
 def exported(model, tmp_path):
     tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
-    export.write(model, tmp_path / "model", tokenizer)
+    stock_export.write(model, tmp_path / "model", tokenizer)
     return tmp_path / "model", tokenizer
 
 
@@ -53,9 +53,9 @@ def test_exported_files_are_as_the_ecosystem_reads_them(exported):
 
 
 def reloaded(model, folder, tokenizer, **how) -> GPT2LMHeadModel:
-    stock = export.as_stock(model, tokenizer, **how)
+    stock = stock_export.as_stock(model, tokenizer, **how)
     with files.making(folder, replace=True) as aside:
-        export.save(stock, aside, tokenizer)
+        stock_export.save(stock, aside, tokenizer)
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
@@ -88,8 +88,8 @@ def test_overflowing_weight_is_refused_by_name(model, exported, dtype, value, wo
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight[3, 4] = value
     with pytest.raises(BadInput, match=rf"^transformer.h.1.mlp.c_fc.weight has values up to {words}$"):
-        export.as_stock(model, exported[1], dtype=dtype)
-    export.as_stock(model, exported[1])
+        stock_export.as_stock(model, exported[1], dtype=dtype)
+    stock_export.as_stock(model, exported[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -98,19 +98,19 @@ def test_non_finite_weight_is_refused_in_every_format(model, exported, dtype, va
     with torch.no_grad():
         model.transformer.ln_f.bias[3] = value
     with pytest.raises(BadInput, match=r"^transformer.ln_f.bias contains NaN or infinity"):
-        export.as_stock(model, exported[1], dtype=dtype)
+        stock_export.as_stock(model, exported[1], dtype=dtype)
 
 
 def test_description_is_what_export_writes_but_the_weights(model, exported):
     folder, tokenizer = exported
-    described = export.describe(model.config, tokenizer)
+    described = stock_export.describe(model.config, tokenizer)
     assert described == {path.name: path.read_text() for path in folder.iterdir() if path.suffix == ".json"}
 
 
 def test_a_trained_llama_is_exported_stock_and_exactly(tmp_path):
     tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
     llama = randomize(built(**LLAMA | {"tie_word_embeddings": False}))
-    export.write(llama, tmp_path / "model", tokenizer)
+    stock_export.write(llama, tmp_path / "model", tokenizer)
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert type(loaded) is LlamaForCausalLM and not info["missing_keys"] and not info["unexpected_keys"]
     config = loaded.config

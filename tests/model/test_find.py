@@ -11,7 +11,8 @@ from small_models import built
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.model import export, pretrained
+from ursa_minor.export import stock as stock_export
+from ursa_minor.model import pretrained
 from ursa_minor.model.resolve import find
 from ursa_minor.recipe import loading
 
@@ -113,7 +114,7 @@ def two_revisions(server, tmp_path, monkeypatch):
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
     for number, tag in enumerate(("v1", "v2")):
         model = built(seed=number)
-        export.write(model, tmp_path / tag, tokenizer)
+        stock_export.write(model, tmp_path / tag, tokenizer)
         files = {path.name: path.read_bytes() for path in (tmp_path / tag).iterdir()}
         repository.tags[tag] = repository.commit(tag, files)
     return repo_id

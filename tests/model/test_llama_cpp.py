@@ -22,7 +22,7 @@ from transformers import (
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import split_points, tokenizer as tokenization
-from ursa_minor.model import export, llama_cpp
+from ursa_minor.export import gguf as gguf_export, stock as stock_export
 from ursa_minor.post import chat
 
 gguf = pytest.importorskip("gguf")
@@ -58,10 +58,10 @@ def made(folder, kind="gpt2", split="qwen35", precision="f32", talks=False):
         weight.data.mul_(4.0 if weight.dim() > 1 else 1.0).add_(0.1 * torch.randn_like(weight))
     if talks:
         chat.add_chat(model, tokenizer)
-    llama_cpp.refuse(model, tokenizer)
-    stock = export.as_stock(model, tokenizer, trim_vocab=True)
-    export.save(stock, folder, tokenizer)
-    llama_cpp.write(stock, tokenizer, folder, "mine", precision)
+    gguf_export.refuse(model, tokenizer)
+    stock = stock_export.as_stock(model, tokenizer, trim_vocab=True)
+    stock_export.save(stock, folder, tokenizer)
+    gguf_export.write(stock, tokenizer, folder, "mine", precision)
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
@@ -103,15 +103,15 @@ def test_weight_that_would_become_infinite_is_refused(tmp_path, precision, width
     model = built(n_embd=width, vocab_size=448)
     with torch.no_grad():
         model.get_parameter(weight).flatten()[1] = value
-    stock = export.as_stock(model, tokenizer, trim_vocab=True)
+    stock = stock_export.as_stock(model, tokenizer, trim_vocab=True)
     if limit is None:
-        llama_cpp.refuse_overflow(stock, precision)
+        gguf_export.refuse_overflow(stock, precision)
         return
     words = f"{weight} has values up to {abs(value):.6g}, but {limit}. Use --gguf f32"
     with pytest.raises(BadInput, match=f"^{re.escape(words)}$"):
-        llama_cpp.refuse_overflow(stock, precision)
+        gguf_export.refuse_overflow(stock, precision)
     with pytest.raises(BadInput, match=re.escape(words)):
-        llama_cpp.write(stock, tokenizer, tmp_path, "mine", precision)
+        gguf_export.write(stock, tokenizer, tmp_path, "mine", precision)
     assert not list(tmp_path.iterdir())
 
 
@@ -127,14 +127,14 @@ def with_split(regex, **model):
 def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
     model = built(vocab_size=704)
     for name, regex, options in (("qwen2", split_points.QWEN2, {}), ("llama-bpe", split_points.LLAMA3, {"ignore_merges": True})):
-        llama_cpp.refuse(model, with_split(regex, **options))
-        assert llama_cpp.SPLITS[regex][0] == name
+        gguf_export.refuse(model, with_split(regex, **options))
+        assert gguf_export.SPLITS[regex][0] == name
     lowered = tokenization.train_bpe(TEXTS, 400)
     lowered.backend_tokenizer.normalizer = normalizers.Lowercase()
     others = [with_split(split_points.O200K), with_split(split_points.LLAMA3), with_split(split_points.QWEN35, ignore_merges=True), lowered]
     for tokenizer in (*others, tokenization.make_characters(TEXTS)):
         with pytest.raises(BadInput, match="no name for how this tokenizer splits"):
-            llama_cpp.refuse(model, tokenizer)
+            gguf_export.refuse(model, tokenizer)
     scaled = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
     for config, words in [
         (GPT2Config(activation_function="relu"), "activation_function = relu: must be gelu_new, "),
@@ -143,7 +143,7 @@ def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
         (BloomConfig(), "model_type = bloom: must be gpt2 or llama"),
     ]:
         with pytest.raises(BadInput, match=f"--gguf: the model's {words}"):
-            llama_cpp.refuse(SimpleNamespace(config=config), tokenization.train_bpe(TEXTS, 400))
+            gguf_export.refuse(SimpleNamespace(config=config), tokenization.train_bpe(TEXTS, 400))
 
 
 class LlamaCpp:

@@ -21,7 +21,8 @@ from transformers import (
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.model import build, export, pretrained
+from ursa_minor.export import stock as stock_export
+from ursa_minor.model import build, pretrained
 from ursa_minor.model.attention import CAUSAL
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.recipe import keys
@@ -79,7 +80,7 @@ def as_hub_keeps_gpt2(model, folder):
 
 
 def as_export(model, folder):
-    export.write(model, folder / "model", tokenization.make_characters(["abcdefghij klmnop"]))
+    stock_export.write(model, folder / "model", tokenization.make_characters(["abcdefghij klmnop"]))
 
 
 WAYS = [

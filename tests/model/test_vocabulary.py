@@ -9,14 +9,15 @@ from small_models import built
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.model import export, pretrained, vocabulary
+from ursa_minor.export import stock as stock_export
+from ursa_minor.model import pretrained, vocabulary
 from ursa_minor.recipe import keys
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A model with 320 rows, whose tokenizer has 295 ids."""
-    export.write(built(vocab_size=320), tmp_path / "model", tokenization.train_bpe(["abc abd " * 9], 300))
+    stock_export.write(built(vocab_size=320), tmp_path / "model", tokenization.train_bpe(["abc abd " * 9], 300))
     return tmp_path / "model"
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import sampling
-from ursa_minor.model import export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.post import chat
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz \n"
@@ -36,7 +36,7 @@ def test_the_tokens_take_padding_rows_and_the_model_keeps_its_size(tmp_path):
     model, tokenizer = pair()
     before, rows = {name: value.clone() for name, value in model.state_dict().items()}, len(tokenizer)
     chat.add_chat(model, tokenizer)
-    export.write(model, tmp_path / "chat", tokenizer)
+    stock_export.write(model, tmp_path / "chat", tokenizer)
     loaded, named = (kind.from_pretrained(tmp_path / "chat") for kind in (AutoModelForCausalLM, AutoTokenizer))
     new = [named.convert_tokens_to_ids(token) for token in (chat.BEGIN, chat.END, chat.PAD)]
     assert sorted(new) == [rows, rows + 1, rows + 2] and loaded.config.vocab_size == 64

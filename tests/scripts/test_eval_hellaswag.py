@@ -28,7 +28,7 @@ from ursa_minor.evaluation import likelihood, scoring
 from ursa_minor.evaluation.evaluator import Evaluator
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.hub import scores
-from ursa_minor.model import export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys
 from ursa_minor.run import clock
@@ -78,7 +78,7 @@ def made(prepared, tmp_path_factory) -> Path:
         shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 320, "sequence_length": 16, "seed": 1}
         dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
         Path("runs/r").mkdir(parents=True)
-        export.write(build(keys.Model(**shape, **dropout), eos_token_id=0), Path("runs/r/model"), tokenizer)
+        stock_export.write(build(keys.Model(**shape, **dropout), eos_token_id=0), Path("runs/r/model"), tokenizer)
     return folder
 
 

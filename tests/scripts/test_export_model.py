@@ -20,9 +20,9 @@ import export_model
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.model import compression
-from ursa_minor.model import export as model_export
-from ursa_minor.run import conversion
+from ursa_minor.export import compression
+from ursa_minor.export import stock as model_export
+from ursa_minor.export import convert
 
 
 def export(*flags: str, source: str = "runs/whole", out: str = "out", expect: int = 0):
@@ -69,7 +69,7 @@ def test_int8_and_pruning_load_back_and_say_what_they_cost(uninterrupted):
     scored = run("eval_tasks.py", "--model", "out", "--tasks", "lambada_openai", "--data_files", "items.jsonl")
     assert json.loads(scored.stdout)["precision"] == "int8" and "int8 on CPU" in scored.stderr
     with pytest.raises(BadInput, match="is quantized already"):
-        conversion.open_model("out")
+        convert.open_model("out")
 
 
 def test_a_run_that_has_no_model_yet_gives_its_newest_checkpoint(uninterrupted):
@@ -164,7 +164,7 @@ def test_chat_gives_the_model_a_template_and_prints_the_next_commands(uninterrup
 )
 def test_overflowing_weight_ends_before_any_measurement(tmp_path, monkeypatch, capsys, flags, value, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(conversion, "measure", lambda *_: pytest.fail("the model was measured"))
+    monkeypatch.setattr(convert, "measure", lambda *_: pytest.fail("the model was measured"))
     model = built(vocab_size=320)
     with torch.no_grad():
         model.transformer.h[1].mlp.c_proj.weight[3, 4] = value

@@ -16,7 +16,7 @@ import generate
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import sampling
-from ursa_minor.model import export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.post import chat
 
 
@@ -29,7 +29,7 @@ def model_dir(tmp_path, monkeypatch):
         model.transformer.wte.weight[len(tokenizer) :] += 5  # the padding would win if it were let
         model.transformer.wte.weight[tokenizer.eos_token_id] = -100 * model.transformer.ln_f.weight
     Path("runs/r").mkdir(parents=True)
-    export.write(model, Path("runs/r/model"), tokenizer)
+    stock_export.write(model, Path("runs/r/model"), tokenizer)
     return "runs/r"
 
 
@@ -45,7 +45,7 @@ def test_a_run_writes_on_with_known_characters_and_each_sample_is_the_text_of_it
 def test_what_is_written_is_the_text_of_prompt_and_new_ids(kind, prompt, tmp_path, monkeypatch, capfdbinary):
     tokenizer = odd_tokenizers.KINDS[kind]()
     model = built(vocab_size=512, sequence_length=16)
-    export.write(model, tmp_path / "m", tokenizer)
+    stock_export.write(model, tmp_path / "m", tokenizer)
     prompt_ids, sampled = tokenization.encode_prompt(tokenizer, prompt), []
     sample = sampling.sample
     monkeypatch.setattr(sampling, "sample", lambda *words: sampled.extend(sample(*words)))
@@ -76,7 +76,7 @@ def test_bad_input_is_one_error_with_exit_2(model_dir):
 
 def test_a_model_that_computes_nan_writes_nothing(model_dir):
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
-    export.write(overflowing(torch.float32), Path("nan"), tokenizer)
+    stock_export.write(overflowing(torch.float32), Path("nan"), tokenizer)
     done = run("generate.py", "--model", "nan", "--prompt", "abc", expect=2)
     assert "error: generating text: the model computes no valid probabilities" in done.stderr
     assert not done.stdout and "Traceback" not in done.stderr
@@ -93,7 +93,7 @@ def test_a_model_that_computes_nan_writes_nothing(model_dir):
 )
 def test_larger_tokenizer_is_one_error_of_each_script(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    export.write(built(vocab_size=16), Path("m"), tokenization.make_characters(["abc"]))
+    stock_export.write(built(vocab_size=16), Path("m"), tokenization.make_characters(["abc"]))
     tokenizer = tokenization.load("m")
     tokenizer.add_tokens([f"<{number}>" for number in range(20)])
     tokenizer.save_pretrained("m")
@@ -112,7 +112,7 @@ def test_chat_answers_each_line_until_the_input_ends_safe_to_show_on_a_terminal(
         model.lm_head.weight.zero_()  # tied: every logit is 0 but that of ESC
         model.transformer.ln_f.bias.fill_(1)
         model.lm_head.weight[tokenizer.convert_tokens_to_ids("\x1b")] = 1
-    export.write(model, Path("chatty"), tokenizer)
+    stock_export.write(model, Path("chatty"), tokenizer)
     terminal = io.TextIOWrapper(io.BytesIO(), "utf-8")
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n\nde f\n\xd6\n"))

@@ -24,7 +24,7 @@ from ursa_minor.base import cudnn
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.model import export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.post import chat
 
 POST = ROOT / "recipes" / "post"
@@ -84,7 +84,7 @@ def chatty(tmp_path, monkeypatch) -> Path:
     tokenizer = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz .\n"])
     model = built(sequence_length=64, n_embd=64)
     chat.add_chat(model, tokenizer)
-    export.write(model, tmp_path / "base", tokenizer)
+    stock_export.write(model, tmp_path / "base", tokenizer)
     for split in ("train", "test"):
         (tmp_path / "chats").mkdir(exist_ok=True)
         (tmp_path / "pairs").mkdir(exist_ok=True)

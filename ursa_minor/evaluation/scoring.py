@@ -28,7 +28,7 @@ from ursa_minor.machine import hardware
 from ursa_minor.machine.accelerator import make_accelerator
 from ursa_minor.model import pretrained
 from ursa_minor.model.adapters import refuse_hub_adapter
-from ursa_minor.model.compression import precision_of
+from ursa_minor.export.compression import precision_of
 from ursa_minor.model.resolve import find
 from ursa_minor.model.vocabulary import refuse_missing_rows
 from ursa_minor.recipe.rules import counted

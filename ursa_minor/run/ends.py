@@ -22,7 +22,7 @@ from ursa_minor.base.run_files import Finish, METRICS, MODEL_FOLDER, step_name
 from ursa_minor.base.stopping import StopRequest
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.baselines import baselines
-from ursa_minor.model import export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import counted
 from ursa_minor.run import checkpoint
@@ -48,7 +48,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
             run.report.loss(run.state.step, "test", run.evaluator.loss("test", run.plan.per_device_train_batch_size))
         with run.evaluator.model() as whole:
             if is_main:
-                export.write(whole, run_dir / MODEL_FOLDER, corpus.tokenizer)
+                stock_export.write(whole, run_dir / MODEL_FOLDER, corpus.tokenizer)
         if is_main and recipe.evaluation.eval_steps:
             run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
     if recipe.saving.load_best_model_at_end and step == run.state.best_step:

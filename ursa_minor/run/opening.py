@@ -23,7 +23,7 @@ from ursa_minor.machine.facts import Facts, facts_of
 from ursa_minor.machine.fit import fit_micro_batch
 from ursa_minor.machine.hardware import versions
 from ursa_minor.machine.sharding import WholeModel
-from ursa_minor.model import export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.model.attention import kernel_taken
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import loss_module
@@ -86,7 +86,7 @@ def open_run(
     optimizer = optimizers.build(model, recipe.optimizer, shard=zero1)
     module, optimizer = prepare(loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator)
     facts = facts_of(recipe, model, tokenizer, accelerator)
-    described = export.describe(model.config, tokenizer) if repo_id else {}
+    described = stock_export.describe(model.config, tokenizer) if repo_id else {}
     publish = Publisher(recipe, repo_id, facts, described)
     checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
     state, notes = checkpoints.resume()

@@ -21,7 +21,8 @@ from ursa_minor.data.tokens import shards, split_points, tokenizer as tokenizati
 from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.data.sources.find.formats.text import rows as text_rows
 from ursa_minor.evaluation import likelihood, validation
-from ursa_minor.model import compression, export, llama_cpp, pretrained
+from ursa_minor.export import compression, gguf as gguf_export, stock as stock_export
+from ursa_minor.model import pretrained
 from ursa_minor.model.adapters import refuse_hub_adapter
 from ursa_minor.model.build import build
 from ursa_minor.model.resolve import find
@@ -74,13 +75,13 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
         adapt(model, tokenizer)
     if asked.prune:
         compression.prune(model, asked.prune)
-    stock = export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
+    stock = stock_export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
     if asked.dtype == "int8":
         stock = compression.quantize(stock)
     with files.making(out, replace=True) as temporary:
-        export.save(stock, temporary, tokenizer)
+        stock_export.save(stock, temporary, tokenizer)
         if asked.gguf:
-            llama_cpp.write(stock, tokenizer, temporary, out.name, asked.gguf)
+            gguf_export.write(stock, tokenizer, temporary, out.name, asked.gguf)
         loaded = pretrained.load(str(temporary)).to(model.device)  # as a user will load it
         computed = computes(loaded)
         after = measure(loaded, text)
@@ -102,16 +103,16 @@ def refuse_unstorable(asked: argparse.Namespace, model: PreTrainedModel, tokeniz
     The files are checked again when they are written. This check comes before the measurement, which
     may take minutes.
     """
-    stock = export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
+    stock = stock_export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
     if asked.gguf:
-        llama_cpp.refuse_overflow(stock, asked.gguf)
+        gguf_export.refuse_overflow(stock, asked.gguf)
 
 
 def not_finite_message(asked: argparse.Namespace, before: dict[str, float]) -> str:
     """Return the error for an export that computes NaN or infinity; ``before``: measured on its source."""
     if asked.dtype == "fp32" or not math.isfinite(before.get("loss", 0.0)):
         return f"{asked.model}: the output of the model contains NaN or infinity, so it cannot be exported"
-    fix = export.WIDER[DTYPES[asked.dtype]]
+    fix = stock_export.WIDER[DTYPES[asked.dtype]]
     return f"--dtype {asked.dtype}: the output of the exported model contains NaN or infinity. {fix}"
 
 
