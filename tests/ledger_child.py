@@ -14,7 +14,8 @@ import train
 from ursa_minor.base import files
 from ursa_minor.data.loading import corpus, windows
 from ursa_minor.optim import update
-from ursa_minor.run import checkpoint, resume
+from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.run import resume
 
 
 def die() -> None:

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from ursa_minor.base import files
 from ursa_minor.base.run_files import read_metrics
-from ursa_minor.run import checkpoint
+from ursa_minor.checkpoint import format as checkpoint
 
 TINY = ("--recipe", "tiny.yaml")
 TIMES = ("elapsed_seconds", "wall_seconds", "tokens_per_second", "ms_per_step", "data_wait_seconds")

@@ -20,7 +20,7 @@ from ursa_minor.recipe.loading import load_recipe
 from ursa_minor.run import report
 from ursa_minor.run.clock import Clock
 from ursa_minor.run.report import HINT_AFTER, Report, due, duration
-from ursa_minor.run.state import RunState
+from ursa_minor.checkpoint.state import RunState
 
 
 def make(run_dir, first_step=0, is_main=True):

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from ursa_minor.data.tokens import shards, tokenizer as tokenization
 from ursa_minor.model.loss import Losses, NextTokenLoss
 from ursa_minor.recipe import loading
-from ursa_minor.run import checkpoint
+from ursa_minor.checkpoint import format as checkpoint
 
 UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
 

@@ -20,7 +20,8 @@ from runs import final_state, ledger, weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ursa_minor.run import checkpoint, publisher
+from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.run import publisher
 
 STEPS = ("--eval_steps", "6", "--sample_steps", "0", "--save_steps", "3", "--logging_steps", "1")
 PUSHED = ("--recipe", "tiny.yaml", *STEPS, "--push_to_hub", "true")

@@ -22,7 +22,7 @@ from ursa_minor.machine.accelerator import refuse_missing_kernels
 from ursa_minor.machine.fit import propose_micro_batch
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
-from ursa_minor.run import checkpoint
+from ursa_minor.checkpoint import format as checkpoint
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")

@@ -28,7 +28,7 @@ from ursa_minor.model.build import build
 from ursa_minor.model.resolve import find
 from ursa_minor.model.vocabulary import refuse_missing_rows
 from ursa_minor.recipe import keys, loading
-from ursa_minor.run import checkpoint
+from ursa_minor.checkpoint import format as checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from ursa_minor.evaluation.baselines import baselines
 from ursa_minor.export import stock as stock_export
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import counted
-from ursa_minor.run import checkpoint
+from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.run.opening import Run
 from ursa_minor.run.report import duration
-from ursa_minor.run.state import RunState
+from ursa_minor.checkpoint.state import RunState
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from ursa_minor.run.clock import Clock
 from ursa_minor.run.publisher import Publisher
 from ursa_minor.run.report import Report
 from ursa_minor.run.resume import Checkpoints
-from ursa_minor.run.state import RunState
+from ursa_minor.checkpoint.state import RunState
 
 log = logging.getLogger(__name__)
 

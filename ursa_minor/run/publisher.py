@@ -13,7 +13,7 @@ from ursa_minor.hub.model_card import metadata, model_card
 from ursa_minor.machine.facts import Facts
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import counted
-from ursa_minor.run import checkpoint
+from ursa_minor.checkpoint import format as checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from ursa_minor.optim.update import Update
 from ursa_minor.recipe import keys, reference_curves
 from ursa_minor.run import curves
 from ursa_minor.run.clock import Clock
-from ursa_minor.run.state import RunState
+from ursa_minor.checkpoint.state import RunState
 from ursa_minor.run.trackers import Trackers, place_after
 
 log = logging.getLogger(__name__)

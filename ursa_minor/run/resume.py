@@ -24,8 +24,8 @@ from ursa_minor.hub import client, fetch
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.optim.schedule import Length, decay_begins, learning_rate
 from ursa_minor.recipe import keys, loading
-from ursa_minor.run import checkpoint
-from ursa_minor.run.state import RunState, planned_length
+from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.checkpoint.state import RunState, planned_length
 
 log = logging.getLogger(__name__)
 

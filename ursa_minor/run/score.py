@@ -20,7 +20,7 @@ from ursa_minor.machine.fit import propose_micro_batch
 from ursa_minor.machine.sharding import WholeModel
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
-from ursa_minor.run import checkpoint
+from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.run.resume import begins_at, find_checkpoint
 
 
