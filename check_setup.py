@@ -23,15 +23,15 @@ from ursa_minor.base.http import reach
 from ursa_minor.base.redaction import redact
 from ursa_minor.data.tokens import shards
 from ursa_minor.data.sources.find import find as find_sources
-from ursa_minor.machine import doctor, forecast, planning, supply
-from ursa_minor.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
+from ursa_minor.preflight import budget, checks, data_throughput, run_estimate
+from ursa_minor.preflight.compatibility import Check, ERROR, OK, TRYING, WARNING
 from ursa_minor.recipe import keys, loading, sizes
 from ursa_minor.recipe.rules import counted
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
 FLAGS: dict[str, tuple[type, str]] = {  # what each takes (bool: nothing; a number: above 0) and does
-    "recipe": (str, f"default: {loading.RECIPE}; of --plan: the best of {len(planning.SIZES)}"),
+    "recipe": (str, f"default: {loading.RECIPE}; of --plan: the best of {len(budget.SIZES)}"),
     "quick": (bool, "without compiler and all-reduce"),
     "json": (bool, "one JSON object on standard output, not lines"),
     "estimate": (bool, "what the recipe will take, not what the machine is"),
@@ -123,7 +123,7 @@ def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
 def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
     found = []
-    for check in chain(doctor.examine(recipe, asked.recipe, quick=asked.quick), examine_network(recipe)):
+    for check in chain(checks.examine(recipe, asked.recipe, quick=asked.quick), examine_network(recipe)):
         trying, line = check.level == TRYING, redact(str(check))
         if sys.stderr.isatty():  # what is waited for is shown for as long as it is
             print(f"\033[K{line if trying else ''}", end="\r", file=sys.stderr, flush=True)
@@ -192,20 +192,20 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     searched = asked.size and not (asked.count or asked.all_cards)  # the fewest that hold the model
     for count in (first << power for power in range(13 if searched else 1)):
         given, price = supply_of(recipe, asked, count), price_of(asked, count)
-        rows = [forecast.estimate_run(recipe, card, count, price, given) for card in which]
+        rows = [run_estimate.estimate_run(recipe, card, count, price, given) for card in which]
         if rows[0]["fits"]:
             break
     if asked.json:
         print(files.to_json(rows if asked.all_cards else rows[0], indent=1))
     elif asked.all_cards:
-        print(forecast.table(recipe, rows))
+        print(run_estimate.table(recipe, rows))
     else:
-        print(forecast.describe(recipe, which[0], rows[0]))
+        print(run_estimate.describe(recipe, which[0], rows[0]))
         if rows[0]["fits"] and not asked.size:
             changes = {"max_steps": asked.max_steps} if asked.max_steps else {}
             if rows[0]["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
                 changes["gradient_checkpointing"] = rows[0]["gradient_checkpointing"]
-            print(f"\n{planning.command(rows[0], asked.recipe, changes)}")
+            print(f"\n{budget.command(rows[0], asked.recipe, changes)}")
     return 0
 
 
@@ -214,21 +214,21 @@ def show_plan(asked: argparse.Namespace) -> int:
     (card,), count = wanted_card(asked)
     price = price_of(asked, count)
     hours, plans = asked.hours or asked.budget / price, {}
-    for path in [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in planning.SIZES]:
+    for path in [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in budget.SIZES]:
         recipe = load(path)
-        plans[path] = planning.plan(recipe, card, count, hours, supply_of(recipe, asked, count), price)
+        plans[path] = budget.plan(recipe, card, count, hours, supply_of(recipe, asked, count), price)
     held = {path: row for path, row in plans.items() if row}
     if not held:
         raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(plans)}; give a larger --card")
     best = min(held, key=lambda path: held[path]["expected_loss"] or math.inf)
-    said = {"best": best, "command": planning.command(held[best], best, held[best]["changes"]), "plans": plans}
-    print(files.to_json(said, indent=1) if asked.json else planning.describe(plans, best))
+    said = {"best": best, "command": budget.command(held[best], best, held[best]["changes"]), "plans": plans}
+    print(files.to_json(said, indent=1) if asked.json else budget.describe(plans, best))
     return 0
 
 
 def wanted_card(asked: argparse.Namespace) -> tuple[tuple[gpus.Card, ...], int]:
     """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
-    found = [asked.card] if asked.card else [card["name"] for card in doctor.nvidia_smi()]
+    found = [asked.card] if asked.card else [card["name"] for card in checks.nvidia_smi()]
     name = found[0] if found else "no NVIDIA card"
     if (card := gpus.find(name)) is None:
         near = ", ".join(gpus.of_its_kind(name))
@@ -241,9 +241,9 @@ def price_of(asked: argparse.Namespace, count: int) -> float:
     return asked.price_per_machine_hour or count * (asked.price_per_card_hour or 0)
 
 
-def supply_of(recipe: keys.Recipe, asked: argparse.Namespace, count: int) -> supply.Supply:
+def supply_of(recipe: keys.Recipe, asked: argparse.Namespace, count: int) -> data_throughput.Supply:
     """Return what the recipe's data give on the machine that was asked for."""
-    return supply.supply(
+    return data_throughput.supply(
         recipe.data,
         trainers=count,
         cores=asked.cores or (count * CARD_CORES if asked.card or asked.all_cards else len(os.sched_getaffinity(0))),

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.runs import ROOT, write_json
 from ursa_minor.base import gpus, paths
-from ursa_minor.machine import estimate, forecast
+from ursa_minor.preflight import estimate, run_estimate
 from ursa_minor.recipe import loading
 
 # As docs/cards.md names them: (a), (b), ...
@@ -64,7 +64,7 @@ def left_out(card: gpus.Card, **how) -> float:
 
 
 def speed(card: gpus.Card, shape: estimate.Shape = estimate.GPT2_124M) -> float:
-    """Return the tokens per second that ursa_minor/machine/estimate.py says."""
+    """Return the tokens per second that ursa_minor/preflight/estimate.py says."""
     return 1 / estimate.seconds_per_token(shape, card)
 
 
@@ -117,7 +117,7 @@ def report() -> dict:
 def estimated(card: gpus.Card, count: int = 1) -> dict:
     """Return what check_setup.py says of GPT-2 124M on ``count`` of a card."""
     recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
-    return forecast.estimate_run(recipe, card, count, 0.0)
+    return run_estimate.estimate_run(recipe, card, count, 0.0)
 
 
 def two_digits(number: float) -> str:
@@ -128,13 +128,13 @@ def two_digits(number: float) -> str:
 def speed_in_words(known: gpus.Measured, card: gpus.Card) -> str:
     """Return a measured speed of one card, as a YAML's head gives it."""
     size = f"micro-batch {known.micro_batch}, " if known.micro_batch else ""
-    return f"{size}{known.figure:,.0f} tokens/s, {forecast.mfu(card, known.figure):.0%} MFU ({known.source})"
+    return f"{size}{known.figure:,.0f} tokens/s, {run_estimate.mfu(card, known.figure):.0%} MFU ({known.source})"
 
 
 def preset(text: str, card: gpus.Card, count: int, stem: str) -> str:
     """Return a card's YAML; of ``text``, the one that there is, the card's name in the first line stays."""
     row, (name, precision) = estimated(card, count), (re.match("# .*", text)[0].partition("):")[0], card.precision)
-    compiled = forecast.compiles(card.name)
+    compiled = run_estimate.compiles(card.name)
     lines = [f"{name}): {precision}, {'compiled' if compiled else 'not compiled'}."]
     lines.append(
         f"#   accelerate launch --config_file accelerate_configs/{stem}.yaml train.py --recipe recipes/gpt2_124m.yaml"
@@ -142,10 +142,10 @@ def preset(text: str, card: gpus.Card, count: int, stem: str) -> str:
     link = f", over {'NVLink' if card.link_gigabytes_per_second > 100 else 'PCIe'}" * (count > 1)
     figures = f"micro-batch {row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])} tokens/s"
     lines.append(
-        f"# estimated: {figures}, {100 * row['mfu']:.0f}% MFU{link}: GPT-2 124M (ursa_minor/machine/estimate.py)"
+        f"# estimated: {figures}, {100 * row['mfu']:.0f}% MFU{link}: GPT-2 124M (ursa_minor/preflight/estimate.py)"
     )
     if count == 1:
-        good, excellent = forecast.good_mfus(card)
+        good, excellent = run_estimate.good_mfus(card)
         others = speed_in_words(card.training, card) if card.training else "n/a, never measured"
         lines += [f"# by others: {others}"]
         lines += [f"# by us: {speed_in_words(card.ours, card)}" if card.ours else "# by us: not measured"]
@@ -176,7 +176,7 @@ def last_cells(card: gpus.Card, *, all_of_them: bool) -> str:
     cells.append(f"{known.micro_batch or 'n/a'}, {known.figure:,.0f} ({letter(known.source)})" if known else "n/a")
     if all_of_them:
         cells[-1] += f"; {mine.micro_batch}, {mine.figure:,.0f} (ours)" if mine else ""
-        cells.append(", ".join(f"{mfu:.0%}" for mfu in forecast.good_mfus(card)))
+        cells.append(", ".join(f"{mfu:.0%}" for mfu in run_estimate.good_mfus(card)))
     return " | ".join(cells)
 
 
@@ -193,7 +193,7 @@ def page(text: str, *, all_of_them: bool = True) -> str:
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
     recipe, card = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), gpus.find("a6000")
     before, begin, example = text.partition("## Before it costs")
-    for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 1, 0.8)).splitlines():
+    for line in run_estimate.describe(recipe, card, run_estimate.estimate_run(recipe, card, 1, 0.8)).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
             example = re.sub(rf"^    {line.split()[0]} +\S.*$", f"    {line}", example, count=1, flags=re.MULTILINE)
     return before + begin + example

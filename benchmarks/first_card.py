@@ -47,7 +47,7 @@ from ursa_minor.base import gpus
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
-from ursa_minor.machine import doctor
+from ursa_minor.preflight import checks
 
 STARTED = time.monotonic()  # asking the card takes some of the time, too
 # A child asks the card: the context of this process would stand in the card's memory all the time.
@@ -439,7 +439,7 @@ def exactness_of_muon(part: Part) -> None:
 
 
 def memory(part: Part) -> None:
-    """ursa_minor/machine/estimate.py's memory model against measured peaks (benchmarks/memory_card.py)."""
+    """ursa_minor/preflight/estimate.py's memory model against measured peaks (benchmarks/memory_card.py)."""
     if not part.command.has_card:
         part.note("a rehearsal without a card: nothing to measure", memory=[])
         return
@@ -518,7 +518,7 @@ def about() -> dict:
     found = json.loads(child.stdout.splitlines()[-1])
     versions = {name: version(name) for name in ("torch", "transformers", "accelerate", "tokenizers", "numpy")}
     when = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "python": sys.version.split()[0]}
-    listed = doctor.nvidia_smi()
+    listed = checks.nvidia_smi()
     driver = listed[0]["driver"] if listed else gpus.kernel_driver()
     return found | when | {"driver": driver, "versions": versions}
 

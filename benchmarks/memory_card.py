@@ -1,4 +1,4 @@
-"""The memory of a training step on a card: measured, beside what ursa_minor/machine/estimate.py says.
+"""The memory of a training step on a card: measured, beside what ursa_minor/preflight/estimate.py says.
 
     python benchmarks/memory_card.py --json memory.json                              # on a card
     ... --recipes recipes/gpt2_124m.yaml --micro_batch 16 64 --checkpointing none    # some of the cases
@@ -28,7 +28,8 @@ from benchmarks.runs import ROOT, commit, write_json
 from ursa_minor.base import gpus, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput, is_out_of_memory
-from ursa_minor.machine import estimate, hardware
+from ursa_minor.machine import hardware
+from ursa_minor.preflight import estimate
 from ursa_minor.machine.accelerator import make_accelerator, prepare, sync_gradients
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import loss_module

@@ -11,7 +11,7 @@
 #   FLOPs a token  6 N + 12 L d T = 6 x 123.7M + 12 x 12 x 768 x 1,024 = 855 MFLOP
 #   tokens         19,073 steps x 524,288 = 10.0B          FLOPs  8.55e18
 #   price          hours x PRICE_PER_MACHINE_HOUR (of the whole machine, in your currency)
-#   machine        tokens/s     hours   all estimated (ursa_minor/machine/estimate.py), none measured; evaluating and saving come on top
+#   machine        tokens/s     hours   all estimated (ursa_minor/preflight/estimate.py), none measured; evaluating and saving come on top
 #   8x h100        3,500,000     0.8
 #   8x a100        1,600,000     1.7
 #   1x h200          500,000     5.6

@@ -18,7 +18,7 @@ import torch
 from ledger_child import after, die
 from pretend_cuda import Card, Machine, pretend
 
-from ursa_minor.machine import doctor, probes
+from ursa_minor.preflight import checks, trials
 from ursa_minor.model import loss
 from ursa_minor.optim import update
 
@@ -52,9 +52,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def shrink_trials() -> None:
     """Let the set-up check's trials be small, and run in this process, which has the card."""
-    probes.TURNS = 2
-    works = probes.TRIALS | {"all_reduce": lambda **_: "is tried with two cards"}
-    doctor.attempt = lambda command, seconds: {"text": works[command[-2]](**json.loads(command[-1]))}
+    trials.TURNS = 2
+    works = trials.TRIALS | {"all_reduce": lambda **_: "is tried with two cards"}
+    checks.attempt = lambda command, seconds: {"text": works[command[-2]](**json.loads(command[-1]))}
 
 
 def known(machine: Machine, updates: list[Counter]) -> dict:

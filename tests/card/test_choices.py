@@ -17,7 +17,8 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, sampling
 from ursa_minor.evaluation.validation import validation_loss
-from ursa_minor.machine import doctor, fit, hardware
+from ursa_minor.machine import fit, hardware
+from ursa_minor.preflight import checks
 from ursa_minor.machine.accelerator import make_accelerator, refuse_cuda_graphs
 from ursa_minor.model.attention import kernel_taken
 from ursa_minor.model.build import build
@@ -54,10 +55,10 @@ def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, card, version, va
 
     def work(machine):
         with mock.patch.object(torch.backends.cudnn, "version", lambda: version):
-            checks = {check.name: check for check in doctor.examine_cards("recipe.yaml", quick=True)}
+            checks = {check.name: check for check in checks.examine_cards("recipe.yaml", quick=True)}
         assert checks["cudnn"].level == level, checks["cudnn"]
 
-    monkeypatch.setattr(doctor, "examine_trials", lambda *_: iter(()))
+    monkeypatch.setattr(checks, "examine_trials", lambda *_: iter(()))
     on(card, work)
 
 
@@ -67,7 +68,7 @@ def test_check_setup_reports_a_cudnn_that_torch_refuses(monkeypatch):
 
     def work(machine):
         with mock.patch.object(torch.backends.cudnn, "version", refuse):
-            (check,) = doctor.examine_cudnn([(9, 0)])
+            (check,) = checks.examine_cudnn([(9, 0)])
         assert check.level == "error" and check.text.startswith("cuDNN version incompatibility")
         assert "LD_LIBRARY_PATH" in check.remedy
 
@@ -78,9 +79,9 @@ def test_libraries_are_found_where_they_are_loaded_and_searched(tmp_path, monkey
     (tmp_path / "libcudnn.so.9").touch()
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}:{tmp_path}/empty:/nowhere")
-    assert doctor.library_folders("libcudnn") == [str(tmp_path.resolve())]
-    assert any("torch" in path for path in doctor.loaded_libraries("libc10"))
-    assert doctor.loaded_libraries("libcudnn") == []
+    assert checks.library_folders("libcudnn") == [str(tmp_path.resolve())]
+    assert any("torch" in path for path in checks.loaded_libraries("libc10"))
+    assert checks.loaded_libraries("libcudnn") == []
 
 
 @pytest.mark.parametrize(

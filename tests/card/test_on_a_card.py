@@ -20,7 +20,7 @@ from pretend_cuda import A6000, H200, T4, Card, on
 from runs import TINY, final_state, losses, rows
 
 from ursa_minor.base import gpus
-from ursa_minor.machine import estimate, probes
+from ursa_minor.preflight import estimate, trials
 from ursa_minor.recipe import loading
 
 HAS_EVALUATE = importlib.util.find_spec("evaluate") is not None
@@ -253,7 +253,7 @@ def test_check_setups_all_reduce_takes_a_card_a_process():
 
     def one(rank):
         os.environ.update(environments[rank])
-        assert probes.all_reduce(backend="nccl", megabytes=1).startswith("nccl, 2 processes: ")
+        assert trials.all_reduce(backend="nccl", megabytes=1).startswith("nccl, 2 processes: ")
         assert pretend_cuda.machine.device.index == rank
 
     on(TWO, lambda machine: torch.multiprocessing.start_processes(one, nprocs=2, start_method="fork"))

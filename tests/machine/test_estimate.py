@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from benchmarks import estimate_cards, memory_card
 from ursa_minor.base import gpus
-from ursa_minor.machine import estimate, forecast
+from ursa_minor.preflight import estimate, run_estimate
 from ursa_minor.model import build
 from ursa_minor.model.loss import CARD_ROWS
 from ursa_minor.recipe import keys, loading
@@ -70,10 +70,10 @@ def test_pages_that_give_figures_of_cards_are_as_the_code_would_write_them():
 
 
 def test_what_to_expect_of_a_card_stands_in_a_line():
-    assert forecast.expectation(gpus.find("h100")) == (
+    assert run_estimate.expectation(gpus.find("h100")) == (
         "GPT-2 124M on one: tokens/s estimated 440,000, by others 466,000, by us 525,000; mfu good from 34%, excellent 45%"
     )
-    assert forecast.expectation(gpus.find("a6000")).endswith("excellent 52%; often advised: micro-batch 32")
+    assert run_estimate.expectation(gpus.find("a6000")).endswith("excellent 52%; often advised: micro-batch 32")
 
 
 def test_no_card_is_estimated_faster_than_its_peak():
@@ -154,7 +154,7 @@ def test_more_cards_take_less_time_but_not_less_energy():
     assert one["hours"] / 8 < eight["hours"] < one["hours"]
     assert eight["kilowatt_hours"] > one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
     recipe = loading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
-    held = [forecast.estimate_run(recipe, gpus.find("a6000"), count, 0.0)["memory_bytes"] for count in (1, 8)]
+    held = [run_estimate.estimate_run(recipe, gpus.find("a6000"), count, 0.0)["memory_bytes"] for count in (1, 8)]
     assert held[1]["gradients"] == 2 * held[0]["gradients"]
 
 

@@ -12,8 +12,8 @@ from conftest import ROOT
 import check_setup
 from ursa_minor.base import gpus
 from ursa_minor.data.preparation import prepare
-from ursa_minor.machine import planning
-from ursa_minor.machine.supply import Supply, supply
+from ursa_minor.preflight import budget
+from ursa_minor.preflight.data_throughput import Supply, supply
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
@@ -63,17 +63,17 @@ def test_a_plan_spends_the_hours_and_its_command_is_read_by_train_py(said, flags
 
 
 def test_the_law_is_that_of_the_page_and_its_best_size_has_about_twenty_tokens_a_parameter():
-    assert planning.expected_loss(124e6, 10.3e9) == pytest.approx(3.00, abs=0.01)
+    assert budget.expected_loss(124e6, 10.3e9) == pytest.approx(3.00, abs=0.01)
     compute = 5.76e23  # Chinchilla's
     sizes = [10 ** (9 + step / 200) for step in range(600)]
-    best = min(sizes, key=lambda size: planning.expected_loss(size, compute / 6 / size))
+    best = min(sizes, key=lambda size: budget.expected_loss(size, compute / 6 / size))
     assert 15 < compute / 6 / best / best < 25
 
 
 def test_a_short_run_takes_a_smaller_batch_with_its_rate_and_a_shorter_warm_up(said):
     (row,) = said(f"--plan --json --card rtx3060 --hours 1 --recipe {GPT2}")["plans"].values()
     assert row["changes"]["tokens_per_step"] == 65536 and row["changes"]["learning_rate"] == 2.1e-4
-    assert row["updates"] < planning.FEWEST_UPDATES and row["changes"]["warmup_steps"] == row["updates"] // 10
+    assert row["updates"] < budget.FEWEST_UPDATES and row["changes"]["warmup_steps"] == row["updates"] // 10
 
 
 def test_a_plan_keeps_the_recipes_text_and_says_how_often_it_is_read(said):
@@ -88,8 +88,8 @@ def test_a_text_that_is_read_often_is_warned_of_and_counts_four_times_at_most(sa
     assert "epochs: more than 4 teach little" in out
     assert out.split("expected loss\n")[1].splitlines()[0].endswith("  n/a")  # a model far below those of the law
     recipe = keys.replace(loading.load_recipe(Path(GPT2)), dataset_config_name=None)
-    row = planning.plan(recipe, gpus.find("t4"), 1, 100.0, Supply(1e8, 1e6), 0)
-    assert row["expected_loss"] == planning.expected_loss(row["parameters"], MANY_EPOCHS * 1e8)
+    row = budget.plan(recipe, gpus.find("t4"), 1, 100.0, Supply(1e8, 1e6), 0)
+    assert row["expected_loss"] == budget.expected_loss(row["parameters"], MANY_EPOCHS * 1e8)
 
 
 def test_a_reader_slower_than_the_cards_costs_hours_and_the_remedy_is_said(said):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ursa_minor.machine import doctor, probes
+from ursa_minor.preflight import checks, trials
 from ursa_minor.model import loss
 
 HANG = """
@@ -21,11 +21,11 @@ time.sleep(60)
 
 
 def script(text: str, *arguments: str, seconds: float = 60) -> dict:
-    return doctor.attempt([sys.executable, "-S", "-c", text, *arguments], seconds)
+    return checks.attempt([sys.executable, "-S", "-c", text, *arguments], seconds)
 
 
 def trial(name: str, *launch: str, **given) -> dict:
-    return doctor.attempt([sys.executable, *launch, "-m", "ursa_minor.machine.probes", name, json.dumps(given)], 300)
+    return checks.attempt([sys.executable, *launch, "-m", "ursa_minor.preflight.trials", name, json.dumps(given)], 300)
 
 
 def test_a_hang_is_an_answer_within_its_time_and_leaves_no_process(tmp_path):
@@ -56,7 +56,7 @@ def test_a_trial_that_raises_is_an_answer_of_one_line(monkeypatch, capfd):
     for module, name in ((os, "_exit"), (signal, "alarm")):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["probes", "training_step", '{"device": "none", "precision": "no"}'])
-    probes.main()
+    trials.main()
     assert json.loads(capfd.readouterr().out)["problem"].startswith("RuntimeError: Expected one of cpu, cuda")
 
 
@@ -70,11 +70,11 @@ def test_two_processes_measure_their_bandwidth_and_one_that_raises_ends_them_all
 
 
 def test_steps_train_gpt2_in_half_precision_and_in_fp32_in_turn(monkeypatch):
-    monkeypatch.setattr(probes, "TURNS", 4)
-    assert " ms on cpu; in plain fp32" in probes.training_step(device="cpu", precision="bf16")
+    monkeypatch.setattr(trials, "TURNS", 4)
+    assert " ms on cpu; in plain fp32" in trials.training_step(device="cpu", precision="bf16")
     taken = {"bf16": [9.0, 1.0, 8.0, 2.0], "no": [9.0, 4.0, 4.0, 40.0]}
-    monkeypatch.setattr(probes, "_steps", lambda device, precision, compiled: iter(taken[precision]))
-    found = probes.training_step(device="cpu", precision="bf16", compiled=True)
+    monkeypatch.setattr(trials, "_steps", lambda device, precision, compiled: iter(taken[precision]))
+    found = trials.training_step(device="cpu", precision="bf16", compiled=True)
     # Medians without the first.
     step = "a step of a tiny GPT-2 takes 2000.0 ms on cpu; in plain fp32, beside it, 4000.0 ms"
     assert found.startswith(f"compiled in 9 s, then {step}")
@@ -83,7 +83,7 @@ def test_steps_train_gpt2_in_half_precision_and_in_fp32_in_turn(monkeypatch):
 def test_a_loss_that_is_not_finite_is_refused(monkeypatch):
     monkeypatch.setattr(loss.NextTokenLoss, "forward", lambda self, *_: float("nan") * next(self.parameters()).sum())
     with pytest.raises(RuntimeError, match="not finite"):
-        probes.training_step(device="cpu", precision="no")
+        trials.training_step(device="cpu", precision="no")
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 from conftest import ROOT
 
 from ursa_minor.base import cudnn, gpus
-from ursa_minor.machine import verdicts
+from ursa_minor.preflight import compatibility
 
 # What the wheels hold (torch.cuda.get_arch_list()), as far as these tests need it.
 CU126 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()  # noqa: SIM905
@@ -14,7 +14,7 @@ CU130 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_110 sm_120 compute_120".split()  # no
 
 def test_our_own_requirements_take_the_versions_of_our_constraints():
     ranges, exact = (
-        verdicts.read_ranges((ROOT / f"{name}.txt").read_text()) for name in ("requirements", "constraints")
+        compatibility.read_ranges((ROOT / f"{name}.txt").read_text()) for name in ("requirements", "constraints")
     )
     assert ranges.keys() == exact.keys() and "torch" in ranges
     for name, pin in exact.items():
@@ -24,7 +24,7 @@ def test_our_own_requirements_take_the_versions_of_our_constraints():
 
 def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one_is_not():
     text = "torch>=2.11,<=2.13\nnumpy>=2.1,<=2.4.6  # why\nwandb==0.31.0\nnvidia-ml-py==13.0\ntqdm==4.0\n# x==1\n"
-    found = verdicts.packages(verdicts.read_ranges(text), {"torch": "2.13.0+cpu", "numpy": "2.0.0", "wandb": None})
+    found = compatibility.packages(compatibility.read_ranges(text), {"torch": "2.13.0+cpu", "numpy": "2.0.0", "wandb": None})
     levels = {check.name: check.level for check in found}
     warned = dict.fromkeys(("numpy", "wandb", "nvidia-ml-py"), "warning")
     assert levels == warned | {"packages": "ok", "tqdm": "error"}
@@ -34,15 +34,15 @@ def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one
 
 
 def test_a_version_that_fails_between_two_that_work_is_an_error_and_left_out_of_our_ranges():
-    ranges = verdicts.read_ranges((ROOT / "requirements.txt").read_text())
-    for (name, version), fault in verdicts.BROKEN.items():
-        (check,) = verdicts.packages({name: ranges[name]}, {name: version})[-1:]
+    ranges = compatibility.read_ranges((ROOT / "requirements.txt").read_text())
+    for (name, version), fault in compatibility.BROKEN.items():
+        (check,) = compatibility.packages({name: ranges[name]}, {name: version})[-1:]
         assert not ranges[name].contains(version) and check.level == "error" and fault in check.text
         assert "pip install" in check.remedy and f"!={version}" in check.remedy
 
 
 def build(version="2.13.0", cuda="13.0", *, usable=0, first=(8, 9), driver="580.95.05"):
-    return verdicts.build(version, cuda, usable, first, driver)
+    return compatibility.build(version, cuda, usable, first, driver)
 
 
 def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_remedy():
@@ -69,17 +69,17 @@ def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_
     wheels = {"cu126": CU126, "cu128": CU128, "cu130": CU130}
     for card in gpus.CARDS:
         own = f"sm_{card.capability[0]}{card.capability[1]}"
-        assert verdicts.architecture(card.name, card.capability, [own]).level == "ok"
+        assert compatibility.architecture(card.name, card.capability, [own]).level == "ok"
         for driver in ("550.54.14", "580.95.05", None):
-            name = verdicts.reinstall(card.capability, driver).rpartition("/")[2]
-            assert verdicts.architecture(card.name, card.capability, wheels[name]).level == "ok"
+            name = compatibility.reinstall(card.capability, driver).rpartition("/")[2]
+            assert compatibility.architecture(card.name, card.capability, wheels[name]).level == "ok"
 
 
 def test_kernels_serve_later_minors_of_their_major_and_ptx_anything_newer():
     good = (((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "compute_90"), ((10, 3), "sm_100f"))
     bad = (((8, 0), "sm_86"), ((8, 9), "sm_90"), ((10, 3), "sm_100a"), ((7, 0), "compute_75"))
-    assert all(verdicts.served(card, [kernels]) for card, kernels in good)
-    assert not any(verdicts.served(card, [kernels]) for card, kernels in bad)
+    assert all(compatibility.served(card, [kernels]) for card, kernels in good)
+    assert not any(compatibility.served(card, [kernels]) for card, kernels in bad)
 
 
 def test_a_card_without_kernels_is_an_error_that_names_the_wheels_that_serve_it():
@@ -88,7 +88,7 @@ def test_a_card_without_kernels_is_an_error_that_names_the_wheels_that_serve_it(
         ((12, 0), CU126, "570.86", "whl/cu128"),  # an old torch on a new card
         ((3, 5), CU130, "470.1", "no current torch"),  # Kepler
     ):
-        verdict = verdicts.architecture("a card", capability, arch_list, driver)
+        verdict = compatibility.architecture("a card", capability, arch_list, driver)
         assert verdict.level == "error" and wheel in verdict.remedy
 
 
@@ -114,7 +114,7 @@ def test_cudnn_version_is_decoded(version, text):
     ],
 )
 def test_old_cudnn_on_hopper_is_a_warning(capabilities, version, deprioritized, level):
-    check = verdicts.cudnn_attention(capabilities, version, deprioritized=deprioritized)
+    check = compatibility.cudnn_attention(capabilities, version, deprioritized=deprioritized)
     assert check.level == level and f"cuDNN {cudnn.version_text(version)}" in check.text
     assert ("export TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in check.remedy) == (level == "warning")
 
@@ -144,7 +144,7 @@ OWN = "/env/nvidia/cudnn/lib"
     ],
 )
 def test_cudnn_that_shadows_the_package_is_a_warning(version, loaded, search_path, words):
-    check = verdicts.cudnn_library(verdicts.CudnnLibrary(version, "9.20.0.48", OWN, loaded, search_path))
+    check = compatibility.cudnn_library(compatibility.CudnnLibrary(version, "9.20.0.48", OWN, loaded, search_path))
     if words is None:
         assert check is None
     else:
@@ -158,5 +158,5 @@ def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
         (30e9, False, "ok"),
         (4e9, False, "error"),
     ):
-        check = verdicts.disk(int(size), 24.5e9, "/d", shards=shards)
+        check = compatibility.disk(int(size), 24.5e9, "/d", shards=shards)
         assert check.level == level and bool(check.remedy) == (level != "ok") and "24.5 GB" in check.text

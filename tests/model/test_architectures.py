@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
-from ursa_minor.machine import estimate
+from ursa_minor.preflight import estimate
 from ursa_minor.model import build
 from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.recipe import keys

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.machine import estimate
+from ursa_minor.preflight import estimate
 from ursa_minor.model import build
 from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.optim import optimizers, schedule

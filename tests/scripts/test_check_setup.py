@@ -25,7 +25,7 @@ import check_setup
 from benchmarks.runs import once
 from ursa_minor.base import gpus, http
 from ursa_minor.data.preparation import prepare
-from ursa_minor.machine import doctor, estimate, probes, verdicts
+from ursa_minor.preflight import checks, compatibility, estimate, trials
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys, loading
 
@@ -77,11 +77,11 @@ def pretend(folder: Path, monkeypatch, name: str, text: str) -> None:
 
 def here(command: list[str], seconds: float) -> dict:
     """Run a trial in this process, where torch is imported already."""
-    return {"text": probes.TRIALS[command[-2]](**json.loads(command[-1]))}
+    return {"text": trials.TRIALS[command[-2]](**json.loads(command[-1]))}
 
 
 def test_a_real_machine_is_described_as_json_without_a_secret(asked, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "attempt", here)
+    monkeypatch.setattr(checks, "attempt", here)
     for name, value in {"HF_ENDPOINT": "http://hub", "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}.items():
         monkeypatch.setenv(name, value)
     status = check_setup.main(["--quick", "--json", "--recipe", RECIPE])
@@ -110,7 +110,7 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
         monkeypatch.setenv("HF_ENDPOINT", hub)
         monkeypatch.setenv("HF_HUB_OFFLINE", offline)
         found = check_setup.examine_network(recipe(dataset_name=name, **changes))
-        return {check.name: check.level for check in found if check.level != verdicts.TRYING}
+        return {check.name: check.level for check in found if check.level != compatibility.TRYING}
 
     assert levels("me/there") == {"hub": "ok", "data set me/there": "ok"}
     assert levels("me/missing")["data set me/missing"] == "error"
@@ -151,9 +151,9 @@ def test_a_cpu_build_beside_a_card_ends_with_1_and_the_wheel(capsys, tmp_path, m
 
 def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
     pretend(tmp_path, monkeypatch, "nvidia-smi", 'echo "NVIDIA-SMI has failed, 1"; exit 9')
-    assert doctor.nvidia_smi() == []
+    assert checks.nvidia_smi() == []
     pretend(tmp_path, monkeypatch, "nvidia-smi", "printf 'NVIDIA GB10, 580.95\\n\\nfailed, and says why\\n'")
-    assert doctor.nvidia_smi() == [{"name": "NVIDIA GB10", "driver": "580.95"}]
+    assert checks.nvidia_smi() == [{"name": "NVIDIA GB10", "driver": "580.95"}]
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n")
     assert gpus.kernel_driver(version) == "535.183.01" and gpus.kernel_driver(tmp_path / "no") is None
@@ -180,8 +180,8 @@ def test_every_trial_has_its_line_and_one_that_hangs_its_level(monkeypatch, mine
             return {"problem": f"no answer in {seconds} s"}
         return {"text": "is fast"}
 
-    monkeypatch.setattr(doctor, "attempt", attempt)
-    found = [check for check in doctor.examine_trials(mine, preset, False) if check.level != verdicts.TRYING]
+    monkeypatch.setattr(checks, "attempt", attempt)
+    found = [check for check in checks.examine_trials(mine, preset, False) if check.level != compatibility.TRYING]
     assert ", ".join(f"{check.name} {check.level}" for check in found) == said
     remedies = " ".join(check.remedy for check in found)
     if failing == "compiled":
@@ -191,7 +191,7 @@ def test_every_trial_has_its_line_and_one_that_hangs_its_level(monkeypatch, mine
 
 
 def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "nvidia_smi", list)
+    monkeypatch.setattr(checks, "nvidia_smi", list)
     for flags, words in (
         ("--estimate --card rtx4090_x2", "rtx4090_x2: not a card in our table; give --card, one of rtx4090, "),
         ("--estimate --card zzz", "one of t4, v100"),
@@ -211,7 +211,7 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
     ):
         out, error = called(capsys, *flags.split(), expect=2)
         assert not out and words in error
-    monkeypatch.setattr(doctor, "nvidia_smi", lambda: [{"name": "NVIDIA X"}])
+    monkeypatch.setattr(checks, "nvidia_smi", lambda: [{"name": "NVIDIA X"}])
     assert "NVIDIA X: not a card in our table" in called(capsys, "--estimate", expect=2)[1]
 
 
@@ -244,7 +244,7 @@ def test_any_size_is_estimated_on_the_fewest_cards_that_hold_it(capsys):
 
 
 def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "nvidia_smi", lambda: [{"name": "NVIDIA RTX A6000"}] * 4)
+    monkeypatch.setattr(checks, "nvidia_smi", lambda: [{"name": "NVIDIA RTX A6000"}] * 4)
     row = json.loads(called(capsys, "--estimate", "--json")[0])
     alone = json.loads(called(capsys, "--card", "a6000", "--json")[0])
     assert (row["card"], row["count"], alone["count"]) == ("a6000", 4, 1)

@@ -7,7 +7,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 from conftest import ROOT
 
-from ursa_minor.machine import estimate
+from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
 
 GPT2_XL = estimate.Shape(48, 1600, 50304, 1024)

@@ -22,7 +22,8 @@ from packaging.version import Version
 from small_models import built, ids
 
 from benchmarks.runs import commit, write_json
-from ursa_minor.machine import accelerator, doctor, hardware, verdicts
+from ursa_minor.machine import accelerator, hardware
+from ursa_minor.preflight import checks, compatibility
 from ursa_minor.model.loss import NextTokenLoss
 
 FAULT = "is shared with a parameter already managed by another FSDP group"  # huggingface/accelerate#4171
@@ -58,7 +59,7 @@ def tried(version: str, folder, way: str) -> dict | str:
 @pytest.mark.slow
 def test_each_minor_version_of_accelerate_that_is_taken_shards_the_tied_gpt2_and_one_left_out_does_not(tmp_path):
     """Within the module that train.py gives to Accelerate, and bare, as loops that are not ours give it."""
-    taken = verdicts.read_ranges(doctor.REQUIREMENTS.read_text(encoding="utf-8"))["accelerate"]
+    taken = compatibility.read_ranges(checks.REQUIREMENTS.read_text(encoding="utf-8"))["accelerate"]
     versions = newest_of_each_minor(SpecifierSet(",".join(str(one) for one in taken if one.operator != "!=")))
     left_out = [one.version for one in taken if one.operator == "!="]
     assert len(versions) > 2 and set(left_out) < set(versions)

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.launch import refuse_incomplete_launch
 from ursa_minor.base.stopping import raise_on_lost_peer
-from ursa_minor.machine import verdicts
+from ursa_minor.preflight import compatibility
 from ursa_minor.machine.hardware import Device
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.recipe import keys
@@ -145,7 +145,7 @@ def refuse_impossible(
     )
     card, processes = device.kind == "cuda", int(environment.get("LOCAL_WORLD_SIZE", "1"))
     why = "is too old for its compiler, Triton" if device.compiler else "has no Triton here (pip install triton)"
-    broken = verdicts.BROKEN.get(("accelerate", accelerate.__version__))
+    broken = compatibility.BROKEN.get(("accelerate", accelerate.__version__))
     # fmt: off
     table = [
         (wanted == "fp8",
@@ -208,8 +208,8 @@ def compiler_of(accelerator: Accelerator) -> str:
 def refuse_missing_kernels(device: Device) -> None:
     """Raise BadInput where this build of torch has no kernels for the card: its first product would be a traceback."""
     if device.capability is not None:
-        verdict = verdicts.architecture(device.name, device.capability, torch.cuda.get_arch_list())
-        if verdict.level == verdicts.ERROR:
+        verdict = compatibility.architecture(device.name, device.capability, torch.cuda.get_arch_list())
+        if verdict.level == compatibility.ERROR:
             raise BadInput(f"{verdict.text}; {verdict.remedy}")
 
 

@@ -16,9 +16,9 @@ from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.evaluator import Evaluator, encode_items, read_items
 from ursa_minor.evaluation.record import Task
-from ursa_minor.machine import forecast
+from ursa_minor.preflight import run_estimate
 from ursa_minor.machine.accelerator import compiler_of, prepare
-from ursa_minor.machine.estimate import shape_of
+from ursa_minor.preflight.estimate import shape_of
 from ursa_minor.machine.facts import Facts, facts_of
 from ursa_minor.machine.fit import fit_micro_batch
 from ursa_minor.machine.hardware import versions
@@ -141,7 +141,7 @@ def header(
     if kernel:
         yield f"kernels  attention {kernel}; {versions()}"
         if card := gpus.find(facts.hardware):
-            yield f"card     {forecast.expectation(card)}"
+            yield f"card     {run_estimate.expectation(card)}"
     for task, test in tests.items():
         number = test.longer_than(recipe.model.sequence_length)
         cut = f"; {number} texts lose their beginning to the context" if number else ""

@@ -1,4 +1,4 @@
-"""Real trials of a machine: ``python -m ursa_minor.machine.probes NAME ARGUMENTS`` prints a JSON object.
+"""Real trials of a machine: ``python -m ursa_minor.preflight.trials NAME ARGUMENTS`` prints a JSON object.
 
 doctor.attempt runs each in a process of its own, so that a crash or a hang is an answer too. A trial returns its line.
 """

@@ -1,4 +1,4 @@
-"""Verdicts on the facts that machine/doctor.py gathers: plain values in, a verdict out."""
+"""Verdicts on the facts that preflight/checks.py gathers: plain values in, a verdict out."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from ursa_minor.base import gpus
-from ursa_minor.machine import estimate
-from ursa_minor.machine.supply import PREPARED, Supply
+from ursa_minor.preflight import estimate
+from ursa_minor.preflight.data_throughput import PREPARED, Supply
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import make_plan
 from ursa_minor.recipe.rules import counted

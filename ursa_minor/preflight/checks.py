@@ -21,23 +21,23 @@ from typing import Any
 
 from ursa_minor.base import cudnn, files, gpus, paths
 from ursa_minor.base.errors import first_line, lacks_inodes
-from ursa_minor.machine import estimate, forecast, verdicts
-from ursa_minor.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
+from ursa_minor.preflight import compatibility, estimate, run_estimate
+from ursa_minor.preflight.compatibility import Check, ERROR, OK, TRYING, WARNING
 from ursa_minor.recipe import keys
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements.txt"
 SMI_SECONDS = 60
-TRAINING_STEP = "-m ursa_minor.machine.probes training_step"
+TRAINING_STEP = "-m ursa_minor.preflight.trials training_step"
 
 
 def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
     """Yield verdicts on the recipe of this ``path`` here, and what is waited for; ``quick``: one trial of three."""
     remedy = "install Python 3.11 or newer; make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else ""
     yield Check("python", ERROR if remedy else OK, f"{platform.python_version()} on {platform.platform()}", remedy)
-    ranges = verdicts.read_ranges(REQUIREMENTS.read_text(encoding="utf-8"))
+    ranges = compatibility.read_ranges(REQUIREMENTS.read_text(encoding="utf-8"))
     installed = {name: next((one.version for one in distributions(name=name)), None) for name in ranges}
-    yield from verdicts.packages(ranges, installed)
+    yield from compatibility.packages(ranges, installed)
     yield from examine_disk(recipe)
     yield Check("torch", TRYING, "is being imported")
     try:
@@ -60,7 +60,7 @@ def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
         with files.skipping(files.NOT_SUPPORTED):  # some file systems do not report their free space
             free = shutil.disk_usage(folder).free
         if free is not None:
-            yield verdicts.disk(free, needed, str(folder), shards=is_data)
+            yield compatibility.disk(free, needed, str(folder), shards=is_data)
         if lacks_inodes(folder):
             yield Check("disk", ERROR, f"{folder}: no inodes are left (df -i)", "delete files, of whatever size")
     if kind := files.network_mount(runs):
@@ -84,13 +84,13 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
     usable = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     mine = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in usable]
     here = [name for name, _ in mine] or [card["name"] for card in listed]
-    yield verdicts.build(torch.__version__, cuda, len(mine), known.capability if known else None, driver)
+    yield compatibility.build(torch.__version__, cuda, len(mine), known.capability if known else None, driver)
     for name in here:
         known = gpus.find(name)
-        text = forecast.expectation(known) if known else "It is not in ursa_minor/base/cards.csv: no mfu, no estimates"
+        text = run_estimate.expectation(known) if known else "It is not in ursa_minor/base/cards.csv: no mfu, no estimates"
         yield Check("card", OK if known else WARNING, f"{name}. {text}")
     for name, capability in dict(mine).items() if cuda else ():  # torch for AMD cards names its kernels otherwise
-        yield verdicts.architecture(name, capability, torch.cuda.get_arch_list(), driver)
+        yield compatibility.architecture(name, capability, torch.cuda.get_arch_list(), driver)
     yield from examine_cudnn([capability for _, capability in mine])
     if not here:
         yield Check("card", OK, f"none: CPU, {torch.get_num_threads()} threads")
@@ -101,7 +101,7 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
         yield from examine_trials([capability for _, capability in mine], preset, quick)
 
 
-def examine_cudnn(capabilities: list[verdicts.Pair]) -> Iterator[Check]:
+def examine_cudnn(capabilities: list[compatibility.Pair]) -> Iterator[Check]:
     """Yield check results for the cuDNN that torch has loaded, for GPUs of these compute capabilities."""
     import torch
 
@@ -110,23 +110,23 @@ def examine_cudnn(capabilities: list[verdicts.Pair]) -> Iterator[Check]:
     try:
         version = torch.backends.cudnn.version()
     except RuntimeError as error:  # torch refuses a library that is older than its own
-        yield Check("cudnn", ERROR, first_line(error), verdicts.CUDNN_REMEDY)
+        yield Check("cudnn", ERROR, first_line(error), compatibility.CUDNN_REMEDY)
         return
     if version is None:
         return
-    yield verdicts.cudnn_attention(capabilities, version, deprioritized=cudnn.is_deprioritized())
+    yield compatibility.cudnn_attention(capabilities, version, deprioritized=cudnn.is_deprioritized())
     package_name = f"nvidia-cudnn-cu{torch.version.cuda.partition('.')[0]}"
     package = next(iter(distributions(name=package_name)), None)
     if package is None:  # the torch of a container or of conda
         return
-    library = verdicts.CudnnLibrary(
+    library = compatibility.CudnnLibrary(
         version=version,
         package=package.version,
         package_folder=os.path.realpath(str(package.locate_file("nvidia/cudnn/lib"))),
         loaded=loaded_libraries("libcudnn"),
         search_path=library_folders("libcudnn"),
     )
-    shadowed = verdicts.cudnn_library(library)
+    shadowed = compatibility.cudnn_library(library)
     if shadowed:
         yield shadowed
 
@@ -148,16 +148,16 @@ def library_folders(name: str) -> list[str]:
     return folders
 
 
-def examine_trials(mine: list[verdicts.Pair], preset: str, quick: bool) -> Iterator[Check]:
+def examine_trials(mine: list[compatibility.Pair], preset: str, quick: bool) -> Iterator[Check]:
     """Yield verdicts on what was tried on cards of these capabilities: steps, the compiler, the all-reduce."""
     half = "fp32" if not mine else "bf16" if mine[0] >= (8, 0) else "fp16"
     step = {"device": "cuda" if mine else "cpu", "precision": half if mine else "no"}
     backend, count, megabytes = ("nccl", len(mine), 256) if len(mine) > 1 else ("gloo", 2, 64)
     ring = {"backend": backend, "megabytes": megabytes}
-    several = f"-m torch.distributed.run --standalone --nproc_per_node {count} -m ursa_minor.machine.probes all_reduce"
+    several = f"-m torch.distributed.run --standalone --nproc_per_node {count} -m ursa_minor.preflight.trials all_reduce"
     trials = [  # the name of its line, its words, its arguments, its time limit, whether training needs it here
         (half, TRAINING_STEP, step, 120, True),
-        ("compile", TRAINING_STEP, step | {"compiled": True}, 300, forecast.compiles(preset)),
+        ("compile", TRAINING_STEP, step | {"compiled": True}, 300, run_estimate.compiles(preset)),
         ("all-reduce", several, ring, 120, backend == "nccl"),
     ]
     for name, words, given, seconds, needed in trials[: 1 if quick else None]:
@@ -167,7 +167,7 @@ def examine_trials(mine: list[verdicts.Pair], preset: str, quick: bool) -> Itera
             yield Check(name, OK, found["text"])
             continue
         level = ERROR if needed else WARNING
-        yield Check(name, level, f"its trial fails: {found['problem']}", verdicts.REMEDIES[name])
+        yield Check(name, level, f"its trial fails: {found['problem']}", compatibility.REMEDIES[name])
         if name == half:  # nothing trains
             return
 

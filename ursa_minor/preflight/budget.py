@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ursa_minor.base import gpus, paths
-from ursa_minor.machine import forecast
-from ursa_minor.machine.supply import Supply
+from ursa_minor.preflight import run_estimate
+from ursa_minor.preflight.data_throughput import Supply
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
@@ -47,7 +47,7 @@ def plan(recipe: keys.Recipe, card: gpus.Card, count: int, hours: float, given: 
 
     batch, rate = shared(recipe.batch.tokens_per_step), recipe.schedule.learning_rate
     for _ in range(2):  # a smaller batch has another speed
-        first = forecast.estimate_run(keys.replace(recipe, tokens_per_step=batch), card, count, 0)
+        first = run_estimate.estimate_run(keys.replace(recipe, tokens_per_step=batch), card, count, 0)
         if not first["fits"] or first["shared_out"]:
             return None
         tokens = first["tokens_per_second"] * seconds
@@ -61,7 +61,7 @@ def plan(recipe: keys.Recipe, card: gpus.Card, count: int, hours: float, given: 
         changes["warmup_steps"] = steps // 10
     if batch != recipe.batch.tokens_per_step:
         changes |= {"tokens_per_step": batch, "learning_rate": float(f"{rate:.2g}")}
-    row = forecast.estimate_run(keys.replace(recipe, **changes), card, count, price, given)
+    row = run_estimate.estimate_run(keys.replace(recipe, **changes), card, count, price, given)
     if row["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
         changes["gradient_checkpointing"] = row["gradient_checkpointing"]
     all_hours = (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE
@@ -86,14 +86,14 @@ def command(row: Mapping, path: str, changes: Mapping[str, Any]) -> str:
 
 def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
     """Return plans, by the recipe's path, as lines to read: a table of the sizes, then the best, which is not None."""
-    row, rounded, table = plans[best] or {}, forecast.rounded, []
+    row, rounded, table = plans[best] or {}, run_estimate.rounded, []
     for path, found in plans.items():
         cells = {"  size": f"{'*' if path == best else ' '} {Path(path).stem}"}
         if found:
             cells |= {
                 "parameters": f"{found['parameters'] / 1e6:.0f} M",
                 "tokens/s": rounded(found["tokens_per_second"]),
-                "tokens": forecast.in_short(found["tokens"]),
+                "tokens": run_estimate.in_short(found["tokens"]),
                 "a parameter": rounded(found["tokens_per_parameter"]),
                 "updates": f"{found['updates']:,}",
             }
@@ -103,8 +103,8 @@ def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
     rest = f"{rounded(row['waiting_hours'])}, the rest for evaluations and checkpoints"
     lines = [f"{row['count']} x {row['card']}, {hours} {rest}"]
     lines += [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"] if "cost" in row else []
-    lines += ["", *forecast.aligned(table), "", f"tokens    {row['tokens']:,}", f"reader    {forecast.reader(row)}"]
+    lines += ["", *run_estimate.aligned(table), "", f"tokens    {row['tokens']:,}", f"reader    {run_estimate.reader(row)}"]
     if row["epochs"] and row["epochs"] > MANY_EPOCHS:
         why = f"{row['epochs']:.1f} epochs: more than {MANY_EPOCHS} teach little, and the loss counts {MANY_EPOCHS}"
         lines.append(f"note      {why}: give more text, or fewer hours")
-    return "\n".join([*lines, "", command(row, best, row["changes"]), "", LAW, forecast.SOURCES])
+    return "\n".join([*lines, "", command(row, best, row["changes"]), "", LAW, run_estimate.SOURCES])
