@@ -45,9 +45,9 @@ from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.evaluator import encode_items, read_items, refuse_prompts
 from ursa_minor.evaluation.record import Task
 from ursa_minor.hub import client, push
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
-from ursa_minor.machine.fit import save_when_out_of_memory
+from ursa_minor.machine.micro_batch import save_when_out_of_memory
 from ursa_minor.machine.time_budget import CHECKPOINT, SAMPLES, TASKS, UPDATE, VALIDATION, TimeBudget
 from ursa_minor.model import pretrained, vocabulary
 from ursa_minor.model.build import build

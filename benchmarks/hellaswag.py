@@ -32,7 +32,7 @@ from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import items, likelihood
 from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.tasks import hellaswag
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.model import pretrained
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -24,7 +24,7 @@ import torch
 from benchmarks import side_by_side
 from benchmarks.runs import write_json
 from ursa_minor.base.cli import exit_on_bad_input
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.model.architectures import GPT2
 from ursa_minor.model.attention import CAUSAL, register_causal_attention
 from ursa_minor.model.loss import NextTokenLoss

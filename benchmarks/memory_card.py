@@ -28,7 +28,7 @@ from benchmarks.runs import ROOT, commit, write_json
 from ursa_minor.base import gpus, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput, is_out_of_memory
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.preflight import estimate
 from ursa_minor.machine.accelerator import make_accelerator, prepare, sync_gradients
 from ursa_minor.model.build import build

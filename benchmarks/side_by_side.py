@@ -24,7 +24,7 @@ from benchmarks.runs import ROOT, flag_words, once
 from ursa_minor.base import paths
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.loading.corpus import Corpus, TrainBatches
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.preflight import estimate
 from ursa_minor.machine.accelerator import refuse_impossible
 from ursa_minor.optim import update

@@ -65,7 +65,7 @@ from benchmarks.side_by_side import (
 from ursa_minor.base import gpus, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.preflight import estimate
 
 # The variants.

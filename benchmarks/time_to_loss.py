@@ -35,7 +35,7 @@ import yaml
 from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once, write_json
 from ursa_minor.base import paths
 from ursa_minor.base.run_files import read_metrics
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.run.curves import BLACK, BLUE, VERMILLION, picture, series
 
 HELD_OUT = (901, 902, 903, 904, 905)  # chosen before the search; no search may use them

@@ -32,7 +32,7 @@ import torch
 from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once
 from ursa_minor.base import paths
 from ursa_minor.base.files import write_text
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 
 RECIPE = ROOT / "recipes" / "shakespeare_char.yaml"
 SEARCH_SEEDS = (11, 12)

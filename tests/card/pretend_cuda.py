@@ -39,7 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import arg_tree_leaves
 from transformers import masking_utils
 
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 
 PRODUCT = str(Path(__file__).resolve().parents[2])
 CPU, CUDA, XLA = torch.device("cpu"), torch.device("cuda", 0), torch.device("xla", 0)

@@ -17,7 +17,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, sampling
 from ursa_minor.evaluation.validation import validation_loss
-from ursa_minor.machine import fit, hardware
+from ursa_minor.machine import device as hardware, micro_batch
 from ursa_minor.preflight import checks
 from ursa_minor.machine.accelerator import make_accelerator, refuse_cuda_graphs
 from ursa_minor.model.attention import kernel_taken
@@ -104,7 +104,7 @@ def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_progra
         accelerator = make_accelerator(hardware.this_device(), keys.Machine())
 
         def proposed() -> int:
-            return fit.propose_micro_batch(recipe, hardware.free_memory_bytes(CUDA), accelerator)
+            return micro_batch.propose_micro_batch(recipe, hardware.free_memory_bytes(CUDA), accelerator)
 
         free = proposed()
         machine.others = machine.card.memory // 2
@@ -122,7 +122,7 @@ def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither
             seen.append(machine.allocated)
             (layer.weight * layer.weight).sum().backward()
 
-        assert not fit.runs_out_of_memory(step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA)
+        assert not micro_batch.runs_out_of_memory(step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA)
         assert min(seen) >= before + 64 * MIB
         assert machine.allocated == machine.peak == machine.reserved == before
 
@@ -131,7 +131,7 @@ def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither
 
 def test_a_try_gets_what_the_fullest_of_several_cards_has_and_the_log_the_peak_of_memory():
     def work(machine):
-        with fit.equal_memory(MIB, CUDA), pytest.raises(torch.OutOfMemoryError):
+        with micro_batch.equal_memory(MIB, CUDA), pytest.raises(torch.OutOfMemoryError):
             torch.zeros(MIB, device="cuda")
         torch.zeros(MIB, device="cuda")  # it is given back at once
         assert hardware.gauges(CUDA)["gpu/memory"] == machine.peak / machine.card.memory > 0

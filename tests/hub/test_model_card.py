@@ -14,7 +14,7 @@ from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation.items import records
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.hub import card_merge, model_card, scores
-from ursa_minor.machine.facts import Facts
+from ursa_minor.machine.run_info import Facts
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys, loading

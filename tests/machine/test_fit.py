@@ -10,12 +10,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.machine import fit
+from ursa_minor.machine import micro_batch
 
 
 def rehearse(step, module=None, **how):
     about = {"micro_batches": 1, "room_bytes": 0, "device": torch.device("cpu")}
-    return fit.runs_out_of_memory(step, module or nn.Module(), **(about | how))
+    return micro_batch.runs_out_of_memory(step, module or nn.Module(), **(about | how))
 
 
 def raising(error):

@@ -5,7 +5,7 @@ import types
 
 import torch
 
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 
 CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)
 T4 = hardware.Device("cuda", "Tesla T4", 15 * 2**30, (7, 5), 1, True)

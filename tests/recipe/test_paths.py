@@ -16,7 +16,7 @@ import generate
 from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
 from ursa_minor.hub import model_card
-from ursa_minor.machine import facts
+from ursa_minor.machine import run_info
 from ursa_minor.recipe import keys, loading, places
 
 BASE = yaml.safe_load(RECIPE) | {"data_files": ["a.txt"], "vocab_size": 512}
@@ -371,9 +371,9 @@ def test_command_in_a_model_card_has_short_paths(monkeypatch):
     shown = ["train.py", "--recipe", "recipes/own_text.yaml", "--data_files", "a.txt", "c.txt"]
     shown += ["--output-dir=y", "--task_files", "piqa=i.jsonl", "--sample_prompts", "/a b", "--seed", "1"]
     launcher = ["/opt/accelerate", "launch", "--config_file", f"{home}/x.yaml", f"{home}/{words[0]}", *words[1:]]
-    assert facts.command_line(launcher) == ["accelerate", "launch", "--config_file", "x.yaml", *shown]
+    assert run_info.command_line(launcher) == ["accelerate", "launch", "--config_file", "x.yaml", *shown]
     monkeypatch.setattr("sys.argv", words)
-    assert facts.command_line(["bash"]) == ["python", *shown]
+    assert run_info.command_line(["bash"]) == ["python", *shown]
 
 
 def test_values_that_are_no_paths_are_left_alone():

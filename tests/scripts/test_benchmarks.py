@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import ladder, side_by_side, throughput, time_to_loss, traffic
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
 

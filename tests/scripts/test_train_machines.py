@@ -17,10 +17,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from ursa_minor.base import files, gpus
 from ursa_minor.base.errors import BadInput
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.preflight import estimate
 from ursa_minor.machine.accelerator import refuse_missing_kernels
-from ursa_minor.machine.fit import propose_micro_batch
+from ursa_minor.machine.micro_batch import propose_micro_batch
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
 from ursa_minor.checkpoint import format as checkpoint

@@ -11,7 +11,7 @@ from conftest import ROOT, TEXT, run
 from data_server import DataServer
 from hub_server import HubServer
 
-from ursa_minor.machine import facts
+from ursa_minor.machine import run_info
 
 SECRETS = ("canaryuser", "canarypass", "canarytoken", "canaryquery", "canaryagain")
 TINY = ("--recipe", "tiny.yaml", "--run_name", "r", "--sample_steps", "0", "--eval_steps", "0", "--save_steps", "3")
@@ -138,5 +138,5 @@ def test_the_command_that_a_card_shows_has_no_secret(monkeypatch):
     monkeypatch.setattr(sys, "argv", words)
     for launcher, begin in ((["/opt/bin/accelerate", "launch"], ["accelerate", "launch"]), (["bash"], ["python"])):
         shown = [*begin, "train.py", "--data_files", "http://redacted@h/a.txt?redacted", "--seed=http://h/?redacted="]
-        found = facts.command_line([*launcher, *words])
+        found = run_info.command_line([*launcher, *words])
         assert found[:-1] == shown[:-1] and found[-1].startswith(shown[-1]) and "canary" not in str(found)

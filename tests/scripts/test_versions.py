@@ -22,7 +22,7 @@ from packaging.version import Version
 from small_models import built, ids
 
 from benchmarks.runs import commit, write_json
-from ursa_minor.machine import accelerator, hardware
+from ursa_minor.machine import accelerator, device as hardware
 from ursa_minor.preflight import checks, compatibility
 from ursa_minor.model.loss import NextTokenLoss
 

@@ -18,7 +18,7 @@ from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.items import Items
 from ursa_minor.evaluation.record import Task
 from ursa_minor.machine.accelerator import autocast
-from ursa_minor.machine.sharding import WholeModel
+from ursa_minor.machine.full_model import WholeModel
 from ursa_minor.model.loss import loss_module
 from ursa_minor.recipe import keys
 

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ursa_minor.base.errors import BadInput, is_out_of_memory
-from ursa_minor.machine.hardware import float64_device
+from ursa_minor.machine.device import float64_device
 from ursa_minor.model.architectures import ARCHITECTURES
 
 Question = tuple[list[int], list[list[int]]]  # a context's ids, each ending's ids

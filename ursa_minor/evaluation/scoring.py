@@ -24,7 +24,7 @@ from ursa_minor.evaluation.encoding import Encoded
 from ursa_minor.evaluation.likelihood import Answer
 from ursa_minor.evaluation.metrics import Metric
 from ursa_minor.evaluation.record import Task
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import make_accelerator
 from ursa_minor.model import pretrained
 from ursa_minor.model.adapters import refuse_hub_adapter

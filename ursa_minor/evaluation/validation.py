@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from ursa_minor.machine.hardware import float64_device
+from ursa_minor.machine.device import float64_device
 
 
 @torch.no_grad()

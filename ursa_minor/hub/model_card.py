@@ -20,7 +20,7 @@ from ursa_minor.base.redaction import redact
 from ursa_minor.evaluation.items import records
 from ursa_minor.evaluation.record import Task
 from ursa_minor.hub import card_merge, scores
-from ursa_minor.machine.facts import Facts
+from ursa_minor.machine.run_info import Facts
 from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.recipe import keys
 

@@ -6,7 +6,7 @@ max_hours used up early  all agree   saved                  no         0
 asked to stop (signal)   all agree   saved                  no         128 + the signal's number
 data cannot come         all agree   saved                  no         1
 bad updates in a row     all know    saved                  no         1
-out of memory            one knows   saved unless sharded   no         1 (machine/fit.py)
+out of memory            one knows   saved unless sharded   no         1 (machine/micro_batch.py)
 """
 
 import contextlib

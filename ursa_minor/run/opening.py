@@ -19,10 +19,10 @@ from ursa_minor.evaluation.record import Task
 from ursa_minor.preflight import run_estimate
 from ursa_minor.machine.accelerator import compiler_of, prepare
 from ursa_minor.preflight.estimate import shape_of
-from ursa_minor.machine.facts import Facts, facts_of
-from ursa_minor.machine.fit import fit_micro_batch
-from ursa_minor.machine.hardware import versions
-from ursa_minor.machine.sharding import WholeModel
+from ursa_minor.machine.run_info import Facts, facts_of
+from ursa_minor.machine.micro_batch import fit_micro_batch
+from ursa_minor.machine.device import versions
+from ursa_minor.machine.full_model import WholeModel
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model.attention import kernel_taken
 from ursa_minor.model.build import build

@@ -10,7 +10,7 @@ from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.hub import fetch, push
 from ursa_minor.hub.model_card import metadata, model_card
-from ursa_minor.machine.facts import Facts
+from ursa_minor.machine.run_info import Facts
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import counted
 from ursa_minor.checkpoint import format as checkpoint

@@ -23,7 +23,7 @@ from ursa_minor.base.redaction import redact
 from ursa_minor.data.tokens.tokenizer import CUT
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
 from ursa_minor.evaluation.record import Task
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.optim.update import Update
 from ursa_minor.recipe import keys, reference_curves
 from ursa_minor.run import curves

@@ -15,9 +15,9 @@ from ursa_minor.evaluation.evaluator import Evaluator
 from ursa_minor.evaluation.likelihood import not_finite
 from ursa_minor.evaluation.record import Task
 from ursa_minor.hub import fetch
-from ursa_minor.machine import hardware
-from ursa_minor.machine.fit import propose_micro_batch
-from ursa_minor.machine.sharding import WholeModel
+from ursa_minor.machine import device as hardware
+from ursa_minor.machine.micro_batch import propose_micro_batch
+from ursa_minor.machine.full_model import WholeModel
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
 from ursa_minor.checkpoint import format as checkpoint

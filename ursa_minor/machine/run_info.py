@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ursa_minor.base import paths
 from ursa_minor.base.redaction import redact
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys
 
