@@ -23,7 +23,7 @@ from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import Finish, read_finish, read_metrics
 from ursa_minor.base.paths import argument, path_argument
-from ursa_minor.evaluation.items import records
+from ursa_minor.evaluation.task_data import records
 from ursa_minor.recipe import keys, loading, reference_curves
 from ursa_minor.recipe.rules import counted, nearest_beside
 from ursa_minor.run import curves

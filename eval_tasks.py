@@ -28,14 +28,14 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     find(asked.model)
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
-    from ursa_minor.evaluation import scoring
+    from ursa_minor.evaluation import score_model
     from ursa_minor.hub import client, scores
 
     client.bound_client()
     if asked.push_to_hub:
         scores.refuse_unknown(asked.push_to_hub)
     pushed = True
-    for record, line in scoring.run(asked):
+    for record, line in score_model.run(asked):
         if asked.push_to_hub:
             # Only HellaSwag's scores can be pushed, whose revision is fixed.
             pushed = scores.push(asked.push_to_hub, record, str(record.revision), line)

@@ -125,7 +125,7 @@ def prefetch(recipe: keys.Recipe) -> bool:
     from huggingface_hub.utils.logging import set_verbosity_error
     from transformers.utils.logging import disable_progress_bar
 
-    from ursa_minor.evaluation import items
+    from ursa_minor.evaluation import task_data
     from ursa_minor.model import pretrained
 
     disable_progress_bar()
@@ -140,7 +140,7 @@ def prefetch(recipe: keys.Recipe) -> bool:
     if wanted:
         tokenization.load(recipe.data.tokenizer)
     for name in tasks:
-        items.fetch(items.records()[name])
+        task_data.fetch(task_data.records()[name])
     return True
 
 

@@ -41,9 +41,9 @@ from ursa_minor.base.errors import TrainingStopped
 from ursa_minor.base.launch import refuse_incomplete_launch
 from ursa_minor.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
 from ursa_minor.data.loading.corpus import Corpus, TrainBatches
-from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import encode_items, read_items, refuse_prompts
-from ursa_minor.evaluation.record import Task
+from ursa_minor.evaluation.task import Task
 from ursa_minor.hub import client, push
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients

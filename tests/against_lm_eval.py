@@ -19,8 +19,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from benchmarks.runs import gpt2_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation import items, likelihood
-from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation import likelihood, task_data
+from ursa_minor.evaluation.encoded_task import Encoded
 
 TASKS = ("arc_easy", "arc_challenge", "piqa", "winogrande", "lambada_openai", "blimp", "multiblimp_hin", "hellaswag")
 
@@ -56,8 +56,8 @@ def main() -> None:
     theirs = lm_eval.simple_evaluate(harness, tasks=list(TASKS), task_manager=TaskManager(), bootstrap_iters=1000)
     found = {}
     for name in TASKS:
-        task = items.records()[name]
-        test = Encoded(task, items.read(task), tokenizer)
+        task = task_data.records()[name]
+        test = Encoded(task, task_data.read(task), tokenizer)
         answers = likelihood.log_likelihoods(model, test.questions, context_length=limit)
         ours, chosen, sums = test.result(answers), test.predictions(answers), test.sums(answers)
         if name == "blimp":  # ours come in turn from the parts in the order of their files

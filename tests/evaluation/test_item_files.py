@@ -18,7 +18,7 @@ import pytest
 import task_rows
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.evaluation import items
+from ursa_minor.evaluation import task_data
 
 
 def own_arc(seed):
@@ -43,7 +43,7 @@ PAIRS = [{"sen": f"the {n} cats sit", "wrong_sen": f"the {n} cats sits"} for n i
 
 
 def read(task, *paths, **how):
-    return items.read(items.records()[task], [str(path) for path in paths], **how)
+    return task_data.read(task_data.records()[task], [str(path) for path in paths], **how)
 
 
 def questions(found):
@@ -117,8 +117,8 @@ def test_quoted_tsv_is_an_error_whose_command_converts_it(task, quoting, tmp_pat
 def test_published_tsv_is_read_as_the_datasets_library_reads_it(tmp_path, monkeypatch):
     path = tmp_path / "data.tsv"
     path.write_text('sen\twrong_sen\n"She said ""yes""."\tNo.\n', encoding="utf-8")
-    monkeypatch.setattr(items, "fetch", lambda task, revision: ([path], "commit"))
-    (item,) = items.read(items.records()["multiblimp_hin"])
+    monkeypatch.setattr(task_data, "fetch", lambda task, revision: ([path], "commit"))
+    (item,) = task_data.read(task_data.records()["multiblimp_hin"])
     assert item.questions[0].endings == ('She said "yes".', "No.")
 
 

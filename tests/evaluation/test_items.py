@@ -21,8 +21,8 @@ import eval_tasks
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation import items, likelihood, scoring
-from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation import likelihood, score_model, task_data
+from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.tasks import hellaswag
 from ursa_minor.recipe import keys
 
@@ -87,8 +87,8 @@ def laid_out(tmp_path, monkeypatch):
         folder.symlink_to(tmp_path / "datasets" / name)
         return str(folder)
 
-    monkeypatch.setattr(items, "snapshot_download", fetched)
-    monkeypatch.setattr(items.HfApi, "dataset_info", lambda *_, **__: None)
+    monkeypatch.setattr(task_data, "snapshot_download", fetched)
+    monkeypatch.setattr(task_data.HfApi, "dataset_info", lambda *_, **__: None)
 
 
 def numbered():
@@ -126,14 +126,14 @@ GOLDEN: dict[str, tuple[list[list[float]], dict[str, float]]] = {
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_tasks_items_are_scored_as_the_harness_scored_them(laid_out, name):
     tokenizer, model = numbered()
-    test = Encoded(items.records()[name], items.read(items.records()[name]), tokenizer)
+    test = Encoded(task_data.records()[name], task_data.read(task_data.records()[name]), tokenizer)
     answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
     sums, scores = GOLDEN[name]
     for found, wanted in zip(test.sums(answers), sums, strict=False):
         assert found == pytest.approx(wanted, abs=1e-3)
     result = test.result(answers)
     assert {score: result[score] for score in scores} == pytest.approx(scores, 1e-4)
-    assert test.result(answers, scoring.by_evaluate()) == pytest.approx(result)  # the metrics of metrics/
+    assert test.result(answers, score_model.by_evaluate()) == pytest.approx(result)  # the metrics of metrics/
 
 
 # Another size of the public data set, --limit, the context, own files, and whether these are all items.
@@ -154,21 +154,21 @@ COMPLETE = {
 def test_revision_is_known_if_all_items_are_scored(laid_out, tmp_path, name):
     tokenizer, _ = numbered()
     for case, (change, limit, context, is_own, is_complete) in COMPLETE.items():
-        task = replace(items.records()[name], **{"size": task_rows.ROWS} | change)
+        task = replace(task_data.records()[name], **{"size": task_rows.ROWS} | change)
         own = shutil.copy(tmp_path / "datasets" / task.dataset[0] / task.files[0], tmp_path)
         if is_own and Path(own).suffix == ".tsv":  # the public file is quoted, which is an error in an own file
             Path(own).write_text(Path(own).read_text(encoding="utf-8").replace('"', ""), encoding="utf-8")
-        found = items.read(task, [own] if is_own else None, limit)
+        found = task_data.read(task, [own] if is_own else None, limit)
         test = Encoded(task, found, tokenizer, context)
         assert test.revision == (found.commit if is_complete else None), case
         if not is_complete:
             with pytest.raises(BadInput, match=f"--push_to_hub me/m: .* of all {task.size} items of {task.dataset[0]}"):
-                scoring.refuse_incomplete([test], "me/m")
+                score_model.refuse_incomplete([test], "me/m")
 
 
 def test_every_name_of_the_recipe_has_a_record_and_no_other():
-    assert set(items.records()) == set(keys.TASKS)
-    for task in items.records().values():
+    assert set(task_data.records()) == set(keys.TASKS)
+    for task in task_data.records().values():
         assert task.fields and task.size > 0
         assert all(len(values) == len(task.scores) for values in task.published.values())
 
@@ -196,17 +196,17 @@ ROWS = {
 def test_a_row_that_is_no_item_is_refused_with_file_line_and_rule(tmp_path, name, change, words):
     (tmp_path / "rows.jsonl").write_text("\n" + json.dumps(ROWS.get(name, {}) | change) + "\n")
     with pytest.raises(BadInput) as caught:
-        items.read(items.records()[name], [str(tmp_path / "rows.jsonl")])
+        task_data.read(task_data.records()[name], [str(tmp_path / "rows.jsonl")])
     assert str(caught.value).startswith(f"{tmp_path}/rows.jsonl: line 2: ") and words in str(caught.value)
 
 
 def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_with_the_command(laid_out, tmp_path):
-    first = items.read(items.records()["blimp"], limit=10)
+    first = task_data.read(task_data.records()["blimp"], limit=10)
     assert len({item.where.rpartition("/")[0] for item in first}) == 10, "the first ones are of all"
     next((tmp_path / "datasets/nyu-mll/blimp").glob("*/*.parquet")).unlink()
     wanted = r"blimp \(nyu-mll/blimp of the Hub\) cannot .* hf download nyu-mll/blimp --include"
     with pytest.raises(BadInput, match=wanted):
-        items.read(items.records()["blimp"])
+        task_data.read(task_data.records()["blimp"])
 
 
 # In training

@@ -11,8 +11,8 @@ from tokenizers import normalizers, processors
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation import items as task_items
-from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation import task_data as task_items
+from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.likelihood import Answer
 from ursa_minor.evaluation.tasks import hellaswag
 

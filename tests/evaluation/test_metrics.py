@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ursa_minor.evaluation import metrics, scoring
+from ursa_minor.evaluation import metrics, score_model
 
 NAN, INF = math.nan, math.inf
 CHOICE = {
@@ -50,18 +50,18 @@ CASES += [("last_word", WORD | change, word) for change, word in BAD_WORDS]
 @pytest.mark.parametrize(("name", "values", "word"), CASES)
 @pytest.mark.filterwarnings("error")
 def test_invalid_input_is_an_error_that_names_it(name, values, word, kind):
-    compute = metrics.PLAIN if kind == "plain" else scoring.by_evaluate()
+    compute = metrics.PLAIN if kind == "plain" else score_model.by_evaluate()
     with pytest.raises(ValueError, match=word):
         compute[name](**values)
 
 
 @pytest.mark.parametrize("name, values", [("multiple_choice", CHOICE), ("last_word", WORD)])
 def test_both_metrics_agree_on_valid_input(name, values):
-    assert metrics.PLAIN[name](**values) == pytest.approx(scoring.by_evaluate()[name](**values))
+    assert metrics.PLAIN[name](**values) == pytest.approx(score_model.by_evaluate()[name](**values))
 
 
 @pytest.mark.filterwarnings("error")
 def test_the_perplexity_of_impossible_words_is_infinite_in_both_metrics():
-    for compute in (metrics.PLAIN, scoring.by_evaluate()):
+    for compute in (metrics.PLAIN, score_model.by_evaluate()):
         found = compute["last_word"](predictions=np.array([-900.0, -800.0]), references=np.array([0, 0]))
         assert found["perplexity"] == math.inf and found["acc"] == 0

@@ -12,8 +12,8 @@ from task_rows import DATASETS, blimp
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation import items, likelihood, sampling, scoring
-from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation import likelihood, sampling, score_model, task_data
+from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import MAX_SKIPS, Evaluator
 from ursa_minor.post import chat, problems, rewards
 
@@ -39,8 +39,8 @@ def tokenizer():
 def encoded(task, folder):
     path = folder / "items.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[task]))
-    record = items.records()[task]
-    return Encoded(record, items.read(record, [str(path)]), tokenizer())
+    record = task_data.records()[task]
+    return Encoded(record, task_data.read(record, [str(path)]), tokenizer())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_item_of_a_single_bad_ending_is_named(question, value, tmp_path):
     model = stock_of(built(vocab_size=320, sequence_length=512))
     answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
     answers[question].nats[2] = value
-    for compute in ({}, {"compute": scoring.by_evaluate()}):
+    for compute in ({}, {"compute": score_model.by_evaluate()}):
         with pytest.raises(BadInput, match=rf"line {question % 6 + 1}: ending 3: .* \(its output is {value}\)"):
             test.result(answers, **compute)
 

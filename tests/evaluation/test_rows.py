@@ -5,10 +5,10 @@ from decimal import Decimal
 import pytest
 import task_rows
 
-from ursa_minor.evaluation import items
+from ursa_minor.evaluation import task_data
 from ursa_minor.evaluation.rows import validate
 
-TASKS = items.records()
+TASKS = task_data.records()
 ROWS = {
     "arc_easy": {"question": "Q", "choices": {"text": ["a", "b"], "label": ["1", "2"]}, "answerKey": "2"},
     "piqa": {"goal": "G", "sol1": "a", "sol2": "b", "label": 1},

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation.items import records
+from ursa_minor.evaluation.task_data import records
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.hub import card_merge, model_card, scores
 from ursa_minor.machine.run_info import Facts

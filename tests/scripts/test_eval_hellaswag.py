@@ -23,8 +23,8 @@ from ursa_minor.base import console
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation import items as task_items
-from ursa_minor.evaluation import likelihood, scoring
+from ursa_minor.evaluation import task_data as task_items
+from ursa_minor.evaluation import likelihood, score_model
 from ursa_minor.evaluation.evaluator import Evaluator
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.hub import scores
@@ -201,7 +201,7 @@ def test_printed_scores_are_json_where_the_perplexity_is_infinite(monkeypatch, c
     task = task_items.records()["lambada_openai"]
     line = {"acc": 0.0, "perplexity": math.inf, "perplexity_stderr": math.nan}
     monkeypatch.setattr(console, "start", lambda: None)
-    monkeypatch.setattr(scoring, "run", lambda *asked: [(task, line)])
+    monkeypatch.setattr(score_model, "run", lambda *asked: [(task, line)])
     assert eval_tasks.main(["--model", "me/model", "--tasks", "lambada_openai"]) == 0
     printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert printed == {"acc": 0.0, "perplexity": None, "perplexity_stderr": None}
@@ -226,7 +226,7 @@ def hub(place):
 def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(place, hub, monkeypatch):
     """With the real clients, against a Hub on localhost."""
     card = hub.folder / "models/me/model/README.md"
-    monkeypatch.setattr(scoring, "refuse_incomplete", lambda *_: None)  # these are 40 items
+    monkeypatch.setattr(score_model, "refuse_incomplete", lambda *_: None)  # these are 40 items
     push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
     done = run(*push, **hub.environment)
     asked = [line for line in hub.log if "Rowan/hellaswag" in line]
@@ -253,7 +253,7 @@ def test_scores_of_some_items_are_not_pushed(place, hub):
 def test_damaged_card_gets_no_scores(place, hub, monkeypatch):
     card = hub.folder / "models/me/model/README.md"
     card.write_text("---\nlicense: [mit\n---\nMine.\n")
-    monkeypatch.setattr(scoring, "refuse_incomplete", lambda *_: None)
+    monkeypatch.setattr(score_model, "refuse_incomplete", lambda *_: None)
     push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
     done = run(*push, expect=1, **hub.environment)
     assert "its README.md is left as it is: its metadata block is not valid YAML" in done.stderr
@@ -264,7 +264,7 @@ def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypat
     line = {"acc": 0.25, "acc_norm": 0.5, "acc_token_norm": 0.75}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "start", lambda: None)  # it would take this process's messages
-    monkeypatch.setattr(scoring, "run", lambda *asked: [(TASK, line)])
+    monkeypatch.setattr(score_model, "run", lambda *asked: [(TASK, line)])
     monkeypatch.setattr(scores, "refuse_unknown", lambda model_id: None)
     monkeypatch.setattr(scores, "_add", lambda *_: (_ for _ in ()).throw(ConnectionError("gone")))
     assert eval_hellaswag.main(["--model", "me/model", "--push_to_hub", "me/model"]) == 1

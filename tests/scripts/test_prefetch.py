@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import prepare_data
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation import items
+from ursa_minor.evaluation import task_data
 from ursa_minor.model import pretrained
 from ursa_minor.recipe import keys, loading
 
@@ -85,7 +85,7 @@ def test_a_machine_without_a_network_trains_from_what_was_prefetched(served):
 
 def test_what_a_recipe_asks_the_hub_for_beside_its_data_is_prefetched_and_nothing_else(monkeypatch):
     asked = []
-    for module, name in ((pretrained, "load"), (tokenization, "load"), (items, "fetch")):
+    for module, name in ((pretrained, "load"), (tokenization, "load"), (task_data, "fetch")):
         monkeypatch.setattr(module, name, lambda what, *_: asked.append(getattr(what, "name", what)))
     recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
     prepare_data.prefetch(recipe)

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens.tokenizer import decode, decode_continuation, encode_prompt
-from ursa_minor.evaluation import items, likelihood, sampling, validation
-from ursa_minor.evaluation.encoding import Encoded
-from ursa_minor.evaluation.items import Items
-from ursa_minor.evaluation.record import Task
+from ursa_minor.evaluation import likelihood, sampling, task_data, validation
+from ursa_minor.evaluation.encoded_task import Encoded
+from ursa_minor.evaluation.task_data import Items
+from ursa_minor.evaluation.task import Task
 from ursa_minor.machine.accelerator import autocast
 from ursa_minor.machine.full_model import WholeModel
 from ursa_minor.model.loss import loss_module
@@ -41,9 +41,9 @@ def read_items(
     found, known = {}, commits or {}
     with accelerator.local_main_process_first():  # the others find its files in the cache
         for name in dict.fromkeys(evaluation.tasks):
-            task = items.records()[name]
+            task = task_data.records()[name]
             try:
-                found[task] = items.read(task, evaluation.files_of(name), evaluation.task_limit, known.get(name))
+                found[task] = task_data.read(task, evaluation.files_of(name), evaluation.task_limit, known.get(name))
             except BadInput as fault:
                 if evaluation.files_of(name):
                     raise

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from ursa_minor.base import files
-from ursa_minor.evaluation.record import Answer, Choices, Row, Task, Text, Texts
+from ursa_minor.evaluation.task import Answer, Choices, Row, Task, Text, Texts
 from ursa_minor.recipe.rules import either
 
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")

@@ -8,7 +8,7 @@ from huggingface_hub import CommitOperationAdd, EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from ursa_minor.base.errors import BadInput, first_line
-from ursa_minor.evaluation.record import Task
+from ursa_minor.evaluation.task import Task
 from ursa_minor.hub import card_merge, client
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from ursa_minor.base import files, gpus
 from ursa_minor.base.run_files import FINISH
 from ursa_minor.base.stopping import StopRequest
 from ursa_minor.data.loading.corpus import Corpus
-from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import Evaluator, encode_items, read_items
-from ursa_minor.evaluation.record import Task
+from ursa_minor.evaluation.task import Task
 from ursa_minor.preflight import run_estimate
 from ursa_minor.machine.accelerator import compiler_of, prepare
 from ursa_minor.preflight.estimate import shape_of

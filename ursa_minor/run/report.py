@@ -22,7 +22,7 @@ from ursa_minor.base.run_files import METRICS, iterate_metrics
 from ursa_minor.base.redaction import redact
 from ursa_minor.data.tokens.tokenizer import CUT
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
-from ursa_minor.evaluation.record import Task
+from ursa_minor.evaluation.task import Task
 from ursa_minor.machine import device as hardware
 from ursa_minor.optim.update import Update
 from ursa_minor.recipe import keys, reference_curves

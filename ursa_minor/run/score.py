@@ -10,10 +10,10 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import MODEL_FOLDER
 from ursa_minor.data.loading.corpus import Corpus
-from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import Evaluator
 from ursa_minor.evaluation.likelihood import not_finite
-from ursa_minor.evaluation.record import Task
+from ursa_minor.evaluation.task import Task
 from ursa_minor.hub import fetch
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.micro_batch import propose_micro_batch

@@ -9,7 +9,7 @@ arXiv:1905.07830; license of the data: MIT.
 
 import re
 
-from ursa_minor.evaluation.record import Answer, Question, Row, Task, Text, Texts
+from ursa_minor.evaluation.task import Answer, Question, Row, Task, Text, Texts
 
 ENDINGS = 4
 HARNESS, OTHERS = "lm-evaluation-harness", "build-nanogpt, llm.c"

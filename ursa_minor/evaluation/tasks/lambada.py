@@ -3,7 +3,7 @@
 arXiv:1606.06031; license of the data: MIT.
 """
 
-from ursa_minor.evaluation.record import LAST_WORD, Question, Row, Task, Text
+from ursa_minor.evaluation.task import LAST_WORD, Question, Row, Task, Text
 
 
 def questions(row: Row) -> tuple[Question, ...]:

@@ -19,11 +19,11 @@ from ursa_minor.base import files
 from ursa_minor.base.cli import catch_interrupts
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation import items, likelihood, metrics
-from ursa_minor.evaluation.encoding import Encoded
+from ursa_minor.evaluation import likelihood, metrics, task_data
+from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.likelihood import Answer
 from ursa_minor.evaluation.metrics import Metric
-from ursa_minor.evaluation.record import Task
+from ursa_minor.evaluation.task import Task
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import make_accelerator
 from ursa_minor.model import pretrained
@@ -46,10 +46,10 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     and when it is interrupted.
     """
     disable_progress_bar()  # Transformers' own bars, over loading one file
-    name, records = find(asked.model), items.records()
+    name, records = find(asked.model), task_data.records()
     refuse_hub_adapter(name, f"--model {asked.model}")
     tokenizer = tokenization.load(name, of_model=True)
-    found = [items.read(records[task], asked.task_files.get(task), asked.limit) for task in asked.tasks]
+    found = [task_data.read(records[task], asked.task_files.get(task), asked.limit) for task in asked.tasks]
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = make_accelerator(hardware.this_device(), precision="no")
     model = pretrained.load(name).to(accelerator.device)
