@@ -29,16 +29,16 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     from ursa_minor.evaluation import score_model
-    from ursa_minor.hub import client, scores
+    from ursa_minor.hub import card_scores, client
 
     client.bound_client()
     if asked.push_to_hub:
-        scores.refuse_unknown(asked.push_to_hub)
+        card_scores.refuse_unknown(asked.push_to_hub)
     pushed = True
     for record, line in score_model.run(asked):
         if asked.push_to_hub:
             # Only HellaSwag's scores can be pushed, whose revision is fixed.
-            pushed = scores.push(asked.push_to_hub, record, str(record.revision), line)
+            pushed = card_scores.push(asked.push_to_hub, record, str(record.revision), line)
         print(files.to_json(line), flush=True)
     return 0 if pushed else 1
 

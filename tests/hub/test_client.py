@@ -8,7 +8,7 @@ from huggingface_hub import HfApi
 from pushes import ENDPOINTS, ID, TOKEN, stage
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.hub import client, fetch, push
+from ursa_minor.hub import client, pull, push
 
 pytest_plugins = ["pushes"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
@@ -25,7 +25,7 @@ def test_token_is_in_no_file_no_message_and_no_request_but_its_header_and_the_te
     with pytest.raises(BadInput) as caught:
         push.check("run", private=True, fresh=True, card="")
     push.push_pending(pending)
-    fetch.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")
+    pull.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"Canary" in path.read_bytes()]
     assert any("redacted" in line for line in caplog.messages)
     assert {record.name.split(".")[0] for record in caplog.records} == {"ursa_minor"} and capfd.readouterr() == ("", "")
@@ -61,4 +61,4 @@ def test_a_page_of_a_proxy_is_said_to_be_one(server, tmp_path):
     html = {"Content-Type": "Text/HTML; charset=utf-8"}
     server.faults = [Fault("GET", 1, "say", message="<!doctype html><title>Log in</title>", headers=html)]
     with pytest.raises(TrainingStopped, match=f"hub://{ID}: .*looks like a proxy's or log-in page .*HTTPS_PROXY"):
-        fetch.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")
+        pull.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")

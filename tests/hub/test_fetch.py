@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from pushes import ENDPOINTS, ID, content, parts, stage, tag
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.hub import fetch as fetching
+from ursa_minor.hub import pull as fetching
 from ursa_minor.hub import push
 
 pytest_plugins = ["pushes"]

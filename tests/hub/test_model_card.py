@@ -13,7 +13,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation.task_data import records
 from ursa_minor.evaluation.tasks.hellaswag import TASK
-from ursa_minor.hub import card_merge, model_card, scores
+from ursa_minor.hub import card_merge, card_scores, model_card
 from ursa_minor.machine.run_info import Facts
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model.build import build
@@ -133,7 +133,7 @@ def test_evaluation_replaces_the_score_of_training(name):
     task = records()[name]
     row = {"step": 100, f"{name}/items": task.size, f"{name}/revision": str(task.revision)}
     row |= {f"{name}/{score}": 0.25 for score in task.scores}
-    scored = [scores.result(task, score, 0.5, str(task.revision)) for score in task.scores]
+    scored = [card_scores.result(task, score, 0.5, str(task.revision)) for score in task.scores]
     text = card_merge.add_results(make([*UPDATES, row]), eval_results_to_model_index("a_run", scored))
     found = {one.metric_type: one.metric_value for one in ModelCard(text).data.eval_results}
     assert len(results(text)) == len(task.scores)

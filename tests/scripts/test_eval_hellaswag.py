@@ -27,7 +27,7 @@ from ursa_minor.evaluation import task_data as task_items
 from ursa_minor.evaluation import likelihood, score_model
 from ursa_minor.evaluation.evaluator import Evaluator
 from ursa_minor.evaluation.tasks.hellaswag import TASK
-from ursa_minor.hub import scores
+from ursa_minor.hub import card_scores
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys
@@ -265,7 +265,7 @@ def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "start", lambda: None)  # it would take this process's messages
     monkeypatch.setattr(score_model, "run", lambda *asked: [(TASK, line)])
-    monkeypatch.setattr(scores, "refuse_unknown", lambda model_id: None)
-    monkeypatch.setattr(scores, "_add", lambda *_: (_ for _ in ()).throw(ConnectionError("gone")))
+    monkeypatch.setattr(card_scores, "refuse_unknown", lambda model_id: None)
+    monkeypatch.setattr(card_scores, "_add", lambda *_: (_ for _ in ()).throw(ConnectionError("gone")))
     assert eval_hellaswag.main(["--model", "me/model", "--push_to_hub", "me/model"]) == 1
     assert "--push_to_hub me/model: gone" in caplog.text and json.loads(capsys.readouterr().out) == line

@@ -19,7 +19,7 @@ from ursa_minor.base.run_files import step_name
 from ursa_minor.base.redaction import redact
 from ursa_minor.evaluation.task_data import records
 from ursa_minor.evaluation.task import Task
-from ursa_minor.hub import card_merge, scores
+from ursa_minor.hub import card_merge, card_scores
 from ursa_minor.machine.run_info import Facts
 from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.recipe import keys
@@ -146,7 +146,7 @@ def _loss(name: str, words: str, measured: Measured) -> Figure:
     prefix, _, metric = name.partition("/")
     split = "validation" if prefix == "eval" else prefix
     result = EvalResult(
-        **scores.KIND,
+        **card_scores.KIND,
         dataset_type="text",
         dataset_name="text kept from training",
         dataset_split=split,
@@ -169,7 +169,7 @@ def _score(task: Task, score: str, measured: Measured) -> Figure:
     revision = row.get(task.metric("revision"))
     if revision is None:
         return Figure(words, f"{shown}, not those of the complete data set", row["step"], None)
-    return Figure(words, shown, row["step"], scores.result(task, score, value, revision))
+    return Figure(words, shown, row["step"], card_scores.result(task, score, value, revision))
 
 
 def _cost(rows: Sequence[Mapping], processes: int) -> dict[str, str]:

@@ -29,7 +29,7 @@ from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.redaction import one_line
 from ursa_minor.hub import card_merge, client
-from ursa_minor.hub.fetch import CHECKPOINT, NEWEST, PARTS
+from ursa_minor.hub.pull import CHECKPOINT, NEWEST, PARTS
 
 log = logging.getLogger(__name__)
 

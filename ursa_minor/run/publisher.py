@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.hub import fetch, push
+from ursa_minor.hub import pull, push
 from ursa_minor.hub.model_card import metadata, model_card
 from ursa_minor.machine.run_info import Facts
 from ursa_minor.recipe import keys
@@ -165,7 +165,7 @@ def check(recipe: keys.Recipe) -> str | None:
     repo_id, note = push.check(
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,
-        fresh=not begun and not fetch.is_address(recipe.saving.resume_from_checkpoint),
+        fresh=not begun and not pull.is_address(recipe.saving.resume_from_checkpoint),
         card=f"---\n{metadata(recipe)}\n---\n",
     )
     if note:

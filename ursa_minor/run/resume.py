@@ -20,7 +20,7 @@ from ursa_minor.base import stopping
 from ursa_minor.base.errors import BadInput, space_fix
 from ursa_minor.base.run_files import step_name
 from ursa_minor.data.loading.corpus import Corpus
-from ursa_minor.hub import client, fetch
+from ursa_minor.hub import client, pull
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.optim.schedule import Length, decay_begins, learning_rate
 from ursa_minor.recipe import keys, loading
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 def begins_at(saving: keys.Saving) -> Path | None:
     """Return the checkpoint on this machine that a run is to begin from, if the recipe names one."""
     asked = saving.resume_from_checkpoint
-    return None if asked in ("auto", "none") or fetch.is_address(asked) else Path(asked)
+    return None if asked in ("auto", "none") or pull.is_address(asked) else Path(asked)
 
 
 def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
@@ -43,13 +43,13 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     if accelerator.is_main_process:
         try:
             found[:2] = checkpoint.find_newest(folder, begins_at(recipe.saving))
-            if found[0] is None and fetch.is_address(asked):  # later starts of the same command resume from this folder
+            if found[0] is None and pull.is_address(asked):  # later starts of the same command resume from this folder
                 minutes = client.DEADLINE_SECONDS // 60
                 log.info(f"hub      fetching {asked}; a Hub that does not answer is asked again for {minutes} minutes")
                 # A run that pushes there begins there: one command for the first machine and for those after it.
                 own = recipe.hub.pushes_checkpoints and asked == f"hub://{recipe.hub.hub_model_id}"
                 with stopping.ending_at_once():
-                    found[0] = fetch.fetch_checkpoint(asked, folder, recipe.saving.run_dir, may_begin=own)
+                    found[0] = pull.fetch_checkpoint(asked, folder, recipe.saving.run_dir, may_begin=own)
                 if found[0] is None:
                     log.info(f"hub      nothing was pushed to {asked} yet: the run begins at step 0")
         except BadInput as error:

@@ -14,7 +14,7 @@ from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import Evaluator
 from ursa_minor.evaluation.likelihood import not_finite
 from ursa_minor.evaluation.task import Task
-from ursa_minor.hub import fetch
+from ursa_minor.hub import pull
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.micro_batch import propose_micro_batch
 from ursa_minor.machine.full_model import WholeModel
@@ -32,7 +32,7 @@ def refuse_without_weights(recipe: keys.Recipe, *, fetched: bool = False) -> Non
     """
     saving = recipe.saving
     here = recipe.model.init_from or begins_at(saving) or checkpoint.list_checkpoints(saving.checkpoints)
-    if not here and (fetched or not fetch.is_address(saving.resume_from_checkpoint)):
+    if not here and (fetched or not pull.is_address(saving.resume_from_checkpoint)):
         if (saving.run_dir / MODEL_FOLDER).is_dir():
             raise BadInput(
                 f"eval_only: {saving.run_dir} contains no checkpoint; score its model: --init_from {saving.run_dir}"
