@@ -26,7 +26,7 @@ from ursa_minor.base.paths import argument, path_argument
 from ursa_minor.evaluation.task_data import records
 from ursa_minor.recipe import keys, loading, reference_curves
 from ursa_minor.recipe.rules import counted, nearest_beside
-from ursa_minor.run import curves
+from ursa_minor.reporting import curves
 
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
 DASHES = ("-", "--", "-.")  # for more columns than colors

@@ -54,10 +54,11 @@ from ursa_minor.model.build import build
 from ursa_minor.optim import optimizers, update
 from ursa_minor.optim.schedule import learning_rate, set_lr
 from ursa_minor.recipe.batching import make_plan
-from ursa_minor.run import ends, folder, publisher, trackers
+from ursa_minor.reporting import trackers
+from ursa_minor.run import ends, folder, publisher
 from ursa_minor.run.opening import open_run
-from ursa_minor.run.profile import profiling
-from ursa_minor.run.report import due
+from ursa_minor.reporting.profiler import profiling
+from ursa_minor.reporting.report import due
 from ursa_minor.run.resume import extended
 from ursa_minor.run.score import refuse_without_weights, score
 

@@ -12,7 +12,7 @@ import argparse
 import json
 
 from ursa_minor.base import paths
-from ursa_minor.run.curves import BLUE, GREEN, VERMILLION, picture, series
+from ursa_minor.reporting.curves import BLUE, GREEN, VERMILLION, picture, series
 
 
 def draw(runs: list[dict], path: Path) -> None:

@@ -36,7 +36,7 @@ from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once
 from ursa_minor.base import paths
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.machine import device as hardware
-from ursa_minor.run.curves import BLACK, BLUE, VERMILLION, picture, series
+from ursa_minor.reporting.curves import BLACK, BLUE, VERMILLION, picture, series
 
 HELD_OUT = (901, 902, 903, 904, 905)  # chosen before the search; no search may use them
 UNDO, UNDO_STEPS = (13, 14, 15), 650  # seeds, and about where AdamW comes to the target

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ursa_minor.run.clock import Clock
+from ursa_minor.reporting.clock import Clock
 
 
 def test_paused_time_does_not_count_neither_inside_nor_when_the_evaluation_fails(at):

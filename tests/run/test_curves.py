@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.recipe import keys, loading, reference_curves
-from ursa_minor.run.curves import SIZES, Thinned, draw_curves, published_scores
+from ursa_minor.reporting.curves import SIZES, Thinned, draw_curves, published_scores
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
 LOOK = {"step": 2, "tokens": 16, "eval/loss": 2.5}

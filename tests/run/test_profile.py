@@ -6,19 +6,19 @@ import json
 import torch
 
 from ursa_minor.recipe.loading import PROFILE_UPDATES
-from ursa_minor.run import profile
-from ursa_minor.run.clock import Clock
+from ursa_minor.reporting import profiler
+from ursa_minor.reporting.clock import Clock
 
 
 def profiled(folder, updates, *, updates_left=PROFILE_UPDATES):
-    with profile.profiling(folder, torch.device("cpu"), Clock(1, None), updates_left=updates_left) as step:
+    with profiler.profiling(folder, torch.device("cpu"), Clock(1, None), updates_left=updates_left) as step:
         for _ in range(updates):
             torch.eye(64) @ torch.eye(64)
             step()
 
 
 def test_too_few_updates_for_a_profile_are_reported_first(tmp_path, caplog):
-    with profile.profiling(tmp_path / "p", torch.device("cpu"), Clock(1, None), updates_left=12) as step:
+    with profiler.profiling(tmp_path / "p", torch.device("cpu"), Clock(1, None), updates_left=12) as step:
         assert caplog.messages == ["no profile: it takes 13 updates, and 12 updates are left to train"]
         step()
     assert not (tmp_path / "p").exists() and len(caplog.messages) == 1

@@ -17,9 +17,9 @@ from ursa_minor.evaluation.tasks import hellaswag
 from ursa_minor.optim.update import Update
 from ursa_minor.recipe.keys import replace
 from ursa_minor.recipe.loading import load_recipe
-from ursa_minor.run import report
-from ursa_minor.run.clock import Clock
-from ursa_minor.run.report import HINT_AFTER, Report, due, duration
+from ursa_minor.reporting import report
+from ursa_minor.reporting.clock import Clock
+from ursa_minor.reporting.report import HINT_AFTER, Report, due, duration
 from ursa_minor.checkpoint.state import RunState
 
 

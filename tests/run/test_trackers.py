@@ -32,7 +32,7 @@ from conftest import ROOT, Done
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.recipe import keys, loading
-from ursa_minor.run import trackers
+from ursa_minor.reporting import trackers
 
 KEY = "0canary1" * 5  # of wandb
 TOKEN = "hf_canaryCanaryCanaryCanary"

@@ -31,7 +31,7 @@ from ursa_minor.hub import card_scores
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys
-from ursa_minor.run import clock
+from ursa_minor.reporting import clock
 
 SCORES = [f"{score}{end}" for score in TASK.scores for end in ("", "_stderr")]
 BPE = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")

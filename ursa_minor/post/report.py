@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from ursa_minor.base import files
 from ursa_minor.base.run_files import METRICS, read_metrics
-from ursa_minor.run.curves import draw_rewards
+from ursa_minor.reporting.curves import draw_rewards
 
 log = logging.getLogger(__name__)
 

@@ -67,7 +67,7 @@ def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-PROFILE_UPDATES = 13  # what --profile takes: the first ones are left out (ursa_minor/run/profile.py)
+PROFILE_UPDATES = 13  # what --profile takes: the first ones are left out (ursa_minor/reporting/profiler.py)
 # Flags of train.py that are not recipe keys, as read_flags takes them.
 TRAIN_MODES = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, tasks; then stop"),

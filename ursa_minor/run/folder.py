@@ -14,7 +14,7 @@ from ursa_minor.recipe import keys, loading
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.run.publisher import PENDING
 from ursa_minor.run.resume import begins_at
-from ursa_minor.run.trackers import IDS
+from ursa_minor.reporting.trackers import IDS
 
 LOCK = ".lock"
 

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from ursa_minor.base import files
 from ursa_minor.recipe.loading import PROFILE_UPDATES
 from ursa_minor.recipe.rules import counted
-from ursa_minor.run.clock import Clock
+from ursa_minor.reporting.clock import Clock
 
 log = logging.getLogger(__name__)
 

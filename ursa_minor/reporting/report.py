@@ -26,10 +26,10 @@ from ursa_minor.evaluation.task import Task
 from ursa_minor.machine import device as hardware
 from ursa_minor.optim.update import Update
 from ursa_minor.recipe import keys, reference_curves
-from ursa_minor.run import curves
-from ursa_minor.run.clock import Clock
+from ursa_minor.reporting import curves
+from ursa_minor.reporting.clock import Clock
 from ursa_minor.checkpoint.state import RunState
-from ursa_minor.run.trackers import Trackers, place_after
+from ursa_minor.reporting.trackers import Trackers, place_after
 
 log = logging.getLogger(__name__)
 
