@@ -48,19 +48,19 @@ from ursa_minor.hub import client, push
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
 from ursa_minor.machine.micro_batch import save_when_out_of_memory
-from ursa_minor.machine.time_budget import CHECKPOINT, SAMPLES, TASKS, UPDATE, VALIDATION, TimeBudget
+from ursa_minor.run.time_limit import CHECKPOINT, SAMPLES, TASKS, TimeBudget, UPDATE, VALIDATION
 from ursa_minor.model import pretrained, vocabulary
 from ursa_minor.model.build import build
 from ursa_minor.optim import optimizers, update
 from ursa_minor.optim.schedule import learning_rate, set_lr
 from ursa_minor.recipe.batching import make_plan
 from ursa_minor.reporting import trackers
-from ursa_minor.run import ends, folder, publisher
-from ursa_minor.run.opening import open_run
+from ursa_minor.run import finish, folder, publish
+from ursa_minor.run.setup import open_run
 from ursa_minor.reporting.profiler import profiling
 from ursa_minor.reporting.report import due
 from ursa_minor.run.resume import extended
-from ursa_minor.run.score import refuse_without_weights, score
+from ursa_minor.run.eval_only import refuse_without_weights, score
 
 log = logging.getLogger("ursa_minor.train")
 
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     client.bound_client()
     recipe, modes, reader_argv = loading.parse_training(argv)
     if recipe is None:  # works in any folder
-        return publisher.push_pending(Path(modes["push_pending"]))
+        return publish.push_pending(Path(modes["push_pending"]))
     refuse_incomplete_launch(os.environ)
     trackers.drop_overridden(recipe, reader_argv)
     if "extend_steps" in modes:
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     (folder.refuse_foreign_run if trains else refuse_without_weights)(recipe)
     if trains:
         trackers.check(recipe.tracking.names)
-        repo_id = publisher.check(recipe)
+        repo_id = publish.check(recipe)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
     device = hardware.this_device()
     refuse_missing_kernels(device)
@@ -131,7 +131,7 @@ def train(
     *,
     profiled: bool = False,
 ) -> int:
-    """Train to ``max_steps``, from the newest checkpoint if any; ursa_minor/run/ends.py has how a run ends otherwise.
+    """Train to ``max_steps``, from the newest checkpoint if any; ursa_minor/run/finish.py has how a run ends otherwise.
 
     Args:
         tests: the tasks that the run scores itself on.
@@ -171,7 +171,7 @@ def train(
                     report.loss(step, "validation", result)
                     is_best = result is not None and state.record_loss(result["loss"])
                     if state.stops_early(patience) and not last:
-                        log.info(ends.stopped_early(step, state.since_best))
+                        log.info(finish.stopped_early(step, state.since_best))
                         last = True
                     budget.count(VALIDATION)
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
@@ -242,7 +242,7 @@ def train(
                 state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
                 checkpoints.finish()
-                raise ends.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW, run.attention_kernel)
+                raise finish.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW, run.attention_kernel)
             if planned:
                 checkpoints.save(state)  # a resumed run keeps this length
 
@@ -259,10 +259,10 @@ def train(
             report.draw()
             log.info(budget.stop_message(state.step))
         else:
-            ends.complete(run, recipe, corpus, accelerator)
+            finish.complete(run, recipe, corpus, accelerator)
         checkpoints.finish()
         corpus.delete_consumed(batches.order, checkpoints.oldest_step(state))
-    return ends.close(run, accelerator, stop, stopped=stopping)
+    return finish.close(run, accelerator, stop, stopped=stopping)
 
 
 def seed_dropout(model: keys.Model, step: int, micro_batch: int) -> None:

@@ -26,7 +26,7 @@ from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.optim.muon import orthogonalize
 from ursa_minor.post import rewards
 from ursa_minor.recipe import keys, loading
-from ursa_minor.run import opening
+from ursa_minor.run import setup
 
 MIB = 2**20
 SHAPE = {"vocab_size": 64, "sequence_length": 16, "n_layer": 1, "n_head": 1, "n_embd": 8, "seed": 1}
@@ -92,7 +92,7 @@ def test_attention_kernel_of_a_run_is_the_gpus(card, precision, kernel):
         recipe = keys.replace(loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), sequence_length=16)
         accelerator = make_accelerator(hardware.this_device(), keys.Machine(), precision=precision)
         plan = types.SimpleNamespace(per_device_train_batch_size=1)
-        assert opening.attention_kernel(recipe, plan, accelerator) == kernel
+        assert setup.attention_kernel(recipe, plan, accelerator) == kernel
 
     on(card, work)
 

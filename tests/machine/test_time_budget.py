@@ -3,8 +3,8 @@
 import pytest
 from conftest import RECIPE
 
-from ursa_minor.machine import time_budget
-from ursa_minor.machine.time_budget import MARGIN, TimeBudget
+from ursa_minor.run import time_limit
+from ursa_minor.run.time_limit import MARGIN, TimeBudget
 from ursa_minor.optim.schedule import Length
 from ursa_minor.recipe import keys, loading
 
@@ -55,7 +55,7 @@ def train(budget, clock, durations, *, first_step=0, activities=()):
                 budget.count(activity)
         budget.start()
         clock.sleep(seconds)
-        budget.count(time_budget.UPDATE)
+        budget.count(time_limit.UPDATE)
         planned.append(budget.plan(first_step + number + 1, share=lambda values: values))
     return planned
 
@@ -89,8 +89,8 @@ def test_a_stall_hardly_changes_the_planned_length(recipe, clock, slow):
 def test_time_for_evaluations_and_checkpoints_is_reserved(recipe, clock):
     intervals = {"eval_steps": 50, "sample_steps": 300, "task_steps": 1000, "save_steps": 15, "tasks": ["piqa"]}
     budget = make_budget(recipe, clock, **intervals)
-    before = [(0, time_budget.VALIDATION, 12.0), (0, time_budget.SAMPLES, 3.0), (0, time_budget.TASKS, 40.0)]
-    saved = [(15, time_budget.CHECKPOINT, 2.0)]
+    before = [(0, time_limit.VALIDATION, 12.0), (0, time_limit.SAMPLES, 3.0), (0, time_limit.TASKS, 40.0)]
+    saved = [(15, time_limit.CHECKPOINT, 2.0)]
     (length,) = filter(None, train(budget, clock, [1.0] * 20, activities=[*before, *saved]))
 
     def total(end):
@@ -105,7 +105,7 @@ def test_time_for_evaluations_and_checkpoints_is_reserved(recipe, clock):
 def test_a_checkpoint_per_validation_is_reserved_for_the_best(recipe, clock):
     changes = {"eval_steps": 100, "save_steps": 1000, "max_hours": 0.5, "load_best_model_at_end": True}
     budget = make_budget(recipe, clock, **changes)
-    saved = [(10, time_budget.CHECKPOINT, 50.0)]
+    saved = [(10, time_limit.CHECKPOINT, 50.0)]
     (length,) = filter(None, train(budget, clock, [1.0] * 20, activities=saved))
     # 1730 s remain, 1643 s of them are planned: 993 updates and 13 checkpoints, one for each of
     # the validations at 100, ..., 1000 and 1013 and two at 1000 and 1013.
@@ -121,7 +121,7 @@ def test_unknown_durations_count_as_zero(recipe, clock):
 def test_evaluation_at_the_planning_step_is_reserved(recipe, clock):
     """It is due after the plan: the loop evaluates before the next update."""
     budget = make_budget(recipe, clock, eval_steps=20, max_hours=0.1)
-    (length,) = filter(None, train(budget, clock, [1.0] * 20, activities=[(0, time_budget.VALIDATION, 30.0)]))
+    (length,) = filter(None, train(budget, clock, [1.0] * 20, activities=[(0, time_limit.VALIDATION, 30.0)]))
     # 340 s remain, 323 of them are planned: 113 updates, validated at 20, 40, ..., 120 and 133.
     assert length.max_steps == 133
 
@@ -175,7 +175,7 @@ def test_all_processes_receive_the_plan_of_the_main_process(recipe):
         for step in range(1, 21):
             budget.start()
             clock.sleep(seconds)
-            budget.count(time_budget.UPDATE)
+            budget.count(time_limit.UPDATE)
             plans[rank] = budget.plan(step, share)
     assert plans[0] == plans[1]
     assert plans[0].max_steps == expected_steps(40, 2.0)
@@ -184,13 +184,13 @@ def test_all_processes_receive_the_plan_of_the_main_process(recipe):
 def test_wall_time_runs_from_the_first_update_and_over_resumes(recipe, clock):
     budget = make_budget(recipe, clock, spent=100.0)
     clock.sleep(50.0)
-    budget.count(time_budget.VALIDATION)
+    budget.count(time_limit.VALIDATION)
     assert budget.seconds == 100.0
     budget.start()
     clock.sleep(2.0)
-    budget.count(time_budget.UPDATE)
+    budget.count(time_limit.UPDATE)
     clock.sleep(7.0)
-    budget.count(time_budget.VALIDATION)
+    budget.count(time_limit.VALIDATION)
     budget.start()
     assert budget.seconds == 109.0
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ursa_minor.base import cudnn
-from ursa_minor.run import ends
+from ursa_minor.run import finish
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_diverged_run_names_its_attention_backend(monkeypatch, kernel, variable,
     monkeypatch.delenv(cudnn.VARIABLE, raising=False)
     if variable:
         monkeypatch.setenv(cudnn.VARIABLE, variable)
-    error = ends.diverged(7, "loss nan", 3, kernel)
+    error = finish.diverged(7, "loss nan", 3, kernel)
     assert error.status == 1 and "3 updates in a row were skipped, the last at step 7: loss nan" in str(error)
     with pytest.raises(type(error), match=words):
         raise error

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ursa_minor.run import publisher
+from ursa_minor.run import publish
 
 ROWS = [{"step": 1, "train/loss": 9.0}, {"step": 2, "train/loss": 2.5}, {"step": 2, "eval/loss": 2.25}]
 
@@ -15,4 +15,4 @@ ROWS = [{"step": 1, "train/loss": 9.0}, {"step": 2, "train/loss": 2.5}, {"step":
     ],
 )
 def test_a_push_is_titled_with_its_finite_losses(rows, words):
-    assert publisher._losses_at(2, rows) == words
+    assert publish._losses_at(2, rows) == words

@@ -10,7 +10,7 @@ import pytest
 from conftest import WITNESS, run
 from runs import TINY, final_state, losses, rows
 
-from ursa_minor.machine.time_budget import TimeBudget
+from ursa_minor.run.time_limit import TimeBudget
 
 QUIET = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "1000", "--logging_steps", "1")
 FAST = ("--per_device_train_batch_size", "8", *QUIET)

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ursa_minor.checkpoint import format as checkpoint
-from ursa_minor.run import publisher
+from ursa_minor.run import publish
 
 STEPS = ("--eval_steps", "6", "--sample_steps", "0", "--save_steps", "3", "--logging_steps", "1")
 PUSHED = ("--recipe", "tiny.yaml", *STEPS, "--push_to_hub", "true")
@@ -127,7 +127,7 @@ def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workpl
 
 def test_a_push_that_cannot_be_made_ends_no_run(workplace, monkeypatch):
     """There is no network in this process, and nothing is laid ready: nothing is waited for."""
-    monkeypatch.setattr(publisher, "model_card", lambda *_: 1 / 0)
+    monkeypatch.setattr(publish, "model_card", lambda *_: 1 / 0)
     done = run("train.py", *PUSHED, "--run_name", "p", HF_TOKEN="not-a-token")
     assert done.stderr.count("no push of step") == 4 and "ZeroDivisionError" in done.stderr
     assert Path("runs/p/model/model.safetensors").is_file() and "all pushes" not in done.stderr
@@ -260,10 +260,10 @@ def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no
 
 
 def test_a_run_that_is_taken_away_waits_for_the_hub_longer_than_one_that_its_user_ends():
-    by_user = [publisher.push_seconds(number) for number in (signal.SIGINT, signal.SIGHUP)]
+    by_user = [publish.push_seconds(number) for number in (signal.SIGINT, signal.SIGHUP)]
     by_system = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-    assert by_user == [5, 5] and publisher.push_seconds(None) == 600
-    assert [publisher.push_seconds(number) for number in by_system] == [20] * 4
+    assert by_user == [5, 5] and publish.push_seconds(None) == 600
+    assert [publish.push_seconds(number) for number in by_system] == [20] * 4
 
 
 def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_once(workplace):

@@ -32,7 +32,7 @@ from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import Plan
 from ursa_minor.recipe.rules import counted
 from ursa_minor.reporting.clock import Clock
-from ursa_minor.run.publisher import Publisher
+from ursa_minor.run.publish import Publisher
 from ursa_minor.reporting.report import Report
 from ursa_minor.run.resume import Checkpoints
 from ursa_minor.checkpoint.state import RunState

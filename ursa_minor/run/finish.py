@@ -26,7 +26,7 @@ from ursa_minor.export import stock as stock_export
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import counted
 from ursa_minor.checkpoint import format as checkpoint
-from ursa_minor.run.opening import Run
+from ursa_minor.run.setup import Run
 from ursa_minor.reporting.report import duration
 from ursa_minor.checkpoint.state import RunState
 
