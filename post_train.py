@@ -65,7 +65,7 @@ def post_train(task, settings) -> None:
     from ursa_minor.model.adapters import refuse_hub_adapter
     from ursa_minor.model.resolve import find
     from ursa_minor.model.vocabulary import refuse_missing_rows
-    from ursa_minor.post import positions, problems, rewards
+    from ursa_minor.post import positions, prompts as prompt_sets, rewards
     from ursa_minor.post.report import Report
     from ursa_minor.post.settings import refusal
 
@@ -80,39 +80,39 @@ def post_train(task, settings) -> None:
     if begun is not None and not os.path.isfile(f"{begun}/trainer_state.json"):  # noqa: PTH113
         raise BadInput(f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give output_dir's checkpoint-N")
     reward = rewards.checked(task.reward, task.stop)
-    prompts, held_out = problems.read("prompts", task.prompts), problems.read("held_out", task.held_out)
+    prompts, held_out = prompt_sets.read("prompts", task.prompts), prompt_sets.read("held_out", task.held_out)
     where = f"model = {task.model}"
     name = find(task.model, "model = ")
     refuse_hub_adapter(name, where)
     tokenizer = tokenization.load(name, of_model=True)
-    problems.check(tokenizer, [*prompts, *held_out])
+    prompt_sets.check(tokenizer, [*prompts, *held_out])
     # Loading the config is cheap: prompts are dropped before the weights are loaded.
     context = context_length(pretrained.loaded(where, AutoConfig, name))
     limits = {"context": context, "max_completion_length": longest}
-    prompts = problems.drop_long(f"prompts = {task.prompts}", tokenizer, prompts, **limits)
-    problems.require_batch(
+    prompts = prompt_sets.drop_long(f"prompts = {task.prompts}", tokenizer, prompts, **limits)
+    prompt_sets.require_batch(
         f"prompts = {task.prompts}",
         prompts,
         completions=settings.generation_batch_size,
         num_generations=settings.num_generations,
     )
-    held_out = problems.drop_long(f"held_out = {task.held_out}", tokenizer, held_out, **limits)
+    held_out = prompt_sets.drop_long(f"held_out = {task.held_out}", tokenizer, held_out, **limits)
     model = pretrained.load(name).float()
     refuse_missing_rows(model, tokenizer, where)
-    problems.stop_at(model, tokenizer, task.stop)
+    prompt_sets.stop_at(model, tokenizer, task.stop)
     positions.derive_positions(model)
 
     report = Report(
         folder if os.environ.get("RANK", "0") == "0" else None,
         f"{reward.__name__}: {task.model}",
-        lambda: problems.score(model, tokenizer, held_out, reward, longest),
+        lambda: prompt_sets.score(model, tokenizer, held_out, reward, longest),
         task.held_out_steps,
         resumed=begun is not None,
     )
     try:
         trainer = GRPOTrainer(
             model=model,
-            reward_funcs=[problems.with_completions_of(tokenizer, reward)],
+            reward_funcs=[prompt_sets.with_completions_of(tokenizer, reward)],
             args=settings,
             train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
             processing_class=tokenizer,

@@ -15,7 +15,7 @@ from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, sampling, score_model, task_data
 from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import MAX_SKIPS, Evaluator
-from ursa_minor.post import chat, problems, rewards
+from ursa_minor.post import chat, prompts as prompt_sets, rewards
 
 PRECISIONS = [torch.float16, torch.bfloat16, torch.float32]
 ROWS = {name: list(files.values())[0][8:14] for name, files in DATASETS.items()}
@@ -93,7 +93,7 @@ def test_a_token_that_is_never_chosen_may_have_no_probability():
 def test_a_chat_and_post_trainings_prompts_raise_the_same_error():
     model, named = overflowing(sequence_length=64), tokenization.make_characters(["user\nassistant\nsystem hi"])
     with pytest.raises(BadInput, match="computes no valid probabilities"):
-        problems.score(model.train(), named, ["hi"], rewards.CheckedReward("mine", len, None), 4)
+        prompt_sets.score(model.train(), named, ["hi"], rewards.CheckedReward("mine", len, None), 4)
     assert model.training
     chat.add_chat(model, named)
     with pytest.raises(BadInput, match="computes no valid probabilities"):

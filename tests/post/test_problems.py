@@ -9,7 +9,7 @@ from small_models import built, randomize, stock_of
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.post import chat, problems, rewards
+from ursa_minor.post import chat, prompts as prompt_sets, rewards
 
 CHAT = [{"role": "user", "content": "a"}]
 
@@ -30,13 +30,13 @@ def rows(path, *values):
 
 def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tmp_path):
     texts = rows(tmp_path / "p1.jsonl", {"prompt": "a", "more": 1}, {"prompt": "b", "more": 2})
-    assert problems.read("prompts", texts) == ["a", "b"]
+    assert prompt_sets.read("prompts", texts) == ["a", "b"]
     rows(tmp_path / "p1.jsonl", {"prompt": "changed"})
     rows(tmp_path / "p2.jsonl", {"prompt": "c"})
-    assert problems.read("prompts", str(tmp_path / "p*.jsonl")) == ["changed", "c"]
-    assert problems.read("prompts", rows(tmp_path / "p[1].jsonl", {"prompt": CHAT})) == [CHAT]  # which is a glob, too
+    assert prompt_sets.read("prompts", str(tmp_path / "p*.jsonl")) == ["changed", "c"]
+    assert prompt_sets.read("prompts", rows(tmp_path / "p[1].jsonl", {"prompt": CHAT})) == [CHAT]  # which is a glob, too
     with pytest.raises(BadInput, match="must be files of rows that are here"):
-        problems.read("prompts", "https://host/p.jsonl")
+        prompt_sets.read("prompts", "https://host/p.jsonl")
 
 
 def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(tmp_path):
@@ -48,23 +48,23 @@ def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(tmp_path):
         ("a.jsonl", ["no row"], "cannot be read|the columns are"),
     ):
         with pytest.raises(BadInput, match=rf"held_out = .*{name}: .*{words}"):
-            problems.read("held_out", rows(tmp_path / name, *values))
+            prompt_sets.read("held_out", rows(tmp_path / name, *values))
 
 
 def test_prompts_that_cannot_be_encoded_are_refused(pair):
-    problems.check(pair[1], ["abc"])
+    prompt_sets.check(pair[1], ["abc"])
     for prompts, words in (
         (["abc", "Ö"], "no id for 'Ö'"),
         (["a", CHAT], "some are texts and some are messages"),
         ([CHAT], r"no chat template; .* export_model.py RUN --chat"),
     ):
         with pytest.raises(BadInput, match=words):
-            problems.check(pair[1], prompts)
+            prompt_sets.check(pair[1], prompts)
 
 
 def drop_long(pair, prompts, max_completion_length=5, context=32):
     limits = {"context": context, "max_completion_length": max_completion_length}
-    return problems.drop_long("prompts = p.jsonl", pair[1], prompts, **limits)
+    return prompt_sets.drop_long("prompts = p.jsonl", pair[1], prompts, **limits)
 
 
 def test_prompts_longer_than_the_context_are_dropped_and_counted(pair, caplog):
@@ -91,26 +91,26 @@ def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_lengt
 
 
 def test_prompts_must_fill_one_batch():
-    problems.require_batch("prompts = p", ["a"] * 8, completions=64, num_generations=8)
+    prompt_sets.require_batch("prompts = p", ["a"] * 8, completions=64, num_generations=8)
     with pytest.raises(BadInput, match="^prompts = p: a batch takes 8 prompts .*, and only 7 are usable"):
-        problems.require_batch("prompts = p", ["a"] * 7, completions=64, num_generations=8)
+        prompt_sets.require_batch("prompts = p", ["a"] * 7, completions=64, num_generations=8)
 
 
 def test_a_stop_is_one_token(pair):
     model, tokenizer = pair
-    problems.stop_at(model, tokenizer, "\n")
+    prompt_sets.stop_at(model, tokenizer, "\n")
     assert model.generation_config.eos_token_id == sorted([tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0]])
     with pytest.raises(BadInput, match=r"stop = 'ab': must be one token of the model's tokenizer, and is 2"):
-        problems.stop_at(model, tokenizer, "ab")
+        prompt_sets.stop_at(model, tokenizer, "ab")
 
 
 def test_held_out_prompts_are_completed_greedily_as_each_alone(pair):
     model, tokenizer = pair
-    problems.stop_at(model, tokenizer, "\n")
+    prompt_sets.stop_at(model, tokenizer, "\n")
     prompts, seen = ["a", "bcdefg", "xyz"], {}
     reward = rewards.CheckedReward("mine", lambda p, c: seen.setdefault(p, c) and 0.5, "\n")
     model.train()
-    value = problems.score(model, tokenizer, prompts, reward, 6)
+    value = prompt_sets.score(model, tokenizer, prompts, reward, 6)
     assert model.training and value == sum(0.5 for text in seen.values() if text) / 3
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt")
@@ -127,9 +127,9 @@ def test_completions_are_decoded_with_their_prompts_in_training_and_held_out():
     stone = tokenizer.convert_tokens_to_ids("▁stone")
     model = stock_of(built(vocab_size=512, sequence_length=32))
     model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([stone]), 1e4))
-    problems.stop_at(model, tokenizer, None)
-    problems.score(model, tokenizer, ["the river"], reward, 2)
-    trained = problems.with_completions_of(tokenizer, reward)
+    prompt_sets.stop_at(model, tokenizer, None)
+    prompt_sets.score(model, tokenizer, ["the river"], reward, 2)
+    trained = prompt_sets.with_completions_of(tokenizer, reward)
     end = tokenizer.eos_token_id
     assert trained(["the river"], ["stone stone"], completion_ids=[[stone, stone, end]], step=1) == [1.0]
     assert trained(["the river"], ["stone"]) == [1.0] and trained.__name__ == "mine"
@@ -137,20 +137,20 @@ def test_completions_are_decoded_with_their_prompts_in_training_and_held_out():
 
 
 def test_a_reward_that_always_fails_is_refused_before_training(pair):
-    problems.stop_at(*pair, None)
+    prompt_sets.stop_at(*pair, None)
     with pytest.raises(
         BadInput, match=r"reward addition: every call failed; the first raised ValueError: 'abc' is not an add"
     ):
-        problems.score(*pair, ["abc"], rewards.CheckedReward("addition", rewards.addition, None), 4)
+        prompt_sets.score(*pair, ["abc"], rewards.CheckedReward("addition", rewards.addition, None), 4)
 
 
 def test_chats_are_completed_through_the_template(pair):
     model, _ = pair
     tokenizer = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz\n<|>_"])
     chat.add_chat(model, tokenizer)
-    problems.stop_at(model, tokenizer, None)
+    prompt_sets.stop_at(model, tokenizer, None)
     assert len(model.generation_config.eos_token_id) == 2
     seen = []
     reward = rewards.CheckedReward("mine", lambda *words: seen.append(words) or 0, None)
-    problems.score(model, tokenizer, [[{"role": "user", "content": "ab"}]], reward, 4)
+    prompt_sets.score(model, tokenizer, [[{"role": "user", "content": "ab"}]], reward, 4)
     assert [prompt for prompt, _ in seen] == ["ab"]
