@@ -21,12 +21,12 @@ from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import reach
 from ursa_minor.base.redaction import redact
-from ursa_minor.data.tokens import shards
-from ursa_minor.data.sources.find import find as find_sources
+from ursa_minor.base.wording import counted
+from ursa_minor.data.sources import find as find_sources
+from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.preflight import budget, checks, data_throughput, run_estimate
-from ursa_minor.preflight.compatibility import Check, ERROR, OK, TRYING, WARNING
+from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
 from ursa_minor.recipe import keys, loading, sizes
-from ursa_minor.recipe.rules import counted
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
@@ -166,7 +166,7 @@ def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
 def needs_hub(recipe: keys.Recipe) -> bool:
     """Return whether the run would stop without the Hub: it streams a data set of which not all shards are here."""
     asked = [source for source in keys.sources(recipe.data) if keys.hub_id(source)]
-    return any(not shards.is_complete(find_sources.find_source(source).folder) for source in asked)
+    return any(not manifests.is_complete(find_sources.find_source(source).folder) for source in asked)
 
 
 def asks_hub(recipe: keys.Recipe) -> bool:

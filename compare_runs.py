@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.run_files import Finish, read_finish, read_metrics
 from ursa_minor.base.paths import argument, path_argument
+from ursa_minor.base.run_files import Finish, read_finish, read_metrics
+from ursa_minor.base.wording import counted, nearest_beside
 from ursa_minor.evaluation.task_data import records
 from ursa_minor.recipe import keys, loading, reference_curves
-from ursa_minor.recipe.rules import counted, nearest_beside
 from ursa_minor.reporting import curves
 
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
@@ -327,7 +327,9 @@ def same_tokens(columns: Sequence[Column]) -> bool:
     return all(column.recipe.get(name) == columns[0].recipe.get(name) for column in columns for name in names)
 
 
-def draw(columns: Sequence[Column], path: Path, reference: reference_curves.Reference | None, loss: str, time: str) -> None:
+def draw(
+    columns: Sequence[Column], path: Path, reference: reference_curves.Reference | None, loss: str, time: str
+) -> None:
     """Draw the losses over tokens and over time; a group as mean and standard deviation.
 
     Args:

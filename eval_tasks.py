@@ -10,13 +10,13 @@ import argparse
 import os
 import sys
 
-from ursa_minor.base import console, files
+from ursa_minor.base import console, files, wording
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import refuse_incomplete_launch
 from ursa_minor.evaluation import flags
 from ursa_minor.model.resolve import find
-from ursa_minor.recipe import keys, loading, rules
+from ursa_minor.recipe import keys, loading
 
 
 @exit_on_bad_input
@@ -50,7 +50,7 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     if task:
         parser.add_argument("--push_to_hub", metavar="ID", help="put the scores into the card of this model of the Hub")
     else:
-        tasks_help = f"tasks: {rules.either(keys.TASKS)}; multiblimp_LANGUAGE"
+        tasks_help = f"tasks: {wording.either(keys.TASKS)}; multiblimp_LANGUAGE"
         parser.add_argument("--tasks", nargs="+", required=True, metavar="NAME", help=tasks_help)
     parser.set_defaults(tasks=[task], alone=bool(task), push_to_hub=None)
     asked = loading.parse_flags(parser, argv)
@@ -62,7 +62,7 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     if revision and asked.push_to_hub == model_id:
         faults.append(f"--push_to_hub {model_id}: its card describes the newest version, and --model another one")
     unknown = [name for name in asked.tasks if name not in known]
-    faults += [f"--tasks {name}: must be {rules.either(known)}{rules.nearest(name, known)}" for name in unknown]
+    faults += [f"--tasks {name}: must be {wording.either(known)}{wording.nearest(name, known)}" for name in unknown]
     if faults:
         raise BadInput(faults)
     return asked

@@ -29,10 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     refuse_absent(asked.model, "")
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
-    from ursa_minor.hub import client
-    from ursa_minor.export import gguf as gguf_export
-    from ursa_minor.post import chat
     from ursa_minor.export import convert
+    from ursa_minor.export import gguf as gguf_export
+    from ursa_minor.hub import client
+    from ursa_minor.post import chat
 
     client.bound_client()
     refusals = [chat.refuse_chat] * asked.chat + [gguf_export.refuse] * bool(asked.gguf)

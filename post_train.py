@@ -59,13 +59,14 @@ def post_train(task, settings) -> None:
 
     from ursa_minor.data.tokens import tokenizer as tokenization
     from ursa_minor.evaluation.likelihood import context_length
-    from ursa_minor.hub import client
     from ursa_minor.export import stock as stock_export
+    from ursa_minor.hub import client
     from ursa_minor.model import pretrained
     from ursa_minor.model.adapters import refuse_hub_adapter
     from ursa_minor.model.resolve import find
     from ursa_minor.model.vocabulary import refuse_missing_rows
-    from ursa_minor.post import positions, prompts as prompt_sets, rewards
+    from ursa_minor.post import positions, rewards
+    from ursa_minor.post import prompts as prompt_sets
     from ursa_minor.post.report import Report
     from ursa_minor.post.settings import refusal
 

@@ -22,10 +22,12 @@ from ursa_minor.base import console, files
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_warnings
+from ursa_minor.data.preparation import measure as measure
 from ursa_minor.data.preparation import prepare, repair
-from ursa_minor.data.tokens import shards, tokenizer as tokenization
-from ursa_minor.data.sources.find import find as find_sources
 from ursa_minor.data.preparation.progress import PrefetchTarget
+from ursa_minor.data.sources import find as find_sources
+from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.hub import client
 from ursa_minor.recipe import keys, loading
 
@@ -60,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.
         folder = Path(loading.expand_option("verify", extras["verify"]))
-        print(prepare.verify(folder, recipe.model.vocab_size or 2**32))
+        print(measure.verify(folder, recipe.model.vocab_size or 2**32))
         return 0
     target = PrefetchTarget(recipe) if "follow" in extras else None
     found = keys.sources(recipe.data)
@@ -77,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         if source.repository:
             from ursa_minor.data.preparation import download  # imports datasets, which text does not need
         if "dry_run" in extras:
-            print(download.describe(source) if source.repository else prepare.dry_run(source))
+            print(download.describe(source) if source.repository else measure.dry_run(source))
             continue
         folder = source.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
                 download.fetch(source, target)
             else:
                 repair.repair(source, every=target is None)
-                if not shards.is_complete(folder):
+                if not manifests.is_complete(folder):
                     prepare.prepare(source, target)
         if target is None:
             print(folder)

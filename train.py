@@ -24,7 +24,7 @@ if __name__ == "__main__":  # before the imports below, which take seconds
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    importing torch and Transformers", file=sys.stderr, flush=True)
-    from ursa_minor.data.sources.find import find as find_sources
+    from ursa_minor.data.sources import find as find_sources
 
     recipe = loading.parse_training(sys.argv[1:])[0]
     for source in keys.sources(recipe.data) if recipe else ():
@@ -48,19 +48,20 @@ from ursa_minor.hub import client, push
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
 from ursa_minor.machine.micro_batch import save_when_out_of_memory
-from ursa_minor.run.time_limit import CHECKPOINT, SAMPLES, TASKS, TimeBudget, UPDATE, VALIDATION
-from ursa_minor.model import pretrained, vocabulary
+from ursa_minor.model import pretrained
 from ursa_minor.model.build import build
 from ursa_minor.optim import optimizers, update
 from ursa_minor.optim.schedule import learning_rate, set_lr
+from ursa_minor.preflight import vocabulary
 from ursa_minor.recipe.batching import make_plan
 from ursa_minor.reporting import trackers
-from ursa_minor.run import finish, folder, publish
-from ursa_minor.run.setup import open_run
 from ursa_minor.reporting.profiler import profiling
 from ursa_minor.reporting.report import due
-from ursa_minor.run.resume import extended
+from ursa_minor.run import finish, folder, publish
 from ursa_minor.run.eval_only import refuse_without_weights, score
+from ursa_minor.run.resume import extended
+from ursa_minor.run.setup import open_run
+from ursa_minor.run.time_limit import CHECKPOINT, SAMPLES, TASKS, UPDATE, VALIDATION, TimeBudget
 
 log = logging.getLogger("ursa_minor.train")
 

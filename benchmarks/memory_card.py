@@ -29,11 +29,11 @@ from ursa_minor.base import gpus, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput, is_out_of_memory
 from ursa_minor.machine import device as hardware
-from ursa_minor.preflight import estimate
 from ursa_minor.machine.accelerator import make_accelerator, prepare, sync_gradients
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import loss_module
 from ursa_minor.optim import optimizers, update
+from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
 
 RECIPES = [f"recipes/{name}.yaml" for name in ("gpt2_124m", "gpt2_350m", "llama_124m")]

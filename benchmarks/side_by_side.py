@@ -22,12 +22,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import train
 from benchmarks.runs import ROOT, flag_words, once
 from ursa_minor.base import paths
-from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.loading.corpus import Corpus, TrainBatches
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.machine import device as hardware
-from ursa_minor.preflight import estimate
 from ursa_minor.machine.accelerator import refuse_impossible
 from ursa_minor.optim import update
+from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
 

@@ -315,7 +315,7 @@ def import_what_runs_need() -> None:
 
     import prepare_data  # noqa: F401
     import train  # noqa: F401
-    from ursa_minor.data.sources.find import tables as hub_tables  # noqa: F401
+    from ursa_minor.data.sources import tables as hub_tables  # noqa: F401
     from ursa_minor.model import gpt2_norms  # noqa: F401
     from ursa_minor.optim import adamw  # noqa: F401
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import train
 from ursa_minor.base import files
-from ursa_minor.data.loading import corpus, windows
-from ursa_minor.optim import update
 from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.data.loading import corpus
+from ursa_minor.data.loading import order as window_order
+from ursa_minor.optim import update
 from ursa_minor.run import resume
 
 
@@ -34,7 +35,7 @@ def after(module, name, when) -> None:
     setattr(module, name, replaced)
 
 
-class Witness(windows.TrainOrder):
+class Witness(window_order.TrainOrder):
     """Writes down what is asked for."""
 
     def windows(self, step, micro_step, rank, num_windows):
@@ -48,7 +49,7 @@ class Witness(windows.TrainOrder):
 
 def main(argv: list[str] | None = None) -> int:
     """Train under the eyes of a witness."""
-    windows.TrainOrder = Witness
+    window_order.TrainOrder = Witness
     if {"KILL_READER", "HOLD_READER"} & set(os.environ):
         real, child = corpus.Preparation, str(Path(__file__).with_name("reader_child.py"))
         corpus.Preparation = lambda command: real([command[0], child, *command[2:]])

@@ -22,7 +22,7 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule
 
 import train
-from ursa_minor.data.loading import windows
+from ursa_minor.data.loading import order as window_order
 from ursa_minor.machine import accelerator
 from ursa_minor.model import loss
 
@@ -38,7 +38,7 @@ class SmallMemory(loss.NextTokenLoss):
         return super().forward(inputs_BT, targets_BT, **how)
 
 
-class Struck(windows.TrainOrder):
+class Struck(window_order.TrainOrder):
     """Something happens when the windows of a micro-batch are asked for."""
 
     def windows(self, step, micro_step, rank, num_windows):
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     if "MOST" in os.environ:
         loss.NextTokenLoss = SmallMemory
     if {"OUT_AT", "HANG_AT", "DIE_AT"} & set(os.environ):
-        windows.TrainOrder = Struck
+        window_order.TrainOrder = Struck
     if "FSDP" in os.environ:
         accelerator.Accelerator = sharded(accelerator.Accelerator)
     if os.environ.get("RECOVERS") == "no" and hasattr(FSDPModule, "reset_iter_state"):  # torch 2.11 lacks it

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
-from ursa_minor.recipe.keys import FIELDS
 from scripts import keys_table
+from ursa_minor.recipe.keys import FIELDS
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("base", "recipe", "data", "model", "optim", "machine", "evaluation", "hub", "run", "post")

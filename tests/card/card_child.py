@@ -18,9 +18,9 @@ import torch
 from ledger_child import after, die
 from pretend_cuda import Card, Machine, pretend
 
-from ursa_minor.preflight import checks, trials
 from ursa_minor.model import loss
 from ursa_minor.optim import update
+from ursa_minor.preflight import checks, trials
 
 OF_THE_CARD = ("allocator", "backend", "compiled", "exchanged", "profiled", "wrapped")
 

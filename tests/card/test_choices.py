@@ -17,14 +17,15 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, sampling
 from ursa_minor.evaluation.validation import validation_loss
-from ursa_minor.machine import device as hardware, micro_batch
-from ursa_minor.preflight import checks
+from ursa_minor.machine import device as hardware
+from ursa_minor.machine import micro_batch
 from ursa_minor.machine.accelerator import make_accelerator, refuse_cuda_graphs
 from ursa_minor.model.attention import kernel_taken
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.optim.muon import orthogonalize
 from ursa_minor.post import rewards
+from ursa_minor.preflight import checks
 from ursa_minor.recipe import keys, loading
 from ursa_minor.run import setup
 
@@ -55,8 +56,8 @@ def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, card, version, va
 
     def work(machine):
         with mock.patch.object(torch.backends.cudnn, "version", lambda: version):
-            checks = {check.name: check for check in checks.examine_cards("recipe.yaml", quick=True)}
-        assert checks["cudnn"].level == level, checks["cudnn"]
+            results = {check.name: check for check in checks.examine_cards("recipe.yaml", quick=True)}
+        assert results["cudnn"].level == level, results["cudnn"]
 
     monkeypatch.setattr(checks, "examine_trials", lambda *_: iter(()))
     on(card, work)

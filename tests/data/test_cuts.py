@@ -13,9 +13,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens import split_points, tokenizer as tokenization
+from ursa_minor.data.sources.formats import text as text_format
+from ursa_minor.data.sources.formats import text as text_reader
+from ursa_minor.data.tokens import split_points
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import DocumentEncoder
-from ursa_minor.data.sources.find.formats import text as text_reader
 from ursa_minor.export import convert
 
 REGEXES = {  # the split, and whether the tokenizer normalizes to NFC
@@ -162,7 +164,7 @@ def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
         "none": lambda d: d.update(pre_tokenizer=None),
     }
     assert not [name for name, change in changes.items() if place(change)]
-    assert split_points.place(tokenization.make_characters(["abc"]).backend_tokenizer) is split_points.GPT2
+    assert split_points.place(tokenization.make_characters(["abc"]).backend_tokenizer) is text_format.GPT2
 
 
 def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_refused(made, tmp_path, monkeypatch):
@@ -174,7 +176,7 @@ def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_
         stream = (read.append(row[0]) or row for row in [*rows, (len(rows), "table", True)])
         for count, (number, text, _) in enumerate(split_points.pieces(stream, split_points.LINES)):
             assert len(text) <= 300 and len(read) <= count + 3 and number in (0, len(rows))
-    monkeypatch.setattr(split_points, "WHOLE_CHARACTERS", 1000)
+    monkeypatch.setattr(text, "WHOLE_CHARACTERS", 1000)
     words = "row 3 begins one that has no place to cut in 1,000 characters; give it in several"
     for text, place in (("。" * 100, split_points.LINES), ("a b " * 30, None)):
         with pytest.raises(BadInput, match=words):

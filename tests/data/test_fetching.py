@@ -15,9 +15,9 @@ from conftest import RECIPE, ROOT, in_fork, run
 from data_server import DataServer
 
 import prepare_data
-from ursa_minor.data.tokens import shards
-from ursa_minor.data.sources.find import remote
 from tests.runs import final_state, losses
+from ursa_minor.data.sources import remote
+from ursa_minor.data.tokens import manifest as manifests
 
 TOKENS, FILES = 1200, 9  # of a train file; train files
 REPOSITORY = "hf://datasets/me/tokens"
@@ -93,7 +93,7 @@ def test_a_run_that_is_killed_while_files_are_fetched_equals_one_on_the_same_fil
     away = (*words, "--data_dir", source, "--stream_keep", "consumed", "--run_name", "away")
     child = str(ROOT / "tests" / "ledger_child.py")
     run(child, *away, expect=-9, LEDGER="k.ledger", KILL_AT="step:5", **hub(served))
-    assert not shards.read_manifest(fetched())["complete"]
+    assert not manifests.read_manifest(fetched())["complete"]
     run(child, *away, LEDGER="k.ledger", **hub(served))
     assert losses("here") == losses("away") and len(losses("here")) == 12
     assert final_state("here")["model.safetensors"] == final_state("away")["model.safetensors"]
@@ -104,7 +104,7 @@ def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_co
 ):
     served.faults = [["GET .*/resolve/.*train_000003", "503", 10**6]]
     status, _ = prepare(served)
-    manifest, there = shards.read_manifest(fetched()), served.folder / "datasets" / "me" / "tokens"
+    manifest, there = manifests.read_manifest(fetched()), served.folder / "datasets" / "me" / "tokens"
     assert status == 1 and not manifest["complete"] and len(manifest["splits"]["train"]) == 3
     before, served.commit = served.commit, "beef" + "0" * 36
     try:
@@ -115,7 +115,7 @@ def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_co
     assert all(before in line for line in served.log if "/resolve/" in line or "/tree/" in line)
     gets = [line for line in served.log if line.startswith("GET") and "/resolve/" in line]
     assert not [line for line in gets if re.search("train_00000[012]|val", line)]
-    manifest = shards.read_manifest(fetched())
+    manifest = manifests.read_manifest(fetched())
     assert manifest["complete"] and manifest["revision"] == before
     for row in (row for found in manifest["splits"].values() for row in found):
         assert (there / row["file"]).read_bytes() == (fetched() / row["file"]).read_bytes()
@@ -126,8 +126,8 @@ def test_a_fault_on_the_way_is_tried_again_and_each_file_comes_whole(served, pla
     served.faults = [["GET .*/resolve/.*train_000002", "429:7", 2], ["GET .*/tree/", "503", 1]]
     served.faults += [["GET .*/resolve/.*train_000005", "empty", 2]]
     status, waits = prepare(served)
-    assert status == 0 and len(waits) >= 4 and max(waits) >= 7 and shards.is_complete(fetched())
-    assert not [*shards.faults(fetched(), shards.read_manifest(fetched())["splits"]["train"])]
+    assert status == 0 and len(waits) >= 4 and max(waits) >= 7 and manifests.is_complete(fetched())
+    assert not [*manifests.faults(fetched(), manifests.read_manifest(fetched())["splits"]["train"])]
 
 
 def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
@@ -142,7 +142,7 @@ def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
         path.write_bytes(whole)
     assert status == 1 and len(waits) == remote.TRIES - 1
     assert "fineweb_train_000001.bin" not in names(fetched()) and "fineweb_train_000000.bin" in names(fetched())
-    assert prepare(served) == (0, []) and shards.is_complete(fetched())
+    assert prepare(served) == (0, []) and manifests.is_complete(fetched())
 
 
 def damage(path: Path, whole: bytes, damaged: bool) -> None:
@@ -156,7 +156,7 @@ def test_a_file_that_is_missing_or_has_changed_is_fetched_again(served, place):
     damage(fetched() / "fineweb_train_000004.bin", (fetched() / "fineweb_train_000004.bin").read_bytes(), True)
     served.log = []
     assert prepare(served)[0] == 0
-    assert not [*shards.faults(fetched(), shards.read_manifest(fetched())["splits"]["train"])]
+    assert not [*manifests.faults(fetched(), manifests.read_manifest(fetched())["splits"]["train"])]
     gets = {line.rpartition("/")[2] for line in served.log if line.startswith("GET") and "/resolve/" in line}
     assert gets == {"fineweb_train_000001.bin", "fineweb_train_000004.bin"}
 
@@ -178,7 +178,7 @@ def test_consumed_keeps_a_bounded_number_of_files_on_the_disk_and_trains_on_all(
     finally:
         done.set()
         watching.join()
-    manifest = shards.read_manifest(fetched())
+    manifest = manifests.read_manifest(fetched())
     left = [name for name in names(fetched()) if "train" in name]
     assert len(manifest["splits"]["train"]) == FILES and most[0] <= 7 and len(left) < FILES
     assert max(losses("tiny")) == 75

@@ -3,7 +3,7 @@
 import pytest
 
 from ursa_minor.data.preparation import progress
-from ursa_minor.data.tokens.encoder import Document, NO_IDS
+from ursa_minor.data.tokens.encoder import NO_IDS, Document
 
 NOTHING = {"splits": {"train": []}, "counts": {"train": {}}}
 

@@ -13,6 +13,7 @@ import pytest
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
 
 
@@ -204,7 +205,7 @@ ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
 def test_a_damaged_manifest_is_refused_with_a_remedy(tmp_path, body, words):
     (tmp_path / "manifest.json").write_text(body)
     with pytest.raises(BadInput) as caught:
-        shards.describe_folder(tmp_path)
+        manifests.describe_folder(tmp_path)
     (line,) = caught.value.lines
     assert line.startswith(f"{tmp_path / 'manifest.json'}: not a manifest (") and words in line
     assert line.endswith("delete the folder and prepare it again")
@@ -229,13 +230,13 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
     (tmp_path / other).write_bytes(b"not ours to read")
     (tmp_path / "train_logs").mkdir()
     before = {path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]}
-    described = shards.describe_folder(tmp_path)
+    described = manifests.describe_folder(tmp_path)
     named = {"train": train, "validation": [validation], "test": ["corpus_test_0.bin"]}
     splits = {split: [{"file": name, "tokens": 7} for name in names] for split, names in named.items()}
     assert described == {"splits": splits, "tokenizer": None, "complete": True}
     for rows in described["splits"].values():
-        assert ids_of(tmp_path, rows) == [*range(7)] * len(rows) and not [*shards.faults(tmp_path, rows)]
-        shards.refuse_changed(tmp_path, rows)
+        assert ids_of(tmp_path, rows) == [*range(7)] * len(rows) and not [*manifests.faults(tmp_path, rows)]
+        manifests.refuse_changed(tmp_path, rows)
     assert before == {path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]}
 
 
@@ -255,7 +256,7 @@ def test_a_folder_that_cannot_be_trained_on_is_refused_with_what_would_do(tmp_pa
     for name in names or []:
         (folder / name).write_bytes(LLM_C)
     with pytest.raises(BadInput, match=words):
-        shards.describe_folder(folder)
+        manifests.describe_folder(folder)
 
 
 def manifest_of(rows, complete):
@@ -267,16 +268,16 @@ def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete)
     """Which may lie elsewhere, and have grown meanwhile unless it was complete."""
     (tmp_path / "copy").mkdir()
     rows, copied = (write(folder, range(30), shard_tokens=10) for folder in (tmp_path, tmp_path / "copy"))
-    before = shards.contents(manifest_of(rows[:2], complete))
-    shards.refuse_other_contents(tmp_path, before, manifest_of(copied[:2], complete))
+    before = manifests.contents(manifest_of(rows[:2], complete))
+    manifests.refuse_other_contents(tmp_path, before, manifest_of(copied[:2], complete))
     other = [rows[0], rows[1] | {"sha256": "0" * 64}]
     for found in [other, rows[1::-1], rows[:1], *([rows] if complete else [])]:
         with pytest.raises(BadInput, match="was trained on other data than this; give the same text, or another"):
-            shards.refuse_other_contents(tmp_path, before, manifest_of(found, True))
+            manifests.refuse_other_contents(tmp_path, before, manifest_of(found, True))
     if not complete:
-        shards.refuse_other_contents(tmp_path, before, manifest_of(rows, True))
+        manifests.refuse_other_contents(tmp_path, before, manifest_of(rows, True))
     with pytest.raises(BadInput, match="give --dataset_revision abc, or another --run_name"):
-        shards.refuse_other_contents(tmp_path, before, manifest_of(other, complete) | {"revision": "def"})
+        manifests.refuse_other_contents(tmp_path, before, manifest_of(other, complete) | {"revision": "def"})
 
 
 def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_read(tmp_path, monkeypatch):
@@ -288,17 +289,17 @@ def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_r
         touch(folder / row["file"], -100)
     changed = folder / rows[1]["file"]
     touch(changed, 200)
-    shards.refuse_changed(folder, rows)
+    manifests.refuse_changed(folder, rows)
     flip(changed, 8 * 1040)
     touch(changed, 200)
     for place in (folder, Path(shutil.copytree(folder, tmp_path / "copy"))):
         with pytest.raises(BadInput) as caught:
-            shards.refuse_changed(place, rows)
+            manifests.refuse_changed(place, rows)
         (line,) = caught.value.lines
         assert line.startswith(f"{place / changed.name}: its SHA-256 is not the one of manifest.json")
     (folder / rows[0]["file"]).unlink()
     monkeypatch.setattr(shards.files, "sha256", lambda path: pytest.fail(f"read {path}"))
-    shards.refuse_changed(folder, [rows[0], {"file": changed.name, "tokens": 20}, rows[2]])
+    manifests.refuse_changed(folder, [rows[0], {"file": changed.name, "tokens": 20}, rows[2]])
 
 
 def test_every_fault_of_a_folder_is_found_at_once_and_any_flipped_bit_is_one(tmp_path):
@@ -313,5 +314,5 @@ def test_every_fault_of_a_folder_is_found_at_once_and_any_flipped_bit_is_one(tmp
     for _ in range(50):
         bit.write_bytes(whole)
         flip(bit, draw.randrange(8 * len(whole)))
-        found = [*shards.faults(tmp_path, rows)]
+        found = [*manifests.faults(tmp_path, rows)]
         assert [row for row, _ in found] == rows and all(row["file"] in line for row, line in found)

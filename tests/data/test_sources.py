@@ -14,8 +14,9 @@ from data_server import DataServer
 from odd_texts import random_text
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.data.sources.find import find as find_sources, remote
-from ursa_minor.data.sources.find.formats import text as text_reader
+from ursa_minor.data.sources import find as find_sources
+from ursa_minor.data.sources import remote
+from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.recipe import keys
 
 ODD = "a\r\nb\rc\n\n\x01\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change

@@ -31,9 +31,10 @@ import prepare_data
 from ursa_minor.base import http
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data.preparation import prepare
-from ursa_minor.data.sources.find import remote, tables as hub_tables
-from ursa_minor.data.tokens.shards import is_complete
+from ursa_minor.data.sources import remote
+from ursa_minor.data.sources import tables as hub_tables
 from ursa_minor.data.sources.find import FoundSource
+from ursa_minor.data.tokens.manifest import is_complete
 from ursa_minor.hub import client
 from ursa_minor.recipe import keys
 

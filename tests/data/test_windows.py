@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.loading import batches as window_batches
+from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
+from ursa_minor.data.tokens import shards
 
 CPU = torch.device("cpu")
 HEADER = 1024
@@ -50,7 +53,7 @@ def read(source, window):
 def order(**changes):
     known = {"weights": (1.0,), "sequence_length": 4, "sequences_per_step": 4, "micro_batch_size": 2}
     known |= {"num_processes": 1, "seed": 1, "block_tokens": 2**26}
-    return windows.TrainOrder(**(known | changes))
+    return window_order.TrainOrder(**(known | changes))
 
 
 def draws_of(given, steps, num_windows):
@@ -75,7 +78,7 @@ def small_mixture(draw):
         "seed": draw.randint(0, 2**31 - 1),
         "block_tokens": draw.choice([1, length * 3, length * 7, length * 16 + 1, 2**26]),
     }
-    return changes, [draw.randint(1, round(share * windows.CYCLE)) for share in order(**changes).shares()]
+    return changes, [draw.randint(1, round(share * window_order.CYCLE)) for share in order(**changes).shares()]
 
 
 def shared_out(draw, changes, processes):
@@ -87,7 +90,7 @@ def shared_out(draw, changes, processes):
 @pytest.fixture
 def short_cycles(monkeypatch):
     """Cycles of 64 positions: small cases cross some."""
-    monkeypatch.setattr(windows, "CYCLE", 64)
+    monkeypatch.setattr(order, "CYCLE", 64)
 
 
 def steps_of(changes):
@@ -99,7 +102,7 @@ def steps_of(changes):
 
 def test_every_token_is_a_target_once_and_no_window_crosses_a_shard(tmp_path):
     source = opened(tmp_path, range(21), [], range(21, 42), range(90, 92), range(42, 62), [7])
-    for batches in (windows.Mapped([source], CPU), windows.Resident([source], CPU)):
+    for batches in (window_batches.Mapped([source], CPU), window_batches.Resident([source], CPU)):
         inputs, targets = batches.batch(all_draws(source))
         assert inputs.shape == (14, 4) and (inputs[:, 1:] == targets[:, :-1]).all() and (targets == inputs + 1).all()
         assert sorted(targets.flatten().tolist()) == [*range(1, 21), *range(22, 42), *range(43, 59)]
@@ -110,14 +113,14 @@ def test_every_token_is_a_target_once_and_no_window_crosses_a_shard(tmp_path):
 ID_READERS = {
     "read": lambda source: [read(source, window) for window in range(source.num_windows)],
     "check_ids": windows.Windows.check_ids,
-    "Mapped": lambda source: windows.Mapped([source], CPU).batch(all_draws(source)),
-    "Resident": lambda source: windows.Resident([source], CPU),
+    "Mapped": lambda source: window_batches.Mapped([source], CPU).batch(all_draws(source)),
+    "Resident": lambda source: window_batches.Resident([source], CPU),
 }
 
 
 @pytest.mark.parametrize("reader", ID_READERS)
 def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset(tmp_path, reader, monkeypatch):
-    monkeypatch.setattr(windows, "CHECK_TOKENS", 8)  # that are checked in one go
+    monkeypatch.setattr(shards, "CHECK_TOKENS", 8)  # that are checked in one go
     for token, dtype, found in ((4, np.uint32, 2**32 - 1), (20, np.uint16, 50)):
         ids = [49] * 21
         ids[token] = found
@@ -168,8 +171,8 @@ def test_the_order_is_the_same_for_any_number_of_processes_and_any_micro_batch(s
             own = drawn_from(source, wanted)
             assert sorted(own[:have]) == sorted(own[have : 2 * have]) == list(range(have))
         for processes in [n for n in (1, 2, 3, 4) if changes["sequences_per_step"] % n == 0]:
-            windows._cycle.cache_clear()  # as in a new process
-            windows._block.cache_clear()
+            window_order._cycle.cache_clear()  # as in a new process
+            window_order._block.cache_clear()
             found = draws_of(shared_out(draw, changes, processes), steps[at:], num_windows)
             assert found == wanted[at * changes["sequences_per_step"] :]
 
@@ -207,21 +210,23 @@ def test_every_cycle_holds_each_sources_share_to_one_place(weights):
     given = order(weights=weights, sequences_per_step=64, micro_batch_size=64)
     exact = [weight / sum(weights) for weight in weights]
     assert sum(given.shares()) == 1
-    assert all(abs(share - wanted) < 1 / windows.CYCLE for share, wanted in zip(given.shares(), exact, strict=True))
-    draws = draws_of(given, range(3 * windows.CYCLE // 64), [10] * len(weights))
+    assert all(
+        abs(share - wanted) < 1 / window_order.CYCLE for share, wanted in zip(given.shares(), exact, strict=True)
+    )
+    draws = draws_of(given, range(3 * window_order.CYCLE // 64), [10] * len(weights))
     arrangements = set()
-    for begin in range(0, len(draws), windows.CYCLE):
-        sources = [source for source, _ in draws[begin : begin + windows.CYCLE]]
-        assert [sources.count(s) / windows.CYCLE for s in range(len(weights))] == given.shares()
+    for begin in range(0, len(draws), window_order.CYCLE):
+        sources = [source for source, _ in draws[begin : begin + window_order.CYCLE]]
+        assert [sources.count(s) / window_order.CYCLE for s in range(len(weights))] == given.shares()
         arrangements.add(tuple(sources))
     assert len(arrangements) == (3 if len(weights) > 1 else 1)
 
 
 def test_a_source_with_any_weight_has_a_place_and_one_without_has_none():
     tiny = order(weights=(1.0, 1e-9, 0.0, 1e-9))
-    assert [share * windows.CYCLE for share in tiny.shares()] == [1022, 1, 0, 1]
-    crowd = order(weights=(1e6, *[1e-6] * (windows.CYCLE - 1)))
-    assert set(crowd.shares()) == {1 / windows.CYCLE}
+    assert [share * window_order.CYCLE for share in tiny.shares()] == [1022, 1, 0, 1]
+    crowd = order(weights=(1e6, *[1e-6] * (window_order.CYCLE - 1)))
+    assert set(crowd.shares()) == {1 / window_order.CYCLE}
     for weights, drawn in (((1.0,) * 1025, 1025), ((0.0, 0.0), 0)):
         with pytest.raises(BadInput, match=f"{drawn} have a weight above 0: must be 1 to 1024"):
             order(weights=weights)
@@ -272,7 +277,7 @@ def two_sources(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("kind", [windows.Mapped, windows.Resident])
+@pytest.mark.parametrize("kind", [window_batches.Mapped, window_batches.Resident])
 def test_inputs_and_targets_are_the_windows_that_were_asked_for_in_whole_tensors(two_sources, kind):
     batches = kind(two_sources, CPU)
     inputs, targets = batches.batch(np.array([[1, 8], [0, 1], [1, 0]]))
@@ -286,10 +291,10 @@ def test_inputs_and_targets_are_the_windows_that_were_asked_for_in_whole_tensors
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("kind", [windows.Mapped, windows.Resident])
+@pytest.mark.parametrize("kind", [window_batches.Mapped, window_batches.Resident])
 def test_batches_in_flight_to_a_gpu_are_not_overwritten(two_sources, kind):
     cuda = torch.device("cuda")
-    on_gpu, on_cpu = kind(two_sources, cuda), windows.Mapped(two_sources, CPU)
+    on_gpu, on_cpu = kind(two_sources, cuda), window_batches.Mapped(two_sources, CPU)
     busy, asked = torch.ones(4096, 4096, device=cuda), all_draws(*two_sources)[:, None]
     given = []
     for draws in asked:
@@ -305,10 +310,10 @@ def test_batches_in_flight_to_a_gpu_are_not_overwritten(two_sources, kind):
 @pytest.mark.parametrize("processes, batch_size, max_windows, wanted", [(3, 2, 0, 11), (2, 5, 6, 6), (4, 1, 1, 1)])
 def test_validation_gives_each_window_once_over_the_processes(tmp_path, processes, batch_size, max_windows, wanted):
     source, firsts = opened(tmp_path, range(45)), []
-    draws = windows.eval_draws([source.num_windows], [1.0], max_windows=max_windows)
+    draws = window_order.eval_draws([source.num_windows], [1.0], max_windows=max_windows)
     for rank in range(processes):
         shared = {"batch_size": batch_size, "rank": rank, "num_processes": processes}
-        for inputs, targets in windows.eval_batches(windows.Mapped([source], CPU), draws, **shared):
+        for inputs, targets in window_batches.eval_batches(window_batches.Mapped([source], CPU), draws, **shared):
             assert 0 < len(inputs) <= batch_size and (targets == inputs + 1).all()
             firsts += inputs[:, 0].tolist()
     assert sorted(firsts) == [4 * (i * source.num_windows // wanted) for i in range(wanted)]
@@ -324,7 +329,7 @@ def test_validation_gives_each_window_once_over_the_processes(tmp_path, processe
     ],
 )
 def test_validation_of_a_mixture_follows_the_weights_spread_over_each_split(num_windows, weights, max_windows, counts):
-    draws = windows.eval_draws(num_windows, weights, max_windows=max_windows)
+    draws = window_order.eval_draws(num_windows, weights, max_windows=max_windows)
     for source, (have, count) in enumerate(zip(num_windows, counts, strict=True)):
         assert drawn_from(source, draws.tolist()) == [i * have // count for i in range(count)]
     assert len(draws) == sum(counts)

@@ -15,7 +15,8 @@ from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, sampling, score_model, task_data
 from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import MAX_SKIPS, Evaluator
-from ursa_minor.post import chat, prompts as prompt_sets, rewards
+from ursa_minor.post import chat, rewards
+from ursa_minor.post import prompts as prompt_sets
 
 PRECISIONS = [torch.float16, torch.bfloat16, torch.float32]
 ROWS = {name: list(files.values())[0][8:14] for name, files in DATASETS.items()}

@@ -222,7 +222,9 @@ def _context():
     context = multiprocessing.get_context("forkserver")
     # What each command imports, for seconds; of an older tree what is not there is left out.
     imported = ["matplotlib.pyplot", "transformers.generation.utils", "transformers.models.gpt2.modeling_gpt2", "train"]
-    context.set_forkserver_preload([*imported, "prepare_data", "ursa_minor.data.sources.tables", "generate", "eval_hellaswag"])
+    context.set_forkserver_preload(
+        [*imported, "prepare_data", "ursa_minor.data.sources.tables", "generate", "eval_hellaswag"]
+    )
     return context
 
 

@@ -13,9 +13,9 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation.task_data import records
 from ursa_minor.evaluation.tasks.hellaswag import TASK
+from ursa_minor.export import stock as stock_export
 from ursa_minor.hub import card_merge, card_scores, model_card
 from ursa_minor.machine.run_info import Facts
-from ursa_minor.export import stock as stock_export
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys, loading
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.machine import accelerator, device as hardware
+from ursa_minor.machine import accelerator
+from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import make_accelerator
 from ursa_minor.machine.accelerator import refuse_impossible as refuse
 from ursa_minor.recipe import keys

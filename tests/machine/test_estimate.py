@@ -11,9 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from benchmarks import estimate_cards, memory_card
 from ursa_minor.base import gpus
-from ursa_minor.preflight import estimate, run_estimate
 from ursa_minor.model import build
 from ursa_minor.model.loss import CARD_ROWS
+from ursa_minor.preflight import estimate, run_estimate
 from ursa_minor.recipe import keys, loading
 
 GPT2 = estimate.GPT2_124M

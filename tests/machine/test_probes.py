@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from ursa_minor.preflight import checks, trials
 from ursa_minor.model import loss
+from ursa_minor.preflight import checks, trials
 
 HANG = """
 import subprocess, sys, time

@@ -3,10 +3,10 @@
 import pytest
 from conftest import RECIPE
 
-from ursa_minor.run import time_limit
-from ursa_minor.run.time_limit import MARGIN, TimeBudget
 from ursa_minor.optim.schedule import Length
 from ursa_minor.recipe import keys, loading
+from ursa_minor.run import time_limit
+from ursa_minor.run.time_limit import MARGIN, TimeBudget
 
 
 class FakeClock:

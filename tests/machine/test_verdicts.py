@@ -24,7 +24,9 @@ def test_our_own_requirements_take_the_versions_of_our_constraints():
 
 def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one_is_not():
     text = "torch>=2.11,<=2.13\nnumpy>=2.1,<=2.4.6  # why\nwandb==0.31.0\nnvidia-ml-py==13.0\ntqdm==4.0\n# x==1\n"
-    found = compatibility.packages(compatibility.read_ranges(text), {"torch": "2.13.0+cpu", "numpy": "2.0.0", "wandb": None})
+    found = compatibility.packages(
+        compatibility.read_ranges(text), {"torch": "2.13.0+cpu", "numpy": "2.0.0", "wandb": None}
+    )
     levels = {check.name: check.level for check in found}
     warned = dict.fromkeys(("numpy", "wandb", "nvidia-ml-py"), "warning")
     assert levels == warned | {"packages": "ok", "tqdm": "error"}

@@ -8,9 +8,9 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
-from ursa_minor.preflight import estimate
 from ursa_minor.model import build
 from ursa_minor.model.architectures import ARCHITECTURES
+from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys
 
 OTHERS = {"n_layer": 3, "n_head": 8, "n_embd": 64, "vocab_size": 128, "sequence_length": 8, "num_key_value_heads": 4}

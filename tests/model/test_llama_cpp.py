@@ -21,8 +21,10 @@ from transformers import (
 )
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens import split_points, tokenizer as tokenization
-from ursa_minor.export import gguf as gguf_export, stock as stock_export
+from ursa_minor.data.tokens import split_points
+from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.export import gguf as gguf_export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.post import chat
 
 gguf = pytest.importorskip("gguf")
@@ -126,12 +128,20 @@ def with_split(regex, **model):
 
 def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
     model = built(vocab_size=704)
-    for name, regex, options in (("qwen2", split_points.QWEN2, {}), ("llama-bpe", split_points.LLAMA3, {"ignore_merges": True})):
+    for name, regex, options in (
+        ("qwen2", split_points.QWEN2, {}),
+        ("llama-bpe", split_points.LLAMA3, {"ignore_merges": True}),
+    ):
         gguf_export.refuse(model, with_split(regex, **options))
         assert gguf_export.SPLITS[regex][0] == name
     lowered = tokenization.train_bpe(TEXTS, 400)
     lowered.backend_tokenizer.normalizer = normalizers.Lowercase()
-    others = [with_split(split_points.O200K), with_split(split_points.LLAMA3), with_split(split_points.QWEN35, ignore_merges=True), lowered]
+    others = [
+        with_split(split_points.O200K),
+        with_split(split_points.LLAMA3),
+        with_split(split_points.QWEN35, ignore_merges=True),
+        lowered,
+    ]
     for tokenizer in (*others, tokenization.make_characters(TEXTS)):
         with pytest.raises(BadInput, match="no name for how this tokenizer splits"):
             gguf_export.refuse(model, tokenizer)

@@ -11,6 +11,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model import pretrained, vocabulary
+from ursa_minor.preflight.vocabulary import refuse_larger_tokenizer
 from ursa_minor.recipe import keys
 
 
@@ -72,7 +73,7 @@ def test_init_from_needs_rows_for_the_tokenizer(folder, vocab_size, last_id, wor
     )
     complete = pretrained.complete(recipe)
     if words is None:
-        vocabulary.refuse_larger_tokenizer(complete, vocab_size)
+        refuse_larger_tokenizer(complete, vocab_size)
         return
     with pytest.raises(BadInput, match=words):
-        vocabulary.refuse_larger_tokenizer(complete, vocab_size)
+        refuse_larger_tokenizer(complete, vocab_size)

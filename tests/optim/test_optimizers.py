@@ -12,10 +12,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.preflight import estimate
 from ursa_minor.model import build
 from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.optim import optimizers, schedule
+from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys
 
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")

@@ -9,7 +9,8 @@ from small_models import built, randomize, stock_of
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.post import chat, prompts as prompt_sets, rewards
+from ursa_minor.post import chat, rewards
+from ursa_minor.post import prompts as prompt_sets
 
 CHAT = [{"role": "user", "content": "a"}]
 
@@ -34,7 +35,9 @@ def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tm
     rows(tmp_path / "p1.jsonl", {"prompt": "changed"})
     rows(tmp_path / "p2.jsonl", {"prompt": "c"})
     assert prompt_sets.read("prompts", str(tmp_path / "p*.jsonl")) == ["changed", "c"]
-    assert prompt_sets.read("prompts", rows(tmp_path / "p[1].jsonl", {"prompt": CHAT})) == [CHAT]  # which is a glob, too
+    assert prompt_sets.read("prompts", rows(tmp_path / "p[1].jsonl", {"prompt": CHAT})) == [
+        CHAT
+    ]  # which is a glob, too
     with pytest.raises(BadInput, match="must be files of rows that are here"):
         prompt_sets.read("prompts", "https://host/p.jsonl")
 

@@ -13,8 +13,8 @@ import yaml
 from conftest import RECIPE, ROOT
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.run_files import Finish
 from ursa_minor.base.redaction import redact_url
+from ursa_minor.base.run_files import Finish
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import Plan, make_plan
 

@@ -27,11 +27,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.checkpoint.state import RunState
 from ursa_minor.optim import optimizers, schedule
 from ursa_minor.recipe import keys, loading
-from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.run import resume
-from ursa_minor.checkpoint.state import RunState
 
 # Moments are made by hand: nothing here runs a backward pass, which the forks of test_train.py would not survive.
 ADAMW = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)

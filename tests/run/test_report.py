@@ -13,6 +13,7 @@ from conftest import ROOT
 
 from ursa_minor.base import console
 from ursa_minor.base.run_files import read_metrics
+from ursa_minor.checkpoint.state import RunState
 from ursa_minor.evaluation.tasks import hellaswag
 from ursa_minor.optim.update import Update
 from ursa_minor.recipe.keys import replace
@@ -20,7 +21,6 @@ from ursa_minor.recipe.loading import load_recipe
 from ursa_minor.reporting import report
 from ursa_minor.reporting.clock import Clock
 from ursa_minor.reporting.report import HINT_AFTER, Report, due, duration
-from ursa_minor.checkpoint.state import RunState
 
 
 def make(run_dir, first_step=0, is_main=True):

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from ursa_minor.checkpoint.state import RunState
 from ursa_minor.optim.update import Update
 from ursa_minor.recipe import keys
-from ursa_minor.checkpoint.state import RunState
 
 SCHEDULE = keys.Schedule(
     max_steps=100, warmup_steps=10, learning_rate=1.0, min_lr_ratio=0.1, lr_scheduler_type="cosine"

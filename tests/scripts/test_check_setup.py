@@ -24,9 +24,9 @@ from conftest import ROOT, fork
 import check_setup
 from benchmarks.runs import once
 from ursa_minor.base import gpus, http
-from ursa_minor.data.preparation import prepare
-from ursa_minor.preflight import checks, compatibility, estimate, trials
+from ursa_minor.data.preparation import measure as measure
 from ursa_minor.model.build import build
+from ursa_minor.preflight import checks, compatibility, estimate, trials
 from ursa_minor.recipe import keys, loading
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
@@ -35,7 +35,7 @@ RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
 @pytest.fixture(autouse=True)
 def core(monkeypatch):
     """A core encodes 2M tokens a second."""
-    monkeypatch.setattr(prepare, "text_bytes_per_core", lambda: 9e6)
+    monkeypatch.setattr(measure, "text_bytes_per_core", lambda: 9e6)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ import eval_hellaswag
 import export_model
 import generate
 import prepare_data
-from ursa_minor.recipe import loading
 from scripts import walkthrough_notebook
+from ursa_minor.recipe import loading
 
 
 def prepare_data_recipe(words):

@@ -23,12 +23,12 @@ from ursa_minor.base import console
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation import task_data as task_items
 from ursa_minor.evaluation import likelihood, score_model
+from ursa_minor.evaluation import task_data as task_items
 from ursa_minor.evaluation.evaluator import Evaluator
 from ursa_minor.evaluation.tasks.hellaswag import TASK
-from ursa_minor.hub import card_scores
 from ursa_minor.export import stock as stock_export
+from ursa_minor.hub import card_scores
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys
 from ursa_minor.reporting import clock

@@ -20,9 +20,8 @@ import export_model
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.export import compression
+from ursa_minor.export import compression, convert
 from ursa_minor.export import stock as model_export
-from ursa_minor.export import convert
 
 
 def export(*flags: str, source: str = "runs/whole", out: str = "out", expect: int = 0):

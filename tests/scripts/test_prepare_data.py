@@ -27,10 +27,12 @@ import prepare_data
 import ursa_minor.data.sources.tables  # noqa: F401  (once, before the forks)
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.preparation import prepare
-from ursa_minor.data.tokens import shards, tokenizer as tokenization
+from ursa_minor.data.preparation import measure as measure
+from ursa_minor.data.sources.formats import text as text_reader
+from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
-from ursa_minor.data.sources.find.formats import text as text_reader
 
 TINY = ("--recipe", "tiny.yaml")
 FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
@@ -127,7 +129,7 @@ def prepared_once(*flags: str) -> tuple[Path, dict[str, bytes]]:
 
 def decoded(folder: Path, split: str) -> dict[int, list[str]]:
     """The documents of a split by source file, from its shards, each of which is as the manifest says."""
-    manifest, tokenizer = shards.read_manifest(folder), tokenization.load(str(folder / "tokenizer"))
+    manifest, tokenizer = manifests.read_manifest(folder), tokenization.load(str(folder / "tokenizer"))
     end, sizes = tokenizer.eos_token_id, tokenization.token_bytes(tokenizer)
     ids: dict[int, list[int]] = {}
     for row in manifest["splits"][split]:
@@ -144,7 +146,7 @@ def decoded(folder: Path, split: str) -> dict[int, list[str]]:
 
 
 def counts(folder: Path, split: str = "train") -> dict[str, int]:
-    return {name: n for name, n in shards.read_manifest(folder)["counts"][split].items() if n}
+    return {name: n for name, n in manifests.read_manifest(folder)["counts"][split].items() if n}
 
 
 def texts(number: int, seed: int = 0) -> list[str]:
@@ -192,7 +194,7 @@ def test_shards_hold_exactly_the_documents_of_tables(workplace):
         assert counts(folder) == {"documents": sum(map(len, train.values()))}
         assert counts(folder, "validation") == {"documents": len(held)}
         sizes: dict[int, list[int]] = {}
-        for row in shards.read_manifest(folder)["splits"]["train"]:
+        for row in manifests.read_manifest(folder)["splits"]["train"]:
             sizes.setdefault(shards.part_of(row), []).append(row["tokens"])
         assert len(sizes) == len(train), "shards are cut where files end"
         assert all(set(found[:-1]) <= {400} and found[-1] <= 400 for found in sizes.values())
@@ -220,7 +222,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
     flags = (*source("text of another split"), "--limit_tokens", "3500")
     run(ME, *TINY, *flags, PIECES="200")
     (folder,) = Path("data").glob("0-*")
-    rows, tokenizer = shards.read_manifest(folder)["splits"]["train"], tokenization.load("qwen")
+    rows, tokenizer = manifests.read_manifest(folder)["splits"]["train"], tokenization.load("qwen")
     found = np.concatenate([shards.open_ids(folder / row["file"], row["tokens"])[0] for row in rows]).tolist()
     first, second = (Path(name).read_text() for name in flags[1:3])
     train = second[: int(len(first + second) * 0.9) - len(first)]
@@ -306,7 +308,7 @@ def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(w
         shutil.rmtree(folder, ignore_errors=True)
         assert killed(kill, *flags) == (kill == "shard:6")
         for number in numbers:
-            manifest = shards.read_manifest(folder)
+            manifest = manifests.read_manifest(folder)
             rows = [row for found in manifest["splits"].values() for row in found]
             before = {row["file"]: (folder / row["file"]).stat().st_mtime_ns for row in rows}
             wrong = drawn.sample(sorted(before), number or len(rows))
@@ -343,8 +345,8 @@ def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(wor
     (folder / "train_00000_00000.bin").unlink()
     damage(folder / "train_00000_00001.bin", 2)
     called(*flags)
-    (first, *others) = shards.read_manifest(folder)["splits"]["train"]
-    assert not (folder / first["file"]).exists() and not [*shards.faults(folder, others)]
+    (first, *others) = manifests.read_manifest(folder)["splits"]["train"]
+    assert not (folder / first["file"]).exists() and not [*manifests.faults(folder, others)]
     stat = Path(path).stat()
     write_table(Path("0.jsonl"), texts(30)[::-1])
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # of the same size: taken for the same
@@ -397,7 +399,7 @@ def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
 
 @pytest.mark.parametrize(("kind", "tokenizer"), [("parquet", "bpe"), ("txt", "characters")])
 def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, monkeypatch, kind, tokenizer):
-    monkeypatch.setattr(prepare, "DRY_RUN_SECONDS", 0.05)
+    monkeypatch.setattr(measure, "DRY_RUN_SECONDS", 0.05)
     shutil.rmtree("data")
     rows = texts(2000)  # uniform: any part of it tells of the whole
     if kind == "txt":
@@ -415,7 +417,7 @@ def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, monkey
     megabytes = float(re.search(r"([\d.,]+) MB on disk \(estimated", told)[1].replace(",", ""))
     folder = folder_of(*flags)
     assert f"{folder}: " in told
-    true = sum(row["tokens"] for found in shards.read_manifest(folder)["splits"].values() for row in found)
+    true = sum(row["tokens"] for found in manifests.read_manifest(folder)["splits"].values() for row in found)
     assert 0.8 * true < tokens < 1.2 * true and 0.8 * true < megabytes * 1e6 / 2 < 1.2 * true
     assert re.search(r"[\d.,]+ s at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread", told)
 
@@ -432,11 +434,11 @@ def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_
         np.arange(60, dtype="<u2").tofile(f"nano/{name}.bin")
     for name, number in (("theirs", 70), ("nano", 120)):
         whole = f"{name}: 2 shards, {number} tokens are whole: sizes (there are no hashes"
-        assert whole in prepare.verify(Path(name), 64)
+        assert whole in measure.verify(Path(name), 64)
     with pytest.raises(BadInput, match=r"is id \d+"):
-        prepare.verify(Path("theirs"), 5)
+        measure.verify(Path("theirs"), 5)
     monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
-    manifest, out = shards.read_manifest(ours), io.StringIO()
+    manifest, out = manifests.read_manifest(ours), io.StringIO()
     tokens = sum(row["tokens"] for found in manifest["splits"].values() for row in found)
     with contextlib.redirect_stdout(out):
         assert prepare_data.main(["--verify", str(ours)]) == prepare_data.main([f"--verify={ours}"]) == 0
@@ -494,7 +496,7 @@ def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trai
         follower.prefetch(windows)
         follower.wait_for(number)
     assert follower.close() not in (0, 2, 75)
-    manifest = shards.read_manifest(folder)
+    manifest = manifests.read_manifest(folder)
     named = {row["file"] for row in manifest["splits"]["train"]}
     assert {path.name for path in folder.glob("train_*")} == named, "nothing half-made has a shard's name"
     assert len(named) == 9 and not manifest["complete"]
@@ -512,7 +514,7 @@ def test_a_follower_waits_while_another_process_prepares_the_folder(workplace, m
         held.enter_context(files.locked(folder / ".lock", ""))
         monkeypatch.setattr(prepare_data.time, "sleep", lambda seconds: held.close())
         assert f"is being prepared by process {os.getpid()}" in called("--follow")
-    assert shards.is_complete(folder)
+    assert manifests.is_complete(folder)
 
 
 def test_rows_are_read_a_few_batches_ahead_only(bpe):
@@ -545,7 +547,7 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
         p.name: p.read_bytes() for p in given.glob("*.bin")
     }
     kept = ("splits", "counts", "tokenizer", "complete")
-    one, two = (shards.read_manifest(folder) for folder in (plain, given))
+    one, two = (manifests.read_manifest(folder) for folder in (plain, given))
     assert {key: one[key] for key in kept} == {key: two[key] for key in kept}
 
 

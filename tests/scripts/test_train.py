@@ -23,10 +23,12 @@ from pushes import wait_until
 from runs import TIMES, TINY, final_state, ledger, losses, rows, weights, windows_of_steps
 from safetensors.torch import load_file
 
-from ursa_minor.data.tokens import shards, tokenizer as tokenization
+from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model.loss import Losses, NextTokenLoss
 from ursa_minor.recipe import loading
-from ursa_minor.checkpoint import format as checkpoint
 
 UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
 
@@ -590,7 +592,7 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
     waits = r"waiting: \d+ of \d+ windows are there"
     wait_until(lambda: re.search(waits, Path(err).read_text()) and losses("s"), 60)
     (folder,) = Path("data").glob("a0-*")
-    assert not shards.read_manifest(folder)["complete"]
+    assert not manifests.read_manifest(folder)["complete"]
     # A block is 4 windows, a step 8: as many steps as there are whole blocks for were done, and no more.
     assert 1 <= len(losses("s")) == windows_of_an_epoch(folder) // 8
     Path("go").touch()
@@ -619,7 +621,7 @@ def test_consumed_shards_are_deleted_and_a_killed_run_still_resumes_exactly(stre
     assert final_state("s", 8)["model.safetensors"] == final_state("all", 8)["model.safetensors"]
     # The older checkpoint of the two that are kept is step 7: of 2 windows a step, 14 are read, 7 whole blocks.
     (folder,) = Path("data").glob("a0-*")
-    train = shards.read_manifest(folder)["splits"]["train"]
+    train = manifests.read_manifest(folder)["splits"]["train"]
     ends = np.cumsum([(row["tokens"] - 1) // 16 for row in train])
     left = [row["file"] for row, end in zip(train, ends, strict=True) if end > 14]
     assert sorted(path.name for path in folder.glob("train_*.bin")) == left

@@ -17,13 +17,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from ursa_minor.base import files, gpus
 from ursa_minor.base.errors import BadInput
+from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.machine import device as hardware
-from ursa_minor.preflight import estimate
 from ursa_minor.machine.accelerator import refuse_missing_kernels
 from ursa_minor.machine.micro_batch import propose_micro_batch
+from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
-from ursa_minor.checkpoint import format as checkpoint
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")

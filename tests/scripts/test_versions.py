@@ -22,9 +22,10 @@ from packaging.version import Version
 from small_models import built, ids
 
 from benchmarks.runs import commit, write_json
-from ursa_minor.machine import accelerator, device as hardware
-from ursa_minor.preflight import checks, compatibility
+from ursa_minor.machine import accelerator
+from ursa_minor.machine import device as hardware
 from ursa_minor.model.loss import NextTokenLoss
+from ursa_minor.preflight import checks, compatibility
 
 FAULT = "is shared with a parameter already managed by another FSDP group"  # huggingface/accelerate#4171
 WAYS = ("train", "bare")

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, errno_of
 from ursa_minor.base.run_files import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
-from ursa_minor.recipe.rules import nearest_beside
+from ursa_minor.base.wording import nearest_beside
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from ursa_minor.base.errors import BadInput, first_line
 from ursa_minor.evaluation import metrics, task
-from ursa_minor.evaluation.task_data import Items
 from ursa_minor.evaluation.likelihood import Answer, Question, not_finite, tokens_read
 from ursa_minor.evaluation.metrics import Metric
 from ursa_minor.evaluation.task import Task
+from ursa_minor.evaluation.task_data import Items
 
 
 class Encoded:

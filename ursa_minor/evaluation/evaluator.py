@@ -15,8 +15,8 @@ from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens.tokenizer import decode, decode_continuation, encode_prompt
 from ursa_minor.evaluation import likelihood, sampling, task_data, validation
 from ursa_minor.evaluation.encoded_task import Encoded
-from ursa_minor.evaluation.task_data import Items
 from ursa_minor.evaluation.task import Task
+from ursa_minor.evaluation.task_data import Items
 from ursa_minor.machine.accelerator import autocast
 from ursa_minor.machine.full_model import WholeModel
 from ursa_minor.model.loss import loss_module

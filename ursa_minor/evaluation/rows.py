@@ -7,8 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 from ursa_minor.base import files
+from ursa_minor.base.wording import either
 from ursa_minor.evaluation.task import Answer, Choices, Row, Task, Text, Texts
-from ursa_minor.recipe.rules import either
 
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 SURROGATE = re.compile("[\ud800-\udfff]")

@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from ursa_minor.base import files
 from ursa_minor.base.cli import catch_interrupts
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.wording import counted
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, metrics, task_data
 from ursa_minor.evaluation.encoded_task import Encoded
@@ -28,10 +29,9 @@ from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import make_accelerator
 from ursa_minor.model import pretrained
 from ursa_minor.model.adapters import refuse_hub_adapter
-from ursa_minor.export.compression import precision_of
+from ursa_minor.model.precision import precision_of
 from ursa_minor.model.resolve import find
 from ursa_minor.model.vocabulary import refuse_missing_rows
-from ursa_minor.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 

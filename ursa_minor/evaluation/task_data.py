@@ -18,8 +18,8 @@ from huggingface_hub.utils.logging import set_verbosity_error
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import one_line
 from ursa_minor.evaluation.item_files import RawRow, read_published_rows, read_rows
-from ursa_minor.evaluation.task import Question, Task
 from ursa_minor.evaluation.rows import validate
+from ursa_minor.evaluation.task import Question, Task
 
 PROBLEMS_SHOWN = 3
 TIMEOUT_SECONDS = 30

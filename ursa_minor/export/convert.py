@@ -16,19 +16,25 @@ from transformers.utils.logging import disable_progress_bar
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.data.loading import batches as window_batches
+from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
-from ursa_minor.data.tokens import shards, split_points, tokenizer as tokenization
-from ursa_minor.data.sources.find import find as find_sources
-from ursa_minor.data.sources.find.formats.text import rows as text_rows
+from ursa_minor.data.sources import find as find_sources
+from ursa_minor.data.sources.formats.text import rows as text_rows
+from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens import shards, split_points
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, validation
-from ursa_minor.export import compression, gguf as gguf_export, stock as stock_export
+from ursa_minor.export import compression
+from ursa_minor.export import gguf as gguf_export
+from ursa_minor.export import stock as stock_export
 from ursa_minor.model import pretrained
 from ursa_minor.model.adapters import refuse_hub_adapter
 from ursa_minor.model.build import build
 from ursa_minor.model.resolve import find
 from ursa_minor.model.vocabulary import refuse_missing_rows
 from ursa_minor.recipe import keys, loading
-from ursa_minor.checkpoint import format as checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +215,7 @@ def find_text(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreT
         for shard in shards_of_split:
             each.append(*shard)
     most = max(1, asked.eval_tokens // window) if asked.eval_tokens else 0
-    draws = windows.eval_draws([each.num_windows for each in opened], weights, max_windows=most)
+    draws = window_order.eval_draws([each.num_windows for each in opened], weights, max_windows=most)
     return Text(f"{len(draws) * window:,} tokens of {name}", opened, draws) if len(draws) else None
 
 
@@ -217,7 +223,9 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -
     """Return the ids of text files, each a document, up to ``most`` of them (0 = all) and one more to predict."""
     encode, parts = tokenization.Encoder(tokenizer), []
     rows = text_rows(map(Path, find_sources.find_files("--text", names)))
-    for _, piece, begins in split_points.pieces(((0, *row) for row in rows), split_points.place(tokenizer.backend_tokenizer)):
+    for _, piece, begins in split_points.pieces(
+        ((0, *row) for row in rows), split_points.place(tokenizer.backend_tokenizer)
+    ):
         parts += [np.array([tokenizer.eos_token_id], dtype=np.uint32)] if begins else []
         parts += encode([piece])
         if most and sum(map(len, parts)) > most:
@@ -230,11 +238,11 @@ def validation_shards(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[
 
     Raises BadInput where they are not whole, or not of the model's tokenizer.
     """
-    manifest = shards.describe_folder(folder)
+    manifest = manifests.describe_folder(folder)
     if manifest["tokenizer"] and manifest["tokenizer"]["fingerprint"] != tokenization.fingerprint(tokenizer):
         raise BadInput(f"{folder} was made with another tokenizer than the model's")
     rows = manifest["splits"].get("validation", [])
-    shards.refuse_changed(folder, rows)
+    manifests.refuse_changed(folder, rows)
     return [(path := folder / row["file"], row["tokens"], *shards.open_ids(path, row["tokens"])) for row in rows]
 
 
@@ -268,8 +276,11 @@ def measure(model: PreTrainedModel, text: Text | None) -> dict[str, float]:
         return found
     if model.device.type == "cpu":
         compression.widen(model)
-    mapped, size = windows.Mapped(text.opened, model.device), max(1, BATCH_TOKENS // text.opened[0].sequence_length)
-    batches = windows.eval_batches(mapped, text.draws, batch_size=size, rank=0, num_processes=1)
+    mapped, size = (
+        window_batches.Mapped(text.opened, model.device),
+        max(1, BATCH_TOKENS // text.opened[0].sequence_length),
+    )
+    batches = window_batches.eval_batches(mapped, text.draws, batch_size=size, rank=0, num_processes=1)
     return found | validation.validation_loss(LogitsLoss(model), batches, device=model.device)
 
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.wording import either
 from ursa_minor.data.tokens import split_points
 from ursa_minor.model.finite import require_finite, require_stored
-from ursa_minor.recipe.rules import either
 
 PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 # What llama.cpp computes with, of what is written here; the three GELUs are one function.

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ursa_minor.base.run_files import step_name
 from ursa_minor.base.redaction import redact
-from ursa_minor.evaluation.task_data import records
+from ursa_minor.base.run_files import step_name
 from ursa_minor.evaluation.task import Task
+from ursa_minor.evaluation.task_data import records
 from ursa_minor.hub import card_merge, card_scores
 from ursa_minor.machine.run_info import Facts
 from ursa_minor.model.architectures import ARCHITECTURES

@@ -55,7 +55,9 @@ def _fetch(address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_
             return None
         raise
     names = {sibling.rfilename for sibling in found.siblings or ()}
-    within = [name.removesuffix(run_files.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + run_files.MANIFEST, name)]
+    within = [
+        name.removesuffix(run_files.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + run_files.MANIFEST, name)
+    ]
     if not within:
         if may_begin and run_files.MODEL not in names:  # made by hand, or by a push that was cut off
             return None

@@ -20,11 +20,11 @@ from torch.distributed.rendezvous import rendezvous
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.launch import refuse_incomplete_launch
 from ursa_minor.base.stopping import raise_on_lost_peer
-from ursa_minor.preflight import compatibility
+from ursa_minor.base.wording import counted
 from ursa_minor.machine.device import Device
 from ursa_minor.model.loss import NextTokenLoss
+from ursa_minor.preflight import compatibility
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.rules import counted
 
 MEETING_SECONDS = 0.05
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils._triton import has_triton_package
 
 from ursa_minor.base.gpus import kernel_driver
-from ursa_minor.recipe.rules import counted
+from ursa_minor.base.wording import counted
 
 NO_FLOAT64 = ("mps",)  # devices whose tensors cannot be float64: Apple's GPUs
 AMPERE, COMPILED = (8, 0), (7, 0)  # the first compute capabilities with bf16 and TF32, and with Triton

@@ -16,12 +16,12 @@ from torch._inductor.exc import InductorError
 
 from ursa_minor.base.errors import BadInput, TrainingStopped, first_line, is_out_of_memory
 from ursa_minor.base.stopping import StopRequest
+from ursa_minor.base.wording import counted
 from ursa_minor.machine import device as hardware
-from ursa_minor.preflight import estimate
 from ursa_minor.machine.accelerator import compiler_of, refuse_cuda_graphs, sync_gradients
+from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import Plan, make_plan
-from ursa_minor.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 

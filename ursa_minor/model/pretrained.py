@@ -9,12 +9,13 @@ from transformers.activations import NewGELUActivation
 
 from ursa_minor.base import files, model_id
 from ursa_minor.base.errors import BadInput, errno_of, first_line
+from ursa_minor.base.wording import either
 from ursa_minor.model.adapters import refuse_hub_adapter
 from ursa_minor.model.architectures import ARCHITECTURES, padded
 from ursa_minor.model.attention import CAUSAL
 from ursa_minor.model.resolve import find
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.rules import either, ineffective_flags
+from ursa_minor.recipe.rules import ineffective_flags
 
 
 def complete(recipe: keys.Recipe) -> keys.Recipe:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ursa_minor.base import model_id, paths
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.wording import nearest_beside
 from ursa_minor.model.adapters import refuse_adapter
-from ursa_minor.recipe.rules import nearest_beside
 
 
 def find(name: str, asked: str = "--model ") -> str:

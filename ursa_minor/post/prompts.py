@@ -11,8 +11,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.sources.files import find_files
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.data.sources.find import find_files
 from ursa_minor.evaluation import sampling
 from ursa_minor.post.rewards import CheckedReward, ModelReward, Text, plain
 from ursa_minor.recipe.source_kind import TABLE_FORMATS, URL

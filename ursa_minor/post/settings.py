@@ -14,7 +14,7 @@ from huggingface_hub.dataclasses import type_validator
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from ursa_minor.base import paths
+from ursa_minor.base import paths, wording
 from ursa_minor.base.errors import BadInput
 from ursa_minor.recipe import loading, rules
 
@@ -79,7 +79,7 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
     hints = typing.get_type_hints(Task) | typing.get_type_hints(config) | HINTS
     values = loading.read_file(file) | given
     faults = _expand_paths(values)
-    faults += [f"{rules.shown(n)}: no such key{rules.nearest(n, fields)}" for n in values if n not in fields]
+    faults += [f"{wording.shown(n)}: no such key{wording.nearest(n, fields)}" for n in values if n not in fields]
     for name, one in fields.items():
         if name in values:
             several = typing.get_origin(hints[name]) in (types.UnionType, typing.Union)
@@ -87,7 +87,7 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
             value = values[name] if str in options else rules.number_of(values[name])
             value = float(value) if type(value) is int and float in options else value
             if rule := _broken_rule(name, value, options):
-                faults.append(f"{name} = {rules.shown(values[name])}: must be {rule}")
+                faults.append(f"{name} = {wording.shown(values[name])}: must be {rule}")
             values[name] = value
         elif one.default is one.default_factory is dataclasses.MISSING:
             faults.append(f"{name} is missing: {one.metadata['help']}")
@@ -109,7 +109,7 @@ def _expand_paths(values: dict[str, Any]) -> list[str]:
             try:
                 values[name] = paths.expand(path)
             except ValueError as error:
-                faults.append(f"{name} = {rules.shown(path)}: {error}")
+                faults.append(f"{name} = {wording.shown(path)}: {error}")
     return faults
 
 
@@ -126,7 +126,7 @@ def _broken_rule(name: str, value: Any, options: tuple) -> str:
     except TypeError:
         if int in options and rules.fraction_of_steps(name, value) is not None:
             return rules.FRACTION_RULE.removeprefix("must be ")
-        return rules.either([NAMES.get(option, rules.type_name(option)) for option in options])
+        return wording.either([NAMES.get(option, rules.type_name(option)) for option in options])
     if number and not math.isfinite(value):
         return "a finite number"
     if value == "" and options == (str,):

@@ -103,7 +103,13 @@ def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
     rest = f"{rounded(row['waiting_hours'])}, the rest for evaluations and checkpoints"
     lines = [f"{row['count']} x {row['card']}, {hours} {rest}"]
     lines += [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"] if "cost" in row else []
-    lines += ["", *run_estimate.aligned(table), "", f"tokens    {row['tokens']:,}", f"reader    {run_estimate.reader(row)}"]
+    lines += [
+        "",
+        *run_estimate.aligned(table),
+        "",
+        f"tokens    {row['tokens']:,}",
+        f"reader    {run_estimate.reader(row)}",
+    ]
     if row["epochs"] and row["epochs"] > MANY_EPOCHS:
         why = f"{row['epochs']:.1f} epochs: more than {MANY_EPOCHS} teach little, and the loss counts {MANY_EPOCHS}"
         lines.append(f"note      {why}: give more text, or fewer hours")

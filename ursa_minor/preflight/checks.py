@@ -22,7 +22,7 @@ from typing import Any
 from ursa_minor.base import cudnn, files, gpus, paths
 from ursa_minor.base.errors import first_line, lacks_inodes
 from ursa_minor.preflight import compatibility, estimate, run_estimate
-from ursa_minor.preflight.compatibility import Check, ERROR, OK, TRYING, WARNING
+from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
 from ursa_minor.recipe import keys
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,9 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
     yield compatibility.build(torch.__version__, cuda, len(mine), known.capability if known else None, driver)
     for name in here:
         known = gpus.find(name)
-        text = run_estimate.expectation(known) if known else "It is not in ursa_minor/base/cards.csv: no mfu, no estimates"
+        text = (
+            run_estimate.expectation(known) if known else "It is not in ursa_minor/base/cards.csv: no mfu, no estimates"
+        )
         yield Check("card", OK if known else WARNING, f"{name}. {text}")
     for name, capability in dict(mine).items() if cuda else ():  # torch for AMD cards names its kernels otherwise
         yield compatibility.architecture(name, capability, torch.cuda.get_arch_list(), driver)
@@ -154,7 +156,9 @@ def examine_trials(mine: list[compatibility.Pair], preset: str, quick: bool) -> 
     step = {"device": "cuda" if mine else "cpu", "precision": half if mine else "no"}
     backend, count, megabytes = ("nccl", len(mine), 256) if len(mine) > 1 else ("gloo", 2, 64)
     ring = {"backend": backend, "megabytes": megabytes}
-    several = f"-m torch.distributed.run --standalone --nproc_per_node {count} -m ursa_minor.preflight.trials all_reduce"
+    several = (
+        f"-m torch.distributed.run --standalone --nproc_per_node {count} -m ursa_minor.preflight.trials all_reduce"
+    )
     trials = [  # the name of its line, its words, its arguments, its time limit, whether training needs it here
         (half, TRAINING_STEP, step, 120, True),
         ("compile", TRAINING_STEP, step | {"compiled": True}, 300, run_estimate.compiles(preset)),

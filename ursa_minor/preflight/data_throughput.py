@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens import shards
-from ursa_minor.data.sources.find import find as find_sources
+from ursa_minor.base.wording import counted
+from ursa_minor.data.sources import find as find_sources
+from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.rules import counted
 
 TOKEN_BYTES = 4.5  # of English text, by GPT-2's tokenizer
 SENT_BYTES = 2.9  # of Parquet, for such a token: FineWeb-Edu's sample-10BT is 28.5 GB
@@ -50,9 +50,9 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
     fetched = all(keys.hub_id(source) and source.data_dir for source in given)  # ids, which need no core
     limits = {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
     if not fetched:
-        from ursa_minor.data.preparation import prepare  # imports Transformers
+        from ursa_minor.data.preparation import measure as measure  # imports Transformers
 
-        core, free = prepare.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
+        core, free = measure.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
         words = f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"
         limits[words] = free * core
     return Supply(text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link")
@@ -65,8 +65,8 @@ def _amount(source: keys.Data) -> tuple[float, bool]:
         return text, False
     try:
         found = None if here else find_sources.find_source(source)
-        if found is None or shards.is_complete(found.folder):
-            train = shards.describe_folder(found.folder if found else Path(str(source.data_dir)))["splits"]["train"]
+        if found is None or manifests.is_complete(found.folder):
+            train = manifests.describe_folder(found.folder if found else Path(str(source.data_dir)))["splits"]["train"]
             return sum(row["tokens"] for row in train), True
     except BadInput:  # it is on another machine, or its text is not there yet
         return text, here

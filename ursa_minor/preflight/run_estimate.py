@@ -7,11 +7,11 @@ from typing import Any
 import yaml
 
 from ursa_minor.base import gpus
+from ursa_minor.base.wording import counted
 from ursa_minor.preflight import estimate
 from ursa_minor.preflight.data_throughput import PREPARED, Supply
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import make_plan
-from ursa_minor.recipe.rules import counted
 
 FIGURES = {"tokens/s": "tokens_per_second", "hours": "hours", "waiting": "waiting_hours", "kWh": "kilowatt_hours"}
 FIGURES |= {"cost": "cost"}  # of a table, by head

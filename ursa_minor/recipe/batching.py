@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.wording import either
 from ursa_minor.recipe.keys import Recipe
-from ursa_minor.recipe.rules import divisors, either
+from ursa_minor.recipe.rules import divisors
 
 MANY_EPOCHS = 4  # beyond these, reading again teaches much less than new text would (Muennighoff et al. 2023)
 

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ursa_minor.base import paths, run_files
+from ursa_minor.base import paths, run_files, wording
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.base.wording import nearest, shown
 from ursa_minor.recipe import data_source, other_flags, places, rules, sizes
 from ursa_minor.recipe.keys import (
     ABSENT,
@@ -32,7 +33,6 @@ from ursa_minor.recipe.keys import (
     deal,
     fixed,
 )
-from ursa_minor.recipe.rules import nearest, shown
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ def _boolean(text: str) -> bool:
     """Convert the value of a switch (a type of argparse)."""
     value = rules.boolean_of(text)
     if value is None:
-        raise argparse.ArgumentTypeError(f"must be true or false, not {rules.shown(text)!r}")
+        raise argparse.ArgumentTypeError(f"must be true or false, not {wording.shown(text)!r}")
     return value
 
 
@@ -254,7 +254,7 @@ def number_of_steps(text: str) -> int:
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     field, wanted = FIELDS[name], TYPES[name]
     about, choices = field.metadata, () if wanted in (int, float) else field.metadata["allowed"]
-    words = "|".join(choices[: rules.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (name in AUTO)
+    words = "|".join(choices[: wording.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (name in AUTO)
     default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
     options: dict[str, Any] = {}
     if rules.is_list(wanted):
@@ -548,7 +548,7 @@ def read_file(path: Path) -> dict[str, Any]:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
         places = (str(path), f"recipes/{path.stem}.yaml")
-        near = [rules.nearest_beside(place, lambda file: file.suffix == ".yaml") for place in places]
+        near = [wording.nearest_beside(place, lambda file: file.suffix == ".yaml") for place in places]
         raise BadInput(f"{path}: no such recipe{near[0] or near[1]}") from None
     except (OSError, yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date, another encoding
         where = str(error)

@@ -8,8 +8,8 @@ from typing import Any
 
 from ursa_minor.base import paths
 from ursa_minor.base.run_files import METRICS
+from ursa_minor.base.wording import shown
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.rules import shown
 
 
 def expand(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

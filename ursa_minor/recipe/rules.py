@@ -1,23 +1,21 @@
 """The rules of keys' values and of their combinations; each fault is one line: key, value, rule, remedy."""
 
 import contextlib
-import difflib
 import math
 import re
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.wording import either, nearest, shown
 from ursa_minor.recipe import data_source, keys, reference_curves
 
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-LONG, MANY = 200, 12  # characters of a value, and values of a list, that a message shows
 # The words that HfArgumentParser of Transformers accepts for a boolean, in any case.
 TRUE_WORDS = ("true", "t", "yes", "y", "1")
 FALSE_WORDS = ("false", "f", "no", "n", "0")
@@ -262,40 +260,3 @@ def type_name(wanted: Any) -> str:
 def divisors(number: int) -> list[int]:
     """Return the whole numbers that divide another, smallest first."""
     return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def nearest(word: str, names, prefix: str = "") -> str:
-    """Return "; did you mean X?" where a name is close to a word, else nothing."""
-    names = list(names)
-    longer = [name for name in names if word and name.startswith(word)]
-    match = difflib.get_close_matches(str(word), names, n=1) or longer
-    return f"; did you mean {prefix}{match[0]}?" if match else ""
-
-
-def nearest_beside(name: str, is_kind: Callable[[Path], bool]) -> str:
-    """Return "; did you mean X?" where something of this kind lies beside ``name`` and has a close name, else nothing."""
-    path, beside = Path(name), []
-    with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
-        beside = [one.name for one in path.parent.iterdir() if is_kind(one)]
-    return nearest(path.name, beside, str(path.parent / "_")[:-1])
-
-
-def either(values: Sequence) -> str:
-    """Return values as "a, b or c", of many the first."""
-    texts = [str(value) for value in values]
-    if len(texts) > MANY:
-        return f"{', '.join(texts[:MANY])}, ... ({len(texts)} in all)"
-    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
-
-
-def counted(number: int, one: str, several: str) -> str:
-    """Return a number and its noun: 1 process, 2 processes."""
-    return f"{number:,} {one if number == 1 else several}"
-
-
-def shown(value: Any) -> str:
-    """Return a value as a message shows it, in one line: the beginning of a long one."""
-    if value is None or value in ([], ()):
-        return "none"
-    text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return text if len(text) <= LONG else f"{text[:LONG]}..."

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ursa_minor.base import wording
 from ursa_minor.base.errors import BadInput
 from ursa_minor.recipe import keys, rules
 
@@ -137,7 +138,7 @@ def find(name: str, sizes: Sequence[Size] = ALL_SIZES) -> Size:
         if name in size.names:
             return size
     names = names_of(sizes)
-    raise BadInput(f"--size {name}: must be {rules.either(names)}{rules.nearest(name, names)}")
+    raise BadInput(f"--size {name}: must be {wording.either(names)}{wording.nearest(name, names)}")
 
 
 def check(name: str, flags: Collection[str], sizes: Sequence[Size] = GPT2_SIZES) -> None:

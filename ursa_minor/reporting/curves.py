@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from ursa_minor.base import files
-from ursa_minor.evaluation.task_data import records
 from ursa_minor.evaluation.task import Task
+from ursa_minor.evaluation.task_data import records
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.reference_curves import Reference
 

@@ -9,8 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ursa_minor.base import files
+from ursa_minor.base.wording import counted
 from ursa_minor.recipe.loading import PROFILE_UPDATES
-from ursa_minor.recipe.rules import counted
 from ursa_minor.reporting.clock import Clock
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,9 @@ from tqdm import tqdm
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import space_fix
-from ursa_minor.base.run_files import METRICS, iterate_metrics
 from ursa_minor.base.redaction import redact
+from ursa_minor.base.run_files import METRICS, iterate_metrics
+from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.tokens.tokenizer import CUT
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
 from ursa_minor.evaluation.task import Task
@@ -28,7 +29,6 @@ from ursa_minor.optim.update import Update
 from ursa_minor.recipe import keys, reference_curves
 from ursa_minor.reporting import curves
 from ursa_minor.reporting.clock import Clock
-from ursa_minor.checkpoint.state import RunState
 from ursa_minor.reporting.trackers import Trackers, place_after
 
 log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import MODEL_FOLDER
+from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import Evaluator
@@ -16,11 +17,10 @@ from ursa_minor.evaluation.likelihood import not_finite
 from ursa_minor.evaluation.task import Task
 from ursa_minor.hub import pull
 from ursa_minor.machine import device as hardware
-from ursa_minor.machine.micro_batch import propose_micro_batch
 from ursa_minor.machine.full_model import WholeModel
+from ursa_minor.machine.micro_batch import propose_micro_batch
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
-from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.run.resume import begins_at, find_checkpoint
 
 

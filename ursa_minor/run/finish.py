@@ -18,17 +18,17 @@ from accelerate import Accelerator
 
 from ursa_minor.base import cudnn, paths
 from ursa_minor.base.errors import TrainingStopped
-from ursa_minor.base.run_files import Finish, METRICS, MODEL_FOLDER, step_name
+from ursa_minor.base.run_files import METRICS, MODEL_FOLDER, Finish, step_name
 from ursa_minor.base.stopping import StopRequest
+from ursa_minor.base.wording import counted
+from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.baselines import baselines
 from ursa_minor.export import stock as stock_export
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.rules import counted
-from ursa_minor.checkpoint import format as checkpoint
-from ursa_minor.run.setup import Run
 from ursa_minor.reporting.report import duration
-from ursa_minor.checkpoint.state import RunState
+from ursa_minor.run.setup import Run
 
 log = logging.getLogger(__name__)
 

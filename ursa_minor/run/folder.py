@@ -10,11 +10,11 @@ from accelerate.utils import broadcast_object_list
 from ursa_minor.base import console, files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import FINISH, LOG, MODEL_FOLDER, PARTIAL, STEP, clear_partial, read_finish
-from ursa_minor.recipe import keys, loading
 from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.recipe import keys, loading
+from ursa_minor.reporting.trackers import IDS
 from ursa_minor.run.publish import PENDING
 from ursa_minor.run.resume import begins_at
-from ursa_minor.reporting.trackers import IDS
 
 LOCK = ".lock"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.wording import counted
+from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.hub import pull, push
 from ursa_minor.hub.model_card import metadata, model_card
 from ursa_minor.machine.run_info import Facts
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.rules import counted
-from ursa_minor.checkpoint import format as checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 from ursa_minor.base import stopping
 from ursa_minor.base.errors import BadInput, space_fix
 from ursa_minor.base.run_files import step_name
+from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.checkpoint.state import RunState, planned_length
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.hub import client, pull
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.optim.schedule import Length, decay_begins, learning_rate
 from ursa_minor.recipe import keys, loading
-from ursa_minor.checkpoint import format as checkpoint
-from ursa_minor.checkpoint.state import RunState, planned_length
 
 log = logging.getLogger(__name__)
 

@@ -12,30 +12,30 @@ from transformers import PreTrainedModel
 from ursa_minor.base import files, gpus
 from ursa_minor.base.run_files import FINISH
 from ursa_minor.base.stopping import StopRequest
+from ursa_minor.base.wording import counted
+from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import Evaluator, encode_items, read_items
 from ursa_minor.evaluation.task import Task
-from ursa_minor.preflight import run_estimate
+from ursa_minor.export import stock as stock_export
 from ursa_minor.machine.accelerator import compiler_of, prepare
-from ursa_minor.preflight.estimate import shape_of
-from ursa_minor.machine.run_info import Facts, facts_of
-from ursa_minor.machine.micro_batch import fit_micro_batch
 from ursa_minor.machine.device import versions
 from ursa_minor.machine.full_model import WholeModel
-from ursa_minor.export import stock as stock_export
+from ursa_minor.machine.micro_batch import fit_micro_batch
+from ursa_minor.machine.run_info import Facts, facts_of
 from ursa_minor.model.attention import kernel_taken
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import loss_module
 from ursa_minor.optim import optimizers
+from ursa_minor.preflight import run_estimate
+from ursa_minor.preflight.estimate import shape_of
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import Plan
-from ursa_minor.recipe.rules import counted
 from ursa_minor.reporting.clock import Clock
-from ursa_minor.run.publish import Publisher
 from ursa_minor.reporting.report import Report
+from ursa_minor.run.publish import Publisher
 from ursa_minor.run.resume import Checkpoints
-from ursa_minor.checkpoint.state import RunState
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,14 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.stopping import StopRequest
+from ursa_minor.data.loading import batches as window_batches
+from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
-from ursa_minor.data.tokens import shards, tokenizer as tokenization
 from ursa_minor.data.loading.background import DataWait, Preparation, reader_command
 from ursa_minor.data.sources.find import FoundSource, find_source
+from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
 
@@ -51,12 +55,12 @@ class OpenedSource:
         """Open the train shards that are new."""
         if not self.manifest["complete"]:
             opened = len(self.manifest["splits"]["train"])
-            self.manifest = shards.describe_folder(self.folder)
+            self.manifest = manifests.describe_folder(self.folder)
             self._append(self.train, "train", opened)
 
     def _append(self, opened: windows.Windows, split: str, first_row: int) -> None:
         rows = self.manifest["splits"][split][first_row:]
-        shards.refuse_changed(self.folder, rows)
+        manifests.refuse_changed(self.folder, rows)
         for row in rows:
             path = self.folder / row["file"]
             deleted = self._consumed and not path.exists()
@@ -106,7 +110,7 @@ class Corpus:
             lambda: all(path.is_file() for path in streams),
             "the reader prepares the validation split, then the first shard",
         )
-        manifests = [shards.describe_folder(folder) for folder in folders]
+        manifests = [manifests.describe_folder(folder) for folder in folders]
         self.tokenizer = open_tokenizer(recipe, dict(zip(folders, manifests, strict=True)))
         assert model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
         self.bytes_per_token = np.zeros(model.vocab_size, dtype=np.int64)
@@ -145,9 +149,9 @@ class Corpus:
             source.refresh()
         return self.complete
 
-    def order(self, plan: Plan) -> windows.TrainOrder:
+    def order(self, plan: Plan) -> window_order.TrainOrder:
         """Return which windows each process reads at each step."""
-        return windows.TrainOrder(
+        return window_order.TrainOrder(
             weights=self._weights,
             sequence_length=self._recipe.model.sequence_length,
             sequences_per_step=plan.sequences_per_step,
@@ -157,7 +161,7 @@ class Corpus:
             block_tokens=self._recipe.data.shuffle_block_tokens,
         )
 
-    def train_batches(self, device: torch.device) -> windows.Mapped | windows.Resident:
+    def train_batches(self, device: torch.device) -> window_batches.Mapped | window_batches.Resident:
         """Return where batches come from: memory-mapped files, or ids that live on the card whole (data_device)."""
         wanted, train = self._recipe.data.data_device, [source.train for source in self.sources]
         if wanted == "cuda" and device.type != "cuda":
@@ -166,7 +170,7 @@ class Corpus:
             raise BadInput("data_device = cuda needs all of the data: run prepare_data.py first, or use auto")
         small = self.complete and 4 * sum(split.num_tokens for split in train) <= RESIDENT_BYTES
         whole = wanted == "cuda" or (wanted == "auto" and device.type == "cuda" and small)
-        return (windows.Resident if whole else windows.Mapped)(train, device)
+        return (window_batches.Resident if whole else window_batches.Mapped)(train, device)
 
     def eval_batches(
         self, split: str, *, max_tokens: int, batch_size: int, device: torch.device, rank: int, num_processes: int
@@ -181,15 +185,17 @@ class Corpus:
         if split == "test":
             assert self.test is not None  # who asks for it has seen that it is there
             found = [self.test]
-        draws = windows.eval_draws(
+        draws = window_order.eval_draws(
             [opened.num_windows for opened in found],
             self._weights,
             max_windows=max(1, max_tokens // self._recipe.model.sequence_length) if max_tokens else 0,
         )
-        batches = windows.Mapped(found, device)
-        return windows.eval_batches(batches, draws, batch_size=batch_size, rank=rank, num_processes=num_processes)
+        batches = window_batches.Mapped(found, device)
+        return window_batches.eval_batches(
+            batches, draws, batch_size=batch_size, rank=rank, num_processes=num_processes
+        )
 
-    def wait_for(self, step: int, order: windows.TrainOrder, stop: StopRequest) -> str | None:
+    def wait_for(self, step: int, order: window_order.TrainOrder, stop: StopRequest) -> str | None:
         """Wait until all that ``step`` reads is there, on every process; return why it never will be, if so."""
         have = lambda: [source.train.num_windows for source in self.sources]  # noqa: E731
         failure = self.data_wait.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
@@ -200,7 +206,7 @@ class Corpus:
                 return str(error)
         return failure
 
-    def delete_consumed(self, order: windows.TrainOrder, step: int) -> None:
+    def delete_consumed(self, order: window_order.TrainOrder, step: int) -> None:
         """With stream_keep = consumed, delete the train shards that no step from ``step`` on reads."""
         if self._consumed:
             for source, first in zip(self.sources, order.oldest_needed(step), strict=True):
@@ -209,7 +215,7 @@ class Corpus:
 
     def contents(self) -> list[dict]:
         """Return the identity of each source, which a resumed run must find again."""
-        return [{"weight": source.weight} | shards.contents(source.manifest) for source in self.sources]
+        return [{"weight": source.weight} | manifests.contents(source.manifest) for source in self.sources]
 
     def refuse_other(self, where: Path, before: list[dict]) -> None:
         """Raise BadInput unless the data begins as it was ``before``; what is being read anew is waited for."""
@@ -228,13 +234,13 @@ class Corpus:
 
         self.data_wait.until(there, "the shards that the checkpoint has seen")
         for state, source in pairs:
-            shards.refuse_other_contents(where, state, source.manifest)
+            manifests.refuse_other_contents(where, state, source.manifest)
 
-    def describe(self, order: windows.TrainOrder) -> Iterator[str]:
+    def describe(self, order: window_order.TrainOrder) -> Iterator[str]:
         """Yield what the run reads, a line a source, and what the user should know about where it lies."""
         read = order.read_before(self._recipe.schedule.max_steps)
         for source, windows_read, share in zip(self.sources, read, order.shares(), strict=True):
-            folder, train, manifest = source.folder, source.train, shards.describe_folder(source.folder)
+            folder, train, manifest = source.folder, source.train, manifests.describe_folder(source.folder)
             tokens, complete = windows_read * train.sequence_length, manifest["complete"]
             there = sum(row["tokens"] for row in manifest["splits"]["train"])  # more than are opened, while it grows
             epochs = f" ({tokens / there:.2f} epochs)" if complete else ""
@@ -352,7 +358,7 @@ def _fingerprint_at(model: str) -> str | None:
 
 def _start_reader(number: int, source: FoundSource | None, argv: Sequence[str]) -> Preparation | None:
     """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
-    if source is None or os.environ.get("LOCAL_RANK", "0") != "0" or shards.is_complete(source.folder):
+    if source is None or os.environ.get("LOCAL_RANK", "0") != "0" or manifests.is_complete(source.folder):
         return None
     return Preparation(reader_command(argv, number))
 

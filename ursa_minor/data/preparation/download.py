@@ -15,11 +15,12 @@ from huggingface_hub.utils.sha import git_hash
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import TruncatedError
+from ursa_minor.base.retry import retry
 from ursa_minor.data.preparation import repair
-from ursa_minor.data.tokens import shards
 from ursa_minor.data.preparation.progress import PrefetchTarget
-from ursa_minor.data.sources.remote import retry
 from ursa_minor.data.sources.find import FoundSource
+from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens import shards
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
     """
     huggingface_hub.utils.disable_progress_bars()
     folder, limit = source.folder, source.config.limit_tokens
-    manifest = shards.read_manifest(folder)
+    manifest = manifests.read_manifest(folder)
     newer_than = folder / shards.MANIFEST if target else None
     broken = [row for _, row in repair.broken_rows(source, manifest, newer_than)] if manifest else []
     if manifest and manifest["complete"] and not broken:

@@ -5,34 +5,31 @@ interrupted.
 """
 
 import logging
-import math
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens import shards, tokenizer as tokenization
-from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, Document, DocumentEncoder, well_formed
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
+from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.sources.remote import shown_name
-from ursa_minor.data.sources.find import FoundSource, Part, STDLIB, find_source
+from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, well_formed
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
 LOCK = ".lock"  # held by the process that writes to the folder
-DRY_RUN_SECONDS = 10
-CORE_SECONDS = 1.0  # for which an estimate encodes
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
         target: how far to go, when train.py reads the shards while they are written. None: to the end.
     """
     folder = source.folder
-    manifest = shards.read_manifest(folder)
+    manifest = manifests.read_manifest(folder)
     opened = open_source(source, manifest, target)
     parts = opened.parts["train"]
     if manifest is None:
@@ -241,7 +238,7 @@ def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple
     """Return the pinned commit (None for files) and the parts of each split."""
     if source.parts is not None:
         return None, source.parts
-    from ursa_minor.data.sources.find import tables as hub_tables  # imports datasets, which text does not need
+    from ursa_minor.data.sources import tables as hub_tables  # imports datasets, which text does not need
 
     return hub_tables.open_tables(source, pinned, versions)
 
@@ -286,76 +283,6 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
         return source.most_tokens
     if source.config.token_column:
         return 0.0
-    from ursa_minor.data.sources.find import tables as hub_tables
+    from ursa_minor.data.sources import tables as hub_tables
 
     return hub_tables.expected_text_bytes([name for name, _ in parts], source.config)
-
-
-def dry_run(source: FoundSource) -> str:
-    """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
-    if source.config.token_column:
-        raise BadInput("--dry_run: measures how fast text is encoded, and token_column holds none; leave it out")
-    _, parts = open_parts(source, None, {})
-    name, config = source.config.tokenizer, source.config
-    if name in keys.TRAINED_TOKENIZERS:
-        size = config.tokenizer_vocab_size if name == "bpe" else 257  # characters: at most all bytes
-        tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size, config.tokenizer_split)
-    else:
-        tokenizer = tokenization.load(name)
-    encode = DocumentEncoder(tokenizer, name)
-    tokens, text_bytes, seconds = _timed(encode, parts["train"], DRY_RUN_SECONDS)
-    if not text_bytes:
-        raise BadInput(f"{source.name}: no text in its first rows")
-    whole, itemsize = max(expected_text_bytes(source, parts["train"]), text_bytes), 2 if len(tokenizer) <= 2**16 else 4
-    total = min(whole * tokens / text_bytes, config.limit_tokens or math.inf)
-    held, used = counted(len(parts["train"]), "file", "files"), counted(encode.threads, "thread", "threads")
-    lines = (
-        f"{source.name}: {held}, about {whole / 1e6:,.1f} MB of text, {total:,.0f} tokens (estimated)",
-        f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)",
-        f"{total / tokens * seconds:,.1f} s at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
-        f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with {used}, reading included)",
-    )
-    return "\n".join(lines)
-
-
-@cache
-def text_bytes_per_core() -> float:
-    """Return how many bytes of text a core of this machine encodes in a second: Python's own, by a small bpe of it."""
-    data = keys.Data(dataset_name=STDLIB, validation_fraction=0.05, tokenizer="bpe", data_seed=0)
-    train = (find_source(data).parts or {})["train"]
-    encode = DocumentEncoder(tokenization.train_bpe(islice(first_texts(train), 50), 2042), STDLIB)
-    encode.threads = 1
-    _, text_bytes, seconds = _timed(encode, train, CORE_SECONDS)
-    return text_bytes / seconds
-
-
-def _timed(encode: DocumentEncoder, parts: list[Part], limit: float) -> tuple[int, int, float]:
-    """Encode documents for ``limit`` seconds; return tokens, bytes of text, and the seconds that these took.
-
-    Documents come in batches: one that comes too late is not counted, nor the time that its batch took, but for the first.
-    """
-    started, tokens, text_bytes, seconds = time.perf_counter(), 0, 0, 0.0
-    for document in chain.from_iterable(encode(read(0), 0) for _, read in parts):
-        now = time.perf_counter() - started
-        if now > limit and text_bytes >= BATCH_CHARACTERS:
-            break
-        tokens, text_bytes, seconds = tokens + len(document.ids), text_bytes + document.text_bytes, now
-    return tokens, text_bytes, seconds
-
-
-def verify(folder: Path, vocab_size: int) -> str:
-    """Read every byte of a folder of shards; return a line that it is whole. Raises BadInput with every fault."""
-    from ursa_minor.data.loading.windows import Windows  # imports torch
-
-    manifest = shards.describe_folder(folder)
-    rows = [row for found in manifest["splits"].values() for row in found]
-    if lines := [line for _, line in shards.faults(folder, rows)]:
-        raise BadInput(lines)
-    ids = Windows(1, manifest["tokenizer"]["size"] if manifest["tokenizer"] else vocab_size)
-    for row in rows:
-        ids.append(folder / row["file"], row["tokens"], *shards.open_ids(folder / row["file"]))
-    ids.check_ids()
-    hashed = "sizes, hashes" if manifest["tokenizer"] else "sizes (there are no hashes to compare with)"
-    state = "" if manifest["complete"] else "; its preparation is not finished"
-    whole = f"{len(rows)} shards, {ids.num_tokens:,} tokens are whole"
-    return f"{folder}: {whole}: {hashed}, ids below {ids.vocab_size}{state}"

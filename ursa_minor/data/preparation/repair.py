@@ -8,9 +8,10 @@ from pathlib import Path
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens import shards
 from ursa_minor.data.preparation.prepare import open_source
 from ursa_minor.data.sources.find import FoundSource
+from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens import shards
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def repair(source: FoundSource, *, every: bool = True) -> None:
     folder = source.folder
     scratch = folder / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
-    manifest = shards.read_manifest(folder)
+    manifest = manifests.read_manifest(folder)
     if manifest is None:
         return
     if every:
@@ -71,5 +72,5 @@ def broken_rows(source: FoundSource, manifest: dict, newer_than: Path | None) ->
     for split, rows in manifest["splits"].items():
         if split == "train" and source.config.stream_keep == "consumed":  # what has been trained on is deleted
             rows = [row for row in rows if (folder / row["file"]).exists()]
-        for row, _ in shards.faults(folder, rows, newer_than):
+        for row, _ in manifests.faults(folder, rows, newer_than):
             yield split, row

@@ -12,38 +12,24 @@ import hashlib
 import json
 import os
 import re
-import shlex
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from glob import glob, has_magic
+from glob import has_magic
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import httpx
-
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.redaction import is_valid_url, redact_url
-from ursa_minor.data.sources.find import remote
-from ursa_minor.data.sources.find.formats import arrow, csv, json_lines, parquet, text as text_format
-from ursa_minor.data.sources.columns import Reader
+from ursa_minor.data.sources.files import UNPACK, _no_such_file, _resolved, find_files, reader_of
+from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import shown_name
+from ursa_minor.data.sources.stdlib import stdlib_files
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.keys import Data
-from ursa_minor.recipe.rules import nearest_beside
-from ursa_minor.recipe.source_kind import COMPRESSED, STDLIB, URL, path_of, table_format
+from ursa_minor.recipe.source_kind import STDLIB, URL, path_of
 
-TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_modules"}
-# Each format is one module. Its file names are in recipe/source_kind.TABLE_FORMATS.
-READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
-# What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
-ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-# By how a name ends: the command that unpacks it. What packs a single file leaves it under the name before that.
-UNPACK = {".tar": "tar -xf", ".tgz": "tar -xf", ".zip": "unzip", ".7z": "7z x", ".rar": "unrar x"}
 UNPACK |= {
     ".br": "brotli -d",
     ".lz4": "lz4 -d",
@@ -137,10 +123,6 @@ def refuse_absent(config: Data) -> None:
                 raise BadInput(_no_such_file(key, pattern))
 
 
-def _no_such_file(key: str, name: str) -> str:
-    return f"{key}: {name}: no such file{nearest_beside(name, Path.is_file)}"
-
-
 def _identity(config: Data, **own: Any) -> dict[str, Any]:
     """Return the identity of a source's shards: the part of all kinds, and ``own`` of its kind."""
     is_bpe = config.tokenizer == "bpe"
@@ -220,102 +202,6 @@ def _folder_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
-def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list[str]:
-    """Return the files behind paths, globs and URLs, sorted within each pattern, each once.
-
-    A name that exists is that file, also where it looks like a glob. A text behind a URL is fetched, with ``kept`` for
-    prepared_data_dir; a table behind one when it is read.
-    """
-    found: dict[str, str] = {}  # by where it lies: links and other spellings lead to the same file
-    for pattern in patterns:
-        if pattern.startswith(URL):
-            if not is_valid_url(pattern):
-                raise BadInput(
-                    f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
-                    f"password or query as %2F %3F %23 %40 %3A %20"
-                )
-            name = pattern if reader_of(pattern) else str(download(key, pattern, kept))
-            found.setdefault(_resolved(name), name)
-            continue
-        matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
-        for name in matches or [pattern]:
-            path = Path(name)
-            if ODD_NAME.search(name):
-                raise BadInput(f"{key}: {name!a}: a name with a control character or no UTF-8; rename the file")
-            if os.path.isdir(path):  # noqa: PTH112  (of a name that is too long Path's own raises)
-                raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
-            if not os.path.isfile(path):  # noqa: PTH113
-                raise BadInput(_no_such_file(key, str(path)))
-            if not path.stat().st_size:
-                raise BadInput(f"{key}: {path}: is empty")
-            if not os.access(path, os.R_OK):
-                raise BadInput(f"{key}: {path}: you have no permission to read it")
-            if not reader_of(name):
-                _refuse_packed(key, name)
-            found.setdefault(_resolved(name), str(path))
-    return list(found.values())
-
-
-def _refuse_packed(key: str, name: str) -> None:
-    path = Path(path_of(name).lower())
-    suffix = ".tar" if path.suffix in COMPRESSED and path.stem.endswith(".tar") else path.suffix
-    if suffix in UNPACK:
-        fetched = Path(path_of(name)).name if name.startswith(URL) else name
-        command = f"{UNPACK[suffix]} {shlex.quote(fetched)}"
-        raise BadInput(f"{key}: {name}: is packed; give what this unpacks: {command}")
-
-
-def download(key: str, url: str, prepared_data_dir: Path) -> Path:
-    """Fetch a text file once, tried again as tables are read; later calls return the kept copy.
-
-    Raises BadInput when it cannot be had, TrainingStopped when the retries are used up.
-    """
-    _refuse_packed(key, url)
-    if not remote.is_http(url):
-        raise BadInput(
-            f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
-            f"https://.../resolve/main/NAME"
-        )
-
-    def fetch() -> None:
-        try:
-            remote.fetch(url, path)
-        except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
-            raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
-
-    path = remote.copy_of(url, prepared_data_dir)
-    remote.retry(f"{key}: {url}", fetch)
-    return path
-
-
-def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
-    """Return the standard library's Python files by split, sorted by path.
-
-    A file's split is a hash of its path, so another machine with this Python splits alike. The library's own tests,
-    where they are installed (Debian leaves them out), are a ``test`` split, thinned by the same hash.
-    """
-    root = Path(sysconfig.get_path("stdlib"))
-    splits: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
-    found: list[Path] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = set(folders) - SKIPPED_FOLDERS  # site-packages may hold many thousands
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    for path in sorted(found):
-        relative = path.relative_to(root)
-        if not path.stat().st_size:
-            continue
-        digest = hashlib.sha256(relative.as_posix().encode()).digest()
-        held_out = int.from_bytes(digest[:8]) < validation_fraction * 2**64
-        if TEST_FOLDERS & set(relative.parts[:-1]):
-            if held_out:
-                splits["test"].append(path)
-        else:
-            splits["validation" if held_out else "train"].append(path)
-    if not splits["train"] or not splits["validation"]:
-        raise BadInput(f"dataset_name = {STDLIB}: {root} holds no Python source to train on; use --data_files FILE...")
-    return {split: paths for split, paths in splits.items() if paths}
-
-
 def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dict[str, list[Part]]:
     name = paths["train"][0].name
     if "validation" in paths:
@@ -341,16 +227,6 @@ def _reading(rows: Callable[..., Iterator[Row]], *args) -> Callable[[int], Itera
 
 def _most_tokens(paths: list[Path]) -> int:
     return sum(path.stat().st_size + 1 for path in paths)
-
-
-def reader_of(name: str) -> Reader | None:
-    """Return the reader of a table by its file name, or None for text."""
-    format_name = table_format(name)
-    return next((reader for reader in READERS if reader.name == format_name), None)
-
-
-def _resolved(name: str) -> str:
-    return redact_url(name) if name.startswith(URL) else str(Path(name).resolve())
 
 
 def _stamp(name: str) -> list:

@@ -18,10 +18,11 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import TruncatedError
-from ursa_minor.data.sources.find import remote
-from ursa_minor.data.sources.columns import Column, IDS, Reader
-from ursa_minor.data.sources.remote import retry
-from ursa_minor.data.sources.find import FoundSource, Part, READERS, Row, reader_of
+from ursa_minor.base.retry import retry
+from ursa_minor.data.sources import remote
+from ursa_minor.data.sources.columns import IDS, Column, Reader
+from ursa_minor.data.sources.files import READERS, reader_of
+from ursa_minor.data.sources.find import FoundSource, Part, Row
 from ursa_minor.recipe.keys import Data
 from ursa_minor.recipe.source_kind import path_of
 

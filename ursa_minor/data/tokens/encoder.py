@@ -10,9 +10,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens import split_points, tokenizer as tokenization
-from ursa_minor.data.tokens.split_points import NumberedRow
 from ursa_minor.data.sources.find import Row
+from ursa_minor.data.sources.formats import text as text_format
+from ursa_minor.data.tokens import split_points
+from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.split_points import NumberedRow
 
 BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
 NO_IDS = np.empty(0, dtype=np.uint32)
@@ -55,7 +57,7 @@ class DocumentEncoder:
     def __call__(self, rows: Iterator[Row], first_row: int) -> Iterator[Document]:
         """Yield each row's Document, in order. Raises BadInput for a tokenizer that changes the text."""
         numbered: Iterator[NumberedRow] = ((number, *row) for number, row in enumerate(rows, first_row))
-        if not self._ids and self._place is not split_points.GPT2:  # where a long text is cut already
+        if not self._ids and self._place is not text_format.GPT2:  # where a long text is cut already
             numbered = split_points.pieces(numbered, self._place)
         with ThreadPoolExecutor(self.threads) as pool:
             waiting = deque()

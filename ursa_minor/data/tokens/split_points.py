@@ -13,13 +13,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.sources.formats.text import GPT2, WHOLE_CHARACTERS
 
-WHOLE_CHARACTERS = 2**26  # most of a text without a place to cut: its ids take some 130 bytes a character
 NumberedRow = tuple[int, Any, bool]  # its number, text or ids, whether a document begins with it
 
-# Each matches from anywhere to the last place where a text may be cut.
-# Before a space or newline that follows no white space: GPT-2's regex never joins the two sides.
-GPT2 = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
 # The regexes below join signs with the line breaks behind them, and white space with the last line break in it. So: before
 # a space or newline behind a letter or digit (but not a letter that NFC takes apart), and behind that last line break.
 LINES = re.compile(

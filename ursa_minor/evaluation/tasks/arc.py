@@ -5,7 +5,7 @@ arXiv:1803.05457; license of the data: CC BY-SA 4.0.
 
 from dataclasses import replace
 
-from ursa_minor.evaluation.task import Answer, Choices, Question, RULES, Row, Task, Text
+from ursa_minor.evaluation.task import RULES, Answer, Choices, Question, Row, Task, Text
 
 
 def questions(row: Row) -> tuple[Question, ...]:

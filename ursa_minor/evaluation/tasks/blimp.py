@@ -6,7 +6,7 @@ arXiv:1912.00582 and arXiv:2504.02768; licenses of the data: CC BY 4.0 and CC BY
 
 from dataclasses import replace
 
-from ursa_minor.evaluation.task import Question, RULES, Row, Task, Text
+from ursa_minor.evaluation.task import RULES, Question, Row, Task, Text
 from ursa_minor.recipe import keys
 
 PARTS = 67  # of 1,000 pairs each, so that the mean over items is the mean over parts

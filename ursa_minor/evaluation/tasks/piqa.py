@@ -3,7 +3,7 @@
 arXiv:1911.11641; license of the data: not stated.
 """
 
-from ursa_minor.evaluation.task import Answer, Question, RULES, Row, Task, Text
+from ursa_minor.evaluation.task import RULES, Answer, Question, Row, Task, Text
 
 
 def questions(row: Row) -> tuple[Question, ...]:

@@ -4,7 +4,7 @@ The names stand in the context, and what follows the blank is the ending of both
 arXiv:1907.10641; license of the data: CC BY.
 """
 
-from ursa_minor.evaluation.task import Answer, Question, RULES, Row, Task, Text
+from ursa_minor.evaluation.task import RULES, Answer, Question, Row, Task, Text
 
 
 def questions(row: Row) -> tuple[Question, ...]:

@@ -10,7 +10,7 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the column's values."""
     import pyarrow as pa
 
-    from ursa_minor.data.sources.find import remote
+    from ursa_minor.data.sources import remote
 
     with remote.open_file(name) as raw:
         try:

@@ -10,14 +10,14 @@ from io import TextIOWrapper
 from typing import Any
 
 from ursa_minor.base.http import Unreadable
-from ursa_minor.data.sources.columns import Column, Reader, TEXT, refuse_column
+from ursa_minor.data.sources.columns import TEXT, Column, Reader, refuse_column
 
 csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters
 
 
 def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]:
     """Yield the column's field of each record; a blank line is none. ``dialect``: of ``csv.reader``."""
-    from ursa_minor.data.sources.find import remote
+    from ursa_minor.data.sources import remote
 
     with remote.whole(name) as file:
         records = csv.reader(TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), strict=True, **dialect)

@@ -13,14 +13,14 @@ from typing import Any
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import Unreadable
-from ursa_minor.data.sources.columns import Column, IDS, ROWS, Reader, TEXT, refuse_column
+from ursa_minor.data.sources.columns import IDS, ROWS, TEXT, Column, Reader, refuse_column
 
 TYPES = {str: TEXT, int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the field of each line: None where a line is blank, no object, or has no such field."""
-    from ursa_minor.data.sources.find import remote
+    from ursa_minor.data.sources import remote
 
     with remote.whole(name) as file:
         lines = enumerate(file)

@@ -5,14 +5,14 @@ from itertools import repeat
 from typing import Any
 
 from ursa_minor.base.http import TruncatedError
-from ursa_minor.data.sources.columns import Column, ROWS, Reader, arrow_values, refuse_arrow
+from ursa_minor.data.sources.columns import ROWS, Column, Reader, arrow_values, refuse_arrow
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the column's values."""
     import pyarrow.parquet as pq
 
-    from ursa_minor.data.sources.find import remote
+    from ursa_minor.data.sources import remote
 
     with remote.open_file(name) as raw:
         # With pre_buffer Arrow keeps all of a file that was read until its end.

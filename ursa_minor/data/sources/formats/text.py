@@ -1,12 +1,18 @@
 """Text files: UTF-8, every byte kept, each one document; a long one comes in pieces."""
 
 import codecs
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens import split_points
+from ursa_minor.data.sources.formats import text as text_format
+
+WHOLE_CHARACTERS = 2**26  # most of a text without a place to cut: its ids take some 130 bytes a character
+# Each matches from anywhere to the last place where a text may be cut.
+# Before a space or newline that follows no white space: GPT-2's regex never joins the two sides.
+GPT2 = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
 
 BLOCK_BYTES = 2**20  # a long file is read in pieces of about this size: rows of one document
 
@@ -28,12 +34,12 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
                 offset += len(block)
                 if not block:
                     break
-                if found := split_points.GPT2.match(text, searched):
+                if found := text_format.GPT2.match(text, searched):
                     yield text[: found.end()]
                     text = text[found.end() :]
-                elif len(text) > split_points.WHOLE_CHARACTERS:
+                elif len(text) > text_format.WHOLE_CHARACTERS:
                     raise BadInput(
-                        f"{path}: offset {offset}: no space and no line break in {split_points.WHOLE_CHARACTERS:,} characters "
+                        f"{path}: offset {offset}: no space and no line break in {text_format.WHOLE_CHARACTERS:,} characters "
                         f"before it; break its lines, for example: fold -w 1000 {path} > new.txt"
                     )
         if text:

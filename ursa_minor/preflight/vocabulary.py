@@ -1,0 +1,40 @@
+"""Check before a run that the model has an embedding for each id of the recipe's tokenizer."""
+
+from transformers import AutoConfig
+
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.model import pretrained
+from ursa_minor.model.architectures import padded
+from ursa_minor.model.resolve import find
+from ursa_minor.model.vocabulary import missing_rows_message, rows_needed
+from ursa_minor.recipe import keys
+
+
+def refuse_larger_tokenizer(recipe: keys.Recipe, stated_rows: int | None) -> None:
+    """Raise BadInput if the tokenizer of a recipe has ids beyond the embedding of ``init_from``.
+
+    A recipe that states ``vocab_size`` may add rows to the embedding. Without it, only rows of
+    padding are added, and a tokenizer with more ids is taken for a mistake.
+
+    Args:
+        recipe: a complete recipe (``pretrained.complete``).
+        stated_rows: its ``vocab_size`` before it was completed.
+    """
+    init_from = recipe.model.init_from
+    name = recipe.data.tokenizer
+    if init_from is None or name in keys.TRAINED_TOKENIZERS:
+        return
+    where = f"init_from = {init_from}"
+    rows = stated_rows
+    if rows is None:
+        rows = pretrained.loaded(where, AutoConfig, find(init_from, "init_from = ")).vocab_size
+    needed = rows_needed(tokenization.load(name))
+    if needed <= rows:
+        return
+    if stated_rows is None:
+        advice = f", or add rows with --vocab_size {padded(needed)}"
+        raise BadInput(missing_rows_message(where, needed, rows) + advice)
+    raise BadInput(
+        f"vocab_size = {rows}: the largest id of the tokenizer is {needed - 1}; use --vocab_size {padded(needed)}"
+    )
