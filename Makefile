@@ -99,7 +99,7 @@ gpu-status: ## each card's use, memory, watts and temperature
 gpu-hot: $(VENV)/.installed ## multiply on every card, to warm it up or to test it (SECONDS=60; 0: until Ctrl-C; GPUS=0,1)
 	@$(BIN)/python scripts/gpu_hot.py $(call quoted,$(SECONDS))
 
-presets: $(VENV)/.installed ## write accelerate_configs/, the tables of cards (ursa_minor/base/cards.csv) and of keys (docs/knobs.md), notebooks/walkthrough.ipynb anew
+presets: $(VENV)/.installed ## write accelerate_configs/, the tables of cards (ursa_minor/base/gpus.csv) and of keys (docs/knobs.md), notebooks/walkthrough.ipynb anew
 	$(BIN)/python benchmarks/estimate_cards.py --write >/dev/null
 	$(BIN)/python scripts/keys_table.py
 	$(BIN)/python scripts/walkthrough_notebook.py
@@ -117,7 +117,7 @@ test-post: $(VENV)/.installed-test-post ## what needs TRL: rewards, chat, TRL's 
 	$(BIN)/python -m pytest -m post
 
 test-faults: $(VENV)/.installed-dev ## attacks: damage, kills, full disks, fuzz, servers that lie (FULL=1: all of it; SEED=7; TREE=another checkout)
-	$(BIN)/python tests/faults/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(call quoted,$(TREE))) $(if $(SEED),--seed $(call quoted,$(SEED))) --json benchmarks/results/
+	$(BIN)/python tests/fault_injection/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(call quoted,$(TREE))) $(if $(SEED),--seed $(call quoted,$(SEED))) --json benchmarks/results/
 
 check: $(VENV)/.installed-dev ## format, lint, spelling, types, shell scripts, layout rules
 	$(BIN)/ruff format --check .
@@ -143,11 +143,11 @@ $(VENV)/.installed: requirements.txt constraints.txt
 	$(INSTALL) --constraint constraints.txt -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-%: requirements-%.txt $(VENV)/.installed
+$(VENV)/.installed-%: requirements/%.txt $(VENV)/.installed
 	$(INSTALL) --constraint constraints.txt -r $<
 	touch $@
 
-$(VENV)/.installed-dev: requirements-trackers.txt
+$(VENV)/.installed-dev: $(VENV)/.installed-trackers
 $(VENV)/.installed-slow: $(VENV)/.installed-dev
 
 $(VENV)/.installed-test-post: $(VENV)/.installed-dev $(VENV)/.installed-post

@@ -26,7 +26,7 @@ from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.preflight import budget, checks, data_throughput, run_estimate
 from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
-from ursa_minor.recipe import keys, loading, sizes
+from ursa_minor.recipe import command_line, keys, loading, sizes
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
@@ -76,8 +76,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     for name, (kind, what) in FLAGS.items():
-        loading.add_option(parser, name, kind, what, metavar="NAME" if kind is str else "N")
-    asked = loading.parse_flags(parser, argv)
+        command_line.add_option(parser, name, kind, what, metavar="NAME" if kind is str else "N")
+    asked = command_line.parse_flags(parser, argv)
     values = vars(asked)
     given = {name: value for name, value in values.items() if FLAGS[name][0] in (int, float) and value is not None}
     found, priced = asked.size or asked.tokens or asked.max_steps, price_of(asked, 1)
@@ -92,7 +92,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise BadInput(faults)
     asked.estimate |= any((asked.size, asked.card, asked.all_cards, given))
     if asked.recipe:
-        asked.recipe = loading.expand_option("recipe", asked.recipe)
+        asked.recipe = command_line.expand_option("recipe", asked.recipe)
     elif not asked.plan:
         asked.recipe = loading.RECIPE
     return asked

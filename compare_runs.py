@@ -25,7 +25,7 @@ from ursa_minor.base.paths import argument, path_argument
 from ursa_minor.base.run_files import Finish, read_finish, read_metrics
 from ursa_minor.base.wording import counted, nearest_beside
 from ursa_minor.evaluation.task_data import records
-from ursa_minor.recipe import keys, loading, reference_curves
+from ursa_minor.recipe import command_line, keys, loading, reference_curves
 from ursa_minor.reporting import curves
 
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
@@ -120,7 +120,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         help="a published curve; default: the recipes' reference_curve",
     )
     add("--out", type=path_argument, metavar="PNG", help="default: compare.png beside the first run")
-    asked = loading.parse_flags(parser, argv)
+    asked = command_line.parse_flags(parser, argv)
     if asked.out and (asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir()):
         raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
     if odd := [key for key in asked.group if key not in keys.FIELDS]:

@@ -18,7 +18,7 @@ from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.shell import ollama_name, path_word
 from ursa_minor.model.resolve import refuse_absent
-from ursa_minor.recipe import loading
+from ursa_minor.recipe import command_line
 
 
 @exit_on_bad_input
@@ -82,8 +82,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("model", type=paths.argument, help=model_help)
     add("--out", required=True, type=paths.argument, metavar="FOLDER", help="the folder to write")
     add("--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="(default: %(default)s)")
-    loading.add_switch(parser, "--trim_vocab", "leave the padding of the vocabulary out")
-    loading.add_switch(parser, "--chat", "add a chat template and its tokens, to be tuned on chats")
+    command_line.add_switch(parser, "--trim_vocab", "leave the padding of the vocabulary out")
+    command_line.add_switch(parser, "--chat", "add a chat template and its tokens, to be tuned on chats")
     add(
         "--gguf",
         choices=("f32", "f16", "q8_0"),
@@ -95,8 +95,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--text", nargs="+", type=paths.argument, metavar="FILE", help=text_help)
     tokens_help = "tokens to measure on; 0 = all (default: %(default)s)"
     add("--eval_tokens", type=int, default=65536, metavar="N", help=tokens_help)
-    loading.add_switch(parser, "--overwrite", "replace an earlier export")
-    asked = loading.parse_flags(parser, argv)
+    command_line.add_switch(parser, "--overwrite", "replace an earlier export")
+    asked = command_line.parse_flags(parser, argv)
     faults = []
     if asked.gguf and asked.dtype == "int8":
         faults.append("--gguf, --dtype int8: llama.cpp has an int8 of its own; use --gguf q8_0 without --dtype")

@@ -13,7 +13,7 @@ from ursa_minor.base import console, paths
 from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.model.resolve import find
-from ursa_minor.recipe import loading, rules
+from ursa_minor.recipe import command_line, rules
 
 # The key of a recipe whose range a flag has.
 RANGES = {"max_new_tokens": "sample_tokens", "temperature": "sample_temperature", "top_k": "sample_top_k"}
@@ -37,14 +37,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     model_help = "a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)"
     parser.add_argument("--model", type=paths.argument, required=True, help=model_help)
     parser.add_argument("--prompt", default="", help="text to continue; empty begins a document")
-    loading.add_switch(parser, "--chat", "a conversation: answer messages, a line each, that see those before")
+    command_line.add_switch(parser, "--chat", "a conversation: answer messages, a line each, that see those before")
     parser.add_argument("--num_samples", type=int, default=1)
     parser.add_argument("--max_new_tokens", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token")
     parser.add_argument("--top_k", type=int, default=200, help="among this many likeliest tokens; 0 = all")
     parser.add_argument("--top_p", type=float, default=1.0, help="among the likeliest that hold this probability")
     parser.add_argument("--seed", type=int, default=1337)
-    asked = loading.parse_flags(parser, argv)
+    asked = command_line.parse_flags(parser, argv)
     found = [(flag, rules.key_fault(key, getattr(asked, flag))) for flag, key in RANGES.items()]
     faults = [f"--{flag} {getattr(asked, flag)}: {fault}" for flag, fault in found if fault]
     if asked.num_samples < 1:

@@ -43,7 +43,7 @@ def parse(argv: list[str]) -> tuple:
     try:
         from trl import GRPOConfig
     except ImportError as error:
-        raise BadInput(f"TRL cannot be imported ({error}): pip install -r requirements-post.txt") from None
+        raise BadInput(f"TRL cannot be imported ({error}): pip install -r requirements/post.txt") from None
     from ursa_minor.post import settings
 
     return settings.read(argv, GRPOConfig)

@@ -29,7 +29,7 @@ from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.hub import client
-from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe import command_line, keys, loading
 
 log = logging.getLogger("ursa_minor")
 
@@ -48,12 +48,12 @@ def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print where it lies."""
     client.bound_client()
     argv = sys.argv[1:] if argv is None else argv
-    flags, extras = loading.read_flags(argv, "Turn text into folders of token shards.", EXTRAS)
+    flags, extras = command_line.read_flags(argv, "Turn text into folders of token shards.", EXTRAS)
     is_reader = "follow" in extras
     # Notes on training concern only train.py, which also logs those on the data for its own reader.
     silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.loading"
     logging.getLogger(silenced).setLevel(logging.WARNING)
-    path = loading.find_recipe(flags.pop("recipe", loading.RECIPE))
+    path = command_line.find_recipe(flags.pop("recipe", loading.RECIPE))
     # A reader may serve `train.py --eval_only`, where more flags have an effect.
     recipe = loading.load_recipe(path, flags, modes=("eval_only",) if is_reader else ())
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         ignore_warnings()  # train.py stops at them and then closes standard input
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.
-        folder = Path(loading.expand_option("verify", extras["verify"]))
+        folder = Path(command_line.expand_option("verify", extras["verify"]))
         print(measure.verify(folder, recipe.model.vocab_size or 2**32))
         return 0
     target = PrefetchTarget(recipe) if "follow" in extras else None

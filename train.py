@@ -17,16 +17,16 @@ if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
 from ursa_minor.base.cli import exit_on_bad_input, run_and_exit  # first: it says why another import fails
-from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe import command_line, keys
 
 if __name__ == "__main__":  # before the imports below, which take seconds
-    if status := loading.refuse_at_once(sys.argv[1:]):
+    if status := command_line.refuse_at_once(sys.argv[1:]):
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    importing torch and Transformers", file=sys.stderr, flush=True)
     from ursa_minor.data.sources import find as find_sources
 
-    recipe = loading.parse_training(sys.argv[1:])[0]
+    recipe = command_line.parse_training(sys.argv[1:])[0]
     for source in keys.sources(recipe.data) if recipe else ():
         if status := exit_on_bad_input(find_sources.refuse_absent)(source):
             sys.exit(status)
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     argv = sys.argv[1:] if argv is None else argv
     client.bound_client()
-    recipe, modes, reader_argv = loading.parse_training(argv)
+    recipe, modes, reader_argv = command_line.parse_training(argv)
     if recipe is None:  # works in any folder
         return publish.push_pending(Path(modes["push_pending"]))
     refuse_incomplete_launch(os.environ)

@@ -5,7 +5,7 @@
 
 Each kernel that Inductor's scheduler plans counts what it reads and writes once, as if no cache kept anything between
 kernels and every byte within one were read once: a lower bound of the real traffic, that of attention above all. Time
-does not enter, so that a card without arithmetic (tests/card/null at d33aee3) counts the same as a real one of its kind.
+does not enter, so that a card without arithmetic (tests/simulated_gpu/null at d33aee3) counts the same as a real one of its kind.
 Inductor counts no tensor for more than 1e9 elements: models that make all logits at once are compared at 16 x 1,024.
 """
 

@@ -1,6 +1,6 @@
 """Scores rows of tasks, from HF_ENDPOINT, with lm-eval's own task files and with ours: ``MODEL TEXT``.
 
-evaluation/test_items.py runs it.
+evaluation/test_task_data.py runs it.
 
 Prints a JSON object: of each task the items compared, how often a choice, or a log-likelihood by more than rounding,
 differs, the largest difference of a log-likelihood in nats, and each score of both.

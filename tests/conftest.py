@@ -43,9 +43,9 @@ torch.set_num_threads(1)
 # A fork that is killed while it writes a line would take tqdm's lock, which all forks share, along with it.
 tqdm.set_lock(threading.RLock())
 os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
-pytest.register_assert_rewrite("pushes", "two_machines")
+pytest.register_assert_rewrite("push_helpers", "two_machines")
 ROOT = Path(__file__).resolve().parent.parent
-WITNESS = str(ROOT / "tests" / "ledger_child.py")
+WITNESS = str(ROOT / "tests" / "recorded_training.py")
 RECIPE = """
 validation_fraction: 0.1
 tokenizer: characters

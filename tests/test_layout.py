@@ -1,4 +1,4 @@
-"""The rules of the house (who imports whom, what is listed where), read from the source with ``ast``."""
+"""Rules of the repository that are read from its source: layers, imports, declared packages, configuration files."""
 
 import ast
 import functools
@@ -15,17 +15,50 @@ from scripts import keys_table
 from ursa_minor.recipe.keys import FIELDS
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("base", "recipe", "data", "model", "optim", "machine", "evaluation", "hub", "run", "post")
-PACKAGES = sorted((ROOT / "ursa_minor").rglob("__init__.py"))
-# By their dotted name without "ursa_minor.", with slashes; some of a room's stand in a folder of their own.
-FILES = {
-    path.relative_to(ROOT / "ursa_minor").with_suffix("").as_posix(): path
-    for path in sorted((ROOT / "ursa_minor").rglob("*.py"))
-    if path.stem != "__init__" and path.parent != ROOT / "ursa_minor"
+PACKAGE = ROOT / "ursa_minor"
+# Each package imports from itself and from packages on a lower level only.
+LEVELS = (
+    ("base",),
+    ("recipe",),
+    ("data/sources", "data/sources/formats", "model"),
+    ("data/tokens",),
+    ("data/preparation", "data/loading"),
+    ("optim",),
+    ("preflight", "checkpoint"),
+    ("machine",),
+    ("evaluation", "evaluation/tasks"),
+    ("export", "hub", "reporting"),
+    ("run",),
+    ("post",),
+)
+# A package that is part of another one, with which it may import both ways.
+PARTS = {"data/sources/formats": "data/sources", "evaluation/tasks": "evaluation"}
+NO_TORCH = (
+    "recipe.command_line",
+    "recipe.loading",
+    "recipe.batching",
+    "model.architectures",
+    "model.resolve",
+    "model.adapters",
+    "optim.optimizers",
+    "data.sources.find",
+    "data.tokens.shards",
+    "data.tokens.manifest",
+    "preflight.estimate",
+    "preflight.run_estimate",
+    "preflight.checks",
+    "preflight.compatibility",
+)
+HEAVY = {"torch", "transformers", "accelerate"}
+
+INITS = sorted(PACKAGE.rglob("__init__.py"))
+MODULES = {
+    path.relative_to(PACKAGE).with_suffix("").as_posix(): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.stem != "__init__"
 }
-FOLDERS = {"data/readers", "evaluation/tasks"}
 SCRIPTS = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
-PRODUCT = [*FILES.values(), *SCRIPTS.values(), *PACKAGES]
+PRODUCT = [*MODULES.values(), *SCRIPTS.values(), *INITS]
 DISTRIBUTIONS = {"yaml": "pyyaml", "tiktoken_ext": "tiktoken", "pynvml": "nvidia-ml-py"}
 YAMLS = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 
@@ -36,130 +69,166 @@ def tree(path):
 
 
 @functools.cache
-def nodes(path, kind=ast.AST):
-    return [node for node in (nodes(path) if kind is not ast.AST else ast.walk(tree(path))) if isinstance(node, kind)]
+def nodes(path, kind):
+    return [node for node in ast.walk(tree(path)) if isinstance(node, kind)]
 
 
 @functools.cache
 def imported(path):
-    """Dotted names that a file imports; a relative import is ``.`` and what follows."""
+    """Return the dotted names that a file imports. A relative import begins with a dot."""
     names = {alias.name for node in nodes(path, ast.Import) for alias in node.names}
     for node in nodes(path, ast.ImportFrom):
-        names |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
+        prefix = f"{'.' * node.level}{node.module or ''}"
+        names |= {f"{prefix}.{alias.name}" for alias in node.names}
     return names
 
 
-def ours(path):
-    """Files of the rooms that a file imports, as ``room/file``."""
-    return {file_of(name) for name in imported(path) if name.startswith("ursa_minor.")}
+@functools.cache
+def imported_modules(path):
+    """Return the modules of the package that a file imports, as in ``MODULES``."""
+    modules = set()
+    for name in imported(path):
+        if name.startswith("ursa_minor."):
+            parts = name.split(".")[1:]
+            candidates = ["/".join(parts), "/".join(parts[:-1])]
+            modules.add(next((module for module in candidates if module in MODULES), name))
+    return modules
 
 
-def file_of(name):
-    """The file that an imported name is, or stands in, as ``room/file``."""
-    parts = name.split(".")[1:]
-    return "/".join(parts[: 3 if "/".join(parts[:2]) in FOLDERS else 2])
+def package_of(module):
+    return module.rpartition("/")[0]
+
+
+def level_of(package):
+    return next(level for level, packages in enumerate(LEVELS) if package in packages)
+
+
+def may_import(module, other):
+    package = PARTS.get(package_of(module), package_of(module))
+    other_package = PARTS.get(package_of(other), package_of(other))
+    return other_package == package or level_of(other_package) < level_of(package)
 
 
 def dotted(node):
     return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
 
 
-def test_each_file_stands_in_a_room_and_a_room_itself_holds_a_docstring_only():
-    assert {name.partition("/")[0] for name in FILES} == set(ROOMS)
-    folders = {path.parent.relative_to(ROOT / "ursa_minor").as_posix() for path in PACKAGES}
-    assert folders == {".", *ROOMS, *FOLDERS} and not list((ROOT / "ursa_minor").glob("[a-z]*.py"))
-    assert all(len(tree(path).body) == 1 and ast.get_docstring(tree(path)) for path in PACKAGES)
+def test_each_module_is_in_a_known_package():
+    known = {package for packages in LEVELS for package in packages}
+    assert {package_of(module) for module in MODULES} == known
 
 
-def test_a_file_imports_from_its_own_room_and_from_rooms_to_its_left():
-    for name, path in FILES.items():
-        left = ROOMS[: ROOMS.index(name.partition("/")[0]) + 1]
-        assert ours(path) <= {other for other in FILES if other.partition("/")[0] in left}, name
+def test_package_has_a_docstring_and_no_code():
+    for path in INITS:
+        assert len(tree(path).body) == 1 and ast.get_docstring(tree(path)), path
 
 
-def test_imports_are_written_out_and_none_is_of_a_script():
+def test_package_docstring_names_each_module():
+    for module, path in MODULES.items():
+        if package_of(module) not in PARTS:
+            text = (path.parent / "__init__.py").read_text(encoding="utf-8")
+            assert f"``{path.stem}``" in text, module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_imports_from_lower_layers_only(module):
+    others = imported_modules(MODULES[module])
+    assert others <= set(MODULES), module
+    assert not [other for other in others if not may_import(module, other)]
+
+
+def test_layers_reject_an_upward_import():
+    assert not may_import("base/files", "recipe/keys")
+    assert not may_import("data/sources/find", "data/tokens/shards")
+    assert not may_import("export/stock", "hub/push")  # on the same level
+    assert may_import("data/tokens/shards", "data/sources/find")
+
+
+def test_modules_of_a_package_import_without_cycle():
+    for packages in LEVELS:
+        inside = {module for module in MODULES if package_of(module) in packages}
+        graph = {module: imported_modules(MODULES[module]) & inside for module in inside}
+        graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_imports_are_absolute_and_name_no_script():
     for path in PRODUCT:
-        assert not [name for name in imported(path) if name.startswith(".") or name.endswith("*")], path
-        assert not {name.split(".")[0] for name in imported(path)} & set(SCRIPTS) or path.stem == "eval_hellaswag", path
-        assert path in PACKAGES or ours(path) <= set(FILES), path
+        names = imported(path)
+        assert not [name for name in names if name.startswith(".") or name.endswith("*")], path
+        assert path.stem == "eval_hellaswag" or not {name.split(".")[0] for name in names} & set(SCRIPTS), path
 
 
-def test_what_is_asked_before_training_needs_no_torch_and_cards_no_package():
-    rooms = {"recipe": "reading plan", "model": "architectures", "optim": "optimizers", "data": "sources shards"}
-    rooms["machine"] = "estimate forecast doctor verdicts"
-    names = [f"ursa_minor.{room}.{name}" for room, found in rooms.items() for name in found.split()]
-    heavy = {"torch", "transformers", "accelerate"}
-    code = f"import sys, {', '.join(names)}; sys.exit(str({heavy} & {{*sys.modules}} or ''))"
-    assert not subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr.strip()
+@pytest.mark.parametrize("module", NO_TORCH)
+def test_module_needs_no_torch(module):
+    code = f"import sys, ursa_minor.{module}; sys.exit(str({HEAVY} & {{*sys.modules}} or ''))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.stderr.strip()
+
+
+def test_gpu_data_needs_no_package():
     subprocess.run([sys.executable, "-S", "-c", "import ursa_minor.base.gpus"], cwd=ROOT, check=True)
 
 
-def test_no_pickle_anywhere():
+def test_product_uses_no_pickle():
     modules = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-    words = {("allow_pickle", "True"), ("trust_remote_code", "True")}
+    options = {("allow_pickle", "True"), ("trust_remote_code", "True")}
     for path in PRODUCT:
         assert not {name.split(".")[0] for name in imported(path)} & modules, path
         assert not imported(path) & {"torch.load", "torch.save"}, path
         calls = nodes(path, ast.Call)
         assert not {dotted(call.func) for call in calls} & {"torch.load", "torch.save", "eval", "exec"}, path
-        assert not {(key.arg, ast.unparse(key.value)) for call in calls for key in call.keywords} & words, path
+        assert not {(key.arg, ast.unparse(key.value)) for call in calls for key in call.keywords} & options, path
 
 
-def test_files_of_a_room_import_each_other_without_a_circle():
-    for room in ROOMS:
-        inside = {name: ours(path) for name, path in FILES.items() if name.partition("/")[0] == room}
-        graphlib.TopologicalSorter({name: found & set(inside) for name, found in inside.items()}).prepare()
-
-
-def test_readme_names_every_top_level_entry_and_every_room_and_the_tour_every_file():
-    text, tour = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/tour.md"))
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+def test_readme_and_tour_list_files_and_packages():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")
-    tops = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
-    # Names that begin with a dot are for git and the forge, not for a reader.
-    missing = {name for name in tops if not name.startswith(".") and name not in text}
-    alone = {name.rpartition("/")[2] for name in FILES if name.rpartition("/")[0] not in FOLDERS}
-    assert not missing | {name for name in {*alone, *FOLDERS} if name.rpartition("/")[2] not in tour}
-    assert not {room for room in ROOMS if f"      {room}/ " not in text or f"      {room}/ " not in tour}
+    entries = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
+    visible = {name for name in entries if not name.startswith(".")}  # the others are for git and the forge
+    assert not {name for name in visible if name not in readme}
+    assert not {module for module in MODULES if module.rpartition("/")[2] not in tour}
 
 
-def test_the_version_is_the_changelogs():
+def test_version_is_the_newest_of_the_changelog():
     (version,) = re.findall(r'^version: "(.*)"$', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
     assert f"\n## {version}, " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_the_lock_holds_the_versions_that_make_installs_from_the_public_index_with_hashes():
+def test_lock_file_has_the_constrained_versions():
     text = (ROOT / "uv.lock").read_text(encoding="utf-8")
     assert not re.search(r'file:|(path|directory|editable) = |"/', text)
     urls = re.findall(r'url = "([^"]+)"(, hash = "sha256:)?', text)
     assert urls and all(url.startswith("https://files.pythonhosted.org/") and hashed for url, hashed in urls)
     assert set(re.findall(r'registry = "([^"]+)"', text)) == {"https://pypi.org/simple"}
     locked = set(re.findall(r'^name = "([^"]+)"\nversion = "([^"]+)"', text, re.MULTILINE))
-    wanted = re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    wanted = re.findall(r"^([\w-]+)==(\S+)", constraints, re.MULTILINE)
     assert len(wanted) > 15 and not {(name.lower().replace("_", "-"), version) for name, version in wanted} - locked
 
 
-def test_every_package_that_is_imported_is_declared():
-    declared = {name.lower() for text in ("", "-trackers", "-post") for name in packages(f"requirements{text}.txt")}
+def test_every_imported_package_is_declared():
+    files = ("requirements.txt", "requirements/trackers.txt", "requirements/post.txt")
+    declared = {name.lower() for file in files for name in requirements(file)}
     for path in PRODUCT:
         names = {name.lstrip(".").split(".")[0] for name in imported(path)} - sys.stdlib_module_names
-        names -= {"ursa_minor", "bitsandbytes", "gguf", *SCRIPTS}  # the packages: where they are needed
+        names -= {"ursa_minor", "bitsandbytes", "gguf", *SCRIPTS}  # these packages are installed where needed
         assert {DISTRIBUTIONS.get(name, name) for name in names} <= declared, path
 
 
-def packages(name):
-    return re.findall(r"^[A-Za-z][\w-]*", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+def requirements(file):
+    return re.findall(r"^[A-Za-z][\w-]*", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_the_page_of_knobs_has_every_key_of_a_recipe_as_make_presets_writes_them():
+def test_configuration_reference_lists_every_key():
     text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
     assert len(FIELDS) > 60 and text.partition(keys_table.MARK)[2] == keys_table.tables()
     assert not [key for key in FIELDS if f"| `{key}:" not in text]
 
 
-def test_every_accelerate_yaml_loads():
-    assert YAMLS
-    for path in YAMLS:
-        loaded = load_config_from_file(str(path))
-        assert loaded.num_processes >= 1 and loaded.mixed_precision in ("no", "bf16", "fp16"), path
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
+def test_accelerate_yaml_loads(path):
+    loaded = load_config_from_file(str(path))
+    assert loaded.num_processes >= 1 and loaded.mixed_precision in ("no", "bf16", "fp16")

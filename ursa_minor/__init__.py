@@ -1,6 +1,24 @@
-"""The parts of the recipe, in rooms, one purpose a file. The story that uses them is ``train.py``.
+"""Pre-train GPT-2 with Transformers and Accelerate. ``train.py`` is the main flow; this package implements it.
 
-The rooms, in the order in which they may use each other: ``base``, ``recipe``, ``data``, ``model``, ``optim``, ``machine``,
-``evaluation``, ``hub``, ``run``. A file imports from its own room and from those before it; the scripts come last, and
-import no script.
+A module imports only from its own package and from packages on a lower level (tests/test_layout.py):
+
+    base < recipe < data, model < optim < preflight, checkpoint < machine < evaluation
+         < export, hub, reporting < run < post < scripts
+
+Packages on the same level do not import each other.
+
+- ``base``: errors, files, console, URLs, signals; used by all other packages
+- ``recipe``: hyperparameters from a YAML file and flags
+- ``data``: documents -> token shards -> batches
+- ``model``: stock GPT-2 and Llama models, attention, loss
+- ``optim``: optimizers, learning rate schedules, one update
+- ``preflight``: estimates and checks before a run starts
+- ``checkpoint``: training state on disk
+- ``machine``: devices, Accelerator, micro-batch size
+- ``evaluation``: validation loss, tasks, samples
+- ``export``: model files for other programs
+- ``hub``: push to and pull from the Hugging Face Hub
+- ``reporting``: terminal, metrics, pictures, trackers
+- ``run``: one training run: set-up, resume, publish, finish
+- ``post``: post-training with TRL
 """

@@ -3,14 +3,14 @@
 import time
 
 import pytest
-from hub_server import Fault
+from fake_hub import Fault
 from huggingface_hub import HfApi
-from pushes import ENDPOINTS, ID, TOKEN, stage
+from push_helpers import ENDPOINTS, ID, TOKEN, stage
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.hub import client, pull, push
 
-pytest_plugins = ["pushes"]
+pytest_plugins = ["push_helpers"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
 
 

@@ -6,15 +6,15 @@ import re
 import shutil
 
 import pytest
-from hub_server import Fault
+from fake_hub import Fault
 from huggingface_hub import HfApi, constants
-from pushes import ENDPOINTS, ID, assert_arrived, content, make_push, stage, tag, title, waiting
+from push_helpers import ENDPOINTS, ID, assert_arrived, content, make_push, stage, tag, title, waiting
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.hub import client, push
 
-pytest_plugins = ["pushes"]
+pytest_plugins = ["push_helpers"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
 
 

@@ -4,13 +4,13 @@ import os
 import shutil
 
 import pytest
-from hub_server import Fault, HubServer
-from pushes import ENDPOINTS, ID, assert_arrived, stage, submit, tag, title, wait_until, waiting
+from fake_hub import Fault, HubServer
+from push_helpers import ENDPOINTS, ID, assert_arrived, stage, submit, tag, title, wait_until, waiting
 
 from ursa_minor.base import files
 from ursa_minor.hub import client, push
 
-pytest_plugins = ["pushes"]
+pytest_plugins = ["push_helpers"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
 
 

@@ -87,7 +87,7 @@ def test_missing_bitsandbytes_is_refused_with_the_command_of_the_version_that_is
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(BadInput, match=r"adamw_8bit needs .* pip install bitsandbytes==[\d.]+, or --optimizer adamw$"):
         optimizers.check(settings("adamw_8bit"), torch.device("cpu"), sharded=False)
-    assert optimizers.BITSANDBYTES in (ROOT / "requirements-dev.txt").read_text().split()
+    assert optimizers.BITSANDBYTES in (ROOT / "requirements/dev.txt").read_text().split()
 
 
 @needs_bitsandbytes

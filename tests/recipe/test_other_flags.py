@@ -9,11 +9,11 @@ import check_setup
 import generate
 import prepare_data
 from ursa_minor.base.errors import BadInput
-from ursa_minor.recipe import keys, loading, other_flags
+from ursa_minor.recipe import command_line, keys, other_flags
 
 ROWS = [(trainer, row) for trainer, rows in other_flags.TRAINERS.items() for row in rows]
 # Flags of train.py that are not recipe keys, and of the scripts for which there are answers.
-MORE_FLAGS = {"recipe", "size", *loading.TRAIN_MODES}
+MORE_FLAGS = {"recipe", "size", *command_line.TRAIN_MODES}
 SCRIPT_FLAGS = {"nanoGPT's sample.py": {"prompt", "model"}, "other trainers": {"card"}}
 # Words with underscores in an advice that are not flags of ours.
 OTHER_WORDS = {"accelerate_configs", "global_batch_size", "config_file", "mixed_precision", "dynamo_backend"}
@@ -50,14 +50,14 @@ def messages_of(parse, *words):
     ],
 )
 def test_flag_of_another_trainer_is_answered(words, message):
-    (line,) = messages_of(loading.parse_training, *words.split())
+    (line,) = messages_of(command_line.parse_training, *words.split())
     assert line.startswith(message)
 
 
 def test_key_of_another_trainer_is_answered_in_recipes(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text((ROOT / "recipes/gpt2_124m.yaml").read_text() + "block_size: 512\nmodel_size: d12\n")
-    block_size, model_size = messages_of(loading.parse_training, "--recipe", str(path))
+    block_size, model_size = messages_of(command_line.parse_training, "--recipe", str(path))
     assert block_size == f"{path}: block_size is a flag of nanoGPT. Use sequence_length"
     assert model_size.startswith(f"{path}: model_size: no such key")  # --size is only a flag
 

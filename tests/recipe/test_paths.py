@@ -17,7 +17,7 @@ from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
 from ursa_minor.hub import model_card
 from ursa_minor.machine import run_info
-from ursa_minor.recipe import keys, loading, places
+from ursa_minor.recipe import command_line, keys, loading, places
 
 BASE = yaml.safe_load(RECIPE) | {"data_files": ["a.txt"], "vocab_size": 512}
 LISTS = ("data_files", "validation_files", "task_files")
@@ -146,8 +146,8 @@ def test_paths_of_a_mixture_are_expanded(here, tmp_path):
 def test_process_that_prepares_data_gets_the_flags_as_typed(here):
     write(here / "mine.yaml")
     argv = ["--recipe", "mine.yaml", "--data_files", "$PLACE/a$$b.txt", "c.txt", "--output_dir=~/y"]
-    recipe, _, reader_argv = loading.parse_training(argv)
-    again, _, _ = loading.parse_training(reader_argv)
+    recipe, _, reader_argv = command_line.parse_training(argv)
+    again, _, _ = command_line.parse_training(reader_argv)
     assert again == recipe
     assert recipe.data.data_files == [f"{os.environ['PLACE']}/a$b.txt", "c.txt"]
 
@@ -192,7 +192,7 @@ def test_argparse_names_the_option_of_a_benchmark(capsys):
 
 
 def test_push_pending_expands_its_folder(tmp_path):
-    _, modes, _ = loading.parse_training(["--push_pending", "~/run"])
+    _, modes, _ = command_line.parse_training(["--push_pending", "~/run"])
     assert modes["push_pending"] == str(tmp_path / "home/run")
 
 
@@ -200,15 +200,15 @@ def test_push_pending_expands_its_folder(tmp_path):
 
 
 def test_recipes_are_found_from_any_folder(here):
-    assert loading.parse_training([])[0].saving.name == "gpt2_124m"
-    recipe = loading.parse_training(["--recipe", "recipes/quickstart.yaml"])[0]
+    assert command_line.parse_training([])[0].saving.name == "gpt2_124m"
+    recipe = command_line.parse_training(["--recipe", "recipes/quickstart.yaml"])[0]
     assert recipe.saving.name == "quickstart"
     assert check_setup.load("recipes/gpt2_small.yaml").saving.name == "gpt2_small"
     write(here / "recipes/quickstart.yaml", run_name="of-this-folder")
-    recipe = loading.parse_training(["--recipe", "recipes/quickstart.yaml"])[0]
+    recipe = command_line.parse_training(["--recipe", "recipes/quickstart.yaml"])[0]
     assert recipe.saving.name == "of-this-folder"
     with pytest.raises(BadInput, match="^recipes/none.yaml: no such recipe"):
-        loading.parse_training(["--recipe", "recipes/none.yaml"])
+        command_line.parse_training(["--recipe", "recipes/none.yaml"])
 
 
 # A run's recipe.yaml.
@@ -321,7 +321,7 @@ def test_extension_of_a_run_takes_no_name(here):
     write(here / "runs/b0/recipe.yaml", **RUN)
     argv = ["--recipe", "runs/b0/recipe.yaml", "--extend_steps", "5", "--run_name", "c0"]
     with pytest.raises(BadInput, match="^--extend_steps: extends the run in runs/b0 .* leave --run_name out$"):
-        loading.parse_training(argv)
+        command_line.parse_training(argv)
 
 
 # What others see.

@@ -9,7 +9,7 @@ import yaml
 from conftest import ROOT
 
 import check_setup
-from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe import command_line, keys
 from ursa_minor.recipe.batching import make_plan
 
 README = (ROOT / "recipes/README.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ def commands_of(title):
 
 
 def recipe_of(words):
-    recipe, _, _ = loading.parse_training(words[words.index("train.py") + 1 :])
+    recipe, _, _ = command_line.parse_training(words[words.index("train.py") + 1 :])
     return recipe
 
 

@@ -11,7 +11,7 @@ from conftest import ROOT
 import check_setup
 import prepare_data
 from ursa_minor.base.errors import BadInput
-from ursa_minor.recipe import keys, loading, sizes
+from ursa_minor.recipe import command_line, keys, loading, sizes
 
 SETTINGS = ("n_layer", "learning_rate", "tokens_per_step", "max_steps", "warmup_steps")
 
@@ -29,8 +29,8 @@ def write(folder, name, **changes):
 
 def read(path, *words):
     """Return the keys that train.py reads, after a check that its data reader gets the same keys."""
-    recipe, _, reader_argv = loading.parse_training(["--recipe", str(path), *words])
-    flags, _ = loading.read_flags(reader_argv, "", prepare_data.EXTRAS)
+    recipe, _, reader_argv = command_line.parse_training(["--recipe", str(path), *words])
+    flags, _ = command_line.read_flags(reader_argv, "", prepare_data.EXTRAS)
     assert loading.load_recipe(Path(flags.pop("recipe")), flags) == recipe
     return keys.flat(recipe)
 
@@ -121,7 +121,7 @@ def test_size_changes_only_the_shape_of_other_recipes(caplog, recipe, words, rea
     path = recipe_path(recipe)
     without_size = settings(path, *words.split())
     caplog.clear()
-    flags, _ = loading.read_flags(["--size", "d24", *words.split()], "", {})
+    flags, _ = command_line.read_flags(["--size", "d24", *words.split()], "", {})
     found = keys.flat(loading.load_recipe(path, flags))
     assert (found["n_layer"], found["n_head"], found["n_embd"]) == (24, 16, 1024)
     assert tuple(found[name] for name in SETTINGS[1:]) == without_size[1:]
@@ -225,7 +225,7 @@ def test_estimate_agrees_with_training_and_states_the_size(capsys, words, stated
 @pytest.mark.parametrize("size", ["d13", "gpt3-175b"])
 def test_unknown_size_is_refused(size):
     with pytest.raises(BadInput, match=f"--size {size}: must be d12, d24, d36, d48, gpt2"):
-        loading.parse_training(["--recipe", str(recipe_path("gpt2_124m")), "--size", size])
+        command_line.parse_training(["--recipe", str(recipe_path("gpt2_124m")), "--size", size])
 
 
 def test_problem_that_a_size_causes_is_reported_with_it(tmp_path):
@@ -244,6 +244,6 @@ def test_invalid_values_are_reported_rather_than_scaled(tmp_path):
 
 @pytest.mark.parametrize("size", ["d12", "d24"])
 def test_size_of_a_pretrained_model_is_an_error(size):
-    flags, _ = loading.read_flags(["--size", size, "--init_from", "some/model"], "", {})
+    flags, _ = command_line.read_flags(["--size", size, "--init_from", "some/model"], "", {})
     with pytest.raises(BadInput, match=f"--size {size}: init_from = some/model brings the shape of its model"):
         loading.load_recipe(recipe_path("gpt2_124m"), flags)

@@ -12,7 +12,7 @@ import torch
 from benchmarks import ladder, side_by_side, throughput, time_to_loss, traffic
 from ursa_minor.machine import device as hardware
 from ursa_minor.preflight import estimate
-from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe import command_line, keys
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}
@@ -114,7 +114,7 @@ def test_every_tuned_setting_is_a_recipes_and_the_held_out_seeds_are_no_others()
     recipe = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml")]
     for way, tuned in time_to_loss.TUNED.items():
         for settings in (tuned, tuned | time_to_loss.STOCK):
-            taken = keys.flat(loading.parse_training([*recipe, *time_to_loss.flags(way, settings, 500)])[0])
+            taken = keys.flat(command_line.parse_training([*recipe, *time_to_loss.flags(way, settings, 500)])[0])
             assert {key: str(taken[key]).lower() for key in settings} == {
                 key: str(one) for key, one in settings.items()
             }

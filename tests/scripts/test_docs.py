@@ -22,11 +22,11 @@ import export_model
 import generate
 import prepare_data
 from scripts import walkthrough_notebook
-from ursa_minor.recipe import loading
+from ursa_minor.recipe import command_line, loading
 
 
 def prepare_data_recipe(words):
-    flags, _ = loading.read_flags(words, "", prepare_data.EXTRAS)
+    flags, _ = command_line.read_flags(words, "", prepare_data.EXTRAS)
     return loading.load_recipe(Path(flags.pop("recipe", loading.RECIPE)), flags)
 
 
@@ -41,7 +41,7 @@ PARSERS = {
     "generate.py": generate.parse,
     "post_train.py": lambda words: Path(words[words.index("--config") + 1]).read_text(),  # its keys: test_post_train.py
     "prepare_data.py": prepare_data_recipe,
-    "train.py": loading.parse_training,
+    "train.py": command_line.parse_training,
 }
 STANDS_FOR = {"$SLURM_ARRAY_TASK_ID": "0", "$seed": "1", "muon-$seed": "muon", "adamw-$seed": "adamw"}
 STANDS_FOR |= {"R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import TEXT, WORDS, run
-from data_server import DataServer
+from http_server import DataServer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 

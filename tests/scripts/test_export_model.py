@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TEXT, run
-from runs import sign
+from run_results import sign
 from safetensors.torch import load_file, save_file
 from small_models import built
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, pipeline

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import WITNESS, run
-from runs import TINY, final_state, losses, rows
+from run_results import TINY, final_state, losses, rows
 
 from ursa_minor.run.time_limit import TimeBudget
 

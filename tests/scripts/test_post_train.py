@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, needs_trl, run
-from data_server import DataServer
+from http_server import DataServer
 from small_models import built
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
@@ -97,7 +97,7 @@ def chatty(tmp_path, monkeypatch) -> Path:
 
 def test_without_trl_the_command_to_install_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(BadInput, match="TRL cannot be imported .*: pip install -r requirements-post.txt"):
+    with pytest.raises(BadInput, match="TRL cannot be imported .*: pip install -r requirements/post.txt"):
         post_train_script.parse([])
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import task_rows
 from conftest import RECIPE, ROOT, TEXT
-from data_server import DataServer
+from http_server import DataServer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import prepare_data

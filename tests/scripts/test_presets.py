@@ -8,7 +8,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from conftest import ROOT
 
 from ursa_minor.preflight import estimate
-from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe import command_line, keys, loading
 
 GPT2_XL = estimate.Shape(48, 1600, 50304, 1024)
 MOMENTS, SHARED = {"moments"}, {"weights", "gradients", "moments"}
@@ -78,7 +78,7 @@ def test_the_tuning_page_names_only_recipe_keys_that_exist_and_its_short_run_is_
     others = {"all_cards", "max_restarts", "main_process_port", "num_processes"}
     assert set(re.findall(r"--([a-z]+_[a-z_]+)", text)) - others <= set(keys.FIELDS)
     words = re.search(r"`(--max_steps 70 [^`]+)`", text)[1].split()
-    recipe, _, _ = loading.parse_training(["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words])
+    recipe, _, _ = command_line.parse_training(["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words])
     assert recipe.schedule.max_steps == 70 and recipe.saving.output_dir == "runs/try1"
 
 

@@ -16,7 +16,7 @@ from conftest import ROOT
 from huggingface_hub import JobHardware
 from huggingface_hub.cli.hf import app
 
-from ursa_minor.recipe import loading
+from ursa_minor.recipe import command_line
 
 RUN, SLURM = ROOT / "scripts/run_gpt2_124m.sh", ROOT / "scripts/slurm.sh"
 HF_JOBS, SKY = ROOT / "scripts/hf_jobs.sh", ROOT / "scripts/skypilot.yaml"
@@ -423,6 +423,6 @@ def test_a_spot_machine_checks_and_trains_from_the_hub_and_two_are_launched_as_t
     assert args.config_file == "accelerate_configs/multi_node_2x8.yaml" and args.rdzv_backend == "c10d"
     assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (1, "10.0.0.1", 29500)
     monkeypatch.chdir(ROOT)
-    recipe, _, _ = loading.parse_training(args.training_script_args)
+    recipe, _, _ = command_line.parse_training(args.training_script_args)
     assert recipe.hub.pushes_checkpoints and recipe.hub.hub_model_id == "me/gpt2"
     assert recipe.saving.resume_from_checkpoint == "hub://me/gpt2" and recipe.saving.name == "gpt2_124m"

@@ -19,8 +19,8 @@ import torch
 from accelerate.commands import launch
 from commands import alive
 from conftest import RECIPE, RISES, ROOT, WITNESS, WORDS, fork, made_once, own_copy, run
-from pushes import wait_until
-from runs import TIMES, TINY, final_state, ledger, losses, rows, weights, windows_of_steps
+from push_helpers import wait_until
+from run_results import TIMES, TINY, final_state, ledger, losses, rows, weights, windows_of_steps
 from safetensors.torch import load_file
 
 from ursa_minor.checkpoint import format as checkpoint

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from conftest import RISES, ROOT, WITNESS, fork, run
-from hub_server import Fault, HubServer
-from pushes import wait_until, waiting
-from runs import final_state, ledger, weights
+from fake_hub import Fault, HubServer
+from push_helpers import wait_until, waiting
+from run_results import final_state, ledger, weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

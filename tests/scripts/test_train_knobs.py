@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT, TEXT, WITNESS, run
-from runs import TINY, final_state, losses
+from run_results import TINY, final_state, losses
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-MACHINE = str(ROOT / "tests" / "machine_child.py")
+MACHINE = str(ROOT / "tests" / "failing_training.py")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "4")
 STILL = ("--resid_pdrop", "0", "--embd_pdrop", "0", "--attn_pdrop", "0")
 SHORT = (*TINY, *STILL, *QUIET, "--max_steps", "4", "--warmup_steps", "1")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, fork, free_port, run, torchrun_environments
-from runs import TINY, final_state, losses, rows
+from run_results import TINY, final_state, losses, rows
 from torch.distributed.fsdp import FSDPModule
 
 from ursa_minor.base import files, gpus
@@ -25,7 +25,7 @@ from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
 
-CHILD = str(ROOT / "tests" / "machine_child.py")
+CHILD = str(ROOT / "tests" / "failing_training.py")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TEXT, run
-from data_server import DataServer
-from hub_server import HubServer
+from fake_hub import HubServer
+from http_server import DataServer
 
 from ursa_minor.machine import run_info
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, WITNESS, run
-from pushes import wait_until
-from runs import TINY, final_state, losses, rows, windows_of_steps
+from push_helpers import wait_until
+from run_results import TINY, final_state, losses, rows, windows_of_steps
 from two_machines import DEVICE, HOSTS, PORT, Started, TwoMachines
 
 pytest_plugins = ["two_machines"]

@@ -16,7 +16,7 @@ import accelerate
 import pytest
 import torch
 from conftest import ROOT
-from machine_child import sharded
+from failing_training import sharded
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from small_models import built, ids

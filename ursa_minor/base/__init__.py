@@ -1,1 +1,19 @@
-"""Used by all rooms: bad input that ends with exit 2, atomic files, requests to stop, URLs without secrets."""
+"""Helpers that every other package uses. Nothing here knows about models or recipes.
+
+- ``errors``: BadInput (exit status 2), TrainingStopped (1), and suggestions for errors of the operating system
+- ``cli``: start and end of a script: exit status, Ctrl-C, uncaught errors
+- ``launch``: check the variables of torchrun and accelerate launch
+- ``console``: log handlers for the terminal and run.log
+- ``wording``: parts of messages: "did you mean", plurals, lists
+- ``redaction``: remove credentials and escape control characters
+- ``shell``: quote commands that a message prints
+- ``files``: atomic and durable files, locks, hashes
+- ``paths``: expand ``~`` and variables; locate the repository
+- ``run_files``: names of files in a run folder
+- ``model_id``: parse a folder or Hub id with an optional revision
+- ``http``: status and Retry-After of an answer, stalled downloads
+- ``retry``: retry network operations
+- ``signals``, ``stopping``: signals that stop a run, agreed on by all processes
+- ``gpus``: data sheets and measured speeds of GPUs (``gpus.csv``)
+- ``cudnn``: known errors of cuDNN versions
+"""

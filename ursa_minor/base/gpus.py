@@ -81,25 +81,25 @@ class Card:
 # Rates of products are the largest of squares up to 10,240, seconds each; of several reports of a card their median.
 # bf16 autocast, compiled, SDPA, fused AdamW, 524,288 tokens an update, whole fp32 logits; of each card its fastest row.
 SCRIPT = "plain PyTorch GPT-2, torch 2.8, one public script"
-# Columns of cards.csv that hold a number of the data sheet.
+# Columns of gpus.csv that hold a number of the data sheet.
 SHEET = ("memory_gib", "teraflops", "gigabytes_per_second", "watts", "link_gigabytes_per_second")
 
 
 def _measured(row: Mapping[str, str], name: str) -> Measured | None:
-    """Return a measurement of a row of cards.csv; None where nobody made one."""
+    """Return a measurement of a row of gpus.csv; None where nobody made one."""
     size = row.get(f"{name}_micro_batch")
     return Measured(float(row[name]), row[f"{name}_source"], int(size) if size else None) if row[name] else None
 
 
 def _card(row: Mapping[str, str]) -> Card:
-    """Return the card of a row of cards.csv."""
+    """Return the card of a row of gpus.csv."""
     major, minor = map(int, row["capability"].split("."))
     values: dict[str, Any] = {name: float(row[name]) for name in SHEET}
     values |= {name: _measured(row, name) for name in ("products", "training", "ours")}
     return Card(row["name"], row["pattern"], row["source"], (major, minor), advised=row["advised"], **values)
 
 
-with open(Path(__file__).with_name("cards.csv"), encoding="utf-8", newline="") as _file:
+with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as _file:
     CARDS = tuple(map(_card, csv.DictReader(_file)))
 
 

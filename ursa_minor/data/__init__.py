@@ -1,1 +1,7 @@
-"""From documents to batches: sources, tokens, shards on disk, windows in an order that is a pure function of the step."""
+"""Data of a run: documents -> token ids -> shards on disk -> batches.
+
+    sources -> tokens -> preparation (writes shards)
+                      -> loading     (reads shards, yields batches)
+
+Layers: ``sources`` < ``tokens`` < ``preparation``, ``loading``.
+"""

@@ -1,1 +1,8 @@
-"""The machine: devices, cards, memory and time, the micro-batch that fits, the doctor."""
+"""The machine that a run uses.
+
+- ``device``: devices and their abilities
+- ``accelerator``: create Accelerate's Accelerator; wrap model and optimizer
+- ``micro_batch``: find the largest micro-batch that fits
+- ``full_model``: gather a sharded model
+- ``run_info``: hardware, command and model size of a run
+"""

@@ -16,7 +16,7 @@ from transformers.hf_argparser import string_to_bool
 
 from ursa_minor.base import paths, wording
 from ursa_minor.base.errors import BadInput
-from ursa_minor.recipe import loading, rules
+from ursa_minor.recipe import command_line, loading, rules
 
 
 @dataclass
@@ -70,11 +70,11 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
             action.nargs = "?"
             action.const = True
         elif action.type is int and action.dest.endswith("_steps"):
-            action.type = loading.number_of_steps
-    given = vars(loading.parse_flags(parser, argv))
+            action.type = command_line.number_of_steps
+    given = vars(command_line.parse_flags(parser, argv))
     if "config" not in given:
         raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
-    file = loading.find_recipe(given.pop("config"), "config")
+    file = command_line.find_recipe(given.pop("config"), "config")
     fields = {one.name: one for part in (Task, config) for one in dataclasses.fields(part) if one.init}
     hints = typing.get_type_hints(Task) | typing.get_type_hints(config) | HINTS
     values = loading.read_file(file) | given

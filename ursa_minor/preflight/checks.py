@@ -88,7 +88,7 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
     for name in here:
         known = gpus.find(name)
         text = (
-            run_estimate.expectation(known) if known else "It is not in ursa_minor/base/cards.csv: no mfu, no estimates"
+            run_estimate.expectation(known) if known else "It is not in ursa_minor/base/gpus.csv: no mfu, no estimates"
         )
         yield Check("card", OK if known else WARNING, f"{name}. {text}")
     for name, capability in dict(mine).items() if cuda else ():  # torch for AMD cards names its kernels otherwise

@@ -64,7 +64,7 @@ def memory(
     once, 22 d a token; in fp32 5 bytes a logit. What is computed again of one block stands in the logits' place when
     these are gone; compiled and "full" it stands with the gradients within the block, and its casts
     of weights are made again too. Fitted to the allocator of a card (benchmarks/memory_card.py on the null card,
-    tests/card/null at d33aee3).
+    tests/simulated_gpu/null at d33aee3).
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     shards = shards or {}

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from ursa_minor.base import files
 from ursa_minor.base.wording import counted
-from ursa_minor.recipe.loading import PROFILE_UPDATES
+from ursa_minor.recipe.command_line import PROFILE_UPDATES
 from ursa_minor.reporting.clock import Clock
 
 log = logging.getLogger(__name__)

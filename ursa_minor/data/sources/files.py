@@ -10,6 +10,7 @@ import httpx
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import is_valid_url, redact_url
+from ursa_minor.base.retry import retry
 from ursa_minor.base.wording import nearest_beside
 from ursa_minor.data.sources import remote
 from ursa_minor.data.sources.columns import Reader
@@ -24,7 +25,7 @@ ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 UNPACK = {".tar": "tar -xf", ".tgz": "tar -xf", ".zip": "unzip", ".7z": "7z x", ".rar": "unrar x"}
 
 
-def _no_such_file(key: str, name: str) -> str:
+def no_such_file(key: str, name: str) -> str:
     return f"{key}: {name}: no such file{nearest_beside(name, Path.is_file)}"
 
 
@@ -43,7 +44,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
                     f"password or query as %2F %3F %23 %40 %3A %20"
                 )
             name = pattern if reader_of(pattern) else str(download(key, pattern, kept))
-            found.setdefault(_resolved(name), name)
+            found.setdefault(resolved_name(name), name)
             continue
         matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
         for name in matches or [pattern]:
@@ -53,14 +54,14 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
             if os.path.isdir(path):  # noqa: PTH112  (of a name that is too long Path's own raises)
                 raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
             if not os.path.isfile(path):  # noqa: PTH113
-                raise BadInput(_no_such_file(key, str(path)))
+                raise BadInput(no_such_file(key, str(path)))
             if not path.stat().st_size:
                 raise BadInput(f"{key}: {path}: is empty")
             if not os.access(path, os.R_OK):
                 raise BadInput(f"{key}: {path}: you have no permission to read it")
             if not reader_of(name):
                 _refuse_packed(key, name)
-            found.setdefault(_resolved(name), str(path))
+            found.setdefault(resolved_name(name), str(path))
     return list(found.values())
 
 
@@ -92,7 +93,7 @@ def download(key: str, url: str, prepared_data_dir: Path) -> Path:
             raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
 
     path = remote.copy_of(url, prepared_data_dir)
-    remote.retry(f"{key}: {url}", fetch)
+    retry(f"{key}: {url}", fetch)
     return path
 
 
@@ -102,5 +103,5 @@ def reader_of(name: str) -> Reader | None:
     return next((reader for reader in READERS if reader.name == format_name), None)
 
 
-def _resolved(name: str) -> str:
+def resolved_name(name: str) -> str:
     return redact_url(name) if name.startswith(URL) else str(Path(name).resolve())

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.sources.files import UNPACK, _no_such_file, _resolved, find_files, reader_of
+from ursa_minor.data.sources.files import UNPACK, find_files, no_such_file, reader_of, resolved_name
 from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import shown_name
 from ursa_minor.data.sources.stdlib import stdlib_files
@@ -120,7 +120,7 @@ def refuse_absent(config: Data) -> None:
     for key in ("data_files", "validation_files"):
         for pattern in getattr(config, key) or ():
             if not pattern.startswith(URL) and not has_magic(pattern) and not os.path.lexists(pattern):
-                raise BadInput(_no_such_file(key, pattern))
+                raise BadInput(no_such_file(key, pattern))
 
 
 def _identity(config: Data, **own: Any) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
     kept = Path(config.prepared_data_dir)
     train = find_files("data_files", config.data_files or [], kept)
     held_out = find_files("validation_files", config.validation_files or [], kept)
-    if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
+    if twice := set(map(resolved_name, train)) & set(map(resolved_name, held_out)):
         raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
     kinds = {reader.name if (reader := reader_of(name)) else None: name for name in [*train, *held_out]}
     if len(kinds) > 1:

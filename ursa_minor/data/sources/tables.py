@@ -18,7 +18,7 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import TruncatedError
-from ursa_minor.base.retry import retry
+from ursa_minor.base.retry import retried, retry
 from ursa_minor.data.sources import remote
 from ursa_minor.data.sources.columns import IDS, Column, Reader
 from ursa_minor.data.sources.files import READERS, reader_of
@@ -131,4 +131,4 @@ def _read(reader: Reader, name: str, column: Column, prepared_data_dir: str, sta
         if seen < row:
             raise TruncatedError(f"ended after {seen} rows, before row {row}")
 
-    return remote.retried(file, read, start)
+    return retried(file, read, start)

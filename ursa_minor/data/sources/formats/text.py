@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.sources.formats import text as text_format
 
 WHOLE_CHARACTERS = 2**26  # most of a text without a place to cut: its ids take some 130 bytes a character
 # Each matches from anywhere to the last place where a text may be cut.
@@ -34,12 +33,12 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
                 offset += len(block)
                 if not block:
                     break
-                if found := text_format.GPT2.match(text, searched):
+                if found := GPT2.match(text, searched):
                     yield text[: found.end()]
                     text = text[found.end() :]
-                elif len(text) > text_format.WHOLE_CHARACTERS:
+                elif len(text) > WHOLE_CHARACTERS:
                     raise BadInput(
-                        f"{path}: offset {offset}: no space and no line break in {text_format.WHOLE_CHARACTERS:,} characters "
+                        f"{path}: offset {offset}: no space and no line break in {WHOLE_CHARACTERS:,} characters "
                         f"before it; break its lines, for example: fold -w 1000 {path} > new.txt"
                     )
         if text:

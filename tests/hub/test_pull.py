@@ -1,0 +1,141 @@
+"""A fresh machine gets a whole checkpoint from the Hub, or a reason."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from fake_hub import Fault
+from huggingface_hub import constants
+from push_helpers import ENDPOINTS, ID, content, parts, stage, tag
+
+from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.hub import pull as fetching
+from ursa_minor.hub import push
+
+pytest_plugins = ["push_helpers"]
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
+
+
+@pytest.fixture
+def pushed(server, pending):
+    """A repository with steps 5 and 12, each with its checkpoint as the last one."""
+    stage(pending, 5, 12)
+    push.push_pending(pending)
+    server.requests.clear()
+    return server
+
+
+@pytest.fixture
+def new(tmp_path) -> Path:
+    """The run folder of a fresh machine."""
+    return tmp_path / "new"
+
+
+def fetch(new: Path, source: str = f"hub://{ID}") -> Path:
+    return fetching.fetch_checkpoint(source, new / "checkpoints", new)
+
+
+def held(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def last(server) -> dict[str, bytes]:
+    """The files of the newest commit, by name; what is changed there is changed on the Hub."""
+    return server.repositories[ID].commits[-1].files
+
+
+def test_newest_checkpoint_is_fetched_whole_with_its_log_and_not_again(pushed, new):
+    path = fetch(new)
+    assert path == new / "checkpoints" / tag(12) and held(path) == parts(12)
+    assert (new / "metrics.jsonl").read_bytes() == content(12)["metrics.jsonl"]
+    assert os.listdir(new / "checkpoints") == [tag(12)]
+    (new / "metrics.jsonl").write_text("mine")
+    pushed.requests.clear()
+    assert held(fetch(new)) == parts(12)
+    assert not pushed.count("safetensors") and (new / "metrics.jsonl").read_text() == "mine"
+    (path / "model.safetensors").write_bytes(b"another run's")
+    with pytest.raises(BadInput, match=f"{tag(12)}/model.safetensors: has 13 bytes.*or it is not the one.*move"):
+        fetch(new)
+    assert (path / "model.safetensors").read_bytes() == b"another run's"
+
+
+def test_checkpoint_of_a_tag_or_a_commit_is_fetched_and_of_all_checkpoints_the_newest(server, pending, new, tmp_path):
+    for step in (5, 12):
+        stage(pending, step, within=f"checkpoints/{tag(step)}")
+    push.push_pending(pending)
+    assert held(fetch(new)) == parts(12)
+    for number, revision in enumerate((tag(5), server.repositories[ID].tags[tag(5)])):
+        assert held(fetch(tmp_path / str(number), f"hub://{ID}@{revision}")) == parts(5)
+    last(server)[f"checkpoints/{tag(12)}/manifest.json"] = parts(5)["manifest.json"]  # of another folder
+    with pytest.raises(BadInput, match=f"{tag(12)}/manifest.json cannot be read"):
+        fetch(new)
+
+
+def test_damaged_or_missing_file_is_found_and_nothing_of_it_is_kept(pushed, new):
+    for name in ("optimizer.safetensors", "state.json"):
+        good = last(pushed).pop(f"last-checkpoint/{name}")
+        with pytest.raises(BadInput, match=f"hub://{ID}: HTTP status 404"):
+            fetch(new)
+        last(pushed)[f"last-checkpoint/{name}"] = good[:-1] + bytes([good[-1] ^ 1])
+        with pytest.raises(BadInput, match=f"{name}: is damaged.*; try again, or another revision"):
+            fetch(new)
+        assert not os.listdir(new / "checkpoints")
+        last(pushed)[f"last-checkpoint/{name}"] = good
+    assert held(fetch(new)) == parts(12)
+    stated = json.loads(last(pushed)["last-checkpoint/manifest.json"])
+    for change in ({"step": "../x"}, {"step": 10**9}, {"files": {}}, None):  # none, or of a step that no checkpoint has
+        last(pushed)["last-checkpoint/manifest.json"] = json.dumps(change and stated | change).encode()
+        with pytest.raises(BadInput, match="last-checkpoint/manifest.json cannot be read"):
+            fetch(new.with_name("other"))
+
+
+def test_address_without_a_checkpoint_no_token_and_no_network_are_refused_with_a_remedy(pushed, new, monkeypatch):
+    for source, words in [
+        ("hub://me/nothing", "HTTP status 404: Repository not found.*hf auth login"),
+        (f"hub://{ID}@step-00000009", "HTTP status 404: Invalid rev id.*the revision"),
+        ("hub://run", "is not an address of the Hub. Give hub://OWNER/NAME"),
+        ("hub://me/a..b", "HFValidationError: .*Check the id"),
+    ]:
+        with pytest.raises(BadInput, match=f"^resume_from_checkpoint = {source}: .*{words}"):
+            fetch(new, source)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(BadInput, match="HTTP status 401.*hf auth login, or HF_TOKEN"):
+        fetch(new)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(BadInput, match="OfflineModeIsEnabled.*HF_HUB_OFFLINE"):
+        fetch(new)
+    assert not new.exists()
+
+
+def test_fetch_that_gave_up_goes_on_from_what_it_has_and_survives_a_hub_that_is_down_for_a_while(pushed, new):
+    pushed.faults = [Fault("GET .*optimizer", 10**6)]
+    with pytest.raises(TrainingStopped, match=r"HTTP status 503.*\. The same command resumes"):
+        fetch(new)
+    faults = ((ENDPOINTS["info"], "status"), ("GET .*metrics", "status"), ("GET .*state", "drop"))
+    pushed.faults = [Fault(match, 6, kind) for match, kind in faults]  # down for a while
+    pushed.requests.clear()
+    del last(pushed)["metrics.jsonl"]  # a checkpoint without its log is one
+    assert held(fetch(new)) == parts(12) and not (new / "metrics.jsonl").exists()
+    assert not pushed.count("GET .*last-checkpoint/model.safetensors") and os.listdir(new / "checkpoints") == [tag(12)]
+
+
+def test_a_run_that_pushes_there_begins_where_nothing_was_pushed_and_nowhere_else(server, pending, new, monkeypatch):
+    def begins(repo_id: str) -> bool:
+        return fetching.fetch_checkpoint(f"hub://{repo_id}", new / "checkpoints", new, may_begin=True) is None
+
+    assert begins(ID)  # there is no such repository
+    server.make("me/by-hand").commits[-1].files["README.md"] = b"soon"
+    assert begins("me/by-hand")
+    stage(pending, 5, within=None)
+    push.push_pending(pending)
+    with pytest.raises(BadInput, match="has no full checkpoint"):
+        begins(ID)
+    server.faults.append(Fault("GET /api/models/", times=float("inf"), status=503))
+    with pytest.raises(TrainingStopped, match="503"):  # it may hold a step
+        begins("me/nothing")
+    server.faults.clear()
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(BadInput, match="HTTP status 401"):
+        begins(ID)
+    assert not new.exists()

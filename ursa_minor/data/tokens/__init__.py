@@ -1,0 +1,8 @@
+"""Convert documents to token ids and store them.
+
+- ``tokenizer``: load or train a tokenizer; bytes of text per token
+- ``split_points``: places at which a text can be cut without changing its ids
+- ``encoder``: documents -> ids, in several processes
+- ``shards``: read and write token files
+- ``manifest``: the list of a folder's shards: read, compare, find damaged files
+"""
