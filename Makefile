@@ -14,8 +14,8 @@ endif
 # nvidia-smi without a driver says so on its standard output: only a success counts.
 CARD := $(shell names=$$($(NVIDIA_SMI) --query-gpu=name --format=csv,noheader 2>/dev/null) && echo "$$names" | head -n 1)
 # The YAML for a number of these cards, the CPU's where there is none.
-preset = accelerate_configs/$(shell $(PYTHON) -c 'import sys; from ursa_minor.base import cards; \
-	print(cards.preset(sys.argv[1], int(sys.argv[2])))' $(call quoted,$(CARD)) $(call quoted,$(1))).yaml
+preset = accelerate_configs/$(shell $(PYTHON) -c 'import sys; from ursa_minor.base import gpus; \
+	print(gpus.preset(sys.argv[1], int(sys.argv[2])))' $(call quoted,$(CARD)) $(call quoted,$(1))).yaml
 ACCELERATE_CONFIG ?= $(call preset,1)
 # What `make ddp-train` takes: all cards of this machine; two processes where there is none.
 NGPUS ?= $(if $(CARD),$(shell $(NVIDIA_SMI) --query-gpu=name --format=csv,noheader | grep -c .),2)
@@ -99,9 +99,10 @@ gpu-status: ## each card's use, memory, watts and temperature
 gpu-hot: $(VENV)/.installed ## multiply on every card, to warm it up or to test it (SECONDS=60; 0: until Ctrl-C; GPUS=0,1)
 	@$(BIN)/python scripts/gpu_hot.py $(call quoted,$(SECONDS))
 
-presets: $(VENV)/.installed ## write accelerate_configs/, the tables of cards (ursa_minor/base/gpus.csv) and of keys (docs/knobs.md), notebooks/walkthrough.ipynb anew
+presets: $(VENV)/.installed ## write accelerate_configs/, the tables of cards (ursa_minor/base/gpus.csv) and of keys (docs/knobs.md), notebooks/walkthrough.ipynb and the golden file of recipes anew
 	$(BIN)/python benchmarks/estimate_cards.py --write >/dev/null
 	$(BIN)/python scripts/keys_table.py
+	$(BIN)/python scripts/resolved_recipes.py
 	$(BIN)/python scripts/walkthrough_notebook.py
 
 card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak of GPT-2 124M, and the row to send us

@@ -53,7 +53,7 @@ STARTED = time.monotonic()  # asking the card takes some of the time, too
 # A child asks the card: the context of this process would stand in the card's memory all the time.
 ASK = """
 import json, torch
-from ursa_minor.machine import hardware
+from ursa_minor.machine import device as hardware
 found = hardware.this_device()
 facts = {"kind": found.kind, "machine": found.name, "memory_bytes": found.memory_bytes, "count": found.count}
 print(json.dumps(facts | {"cuda": torch.version.cuda}))

@@ -51,7 +51,7 @@ CARDS=$(nvidia-smi -L 2>/dev/null) || CARDS=""
 NAMES=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) || NAMES=""
 COUNT=$(grep -c '^GPU ' <<<"$CARDS") || COUNT=0
 [[ $COUNT == 0 ]] && NAMES=""
-PRESET=$(python -c 'import sys; from ursa_minor.base import cards; print(cards.preset(sys.argv[1], int(sys.argv[2])))' \
+PRESET=$(python -c 'import sys; from ursa_minor.base import gpus; print(gpus.preset(sys.argv[1], int(sys.argv[2])))' \
     "${NAMES%%$'\n'*}" "$COUNT")
 LAUNCH=(accelerate launch --config_file "accelerate_configs/$PRESET.yaml")
 if ((COUNT > 1)) && [[ $PRESET != *_x$COUNT ]]; then # no YAML for so many: the single card's, with their number

@@ -6,6 +6,7 @@ import graphlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -180,16 +181,20 @@ def test_product_uses_no_pickle():
         assert not {(key.arg, ast.unparse(key.value)) for call in calls for key in call.keywords} & options, path
 
 
-def test_readme_and_tour_list_files_and_packages():
+def test_readme_names_every_top_level_entry():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")
     entries = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
     visible = {name for name in entries if not name.startswith(".")}  # the others are for git and the forge
     assert not {name for name in visible if name not in readme}
-    assert not {module for module in MODULES if module.rpartition("/")[2] not in tour}
+
+
+def test_tour_names_every_package():
+    tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    packages = {package for level in LEVELS for package in level if package not in PARTS}
+    assert not {package for package in packages if f"### `ursa_minor/{package}`" not in tour}
 
 
 def test_version_is_the_newest_of_the_changelog():
@@ -207,6 +212,8 @@ def test_lock_file_has_the_constrained_versions():
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     wanted = re.findall(r"^([\w-]+)==(\S+)", constraints, re.MULTILINE)
     assert len(wanted) > 15 and not {(name.lower().replace("_", "-"), version) for name, version in wanted} - locked
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["uv"]
+    assert settings["constraint-dependencies"] == [f"{name}=={version}" for name, version in wanted]
 
 
 def test_every_imported_package_is_declared():

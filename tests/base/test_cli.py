@@ -94,14 +94,14 @@ def test_a_signal_in_the_first_seconds_ends_a_run_by_that_signal_or_saved(workpl
 
 
 BUSY = """import atexit, threading, time
-from ursa_minor.base import entry
+from ursa_minor.base import cli
 
 def main():
     {main}
 
 threading.Thread(target=time.sleep, args=(10**6,)).start()
 atexit.register(print, "closed", end="")
-entry.run_and_exit(main, is_uploading=lambda: True)
+cli.run_and_exit(main, is_uploading=lambda: True)
 """
 
 

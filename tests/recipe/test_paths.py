@@ -125,7 +125,7 @@ def test_all_keys_of_files_and_folders_are_marked_as_paths():
 def test_every_path_key_is_expanded(name, is_flag, here, tmp_path):
     place = tmp_path / "place"
     place.mkdir()
-    (place / "x").write_bytes((ROOT / "references/gpt2_124m_llmc.yaml").read_bytes())
+    (place / "x").write_bytes((ROOT / "recipes/references/gpt2_124m_llmc.yaml").read_bytes())
     prefix = "piqa=" if name == "task_files" else ""
     value = [f"{prefix}$PLACE/x"] if name in LISTS else f"{prefix}$PLACE/x"
     stated = {"tasks": ["piqa"], "task_steps": 5}
@@ -227,7 +227,7 @@ def test_run_recipe_means_the_same_from_another_folder(here, tmp_path, monkeypat
         "tasks": ["piqa"],
         "task_files": ["piqa=items.jsonl"],
         "tokenizer": "tok",
-        "reference_curve": "references/gpt2_124m_llmc.yaml",
+        "reference_curve": "recipes/references/gpt2_124m_llmc.yaml",
         "resume_from_checkpoint": "auto",
     }
     recipe = load(work, run_name="r", **stated)
@@ -243,7 +243,7 @@ def test_run_recipe_means_the_same_from_another_folder(here, tmp_path, monkeypat
     assert found["tokenizer"] == f"{work}/tok"
     assert found["prepared_data_dir"] == f"{work}/data"
     assert found["output_dir"] == f"{work}/runs/r"
-    assert found["reference_curve"] == "references/gpt2_124m_llmc.yaml"
+    assert found["reference_curve"] == "recipes/references/gpt2_124m_llmc.yaml"
     assert found["resume_from_checkpoint"] == "auto"
 
 
@@ -341,7 +341,7 @@ def test_paths_are_shortened_where_others_see_them(here, tmp_path):
         "output_dir": "~/runs/r",
         "prepared_data_dir": "~",
         "resume_from_checkpoint": "~/runs/q/checkpoints/step-00000005",
-        "reference_curve": "references/gpt2_124m_llmc.yaml",
+        "reference_curve": "recipes/references/gpt2_124m_llmc.yaml",
     }
     recipe = load(here, **changes | dict.fromkeys(keys.MODEL_KEYS))
     public = keys.public(recipe)
@@ -354,7 +354,7 @@ def test_paths_are_shortened_where_others_see_them(here, tmp_path):
         "output_dir": "r",
         "prepared_data_dir": "~",
         "resume_from_checkpoint": "step-00000005",
-        "reference_curve": "references/gpt2_124m_llmc.yaml",
+        "reference_curve": "recipes/references/gpt2_124m_llmc.yaml",
     }
     assert {name: public[name] for name in wanted} == wanted
     text = keys.public_yaml(recipe)

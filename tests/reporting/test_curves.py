@@ -109,7 +109,7 @@ def test_published_scores_are_of_all_items_only(tmp_path, drawn, revision):
 
 
 def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its_text_is_another(tmp_path, drawn):
-    llmc = reference_curves.load("references/gpt2_124m_llmc.yaml")
+    llmc = reference_curves.load("recipes/references/gpt2_124m_llmc.yaml")
     rows = [{"step": step, "tokens": step * 2**19, "eval/loss": loss} for step, loss in ((125, 7.0), (400, 5.6))]
     draw_curves(rows, tmp_path / "curves.png", "a run", reference=llmc)
     (line,) = (line for line in drawn[0].axes[0].get_lines() if line.get_linestyle() == ":")

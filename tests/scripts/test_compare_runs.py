@@ -54,7 +54,7 @@ def test_two_runs_differ_in_the_keys_that_the_table_shows(six, drawn, capsys):
     assert Path("compare.png").is_file()
     assert not any("--group seed" in " ".join(line) for line in lines)
     recipe = Path("adamw0/recipe.yaml")
-    recipe.write_text(recipe.read_text() + "reference_curve: references/gpt2_124m_llmc.yaml\n")
+    recipe.write_text(recipe.read_text() + "reference_curve: recipes/references/gpt2_124m_llmc.yaml\n")
     compare_runs.main(["adamw1", "adamw2", "adamw0"])
     assert "--group seed: runs that differ in seeds only" in capsys.readouterr().out
     labels = [text.get_text() for text in drawn[-1].axes[0].get_legend().get_texts()]

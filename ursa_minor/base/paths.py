@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ursa_minor.base.shell import path_word
 
-ROOT = Path(__file__).resolve().parents[2]  # the folder of train.py, recipes/ and references/
+ROOT = Path(__file__).resolve().parents[2]  # the folder of train.py, and recipes/
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 VARIABLE = re.compile(
     r"""\$ (?:

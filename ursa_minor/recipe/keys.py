@@ -396,7 +396,7 @@ class Tracking:
     report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", ("none", *TRACKERS))
     project_name: str = run("ursa-minor", "project name in trackers", effect=TRACKED)
     reference_curve: str | None = run(
-        None, "a published run's losses, drawn beside this one's: a file of references/", path="repository file"
+        None, "a published run's losses, drawn beside this one's: a file of recipes/references/", path="repository file"
     )
     tags: list[str] = run((), "tags of the run in wandb, and of the model on the Hub", effect=TAGGED)
 

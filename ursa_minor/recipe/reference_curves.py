@@ -43,6 +43,6 @@ def load(name: str) -> Reference:
     except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(
             f"reference_curve = {name}: cannot be read ({' '.join(str(error).split())}); give a file like "
-            f"references/gpt2_124m_llmc.yaml: label, source, validation, tokens_per_step, loss by step"
+            f"recipes/references/gpt2_124m_llmc.yaml: label, source, validation, tokens_per_step, loss by step"
         ) from None
     return curve

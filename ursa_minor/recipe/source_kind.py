@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 URL = ("https://", "http://", "hf://")
 STDLIB = "python_stdlib"  # the value of dataset_name for the source of the running Python
 COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
-# File formats of tables by the suffix of a file's name. Any other file is text. The readers are in data/readers/.
+# File formats of tables by the suffix of a file's name. Any other file is text. The readers are in data/sources/formats/.
 TABLE_FORMATS = {
     ".parquet": "parquet",
     ".jsonl": "json",
