@@ -22,8 +22,7 @@ from ursa_minor.base import console, files
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_warnings
-from ursa_minor.data.preparation import measure as measure
-from ursa_minor.data.preparation import prepare, repair
+from ursa_minor.data.preparation import measure, prepare, repair
 from ursa_minor.data.preparation.progress import PrefetchTarget
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.tokens import manifest as manifests

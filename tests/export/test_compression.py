@@ -8,7 +8,7 @@ from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.export import compression
-from ursa_minor.model import precision
+from ursa_minor.model.precision import precision_of
 
 
 @pytest.fixture
@@ -59,15 +59,15 @@ def test_int8_without_its_library_is_refused_with_the_command(monkeypatch):
 )
 def test_quantized_model_reports_precision_of_its_matrices(model, rules, precision):
     model.half().config.quantization_config = rules
-    assert precision.precision_of(model) == precision
-    assert precision.precision_of(model, "bf16") == f"{precision}, bf16 autocast"
+    assert precision_of(model) == precision
+    assert precision_of(model, "bf16") == f"{precision}, bf16 autocast"
 
 
 def test_precision_is_that_of_most_weights(model):
-    assert precision.precision_of(model) == "fp32"
-    assert precision.precision_of(model, "bf16") == "bf16"
+    assert precision_of(model) == "fp32"
+    assert precision_of(model, "bf16") == "bf16"
     model.to(torch.bfloat16).transformer.wpe.float()
-    assert precision.precision_of(model) == "bf16"
+    assert precision_of(model) == "bf16"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
@@ -84,6 +84,6 @@ def test_int8_takes_every_matrix_and_loads_back_with_the_same_logits(model, tmp_
     assert (loaded(tokens).logits - model(tokens).logits).abs().max() < 0.05 * model(tokens).logits.abs().max()
     assert compression.weight_bytes(loaded) < 0.7 * compression.weight_bytes(model)
     assert compression.weight_bytes(model) == 2 * sum(parameter.numel() for parameter in model.parameters())
-    assert precision.precision_of(loaded) == "int8"
+    assert precision_of(loaded) == "int8"
     compression.widen(loaded)
     assert (loaded(tokens).logits - quantized(tokens).logits).abs().max() < 0.01

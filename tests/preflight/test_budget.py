@@ -11,7 +11,7 @@ from conftest import ROOT
 
 import check_setup
 from ursa_minor.base import gpus
-from ursa_minor.data.preparation import measure as measure
+from ursa_minor.data.preparation import measure as preparation_measure
 from ursa_minor.preflight import budget
 from ursa_minor.preflight.data_throughput import Supply, supply
 from ursa_minor.recipe import command_line, keys, loading
@@ -20,14 +20,14 @@ from ursa_minor.recipe.batching import MANY_EPOCHS
 GPT2 = "recipes/gpt2_124m.yaml"
 
 
-measure = measure.text_bytes_per_core
+measure = preparation_measure.text_bytes_per_core
 
 
 @pytest.fixture(autouse=True)
 def core(monkeypatch):
     """A core encodes 2M tokens a second."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(measure, "text_bytes_per_core", lambda: 9e6)
+    monkeypatch.setattr(preparation_measure, "text_bytes_per_core", lambda: 9e6)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from conftest import ROOT, fork
 import check_setup
 from benchmarks.runs import once
 from ursa_minor.base import gpus, http
-from ursa_minor.data.preparation import measure as measure
+from ursa_minor.data.preparation import measure
 from ursa_minor.model.build import build
 from ursa_minor.preflight import checks, compatibility, estimate, trials
 from ursa_minor.recipe import keys, loading

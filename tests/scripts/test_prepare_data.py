@@ -27,7 +27,7 @@ import prepare_data
 import ursa_minor.data.sources.tables  # noqa: F401  (once, before the forks)
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.preparation import measure as measure
+from ursa_minor.data.preparation import measure
 from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards

@@ -11,10 +11,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ursa_minor.base.errors import BadInput, first_line
-from ursa_minor.evaluation import metrics, task
+from ursa_minor.evaluation import metrics
 from ursa_minor.evaluation.likelihood import Answer, Question, not_finite, tokens_read
 from ursa_minor.evaluation.metrics import Metric
-from ursa_minor.evaluation.task import Task
+from ursa_minor.evaluation.task import LAST_WORD, Task
 from ursa_minor.evaluation.task_data import Items
 
 
@@ -76,7 +76,7 @@ class Encoded:
 
     def predictions(self, answers: Sequence[Answer]) -> dict[str, np.ndarray]:
         """Return the ending chosen under each score, (N,) each; of equals the first, as in the harness."""
-        if self.task.scores is task.LAST_WORD:  # 0: the only ending; -1: another
+        if self.task.scores is LAST_WORD:  # 0: the only ending; -1: another
             return {"acc": np.array([answer.greedy - 1 for answer in answers])}
         # Only the per-token score is of an item's last text.
         values = {"acc": (0, None), "acc_norm": (0, self.characters), "acc_token_norm": (-1, self.tokens[-1])}
@@ -96,7 +96,7 @@ class Encoded:
             BadInput: a log-likelihood is not finite. The message names the item.
         """
         self._refuse_not_finite(answers)
-        if self.task.scores is task.LAST_WORD:
+        if self.task.scores is LAST_WORD:
             nats, greedy = np.concatenate(self.sums(answers)), np.array([answer.greedy for answer in answers])
             found = compute["last_word"](predictions=nats, references=greedy)
         else:

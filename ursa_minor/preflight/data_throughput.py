@@ -50,7 +50,7 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
     fetched = all(keys.hub_id(source) and source.data_dir for source in given)  # ids, which need no core
     limits = {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
     if not fetched:
-        from ursa_minor.data.preparation import measure as measure  # imports Transformers
+        from ursa_minor.data.preparation import measure  # imports Transformers
 
         core, free = measure.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
         words = f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"

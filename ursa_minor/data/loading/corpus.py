@@ -110,16 +110,16 @@ class Corpus:
             lambda: all(path.is_file() for path in streams),
             "the reader prepares the validation split, then the first shard",
         )
-        manifests = [manifests.describe_folder(folder) for folder in folders]
-        self.tokenizer = open_tokenizer(recipe, dict(zip(folders, manifests, strict=True)))
+        source_manifests = [manifests.describe_folder(folder) for folder in folders]
+        self.tokenizer = open_tokenizer(recipe, dict(zip(folders, source_manifests, strict=True)))
         assert model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
         self.bytes_per_token = np.zeros(model.vocab_size, dtype=np.int64)
         self.bytes_per_token[: len(self.tokenizer)] = tokenization.token_bytes(self.tokenizer)
         self.sources = [
             OpenedSource(weight, folder, manifest, model, consumed=self._consumed)
-            for weight, folder, manifest in zip(self._weights, folders, manifests, strict=True)
+            for weight, folder, manifest in zip(self._weights, folders, source_manifests, strict=True)
         ]
-        has_test = len(manifests) == 1 and "test" in manifests[0]["splits"]
+        has_test = len(source_manifests) == 1 and "test" in source_manifests[0]["splits"]
         self.test = self.sources[0].open("test") if has_test else None
 
     def __enter__(self) -> "Corpus":
@@ -312,22 +312,22 @@ class TrainBatches:
         return self._batches.batch(self.order.windows(step, micro_step, self._rank, self._corpus.epoch_windows))
 
 
-def open_tokenizer(recipe: keys.Recipe, manifests: dict[Path, dict]) -> PreTrainedTokenizerFast:
+def open_tokenizer(recipe: keys.Recipe, manifest_by_folder: dict[Path, dict]) -> PreTrainedTokenizerFast:
     """Return the tokenizer that the shards of all folders, with their manifests, were made with.
 
     Raises BadInput when they do not fit it, or each other.
     """
     wanted = recipe.data.tokenizer
-    own = [folder / "tokenizer" for folder in manifests if (folder / "tokenizer").is_dir()]
+    own = [folder / "tokenizer" for folder in manifest_by_folder if (folder / "tokenizer").is_dir()]
     name = str(own[0]) if own else wanted
     if name in keys.TRAINED_TOKENIZERS:
         raise BadInput(
-            f"tokenizer = {name}: is made from text, and {next(iter(manifests))} holds shards of others; give the one "
+            f"tokenizer = {name}: is made from text, and {next(iter(manifest_by_folder))} holds shards of others; give the one "
             f"that they were made with: --tokenizer openai-community/gpt2, or a folder"
         )
     tokenizer = tokenization.load(name)
     fingerprint = tokenization.fingerprint(tokenizer)
-    for folder, made in ((folder, manifest["tokenizer"]) for folder, manifest in manifests.items()):
+    for folder, made in ((folder, manifest["tokenizer"]) for folder, manifest in manifest_by_folder.items()):
         other = made and made["fingerprint"] != fingerprint
         if made and wanted not in (made["name"], *keys.TRAINED_TOKENIZERS):  # the same one may have two names
             other = other or tokenization.fingerprint(tokenization.load(wanted)) != fingerprint
