@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ursa_minor.base.errors import BadInput, first_line
 from ursa_minor.evaluation import metrics
-from ursa_minor.evaluation.likelihood import Answer, Question, not_finite, tokens_read
+from ursa_minor.evaluation.likelihood import Answer, EncodedQuestion, not_finite, tokens_read
 from ursa_minor.evaluation.metrics import Metric
-from ursa_minor.evaluation.task import LAST_WORD, Task
+from ursa_minor.evaluation.task import LAST_WORD, Question, Task
 from ursa_minor.evaluation.task_data import Items
 
 
@@ -56,7 +56,7 @@ class Encoded:
         self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in self.items]
         by_text = list(zip(*(asked[i] for i in fits), strict=True))
         self.tokens = [[np.array([len(ending) for _, ending in own]) for own in text] for text in by_text]
-        self.questions: list[Question] = [
+        self.questions: list[EncodedQuestion] = [
             (context, [ending for _, ending in same])
             for text in by_text
             for own in text
@@ -129,7 +129,7 @@ class Encoded:
             yield row | {f"{score}_prediction": int(chosen[i]) for score, chosen in predictions.items()}
 
 
-def encode(asked: Sequence[task.Question], tokenizer: PreTrainedTokenizerBase) -> list[tuple[list[int], list[int]]]:
+def encode(asked: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[tuple[list[int], list[int]]]:
     """Return each ending of each question as (context, ending) in ids, as the harness and build-nanogpt make them.
 
     lm-evaluation-harness encodes context and ending as one text and takes what follows the context's own ids; white

@@ -22,7 +22,7 @@ from ursa_minor.base.errors import BadInput, is_out_of_memory
 from ursa_minor.machine.device import float64_device
 from ursa_minor.model.architectures import ARCHITECTURES
 
-Question = tuple[list[int], list[list[int]]]  # a context's ids, each ending's ids
+EncodedQuestion = tuple[list[int], list[list[int]]]  # a context's ids, each ending's ids
 
 
 class Answer(NamedTuple):
@@ -71,7 +71,7 @@ def not_finite(where: str, value: float) -> BadInput:
 @sdpa_kernel(KERNELS)
 def log_likelihoods(
     model: PreTrainedModel,
-    questions: Sequence[Question],
+    questions: Sequence[EncodedQuestion],
     *,
     context_length: int | None,
     accelerator: Accelerator | None = None,
@@ -129,17 +129,17 @@ def log_likelihoods(
     return [Answer(nats, len(nats) == 1 and not wrong[0]) for nats, wrong in parts]
 
 
-def tokens_read(question: Question) -> int:
+def tokens_read(question: EncodedQuestion) -> int:
     """Return the tokens that a model reads of the longest ending: its last one is only predicted."""
     context, endings = question
     return len(context) + max(map(len, endings)) - 1
 
 
-def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, shared: bool) -> np.ndarray:
+def _score(model: PreTrainedModel, batch: list[EncodedQuestion], limit: int | None, shared: bool) -> np.ndarray:
     """Return of a batch's endings, one question's after the other's, the log-likelihoods and the tokens that are not the
     likeliest, (2, endings) float64; the latter only where a question has a single ending.
     """
-    rows: list[Question] = []
+    rows: list[EncodedQuestion] = []
     for context, endings in batch:
         if shared and tokens_read((context, endings)) <= (limit or math.inf):
             rows.append((context, endings))
@@ -170,7 +170,7 @@ def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, sha
     return np.stack([np.bincount(owners, row) for row in torch.cat(found, 1).cpu().numpy()])
 
 
-def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, np.ndarray]:
+def _pack(rows: Sequence[EncodedQuestion]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, np.ndarray]:
     """Lay rows out, padded at their right end. An ending's last id is a target only.
 
     Returns: ``input_ids`` (B, T) and, where a row has several endings, ``position_ids`` and ``branch`` (B, T; 0 the
