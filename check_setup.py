@@ -30,7 +30,9 @@ from ursa_minor.recipe import command_line, keys, loading, sizes
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
-FLAGS: dict[str, tuple[type, str]] = {  # what each takes (bool: nothing; a number: above 0) and does
+FLAGS: dict[
+    str, tuple[type, str]
+] = {  # what each takes (bool: nothing; a number: above 0) and does
     "recipe": (str, f"default: {loading.RECIPE}; of --plan: the best of {len(budget.SIZES)}"),
     "quick": (bool, "without compiler and all-reduce"),
     "json": (bool, "one JSON object on standard output, not lines"),
@@ -44,11 +46,17 @@ FLAGS: dict[str, tuple[type, str]] = {  # what each takes (bool: nothing; a numb
     "budget": (float, "to plan for, in the currency of the price"),
     "max_steps": (int, "estimate for this many updates"),
     "tokens": (float, "estimate for this many tokens (10e9)"),
-    "cores": (int, f"of the machine with the cards; default: this one's, {CARD_CORES} a card for --card"),
+    "cores": (
+        int,
+        f"of the machine with the cards; default: this one's, {CARD_CORES} a card for --card",
+    ),
     "link_megabytes_per_second": (float, "from where the text is to that machine"),
     "price_per_card_hour": (float, "of a card, in any currency"),
     "price_per_machine_hour": (float, "of all its cards"),
-    "reader_tokens_per_second": (float, "instead of measuring: prepare_data.py --dry_run prints it"),
+    "reader_tokens_per_second": (
+        float,
+        "instead of measuring: prepare_data.py --dry_run prints it",
+    ),
 }
 EITHER = {
     "card": "all_cards",
@@ -79,14 +87,32 @@ def parse(argv: list[str]) -> argparse.Namespace:
         command_line.add_option(parser, name, kind, what, metavar="NAME" if kind is str else "N")
     asked = command_line.parse_flags(parser, argv)
     values = vars(asked)
-    given = {name: value for name, value in values.items() if FLAGS[name][0] in (int, float) and value is not None}
+    given = {
+        name: value
+        for name, value in values.items()
+        if FLAGS[name][0] in (int, float) and value is not None
+    }
     found, priced = asked.size or asked.tokens or asked.max_steps, price_of(asked, 1)
-    table = [(not 0 < number < math.inf, f"--{name} {number}: must be more than 0") for name, number in given.items()]
-    table += [(values[a] and values[b], f"--{a} and --{b}: give one of them") for a, b in EITHER.items()]
+    table = [
+        (not 0 < number < math.inf, f"--{name} {number}: must be more than 0")
+        for name, number in given.items()
+    ]
     table += [
-        (asked.plan and (found or asked.all_cards), "--plan: finds size and tokens, for one kind of card"),
-        (asked.plan != bool(asked.hours or asked.budget), "--plan: goes with --hours H, or with --budget MONEY"),
-        (asked.budget and not priced, "--budget: give --price_per_card_hour or --price_per_machine_hour, too"),
+        (values[a] and values[b], f"--{a} and --{b}: give one of them") for a, b in EITHER.items()
+    ]
+    table += [
+        (
+            asked.plan and (found or asked.all_cards),
+            "--plan: finds size and tokens, for one kind of card",
+        ),
+        (
+            asked.plan != bool(asked.hours or asked.budget),
+            "--plan: goes with --hours H, or with --budget MONEY",
+        ),
+        (
+            asked.budget and not priced,
+            "--budget: give --price_per_card_hour or --price_per_machine_hour, too",
+        ),
     ]
     if faults := [message for wrong, message in table if wrong]:
         raise BadInput(faults)
@@ -123,7 +149,9 @@ def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
 def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
     found = []
-    for check in chain(checks.examine(recipe, asked.recipe, quick=asked.quick), examine_network(recipe)):
+    for check in chain(
+        checks.examine(recipe, asked.recipe, quick=asked.quick), examine_network(recipe)
+    ):
         trying, line = check.level == TRYING, redact(str(check))
         if sys.stderr.isatty():  # what is waited for is shown for as long as it is
             print(f"\033[K{line if trying else ''}", end="\r", file=sys.stderr, flush=True)
@@ -137,14 +165,24 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     if asked.json:
         print(files.to_json({"checks": [dataclasses.asdict(check) for check in found]}, indent=1))
     else:
-        print(", ".join(counted(levels.count(level), level, f"{level}s") for level in (ERROR, WARNING)))
+        print(
+            ", ".join(
+                counted(levels.count(level), level, f"{level}s") for level in (ERROR, WARNING)
+            )
+        )
     return int(ERROR in levels)
 
 
 def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
     """Yield verdicts on the Hub and the recipe's data sets there, where they would be asked."""
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on") or not asks_hub(recipe):
-        yield Check("hub", OK, "no request is made: nothing of the recipe needs it, or HF_HUB_OFFLINE is set")
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on") or not asks_hub(
+        recipe
+    ):
+        yield Check(
+            "hub",
+            OK,
+            "no request is made: nothing of the recipe needs it, or HF_HUB_OFFLINE is set",
+        )
         return
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
@@ -166,7 +204,9 @@ def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
 def needs_hub(recipe: keys.Recipe) -> bool:
     """Return whether the run would stop without the Hub: it streams a data set of which not all shards are here."""
     asked = [source for source in keys.sources(recipe.data) if keys.hub_id(source)]
-    return any(not manifests.is_complete(find_sources.find_source(source).folder) for source in asked)
+    return any(
+        not manifests.is_complete(find_sources.find_source(source).folder) for source in asked
+    )
 
 
 def asks_hub(recipe: keys.Recipe) -> bool:
@@ -176,9 +216,15 @@ def asks_hub(recipe: keys.Recipe) -> bool:
     return (
         needs_hub(recipe)
         or recipe.hub.push_to_hub
-        or (recipe.evaluation.task_steps > 0 and not all(map(recipe.evaluation.files_of, recipe.evaluation.tasks)))
+        or (
+            recipe.evaluation.task_steps > 0
+            and not all(map(recipe.evaluation.files_of, recipe.evaluation.tasks))
+        )
         or any(not Path(str(name)).is_dir() for name in names)
-        or any(name.startswith(("hf://", "hub://")) for name in [*addresses, recipe.saving.resume_from_checkpoint])
+        or any(
+            name.startswith(("hf://", "hub://"))
+            for name in [*addresses, recipe.saving.resume_from_checkpoint]
+        )
     )
 
 
@@ -214,14 +260,24 @@ def show_plan(asked: argparse.Namespace) -> int:
     (card,), count = wanted_card(asked)
     price = price_of(asked, count)
     hours, plans = asked.hours or asked.budget / price, {}
-    for path in [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in budget.SIZES]:
+    for path in (
+        [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in budget.SIZES]
+    ):
         recipe = load(path)
-        plans[path] = budget.plan(recipe, card, count, hours, supply_of(recipe, asked, count), price)
+        plans[path] = budget.plan(
+            recipe, card, count, hours, supply_of(recipe, asked, count), price
+        )
     held = {path: row for path, row in plans.items() if row}
     if not held:
-        raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(plans)}; give a larger --card")
+        raise BadInput(
+            f"--plan: {count} x {card.name} holds none of {', '.join(plans)}; give a larger --card"
+        )
     best = min(held, key=lambda path: held[path]["expected_loss"] or math.inf)
-    said = {"best": best, "command": budget.command(held[best], best, held[best]["changes"]), "plans": plans}
+    said = {
+        "best": best,
+        "command": budget.command(held[best], best, held[best]["changes"]),
+        "plans": plans,
+    }
     print(files.to_json(said, indent=1) if asked.json else budget.describe(plans, best))
     return 0
 
@@ -232,7 +288,9 @@ def wanted_card(asked: argparse.Namespace) -> tuple[tuple[gpus.Card, ...], int]:
     name = found[0] if found else "no NVIDIA card"
     if (card := gpus.find(name)) is None:
         near = ", ".join(gpus.of_its_kind(name))
-        raise BadInput(f"{name}: not a card in our table; give --card, one of {near}, or --all_cards")
+        raise BadInput(
+            f"{name}: not a card in our table; give --card, one of {near}, or --all_cards"
+        )
     return (card,), asked.count or len(found)
 
 
@@ -246,7 +304,8 @@ def supply_of(recipe: keys.Recipe, asked: argparse.Namespace, count: int) -> dat
     return data_throughput.supply(
         recipe.data,
         trainers=count,
-        cores=asked.cores or (count * CARD_CORES if asked.card or asked.all_cards else len(os.sched_getaffinity(0))),
+        cores=asked.cores
+        or (count * CARD_CORES if asked.card or asked.all_cards else len(os.sched_getaffinity(0))),
         link=1e6 * (asked.link_megabytes_per_second or 0),
         speed=asked.reader_tokens_per_second or 0,
     )

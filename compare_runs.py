@@ -34,8 +34,18 @@ POINTS = 400  # of a train loss
 # Keys that say nothing of a run.
 NAMES = ("run_name", "output_dir", "prepared_data_dir", "resume_from_checkpoint", "tags")
 CELL = 28  # characters of a value
-MAKING = ("tokenizer_vocab_size", "tokenizer_split", "data_files", "dataset_name", "dataset_config_name", "sources")
-LOSSES = {"eval/loss": "validation loss\n(nats per token)", "train/loss": "train loss\n(nats per token)"}
+MAKING = (
+    "tokenizer_vocab_size",
+    "tokenizer_split",
+    "data_files",
+    "dataset_name",
+    "dataset_config_name",
+    "sources",
+)
+LOSSES = {
+    "eval/loss": "validation loss\n(nats per token)",
+    "train/loss": "train loss\n(nats per token)",
+}
 LOSSES["eval/bits_per_byte"] = "validation loss\n(bits per byte)"
 # Keys that decide which tokens a validation loss is computed on.
 UNLIKE_VALIDATION = ("eval_tokens", "validation_tokens", "validation_fraction", "validation_files")
@@ -68,11 +78,17 @@ def main(argv: list[str] | None = None) -> int:
     reached = [one for column in columns for one in column.reached]
     if not any(one.keys() & {"train loss", "validation loss"} for one in reached):
         raise BadInput(f"{', '.join(asked.runs)}: no row with a loss yet")
-    named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
+    named = asked.reference or next(
+        filter(None, (column.recipe.get("reference_curve") for column in columns)), None
+    )
     picture = asked.out or Path(os.path.relpath(paths[0].resolve().parent.with_name("compare.png")))
     alike = same_tokens(columns)
     even = all(map(ended_alike, columns))
-    loss = "eval/loss" if alike or not all("bits per byte" in one for one in reached) else "eval/bits_per_byte"
+    loss = (
+        "eval/loss"
+        if alike or not all("bits per byte" in one for one in reached)
+        else "eval/bits_per_byte"
+    )
     time = "hours" if max(one.get("hours", 0.0) for one in reached) >= SHORT else "minutes"
     draw(columns, picture, reference_curves.load(str(named)) if named else None, loss, time)
     lines = table(columns, time, "" if even else " *")
@@ -81,37 +97,66 @@ def main(argv: list[str] | None = None) -> int:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
     most = max(len(column.runs) for column in columns)
     if most > 1:
-        print("\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance")
+        print(
+            "\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance"
+        )
     if any(len(column.runs) == 2 for column in columns):
         print("two seeds give a wide interval; a third makes it about half as wide")
     if not even:
-        print("runs of a column have read different numbers of tokens: their mean is of no one length; no * is given")
-    stopped_early = [finish for column in columns for finish in column.finishes if finish and finish.stopped_early]
+        print(
+            "runs of a column have read different numbers of tokens: their mean is of no one length; no * is given"
+        )
+    stopped_early = [
+        finish
+        for column in columns
+        for finish in column.finishes
+        if finish and finish.stopped_early
+    ]
     if stopped_early:
         print(
             f"early stopping ended {counted(len(stopped_early), 'run', 'runs')}; figures are those at the end of each run"
         )
     if most == 1 and could_be_grouped(paths):
-        print("\n--group seed: runs that differ in seeds only become one column, with means and intervals")
+        print(
+            "\n--group seed: runs that differ in seeds only become one column, with means and intervals"
+        )
     for key in UNLIKE_VALIDATION:
         values = [column.recipe.get(key) for column in columns]
         if len({str(value) for value in values}) > 1:
-            shown = ", ".join(f"{column.label}: {value}" for column, value in zip(columns, values, strict=True))
-            print(f"\n{key} differs ({shown}): the validation losses are of different text and do not compare exactly")
+            shown = ", ".join(
+                f"{column.label}: {value}" for column, value in zip(columns, values, strict=True)
+            )
+            print(
+                f"\n{key} differs ({shown}): the validation losses are of different text and do not compare exactly"
+            )
     if unknown := [str(path.parent) for path in paths if not recipe_file(path).is_file()]:
-        print(f"\nwithout recipe.yaml it is not known which tokenizer and settings a run has: {', '.join(unknown)}")
+        print(
+            f"\nwithout recipe.yaml it is not known which tokenizer and settings a run has: {', '.join(unknown)}"
+        )
     elif not alike:
-        print("\nthe tokenizers differ: only bits per byte of the same validation text compare, not nats per token")
+        print(
+            "\nthe tokenizers differ: only bits per byte of the same validation text compare, not nats per token"
+        )
     print(f"\n{picture}")
     return 0
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("runs", nargs="+", type=argument, metavar="RUN", help="a run's folder, or its metrics.jsonl")
-    add("--group", nargs="+", default=[], metavar="KEY", help="keys in which runs of a column may differ")
+    add(
+        "runs", nargs="+", type=argument, metavar="RUN", help="a run's folder, or its metrics.jsonl"
+    )
+    add(
+        "--group",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help="keys in which runs of a column may differ",
+    )
     add("--labels", nargs="+", help="one a column; default: the folders' names")
     add(
         "--reference",
@@ -119,9 +164,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="FILE",
         help="a published curve; default: the recipes' reference_curve",
     )
-    add("--out", type=path_argument, metavar="PNG", help="default: compare.png beside the first run")
+    add(
+        "--out", type=path_argument, metavar="PNG", help="default: compare.png beside the first run"
+    )
     asked = command_line.parse_flags(parser, argv)
-    if asked.out and (asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir()):
+    if asked.out and (
+        asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir()
+    ):
         raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
     if odd := [key for key in asked.group if key not in keys.FIELDS]:
         raise BadInput(f"--group {odd[0]}: is not a recipe key; seeds are --group seed")
@@ -137,7 +186,9 @@ def find_metrics(name: str) -> Path:
     return path
 
 
-def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] | None) -> list[Column]:
+def grouped(
+    paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] | None
+) -> list[Column]:
     """Return a column for each run, or for each group of them. Raises BadInput for labels that do not fit."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise BadInput("a run is given twice; give each once")
@@ -155,9 +206,14 @@ def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] |
         if len({*labels}) < len(labels):
             labels = [str(path.parent) for _, (path, *_) in found.values()]
         if group:
-            labels = [f"{label} x{len(same)}" for label, (_, same) in zip(labels, found.values(), strict=True)]
+            labels = [
+                f"{label} x{len(same)}"
+                for label, (_, same) in zip(labels, found.values(), strict=True)
+            ]
     if len(labels) != len(found) or len({*labels}) != len(labels):
-        raise BadInput(f"--labels {' '.join(labels)}: {len(found)} different ones are needed, one a column")
+        raise BadInput(
+            f"--labels {' '.join(labels)}: {len(found)} different ones are needed, one a column"
+        )
     columns = []
     for label, (recipe, same) in zip(labels, found.values(), strict=True):
         runs = [*map(read_metrics, same)]
@@ -199,7 +255,9 @@ def read_recipe(metrics: Path) -> dict[str, object]:
         ) from None
 
 
-def completed(recipes: Mapping[Path, dict[str, object]], free: set[str]) -> dict[Path, dict[str, object]]:
+def completed(
+    recipes: Mapping[Path, dict[str, object]], free: set[str]
+) -> dict[Path, dict[str, object]]:
     """Return recipes with the defaults of the keys that they leave out.
 
     Args:
@@ -217,7 +275,9 @@ def completed(recipes: Mapping[Path, dict[str, object]], free: set[str]) -> dict
         path = recipe_file(metrics)
         fix = "Copy the recipe.yaml that the run wrote next to its metrics.jsonl, or leave --group out"
         if not path.is_file():
-            raise BadInput(f"--group: {path} does not exist, so it is not known how that run differs. {fix}")
+            raise BadInput(
+                f"--group: {path} does not exist, so it is not known how that run differs. {fix}"
+            )
         if not recipe.keys() & keys.FIELDS.keys():
             raise BadInput(f"--group: {path} has no key of a recipe. {fix}")
         lacking = stated - recipe.keys()
@@ -225,7 +285,9 @@ def completed(recipes: Mapping[Path, dict[str, object]], free: set[str]) -> dict
             lacking -= set(keys.MODEL_KEYS)  # the model brings them along
         missing = [name for name in sorted(lacking) if defaults[name] is keys.ABSENT]
         if missing:
-            raise BadInput(f"--group: {path} lacks {', '.join(missing)}, which another recipe states. {fix}")
+            raise BadInput(
+                f"--group: {path} lacks {', '.join(missing)}, which another recipe states. {fix}"
+            )
         complete[metrics] = dict(recipe)
         for name in lacking:
             if defaults[name] is not keys.ABSENT:
@@ -244,7 +306,9 @@ def ended_alike(column: Column) -> bool:
     if None in column.finishes:
         return False
     runs = zip(column.reached, column.finishes, strict=True)
-    whole_lengths = {reached.get("tokens") for reached, finish in runs if finish and not finish.stopped_early}
+    whole_lengths = {
+        reached.get("tokens") for reached, finish in runs if finish and not finish.stopped_early
+    }
     return len(whole_lengths) <= 1
 
 
@@ -257,13 +321,26 @@ def reach(rows: Sequence[Mapping]) -> dict[str, float]:
                 last[name] = math.nan
             elif isinstance(value, (int, float)):
                 last[name] = value
-    found = {"validation loss": "eval/loss", "bits per byte": "eval/bits_per_byte", "train loss": "train/loss"}
-    found |= {f"{task.label} {one}": task.metric(one) for task in records().values() for one in task.scores}
+    found = {
+        "validation loss": "eval/loss",
+        "bits per byte": "eval/bits_per_byte",
+        "train loss": "train/loss",
+    }
+    found |= {
+        f"{task.label} {one}": task.metric(one)
+        for task in records().values()
+        for one in task.scores
+    }
     reached = {words: last[name] for words, name in found.items() if name in last}
     if reached and last.get("elapsed_seconds"):
         trained = [row for row in rows if "elapsed_seconds" in row][-1]
         tokens, seconds = trained["tokens"], trained["elapsed_seconds"]
-        reached |= {"tokens": tokens, "hours": seconds / 3600, "minutes": seconds / 60, "tokens/s": tokens / seconds}
+        reached |= {
+            "tokens": tokens,
+            "hours": seconds / 3600,
+            "minutes": seconds / 60,
+            "tokens/s": tokens / seconds,
+        }
     return reached
 
 
@@ -278,12 +355,24 @@ def table(columns: Sequence[Column], time: str, unsure: str) -> list[list[str]]:
     for key in dict.fromkeys(itertools.chain.from_iterable(column.recipe for column in columns)):
         values = [str(column.recipe.get(key)) for column in columns]
         if len({*values}) > 1:
-            lines.append([key, *(value if len(value) <= CELL else f"{value[: CELL - 3]}..." for value in values)])
-    for name in dict.fromkeys(itertools.chain.from_iterable(one for column in columns for one in column.reached)):
+            lines.append(
+                [
+                    key,
+                    *(
+                        value if len(value) <= CELL else f"{value[: CELL - 3]}..."
+                        for value in values
+                    ),
+                ]
+            )
+    for name in dict.fromkeys(
+        itertools.chain.from_iterable(one for column in columns for one in column.reached)
+    ):
         if name in {"hours", "minutes"} - {time}:
             continue
         digits = ",.0f" if "tokens" in name else ".3g" if name == time else ".4f"
-        first, *others = samples = [[one[name] for one in column.reached if name in one] for column in columns]
+        first, *others = samples = [
+            [one[name] for one in column.reached if name in one] for column in columns
+        ]
         lines.append([name, *(with_spread(values, digits) for values in samples)])
         if digits == ".4f" and first and max(map(len, samples)) > 1:
             apart = [difference(first, values, digits).removesuffix(unsure) for values in others]
@@ -312,7 +401,9 @@ def difference(first: Sequence[float], second: Sequence[float], digits: str) -> 
 
 def student(freedom: float) -> float:
     """Return the 97.5% quantile of Student's t (to 1e-3), by summing its density from 0 on."""
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(
+        freedom * math.pi
+    )
     t, below, step = 0.0, 0.5, 1e-3
     while below < 0.975:
         below += step * scale * (1 + (t + step / 2) ** 2 / freedom) ** (-(freedom + 1) / 2)
@@ -324,11 +415,19 @@ def same_tokens(columns: Sequence[Column]) -> bool:
     """Return whether all have one tokenizer; one that is made from the text is another for another text."""
     made = columns[0].recipe.get("tokenizer") in keys.TRAINED_TOKENIZERS
     names = ("tokenizer", *(MAKING if made else ()))
-    return all(column.recipe.get(name) == columns[0].recipe.get(name) for column in columns for name in names)
+    return all(
+        column.recipe.get(name) == columns[0].recipe.get(name)
+        for column in columns
+        for name in names
+    )
 
 
 def draw(
-    columns: Sequence[Column], path: Path, reference: reference_curves.Reference | None, loss: str, time: str
+    columns: Sequence[Column],
+    path: Path,
+    reference: reference_curves.Reference | None,
+    loss: str,
+    time: str,
 ) -> None:
     """Draw the losses over tokens and over time; a group as mean and standard deviation.
 
@@ -338,14 +437,20 @@ def draw(
     """
     panels = [(loss, "tokens"), (loss, time)] + [("train/loss", "tokens")] * (loss == "eval/loss")
     rows = [run for column in columns for run in column.runs]
-    panels = [(name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)]
+    panels = [
+        (name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)
+    ]
     heights = [3.2 if name == loss else 2.4 for name, _ in panels]
     with curves.picture(path, heights, [x for _, x in panels]) as found:
         if (most := max(len(column.runs) for column in columns)) > 1:
             found[0].set_title(f"mean of {most} runs, band: one standard deviation")
         for axes, (name, x) in zip(found, panels, strict=True):
             axes.spines.right.set_visible(False)
-            lines = [line for number, column in enumerate(columns) if (line := drawn(axes, column, number, name, x))]
+            lines = [
+                line
+                for number, column in enumerate(columns)
+                if (line := drawn(axes, column, number, name, x))
+            ]
             if reference and (name, x) == ("eval/loss", "tokens"):
                 places, values = reference.until(max(float(places[-1]) for places, _ in lines))
                 axes.plot(places, values, ":", color=curves.BLACK, label=reference.words)
@@ -361,9 +466,13 @@ def drawn(axes, column: Column, number: int, name: str, x: str) -> tuple | None:
     length = min(one.shape[1] for one in series)
     if not length:
         return None
-    block = -(-length // POINTS) if name == "train/loss" else 1  # means of blocks, else noise would hide the others
+    block = (
+        -(-length // POINTS) if name == "train/loss" else 1
+    )  # means of blocks, else noise would hide the others
     count = length // block
-    places, values = np.stack([one[:, : count * block].reshape(2, count, block).mean(2) for one in series], 1)
+    places, values = np.stack(
+        [one[:, : count * block].reshape(2, count, block).mean(2) for one in series], 1
+    )
     line = places.mean(0), values.mean(0)
     look = {"color": COLORS[number % len(COLORS)], "linewidth": 1.2, "gid": "run"}
     marker = {} if count > 20 else {"marker": "o", "markersize": 3}
@@ -371,7 +480,9 @@ def drawn(axes, column: Column, number: int, name: str, x: str) -> tuple | None:
     axes.plot(*line, DASHES[number // len(COLORS) % len(DASHES)], label=label, **look, **marker)
     if len(values) > 1:
         spread = values.std(0, ddof=1)
-        axes.fill_between(line[0], line[1] - spread, line[1] + spread, color=look["color"], alpha=0.2, linewidth=0)
+        axes.fill_between(
+            line[0], line[1] - spread, line[1] + spread, color=look["color"], alpha=0.2, linewidth=0
+        )
     return line
 
 

@@ -55,10 +55,16 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     Raises:
         BadInput: with every error that was found.
     """
-    parser = argparse.ArgumentParser(description=f"Score a model on {task or 'tasks'}.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=f"Score a model on {task or 'tasks'}.", allow_abbrev=False
+    )
     add_flags(parser)
     if task:
-        parser.add_argument("--push_to_hub", metavar="ID", help="put the scores into the card of this model of the Hub")
+        parser.add_argument(
+            "--push_to_hub",
+            metavar="ID",
+            help="put the scores into the card of this model of the Hub",
+        )
     else:
         tasks_help = f"tasks: {wording.either(keys.TASKS)}; multiblimp_LANGUAGE"
         parser.add_argument("--tasks", nargs="+", required=True, metavar="NAME", help=tasks_help)
@@ -97,9 +103,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="a task's items, as JSON lines, Parquet or TSV; else the Hub's",
     )
     parser.add_argument(
-        "--data_files", nargs="+", type=paths.argument, metavar="FILE", help="the same, of the only task"
+        "--data_files",
+        nargs="+",
+        type=paths.argument,
+        metavar="FILE",
+        help="the same, of the only task",
     )
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N items (0 = all)")
+    parser.add_argument(
+        "--limit", type=int, default=0, metavar="N", help="only the first N items (0 = all)"
+    )
     parser.add_argument(
         "--batch_size",
         default="auto",
@@ -124,9 +136,13 @@ def read_task_files(args: argparse.Namespace) -> tuple[dict[str, list[str]], lis
             task_files.setdefault(name, []).append(file)
         else:
             names = ", ".join(args.tasks)
-            errors.append(f"--task_files {assignment}: must be NAME=FILE, with one of {names} as NAME")
+            errors.append(
+                f"--task_files {assignment}: must be NAME=FILE, with one of {names} as NAME"
+            )
     if args.data_files and (len(args.tasks) > 1 or task_files):
-        errors.append("--data_files: are the items of one task; with several write --task_files NAME=FILE")
+        errors.append(
+            "--data_files: are the items of one task; with several write --task_files NAME=FILE"
+        )
     elif args.data_files:
         task_files[args.tasks[0]] = args.data_files
     return task_files, errors
@@ -148,10 +164,14 @@ def option_errors(args: argparse.Namespace, task_files: dict[str, list[str]]) ->
         if output in item_files:
             errors.append(f"--output {args.output}: is a file of items, which it would replace")
     if args.push_to_hub and (args.limit or task_files):
-        errors.append("--push_to_hub: a card's scores are of the whole validation split: without --limit, --data_files")
+        errors.append(
+            "--push_to_hub: a card's scores are of the whole validation split: without --limit, --data_files"
+        )
     model_id, _, revision = args.model.partition("@")
     if revision and args.push_to_hub == model_id:
-        errors.append(f"--push_to_hub {model_id}: its card describes the newest version, and --model another one")
+        errors.append(
+            f"--push_to_hub {model_id}: its card describes the newest version, and --model another one"
+        )
     return errors
 
 

@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         print(chat_commands(Path(asked.out)))
     if asked.gguf:
         path = next(Path(asked.out).glob("*.gguf"))
-        print(f"\n{path}, for llama.cpp: {asked.gguf}, {path.stat().st_size / 1e6:,.2f} MB; its loss is not measured")
+        print(
+            f"\n{path}, for llama.cpp: {asked.gguf}, {path.stat().st_size / 1e6:,.2f} MB; its loss is not measured"
+        )
         print(ollama_commands(Path(asked.out)))
     return 0
 
@@ -76,14 +78,23 @@ def ollama_commands(out: Path) -> str:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
-    parser = argparse.ArgumentParser(description="Export a run or a model for use.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description="Export a run or a model for use.", allow_abbrev=False
+    )
     add = parser.add_argument
     model_help = "a run folder, a model folder, or a Hub id (ID or ID@REVISION)"
     add("model", type=paths.argument, help=model_help)
     add("--out", required=True, type=paths.argument, metavar="FOLDER", help="the folder to write")
-    add("--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="(default: %(default)s)")
+    add(
+        "--dtype",
+        default="fp32",
+        choices=("fp32", "bf16", "fp16", "int8"),
+        help="(default: %(default)s)",
+    )
     command_line.add_switch(parser, "--trim_vocab", "leave the padding of the vocabulary out")
-    command_line.add_switch(parser, "--chat", "add a chat template and its tokens, to be tuned on chats")
+    command_line.add_switch(
+        parser, "--chat", "add a chat template and its tokens, to be tuned on chats"
+    )
     add(
         "--gguf",
         choices=("f32", "f16", "q8_0"),
@@ -99,9 +110,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     asked = command_line.parse_flags(parser, argv)
     faults = []
     if asked.gguf and asked.dtype == "int8":
-        faults.append("--gguf, --dtype int8: llama.cpp has an int8 of its own; use --gguf q8_0 without --dtype")
+        faults.append(
+            "--gguf, --dtype int8: llama.cpp has an int8 of its own; use --gguf q8_0 without --dtype"
+        )
     if not 0 <= asked.prune < 1:
-        faults.append(f"--prune {asked.prune}: must be 0 or more and below 1: the share of weights to set to zero")
+        faults.append(
+            f"--prune {asked.prune}: must be 0 or more and below 1: the share of weights to set to zero"
+        )
     if asked.eval_tokens < 0:
         faults.append(f"--eval_tokens {asked.eval_tokens}: must be 0 (all) or more")
     if faults:

@@ -16,7 +16,11 @@ from ursa_minor.model.resolve import find
 from ursa_minor.recipe import command_line, rules
 
 # The key of a recipe whose range a flag has.
-RANGES = {"max_new_tokens": "sample_tokens", "temperature": "sample_temperature", "top_k": "sample_top_k"}
+RANGES = {
+    "max_new_tokens": "sample_tokens",
+    "temperature": "sample_temperature",
+    "top_k": "sample_top_k",
+}
 RANGES |= {"top_p": "sample_top_p", "seed": "seed"}
 
 
@@ -37,12 +41,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
     model_help = "a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)"
     parser.add_argument("--model", type=paths.argument, required=True, help=model_help)
     parser.add_argument("--prompt", default="", help="text to continue; empty begins a document")
-    command_line.add_switch(parser, "--chat", "a conversation: answer messages, a line each, that see those before")
+    command_line.add_switch(
+        parser, "--chat", "a conversation: answer messages, a line each, that see those before"
+    )
     parser.add_argument("--num_samples", type=int, default=1)
     parser.add_argument("--max_new_tokens", type=int, default=200)
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token")
-    parser.add_argument("--top_k", type=int, default=200, help="among this many likeliest tokens; 0 = all")
-    parser.add_argument("--top_p", type=float, default=1.0, help="among the likeliest that hold this probability")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0 = always the likeliest token"
+    )
+    parser.add_argument(
+        "--top_k", type=int, default=200, help="among this many likeliest tokens; 0 = all"
+    )
+    parser.add_argument(
+        "--top_p", type=float, default=1.0, help="among the likeliest that hold this probability"
+    )
     parser.add_argument("--seed", type=int, default=1337)
     asked = command_line.parse_flags(parser, argv)
     found = [(flag, rules.key_fault(key, getattr(asked, flag))) for flag, key in RANGES.items()]
@@ -50,7 +62,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if asked.num_samples < 1:
         faults.append(f"--num_samples {asked.num_samples}: must be 1 or more")
     if asked.chat and (asked.prompt or asked.num_samples > 1):
-        faults.append("--chat: reads messages from the terminal; leave --prompt and --num_samples out")
+        faults.append(
+            "--chat: reads messages from the terminal; leave --prompt and --num_samples out"
+        )
     if faults:
         raise BadInput(faults)
     return asked
@@ -79,12 +93,16 @@ def print_samples(asked: argparse.Namespace) -> None:
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     refuse_missing_rows(model, tokenizer, f"--model {asked.model}")
-    how = sampling.Sampling(**{one.name: getattr(asked, one.name) for one in dataclasses.fields(sampling.Sampling)})
+    how = sampling.Sampling(
+        **{one.name: getattr(asked, one.name) for one in dataclasses.fields(sampling.Sampling)}
+    )
     streamer = sampling.Streamer(tokenizer, console.write, with_prompt=not asked.chat)
     if asked.chat:
         if tokenizer.chat_template is None:
             model = paths.quoted(asked.model)
-            remedy = f"python export_model.py {model} --chat --out exports/chat makes a model that has"
+            remedy = (
+                f"python export_model.py {model} --chat --out exports/chat makes a model that has"
+            )
             raise BadInput(
                 f"--chat: {asked.model} has no chat template; {remedy}; tune it then (docs/post_training.md)"
             )
@@ -94,14 +112,23 @@ def print_samples(asked: argparse.Namespace) -> None:
     for number in range(asked.num_samples):
         if asked.num_samples > 1:
             console.write(f"---- sample {number + 1} of {asked.num_samples}\n")
-        sampling.sample(model, prompt_ids, tokenizer, dataclasses.replace(how, seed=asked.seed + number), streamer)
+        sampling.sample(
+            model,
+            prompt_ids,
+            tokenizer,
+            dataclasses.replace(how, seed=asked.seed + number),
+            streamer,
+        )
 
 
 def messages() -> Iterator[str]:
     """Give each line that is typed, or piped in, until the end of the input (Ctrl-D) or Ctrl-C; "": a new chat begins."""
     prompt = "> " if sys.stdin.isatty() else ""
     if prompt:
-        print("each answer sees what was said before; an empty line begins a new chat, Ctrl-D ends", file=sys.stderr)
+        print(
+            "each answer sees what was said before; an empty line begins a new chat, Ctrl-D ends",
+            file=sys.stderr,
+        )
     catch_interrupts()
     while True:
         try:

@@ -30,7 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault(cudnn.VARIABLE, "1")
     if "WORLD_SIZE" not in os.environ:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL's use of it
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module="transformers"
+    )  # TRL's use of it
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     log.info("start    importing torch and Transformers")
     refuse_incomplete_launch(os.environ)
@@ -43,7 +45,9 @@ def parse(argv: list[str]) -> tuple:
     try:
         from trl import GRPOConfig
     except ImportError as error:
-        raise BadInput(f"TRL cannot be imported ({error}): pip install -r requirements/post.txt") from None
+        raise BadInput(
+            f"TRL cannot be imported ({error}): pip install -r requirements/post.txt"
+        ) from None
     from ursa_minor.post import settings
 
     return settings.read(argv, GRPOConfig)
@@ -76,12 +80,19 @@ def post_train(task, settings) -> None:
     if why := files.unusable(folder):
         raise BadInput(f"output_dir = {folder}: {why}; give another --output_dir")
     if (folder / "model").exists():
-        raise BadInput(f"output_dir = {folder}: holds a model already; give another --output_dir, or remove it")
+        raise BadInput(
+            f"output_dir = {folder}: holds a model already; give another --output_dir, or remove it"
+        )
     begun = settings.resume_from_checkpoint
     if begun is not None and not os.path.isfile(f"{begun}/trainer_state.json"):  # noqa: PTH113
-        raise BadInput(f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give output_dir's checkpoint-N")
+        raise BadInput(
+            f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give output_dir's checkpoint-N"
+        )
     reward = rewards.checked(task.reward, task.stop)
-    prompts, held_out = prompt_sets.read("prompts", task.prompts), prompt_sets.read("held_out", task.held_out)
+    prompts, held_out = (
+        prompt_sets.read("prompts", task.prompts),
+        prompt_sets.read("held_out", task.held_out),
+    )
     where = f"model = {task.model}"
     name = find(task.model, "model = ")
     refuse_hub_adapter(name, where)
@@ -131,7 +142,9 @@ def post_train(task, settings) -> None:
     scores = [row["eval/reward"] for row in report.rows if "eval/reward" in row]
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
     if reward.faults:
-        log.warning(f"{reward.faults:,} of {reward.calls:,} calls of the reward failed, and count 0")
+        log.warning(
+            f"{reward.faults:,} of {reward.calls:,} calls of the reward failed, and count 0"
+        )
     command = f"python generate.py --model {paths.quoted(folder)}"
     log.info(f"{folder}/model/: for AutoModelForCausalLM.from_pretrained; {command}")
     log.info(f"{folder}/{METRICS}, reward.png: every number above, both rewards over steps")

@@ -32,13 +32,22 @@ from ursa_minor.recipe import command_line, keys, loading
 
 log = logging.getLogger("ursa_minor")
 
-BUSY, BUSY_SECONDS = 75, 10.0  # the exit status while another process has the folder (EX_TEMPFAIL); between two tries
+BUSY, BUSY_SECONDS = (
+    75,
+    10.0,
+)  # the exit status while another process has the folder (EX_TEMPFAIL); between two tries
 EXTRAS = {
     "verify": (str, "check every byte of this folder of shards, and stop"),
     "dry_run": (bool, "read for some seconds and print the size on disk and the time of all of it"),
-    "prefetch": (bool, "also fetch tokenizer, init_from and tasks: train.py then needs no network (HF_HUB_OFFLINE=1)"),
+    "prefetch": (
+        bool,
+        "also fetch tokenizer, init_from and tasks: train.py then needs no network (HF_HUB_OFFLINE=1)",
+    ),
     "source": (int, "only this one of the recipe's sources; from 0"),
-    "follow": (bool, "started by train.py: standard input says how far to go, and closes when that process dies"),
+    "follow": (
+        bool,
+        "started by train.py: standard input says how far to go, and closes when that process dies",
+    ),
 }
 
 
@@ -70,13 +79,17 @@ def main(argv: list[str] | None = None) -> int:
     if "prefetch" in extras:
         fetched = prefetch(recipe)
     elif all(map(keys.is_here, found)):
-        raise BadInput(f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare")
+        raise BadInput(
+            f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare"
+        )
     for index, asked in enumerate(found):
         if keys.is_here(asked) or extras.get("source", index) != index:
             continue
         source = find_sources.find_source(asked)
         if source.repository:
-            from ursa_minor.data.preparation import download  # imports datasets, which text does not need
+            from ursa_minor.data.preparation import (
+                download,
+            )  # imports datasets, which text does not need
         if "dry_run" in extras:
             print(download.describe(source) if source.repository else measure.dry_run(source))
             continue
@@ -91,7 +104,9 @@ def main(argv: list[str] | None = None) -> int:
                 except BadInput as error:
                     if not target or error.status != BUSY:
                         raise
-                    log.info(str(error))  # on a shared disk another machine's reader; or the last one, dying
+                    log.info(
+                        str(error)
+                    )  # on a shared disk another machine's reader; or the last one, dying
                     time.sleep(BUSY_SECONDS)
             if source.repository:
                 download.fetch(source, target)
@@ -106,12 +121,20 @@ def main(argv: list[str] | None = None) -> int:
 
         words = shlex.join(word for word in argv if word != "--prefetch")
         mine = [*(recipe.data.data_files or ()), *(recipe.data.validation_files or ())]
-        mine += [file for name in recipe.evaluation.tasks for file in recipe.evaluation.files_of(name) or ()]
+        mine += [
+            file
+            for name in recipe.evaluation.tasks
+            for file in recipe.evaluation.files_of(name) or ()
+        ]
         cache = [constants.HF_HOME] if fetched else []  # of the Hub
         places = [name for name in (*cache, recipe.data.prepared_data_dir) if Path(name).is_dir()]
-        print(f"to carry beside this folder and its packages: {', '.join(dict.fromkeys([*places, *mine]))}")
+        print(
+            f"to carry beside this folder and its packages: {', '.join(dict.fromkeys([*places, *mine]))}"
+        )
         print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")
-        print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}")
+        print(
+            f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}"
+        )
     return 0
 
 
@@ -132,10 +155,14 @@ def prefetch(recipe: keys.Recipe) -> bool:
     disable_progress_bar()
     set_verbosity_error()  # of the client, whose own retries are as many lines
     wanted, evaluation = recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS, recipe.evaluation
-    tasks = [name for name in evaluation.tasks if evaluation.task_steps and not evaluation.files_of(name)]
+    tasks = [
+        name for name in evaluation.tasks if evaluation.task_steps and not evaluation.files_of(name)
+    ]
     if not (recipe.model.init_from or wanted or tasks):
         return False
-    log.info(f"fetching tokenizer, model, tasks into {constants.HF_HOME}; without a network it fails after a minute")
+    log.info(
+        f"fetching tokenizer, model, tasks into {constants.HF_HOME}; without a network it fails after a minute"
+    )
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)
     if wanted:

@@ -16,7 +16,10 @@ from pathlib import Path
 if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
-from ursa_minor.base.cli import exit_on_bad_input, run_and_exit  # first: it says why another import fails
+from ursa_minor.base.cli import (
+    exit_on_bad_input,
+    run_and_exit,
+)  # first: it says why another import fails
 from ursa_minor.recipe import command_line, keys
 
 if __name__ == "__main__":  # before the imports below, which take seconds
@@ -106,16 +109,24 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
             log.info(line)
             accelerator.end_training()
             return 0
-    items = read_items(recipe.evaluation, accelerator) if recipe.evaluation.task_steps or not trains else {}
+    items = (
+        read_items(recipe.evaluation, accelerator)
+        if recipe.evaluation.task_steps or not trains
+        else {}
+    )
 
     with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         if trains:
             refuse_prompts(recipe.evaluation, corpus.tokenizer)
             with folder.held(recipe, accelerator):
-                status = train(recipe, corpus, tests, accelerator, repo_id, profiled="profile" in modes)
+                status = train(
+                    recipe, corpus, tests, accelerator, repo_id, profiled="profile" in modes
+                )
         else:
-            model = build(recipe.model, eos_token_id=corpus.tokenizer.eos_token_id).to(accelerator.device)
+            model = build(recipe.model, eos_token_id=corpus.tokenizer.eos_token_id).to(
+                accelerator.device
+            )
             line, status = score(recipe, corpus, tests, model, accelerator), 0
             if accelerator.is_main_process:
                 print(line)
@@ -143,12 +154,24 @@ def train(
     patience = evaluation.early_stopping_patience
     stop = StopRequest(recipe.machine.ddp_timeout)
     run = open_run(recipe, corpus, tests, accelerator, stop, repo_id)
-    state, plan, clock, report, evaluator = run.state, run.plan, run.clock, run.report, run.evaluator
+    state, plan, clock, report, evaluator = (
+        run.state,
+        run.plan,
+        run.clock,
+        run.report,
+        run.evaluator,
+    )
     checkpoints, optimizer = run.checkpoints, run.optimizer
-    first_step, waited_before, micro_batch = state.step, state.data_wait_seconds, plan.per_device_train_batch_size
+    first_step, waited_before, micro_batch = (
+        state.step,
+        state.data_wait_seconds,
+        plan.per_device_train_batch_size,
+    )
     batches = TrainBatches(corpus, plan, device, rank)
     budget = TimeBudget(recipe, spent=state.wall_seconds, is_planned=state.planned)
-    to_profile = recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
+    to_profile = (
+        recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
+    )
     updates_left = state.max_steps - state.step
 
     def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
@@ -156,7 +179,10 @@ def train(
         return accelerator.reduce(tensor.to(device), "mean")
 
     # On exit the first waits for the checkpoint that is being written.
-    with checkpoints, profiling(to_profile, device, clock, updates_left=updates_left) as profile_update:
+    with (
+        checkpoints,
+        profiling(to_profile, device, clock, updates_left=updates_left) as profile_update,
+    ):
         data_failure = None
         stopping = False
         is_out_of_time = False  # max_hours are used up before the end
@@ -184,8 +210,12 @@ def train(
                     report.samples(step, evaluator.samples(), show=last)
                     budget.count(SAMPLES)
                 state.wall_seconds = budget.seconds
-                save = due(step, recipe.saving.save_steps, last) or step == checkpoints.keep_step(state)
-                if save and step > first_step or is_best and recipe.saving.load_best_model_at_end:
+                save = due(step, recipe.saving.save_steps, last) or step == checkpoints.keep_step(
+                    state
+                )
+                if (save and step > first_step) or (
+                    is_best and recipe.saving.load_best_model_at_end
+                ):
                     checkpoints.save(state)
                     corpus.delete_consumed(batches.order, checkpoints.oldest_step(state))
                     budget.count(CHECKPOINT)
@@ -193,7 +223,9 @@ def train(
                 stopping = stop.agreed()
                 break
 
-            data_failure = corpus.wait_for(step, batches.order, stop)  # while the stream is behind; the same everywhere
+            data_failure = corpus.wait_for(
+                step, batches.order, stop
+            )  # while the stream is behind; the same everywhere
             budget.start()
             if budget.is_limited:  # the main process decides
                 (is_out_of_time,) = stop.any_of(budget.is_used_up and accelerator.is_main_process)
@@ -203,14 +235,20 @@ def train(
             set_lr(optimizer, lr)
 
             means = update.MeanLosses(plan.gradient_accumulation_steps, device, recipe.loss)
-            with save_when_out_of_memory(recipe, plan, device, lambda: checkpoints.save_alone(state)):
+            with save_when_out_of_memory(
+                recipe, plan, device, lambda: checkpoints.save_alone(state)
+            ):
                 for micro_step in range(plan.gradient_accumulation_steps):
                     if (stopping := stop.agreed()) or data_failure:
                         break  # the partial step is discarded: a resumed run repeats it bit for bit
-                    inputs_BT, targets_BT = batches(step, micro_step)  # a pure function: no data-loader state
+                    inputs_BT, targets_BT = batches(
+                        step, micro_step
+                    )  # a pure function: no data-loader state
                     seed_dropout(recipe.model, step, batches.order.number(micro_step, rank))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
-                    with sync_gradients(run.module, accelerator, enabled=last_micro or plan.exchange_each):
+                    with sync_gradients(
+                        run.module, accelerator, enabled=last_micro or plan.exchange_each
+                    ):
                         losses = run.module(inputs_BT, targets_BT, with_cross_entropy=True)
                         accelerator.backward(losses.objective / plan.gradient_accumulation_steps)
                     means.add(losses)
@@ -240,10 +278,14 @@ def train(
             report.update(state, outcome, lr, device, is_due=is_due)
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows
                 report.last_update()
-                state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
+                state.bad_in_a_row = (
+                    0  # a resumed run skips these batches and has three attempts of its own
+                )
                 checkpoints.save(state)
                 checkpoints.finish()
-                raise finish.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW, run.attention_kernel)
+                raise finish.diverged(
+                    state.step, outcome.reason, BAD_UPDATES_IN_A_ROW, run.attention_kernel
+                )
             if planned:
                 checkpoints.save(state)  # a resumed run keeps this length
 
@@ -254,7 +296,9 @@ def train(
             raise TrainingStopped(data_failure)
         if stopping:
             assert stop.signal is not None  # agreed() sets it on every process
-            log.info(f"stopped by {stop.signal.name} after step {step}; the same command resumes from there")
+            log.info(
+                f"stopped by {stop.signal.name} after step {step}; the same command resumes from there"
+            )
             report.draw()
         elif is_out_of_time:
             report.draw()
@@ -273,7 +317,9 @@ def seed_dropout(model: keys.Model, step: int, micro_batch: int) -> None:
         micro_batch: number of the micro-batch in the step, over all processes.
     """
     if model.resid_pdrop or model.embd_pdrop or model.attn_pdrop:
-        mixed = np.random.SeedSequence([model.seed, step, micro_batch]).generate_state(1, np.uint64)[0]
+        mixed = np.random.SeedSequence([model.seed, step, micro_batch]).generate_state(
+            1, np.uint64
+        )[0]
         torch.manual_seed(int(mixed >> np.uint64(1)))
 
 

@@ -32,7 +32,10 @@ TRAINING_SOURCES = (
     "nanoGPT, torch 2.0, karpathy/nanoGPT#225",
     "nanoGPT, torch 2.0, karpathy/nanoGPT#110",
 )
-TRAINING_SOURCES += ("build-nanogpt's steps, a public file", "build-nanogpt on Windows, not compiled, a public file")
+TRAINING_SOURCES += (
+    "build-nanogpt's steps, a public file",
+    "build-nanogpt on Windows, not compiled, a public file",
+)
 FITTED = [card for card in gpus.CARDS if card.training and card.training.source == gpus.SCRIPT]
 OTHERS = [card for card in gpus.CARDS if card.training and card not in FITTED]
 # Tokens/s of languini-kitchen's GPT small (languini/projects/gpt/throughput_results.csv): fp16, compiled, no flash
@@ -43,15 +46,26 @@ LANGUINI_SMALL = estimate.Shape(12, 768, 16_384, 512)
 
 def terms(card: gpus.Card) -> list[float]:
     """Return seconds a token, as shares of those measured: at rate M, at 1 PFLOP/s, at the data sheet's bandwidth."""
-    flops, moved = estimate.computed_flops(estimate.GPT2_124M), estimate.memory_traffic_bytes(estimate.GPT2_124M)
-    seconds = flops / (card.product_teraflops * 1e12), flops / 1e15, moved / (card.gigabytes_per_second * 1e9)
+    flops, moved = (
+        estimate.computed_flops(estimate.GPT2_124M),
+        estimate.memory_traffic_bytes(estimate.GPT2_124M),
+    )
+    seconds = (
+        flops / (card.product_teraflops * 1e12),
+        flops / 1e15,
+        moved / (card.gigabytes_per_second * 1e9),
+    )
     return [term * card.training.figure for term in seconds]
 
 
 def fit(known: list[gpus.Card], share: float = 1.0, limited: bool = True) -> np.ndarray:
     """Return 1/``share`` (of M), 1/R (R in PFLOP/s; 0 where not ``limited``) and 1/b of least absolute relative errors."""
     matrix = np.array([terms(card) for card in known])
-    left, free, weights = 1 - matrix[:, 0] / share, matrix[:, 1 if limited else 2 :], np.ones(len(known))
+    left, free, weights = (
+        1 - matrix[:, 0] / share,
+        matrix[:, 1 if limited else 2 :],
+        np.ones(len(known)),
+    )
     for _ in range(500):  # least squares, weighted again, end at least absolute errors
         found = np.linalg.lstsq(free * weights[:, None], left * weights, rcond=None)[0]
         weights = np.maximum(np.abs(free @ found - left), 1e-3) ** -0.5
@@ -78,24 +92,46 @@ def report() -> dict:
         measured, said = card.training.figure, speed(card)
         row = {"card": card.name, "products_teraflops": round(card.product_teraflops, 1)}
         row |= {"products_source": card.products and card.products.source, "measured": measured}
-        row |= {"measured_source": card.training.source, "estimated": round(said), "ratio": round(said / measured, 3)}
+        row |= {
+            "measured_source": card.training.source,
+            "estimated": round(said),
+            "ratio": round(said / measured, 3),
+        }
         if card in FITTED:
             row["left_out_ratio"] = round(left_out(card), 3)
         rows.append(row)
         mark = " " if card.products else "*"
-        tail = f"{row['left_out_ratio']:8.2f}" if card in FITTED else f"  not fitted: {card.training.source}"
+        tail = (
+            f"{row['left_out_ratio']:8.2f}"
+            if card in FITTED
+            else f"  not fitted: {card.training.source}"
+        )
         print(f"{card.name:12}  {card.product_teraflops:15,.1f}{mark}  {measured:8,.0f}  {said:9,.0f}  "
               f"{said / measured:5.2f}  {tail}")  # fmt: skip
     shares = {kind: gpus.reached_share(kind == "GeForce") for kind in ("GeForce", "other")}
-    print(f"* nobody measured it: {shares['other']:.3f} of the peak, of a GeForce {shares['GeForce']:.3f}")
+    print(
+        f"* nobody measured it: {shares['other']:.3f} of the peak, of a GeForce {shares['GeForce']:.3f}"
+    )
     near = sum(abs(row["ratio"] - 1) <= 0.1 for row in rows[: len(FITTED)])
     near_left_out = sum(abs(row["left_out_ratio"] - 1) <= 0.1 for row in rows[: len(FITTED)])
-    ways = {f"{share:g} M": {"share": share} for share in (0.9, 1.0, 1.1, 1.2)} | {"without R": {"limited": False}}
-    error = {name: statistics.fmean(abs(left_out(card, **how) - 1) for card in FITTED) for name, how in ways.items()}
+    ways = {f"{share:g} M": {"share": share} for share in (0.9, 1.0, 1.1, 1.2)} | {
+        "without R": {"limited": False}
+    }
+    error = {
+        name: statistics.fmean(abs(left_out(card, **how) - 1) for card in FITTED)
+        for name, how in ways.items()
+    }
     print(f"within 10%    {near} of {len(FITTED)}, left out {near_left_out}")
-    print("mean error    left out: " + ", ".join(f"{name} {100 * value:.1f}%" for name, value in error.items()))
-    with_flash = {name: dataclasses.replace(gpus.find(name), capability=(8, 0)) for name in LANGUINI}
-    flash = {name: value / speed(with_flash[name], LANGUINI_SMALL) for name, value in LANGUINI.items()}
+    print(
+        "mean error    left out: "
+        + ", ".join(f"{name} {100 * value:.1f}%" for name, value in error.items())
+    )
+    with_flash = {
+        name: dataclasses.replace(gpus.find(name), capability=(8, 0)) for name in LANGUINI
+    }
+    flash = {
+        name: value / speed(with_flash[name], LANGUINI_SMALL) for name, value in LANGUINI.items()
+    }
     print("no flash      languini's GPT small, measured / estimated with it: "
           + ", ".join(f"{name} {value:.2f}" for name, value in flash.items()))  # fmt: skip
     return {
@@ -133,7 +169,10 @@ def speed_in_words(known: gpus.Measured, card: gpus.Card) -> str:
 
 def preset(text: str, card: gpus.Card, count: int, stem: str) -> str:
     """Return a card's YAML; of ``text``, the one that there is, the card's name in the first line stays."""
-    row, (name, precision) = estimated(card, count), (re.match("# .*", text)[0].partition("):")[0], card.precision)
+    row, (name, precision) = (
+        estimated(card, count),
+        (re.match("# .*", text)[0].partition("):")[0], card.precision),
+    )
     compiled = run_estimate.compiles(card.name)
     lines = [f"{name}): {precision}, {'compiled' if compiled else 'not compiled'}."]
     lines.append(
@@ -148,11 +187,15 @@ def preset(text: str, card: gpus.Card, count: int, stem: str) -> str:
         good, excellent = run_estimate.good_mfus(card)
         others = speed_in_words(card.training, card) if card.training else "n/a, never measured"
         lines += [f"# by others: {others}"]
-        lines += [f"# by us: {speed_in_words(card.ours, card)}" if card.ours else "# by us: not measured"]
+        lines += [
+            f"# by us: {speed_in_words(card.ours, card)}" if card.ours else "# by us: not measured"
+        ]
         lines += [f"# MFU: good from {good:.0%}, excellent {excellent:.0%}"]
     if card.advised:
         lines.append(f"# often advised: micro-batch {card.advised}")
-    lines += [line for line in text.splitlines() if "pip install" in line or line.startswith("# claimed")]
+    lines += [
+        line for line in text.splitlines() if "pip install" in line or line.startswith("# claimed")
+    ]
     several = count > 1
     lines += ["compute_environment: LOCAL_MACHINE # not a cloud service"]
     lines += [
@@ -160,20 +203,34 @@ def preset(text: str, card: gpus.Card, count: int, stem: str) -> str:
         if several
         else 'distributed_type: "NO"             # one process'
     ]
-    lines += [f"num_processes: {count}                   # cards" if several else "num_processes: 1"]
-    why = "fp32 weights, bf16 matrix products" if precision == "bf16" else "no bf16 before Ampere; gradients are scaled"
+    lines += [
+        f"num_processes: {count}                   # cards" if several else "num_processes: 1"
+    ]
+    why = (
+        "fp32 weights, bf16 matrix products"
+        if precision == "bf16"
+        else "no bf16 before Ampere; gradients are scaled"
+    )
     lines += [f"mixed_precision: {precision}              # {why}"]
     if compiled:
         lines += ["dynamo_config:"]
-        lines += ["  dynamo_backend: INDUCTOR         # torch.compile; the first step takes a minute or two longer"]
+        lines += [
+            "  dynamo_backend: INDUCTOR         # torch.compile; the first step takes a minute or two longer"
+        ]
     return "\n".join([*lines, ""])
 
 
 def last_cells(card: gpus.Card, *, all_of_them: bool) -> str:
     """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, too, and a good MFU."""
     row, known, mine = estimated(card), card.training, card.ours
-    cells = [f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"]
-    cells.append(f"{known.micro_batch or 'n/a'}, {known.figure:,.0f} ({letter(known.source)})" if known else "n/a")
+    cells = [
+        f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"
+    ]
+    cells.append(
+        f"{known.micro_batch or 'n/a'}, {known.figure:,.0f} ({letter(known.source)})"
+        if known
+        else "n/a"
+    )
     if all_of_them:
         cells[-1] += f"; {mine.micro_batch}, {mine.figure:,.0f} (ours)" if mine else ""
         cells.append(", ".join(f"{mfu:.0%}" for mfu in run_estimate.good_mfus(card)))
@@ -193,9 +250,17 @@ def page(text: str, *, all_of_them: bool = True) -> str:
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
     recipe, card = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), gpus.find("a6000")
     before, begin, example = text.partition("## Before it costs")
-    for line in run_estimate.describe(recipe, card, run_estimate.estimate_run(recipe, card, 1, 0.8)).splitlines():
+    for line in run_estimate.describe(
+        recipe, card, run_estimate.estimate_run(recipe, card, 1, 0.8)
+    ).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
-            example = re.sub(rf"^    {line.split()[0]} +\S.*$", f"    {line}", example, count=1, flags=re.MULTILINE)
+            example = re.sub(
+                rf"^    {line.split()[0]} +\S.*$",
+                f"    {line}",
+                example,
+                count=1,
+                flags=re.MULTILINE,
+            )
     return before + begin + example
 
 
@@ -217,7 +282,9 @@ def pages() -> dict[Path, str]:
         if card := gpus.find(name):
             found[path] = preset(path.read_text(encoding="utf-8"), card, int(count or 1), path.stem)
     for name in ("README.md", "docs/cards.md"):
-        found[ROOT / name] = page((ROOT / name).read_text(encoding="utf-8"), all_of_them=name != "README.md")
+        found[ROOT / name] = page(
+            (ROOT / name).read_text(encoding="utf-8"), all_of_them=name != "README.md"
+        )
     script = ROOT / "scripts" / "run_gpt2_124m.sh"
     found[script] = arithmetic(script.read_text(encoding="utf-8"))
     return found
@@ -225,9 +292,13 @@ def pages() -> dict[Path, str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the fit and the table of cards; write JSON and pages where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=paths.argument, help="write the table here too")
-    parser.add_argument("--write", action="store_true", help="bring the tables, the YAMLs and the script up to date")
+    parser.add_argument(
+        "--write", action="store_true", help="bring the tables, the YAMLs and the script up to date"
+    )
     asked = parser.parse_args(argv)
     found = report()
     write_json(asked.json, found)

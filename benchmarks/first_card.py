@@ -73,7 +73,11 @@ class Command:
         self.asked, self.has_card = asked, about["kind"] == "cuda"
         self.rehearsal = asked.tiny
         self.stem = gpus.preset(about["machine"] if self.has_card else "")
-        self.record = about | {"yaml": f"{self.stem}.yaml", "rehearsal": self.rehearsal, "parts": {}}
+        self.record = about | {
+            "yaml": f"{self.stem}.yaml",
+            "rehearsal": self.rehearsal,
+            "parts": {},
+        }
         self.name = f"first-card-{self.stem}-{about['date']}-{time.strftime('%H%M%S')}"
         self.deadline = STARTED + asked.seconds
 
@@ -94,8 +98,12 @@ class Command:
         of = [about["date"], about["commit"], about["machine"]]
         of += [f"driver {about['driver']}"] if about["driver"] else []
         of += [f"{name} {about['versions'].get(name)}" for name in ("torch", "transformers")]
-        command = "make card-report" if part == "report" else f"bash benchmarks/first_card.sh {part}"
-        result = ("**a rehearsal: no measurement**; " if self.rehearsal else "") + "; ".join(words or ["nothing yet"])
+        command = (
+            "make card-report" if part == "report" else f"bash benchmarks/first_card.sh {part}"
+        )
+        result = ("**a rehearsal: no measurement**; " if self.rehearsal else "") + "; ".join(
+            words or ["nothing yet"]
+        )
         cells = [", ".join(of), f"`{command}`", f"{result}; [JSON]({self.name}.json)"]
         return f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |"
 
@@ -141,7 +149,10 @@ class Part:
             self.fail(f"{what}: not reached, the time was up", cut_short=True)
             return None
         print(f"{self.name}: {what} ({log}; {self.left:.0f} s left)", file=sys.stderr, flush=True)
-        path, begin = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), time.monotonic()
+        path, begin = (
+            os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            time.monotonic(),
+        )
         with open(log, "wb") as file:
             child = subprocess.Popen(
                 [sys.executable, *map(str, command)],
@@ -176,7 +187,9 @@ class Part:
         """Run one of the benchmarks beside this file; return its JSON."""
         written = self.work / f"{script}.json"
         written.unlink(missing_ok=True)
-        done = self.run(what, [ROOT / "benchmarks" / f"{script}.py", *flags, "--json", written], ROOT)
+        done = self.run(
+            what, [ROOT / "benchmarks" / f"{script}.py", *flags, "--json", written], ROOT
+        )
         return json.loads(written.read_text()) if done is not None or written.is_file() else None
 
     def carried(self) -> Path:
@@ -188,7 +201,10 @@ class Part:
 
     def recipe(self, name: str) -> Path:
         """Write a recipe of GPT-2 124M whose data are the ids that travelled."""
-        recipe, ids = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text()), self.carried() / "ids"
+        recipe, ids = (
+            yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text()),
+            self.carried() / "ids",
+        )
         for key in (
             "dataset_name",
             "dataset_config_name",
@@ -206,7 +222,15 @@ class Part:
         return written
 
     def train(
-        self, what: str, recipe: Path, run: str, *, launch: tuple = (), more: tuple = (), cache: str = "", **keys
+        self,
+        what: str,
+        recipe: Path,
+        run: str,
+        *,
+        launch: tuple = (),
+        more: tuple = (),
+        cache: str = "",
+        **keys,
     ) -> str | None:
         """Train by ``accelerate launch`` with the card's YAML, from the start unless checkpoints lie there.
 
@@ -216,7 +240,14 @@ class Part:
             keys: of the recipe.
         """
         file = ROOT / "accelerate_configs" / f"{self.command.stem}.yaml"
-        command = ["-m", "accelerate.commands.launch", "--config_file", file, *launch, ROOT / "train.py"]
+        command = [
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            file,
+            *launch,
+            ROOT / "train.py",
+        ]
         command += ["--recipe", recipe, *flag_words(keys | {"run_name": run}), *more]
         environment = {"TORCHINDUCTOR_CACHE_DIR": cache} if cache else {}
         return self.run(what, command, self.work, **environment)
@@ -235,7 +266,9 @@ class Part:
         if wrote is None:
             return False
         found = pace(folder, self.command.record["memory_bytes"]) | {"losses": losses_of(folder)}
-        accumulation, micro_batch = re.search(r"(\d+) micro-batch(?:es)? x (\d+) sequence", wrote).groups()
+        accumulation, micro_batch = re.search(
+            r"(\d+) micro-batch(?:es)? x (\d+) sequence", wrote
+        ).groups()
         kernels = re.search(r"^.*\bkernels  (\S.*)$", wrote, re.MULTILINE)
         found |= {"accumulation": int(accumulation), "micro_batch": int(micro_batch)}
         found["kernels"] = kernels[1] if kernels else None
@@ -264,7 +297,9 @@ def make_ids(part: Part, folder: Path) -> None:
     command += flag_words(data | {"validation_fraction": 0.1})
     wrote = part.run("ids", command, part.work, HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
     if wrote is None:
-        raise BadInput("the ids cannot be made; where there is a network: bash benchmarks/first_card.sh carry")
+        raise BadInput(
+            "the ids cannot be made; where there is a network: bash benchmarks/first_card.sh carry"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(aside := folder.with_suffix(".part"), ignore_errors=True)
     shutil.copytree(part.work / wrote.splitlines()[-1], aside)
@@ -279,7 +314,9 @@ def carry(part: Part) -> None:
 
 def profiled_steps(part: Part) -> None:
     """30 steps of gpt2_124m through accelerate launch with the card's YAML, and where the time of three went."""
-    if not part.steps("profiled", more=("--profile",), eval_steps=30, eval_tokens=65536, save_steps=30):
+    if not part.steps(
+        "profiled", more=("--profile",), eval_steps=30, eval_tokens=65536, save_steps=30
+    ):
         return
     table = (part.work / "runs" / "profiled" / "profile" / "table.txt").read_text()
     kinds = re.findall(r"^(\S.*?) +([\d.]+) ms(?: +([\d.]+)%)?$", table, re.MULTILINE)
@@ -323,7 +360,12 @@ def compile_modes(part: Part) -> None:
     shutil.rmtree(cache, ignore_errors=True)
     for what in ("cold", "warm"):
         part.fresh("cache")
-        if part.train(f"{what} cache", recipe, "cache", cache=str(cache), max_steps=2, warmup_steps=0) is None:
+        if (
+            part.train(
+                f"{what} cache", recipe, "cache", cache=str(cache), max_steps=2, warmup_steps=0
+            )
+            is None
+        ):
             break
         seconds[what] = part.record["programs"][f"{what} cache"]
         part.note(f"2 steps, compiler cache {what}: {seconds[what]:.0f} s", cache_seconds=seconds)
@@ -335,17 +377,29 @@ def compile_modes(part: Part) -> None:
 
 def card_tests(part: Part) -> None:
     """The tests marked gpu."""
-    marked = [path for path in sorted((ROOT / "tests").glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
+    marked = [
+        path
+        for path in sorted((ROOT / "tests").glob("*/test_*.py"))
+        if "mark.gpu" in path.read_text()
+    ]
     found = part.work / "tests.xml"
     found.unlink(missing_ok=True)
     side_by_side = ["-n", "4"] if importlib.util.find_spec("xdist") else []
     only = ["--collect-only"] if part.tiny else [*side_by_side, f"--junitxml={found}"]
     wrote = part.run(
-        "tests marked gpu", ["-m", "pytest", "-q", "-m", "gpu", "--continue-on-collection-errors", *only, *marked], ROOT
+        "tests marked gpu",
+        ["-m", "pytest", "-q", "-m", "gpu", "--continue-on-collection-errors", *only, *marked],
+        ROOT,
     )
     if found.is_file():
-        cases = [(case.get("name"), [kind.tag for kind in case]) for case in ElementTree.parse(found).iter("testcase")]
-        told = {name: next((kind for kind in kinds if kind != "system-out"), "passed") for name, kinds in cases}
+        cases = [
+            (case.get("name"), [kind.tag for kind in case])
+            for case in ElementTree.parse(found).iter("testcase")
+        ]
+        told = {
+            name: next((kind for kind in kinds if kind != "system-out"), "passed")
+            for name, kinds in cases
+        }
         count = list(told.values()).count("passed")
         part.note(f"{count} of {len(told)} tests marked gpu pass", tests=told)
     elif wrote:
@@ -355,12 +409,24 @@ def card_tests(part: Part) -> None:
 def throughput(part: Part) -> None:
     """Tokens/s, MFU and peaks: ours, plain PyTorch, Trainer, nanoGPT (NANOGPT=), a ceiling, in turn."""
     for micro_batch in part.asked.micro_batches:
-        measure(part, micro_batch, "ours", "plain", "trainer", *(["nanogpt"] if part.asked.nanogpt else []), "ceiling")
+        measure(
+            part,
+            micro_batch,
+            "ours",
+            "plain",
+            "trainer",
+            *(["nanogpt"] if part.asked.nanogpt else []),
+            "ceiling",
+        )
 
 
 def measure(part: Part, micro_batch: int, *variants: str) -> None:
     """Measure variants of benchmarks/throughput.py."""
-    flags = ["--only", *variants, *(["--nanogpt", part.asked.nanogpt] if "nanogpt" in variants else [])]
+    flags = [
+        "--only",
+        *variants,
+        *(["--nanogpt", part.asked.nanogpt] if "nanogpt" in variants else []),
+    ]
     flags += ["--rounds", 1 if part.tiny else 3, "--steps_per_round", 1 if part.tiny else 10]
     flags += tiny_flags(part)
     what = f"micro-batch {micro_batch}, {', '.join(variants)}"
@@ -396,10 +462,17 @@ def ladder(part: Part) -> None:
     part.note(f"times the first rung's tokens/s: {said}", ladder=measured["micro_batches"])
 
 
-def exactness(part: Part, name: str = "gpt2_124m", kinds: tuple = ("true", "false"), **more) -> None:
+def exactness(
+    part: Part, name: str = "gpt2_124m", kinds: tuple = ("true", "false"), **more
+) -> None:
     """Whether a resumed run is the run that was never stopped, with deterministic kernels and without; what they cost."""
     steps, recipe = 12 if part.tiny else 40, part.recipe(name)
-    keys = more | {"max_steps": steps, "warmup_steps": 5, "save_steps": steps // 2, "save_total_limit": 0}
+    keys = more | {
+        "max_steps": steps,
+        "warmup_steps": 5,
+        "save_steps": steps // 2,
+        "save_total_limit": 0,
+    }
     keys |= {} if part.tiny else {"tokens_per_step": 131072, "per_device_train_batch_size": 32}
     found = {}
     for deterministic in kinds:
@@ -427,10 +500,15 @@ def exactness(part: Part, name: str = "gpt2_124m", kinds: tuple = ("true", "fals
                 exact=found,
             )
             if not same and deterministic == "true":
-                part.fail("deterministic true: the resumed run is not the run that was never stopped")
+                part.fail(
+                    "deterministic true: the resumed run is not the run that was never stopped"
+                )
     if len(found) == 2:
         cost = 1 - found["true"]["tokens_per_second"] / found["false"]["tokens_per_second"]
-        part.note(f"deterministic costs {cost:.1%} of the tokens/s (one run after the other)", deterministic_costs=cost)
+        part.note(
+            f"deterministic costs {cost:.1%} of the tokens/s (one run after the other)",
+            deterministic_costs=cost,
+        )
 
 
 def exactness_of_muon(part: Part) -> None:
@@ -443,10 +521,18 @@ def memory(part: Part) -> None:
     if not part.command.has_card:
         part.note("a rehearsal without a card: nothing to measure", memory=[])
         return
-    flags = ["--recipes", part.recipe("gpt2_124m"), "--micro_batch", *([2, 4] if part.tiny else [16, 64])]
+    flags = [
+        "--recipes",
+        part.recipe("gpt2_124m"),
+        "--micro_batch",
+        *([2, 4] if part.tiny else [16, 64]),
+    ]
     flags += ["--compiled", "yes", "--checkpointing", "none", "full"]
     measured = part.benchmark("memory", "memory_card", *flags)
-    cases = [found | {"recipe": Path(found["recipe"]).name} for found in (measured or {"rows": []})["rows"]]
+    cases = [
+        found | {"recipe": Path(found["recipe"]).name}
+        for found in (measured or {"rows": []})["rows"]
+    ]
     rows = [found for found in cases if "problem" not in found]
     if not rows:
         return
@@ -487,14 +573,22 @@ def tiny_flags(part: Part) -> list:
 
 def pace(folder: Path, memory_bytes: int) -> dict:
     """Return the speed of a run's updates after the first ones (medians), and the most that the card showed."""
-    rows = [found for found in read_metrics(folder / "metrics.jsonl") if "tokens_per_second" in found]
+    rows = [
+        found for found in read_metrics(folder / "metrics.jsonl") if "tokens_per_second" in found
+    ]
     settled = [found for found in rows if found["step"] > SETTLED]
-    found = {name: statistics.median(r[name] for r in settled) for name in ("tokens_per_second", "ms_per_step")}
+    found = {
+        name: statistics.median(r[name] for r in settled)
+        for name in ("tokens_per_second", "ms_per_step")
+    }
     for name, key in (("mfu", "mfu"), ("watts", "gpu/watts"), ("utilization", "gpu/utilization")):
         values = [r[key] for r in settled if key in r]
         found[name] = statistics.median(values) if values else None
     shares = [r["gpu/memory"] for r in rows if "gpu/memory" in r]
-    return found | {"peak_bytes": round(max(shares) * memory_bytes) if shares else None, "updates": len(settled)}
+    return found | {
+        "peak_bytes": round(max(shares) * memory_bytes) if shares else None,
+        "updates": len(settled),
+    }
 
 
 def say_pace(speed: dict) -> str:
@@ -507,16 +601,27 @@ def say_pace(speed: dict) -> str:
 
 def losses_of(folder: Path) -> dict[int, float]:
     """Return a run's training losses by step."""
-    return {row["step"]: row["train/loss"] for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row}
+    return {
+        row["step"]: row["train/loss"]
+        for row in read_metrics(folder / "metrics.jsonl")
+        if "train/loss" in row
+    }
 
 
 def about() -> dict:
     """Return the machine, its software, date and commit."""
-    child = subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", ASK], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if child.returncode:
-        raise BadInput(f"the machine cannot be asked: {(child.stderr.strip().splitlines() or ['no answer'])[-1]}")
+        raise BadInput(
+            f"the machine cannot be asked: {(child.stderr.strip().splitlines() or ['no answer'])[-1]}"
+        )
     found = json.loads(child.stdout.splitlines()[-1])
-    versions = {name: version(name) for name in ("torch", "transformers", "accelerate", "tokenizers", "numpy")}
+    versions = {
+        name: version(name)
+        for name in ("torch", "transformers", "accelerate", "tokenizers", "numpy")
+    }
     when = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "python": sys.version.split()[0]}
     listed = checks.nvidia_smi()
     driver = listed[0]["driver"] if listed else gpus.kernel_driver()
@@ -525,7 +630,9 @@ def about() -> dict:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line and the environment; raises BadInput for a file that is not there."""
-    parts = "\n".join(f"  {name:7} {function.__doc__.splitlines()[0]}" for name, function in PARTS.items())
+    parts = "\n".join(
+        f"  {name:7} {function.__doc__.splitlines()[0]}" for name, function in PARTS.items()
+    )
     parser = argparse.ArgumentParser(
         prog="first_card.sh",
         description=f"{__doc__}\nParts:\n{parts}",
@@ -548,7 +655,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if asked.nanogpt and not asked.nanogpt.exists():
         raise BadInput(f"NANOGPT={values['NANOGPT']}: is not there")
     asked.seconds = int(values.get("SECONDS_IN_ALL") or 560)
-    asked.micro_batches = [int(word) for word in (values.get("MICRO_BATCHES") or ("2" if asked.tiny else "64")).split()]
+    asked.micro_batches = [
+        int(word) for word in (values.get("MICRO_BATCHES") or ("2" if asked.tiny else "64")).split()
+    ]
     return asked
 
 

@@ -54,7 +54,9 @@ def ours(asked, model, tokenizer, texts: int, batch_size: int | None) -> np.ndar
     some = task_data.Items(item._replace(questions=item.questions[:texts]) for item in asked)
     test = Encoded(hellaswag.TASK, some, tokenizer)
     length = likelihood.context_length(model.config)
-    found = likelihood.log_likelihoods(model, test.questions, context_length=length, batch_size=batch_size)
+    found = likelihood.log_likelihoods(
+        model, test.questions, context_length=length, batch_size=batch_size
+    )
     return np.stack(test.sums(found))
 
 
@@ -117,18 +119,28 @@ def peak(device: torch.device) -> int:
     """Return the most bytes in use since ``forget_peak``."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     return 1024 * int(line.split()[1])
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure all ways in turn; print the machine, medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data_files", nargs="+", type=paths.argument, help="items; else the Hub's")
+    parser.add_argument(
+        "--data_files", nargs="+", type=paths.argument, help="items; else the Hub's"
+    )
     parser.add_argument("--items", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", choices=DTYPES, default="fp32")
-    parser.add_argument("--model", type=paths.argument, help="folder or Hub id; else a GPT-2 124M with random weights")
+    parser.add_argument(
+        "--model",
+        type=paths.argument,
+        help="folder or Hub id; else a GPT-2 124M with random weights",
+    )
     parser.add_argument("--json", type=paths.argument, help="write the figures here too")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
@@ -144,11 +156,19 @@ def main(argv: list[str] | None = None) -> int:
         for number in range(asked.rounds):
             for way in WAYS:
                 command = [sys.executable, __file__, *words, "--measure", way]
-                done = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+                done = json.loads(
+                    subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[
+                        -1
+                    ]
+                )
                 rates[way].append(len(done["found"]) / done["seconds"])
                 extra[way].append(done["bytes"])
                 found[way] = np.array(done["found"])
-                print(f"round {number + 1}  {way:12} {rates[way][-1]:8.2f} items/s", file=sys.stderr, flush=True)
+                print(
+                    f"round {number + 1}  {way:12} {rates[way][-1]:8.2f} items/s",
+                    file=sys.stderr,
+                    flush=True,
+                )
     figures = {
         way: {
             "items_per_second": round(statistics.median(rates[way]), 2),
@@ -157,7 +177,9 @@ def main(argv: list[str] | None = None) -> int:
         }
         for way in WAYS
     }
-    difference = max(np.abs(found["two"] - found[way]).max() for way in WAYS if way.startswith("harness"))
+    difference = max(
+        np.abs(found["two"] - found[way]).max() for way in WAYS if way.startswith("harness")
+    )
     device = hardware.device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     print(f"machine      {device}")
     print(
@@ -167,7 +189,9 @@ def main(argv: list[str] | None = None) -> int:
         f"items        {len(found['two'])}, {asked.precision}; log-likelihoods differ by at most {difference:.1e} nats"
     )
     for way, row in figures.items():
-        print(f"{way:12} {row['items_per_second']:8.2f} items/s  {row['extra_mib']:6,} MiB above the loaded model")
+        print(
+            f"{way:12} {row['items_per_second']:8.2f} items/s  {row['extra_mib']:6,} MiB above the loaded model"
+        )
     about = {"machine": device, "items": len(found["two"]), "precision": asked.precision}
     write_json(asked.json, about | {"figures": figures, "difference": difference})
     return 0

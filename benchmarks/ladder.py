@@ -36,14 +36,18 @@ GROUND |= {"tf32": False, "compile": False, "fused": False, "own_loss": False}
 def rungs(asked: argparse.Namespace, found: hardware.Device) -> list[tuple[str, dict, str]]:
     """Return the ladder: each rung's name, what it changes, and why it is skipped here (empty: it is not)."""
     padded = -(-asked.vocab_size // 128) * 128
-    no_compiler = "no Triton for this card here" if found.kind == "cuda" and not found.compiles else ""
+    no_compiler = (
+        "no Triton for this card here" if found.kind == "cuda" and not found.compiles else ""
+    )
     return [
         ("fp32, eager, attention by hand", {}, ""),
         ("TF32", {"tf32": True}, "" if found.has_tf32 else f"{found.name} has no TF32"),
         (
             f"{asked.precision if asked.precision != 'no' else 'bf16'} autocast",
             {"precision": asked.precision},
-            "" if asked.precision != "no" else "fp32 is the default here; --precision bf16 tries it",
+            ""
+            if asked.precision != "no"
+            else "fp32 is the default here; --precision bf16 tries it",
         ),
         ("SDPA attention", {"attn_implementation": "sdpa"}, ""),
         ("torch.compile", {"compile": True}, no_compiler if asked.compile else "--compile false"),
@@ -59,7 +63,9 @@ def rungs(asked: argparse.Namespace, found: hardware.Device) -> list[tuple[str, 
     ]
 
 
-def climb(asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, turns: side_by_side.Turns) -> None:
+def climb(
+    asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, turns: side_by_side.Turns
+) -> None:
     """Train on one rung.
 
     Args:
@@ -67,7 +73,9 @@ def climb(asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, 
     """
     torch.set_float32_matmul_precision("high" if how["tf32"] else "highest")
     register_causal_attention()
-    shape = {name: how[name] for name in ("attn_implementation", "activation_function", "vocab_size")}
+    shape = {
+        name: how[name] for name in ("attn_implementation", "activation_function", "vocab_size")
+    }
     model = side_by_side.stock_model(asked, **shape).to(side_by_side.device())
     kernel = {"fused": True} if how["fused"] else {"foreach": False}
     optimizer = torch.optim.AdamW(model.parameters(), **side_by_side.ADAMW, **kernel)
@@ -96,7 +104,9 @@ def report(ladder: list[tuple[str, dict, str]], found: dict, tokens: int) -> lis
         row = {"rung": name, **side_by_side.summary(seconds, tokens), "loss": turns[-1]["loss"]}
         row["bytes"] = max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)
         for key, other in (("over_before", before), ("over_first", first)):
-            row[key] = statistics.median(b / a for a, b in zip(seconds, other or seconds, strict=True))
+            row[key] = statistics.median(
+                b / a for a, b in zip(seconds, other or seconds, strict=True)
+            )
         first, before = first or seconds, seconds
         memory = f"{row['bytes'] / 2**20:,.0f}" if row["bytes"] else "n/a"
         print(
@@ -113,13 +123,18 @@ def report(ladder: list[tuple[str, dict, str]], found: dict, tokens: int) -> lis
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Climb the ladder at every micro-batch; print a table for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     side_by_side.add_sizes(parser, vocab_size=50257)
     side_by_side.add_turns(parser, micro_batch=2)
     asked = parser.parse_args(argv)
     asked.accumulation = 1
     device = side_by_side.settle(asked)
-    record = side_by_side.about(asked, device) | {"steps_per_round": asked.steps_per_round, "micro_batches": []}
+    record = side_by_side.about(asked, device) | {
+        "steps_per_round": asked.steps_per_round,
+        "micro_batches": [],
+    }
     ladder = rungs(asked, device)
     for micro_batch in asked.micro_batch:
         with tempfile.TemporaryDirectory() as name:
@@ -128,16 +143,22 @@ def main(argv: list[str] | None = None) -> int:
             for rung, change, _ in [rung for rung in ladder if not rung[2]]:
                 how = how | change
                 climbed[rung] = functools.partial(climb, asked, micro_batch, Path(name), how)
-            fp32 = argparse.Namespace(**vars(asked) | {"precision": "no"})  # the widest rung, with its scores
+            fp32 = argparse.Namespace(
+                **vars(asked) | {"precision": "no"}
+            )  # the widest rung, with its scores
             scores = 12 * asked.n_layer * asked.n_head * micro_batch * asked.sequence_length**2
             together = side_by_side.fit_together(len(climbed), fp32, micro_batch, scores)
-            found = side_by_side.alternate(climbed, rounds=asked.rounds, steps=asked.steps_per_round, together=together)
+            found = side_by_side.alternate(
+                climbed, rounds=asked.rounds, steps=asked.steps_per_round, together=together
+            )
         print(
             f"micro-batch  {micro_batch}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
             f"{'in turns' if together else 'one rung after the other: all at once do not fit into the memory'}"
         )
         rows = report(ladder, found, micro_batch * asked.sequence_length)
-        record["micro_batches"].append({"micro_batch": micro_batch, "in_turns": together, "rungs": rows})
+        record["micro_batches"].append(
+            {"micro_batch": micro_batch, "in_turns": together, "rungs": rows}
+        )
     write_json(asked.json, record)
     return 0
 

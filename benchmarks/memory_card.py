@@ -38,7 +38,14 @@ from ursa_minor.recipe import keys, loading
 
 RECIPES = [f"recipes/{name}.yaml" for name in ("gpt2_124m", "gpt2_350m", "llama_124m")]
 ACCUMULATION, UPDATES = 2, 3
-CASE = ("recipe", "precision", "compiled", "checkpointing", "shards", "micro_batch")  # what makes it another one
+CASE = (
+    "recipe",
+    "precision",
+    "compiled",
+    "checkpointing",
+    "shards",
+    "micro_batch",
+)  # what makes it another one
 FSDP = ROOT / "accelerate_configs" / "fsdp2_x8.yaml"
 
 
@@ -49,7 +56,10 @@ def measure(recipe_path: str, checkpointing: str, micro_batches: list[int]) -> N
         row = {"micro_batch": micro_batch}
         try:
             peaks(recipe_path, checkpointing, micro_batch, accelerator)
-            row |= {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+            row |= {
+                "allocated": torch.cuda.max_memory_allocated(),
+                "reserved": torch.cuda.max_memory_reserved(),
+            }
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -68,7 +78,9 @@ def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -
     model = build(recipe.model, eos_token_id=0).to(accelerator.device)
     optimizer = optimizers.build(model, recipe.optimizer, shard=recipe.optimizer.shard_optimizer)
     module, optimizer = prepare(loss_module(model, recipe.loss, 0), optimizer, accelerator)
-    inputs_BT = torch.zeros(micro_batch, recipe.model.sequence_length, dtype=torch.int64, device=accelerator.device)
+    inputs_BT = torch.zeros(
+        micro_batch, recipe.model.sequence_length, dtype=torch.int64, device=accelerator.device
+    )
     targets_BT = inputs_BT.clone()
     for number in range(UPDATES):
         if number + 1 == UPDATES:
@@ -103,9 +115,27 @@ def launched(device: hardware.Device, case: dict, micro_batches: list[int]):
     """Measure in processes that accelerate starts, as it starts train.py; yield a row a micro-batch."""
     stem = gpus.preset(device.name)
     yaml = FSDP if case["shards"] > 1 else ROOT / "accelerate_configs" / f"{stem}.yaml"
-    command = ["accelerate", "launch", "--config_file", str(yaml), "--num_processes", str(case["shards"])]
-    command += ["--mixed_precision", case["precision"], "--dynamo_backend", "inductor" if case["compiled"] else "no"]
-    command += [__file__, "--measure", case["recipe"], case["checkpointing"], *map(str, micro_batches)]
+    command = [
+        "accelerate",
+        "launch",
+        "--config_file",
+        str(yaml),
+        "--num_processes",
+        str(case["shards"]),
+    ]
+    command += [
+        "--mixed_precision",
+        case["precision"],
+        "--dynamo_backend",
+        "inductor" if case["compiled"] else "no",
+    ]
+    command += [
+        __file__,
+        "--measure",
+        case["recipe"],
+        case["checkpointing"],
+        *map(str, micro_batches),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             if line.startswith("{"):
@@ -135,14 +165,18 @@ def told(row: dict) -> str:
     head += f"{row['shards']:6}  {row['micro_batch']:11}"
     if "problem" in row:
         return f"{head}  {row['problem']}"
-    figures = "".join(f"{row[name] / 2**30:11.2f}" for name in ("allocated", "reserved", "estimated"))
+    figures = "".join(
+        f"{row[name] / 2**30:11.2f}" for name in ("allocated", "reserved", "estimated")
+    )
     return f"{head}{figures}  {row['ratio']:11.3f}"
 
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Measure every case that the JSON does not have."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--recipes",
         nargs="+",
@@ -152,8 +186,18 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128])
     parser.add_argument("--compiled", nargs="+", default=["no", "yes"], choices=["no", "yes"])
-    parser.add_argument("--checkpointing", nargs="+", default=["none", "mlp", "full"], choices=["none", "mlp", "full"])
-    parser.add_argument("--shards", type=int, default=1, help="processes of FSDP2; 1: without (default: %(default)s)")
+    parser.add_argument(
+        "--checkpointing",
+        nargs="+",
+        default=["none", "mlp", "full"],
+        choices=["none", "mlp", "full"],
+    )
+    parser.add_argument(
+        "--shards",
+        type=int,
+        default=1,
+        help="processes of FSDP2; 1: without (default: %(default)s)",
+    )
     parser.add_argument("--json", type=paths.path_argument, help="where the figures are kept")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
@@ -165,20 +209,33 @@ def main(argv: list[str] | None = None) -> int:
     if device.kind != "cuda":
         raise BadInput("PyTorch sees no card; run this on a machine that has one")
     if asked.json is None:
-        raise BadInput("--json PATH is missing: measuring takes long, and the figures are kept there on the way")
-    record = {"machine": device.name, "torch": torch.__version__, "transformers": version("transformers"), "rows": []}
+        raise BadInput(
+            "--json PATH is missing: measuring takes long, and the figures are kept there on the way"
+        )
+    record = {
+        "machine": device.name,
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "rows": [],
+    }
     if asked.json.is_file():
         record = json.loads(asked.json.read_text())
     print(f"machine      {device.name}, torch {torch.__version__}; GiB")
-    print("recipe       compiled checkpointing shards  micro-batch  allocated   reserved  estimated  / allocated")
-    for recipe, compiled, checkpointing in itertools.product(asked.recipes, asked.compiled, asked.checkpointing):
+    print(
+        "recipe       compiled checkpointing shards  micro-batch  allocated   reserved  estimated  / allocated"
+    )
+    for recipe, compiled, checkpointing in itertools.product(
+        asked.recipes, asked.compiled, asked.checkpointing
+    ):
         case = {"recipe": recipe, "precision": device.precision, "compiled": compiled == "yes"}
         case |= {"checkpointing": checkpointing, "shards": asked.shards}
         known = {tuple(row[name] for name in CASE) for row in record["rows"]}
         left = [size for size in asked.micro_batch if (*case.values(), size) not in known]
         for row in launched(device, case, left) if left else ():
             row |= {"commit": commit(), "estimated": estimated(row)}
-            row |= {} if "problem" in row else {"ratio": round(row["estimated"] / row["allocated"], 3)}
+            row |= (
+                {} if "problem" in row else {"ratio": round(row["estimated"] / row["allocated"], 3)}
+            )
             record["rows"].append(row)
             write_json(asked.json, record)
             print(told(row), flush=True)

@@ -19,17 +19,24 @@ def draw(runs: list[dict], path: Path) -> None:
     """Draw the runs, each ``seed`` and ``metrics``."""
     with picture(path, [4.0], "steps") as (axes,):
         for run, color in zip(runs, (BLUE, VERMILLION, GREEN), strict=True):
-            sampled, greedy = (series(run["metrics"], f"{kind}/reward", "steps") for kind in ("train", "eval"))
+            sampled, greedy = (
+                series(run["metrics"], f"{kind}/reward", "steps") for kind in ("train", "eval")
+            )
             axes.plot(*sampled, color=color, linewidth=0.8, alpha=0.5)
             label = f"seed {run['seed']}: {greedy[1][0]:.2f} to {greedy[1][-1]:.2f}"
             axes.plot(*greedy, color=color, marker="o", markersize=4, linewidth=1.8, label=label)
-        axes.set(ylabel="share of right answers", title="Held-out problems, greedy (dots); sampled answers (thin)")
+        axes.set(
+            ylabel="share of right answers",
+            title="Held-out problems, greedy (dots); sampled answers (thin)",
+        )
         axes.legend(loc="lower right", frameon=False, labelcolor="linecolor")
 
 
 def main() -> int:
     """Read the figures, write the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("json", type=paths.path_argument)
     parser.add_argument("--out", type=paths.path_argument, required=True)
     asked = parser.parse_args()

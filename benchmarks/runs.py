@@ -41,7 +41,9 @@ def prepare_shards(folder: Path, recipe: Path, flags: list[str]) -> None:
     _run([str(ROOT / "prepare_data.py"), "--recipe", str(recipe), *once(flags)], folder, os.environ)
 
 
-def train_once(folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int) -> dict:
+def train_once(
+    folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int
+) -> dict:
     """Train to the end in fp32 on the CPU; return the last ``loss`` (validation, nats per token) and ``seconds``.
 
     Args:
@@ -49,7 +51,13 @@ def train_once(folder: Path, name: str, recipe: Path, flags: list[str], *, threa
         flags: recipe keys over the recipe's and over those that keep a run quiet, as train.py takes them.
         seed: of weights and order.
     """
-    own = {"run_name": name, "eval_steps": 10**9, "sample_steps": 0, "save_steps": 0, "logging_steps": 100}
+    own = {
+        "run_name": name,
+        "eval_steps": 10**9,
+        "sample_steps": 0,
+        "save_steps": 0,
+        "logging_steps": 100,
+    }
     own |= {"seed": seed, "data_seed": seed}
     argv = once(["--recipe", str(recipe), *flag_words(own), *flags])
     metrics = folder / "runs" / name / "metrics.jsonl"
@@ -92,9 +100,16 @@ def gpt2_tokenizer():
     return GPT2TokenizerFast(**vocabulary, model_max_length=sys.maxsize)
 
 
-def _run(words: list[str], folder: Path, environment: Mapping[str, str], name: str = "prepare_data.py") -> None:
+def _run(
+    words: list[str], folder: Path, environment: Mapping[str, str], name: str = "prepare_data.py"
+) -> None:
     done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{name} ended with {done.returncode}\n{done.stderr[-2000:]}")

@@ -91,10 +91,16 @@ def serve(connection, variant: Callable[[Turns], None]) -> None:
     except torch.OutOfMemoryError:
         connection.send({"problem": "out of memory"})
     except Exception as error:
-        connection.send({"problem": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"})
+        connection.send(
+            {
+                "problem": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+            }
+        )
 
 
-def alternate(variants: dict[str, Callable[[Turns], None]], *, rounds: int, steps: int, together: bool = True) -> dict:
+def alternate(
+    variants: dict[str, Callable[[Turns], None]], *, rounds: int, steps: int, together: bool = True
+) -> dict:
     """Give each variant a process and let them take turns of ``steps`` updates, each round beginning with another one.
 
     Args:
@@ -106,7 +112,9 @@ def alternate(variants: dict[str, Callable[[Turns], None]], *, rounds: int, step
     """
     # One card: on several the Trainer would share its batches out among them.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    context = multiprocessing.get_context("spawn")  # a fork would take CUDA's and OpenMP's state with it
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # a fork would take CUDA's and OpenMP's state with it
     found = {name: {"turns": [], "problem": ""} for name in variants}
     for names in [list(variants)] if together else [[name] for name in variants]:
         started = {}
@@ -119,7 +127,9 @@ def alternate(variants: dict[str, Callable[[Turns], None]], *, rounds: int, step
                 started[name] = process, connection
             for number in range(rounds + 1):  # 0: building and warming up
                 first = max(0, number - 1) % len(names)
-                for name in [name for name in names[first:] + names[:first] if not found[name]["problem"]]:
+                for name in [
+                    name for name in names[first:] + names[:first] if not found[name]["problem"]
+                ]:
                     begin, (process, connection) = time.perf_counter(), started[name]
                     try:
                         connection.send(steps if number else WARM_UP)
@@ -127,15 +137,21 @@ def alternate(variants: dict[str, Callable[[Turns], None]], *, rounds: int, step
                     except (EOFError, OSError):
                         process.join(5)
                         why = " (killed: for memory?)" if process.exitcode == -9 else ""
-                        answer = {"problem": f"its process ended, exit status {process.exitcode}{why}"}
+                        answer = {
+                            "problem": f"its process ended, exit status {process.exitcode}{why}"
+                        }
                     if problem := answer.get("problem"):
                         found[name]["problem"] = problem
                         process.join(10)  # and its memory is free
                     elif number:
                         found[name]["turns"].append(answer)
-                    figure = f"{1000 * answer['seconds']:.1f} ms" if number and not problem else problem
+                    figure = (
+                        f"{1000 * answer['seconds']:.1f} ms" if number and not problem else problem
+                    )
                     figure = figure or f"is ready after {time.perf_counter() - begin:.0f} s"
-                    print(f"round {number} of {rounds}  {name} {figure}", file=sys.stderr, flush=True)
+                    print(
+                        f"round {number} of {rounds}  {name} {figure}", file=sys.stderr, flush=True
+                    )
         finally:
             for process, connection in started.values():
                 connection.close()
@@ -174,7 +190,11 @@ def recipe_of(**changes) -> keys.Recipe:
 def our_flags(asked: argparse.Namespace, micro_batch: int, folder: Path) -> dict[str, str]:
     """Return flags of train.py: the sizes asked for, and full learning rate from the first update on."""
     step = micro_batch * asked.accumulation * asked.sequence_length
-    flags = sizes_of(asked) | {"tokens_per_step": step, "per_device_train_batch_size": micro_batch, "warmup_steps": 0}
+    flags = sizes_of(asked) | {
+        "tokens_per_step": step,
+        "per_device_train_batch_size": micro_batch,
+        "warmup_steps": 0,
+    }
     # A whole corpus is memory-mapped; one as small as this would be put on the card.
     flags |= {"data_dir": folder, "data_device": "cpu", "output_dir": folder / "run"}
     return {name: str(value) for name, value in flags.items()}
@@ -194,16 +214,23 @@ def be_train(argv: list[str], turns: Turns) -> None:
         with contextlib.redirect_stderr(log):
             status = train.main(once([*argv, *flag_words(QUIET)]))
         log.seek(0)
-        raise RuntimeError(f"train.py ended with {status}: {(log.read().strip().splitlines() or [''])[-1]}")
+        raise RuntimeError(
+            f"train.py ended with {status}: {(log.read().strip().splitlines() or [''])[-1]}"
+        )
 
 
-def fixed_batches(asked: argparse.Namespace, micro_batch: int, folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def fixed_batches(
+    asked: argparse.Namespace, micro_batch: int, folder: Path
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the micro-batches that ``ours`` reads, inputs_BT and targets_BT on the device."""
     recipe = loading.load_recipe(RECIPE, our_flags(asked, micro_batch, folder))
     with Corpus(recipe, []) as corpus:
         batches = TrainBatches(corpus, make_plan(recipe, 1), device(), rank=0)
         updates = WARM_UP + 1 + asked.rounds * (asked.steps_per_round + 1)
-        return [batches(*place) for place in itertools.product(range(updates), range(asked.accumulation))]
+        return [
+            batches(*place)
+            for place in itertools.product(range(updates), range(asked.accumulation))
+        ]
 
 
 def stock_model(asked: argparse.Namespace, **how) -> GPT2LMHeadModel:
@@ -216,7 +243,9 @@ def stock_model(asked: argparse.Namespace, **how) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(**settings | how)).train()
 
 
-def plain_loop(turns: Turns, loss_of: Callable, optimizer: torch.optim.Optimizer, batches: list, asked) -> None:
+def plain_loop(
+    turns: Turns, loss_of: Callable, optimizer: torch.optim.Optimizer, batches: list, asked
+) -> None:
     """Train as most repositories do: autocast, scale, backward; unscale, clip, step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kind, half, feed = device().type, HALF.get(asked.precision), itertools.cycle(batches)
@@ -253,13 +282,25 @@ def add_sizes(parser: argparse.ArgumentParser, **defaults: int) -> None:
 def add_turns(parser: argparse.ArgumentParser, *, micro_batch: int) -> None:
     """Add the flags of what is measured in turns; ``micro_batch``: the CPU's default."""
     card = device().type == "cuda"
-    sizes, steps = [16 if card else micro_batch], 10 if card else 1  # 16: more rows than our loss takes at once
-    parser.add_argument("--micro_batch", type=positive, nargs="+", default=sizes, help="default: %(default)s here")
-    parser.add_argument("--precision", choices=["bf16", "fp16", "no"], help="default: what the device is good at")
-    parser.add_argument("--compile", type=json.loads, default=True, metavar="true|false", help="default: true")
+    sizes, steps = (
+        [16 if card else micro_batch],
+        10 if card else 1,
+    )  # 16: more rows than our loss takes at once
+    parser.add_argument(
+        "--micro_batch", type=positive, nargs="+", default=sizes, help="default: %(default)s here"
+    )
+    parser.add_argument(
+        "--precision", choices=["bf16", "fp16", "no"], help="default: what the device is good at"
+    )
+    parser.add_argument(
+        "--compile", type=json.loads, default=True, metavar="true|false", help="default: true"
+    )
     parser.add_argument("--rounds", type=positive, default=5, help="default: %(default)s")
     parser.add_argument(
-        "--steps_per_round", type=positive, default=steps, help="updates of a turn; default: %(default)s here"
+        "--steps_per_round",
+        type=positive,
+        default=steps,
+        help="updates of a turn; default: %(default)s here",
     )
 
 
@@ -282,16 +323,24 @@ def shape_of(asked: argparse.Namespace) -> estimate.Shape:
     return estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, asked.sequence_length)
 
 
-def fit_together(count: int, asked: argparse.Namespace, micro_batch: int, more_bytes: int = 0) -> bool:
+def fit_together(
+    count: int, asked: argparse.Namespace, micro_batch: int, more_bytes: int = 0
+) -> bool:
     """Return whether weights and moments of ``count`` models can wait in memory while the widest of them works.
 
     ``more_bytes``: what that one takes beyond the memory model, which knows no attention scores.
     """
     shape = shape_of(asked)
-    working = estimate.memory(shape, micro_batch=micro_batch, half=asked.precision != "no", compiled=False)
-    working["logits"] = 12 * micro_batch * asked.sequence_length * asked.vocab_size  # whole: others do not cut them
+    working = estimate.memory(
+        shape, micro_batch=micro_batch, half=asked.precision != "no", compiled=False
+    )
+    working["logits"] = (
+        12 * micro_batch * asked.sequence_length * asked.vocab_size
+    )  # whole: others do not cut them
     waiting = count * (12 * shape.parameters + estimate.CONTEXT_BYTES)
-    return waiting + sum(working.values()) + more_bytes <= estimate.HEADROOM * hardware.free_memory_bytes(device())
+    return waiting + sum(
+        working.values()
+    ) + more_bytes <= estimate.HEADROOM * hardware.free_memory_bytes(device())
 
 
 def about(asked: argparse.Namespace, found: hardware.Device) -> dict:
@@ -305,11 +354,21 @@ def about(asked: argparse.Namespace, found: hardware.Device) -> dict:
         f"{asked.sequence_length} tokens: {shape.parameters:,} parameters, {shape.flops_per_token / 1e6:,.1f} MFLOP a token"
     )
     threads = torch.get_num_threads()
-    return {"machine": found.name, "threads": threads, **versions, "shape": vars(shape), "precision": asked.precision}
+    return {
+        "machine": found.name,
+        "threads": threads,
+        **versions,
+        "shape": vars(shape),
+        "precision": asked.precision,
+    }
 
 
 def summary(seconds: list[float], tokens: int) -> dict[str, float]:
     """Return the medians of some turns, and the spread of the speed."""
     middle = statistics.median(seconds)
-    speed = {"tokens_per_second": tokens / middle, "slowest": tokens / max(seconds), "fastest": tokens / min(seconds)}
+    speed = {
+        "tokens_per_second": tokens / middle,
+        "slowest": tokens / max(seconds),
+        "fastest": tokens / min(seconds),
+    }
     return {"ms": 1000 * middle} | speed

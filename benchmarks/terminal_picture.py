@@ -70,7 +70,10 @@ def draw(command: str, lines: list[str], columns: int = 80) -> str:
         lines = lines[:-1]
     if len(lines) > FIRST + LAST + 1:
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
-    shown = [f"$ {command}", *(line if len(line) <= columns else f"{line[: columns - 3]}..." for line in lines)]
+    shown = [
+        f"$ {command}",
+        *(line if len(line) <= columns else f"{line[: columns - 3]}..." for line in lines),
+    ]
     width, height = round(columns * CELL) + 32, len(shown) * LINE + 32
     rows = [
         f'<text x="16" y="{24 + LINE * number}" fill="{TEXT if number else COMMAND}" xml:space="preserve" '
@@ -85,7 +88,9 @@ def draw(command: str, lines: list[str], columns: int = 80) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command, write the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", nargs="+")
     parser.add_argument("--columns", type=int, default=80)
     parser.add_argument("--out", type=Path, required=True)

@@ -71,7 +71,9 @@ from ursa_minor.preflight import estimate
 # The variants.
 
 
-def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns, **more: str) -> None:
+def ours(
+    asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns, **more: str
+) -> None:
     """Train by train.py."""
     flags = our_flags(asked, micro_batch, folder)
     be_train(["--recipe", str(RECIPE), *flag_words(flags | more)], turns)
@@ -98,7 +100,9 @@ def hf(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) 
     batches = itertools.cycle(fixed_batches(asked, micro_batch, folder))
     accelerator = Accelerator(gradient_accumulation_steps=asked.accumulation)
     model = stock_model(asked)
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), **ADAMW, fused=True))
+    model, optimizer = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters(), **ADAMW, fused=True)
+    )
     losses = []
     while True:
         with accelerator.accumulate(model):
@@ -127,15 +131,35 @@ def trainer(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Tu
             turns.done(*losses)
             losses.clear()
 
-    batch = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": asked.accumulation}
-    speed = {"bf16": asked.precision == "bf16", "fp16": asked.precision == "fp16", "torch_compile": asked.compile}
-    same = {"optim": "adamw_torch_fused", "learning_rate": ADAMW["lr"], "adam_beta2": ADAMW["betas"][1]}
+    batch = {
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": asked.accumulation,
+    }
+    speed = {
+        "bf16": asked.precision == "bf16",
+        "fp16": asked.precision == "fp16",
+        "torch_compile": asked.compile,
+    }
+    same = {
+        "optim": "adamw_torch_fused",
+        "learning_rate": ADAMW["lr"],
+        "adam_beta2": ADAMW["betas"][1],
+    }
     same |= {"weight_decay": ADAMW["weight_decay"], "lr_scheduler_type": "constant"}
-    quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    quiet = {
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
     place = {"output_dir": str(folder / "trainer"), "use_cpu": device().type == "cpu"}
     steps = len(batches) // asked.accumulation
     arguments = TrainingArguments(max_steps=steps, **batch, **speed, **same, **quiet, **place)
-    rows = [{"input_ids": row.cpu(), "labels": row.cpu()} for inputs_BT, _ in batches for row in inputs_BT]
+    rows = [
+        {"input_ids": row.cpu(), "labels": row.cpu()}
+        for inputs_BT, _ in batches
+        for row in inputs_BT
+    ]
     made = Trainer(stock_model(asked), arguments, train_dataset=rows, callbacks=[Wait()])
     step = made.training_step
     made.training_step = lambda *given: losses.append(step(*given)) or losses[-1]
@@ -149,12 +173,16 @@ class PlainGPT2(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(asked.vocab_size, asked.n_embd)
         self.places = nn.Embedding(asked.sequence_length, asked.n_embd)
-        self.blocks = nn.ModuleList(PlainBlock(asked.n_embd, asked.n_head) for _ in range(asked.n_layer))
+        self.blocks = nn.ModuleList(
+            PlainBlock(asked.n_embd, asked.n_head) for _ in range(asked.n_layer)
+        )
         self.norm = nn.LayerNorm(asked.n_embd)
 
     def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Return the mean loss, nats per token."""
-        x = self.tokens(inputs_BT) + self.places(torch.arange(inputs_BT.shape[1], device=inputs_BT.device))
+        x = self.tokens(inputs_BT) + self.places(
+            torch.arange(inputs_BT.shape[1], device=inputs_BT.device)
+        )
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.norm(x), self.tokens.weight)
@@ -174,13 +202,23 @@ class PlainBlock(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.norm_1, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.norm_2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm_1, self.qkv, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+        self.norm_2, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (B, T, width) to the same."""
         q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
 
 
@@ -200,16 +238,31 @@ def nanogpt_model(asked: argparse.Namespace) -> nn.Module:
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(asked.nanogpt) / "model.py")
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    size = {"n_layer": asked.n_layer, "n_head": asked.n_head, "n_embd": asked.n_embd, "vocab_size": asked.vocab_size}
-    return module.GPT(module.GPTConfig(**size, block_size=asked.sequence_length, dropout=0.0, bias=False)).to(device())
+    size = {
+        "n_layer": asked.n_layer,
+        "n_head": asked.n_head,
+        "n_embd": asked.n_embd,
+        "vocab_size": asked.vocab_size,
+    }
+    return module.GPT(
+        module.GPTConfig(**size, block_size=asked.sequence_length, dropout=0.0, bias=False)
+    ).to(device())
 
 
 def nanogpt(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Train nanoGPT's GPT as its train.py does."""
     model = nanogpt_model(asked)
-    optimizer = model.configure_optimizers(ADAMW["weight_decay"], ADAMW["lr"], ADAMW["betas"], device().type)
+    optimizer = model.configure_optimizers(
+        ADAMW["weight_decay"], ADAMW["lr"], ADAMW["betas"], device().type
+    )
     run = torch.compile(model) if asked.compile else model
-    plain_loop(turns, lambda x, y: run(x, y)[1], optimizer, fixed_batches(asked, micro_batch, folder), asked)
+    plain_loop(
+        turns,
+        lambda x, y: run(x, y)[1],
+        optimizer,
+        fixed_batches(asked, micro_batch, folder),
+        asked,
+    )
 
 
 def matrices(shape: estimate.Shape) -> list[tuple[int, int, int]]:
@@ -230,7 +283,9 @@ def ceiling(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Tu
     )
     work = []
     for count, inner, outer in matrices(shape_of(asked)):
-        x, w, y = (torch.randn(size, **kind) for size in ((tokens, inner), (inner, outer), (tokens, outer)))
+        x, w, y = (
+            torch.randn(size, **kind) for size in ((tokens, inner), (inner, outer), (tokens, outer))
+        )
         work.append((count, x, w, y, torch.empty_like(x), torch.empty_like(w)))
     heads = (micro_batch, asked.n_head, asked.sequence_length, asked.n_embd // asked.n_head)
     q, k, v = (torch.randn(heads, **kind, requires_grad=True) for _ in range(3))
@@ -243,13 +298,28 @@ def ceiling(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Tu
                     torch.mm(y, w.T, out=dx)
                     torch.mm(x.T, y, out=dw)
             for _ in range(asked.n_layer):
-                torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), gradient)
+                torch.autograd.grad(
+                    F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), gradient
+                )
         turns.done()
 
 
-VARIANTS = {"ours": ours, "hf": hf, "trainer": trainer, "plain": plain, "nanogpt": nanogpt, "ceiling": ceiling}
+VARIANTS = {
+    "ours": ours,
+    "hf": hf,
+    "trainer": trainer,
+    "plain": plain,
+    "nanogpt": nanogpt,
+    "ceiling": ceiling,
+}
 VARIANTS |= {"descent": descent, "autotune": autotune}
-USUAL = ("ours", "hf", "trainer", "plain", "ceiling")  # the two that compile for minutes are to be named
+USUAL = (
+    "ours",
+    "hf",
+    "trainer",
+    "plain",
+    "ceiling",
+)  # the two that compile for minutes are to be named
 
 
 # The command line.
@@ -262,9 +332,14 @@ def report(found: dict, together: bool, asked: argparse.Namespace, micro_batch: 
         together: whether the variants took turns. A machine drifts by a third within minutes: what was not taken in turn
             with ours is not compared with it.
     """
-    tokens, flops = micro_batch * asked.accumulation * asked.sequence_length, shape_of(asked).flops_per_token
+    tokens, flops = (
+        micro_batch * asked.accumulation * asked.sequence_length,
+        shape_of(asked).flops_per_token,
+    )
     peak = gpus.peak_flops(hardware.this_device().name, asked.precision)
-    print("variant      ms/update   tokens/s (slowest .. fastest)        TFLOP/s   MFU    peak MiB    loss")
+    print(
+        "variant      ms/update   tokens/s (slowest .. fastest)        TFLOP/s   MFU    peak MiB    loss"
+    )
     rows = {}
     for name, result in found.items():
         if result["problem"]:
@@ -272,16 +347,24 @@ def report(found: dict, together: bool, asked: argparse.Namespace, micro_batch: 
             rows[name] = {"problem": result["problem"]}
             continue
         turns = result["turns"]
-        row = rows[name] = summary([turn["seconds"] for turn in turns], tokens) | {"loss": turns[-1]["loss"]}
+        row = rows[name] = summary([turn["seconds"] for turn in turns], tokens) | {
+            "loss": turns[-1]["loss"]
+        }
         row["bytes"] = max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)
         row["mfu"] = row["tokens_per_second"] * flops / peak if peak else None
-        mfu, memory = f"{row['mfu']:.1%}" if peak else "n/a", f"{row['bytes'] / 2**20:,.0f}" if row["bytes"] else "n/a"
+        mfu, memory = (
+            f"{row['mfu']:.1%}" if peak else "n/a",
+            f"{row['bytes'] / 2**20:,.0f}" if row["bytes"] else "n/a",
+        )
         print(
             f"{name:11}  {row['ms']:9,.1f}  {row['tokens_per_second']:9,.0f} ({row['slowest']:9,.0f} .. "
             f"{row['fastest']:9,.0f})  {row['tokens_per_second'] * flops / 1e12:8.3g}  {mfu:>5}  {memory:>9}  "
             f"{'   n/a' if row['loss'] is None else format(row['loss'], '6.3f')}"
         )
-    sound, ratios = {name: result["turns"] for name, result in found.items() if not result["problem"]}, {}
+    sound, ratios = (
+        {name: result["turns"] for name, result in found.items() if not result["problem"]},
+        {},
+    )
     mine = sound.pop("ours", ()) if together else ()
     for name, turns in sound.items() if mine else ():
         each = [turn["seconds"] / my["seconds"] for turn, my in zip(turns, mine, strict=True)]
@@ -295,36 +378,58 @@ def report(found: dict, together: bool, asked: argparse.Namespace, micro_batch: 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Measure every micro-batch; print a table for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_sizes(parser)
     parser.add_argument("--accumulation", type=positive, default=1, help="micro-batches an update")
     add_turns(parser, micro_batch=4)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, help="variants to run")
     parser.add_argument(
-        "--nanogpt", type=paths.argument, metavar="PATH", help="a checkout of nanoGPT: its model.py is measured too"
+        "--nanogpt",
+        type=paths.argument,
+        metavar="PATH",
+        help="a checkout of nanoGPT: its model.py is measured too",
     )
     asked = parser.parse_args(argv)
     if asked.nanogpt and not (Path(asked.nanogpt) / "model.py").is_file():
-        raise BadInput(f"--nanogpt {asked.nanogpt}: holds no model.py; give the folder of a nanoGPT checkout")
+        raise BadInput(
+            f"--nanogpt {asked.nanogpt}: holds no model.py; give the folder of a nanoGPT checkout"
+        )
     if "nanogpt" in (asked.only or ()) and not asked.nanogpt:
         raise BadInput("--only nanogpt: give --nanogpt PATH too, the folder of a nanoGPT checkout")
     names = asked.only or [*USUAL, *(["nanogpt"] if asked.nanogpt else [])]
     record = about(asked, settle(asked))
-    record |= {"compiled": asked.compile, "accumulation": asked.accumulation, "steps_per_round": asked.steps_per_round}
+    record |= {
+        "compiled": asked.compile,
+        "accumulation": asked.accumulation,
+        "steps_per_round": asked.steps_per_round,
+    }
     record["micro_batches"] = []
     for micro_batch in asked.micro_batch:
         with tempfile.TemporaryDirectory() as name:
             write_ids(Path(name), asked.vocab_size)
-            variants = {name_: functools.partial(VARIANTS[name_], asked, micro_batch, Path(name)) for name_ in names}
+            variants = {
+                name_: functools.partial(VARIANTS[name_], asked, micro_batch, Path(name))
+                for name_ in names
+            }
             together = fit_together(len(variants), asked, micro_batch)
-            found = alternate(variants, rounds=asked.rounds, steps=asked.steps_per_round, together=together)
-        way = "in turns" if together else "one after the other, without ratios: all at once do not fit (see --only)"
+            found = alternate(
+                variants, rounds=asked.rounds, steps=asked.steps_per_round, together=together
+            )
+        way = (
+            "in turns"
+            if together
+            else "one after the other, without ratios: all at once do not fit (see --only)"
+        )
         print(
             f"micro-batch  {micro_batch} x {asked.accumulation}, precision {asked.precision}, "
             f"{'compiled' if asked.compile else 'eager'}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
             f"{way}"
         )
-        record["micro_batches"].append(report(found, together, asked, micro_batch) | {"in_turns": way})
+        record["micro_batches"].append(
+            report(found, together, asked, micro_batch) | {"in_turns": way}
+        )
     write_json(asked.json, record)
     return 0
 

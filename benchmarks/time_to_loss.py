@@ -53,7 +53,8 @@ STOCK = {
     "initializer_range": 0.02,
 }
 TUNED = {
-    "adamw": STOCK | {"learning_rate": 5.6e-3, "warmup_steps": 100, "adam_beta1": 0.8, "initializer_range": 0.08},
+    "adamw": STOCK
+    | {"learning_rate": 5.6e-3, "warmup_steps": 100, "adam_beta1": 0.8, "initializer_range": 0.08},
     "muon": STOCK | {"learning_rate": 2.2e-2, "warmup_steps": 10, "muon_momentum": 0.85},
 }
 LENGTHS = {"adamw": (600, 700), "muon": (340, 400)}
@@ -79,7 +80,11 @@ def ratio(these: Sequence[float], those: Sequence[float]) -> tuple[float, float,
     """Return the ratio of two ways' lengths, seed by seed (its geometric mean), and the ends of its 95% interval."""
     logs = [math.log(this / that) for this, that in zip(these, those, strict=True)]
     mean = statistics.mean(logs)
-    half = STUDENT[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+    half = (
+        STUDENT[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+        if len(logs) > 1
+        else math.nan
+    )
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
@@ -95,7 +100,11 @@ class Runs:
     def losses(self, way: str, settings: dict, steps: int, seeds: Sequence[int]) -> list[float]:
         """Return the final validation loss of each seed."""
         what, words = f"{way}-{steps}", flags(way, settings, steps)
-        return list(self.pool.map(lambda seed: self.train(what, words, seed, self.asked.threads)["loss"], seeds))
+        return list(
+            self.pool.map(
+                lambda seed: self.train(what, words, seed, self.asked.threads)["loss"], seeds
+            )
+        )
 
     def train(self, what: str, words: list[str], seed: int, threads: int) -> dict:
         """Train once with these words of train.py. The run's name has a hash of all that it was asked for."""
@@ -116,7 +125,10 @@ def undo(runs: Runs) -> dict:
             losses = runs.losses("adamw", tuned | {key: value}, UNDO_STEPS, UNDO)
             found[key] = [loss - before for loss, before in zip(losses, base, strict=True)]
             each = ", ".join(f"{difference:+.3f}" for difference in found[key])
-            print(f"{key} {tuned[key]} -> {value}: {statistics.mean(found[key]):+.3f} ({each})", flush=True)
+            print(
+                f"{key} {tuned[key]} -> {value}: {statistics.mean(found[key]):+.3f} ({each})",
+                flush=True,
+            )
     return {"base": base, "undone": found}
 
 
@@ -128,7 +140,9 @@ def headline(runs: Runs, asked: argparse.Namespace) -> dict:
         for steps in lengths:
             found = runs.losses(way, TUNED[way], steps, asked.seeds)
             losses.setdefault(way, {})[steps] = found
-            print(f"{way} {steps} updates: {', '.join(f'{loss:.4f}' for loss in found)}", flush=True)
+            print(
+                f"{way} {steps} updates: {', '.join(f'{loss:.4f}' for loss in found)}", flush=True
+            )
     reached = {
         way: [
             steps_to(asked.target, {steps: each[place] for steps, each in found.items()})
@@ -141,15 +155,22 @@ def headline(runs: Runs, asked: argparse.Namespace) -> dict:
         for way in TUNED:
             steps = round(statistics.mean(reached[way]))
             what, words = f"timed{number}-{way}-{steps}", flags(way, TUNED[way], steps)
-            seconds[way].append(runs.train(what, words, asked.seeds[0], torch.get_num_threads())["seconds"])
-    print(f"\n| | updates to {asked.target:g}, mean | standard error | each seed | seconds |\n|---|---|---|---|---|")
+            seconds[way].append(
+                runs.train(what, words, asked.seeds[0], torch.get_num_threads())["seconds"]
+            )
+    print(
+        f"\n| | updates to {asked.target:g}, mean | standard error | each seed | seconds |\n|---|---|---|---|---|"
+    )
     for way, each in reached.items():
         error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.nan
         timed = f"{statistics.median(seconds[way]):.1f}" if asked.rounds else "-"
         listed = ", ".join(f"{steps:.0f}" for steps in each)
         print(f"| {way} | {statistics.mean(each):.0f} | {error:.0f} | {listed} | {timed} |")
     share = ratio(reached["muon"], reached["adamw"])
-    print(f"\nMuon takes {share[0]:.2f} times AdamW's updates (95%: {share[1]:.2f} to {share[2]:.2f})", end="")
+    print(
+        f"\nMuon takes {share[0]:.2f} times AdamW's updates (95%: {share[1]:.2f} to {share[2]:.2f})",
+        end="",
+    )
     if asked.rounds:
         print(
             f" and {statistics.median(seconds['muon']) / statistics.median(seconds['adamw']):.2f} times its seconds",
@@ -162,24 +183,44 @@ def headline(runs: Runs, asked: argparse.Namespace) -> dict:
 def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float, float]) -> None:
     """Draw the validation loss of one run of each way that ends at the target, and of the recipe as it is."""
     asked, seed, curves = runs.asked, runs.asked.seeds[0], {}
-    for name, way in (("AdamW, nanoGPT's settings", ""), ("AdamW, tuned", "adamw"), ("Muon, tuned", "muon")):
-        steps = round(reached[way][0]) if way else yaml.safe_load(asked.recipe.read_text())["max_steps"]
+    for name, way in (
+        ("AdamW, nanoGPT's settings", ""),
+        ("AdamW, tuned", "adamw"),
+        ("Muon, tuned", "muon"),
+    ):
+        steps = (
+            round(reached[way][0]) if way else yaml.safe_load(asked.recipe.read_text())["max_steps"]
+        )
         words = flags(way, TUNED[way], steps) if way else []
-        done = runs.train(f"drawn-{way or 'recipe'}", [*words, "--eval_steps", str(steps // 20)], seed, asked.threads)
+        done = runs.train(
+            f"drawn-{way or 'recipe'}",
+            [*words, "--eval_steps", str(steps // 20)],
+            seed,
+            asked.threads,
+        )
         rows = read_metrics(asked.folder / "runs" / done["name"] / "metrics.jsonl")
         curves[name] = series(rows, "eval/loss", "steps")
     target, ends = asked.target, [curves[name][0][-1] for name in ("AdamW, tuned", "Muon, tuned")]
     with picture(asked.picture, [4.2], "steps") as (axes,):
-        for (name, (steps, losses)), color in zip(curves.items(), (BLACK, BLUE, VERMILLION), strict=True):
-            axes.plot(steps, losses, color=color, linewidth=1.8, label=f"{name}: {steps[-1]:,.0f} updates")
+        for (name, (steps, losses)), color in zip(
+            curves.items(), (BLACK, BLUE, VERMILLION), strict=True
+        ):
+            axes.plot(
+                steps, losses, color=color, linewidth=1.8, label=f"{name}: {steps[-1]:,.0f} updates"
+            )
             axes.plot(steps[-1], losses[-1], color=color, marker="o")
         axes.axhline(target, color=BLACK, linestyle="--", linewidth=1)
         below = target - 0.06
         axes.annotate(
-            "", (ends[1], below), (ends[0], below), arrowprops={"arrowstyle": "->", "color": VERMILLION, "lw": 2}
+            "",
+            (ends[1], below),
+            (ends[0], below),
+            arrowprops={"arrowstyle": "->", "color": VERMILLION, "lw": 2},
         )
         words = f"{share[0]:.2f} times the updates ({len(asked.seeds)} seeds; 95%: {share[1]:.2f} to {share[2]:.2f})"
-        axes.annotate(words, (ends[0], below), (8, -4), textcoords="offset points", color=VERMILLION)
+        axes.annotate(
+            words, (ends[0], below), (8, -4), textcoords="offset points", color=VERMILLION
+        )
         axes.set(ylabel="validation loss (nats per character)", ylim=(target - 0.13, target + 0.9))
         axes.legend(frameon=False, labelcolor="linecolor", fontsize=11)
         title = f"Updates to {target:g}, first of {len(asked.seeds)} seeds; each run has a schedule of its own length"
@@ -188,24 +229,41 @@ def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float,
 
 def main(argv: list[str] | None = None) -> int:
     """Measure what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--text", required=True, type=paths.argument, help="TinyShakespeare, 1,115,394 characters; or any text"
+        "--text",
+        required=True,
+        type=paths.argument,
+        help="TinyShakespeare, 1,115,394 characters; or any text",
     )
     parser.add_argument("--part", choices=("headline", "undo"), default="headline")
-    parser.add_argument("--target", type=float, default=1.88, help="nats per token; nanoGPT's README says 1.88")
     parser.add_argument(
-        "--recipe", type=Path, default=ROOT / "recipes" / "shakespeare_char.yaml", help="model and data"
+        "--target", type=float, default=1.88, help="nats per token; nanoGPT's README says 1.88"
+    )
+    parser.add_argument(
+        "--recipe",
+        type=Path,
+        default=ROOT / "recipes" / "shakespeare_char.yaml",
+        help="model and data",
     )
     parser.add_argument("--adamw_steps", type=int, nargs="+", help="lengths of AdamW's runs")
     parser.add_argument("--muon_steps", type=int, nargs="+", help="lengths of Muon's runs")
     parser.add_argument("--rounds", type=int, default=3, help="of the timed runs in turn; 0: none")
     parser.add_argument("--threads", type=int, default=1, help="of each run that is not timed")
-    parser.add_argument("--picture", type=paths.path_argument, metavar="PNG", help="draw one run of each way, too")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(HELD_OUT), help="default: %(default)s")
+    parser.add_argument(
+        "--picture", type=paths.path_argument, metavar="PNG", help="draw one run of each way, too"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=list(HELD_OUT), help="default: %(default)s"
+    )
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
     parser.add_argument(
-        "--folder", default="time_to_loss", type=paths.path_argument, help="finished runs there are not repeated"
+        "--folder",
+        default="time_to_loss",
+        type=paths.path_argument,
+        help="finished runs there are not repeated",
     )
     parser.add_argument("--json", type=paths.argument, help="write the figures here too")
     asked = parser.parse_args(argv)

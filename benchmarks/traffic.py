@@ -39,7 +39,9 @@ def ours(asked: argparse.Namespace) -> torch.nn.Module:
 
 def hf(asked: argparse.Namespace) -> torch.nn.Module:
     """Return the stock GPT-2 with the loss that Transformers computes."""
-    return WithLoss(side_by_side.stock_model(asked).to("cuda"), lambda model, x, y: model(x, labels=y).loss)
+    return WithLoss(
+        side_by_side.stock_model(asked).to("cuda"), lambda model, x, y: model(x, labels=y).loss
+    )
 
 
 def plain(asked: argparse.Namespace) -> torch.nn.Module:
@@ -71,7 +73,9 @@ def kind(node: scheduler.BaseSchedulerNode) -> str:
     """Return what a kernel is: a product, attention, another one of a library's, or generated with or without sums."""
     if isinstance(node, scheduler.ExternKernelSchedulerNode):
         name = f"{getattr(node.node, 'python_kernel_name', '')} {getattr(node.node, 'op_overload', '')}"
-        return ATTENTION if "attention" in name else PRODUCTS if "mm" in name else f"library: {name}"
+        return (
+            ATTENTION if "attention" in name else PRODUCTS if "mm" in name else f"library: {name}"
+        )
     return "generated, with sums" if node.is_reduction() else "generated, elementwise"
 
 
@@ -82,7 +86,9 @@ def count(module: torch.nn.Module, ids_BT: torch.Tensor) -> list[dict]:
     def noted(self):
         for node in self.nodes:
             if not isinstance(node, scheduler.NopKernelSchedulerNode):
-                kernels.append({"kind": kind(node), "bytes": int(node.get_read_write_buffers_sizes())})
+                kernels.append(
+                    {"kind": kind(node), "bytes": int(node.get_read_write_buffers_sizes())}
+                )
         return generate(self)
 
     scheduler.Scheduler.codegen = noted
@@ -103,22 +109,31 @@ def forward_and_backward(module: torch.nn.Module, ids_BT: torch.Tensor) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Count one micro-batch; print the kinds of kernels, what lies beside the products, and the peak of memory."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     side_by_side.add_sizes(parser, micro_batch=64)
     parser.add_argument("--of", choices=MODELS, default="ours", help="whose GPT-2 (default: ours)")
-    parser.add_argument("--nanogpt", type=paths.argument, metavar="PATH", help="a checkout of nanoGPT")
+    parser.add_argument(
+        "--nanogpt", type=paths.argument, metavar="PATH", help="a checkout of nanoGPT"
+    )
     asked = parser.parse_args(argv)
     if asked.of == "nanogpt" and not asked.nanogpt:
         parser.error("--of nanogpt: --nanogpt PATH must name a checkout of it")
     if not torch.cuda.is_available():
-        print("traffic.py: torch.cuda.is_available() is False; kernels are counted on a CUDA device", file=sys.stderr)
+        print(
+            "traffic.py: torch.cuda.is_available() is False; kernels are counted on a CUDA device",
+            file=sys.stderr,
+        )
         return 2
     shape = side_by_side.sizes_of(asked)
     module = torch.compile(MODELS[asked.of](asked))
     ids_BT = torch.zeros(asked.micro_batch, asked.sequence_length, dtype=torch.int64, device="cuda")
     kernels = count(module, ids_BT)
     torch.cuda.reset_peak_memory_stats()
-    forward_and_backward(module, ids_BT)  # beside the first one's gradients, as every micro-batch but an update's first
+    forward_and_backward(
+        module, ids_BT
+    )  # beside the first one's gradients, as every micro-batch but an update's first
     peak = torch.cuda.max_memory_allocated()
 
     moved, number = collections.Counter(), collections.Counter(kernel["kind"] for kernel in kernels)
@@ -129,8 +144,16 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{card}, torch {torch.__version__}, {shape}, micro-batch {asked.micro_batch}")
     for name, size in moved.most_common():
         print(f"{size / 1e9:8.2f} GB  {number[name]:5} kernels  {name}")
-    print(f"{beside / 1e9:8.2f} GB beside products and attention; peak of memory {peak / 2**30:.2f} GiB")
-    found = {"name": asked.of, "card": card, "torch": torch.__version__, **shape, "micro_batch": asked.micro_batch}
+    print(
+        f"{beside / 1e9:8.2f} GB beside products and attention; peak of memory {peak / 2**30:.2f} GiB"
+    )
+    found = {
+        "name": asked.of,
+        "card": card,
+        "torch": torch.__version__,
+        **shape,
+        "micro_batch": asked.micro_batch,
+    }
     found |= {"kinds": {name: {"bytes": moved[name], "kernels": number[name]} for name in moved}}
     found |= {"beside_products_and_attention": beside, "peak_memory": peak}
     write_json(asked.json, {"rows": [found]})

@@ -143,7 +143,11 @@ class Search:
             "steps": STEPS[args.optimizer],
             "space": {name: list(values) for name, values in SPACE[args.optimizer].items()},
         }
-        self.about = {"machine": hardware.this_device().name, "torch": torch.__version__, "commit": commit()}
+        self.about = {
+            "machine": hardware.this_device().name,
+            "torch": torch.__version__,
+            "commit": commit(),
+        }
         self.hours = 0.0
         self.trials: list[Trial] = []
         self.pool = ThreadPoolExecutor(args.workers)
@@ -161,7 +165,9 @@ class Search:
         stored = json.loads(self.args.trials_file.read_text())
         for name, value in self.header.items():
             if stored[name] != value:
-                sys.exit(f"error: {self.args.trials_file} has another '{name}'. Choose another --trials_file.")
+                sys.exit(
+                    f"error: {self.args.trials_file} has another '{name}'. Choose another --trials_file."
+                )
         self.about = stored["about"]
         self.hours = stored["hours"]
         self.trials = [Trial(**trial) for trial in stored["trials"]]
@@ -175,7 +181,9 @@ class Search:
     def train(self, settings: Settings, seeds: tuple[int, ...]) -> dict[str, float]:
         """Return the final validation loss of each seed, and count the hours."""
         started = time.monotonic()
-        flags = train_flags(self.args.optimizer, settings, STEPS[self.args.optimizer]) + self.data_flags
+        flags = (
+            train_flags(self.args.optimizer, settings, STEPS[self.args.optimizer]) + self.data_flags
+        )
         values = "-".join(str(value).replace(" ", "_") for value in settings.values())
 
         def train_seed(seed: int) -> float:
@@ -193,26 +201,43 @@ class Search:
             self.trials.append(Trial(settings, self.train(settings, SEARCH_SEEDS)))
             self.save()
             best = min(trial.loss for trial in self.trials)
-            print(f"{len(self.trials):3} {self.trials[-1].loss:.4f} (best {best:.4f}) {settings}", flush=True)
+            print(
+                f"{len(self.trials):3} {self.trials[-1].loss:.4f} (best {best:.4f}) {settings}",
+                flush=True,
+            )
         candidates = sorted(self.trials, key=lambda trial: trial.loss)[:CONFIRMED_TRIALS]
         for trial in candidates:
             if not trial.confirmation:
                 trial.confirmation = self.train(trial.settings, CONFIRMATION_SEEDS)
                 self.save()
-            print(f"confirmed: {trial.confirmed_loss:.4f} (was {trial.loss:.4f}) {trial.settings}", flush=True)
+            print(
+                f"confirmed: {trial.confirmed_loss:.4f} (was {trial.loss:.4f}) {trial.settings}",
+                flush=True,
+            )
         return min(candidates, key=lambda trial: trial.confirmed_loss)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run or continue the search that the command line describes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", required=True, type=paths.argument, help="TinyShakespeare, 1,115,394 characters")
-    parser.add_argument("--optimizer", required=True, choices=tuple(SPACE))
-    parser.add_argument("--trials_file", required=True, type=paths.path_argument, help="stores the trials (JSON)")
-    parser.add_argument("--trials", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--workers", type=int, default=2, help="runs at the same time, with one thread each")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--folder", default="tune_optimizers", type=paths.path_argument, help="finished runs there are not repeated"
+        "--text", required=True, type=paths.argument, help="TinyShakespeare, 1,115,394 characters"
+    )
+    parser.add_argument("--optimizer", required=True, choices=tuple(SPACE))
+    parser.add_argument(
+        "--trials_file", required=True, type=paths.path_argument, help="stores the trials (JSON)"
+    )
+    parser.add_argument("--trials", type=int, default=64, help="default: %(default)s")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="runs at the same time, with one thread each"
+    )
+    parser.add_argument(
+        "--folder",
+        default="tune_optimizers",
+        type=paths.path_argument,
+        help="finished runs there are not repeated",
     )
     args = parser.parse_args(argv)
     search = Search(args)

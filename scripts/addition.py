@@ -24,7 +24,9 @@ def problems() -> tuple[list[str], list[str]]:
     both = [(a, b) for a in range(100) for b in range(100)]
     random.Random(1).shuffle(both)
     prompts = {f"{a}+{b}=": (min(a, b), max(a, b)) in held_out for a, b in both}
-    return [each for each in prompts if not prompts[each]], [each for each in prompts if prompts[each]]
+    return [each for each in prompts if not prompts[each]], [
+        each for each in prompts if prompts[each]
+    ]
 
 
 def main() -> int:
@@ -33,7 +35,10 @@ def main() -> int:
     draw = random.Random(2)
     lines = (draw.choice(learnt) for _ in range(LINES))
     text = "".join(f"{prompt}{sum(map(int, prompt[:-1].split('+')))}\n" for prompt in lines)
-    rows = ("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts) for prompts in (learnt, held_out))
+    rows = (
+        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+        for prompts in (learnt, held_out)
+    )
     names = ("addition.txt", "addition_prompts.jsonl", "addition_held_out.jsonl")
     FOLDER.mkdir(exist_ok=True)
     for name, content in zip(names, (text, *rows), strict=True):

@@ -20,8 +20,12 @@ def main(seconds: int) -> int:
     if not devices:
         print("error: no card that torch can use; python check_setup.py says why", file=sys.stderr)
         return 1
-    half = torch.bfloat16 if torch.cuda.get_device_capability(devices[0]) >= (8, 0) else torch.float16
-    matrices = [torch.randn(SIZE, SIZE, device=device, dtype=half) / SIZE**0.5 for device in devices]
+    half = (
+        torch.bfloat16 if torch.cuda.get_device_capability(devices[0]) >= (8, 0) else torch.float16
+    )
+    matrices = [
+        torch.randn(SIZE, SIZE, device=device, dtype=half) / SIZE**0.5 for device in devices
+    ]
     start, products = time.perf_counter(), 0
     with contextlib.suppress(KeyboardInterrupt):
         while not seconds or time.perf_counter() - start < seconds:

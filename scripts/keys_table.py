@@ -17,7 +17,9 @@ from ursa_minor.recipe import keys  # noqa: E402
 
 PAGE = ROOT / "docs" / "knobs.md"
 MARK = "<!-- make presets writes all below -->\n"
-HEADER = "| key: default | what it does | has an effect if | is overridden by |\n|---|---|---|---|\n"
+HEADER = (
+    "| key: default | what it does | has an effect if | is overridden by |\n|---|---|---|---|\n"
+)
 OTHER_SOURCE = "another data source as a flag"
 SHAPE = ("n_layer", "n_head", "n_embd")
 LENGTH = ("max_steps", "warmup_steps")

@@ -16,13 +16,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-LOCKS = Path("/proc/locks")  # where it is, /proc shows who holds a lock; where not (macOS), lsof who has the file open
+LOCKS = Path(
+    "/proc/locks"
+)  # where it is, /proc shows who holds a lock; where not (macOS), lsof who has the file open
 
 
 def holders(lock: Path) -> list:
     """Return the processes of this user that hold a lock, without taking it: a trainer may start meanwhile."""
     if not LOCKS.exists():
-        return subprocess.run(["lsof", "-wt", "--", lock.absolute()], stdout=subprocess.PIPE).stdout.decode().split()
+        return (
+            subprocess.run(["lsof", "-wt", "--", lock.absolute()], stdout=subprocess.PIPE)
+            .stdout.decode()
+            .split()
+        )
     found = []
     for info in map(Path, glob.iglob("/proc/[0-9]*/fdinfo/*")):
         with suppress(OSError):  # it has ended, or is another user's
@@ -47,7 +53,10 @@ def main(names: list) -> int:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGTERM)
                 waiting.append((name, lock, pid))
-                print(f"{name}: process {pid} was asked to stop; waiting for its checkpoint", flush=True)
+                print(
+                    f"{name}: process {pid} was asked to stop; waiting for its checkpoint",
+                    flush=True,
+                )
             else:
                 fault = f"process {pids[0]} holds its .lock, which names {pid!r}; if it is a trainer, kill it yourself"
         elif names and not run.is_dir():
@@ -57,7 +66,9 @@ def main(names: list) -> int:
             print(f"error: {name}: {fault}", file=sys.stderr)
 
     if not waiting and not failed:
-        print(f"nothing of yours is running in {' '.join(map(ascii, names)) or 'runs/'} on this machine")
+        print(
+            f"nothing of yours is running in {' '.join(map(ascii, names)) or 'runs/'} on this machine"
+        )
     end = time.monotonic() + int(limit)
     for name, lock, pid in waiting:
         while (runs := lock.exists() and pid in holders(lock)) and time.monotonic() < end:

@@ -27,17 +27,17 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
 
-import commands  # noqa: E402
-import filelock  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from tqdm import tqdm  # noqa: E402
+import commands
+import filelock
+import pytest
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
 
-from benchmarks import runs as benchmark_runs  # noqa: E402
-from benchmarks.runs import once  # noqa: E402
-from ursa_minor.base import signals  # noqa: E402
-from ursa_minor.data.loading import background  # noqa: E402
+from benchmarks import runs as benchmark_runs
+from benchmarks.runs import once
+from ursa_minor.base import signals
+from ursa_minor.data.loading import background
 
 torch.set_num_threads(1)
 # A fork that is killed while it writes a line would take tqdm's lock, which all forks share, along with it.
@@ -81,11 +81,35 @@ save_steps: 3
 """
 
 
-WORDS = tuple("the cat sat on the mat and the dog ate a red hat while rain fell on old town".split())  # noqa: SIM905
+WORDS = tuple(
+    [
+        "the",
+        "cat",
+        "sat",
+        "on",
+        "the",
+        "mat",
+        "and",
+        "the",
+        "dog",
+        "ate",
+        "a",
+        "red",
+        "hat",
+        "while",
+        "rain",
+        "fell",
+        "on",
+        "old",
+        "town",
+    ]
+)
 TEXT = " ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(2500))
 
 
-needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL: make test-post")
+needs_trl = pytest.mark.skipif(
+    importlib.util.find_spec("trl") is None, reason="needs TRL: make test-post"
+)
 
 
 def pytest_collection_modifyitems(config, items) -> None:
@@ -127,7 +151,11 @@ def restored_process() -> Iterator[None]:
 
 
 def made_once(
-    factory: pytest.TempPathFactory, name: str, make: Callable[[], object], *, of: Path | None = None
+    factory: pytest.TempPathFactory,
+    name: str,
+    make: Callable[[], object],
+    *,
+    of: Path | None = None,
 ) -> Path:
     """Return a folder that all workers share; the first that asks copies ``of`` there and has ``make`` add to it."""
     base = factory.getbasetemp()
@@ -161,7 +189,9 @@ def prepared(tmp_path_factory) -> Path:
 def whole_run(prepared, tmp_path_factory) -> Path:
     """That folder with runs/whole, which nothing interrupted, and whole.ledger, what it read."""
     flags = ("--recipe", "tiny.yaml", "--run_name", "whole")
-    return made_once(tmp_path_factory, "whole", lambda: run(WITNESS, *flags, LEDGER="whole.ledger"), of=prepared)
+    return made_once(
+        tmp_path_factory, "whole", lambda: run(WITNESS, *flags, LEDGER="whole.ledger"), of=prepared
+    )
 
 
 @pytest.fixture(scope="session")
@@ -183,7 +213,16 @@ RISES = (
     "--validation_fraction",
     "0",
 )
-RISES += ("--learning_rate", "2e-2", "--eval_steps", "2", "--save_steps", "3", "--sample_steps", "0")
+RISES += (
+    "--learning_rate",
+    "2e-2",
+    "--eval_steps",
+    "2",
+    "--save_steps",
+    "3",
+    "--sample_steps",
+    "0",
+)
 RISES += ("--load_best_model_at_end", "true")
 
 
@@ -232,7 +271,9 @@ def in_fork(target, *args) -> None:
     assert process.exitcode == 0
 
 
-def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **environment: str) -> Done:
+def run(
+    script: str, *flags: str, processes: int = 1, expect: int | None = 0, **environment: str
+) -> Done:
     """Run a script in processes of its own; ``processes`` > 1 talk over gloo, as torchrun starts them.
 
     A process is a fork of this one, which has imported torch and Transformers already (seconds each) and must
@@ -240,7 +281,10 @@ def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **
     set: a picture takes as long as a tiny run. A flag replaces an equal one before it, of a list that tests share.
     """
     environment = {"ACCELERATE_USE_CPU": "true"} | environment
-    children = [fork(script, tuple(once(flags)), own | environment) for own in torchrun_environments(processes)]
+    children = [
+        fork(script, tuple(once(flags)), own | environment)
+        for own in torchrun_environments(processes)
+    ]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _, _ in children]
     out, err = ["".join(Path(child[i]).read_text() for child in children) for i in (1, 2)]
     if expect is not None:
@@ -252,7 +296,11 @@ def torchrun_environments(processes: int) -> list[dict[str, str]]:
     """Return what torchrun tells each process of a launch."""
     if processes == 1:
         return [{}]
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     shared |= {"TORCHELASTIC_RUN_ID": "test"}
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
@@ -319,8 +367,18 @@ def import_what_runs_need() -> None:
     from ursa_minor.model import gpt2_norms  # noqa: F401
     from ursa_minor.optim import adamw  # noqa: F401
 
-    with tempfile.TemporaryDirectory() as folder:  # Transformers compiles its table of weights' names at the first one
-        tiny = GPT2Config(n_layer=1, n_head=1, n_embd=2, vocab_size=2, n_positions=2, bos_token_id=0, eos_token_id=0)
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # Transformers compiles its table of weights' names at the first one
+        tiny = GPT2Config(
+            n_layer=1,
+            n_head=1,
+            n_embd=2,
+            vocab_size=2,
+            n_positions=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
         GPT2LMHeadModel(tiny).save_pretrained(folder)
     gc.collect()
     gc.freeze()  # or each fork's collections go through, and so copy, all that was imported
@@ -328,7 +386,11 @@ def import_what_runs_need() -> None:
 
 def start_reader(command: list[str], **how) -> "ForkedReader | subprocess.Popen":
     """Start the process that prepares a run's data: a fork too, where no other thread might hold a lock meanwhile."""
-    return ForkedReader(command, **how) if threading.active_count() == 1 else subprocess.Popen(command, **how)
+    return (
+        ForkedReader(command, **how)
+        if threading.active_count() == 1
+        else subprocess.Popen(command, **how)
+    )
 
 
 class ForkedReader:
@@ -358,7 +420,9 @@ class ForkedReader:
             self.returncode = os.waitstatus_to_exitcode(found[1])
         return self.returncode
 
-    def _run(self, argv: list[str], environment: dict[str, str], its_input: int, its_output: int) -> None:
+    def _run(
+        self, argv: list[str], environment: dict[str, str], its_input: int, its_output: int
+    ) -> None:
         code = 70
         try:
             os.setsid()
@@ -387,7 +451,9 @@ class ForkedReader:
 def drawn(monkeypatch) -> list[Figure]:
     """The figures that were saved, which are not painted here."""
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), Path(path).touch()))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, path, **_: (figures.append(self), Path(path).touch())
+    )
     return figures
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import prepare_data  # noqa: E402
-from ursa_minor.data.preparation import progress
+from ursa_minor.data.preparation import progress  # noqa: E402
 from ursa_minor.data.tokens import shards  # noqa: E402
 
 real, finished = shards.ShardWriter.finish, []

@@ -48,7 +48,9 @@ class Struck(window_order.TrainOrder):
         if RANK == "1" and not Path("struck").exists():
             if os.environ.get("HANG_AT") == where:
                 Path("struck").touch()
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or the launcher waits 30 s before it kills
+                signal.signal(
+                    signal.SIGTERM, signal.SIG_DFL
+                )  # or the launcher waits 30 s before it kills
                 time.sleep(600)
             if os.environ.get("DIE_AT") == where:
                 Path("struck").touch()
@@ -67,8 +69,12 @@ def sharded(make):
             auto_wrap_policy="transformer_based_wrap",
             cpu_ram_efficient_loading=False,
         )
-        PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # as AcceleratorState does on cards
-        AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
+        PartialState._shared_state["distributed_type"] = (
+            DistributedType.FSDP
+        )  # as AcceleratorState does on cards
+        AcceleratorState._shared_state.update(
+            distributed_type=DistributedType.FSDP, fsdp_plugin=plugin
+        )
         return made
 
     return replaced
@@ -76,7 +82,11 @@ def sharded(make):
 
 def count_exchanges(sent: Counter) -> None:
     """Have FSDP2's exchanges of gradients counted in ``sent``, and the bytes of each type."""
-    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # torch 2.13
+    name = (
+        "reduce_scatter_single"
+        if hasattr(dist, "reduce_scatter_single")
+        else "reduce_scatter_tensor"
+    )  # torch 2.13
     real = getattr(dist, name)
 
     def counted(*, output, input, **how):
@@ -97,7 +107,9 @@ def main(argv: list[str] | None = None) -> int:
         window_order.TrainOrder = Struck
     if "FSDP" in os.environ:
         accelerator.Accelerator = sharded(accelerator.Accelerator)
-    if os.environ.get("RECOVERS") == "no" and hasattr(FSDPModule, "reset_iter_state"):  # torch 2.11 lacks it
+    if os.environ.get("RECOVERS") == "no" and hasattr(
+        FSDPModule, "reset_iter_state"
+    ):  # torch 2.11 lacks it
         del FSDPModule.reset_iter_state
     count_exchanges(sent := Counter())
     status = train.main(argv)

@@ -101,11 +101,18 @@ class HubServer(ThreadingHTTPServer):
         self.xet: os.PathLike | str | None = None
         self.ignored: str | None = None
         self.renamed: dict[str, str] = {}
-        self.login = {"type": "user", "name": "me", "orgs": [], "auth": {"accessToken": {"role": "write"}}}
+        self.login = {
+            "type": "user",
+            "name": "me",
+            "orgs": [],
+            "auth": {"accessToken": {"role": "write"}},
+        }
         self.lock, self.ending = threading.RLock(), threading.Event()
 
     def __enter__(self) -> "HubServer":
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_) -> None:
@@ -140,7 +147,9 @@ class HubServer(ThreadingHTTPServer):
 
     def count(self, match: str) -> int:
         """Return how many requests came whose "METHOD /path" has ``match`` in it."""
-        return sum(bool(re.search(match, f"{request.method} {request.path}")) for request in self.requests)
+        return sum(
+            bool(re.search(match, f"{request.method} {request.path}")) for request in self.requests
+        )
 
     def handle_error(self, request, client_address) -> None:
         """Keep quiet about clients that gave up."""
@@ -150,10 +159,13 @@ class Handler(BaseHTTPRequestHandler):
     """Answers one connection's requests; the methods of ROUTES get the repository's id, itself, its commit, the body."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize, disable_nagle_algorithm = -1, True  # else a second small packet waits 40 ms for the first one
+    wbufsize, disable_nagle_algorithm = (
+        -1,
+        True,
+    )  # else a second small packet waits 40 ms for the first one
     server: HubServer
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         """Answer a request of any method."""
         path = unquote(urlsplit(self.path).path)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
@@ -163,14 +175,19 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append(Request(self.command, path, token, str(self.headers), body))
             line = f"{self.command} {path}"
-            fault = next((one for one in self.server.faults if one.times > 0 and re.search(one.match, line)), None)
+            fault = next(
+                (one for one in self.server.faults if one.times > 0 and re.search(one.match, line)),
+                None,
+            )
             if fault:
                 fault.times -= 1
         kind = fault.kind if fault else None
         if kind == "status":
             self.error(fault.status, fault.message, headers=fault.headers)
         elif kind == "say":
-            self.answer(fault.message.encode(), 200, {"Content-Type": "application/json", **fault.headers})
+            self.answer(
+                fault.message.encode(), 200, {"Content-Type": "application/json", **fault.headers}
+            )
         elif kind in ("hang", "drop"):
             if kind == "hang":
                 self.server.ending.wait()
@@ -180,7 +197,7 @@ class Handler(BaseHTTPRequestHandler):
             with self.server.lock:
                 self.route(path, body)
 
-    do_POST = do_PUT = do_HEAD = do_GET  # noqa: N815
+    do_POST = do_PUT = do_HEAD = do_GET
 
     def log_message(self, *_) -> None:
         """Say nothing."""
@@ -196,7 +213,12 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def answer(self, data: bytes | dict | list = b"", status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def answer(
+        self,
+        data: bytes | dict | list = b"",
+        status: int = 200,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         """Send an answer, unless it is to be lost."""
         if self.lost:
             self.close_connection = True
@@ -205,22 +227,32 @@ class Handler(BaseHTTPRequestHandler):
         if not isinstance(data, bytes):
             data, kind = json.dumps(data).encode(), "application/json"
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), **(headers or {})}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(data)),
+            **(headers or {}),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def error(self, status: int, message: str, code: str | None = None, headers: dict | None = None) -> None:
+    def error(
+        self, status: int, message: str, code: str | None = None, headers: dict | None = None
+    ) -> None:
         """Send an error as the Hub does."""
         named = {"X-Error-Code": code} if code else {}
-        self.answer({"error": message}, status, {"X-Error-Message": message, **named, **(headers or {})})
+        self.answer(
+            {"error": message}, status, {"X-Error-Message": message, **named, **(headers or {})}
+        )
 
     def route(self, path: str, body: bytes) -> None:
         """Find the method for a path and let it answer."""
         for old, new in self.server.renamed.items():
             if f"/{old}" in path:
-                return self.answer(b"", 307, {"Location": self.server.url + self.path.replace(old, new, 1)})
+                return self.answer(
+                    b"", 307, {"Location": self.server.url + self.path.replace(old, new, 1)}
+                )
         for method, pattern, answer in ROUTES:
             found = re.fullmatch(pattern, path)
             if not found or method not in (self.command, "ANY"):
@@ -230,7 +262,9 @@ class Handler(BaseHTTPRequestHandler):
                 return answer(self, body=body, **parts)
             repository = self.server.repositories.get(parts.pop("id"))
             if repository is None or (repository.private and self.token is None):
-                return self.error(404 if self.token else 401, "Repository not found", "RepoNotFound")
+                return self.error(
+                    404 if self.token else 401, "Repository not found", "RepoNotFound"
+                )
             commit = repository.find(parts.pop("revision", None) or "main")
             if commit is None:
                 return self.error(404, "Invalid rev id", "RevisionNotFound")
@@ -283,8 +317,16 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer()
 
     def xet_token(self, repo_id, repository, commit, body) -> None:
-        told = {"casUrl": f"local://{self.server.xet}", "accessToken": "x", "exp": int(time.time()) + 3600}
-        names = {"X-Xet-Cas-Url": "casUrl", "X-Xet-Access-Token": "accessToken", "X-Xet-Token-Expiration": "exp"}
+        told = {
+            "casUrl": f"local://{self.server.xet}",
+            "accessToken": "x",
+            "exp": int(time.time()) + 3600,
+        }
+        names = {
+            "X-Xet-Cas-Url": "casUrl",
+            "X-Xet-Access-Token": "accessToken",
+            "X-Xet-Token-Expiration": "exp",
+        }
         self.answer(told, headers={header: str(told[name]) for header, name in names.items()})
 
     def make_commit(self, repo_id, repository, commit, body) -> None:
@@ -317,7 +359,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def refs(self, repo_id, repository, commit, body) -> None:
         head = {"name": "main", "ref": "refs/heads/main", "targetCommit": commit.oid}
-        tags = [{"name": t, "ref": f"refs/tags/{t}", "targetCommit": oid} for t, oid in repository.tags.items()]
+        tags = [
+            {"name": t, "ref": f"refs/tags/{t}", "targetCommit": oid}
+            for t, oid in repository.tags.items()
+        ]
         self.answer({"converts": [], "branches": [head], "tags": tags})
 
     def may_write(self, repo_id, repository, commit, body) -> None:
@@ -325,19 +370,29 @@ class Handler(BaseHTTPRequestHandler):
 
     def info(self, repo_id, repository, commit, body) -> None:
         siblings = [{"rfilename": name} for name in commit.files]
-        self.answer({"id": repo_id, "sha": commit.oid, "private": repository.private, "siblings": siblings})
+        self.answer(
+            {"id": repo_id, "sha": commit.oid, "private": repository.private, "siblings": siblings}
+        )
 
     def tree(self, repo_id, repository, commit, body) -> None:
         rows = []
         for name, data in commit.files.items():
-            lfs = {"lfs": {"oid": sha256(data), "size": len(data), "pointerSize": 134}} if name.endswith(LFS) else {}
-            rows.append({"type": "file", "path": name, "size": len(data), "oid": blob_id(data), **lfs})
+            lfs = (
+                {"lfs": {"oid": sha256(data), "size": len(data), "pointerSize": 134}}
+                if name.endswith(LFS)
+                else {}
+            )
+            rows.append(
+                {"type": "file", "path": name, "size": len(data), "oid": blob_id(data), **lfs}
+            )
         self.answer(rows)
 
     def resolve(self, repo_id, repository, commit, body, name: str) -> None:
         data = commit.files.get(name)
         if data is None:
-            return self.error(404, "Entry not found", "EntryNotFound", {"X-Repo-Commit": commit.oid})
+            return self.error(
+                404, "Entry not found", "EntryNotFound", {"X-Repo-Commit": commit.oid}
+            )
         headers = {"X-Repo-Commit": commit.oid, "ETag": f'"{blob_id(data)}"'}
         if name.endswith(LFS):
             headers |= {"X-Linked-ETag": f'"{sha256(data)}"', "X-Linked-Size": str(len(data))}

@@ -36,8 +36,13 @@ class DataServer(ThreadingHTTPServer):
         self.allowed: Callable[[str, Message], bool] = lambda path, headers: True  # else 403
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.commit, self.model_commits = "c0ffee" + "0" * 34, 1
-        self.keeps_commits = False  # a commit that is asked for by name is one of its own, of the same files
-        self.closing, self.outwaited = threading.Event(), 0  # silent answers that the client waited for to their end
+        self.keeps_commits = (
+            False  # a commit that is asked for by name is one of its own, of the same files
+        )
+        self.closing, self.outwaited = (
+            threading.Event(),
+            0,
+        )  # silent answers that the client waited for to their end
 
     def __enter__(self):
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
@@ -108,9 +113,13 @@ class _Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/files/(.+)", path):
             self.file(self.server.folder / "files" / match[1], [], body, fault)
         elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self.file(self.server.folder / "datasets" / match[1] / match[3], self.of_commit(), body, fault)
+            self.file(
+                self.server.folder / "datasets" / match[1] / match[3], self.of_commit(), body, fault
+            )
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self.file(self.server.folder / "models" / match[1] / match[3], self.of_model(), body, fault)
+            self.file(
+                self.server.folder / "models" / match[1] / match[3], self.of_model(), body, fault
+            )
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
             self.model(match[1], match[2] or "", body)
         elif path == "/api/validate-yaml":
@@ -136,23 +145,43 @@ class _Handler(BaseHTTPRequestHandler):
         if rest.startswith("/tree/"):
             self.tree(root, rest, self.of_commit(), body)
         elif rest.startswith("/paths-info/"):
-            asked = parse_qs(self.form.decode()).get("paths", []) or json.loads(self.form or b"{}").get("paths", [])
+            asked = parse_qs(self.form.decode()).get("paths", []) or json.loads(
+                self.form or b"{}"
+            ).get("paths", [])
             rows = [row(root / path, root) for path in asked if (root / path).exists()]
             self.send(200, json.dumps(rows).encode(), self.of_commit(), body)
         elif rest == "" or rest.startswith("/revision/"):
-            if not re.fullmatch("|main|[0-9a-f]{40}", rest.split("/")[-1]):  # it keeps earlier commits
+            if not re.fullmatch(
+                "|main|[0-9a-f]{40}", rest.split("/")[-1]
+            ):  # it keeps earlier commits
                 self.send(404, b'{"error": "no"}', [("X-Error-Code", "RevisionNotFound")], body)
                 return
-            siblings = [{"rfilename": str(path.relative_to(root))} for path in found if path.is_file()]
-            about = {"id": name, "sha": self.of_commit()[0][1], "private": False, "tags": [], "siblings": siblings}
-            self.send(200, json.dumps(about | {"downloads": 0, "likes": 0}).encode(), self.of_commit(), body)
+            siblings = [
+                {"rfilename": str(path.relative_to(root))} for path in found if path.is_file()
+            ]
+            about = {
+                "id": name,
+                "sha": self.of_commit()[0][1],
+                "private": False,
+                "tags": [],
+                "siblings": siblings,
+            }
+            self.send(
+                200,
+                json.dumps(about | {"downloads": 0, "likes": 0}).encode(),
+                self.of_commit(),
+                body,
+            )
         else:
             self.send(404, b"{}", [], body)
 
     def tree(self, root: Path, rest: str, headers: list, body: bool):
         below = root / (rest.split("/", 3)[3] if rest.count("/") > 2 else "")
         deep = "recursive=true" in self.path.lower()
-        rows = [row(path, root) for path in (sorted(below.rglob("*")) if deep else sorted(below.glob("*")))]
+        rows = [
+            row(path, root)
+            for path in (sorted(below.rglob("*")) if deep else sorted(below.glob("*")))
+        ]
         if below.is_dir():
             self.send(200, json.dumps(rows).encode(), headers, body)
         else:
@@ -166,13 +195,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.tree(root, rest, self.of_model(), body)
         elif rest.startswith("/preupload/"):
             asked = [file["path"] for file in json.loads(self.form)["files"]]
-            told = [{"path": path, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for path in asked]
+            told = [
+                {"path": path, "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                for path in asked
+            ]
             self.send(200, json.dumps({"files": told}).encode(), [], body)
         elif rest.startswith("/commit/"):
             self.server.model_commits += 1
             for line in map(json.loads, self.form.splitlines()):
                 if line["key"] == "file":
-                    (root / line["value"]["path"]).write_bytes(base64.b64decode(line["value"]["content"]))
+                    (root / line["value"]["path"]).write_bytes(
+                        base64.b64decode(line["value"]["content"])
+                    )
             about = {
                 "success": True,
                 "commitOid": self.server.commit,
@@ -180,8 +214,18 @@ class _Handler(BaseHTTPRequestHandler):
             }
             self.send(200, json.dumps(about).encode(), [], body)
         else:
-            about = {"id": name, "modelId": name, "sha": self.of_model()[0][1], "private": False, "tags": []}
-            about |= {"siblings": [{"rfilename": path.name} for path in root.iterdir()], "downloads": 0, "likes": 0}
+            about = {
+                "id": name,
+                "modelId": name,
+                "sha": self.of_model()[0][1],
+                "private": False,
+                "tags": [],
+            }
+            about |= {
+                "siblings": [{"rfilename": path.name} for path in root.iterdir()],
+                "downloads": 0,
+                "likes": 0,
+            }
             self.send(200, json.dumps(about).encode(), [], body)
 
     def file(self, path: Path, headers: list, body: bool, fault: str | None):

@@ -35,8 +35,15 @@ def _sentencepiece_backend() -> Tokenizer:
 def llama() -> PreTrainedTokenizerFast:
     """As Llama 2's: the normalizer marks spaces, and the decoder strips the first one."""
     backend = _sentencepiece_backend()
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(steps)
     return _wrapped(backend)
 
@@ -52,7 +59,9 @@ def metaspace(scheme: str = "first") -> PreTrainedTokenizerFast:
 def lower_case() -> PreTrainedTokenizerFast:
     """A byte-level BPE whose normalizer composes accents and lowers case."""
     made = tokenization.train_bpe([TEXT], 300)
-    made.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    made.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Lowercase()]
+    )
     return made
 
 

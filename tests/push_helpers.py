@@ -64,7 +64,9 @@ def server(monkeypatch, tmp_path, clock) -> Iterator[HubServer]:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-login"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(files, "fsync", lambda path: None)  # takes time, and shows only in a power cut
+    monkeypatch.setattr(
+        files, "fsync", lambda path: None
+    )  # takes time, and shows only in a power cut
     with HubServer() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
@@ -92,7 +94,10 @@ def parts(step: int) -> dict[str, bytes]:
         "optimizer.safetensors": f"moments {step}".encode() * 1000,
         "state.json": json.dumps({"step": step}).encode(),
     }
-    rows = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in made.items()}
+    rows = {
+        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in made.items()
+    }
     return made | {"manifest.json": json.dumps({"step": step, "files": rows}).encode()}
 
 
@@ -104,14 +109,18 @@ def content(step: int, within: str | None = "last-checkpoint") -> dict[str, byte
         "model.safetensors": parts(step)["model.safetensors"],
         "metrics.jsonl": b"".join(json.dumps({"step": i}).encode() + b"\n" for i in range(step)),
     }
-    return made | ({f"{within}/{name}": data for name, data in parts(step).items()} if within else {})
+    return made | (
+        {f"{within}/{name}": data for name, data in parts(step).items()} if within else {}
+    )
 
 
 def make_push(step: int, *, repo_id: str = ID, keep: bool = False) -> push.Push:
     return push.Push(step=step, repo_id=repo_id, private=True, title=title(step), keep=keep)
 
 
-def write_files(folder: Path, step: int, within: str | None = "last-checkpoint") -> tuple[str, dict[str, Path]]:
+def write_files(
+    folder: Path, step: int, within: str | None = "last-checkpoint"
+) -> tuple[str, dict[str, Path]]:
     """Write a step's files below ``folder``; return its model card and the files by name."""
     contents = content(step, within)
     card = contents.pop("README.md").decode()
@@ -129,7 +138,9 @@ def submit(pusher: push.Pusher, folder: Path, step: int, *, keep: bool = False) 
     pusher.submit(make_push(step, keep=keep), *write_files(folder, step))
 
 
-def stage(pending: Path, *steps: int, within: str | None = "last-checkpoint", repo_id: str = ID) -> None:
+def stage(
+    pending: Path, *steps: int, within: str | None = "last-checkpoint", repo_id: str = ID
+) -> None:
     """Stage pushes without sending them."""
     pending.mkdir(parents=True, exist_ok=True)
     for step in steps:

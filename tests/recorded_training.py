@@ -85,7 +85,11 @@ def kill_in_save(stage: str, number: int) -> None:
             if len(seen) == number:
                 die()
 
-    after(checkpoint, "save_file", lambda args: at("model" if args[1].name == checkpoint.MODEL else "optimizer"))
+    after(
+        checkpoint,
+        "save_file",
+        lambda args: at("model" if args[1].name == checkpoint.MODEL else "optimizer"),
+    )
     stages = {checkpoint.STATE: "state", checkpoint.MANIFEST: "manifest"}
     after(files, "write_json", lambda args: at(stages.get(args[0].name, "")))
     after(checkpoint, "find_fault", lambda args: at("rename"))

@@ -31,7 +31,9 @@ def final_state(run_name: str, step: int = 12) -> dict:
     for name in TIMES:
         state.pop(name, None)
     manifest = json.loads((path / "manifest.json").read_text())["files"]
-    return {"state": state} | {name: manifest[name]["sha256"] for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
+    return {"state": state} | {
+        name: manifest[name]["sha256"] for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)
+    }
 
 
 def weights(folder: Path) -> dict[str, list]:

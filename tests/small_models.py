@@ -7,9 +7,21 @@ from ursa_minor.model import build
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.recipe import keys
 
-SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
+SHAPE = {
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 32,
+    "vocab_size": 64,
+    "sequence_length": 16,
+    "seed": 1,
+}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-LLAMA = {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 48, "tie_word_embeddings": True}
+LLAMA = {
+    "architecture": "llama",
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "tie_word_embeddings": True,
+}
 LLAMA |= {"rope_theta": 500.0}
 KINDS = {"gpt2": {}, "llama": LLAMA, "untied": LLAMA | {"tie_word_embeddings": False}}
 
@@ -54,7 +66,9 @@ def overflowing(dtype: torch.dtype = torch.float16, **changes) -> PreTrainedMode
     return model.to(dtype)
 
 
-def gradients(model: PreTrainedModel, dtype: torch.dtype | None = None, wrap=lambda module: module) -> dict:
+def gradients(
+    model: PreTrainedModel, dtype: torch.dtype | None = None, wrap=lambda module: module
+) -> dict:
     """Of the loss of two sequences by name; ``dtype``: of autocast."""
     torch.manual_seed(5)  # dropout's
     with torch.autocast("cpu", dtype, enabled=dtype is not None):

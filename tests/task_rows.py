@@ -15,9 +15,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 WORDS = re.findall(
-    r"\S+", "the cat sat on a mat and saw two dogs run from water to fire because it is hot I'll don't 3.5 °C"
+    r"\S+",
+    "the cat sat on a mat and saw two dogs run from water to fire because it is hot I'll don't 3.5 °C",
 )
-WORDS += ["naïve", "Straße", "中文", "हिन्दी", "🙂", "(see", "below)", "[title]", "A.", "\u00a0", "e\u0301"]
+WORDS += [
+    "naïve",
+    "Straße",
+    "中文",
+    "हिन्दी",
+    "🙂",
+    "(see",
+    "below)",
+    "[title]",
+    "A.",
+    "\u00a0",
+    "e\u0301",
+]
 LONG = 360  # words: more than the context of the models under test holds
 ROWS = 64
 PARTS = tuple(f"part_{number}" for number in range(67))  # of BLiMP, a row each
@@ -39,7 +52,14 @@ def arc(seed: int) -> list[dict]:
         labels = list("ABCDE" if number % 3 else "12345")[:size]
         choices = {"text": [_text(draw, 1, 9) for _ in labels], "label": labels}
         question = _text(draw, *_lengths(number)) if number != 3 else ""
-        rows.append({"id": str(number), "question": question, "choices": choices, "answerKey": draw.choice(labels)})
+        rows.append(
+            {
+                "id": str(number),
+                "question": question,
+                "choices": choices,
+                "answerKey": draw.choice(labels),
+            }
+        )
     return rows
 
 
@@ -48,7 +68,9 @@ def piqa(seed: int) -> list[dict]:
     draw, rows = random.Random(seed), []
     for number in range(ROWS):
         goal, sol1 = _text(draw, *_lengths(number)), " " * (number % 11 == 0) + _text(draw, 1, 25)
-        rows.append({"goal": goal, "sol1": sol1, "sol2": _text(draw, 1, 25), "label": draw.randint(0, 1)})
+        rows.append(
+            {"goal": goal, "sol1": sol1, "sol2": _text(draw, 1, 25), "label": draw.randint(0, 1)}
+        )
     return rows
 
 
@@ -57,7 +79,9 @@ def winogrande(seed: int) -> list[dict]:
     draw, rows = random.Random(seed), []
     for number in range(ROWS):
         before = _text(draw, *_lengths(number)) + " " if number % 9 else ""
-        after = " " * (number % 4 != 0) + _text(draw, 1, 8) + (" and _ ." if number % 13 == 0 else ".")
+        after = (
+            " " * (number % 4 != 0) + _text(draw, 1, 8) + (" and _ ." if number % 13 == 0 else ".")
+        )
         options = {"option1": _text(draw, 1, 2), "option2": _text(draw, 1, 3)}
         rows.append({"sentence": f"{before}_{after}", **options, "answer": draw.choice("12")})
     return rows
@@ -67,7 +91,11 @@ def lambada(seed: int) -> list[dict]:
     """Passages; one of a single word, with nothing before it, and some with two spaces or a line break before the last."""
     draw, rows = random.Random(seed), []
     for number in range(ROWS):
-        gap = ("  " if number % 10 == 1 else "\n " if number % 10 == 2 else " ") if number != 4 else ""
+        gap = (
+            ("  " if number % 10 == 1 else "\n " if number % 10 == 2 else " ")
+            if number != 4
+            else ""
+        )
         passage = _text(draw, *_lengths(number)) if number != 4 else ""
         rows.append({"text": f"{passage}{gap}{draw.choice(WORDS).strip() or 'end'}"})
     return rows
@@ -88,7 +116,14 @@ def multiblimp(seed: int) -> list[dict]:
     for number in range(ROWS):
         good = " ".join(draw.choice(words) for _ in range(draw.randint(2, 9)))
         good = f'उसने "{good}" कहा' if number == 5 else good
-        rows.append({"sen": good, "wrong_sen": f"{good} {draw.choice(words)}", "phenomenon": "SV-#", "lang": "hin"})
+        rows.append(
+            {
+                "sen": good,
+                "wrong_sen": f"{good} {draw.choice(words)}",
+                "phenomenon": "SV-#",
+                "lang": "hin",
+            }
+        )
     return rows
 
 
@@ -97,8 +132,16 @@ def hellaswag(seed: int) -> list[dict]:
     draw, rows = random.Random(seed), []
     for number in range(ROWS):
         ctx_a, ctx_b = _text(draw, *_lengths(number)), draw.choice(("he", "they [step]", ""))
-        row = {"activity_label": _text(draw, 1, 2), "ctx_a": ctx_a, "ctx_b": ctx_b, "ctx": f"{ctx_a} {ctx_b}".strip()}
-        rows.append(row | {"endings": [_text(draw, 1, 12) for _ in range(4)], "label": str(draw.randint(0, 3))})
+        row = {
+            "activity_label": _text(draw, 1, 2),
+            "ctx_a": ctx_a,
+            "ctx_b": ctx_b,
+            "ctx": f"{ctx_a} {ctx_b}".strip(),
+        }
+        rows.append(
+            row
+            | {"endings": [_text(draw, 1, 12) for _ in range(4)], "label": str(draw.randint(0, 3))}
+        )
     return rows
 
 
@@ -125,12 +168,16 @@ CONFIGS = {  # of DATASETS' files: configuration and split
 }
 
 
-def lay_out(folder: Path, parts: Sequence[str] = PARTS, more: Mapping[str, dict] | None = None) -> None:
+def lay_out(
+    folder: Path, parts: Sequence[str] = PARTS, more: Mapping[str, dict] | None = None
+) -> None:
     """Write every data set under ``folder/datasets/OWNER/NAME``, with a README whose head names the configurations.
 
     ``parts``: BLiMP's, by their names; ``more``: other rows than the made ones, as DATASETS has them.
     """
-    pairs = {f"{part}/train-00000-of-00001.parquet": blimp(number) for number, part in enumerate(parts)}
+    pairs = {
+        f"{part}/train-00000-of-00001.parquet": blimp(number) for number, part in enumerate(parts)
+    }
     for name, files in (DATASETS | {"nyu-mll/blimp": pairs} | dict(more or {})).items():
         root, configs = folder / "datasets" / name, []
         for file, rows in files.items():
@@ -147,6 +194,13 @@ def lay_out(folder: Path, parts: Sequence[str] = PARTS, more: Mapping[str, dict]
                     writer.writerows(rows)
             configured = (found for begin, found in CONFIGS.items() if begin in file)
             config, split = next(configured, (file.partition("/")[0], "train"))
-            splits = [f"  - split: {one}\n    path: {file}\n" for one in {split: 1, "train": 1, "validation": 1}]
-            configs.append(f"- config_name: {config}\n  data_files:\n" + "".join(splits))  # lm-eval opens them all
-        (root / "README.md").write_text("---\nconfigs:\n" + "".join(configs) + "---\n", encoding="utf-8")
+            splits = [
+                f"  - split: {one}\n    path: {file}\n"
+                for one in {split: 1, "train": 1, "validation": 1}
+            ]
+            configs.append(
+                f"- config_name: {config}\n  data_files:\n" + "".join(splits)
+            )  # lm-eval opens them all
+        (root / "README.md").write_text(
+            "---\nconfigs:\n" + "".join(configs) + "---\n", encoding="utf-8"
+        )

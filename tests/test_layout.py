@@ -156,18 +156,24 @@ def test_imports_are_absolute_and_name_no_script():
     for path in PRODUCT:
         names = imported(path)
         assert not [name for name in names if name.startswith(".") or name.endswith("*")], path
-        assert path.stem == "eval_hellaswag" or not {name.split(".")[0] for name in names} & set(SCRIPTS), path
+        assert path.stem == "eval_hellaswag" or not {name.split(".")[0] for name in names} & set(
+            SCRIPTS
+        ), path
 
 
 @pytest.mark.parametrize("module", NO_TORCH)
 def test_module_needs_no_torch(module):
     code = f"import sys, ursa_minor.{module}; sys.exit(str({HEAVY} & {{*sys.modules}} or ''))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert not done.stderr.strip()
 
 
 def test_gpu_data_needs_no_package():
-    subprocess.run([sys.executable, "-S", "-c", "import ursa_minor.base.gpus"], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-S", "-c", "import ursa_minor.base.gpus"], cwd=ROOT, check=True
+    )
 
 
 def test_product_uses_no_pickle():
@@ -177,17 +183,29 @@ def test_product_uses_no_pickle():
         assert not {name.split(".")[0] for name in imported(path)} & modules, path
         assert not imported(path) & {"torch.load", "torch.save"}, path
         calls = nodes(path, ast.Call)
-        assert not {dotted(call.func) for call in calls} & {"torch.load", "torch.save", "eval", "exec"}, path
-        assert not {(key.arg, ast.unparse(key.value)) for call in calls for key in call.keywords} & options, path
+        assert not {dotted(call.func) for call in calls} & {
+            "torch.load",
+            "torch.save",
+            "eval",
+            "exec",
+        }, path
+        assert (
+            not {(key.arg, ast.unparse(key.value)) for call in calls for key in call.keywords}
+            & options
+        ), path
 
 
 def test_readme_names_every_top_level_entry():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listed.returncode:
         pytest.skip("not a git checkout")
     entries = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
-    visible = {name for name in entries if not name.startswith(".")}  # the others are for git and the forge
+    visible = {
+        name for name in entries if not name.startswith(".")
+    }  # the others are for git and the forge
     assert not {name for name in visible if name not in readme}
 
 
@@ -198,7 +216,9 @@ def test_tour_names_every_package():
 
 
 def test_version_is_the_newest_of_the_changelog():
-    (version,) = re.findall(r'^version: "(.*)"$', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    (version,) = re.findall(
+        r'^version: "(.*)"$', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert f"\n## {version}, " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
@@ -206,12 +226,17 @@ def test_lock_file_has_the_constrained_versions():
     text = (ROOT / "uv.lock").read_text(encoding="utf-8")
     assert not re.search(r'file:|(path|directory|editable) = |"/', text)
     urls = re.findall(r'url = "([^"]+)"(, hash = "sha256:)?', text)
-    assert urls and all(url.startswith("https://files.pythonhosted.org/") and hashed for url, hashed in urls)
+    assert urls and all(
+        url.startswith("https://files.pythonhosted.org/") and hashed for url, hashed in urls
+    )
     assert set(re.findall(r'registry = "([^"]+)"', text)) == {"https://pypi.org/simple"}
     locked = set(re.findall(r'^name = "([^"]+)"\nversion = "([^"]+)"', text, re.MULTILINE))
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     wanted = re.findall(r"^([\w-]+)==(\S+)", constraints, re.MULTILINE)
-    assert len(wanted) > 15 and not {(name.lower().replace("_", "-"), version) for name, version in wanted} - locked
+    assert (
+        len(wanted) > 15
+        and not {(name.lower().replace("_", "-"), version) for name, version in wanted} - locked
+    )
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["uv"]
     assert settings["constraint-dependencies"] == [f"{name}=={version}" for name, version in wanted]
 
@@ -220,8 +245,15 @@ def test_every_imported_package_is_declared():
     files = ("requirements.txt", "requirements/trackers.txt", "requirements/post.txt")
     declared = {name.lower() for file in files for name in requirements(file)}
     for path in PRODUCT:
-        names = {name.lstrip(".").split(".")[0] for name in imported(path)} - sys.stdlib_module_names
-        names -= {"ursa_minor", "bitsandbytes", "gguf", *SCRIPTS}  # these packages are installed where needed
+        names = {
+            name.lstrip(".").split(".")[0] for name in imported(path)
+        } - sys.stdlib_module_names
+        names -= {
+            "ursa_minor",
+            "bitsandbytes",
+            "gguf",
+            *SCRIPTS,
+        }  # these packages are installed where needed
         assert {DISTRIBUTIONS.get(name, name) for name in names} <= declared, path
 
 

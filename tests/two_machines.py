@@ -46,7 +46,20 @@ class TwoMachines:
             for name in self.names:
                 _ip("netns", "add", name)
             first, second = self.names
-            _ip("link", "add", DEVICE, "netns", first, "type", "veth", "peer", "name", DEVICE, "netns", second)
+            _ip(
+                "link",
+                "add",
+                DEVICE,
+                "netns",
+                first,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                DEVICE,
+                "netns",
+                second,
+            )
             for number, name in enumerate(self.names):
                 _ip("-n", name, "address", "add", f"{self.address(number)}/24", "dev", DEVICE)
                 for device in ("lo", DEVICE):
@@ -73,7 +86,17 @@ class TwoMachines:
 
     def enter(self, machine: int) -> list[str]:
         """Return the words before a command that is to run there."""
-        names = ["unshare", "--uts", "--mount", "sh", "-ec", ENTER, "sh", str(self.hosts), HOSTS[machine]]
+        names = [
+            "unshare",
+            "--uts",
+            "--mount",
+            "sh",
+            "-ec",
+            ENTER,
+            "sh",
+            str(self.hosts),
+            HOSTS[machine],
+        ]
         return ["ip", "netns", "exec", self.names[machine], *names]
 
     def processes(self, machine: int) -> dict[int, str]:
@@ -109,7 +132,11 @@ class Started:
         self.path = Path(path)
         with open(handle, "wb") as out:
             self.process = subprocess.Popen(
-                command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     @property
@@ -119,7 +146,9 @@ class Started:
 
 
 def _ip(*words: str) -> str:
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20).stdout
+    return subprocess.run(
+        ["ip", *words], check=True, capture_output=True, text=True, timeout=20
+    ).stdout
 
 
 def why_not() -> str:

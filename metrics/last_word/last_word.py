@@ -32,8 +32,15 @@ class LastWord(evaluate.Metric):
 
     def _info(self):
         # References are floats here, because datasets would cut the fraction off from other numbers.
-        features = {"predictions": datasets.Value("float64"), "references": datasets.Value("float64")}
-        about = {"description": __doc__, "citation": "arXiv:1606.06031", "inputs_description": LastWord.__doc__}
+        features = {
+            "predictions": datasets.Value("float64"),
+            "references": datasets.Value("float64"),
+        }
+        about = {
+            "description": __doc__,
+            "citation": "arXiv:1606.06031",
+            "inputs_description": LastWord.__doc__,
+        }
         return evaluate.MetricInfo(features=datasets.Features(features), **about)
 
     def _compute(self, predictions, references):
@@ -46,7 +53,10 @@ class LastWord(evaluate.Metric):
                 raise ValueError(f"references[{number}] = {reference} is neither 0 nor 1")
 
         nats, share = np.asarray(predictions, dtype=np.float64), float(np.mean(references))
-        found = {"acc": share, "acc_stderr": math.sqrt(share * (1 - share) / max(1, len(references) - 1))}
+        found = {
+            "acc": share,
+            "acc_stderr": math.sqrt(share * (1 - share) / max(1, len(references) - 1)),
+        }
         with np.errstate(over="ignore"):  # the perplexity of very unlikely words is infinite
             perplexity = float(np.exp(-nats.mean()))
         error = float(nats.std(ddof=1) / math.sqrt(len(nats))) if len(nats) > 1 else 0.0

@@ -50,7 +50,9 @@ class MultipleChoice(evaluate.Metric):
         for number, (sums, reference) in enumerate(zip(predictions, references, strict=True)):
             _check_sums(f"predictions[{number}]", sums)
             if reference not in range(len(sums)):
-                raise ValueError(f"references[{number}] = {reference} is not the number of one of {len(sums)} endings")
+                raise ValueError(
+                    f"references[{number}] = {reference} is not the number of one of {len(sums)} endings"
+                )
             _check_lengths(f"characters[{number}]", characters[number], len(sums))
             _check_lengths(f"tokens[{number}]", tokens[number], len(sums))
 
@@ -58,7 +60,10 @@ class MultipleChoice(evaluate.Metric):
         for name, lengths in (("acc", ones), ("acc_norm", characters), ("acc_token_norm", tokens)):
             right = 0
             for sums, sizes, reference in zip(predictions, lengths, references, strict=True):
-                means = [value / size if size else -math.inf for value, size in zip(sums, sizes, strict=True)]
+                means = [
+                    value / size if size else -math.inf
+                    for value, size in zip(sums, sizes, strict=True)
+                ]
                 right += means.index(max(means)) == reference
             share = found[name] = right / len(references)
             found[f"{name}_stderr"] = math.sqrt(share * (1 - share) / max(1, len(references) - 1))
@@ -80,4 +85,6 @@ def _check_lengths(where, lengths, endings):
         raise ValueError(f"{where} has {len(lengths)} lengths for {endings} endings")
     for length in lengths:
         if length is None or length < 0 or length % 1 != 0:
-            raise ValueError(f"{where} = {list(lengths)}: a length is not a whole number of 0 or more")
+            raise ValueError(
+                f"{where} = {list(lengths)}: a length is not a whole number of 0 or more"
+            )

@@ -22,11 +22,16 @@ def test_a_line_goes_to_standard_error_once_as_it_is_and_an_error_is_called_one(
     log.warning("hub: waits")
     log.error("no push of step 1")
     logging.getLogger("somebody.else").warning("theirs")
-    assert capsys.readouterr() == ("", "data     50% of {it}\nhub: waits\nerror: no push of step 1\n")
+    assert capsys.readouterr() == (
+        "",
+        "data     50% of {it}\nhub: waits\nerror: no push of step 1\n",
+    )
     assert caplog.messages == ["theirs"]
 
 
-def test_a_terminals_lines_are_broken_between_words_below_their_column_and_a_pipes_are_whole(monkeypatch):
+def test_a_terminals_lines_are_broken_between_words_below_their_column_and_a_pipes_are_whole(
+    monkeypatch,
+):
     monkeypatch.setenv("COLUMNS", "40")
     words = "a small GPT-2 of 1.3M parameters that reads a little text"
     stream = io.StringIO()
@@ -36,7 +41,9 @@ def test_a_terminals_lines_are_broken_between_words_below_their_column_and_a_pip
     stream.isatty = lambda: True
     log.info(f"model    {words}")
     lines = stream.getvalue().splitlines()[1:]
-    assert len(lines) > 1 and all(len(line) <= 40 for line in lines) and lines[1].startswith(" " * 9)
+    assert (
+        len(lines) > 1 and all(len(line) <= 40 for line in lines) and lines[1].startswith(" " * 9)
+    )
     assert " ".join(line.removeprefix("model").strip() for line in lines) == words
 
 
@@ -79,7 +86,9 @@ def test_records_of_a_library_are_redacted(tmp_path, capsys):
     assert (tmp_path / "run.log").read_text() == expected
 
 
-def test_a_terminal_that_nobody_reads_any_more_ends_no_run_and_its_file_has_the_lines(tmp_path, monkeypatch):
+def test_a_terminal_that_nobody_reads_any_more_ends_no_run_and_its_file_has_the_lines(
+    tmp_path, monkeypatch
+):
     """As `... 2>&1 | tee log` has it whose tee has died."""
     reader, writer = os.pipe()
     console.start()
@@ -99,7 +108,11 @@ def test_a_terminal_that_nobody_reads_any_more_ends_no_run_and_its_file_has_the_
 
 def test_a_terminal_on_a_full_disk_ends_no_run(monkeypatch, capsys):
     console.start()
-    with monkeypatch.context() as full, contextlib.suppress(OSError), open("/dev/full", "w") as disk:
+    with (
+        monkeypatch.context() as full,
+        contextlib.suppress(OSError),
+        open("/dev/full", "w") as disk,
+    ):
         full.setattr(sys, "stderr", disk)
         log.info("one")
     log.info("two")
@@ -124,7 +137,9 @@ def test_lines_for_a_reader_go_to_its_pipe_at_once_and_one_that_has_gone_is_an_e
         log.info("x")
 
 
-def test_generated_text_is_clean_on_a_terminal_and_byte_for_byte_in_a_pipe_or_file(tmp_path, monkeypatch):
+def test_generated_text_is_clean_on_a_terminal_and_byte_for_byte_in_a_pipe_or_file(
+    tmp_path, monkeypatch
+):
     text = "a\x1b[2J é \u202e中\n"
     with open(tmp_path / "out", "w", encoding="latin-1") as file, monkeypatch.context() as at:
         at.setattr(sys, "stdout", file)

@@ -23,27 +23,45 @@ def filled():
         file.write("x")
 
 
-def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_traceback(tmp_path, capsys):
+def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_traceback(
+    tmp_path, capsys
+):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     cases = {  # 1 where it may pass, 2 where the user has chosen the place
-        1: [filled, *(OSError(number, "x", "a") for number in (errno.EIO, errno.EMFILE, errno.EFBIG))],
-        2: [lambda: open(tmp_path / "file" / "a"), lambda: os.listdir(tmp_path / "loop"), lambda: open(tmp_path)],
+        1: [
+            filled,
+            *(OSError(number, "x", "a") for number in (errno.EIO, errno.EMFILE, errno.EFBIG)),
+        ],
+        2: [
+            lambda: open(tmp_path / "file" / "a"),
+            lambda: os.listdir(tmp_path / "loop"),
+            lambda: open(tmp_path),
+        ],
     }
-    cases[2] += [lambda: open(tmp_path / ("a" * 300)), PermissionError(errno.EACCES, "x", b"runs/x")]
+    cases[2] += [
+        lambda: open(tmp_path / ("a" * 300)),
+        PermissionError(errno.EACCES, "x", b"runs/x"),
+    ]
     for status, faults in cases.items():
         for fault in faults:
             assert raising(fault)() == status
             line = capsys.readouterr().err
-            assert line.startswith("error: ") and line.count("\n") == 1 and line.count(": ") >= 2, line
+            assert line.startswith("error: ") and line.count("\n") == 1 and line.count(": ") >= 2, (
+                line
+            )
     for error in (
         MemoryError(),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("can't start new thread"),
     ):
-        assert raising(error)() == 1 and capsys.readouterr().err.startswith("error: memory ran out: ")
+        assert raising(error)() == 1 and capsys.readouterr().err.startswith(
+            "error: memory ran out: "
+        )
     assert raising(OSError(errno.EROFS, "x", "http://me:canary@host/a"))() == 2
-    assert capsys.readouterr().err.startswith("error: http://redacted@host/a: Read-only file system: use another place")
+    assert capsys.readouterr().err.startswith(
+        "error: http://redacted@host/a: Read-only file system: use another place"
+    )
 
 
 def test_a_full_disk_has_a_name_also_where_a_library_in_rust_meets_it(tmp_path, capsys):
@@ -51,9 +69,15 @@ def test_a_full_disk_has_a_name_also_where_a_library_in_rust_meets_it(tmp_path, 
     for fault in (filled, Exception("I/O error: No space left on device (os error 28)")):
         assert raising(fault)() == 1
         assert capsys.readouterr().err.startswith("error: No space left on device: free some space")
-        with pytest.raises(OSError, match="No space left on device: '.*/runs'"), files.naming(tmp_path / "runs"):
+        with (
+            pytest.raises(OSError, match="No space left on device: '.*/runs'"),
+            files.naming(tmp_path / "runs"),
+        ):
             raising(fault).__wrapped__()
-        with pytest.raises(OSError, match="No space left on device: '.*/a'"), files.replacing(tmp_path / "a"):
+        with (
+            pytest.raises(OSError, match="No space left on device: '.*/a'"),
+            files.replacing(tmp_path / "a"),
+        ):
             raising(fault).__wrapped__()
 
 
@@ -77,7 +101,10 @@ def test_disk_without_inodes_names_inodes(monkeypatch, capsys, name):
 def test_full_disk_behind_a_descriptor_has_one_line(capsys):
     """The error of an open descriptor has its number instead of a path."""
     assert raising(OSError(errno.ENOSPC, "x", 3))() == 1
-    assert capsys.readouterr().err == "error: 3: No space left on device: free some space; the same command resumes\n"
+    assert (
+        capsys.readouterr().err
+        == "error: 3: No space left on device: free some space; the same command resumes\n"
+    )
 
 
 @pytest.mark.parametrize("disk", [(0, 0), (1000, 1)])
@@ -87,7 +114,10 @@ def test_disk_with_inodes_or_none_at_all_needs_space(monkeypatch, capsys, disk):
     result = os.statvfs_result((4096, 4096, 100, 0, 0, files_total, files_free, files_free, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda place: result)
     assert raising(OSError(errno.ENOSPC, "x", "a"))() == 1
-    assert "No space left on device: free some space; the same command resumes" in capsys.readouterr().err
+    assert (
+        "No space left on device: free some space; the same command resumes"
+        in capsys.readouterr().err
+    )
 
 
 def test_quota_may_be_of_files(capsys):
@@ -103,7 +133,11 @@ def test_operation_that_a_file_system_lacks_names_another_place(capsys, number):
 
 
 def test_errors_that_may_be_our_own_bugs_keep_their_traceback():
-    for error in (ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "x", "a"), PermissionError(errno.EACCES, "x")):
+    for error in (
+        ZeroDivisionError(),
+        FileNotFoundError(errno.ENOENT, "x", "a"),
+        PermissionError(errno.EACCES, "x"),
+    ):
         with pytest.raises(type(error)):
             raising(error)()
 
@@ -112,7 +146,9 @@ def test_errors_that_may_be_our_own_bugs_keep_their_traceback():
 def test_error_message_is_redacted(capsys, kind, status):
     quoted = OSError("cannot open http://me:canary@host/a.csv?token=canary \x1b]0;title\x07")
     assert raising(kind(f"data_files: {quoted}"))() == status
-    expected = "error: data_files: cannot open http://redacted@host/a.csv?redacted \\x1b]0;title\\x07\n"
+    expected = (
+        "error: data_files: cannot open http://redacted@host/a.csv?redacted \\x1b]0;title\\x07\n"
+    )
     assert capsys.readouterr().err == expected
 
 
@@ -130,7 +166,9 @@ def test_bad_input_prints_each_line_and_exits_2(monkeypatch, capsys):
         assert raising(error)() == status and capsys.readouterr() == ("", err)
     waited = []
     monkeypatch.setattr(cli.time, "sleep", waited.append)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # the first process prints before the launcher ends all
+    monkeypatch.setenv(
+        "TORCHELASTIC_RUN_ID", "none"
+    )  # the first process prints before the launcher ends all
     for rank, expected in (("0", []), ("1", [cli.SILENT_SECONDS])):
         monkeypatch.setenv("RANK", rank)
         assert raising(BadInput("one"))() == 2 and waited == expected

@@ -19,7 +19,9 @@ from ursa_minor.base.errors import BadInput, Unsupported, machine_fault
 def test_windows_is_answered_in_a_line_that_names_wsl_2():
     without = "import sys; sys.modules['fcntl'] = None; import ursa_minor.base.files"
     done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("error: this needs Linux or macOS; on Windows use WSL 2")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: this needs Linux or macOS; on Windows use WSL 2"
+    )
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -55,9 +57,16 @@ def test_a_folder_that_is_made_has_its_name_only_when_it_is_whole(tmp_path, monk
     with files.making(folder) as temporary:
         (temporary / "a").write_text("whole")
         (temporary / "deep").mkdir()
-        assert not folder.exists() and temporary.parent == tmp_path and temporary.name.startswith(".made.")
+        assert (
+            not folder.exists()
+            and temporary.parent == tmp_path
+            and temporary.name.startswith(".made.")
+        )
     assert (folder / "a").read_text() == "whole" and (folder / "deep").is_dir()
-    assert list(tmp_path.iterdir()) == [folder] and done[-2:] == [("rename", folder), ("fsync", tmp_path)]
+    assert list(tmp_path.iterdir()) == [folder] and done[-2:] == [
+        ("rename", folder),
+        ("fsync", tmp_path),
+    ]
 
 
 def test_a_folder_that_was_made_first_is_left_as_it_is(tmp_path):
@@ -68,7 +77,9 @@ def test_a_folder_that_was_made_first_is_left_as_it_is(tmp_path):
         with files.making(folder) as first:
             assert first != second
             (first / "a").write_text("first")
-    assert [path.name for path in folder.iterdir()] == ["a"] and (folder / "a").read_text() == "first"
+    assert [path.name for path in folder.iterdir()] == ["a"] and (
+        folder / "a"
+    ).read_text() == "first"
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -123,7 +134,9 @@ def test_real_error_of_a_sync_is_raised(tmp_path, monkeypatch, number):
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EISDIR])
 def test_folder_that_cannot_be_opened_is_not_synced(tmp_path, monkeypatch, number):
     real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *how: (refusing(number) if path == tmp_path else real)(path, *how))
+    monkeypatch.setattr(
+        os, "open", lambda path, *how: (refusing(number) if path == tmp_path else real)(path, *how)
+    )
     files.fsync(tmp_path)
     with pytest.raises(OSError):
         monkeypatch.setattr(os, "open", refusing(number))
@@ -136,7 +149,9 @@ def test_file_system_without_locks_is_reported_in_one_line(tmp_path, monkeypatch
     with files.locked(tmp_path / "lock", "busy", users="trainers"):
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
     reason = f"this file system has no locks ({os.strerror(number)})"
-    assert caplog.messages == [f"{tmp_path}: {reason}: two trainers in the same folder will not be detected"]
+    assert caplog.messages == [
+        f"{tmp_path}: {reason}: two trainers in the same folder will not be detected"
+    ]
 
 
 def test_real_error_of_a_lock_is_raised(tmp_path, monkeypatch):
@@ -151,11 +166,16 @@ def test_file_system_that_cannot_rename_folders_is_named(tmp_path, monkeypatch, 
     with pytest.raises(Unsupported) as caught, files.making(tmp_path / "made"):
         pass
     (line,) = machine_fault(caught.value).lines
-    assert line.startswith(f"{tmp_path}/made: the file system cannot rename this") and "--output_dir" in line
+    assert (
+        line.startswith(f"{tmp_path}/made: the file system cannot rename this")
+        and "--output_dir" in line
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600), (0o027, 0o640)])
+@pytest.mark.parametrize(
+    ("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600), (0o027, 0o640)]
+)
 def test_files_of_a_library_get_the_mode_of_the_umask(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
@@ -171,7 +191,14 @@ def test_files_of_a_library_get_the_mode_of_the_umask(tmp_path, umask, mode):
     for path in (tmp_path / "made" / "a", tmp_path / "made" / "sub" / "b", tmp_path / "c"):
         assert path.stat().st_mode & 0o777 == mode
     assert (tmp_path / "made" / "script").stat().st_mode & 0o700 == 0o700
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "c", "made", "script", "sub"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "a",
+        "b",
+        "c",
+        "made",
+        "script",
+        "sub",
+    ]
 
 
 @pytest.mark.parametrize("number", [*UNSUPPORTED, errno.EPERM])
@@ -220,7 +247,9 @@ def test_no_line_is_lost_to_a_disk_that_is_full_for_a_while(tmp_path):
 def test_log_on_a_disk_without_inodes_names_inodes(tmp_path, monkeypatch):
     log = files.Log(tmp_path / "log")
     log._file = Disk(log._file, room=0)
-    monkeypatch.setattr(os, "statvfs", lambda place: os.statvfs_result((4096, 4096, 9, 9, 9, 9, 0, 0, 0, 255)))
+    monkeypatch.setattr(
+        os, "statvfs", lambda place: os.statvfs_result((4096, 4096, 9, 9, 9, 9, 0, 0, 0, 255))
+    )
     assert "no inodes are left there (df -i)" in log.write("one")
 
 
@@ -230,11 +259,21 @@ def test_a_folder_that_cannot_be_used_is_known_before_it_is_made(tmp_path, monke
     (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "link").symlink_to(tmp_path)
-    places = {"file": "file", "file/x/y": "file", "gone": "gone", "gone/x": "gone", "loop/x": "loop"}
+    places = {
+        "file": "file",
+        "file/x/y": "file",
+        "gone": "gone",
+        "gone/x": "gone",
+        "loop/x": "loop",
+    }
     for name, fault in (places | dict.fromkeys(("new/x", ".", "link/new"))).items():
         for place in (Path(name), tmp_path / name):
             why = files.unusable(place)
-            assert f"{fault} is not a folder that this user may write to" in why if fault else why is None, name
+            assert (
+                f"{fault} is not a folder that this user may write to" in why
+                if fault
+                else why is None
+            ), name
     monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path / "link")
     assert files.unusable(tmp_path / "link" / "x").startswith(f"{tmp_path / 'link'} is not a")
     assert not (tmp_path / "new").exists()
@@ -243,19 +282,49 @@ def test_a_folder_that_cannot_be_used_is_known_before_it_is_made(tmp_path, monke
 def test_the_innermost_mount_decides_whether_a_folder_lies_on_the_network(tmp_path):
     (tmp_path / "link").symlink_to("/srv/data")
     table = tmp_path / "mounts"
-    mounts = [("/", "overlay"), ("/srv/fast/far", "fuse.sshfs"), ("/srv", "autofs"), ("/srv", "nfs4")]
-    mounts += [("/srv/fast", "ext4"), (r"/my\040disk", "cifs"), ("/proc", "proc"), ("/scratch", "lustre")]
+    mounts = [
+        ("/", "overlay"),
+        ("/srv/fast/far", "fuse.sshfs"),
+        ("/srv", "autofs"),
+        ("/srv", "nfs4"),
+    ]
+    mounts += [
+        ("/srv/fast", "ext4"),
+        (r"/my\040disk", "cifs"),
+        ("/proc", "proc"),
+        ("/scratch", "lustre"),
+    ]
     table.write_text("".join(f"from {place} {kind} rw,relatime 0 0\n" for place, kind in mounts))
-    local = ("/home/data", "/srv2/data", "/srv/fast/data", "/srv/fast/farther", "/my")  # some begin alike
-    network = {"/srv/data/x": "nfs4", "/srv": "nfs4", "/srv/fast/far/data": "fuse.sshfs", "/my disk/data": "cifs"}
-    for path, kind in (network | dict.fromkeys(local) | {"link/x": "nfs4", "/scratch/x": "lustre"}).items():
+    local = (
+        "/home/data",
+        "/srv2/data",
+        "/srv/fast/data",
+        "/srv/fast/farther",
+        "/my",
+    )  # some begin alike
+    network = {
+        "/srv/data/x": "nfs4",
+        "/srv": "nfs4",
+        "/srv/fast/far/data": "fuse.sshfs",
+        "/my disk/data": "cifs",
+    }
+    for path, kind in (
+        network | dict.fromkeys(local) | {"link/x": "nfs4", "/scratch/x": "lustre"}
+    ).items():
         assert files.network_mount(tmp_path / path, table) == kind, path
         assert files.network_mount(tmp_path / path, tmp_path / "none") is None  # as macOS has it
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_json_has_null_where_a_number_is_not_finite(value, tmp_path):
-    record = {"loss": value, "sums": [1.5, (value, 2)], "name": "NaN", "count": 3, "known": True, "none": None}
+    record = {
+        "loss": value,
+        "sums": [1.5, (value, 2)],
+        "name": "NaN",
+        "count": 3,
+        "known": True,
+        "none": None,
+    }
     wanted = record | {"loss": None, "sums": [1.5, [None, 2]]}
     assert json.loads(files.to_json(record), parse_constant=pytest.fail) == wanted
     files.write_json(tmp_path / "a.json", record)

@@ -45,7 +45,9 @@ def test_an_answer_that_trickles_fails_and_one_that_is_read_slowly_does_not(cloc
 def test_a_page_is_known_by_its_type_and_its_begin_together():
     html = {"Content-Type": "text/html; charset=utf-8"}
     for begin in (b"<!DOCTYPE html><p>", b"\xef\xbb\xbf\n <HTML lang='en'>", b"<html>"):
-        with pytest.raises(Unreadable, match="the answer of http://h/a looks like a proxy's or log-in page"):
+        with pytest.raises(
+            Unreadable, match="the answer of http://h/a looks like a proxy's or log-in page"
+        ):
             refuse_page(begin, html, "http://h/a")
         refuse_page(begin, {"Content-Type": "text/plain"}, "http://h/a")
     for begin in (b"", b"text of <html>", b'{"text": "<html>"}', b"<htmlx>"):

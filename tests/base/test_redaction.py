@@ -37,7 +37,13 @@ def test_url_without_credentials_is_unchanged_in_any_sentence(url):
     assert redact_url(url) == url
     assert is_valid_url(url)
     assert not is_redacted(url)
-    for sentence in (f"{url}: row 3: failed", f"see {url}, and '{url}'.", f"({url})", f"[URL('{url}')]", url):
+    for sentence in (
+        f"{url}: row 3: failed",
+        f"see {url}, and '{url}'.",
+        f"({url})",
+        f"[URL('{url}')]",
+        url,
+    ):
         assert redact(sentence) == sentence
 
 
@@ -67,7 +73,10 @@ def test_ordinary_text_is_unchanged(text):
         ("https://u:S@h/x.txt", "https://redacted@h/x.txt"),
         ("https://u@h:1/x.txt", "https://redacted@h:1/x.txt"),
         ("https://u:S@S@h/x.txt?a", "https://redacted@h/x.txt?redacted=ca978112ca1b"),
-        ("s3://K:S@bucket/x.parquet?versionId=1", "s3://redacted@bucket/x.parquet?redacted=3019f043e2de"),
+        (
+            "s3://K:S@bucket/x.parquet?versionId=1",
+            "s3://redacted@bucket/x.parquet?redacted=3019f043e2de",
+        ),
         ("https://h/x.csv?sig=S#S", "https://h/x.csv?redacted"),
         ("HTTPS://u:S@H/X?SIG=S", "HTTPS://redacted@H/X?redacted"),
     ],
@@ -86,7 +95,14 @@ def test_fragment_and_empty_query_are_dropped():
 
 
 @pytest.mark.parametrize(
-    "url", ["https://u:S/S@h/x", "https://u:S?S@h/x", "https://u:S#S@h/x?y", "https://[S/x", "https://u:S\\@S:S/x"]
+    "url",
+    [
+        "https://u:S/S@h/x",
+        "https://u:S?S@h/x",
+        "https://u:S#S@h/x?y",
+        "https://[S/x",
+        "https://u:S\\@S:S/x",
+    ],
 )
 def test_url_with_ambiguous_password_is_redacted_completely(url):
     assert redact_url(url) == "https://redacted"
@@ -95,7 +111,14 @@ def test_url_with_ambiguous_password_is_redacted_completely(url):
 
 @pytest.mark.parametrize(
     "url",
-    ["https://h/a b", "https://h/x?t=a b", 'https://h/x?t="S"', "https://h/x?t=<S>", "https://h/\n", "https://h:x/"],
+    [
+        "https://h/a b",
+        "https://h/x?t=a b",
+        'https://h/x?t="S"',
+        "https://h/x?t=<S>",
+        "https://h/\n",
+        "https://h:x/",
+    ],
 )
 def test_url_that_clients_read_differently_is_invalid(url):
     assert not is_valid_url(url)
@@ -104,7 +127,13 @@ def test_url_that_clients_read_differently_is_invalid(url):
 def test_random_secrets_leave_no_trace_in_a_message():
     draw = random.Random(1)
     legal = string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:@/?#[]"
-    surroundings = [("", ""), ("cannot open ", ": 403"), ("url='", "'"), ("['", "', 'a']"), ("(", "), ")]
+    surroundings = [
+        ("", ""),
+        ("cannot open ", ": 403"),
+        ("url='", "'"),
+        ("['", "', 'a']"),
+        ("(", "), "),
+    ]
     for _ in range(3000):
         secret = "Zq" + "".join(draw.choices(legal, k=draw.randint(1, 20))) + "Zq"
         password = re.sub(r"[/?#\[\]]", "", secret)

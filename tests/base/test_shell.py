@@ -8,7 +8,9 @@ import pytest
 from ursa_minor.base.shell import ollama_name, path_word
 
 
-@pytest.mark.parametrize("path", ["runs/a", "my runs/o'x", "runs/é ü", 'a"b', "$HOME;ls", "-x", "--out", "-"])
+@pytest.mark.parametrize(
+    "path", ["runs/a", "my runs/o'x", "runs/é ü", 'a"b', "$HOME;ls", "-x", "--out", "-"]
+)
 def test_path_is_one_word_and_no_flag(path):
     (word,) = shlex.split(path_word(path))
     assert word == path or word == f"./{path}"

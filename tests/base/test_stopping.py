@@ -14,7 +14,13 @@ import torch.multiprocessing as mp
 
 from ursa_minor.base.errors import TrainingStopped
 from ursa_minor.base.signals import SIGNALS, ignore_warnings
-from ursa_minor.base.stopping import LAUNCHED, StopRequest, end_with_launcher, ending_at_once, raise_on_lost_peer
+from ursa_minor.base.stopping import (
+    LAUNCHED,
+    StopRequest,
+    end_with_launcher,
+    ending_at_once,
+    raise_on_lost_peer,
+)
 
 
 @pytest.fixture
@@ -26,13 +32,26 @@ def handlers():
         signal.signal(number, handler)
 
 
-CODES = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129, "SIGUSR1": 138, "SIGUSR2": 140, "SIGXCPU": 152}
+CODES = {
+    "SIGTERM": 143,
+    "SIGINT": 130,
+    "SIGHUP": 129,
+    "SIGUSR1": 138,
+    "SIGUSR2": 140,
+    "SIGXCPU": 152,
+}
 
 
-@pytest.mark.parametrize(("number", "code"), [(getattr(signal, name), code) for name, code in CODES.items()])
+@pytest.mark.parametrize(
+    ("number", "code"), [(getattr(signal, name), code) for name, code in CODES.items()]
+)
 def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, monkeypatch, number, code):
     stop = StopRequest()
-    assert stop.any_of(True, False, True) == [True, False, True]  # which are its own, and no request to stop
+    assert stop.any_of(True, False, True) == [
+        True,
+        False,
+        True,
+    ]  # which are its own, and no request to stop
     assert not stop.agreed()
     os.kill(os.getpid(), number)
     assert stop.agreed() and stop.exit_code == code
@@ -58,7 +77,9 @@ def test_signal_ends_the_process_before_training(name):
     """Inside the block there is nothing to save, so the signal has its default action."""
     number = getattr(signal, name)
     if not (child := os.fork()):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the default action of SIGXCPU writes a core file
+        resource.setrlimit(
+            resource.RLIMIT_CORE, (0, 0)
+        )  # the default action of SIGXCPU writes a core file
         StopRequest()
         with ending_at_once():
             os.kill(os.getpid(), number)
@@ -143,8 +164,16 @@ def test_a_lost_process_is_said_by_whoever_notices_with_how_to_go_on_and_other_e
         with pytest.raises(TrainingStopped) as caught, raise_on_lost_peer():
             raise RuntimeError(words)
         said = str(caught.value)
-        assert "died, was killed (memory?) or hangs" in said and "--max_restarts 3" in said and caught.value.alone
-    for error in (RuntimeError("shape mismatch"), ValueError("timed out"), TrainingStopped("Timed out waiting")):
+        assert (
+            "died, was killed (memory?) or hangs" in said
+            and "--max_restarts 3" in said
+            and caught.value.alone
+        )
+    for error in (
+        RuntimeError("shape mismatch"),
+        ValueError("timed out"),
+        TrainingStopped("Timed out waiting"),
+    ):
         with pytest.raises(type(error)) as caught, raise_on_lost_peer():
             raise error
         assert caught.value is error
@@ -155,13 +184,20 @@ def test_a_request_to_one_process_stops_both_at_the_same_place(tmp_path, asked):
     """And two processes know each other's flags."""
 
     def work(rank):
-        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=2)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=2
+        )
         stop = StopRequest()
-        assert stop.any_of(rank == 0, False, rank == 1, True) == [True, False, True, True] and not stop.agreed()
+        assert (
+            stop.any_of(rank == 0, False, rank == 1, True) == [True, False, True, True]
+            and not stop.agreed()
+        )
         if rank == asked:
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested == (rank == asked)
-        assert stop.agreed() and stop.requested and stop.exit_code == (130 if rank == asked else 143)
+        assert (
+            stop.agreed() and stop.requested and stop.exit_code == (130 if rank == asked else 143)
+        )
         dist.barrier()
 
     mp.start_processes(work, nprocs=2, start_method="fork")

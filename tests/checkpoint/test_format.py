@@ -23,7 +23,13 @@ from run_results import sign
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
@@ -34,20 +40,31 @@ from ursa_minor.recipe import keys, loading
 from ursa_minor.run import resume
 
 # Moments are made by hand: nothing here runs a backward pass, which the forks of test_train.py would not survive.
-ADAMW = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)
+ADAMW = keys.Optimizer(
+    weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0
+)
 PARTS = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE, checkpoint.MANIFEST)
 
 
 def gpt2(seed: int, n_embd: int = 16, tied: bool = True) -> GPT2LMHeadModel:
     torch.manual_seed(seed)
     shape = {"n_layer": 1, "n_head": 2, "n_embd": n_embd, "vocab_size": 32, "n_positions": 8}
-    return GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0, tie_word_embeddings=tied))
+    return GPT2LMHeadModel(
+        GPT2Config(**shape, bos_token_id=0, eos_token_id=0, tie_word_embeddings=tied)
+    )
 
 
 def llama(seed: int, n_embd: int = 16, tied: bool = False) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    shape = {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": n_embd, "vocab_size": 32}
-    return LlamaForCausalLM(LlamaConfig(**shape, intermediate_size=2 * n_embd, tie_word_embeddings=tied))
+    shape = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "hidden_size": n_embd,
+        "vocab_size": 32,
+    }
+    return LlamaForCausalLM(
+        LlamaConfig(**shape, intermediate_size=2 * n_embd, tie_word_embeddings=tied)
+    )
 
 
 def built(model, name: str = "adamw", **settings) -> torch.optim.Optimizer:
@@ -73,8 +90,12 @@ def update(model, optimizer, seed: int) -> None:
 def save(folder: Path, *steps: int, keep: int = 0, pair=None, **state) -> Path:
     for step in steps:
         gathered = checkpoint.gather(*(pair or make(step)))
-        tensors = tuple({name: tensor.clone() for name, tensor in named.items()} for named in gathered)
-        path = checkpoint.write(folder, tensors, {"step": step, "skipped_updates": 0, **state}, keep)
+        tensors = tuple(
+            {name: tensor.clone() for name, tensor in named.items()} for named in gathered
+        )
+        path = checkpoint.write(
+            folder, tensors, {"step": step, "skipped_updates": 0, **state}, keep
+        )
     return path
 
 
@@ -83,7 +104,11 @@ def load(path: Path, model, optimizer, name: str = "adamw") -> None:
 
 
 def moments(model, optimizer) -> dict:
-    return {(name, key): value for name, p in model.named_parameters() for key, value in optimizer.state[p].items()}
+    return {
+        (name, key): value
+        for name, p in model.named_parameters()
+        for key, value in optimizer.state[p].items()
+    }
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -112,8 +137,13 @@ def test_a_head_of_its_own_is_saved_a_tied_one_once_and_transformers_loads_eithe
     other = build(1)
     checkpoint.load_weights(path, other)
     for found in (loaded, other):
-        assert (found.lm_head.weight is found.get_input_embeddings().weight) is model.config.tie_word_embeddings
-        assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in model.state_dict().items())
+        assert (
+            found.lm_head.weight is found.get_input_embeddings().weight
+        ) is model.config.tie_word_embeddings
+        assert all(
+            torch.equal(tensor, found.state_dict()[name])
+            for name, tensor in model.state_dict().items()
+        )
 
 
 RESUMED = [("adamw", gpt2), ("muon", llama)]
@@ -135,7 +165,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, 
     again = built(resumed, name)
     load(path, resumed, again, name)
     update(resumed, again, 3)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True)
+    )
     mine, theirs = moments(model, optimizer), moments(resumed, again)
     assert mine.keys() == theirs.keys() and mine
     for key, value in mine.items():
@@ -155,7 +187,9 @@ def test_every_single_flipped_bit_is_found(tmp_path):
         (path / name).write_bytes(changed)
         fault = checkpoint.find_fault(path)
         # White space of the manifest may flip to other white space; every value in it must be as it was.
-        assert fault or (name == checkpoint.MANIFEST and json.loads(data) == json.loads(bytes(changed))), name
+        assert fault or (
+            name == checkpoint.MANIFEST and json.loads(data) == json.loads(bytes(changed))
+        ), name
         (path / name).write_bytes(data)
     assert checkpoint.find_fault(path) is None
 
@@ -169,7 +203,9 @@ def test_newest_that_verifies_is_taken_others_are_named_and_strangers_are_ignore
     path, skipped = checkpoint.find_newest(tmp_path)
     assert path == good and checkpoint.read_state(path)["step"] == 1
     whys = "Not a directory", "No such file or directory"
-    lines = [f"step-{8 - i:08d}: manifest.json cannot be read ({why})" for i, why in enumerate(whys)]
+    lines = [
+        f"step-{8 - i:08d}: manifest.json cannot be read ({why})" for i, why in enumerate(whys)
+    ]
     assert [line.split("/")[-1] for line in skipped] == lines
     good.rename(tmp_path / "step-00000005")
     assert "step 1" in checkpoint.find_fault(tmp_path / "step-00000005")
@@ -185,7 +221,13 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_named_and_the_sound_one_befo
     good, bad = save(tmp_path, 1), save(tmp_path, 2)
     data = (bad / name).read_bytes()
     cut = lambda path: path.write_bytes(data[:-2])  # noqa: E731
-    for spoil in (cut, Path.touch, lambda path: None, Path.mkdir, lambda path: path.symlink_to("nowhere")):
+    for spoil in (
+        cut,
+        Path.touch,
+        lambda path: None,
+        Path.mkdir,
+        lambda path: path.symlink_to("nowhere"),
+    ):
         (bad / name).unlink()
         spoil(bad / name)
         path, (line,) = checkpoint.find_newest(tmp_path)
@@ -200,10 +242,15 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_named_and_the_sound_one_befo
 
     monkeypatch.setattr(io, "open", failing)  # of Path.read_text
     monkeypatch.setattr(builtins, "open", failing)
-    assert checkpoint.find_newest(tmp_path) == (good, [f"{bad}: {name} cannot be read (Input/output error)"])
+    assert checkpoint.find_newest(tmp_path) == (
+        good,
+        [f"{bad}: {name} cannot be read (Input/output error)"],
+    )
 
 
-def test_a_manifest_or_a_state_that_says_odd_things_is_damage_also_with_a_manifest_that_agrees(tmp_path):
+def test_a_manifest_or_a_state_that_says_odd_things_is_damage_also_with_a_manifest_that_agrees(
+    tmp_path,
+):
     path = save(tmp_path, 2)
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     for text in ('{"step": 3}', "[]", "[" * 100_000):
@@ -230,7 +277,9 @@ def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
     with pytest.raises(BadInput, match="step-00000003: there is no such folder"):
         checkpoint.find_newest(mine, tmp_path / "theirs" / "step-00000003")
     other = save(tmp_path / "theirs", 5)
-    with pytest.raises(BadInput, match="mine holds checkpoints of another beginning; give another --run_name"):
+    with pytest.raises(
+        BadInput, match="mine holds checkpoints of another beginning; give another --run_name"
+    ):
         checkpoint.find_newest(mine, other)
     assert checkpoint.find_newest(mine, first) == (first, ANY)  # it goes back
 
@@ -245,7 +294,10 @@ def test_origin_is_known_from_any_path_and_states_none(tmp_path, monkeypatch):
     for path in (Path("moved", begin.name), tmp_path / "moved" / begin.name):
         assert checkpoint.find_newest(tmp_path / "mine", path)[0] == first
     other = save(tmp_path / "other", 4)
-    with monkeypatch.context() as patch, pytest.raises(BadInput, match="checkpoints of another beginning"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(BadInput, match="checkpoints of another beginning"),
+    ):
         patch.setattr(checkpoint, "_hash_of_weights", lambda path: "0" * 64)
         checkpoint.find_newest(tmp_path / "mine", other)
 
@@ -268,7 +320,9 @@ def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path,
 def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path, monkeypatch):
     """The writing is held back until the weights are others; a second save waits for the first."""
     go, folder = threading.Event(), tmp_path / "checkpoints"
-    monkeypatch.setattr(checkpoint, "save_file", lambda *args, **how: (go.wait(60), save_file(*args, **how)))
+    monkeypatch.setattr(
+        checkpoint, "save_file", lambda *args, **how: (go.wait(60), save_file(*args, **how))
+    )
     model, optimizer = make(7)
     before, moments_before = copy.deepcopy((model.state_dict(), moments(model, optimizer)))
     with saving(tmp_path, (model, optimizer)) as checkpoints:
@@ -291,14 +345,18 @@ def test_rows_are_on_disk_before_a_checkpoint_has_its_name(tmp_path, monkeypatch
     order, fsync, rename = [], files.fsync, Path.rename
     (tmp_path / "metrics.jsonl").write_text("{}")
     monkeypatch.setattr(files, "fsync", lambda path: (order.append(path.name), fsync(path)))
-    monkeypatch.setattr(Path, "rename", lambda path, new: (order.append(new.name), rename(path, new)))
+    monkeypatch.setattr(
+        Path, "rename", lambda path, new: (order.append(new.name), rename(path, new))
+    )
     save(tmp_path / "checkpoints", 1)
     assert order.index("metrics.jsonl") < order.index("step-00000001") < order.index("checkpoints")
 
 
 def test_failed_save_is_logged_and_leaves_the_others_and_no_litter(tmp_path, monkeypatch, caplog):
     save(tmp_path / "checkpoints", 1)
-    monkeypatch.setattr(files, "fsync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(
+        files, "fsync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
     with saving(tmp_path, make(2)) as checkpoints:
         checkpoints.save(RunState(10, 1, step=2))
     assert "no checkpoint at step 2" in caplog.text and "No space left" in caplog.text
@@ -331,10 +389,16 @@ def test_checkpoint_is_read_where_files_cannot_be_mapped(tmp_path, monkeypatch):
     [
         ("gone", "there is no such folder;"),
         ("checkpoints/step-00000003", "there is no such folder;"),
-        ("OWNER/gpt2", "there is no such folder (for a checkpoint on the Hub, write hub://OWNER/gpt2);"),
+        (
+            "OWNER/gpt2",
+            "there is no such folder (for a checkpoint on the Hub, write hub://OWNER/gpt2);",
+        ),
         ("file", "this is not a folder;"),
         (".", "this folder contains checkpoints; the newest is checkpoints/step-00000002;"),
-        ("checkpoints", "this folder contains checkpoints; the newest is checkpoints/step-00000002;"),
+        (
+            "checkpoints",
+            "this folder contains checkpoints; the newest is checkpoints/step-00000002;",
+        ),
         ("model", "this folder has no manifest.json, so it is not a checkpoint;"),
     ],
 )
@@ -357,10 +421,22 @@ WEIGHT, MOMENT = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.we
 @pytest.mark.parametrize(
     ("file", "edit", "words"),
     [
-        (checkpoint.MODEL, lambda t: t | {WEIGHT: t[WEIGHT].T.contiguous()}, f"{WEIGHT} is (64, 16) torch.float32"),
+        (
+            checkpoint.MODEL,
+            lambda t: t | {WEIGHT: t[WEIGHT].T.contiguous()},
+            f"{WEIGHT} is (64, 16) torch.float32",
+        ),
         (checkpoint.MODEL, lambda t: {}, " is not there"),
-        (checkpoint.OPTIMIZER, lambda t: t | {MOMENT: t[MOMENT].half()}, f"{MOMENT} is (16, 64) torch.float16"),
-        (checkpoint.OPTIMIZER, lambda t: t | {f"{MOMENT}/more": torch.ones(2)}, f"{MOMENT}/more is (2,) torch.float32"),
+        (
+            checkpoint.OPTIMIZER,
+            lambda t: t | {MOMENT: t[MOMENT].half()},
+            f"{MOMENT} is (16, 64) torch.float16",
+        ),
+        (
+            checkpoint.OPTIMIZER,
+            lambda t: t | {f"{MOMENT}/more": torch.ones(2)},
+            f"{MOMENT}/more is (2,) torch.float32",
+        ),
         (checkpoint.OPTIMIZER, None, "cannot be read ("),
     ],
 )
@@ -384,7 +460,9 @@ def test_tensors_that_are_not_the_run_s_are_refused_by_file_and_name_though_ever
 def fsdp(rank: int, folder: Path) -> None:
     """Whether what FSDP2 shards is saved as what is whole, and is loaded from it."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2
+    )
     whole = make(0, llama)
     if rank == 0:
         save(folder / "plain", 1, pair=whole)
@@ -395,7 +473,9 @@ def fsdp(rank: int, folder: Path) -> None:
     tensors = checkpoint.gather(model, sharded)
     if rank == 0:
         for found, wanted in zip(tensors, checkpoint.gather(*whole), strict=True):
-            assert found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in found)
+            assert found.keys() == wanted.keys() and all(
+                torch.equal(found[key], wanted[key]) for key in found
+            )
     dist.barrier()
     dist.destroy_process_group()
 

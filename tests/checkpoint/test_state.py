@@ -12,7 +12,10 @@ from ursa_minor.recipe import keys
 SCHEDULE = keys.Schedule(
     max_steps=100, warmup_steps=10, learning_rate=1.0, min_lr_ratio=0.1, lr_scheduler_type="cosine"
 )
-GOOD, BAD = Update(2.0, 1.0, applied=True, overflow=False), Update(float("nan"), 1.0, applied=False, overflow=False)
+GOOD, BAD = (
+    Update(2.0, 1.0, applied=True, overflow=False),
+    Update(float("nan"), 1.0, applied=False, overflow=False),
+)
 OVERFLOW = Update(2.0, float("inf"), applied=False, overflow=True)
 
 
@@ -22,7 +25,9 @@ def test_a_saved_state_comes_back():
     state.micro_batch, state.trackers = 4, {"wandb": "x"}
     assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
     longer = dataclasses.replace(SCHEDULE, max_steps=300)
-    assert RunState.begin(longer, state.saved()).max_steps == 300  # the recipe's holds, unless one was planned
+    assert (
+        RunState.begin(longer, state.saved()).max_steps == 300
+    )  # the recipe's holds, unless one was planned
     state.set_length(50, 25, changed_at=20, rate_before=0.4)
     assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
 

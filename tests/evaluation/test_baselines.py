@@ -10,8 +10,12 @@ VOCABULARY = 7
 
 @pytest.mark.parametrize("before", range(VOCABULARY))
 def test_the_chances_of_all_that_may_follow_an_id_are_one_together(before):
-    train = np.array([0, 1, 2, 1, 2, 2, 5, 0, 1, 3], dtype=np.uint16)  # 3 only at the end, 4 and 6 never
-    losses = [bigram_loss(train, np.array([[before], [after]]), VOCABULARY) for after in range(VOCABULARY)]
+    train = np.array(
+        [0, 1, 2, 1, 2, 2, 5, 0, 1, 3], dtype=np.uint16
+    )  # 3 only at the end, 4 and 6 never
+    losses = [
+        bigram_loss(train, np.array([[before], [after]]), VOCABULARY) for after in range(VOCABULARY)
+    ]
     assert sum(np.exp(-np.array(losses))) == pytest.approx(1)
 
 

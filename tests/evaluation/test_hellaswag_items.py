@@ -32,12 +32,16 @@ read = partial(task_items.read, hellaswag.TASK)
 
 def write(path, *rows):
     """A file of JSON lines; what is text already stands as it is."""
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
 def encoded(folder, tokenizer, *rows, context_length=None):
-    return Encoded(hellaswag.TASK, read([write(folder / "items.jsonl", *rows)]), tokenizer, context_length)
+    return Encoded(
+        hellaswag.TASK, read([write(folder / "items.jsonl", *rows)]), tokenizer, context_length
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,11 @@ def test_text_is_cleaned_by_the_harness_rules(tmp_path):
     cleaned, raw = item.questions
     assert cleaned.context == "Food: How to bake. Mix it. Now stir. The pan. heat"
     assert cleaned.endings == (" it", "a. b", "", "Two spaces here.")
-    assert raw.context == row["ctx"] and list(raw.endings) == row["endings"] and cleaned.gold == raw.gold == 2
+    assert (
+        raw.context == row["ctx"]
+        and list(raw.endings) == row["endings"]
+        and cleaned.gold == raw.gold == 2
+    )
 
 
 # Tokens
@@ -78,12 +86,19 @@ def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, begins
     rows = [ROW | {"ctx": context, "endings": NASTY[1:]} for context in NASTY]
     test = encoded(tmp_path, tokenizer, *rows)
     for row, (context, endings) in zip(rows, test.questions[len(rows) :], strict=True):
-        assert context == tokenizer.encode(row["ctx"]) and (context[0] == tokenizer.eos_token_id) is begins
-        assert endings == [tokenizer.encode(f" {text}", add_special_tokens=False) for text in row["endings"]]
+        assert (
+            context == tokenizer.encode(row["ctx"])
+            and (context[0] == tokenizer.eos_token_id) is begins
+        )
+        assert endings == [
+            tokenizer.encode(f" {text}", add_special_tokens=False) for text in row["endings"]
+        ]
 
 
 def test_text_that_the_tokenizer_cannot_write_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="the tokenizer cannot write the items' text: .*; .* take tokenizer: bpe"):
+    with pytest.raises(
+        BadInput, match="the tokenizer cannot write the items' text: .*; .* take tokenizer: bpe"
+    ):
         encoded(tmp_path, tokenization.make_characters(["abc"]), ROW)
 
 
@@ -97,18 +112,29 @@ def test_an_ending_that_becomes_no_token_is_refused_with_its_line(tmp_path):
 
 def test_questions_longer_than_the_context_are_counted(tmp_path, characters):
     """The cleaned ones begin with the label: 21 tokens and an ending; of the raw ones ctx and the ending count."""
-    rows = [ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]} for length in (40, 41, 42)]
+    rows = [
+        ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]} for length in (40, 41, 42)
+    ]
     test = encoded(tmp_path, characters, *rows)
     assert max(tokens.max() for tokens in test.tokens[1]) == 4
     assert [test.longer_than(limit) for limit in (None, 45, 44, 43, 42, 4)] == [0, 0, 1, 2, 3, 6]
 
 
-def test_an_item_whose_ending_is_longer_than_the_context_is_left_out_and_counted(tmp_path, characters):
-    rows = [ROW | {"endings": [end, "a", "b", "c"], "label": n} for n, end in enumerate((" er", "b", "c"))]
+def test_an_item_whose_ending_is_longer_than_the_context_is_left_out_and_counted(
+    tmp_path, characters
+):
+    rows = [
+        ROW | {"endings": [end, "a", "b", "c"], "label": n}
+        for n, end in enumerate((" er", "b", "c"))
+    ]
     for limit, left in ((None, [0, 1, 2]), (4, [0, 1, 2]), (3, [1, 2])):
         test = encoded(tmp_path, characters, *rows, context_length=limit)
-        assert test.gold.tolist() == left and test.left_out == len(rows) - len(test.items) == 3 - len(left)
-    with pytest.raises(BadInput, match=r"^HellaSwag cannot be scored: .* context, 1; the longest has 4 \(in"):
+        assert test.gold.tolist() == left and test.left_out == len(rows) - len(
+            test.items
+        ) == 3 - len(left)
+    with pytest.raises(
+        BadInput, match=r"^HellaSwag cannot be scored: .* context, 1; the longest has 4 \(in"
+    ):
         encoded(tmp_path, characters, *rows, context_length=1)
 
 
@@ -125,12 +151,23 @@ LIKELIHOODS = [
 ]
 
 
-def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of_equals_the_first(tmp_path, characters):
+def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of_equals_the_first(
+    tmp_path, characters
+):
     """Of 2, 4, 8 and 1 characters once they are cleaned; raw, a character is a token, and a space more."""
     endings = ["aa", "a [b] éé", "aaaaaaaa", "a"]
-    rows = [ROW | {"endings": endings}, ROW | {"endings": endings}, ROW | {"endings": ["[a]", *endings[1:]]}]
+    rows = [
+        ROW | {"endings": endings},
+        ROW | {"endings": endings},
+        ROW | {"endings": ["[a]", *endings[1:]]},
+    ]
     test = encoded(tmp_path, characters, *rows)
-    assert test.characters[0].tolist() == [2, 4, 8, 1] and test.tokens[1][0].tolist() == [3, 9, 9, 2]
+    assert test.characters[0].tolist() == [2, 4, 8, 1] and test.tokens[1][0].tolist() == [
+        3,
+        9,
+        9,
+        2,
+    ]
     predictions = test.predictions([Answer(np.array(row), False) for row in LIKELIHOODS])
     wanted = {"acc": [3, 0, 0], "acc_norm": [2, 1, 2], "acc_token_norm": [3, 1, 1]}
     assert {name: chosen.tolist() for name, chosen in predictions.items()} == wanted
@@ -139,13 +176,17 @@ def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of
 # Files
 
 
-def test_limit_reads_only_the_first_items_and_without_it_the_first_three_faults_are_listed(tmp_path):
+def test_limit_reads_only_the_first_items_and_without_it_the_first_three_faults_are_listed(
+    tmp_path,
+):
     path = write(tmp_path / "items.jsonl", ROW, ROW | {"label": 1}, *["{"] * 13, ROW)
     assert [item.questions[0].gold for item in read([path, "no_such_file"], limit=2)] == [2, 1]
     with pytest.raises(BadInput) as caught:
         read([path])
     *lines, last = caught.value.lines
-    assert [line.split(" (")[0] for line in lines] == [f"{path}: line {n}: is not a JSON object" for n in range(3, 6)]
+    assert [line.split(" (")[0] for line in lines] == [
+        f"{path}: line {n}: is not a JSON object" for n in range(3, 6)
+    ]
     assert last == "and 10 more such items"
 
 

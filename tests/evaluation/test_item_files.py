@@ -51,13 +51,18 @@ def questions(found):
 
 
 def write_json_lines(path, rows, encoding="utf-8", end="\n"):
-    path.write_bytes("".join(json.dumps(row, ensure_ascii=False) + end for row in rows).encode(encoding))
+    path.write_bytes(
+        "".join(json.dumps(row, ensure_ascii=False) + end for row in rows).encode(encoding)
+    )
     return path
 
 
 def write_tsv(path, rows, encoding="utf-8", end="\n"):
     """Without quoting; a list is written as JSON."""
-    cells = [[value if isinstance(value, str) else json.dumps(value) for value in row.values()] for row in rows]
+    cells = [
+        [value if isinstance(value, str) else json.dumps(value) for value in row.values()]
+        for row in rows
+    ]
     lines = ["\t".join(fields) for fields in [list(rows[0]), *cells]]
     path.write_bytes((end.join(lines) + end).encode(encoding))
     return path
@@ -74,7 +79,9 @@ WRITERS = {"jsonl": write_json_lines, "parquet": write_parquet, "tsv": write_tsv
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "tsv", "TSV", "txt"])
 @pytest.mark.parametrize("task", ROWS)
 def test_a_task_reads_every_format_alike(task, suffix, tmp_path):
-    rows = [row for row in ROWS[task] if "\n" not in json.dumps(row) and "\\n" not in json.dumps(row)]
+    rows = [
+        row for row in ROWS[task] if "\n" not in json.dumps(row) and "\\n" not in json.dumps(row)
+    ]
     if suffix == "txt" and len(rows[0]) == 1:
         suffix = "tsv"  # one column has no tab by which it could be recognized
     write = WRITERS.get(suffix.lower(), write_tsv)
@@ -87,11 +94,18 @@ def test_a_task_reads_every_format_alike(task, suffix, tmp_path):
 @pytest.mark.parametrize("write", [write_json_lines, write_tsv])
 def test_byte_order_marks_and_line_ends_are_no_part_of_a_text(write, end, tmp_path):
     wanted = read("blimp", write_json_lines(tmp_path / "wanted.jsonl", ROWS["blimp"]))
-    path = write(tmp_path / f"items.{'tsv' if write is write_tsv else 'jsonl'}", ROWS["blimp"], "utf-8-sig", end)
+    path = write(
+        tmp_path / f"items.{'tsv' if write is write_tsv else 'jsonl'}",
+        ROWS["blimp"],
+        "utf-8-sig",
+        end,
+    )
     assert questions(read("blimp", path)) == questions(wanted)
 
 
-@pytest.mark.parametrize("text", ['"Yes', 'Yes"', '"Yes" he said', '"Yes, all of it."', '5" nails', '"', "'Yes"])
+@pytest.mark.parametrize(
+    "text", ['"Yes', 'Yes"', '"Yes" he said', '"Yes, all of it."', '5" nails', '"', "'Yes"]
+)
 def test_a_quotation_mark_in_tsv_is_text(text, tmp_path):
     rows = [row | {"sen": text} if n == 2 else row for n, row in enumerate(PAIRS)]
     found = read("multiblimp_hin", write_tsv(tmp_path / "items.tsv", rows))
@@ -108,7 +122,10 @@ def test_quoted_tsv_is_an_error_whose_command_converts_it(task, quoting, tmp_pat
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), delimiter="\t", quoting=quoting)
         writer.writeheader()
-        cells = [{name: v if isinstance(v, str) else json.dumps(v) for name, v in row.items()} for row in rows]
+        cells = [
+            {name: v if isinstance(v, str) else json.dumps(v) for name, v in row.items()}
+            for row in rows
+        ]
         writer.writerows(cells)
     wanted = read(task, write_json_lines(tmp_path / "wanted.jsonl", rows))
     assert questions(read(task, converted(path, "is a quoted TSV", task))) == questions(wanted)
@@ -151,7 +168,9 @@ def converted(path: Path, problem: str, task: str) -> Path:
     assert message.startswith(str(path)) and problem in message and command
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(command, shell=True, check=True, env=os.environ | {"PATH": search})
-    assert all(one.read_bytes() == data for one, data in before.items()), "a command changes no file"
+    assert all(one.read_bytes() == data for one, data in before.items()), (
+        "a command changes no file"
+    )
     (new,) = {*path.parent.iterdir()} - before.keys()
     return new
 
@@ -163,7 +182,9 @@ def _archive(path, data):
 
 LINES = "".join(json.dumps(row) + "\n" for row in PAIRS)
 TABLE = "sen\twrong_sen\n" + "".join("\t".join(row.values()) + "\n" for row in PAIRS)
-COMMAS = "sen,wrong_sen\n" + "".join(",".join(f'"{text}"' for text in row.values()) + "\n" for row in PAIRS)
+COMMAS = "sen,wrong_sen\n" + "".join(
+    ",".join(f'"{text}"' for text in row.values()) + "\n" for row in PAIRS
+)
 KINDS = {
     "gzip": ("items.jsonl.gz", gzip.compress(LINES.encode()), "is gzip-compressed"),
     "gzip with another name": ("items.jsonl", gzip.compress(LINES.encode()), "is gzip-compressed"),
@@ -174,11 +195,23 @@ KINDS = {
     "utf-16 big": ("items.tsv", b"\xfe\xff" + TABLE.encode("utf-16-be"), "is UTF-16 text"),
     "utf-16 without mark": ("items.jsonl", LINES.encode("utf-16-le"), "is UTF-16LE text"),
     "utf-32": ("items.jsonl", LINES.encode("utf-32"), "is UTF-32 text"),
-    "latin-1": ("it ems.jsonl", LINES.replace("cats", "ch\xe2ts").encode("latin-1"), "is not UTF-8 text (byte "),
+    "latin-1": (
+        "it ems.jsonl",
+        LINES.replace("cats", "ch\xe2ts").encode("latin-1"),
+        "is not UTF-8 text (byte ",
+    ),
     "json array": ("items.json", json.dumps(PAIRS).encode(), "is a JSON array"),
     "indented json array": ("items.jsonl", json.dumps(PAIRS, indent=1).encode(), "is a JSON array"),
-    "json with a list": ("items.json", json.dumps({"data": PAIRS}).encode(), "is one JSON object with a list"),
-    "indented json": ("items.json", json.dumps(PAIRS[0], indent=1).encode(), "one JSON object over several lines"),
+    "json with a list": (
+        "items.json",
+        json.dumps({"data": PAIRS}).encode(),
+        "is one JSON object with a list",
+    ),
+    "indented json": (
+        "items.json",
+        json.dumps(PAIRS[0], indent=1).encode(),
+        "one JSON object over several lines",
+    ),
     "csv": ("items.csv", COMMAS.encode(), "is CSV"),
     "csv with another name": ("it'ems.jsonl", COMMAS.encode("utf-8-sig"), "is CSV"),
     "csv with semicolons": ("items.csv", COMMAS.replace(",", ";").encode(), "is CSV"),
@@ -210,13 +243,21 @@ def test_a_file_that_the_command_would_write_is_never_an_existing_one(tmp_path):
     [
         ("items.zip", lambda path: _archive(path, LINES), "is a ZIP archive"),
         ("items.xlsx", lambda path: _archive(path, "xl/workbook.xml"), "is an Excel workbook"),
-        ("items.xls", lambda path: path.write_bytes(b"\xd0\xcf\x11\xe0" + bytes(600)), "is an old Excel workbook"),
+        (
+            "items.xls",
+            lambda path: path.write_bytes(b"\xd0\xcf\x11\xe0" + bytes(600)),
+            "is an old Excel workbook",
+        ),
         ("items.bin", lambda path: path.write_bytes(b"a\0b\1" * 9), "is a binary file"),
         ("items.parquet", lambda path: path.write_text(LINES), "cannot be read: .*[Pp]arquet"),
         ("folder", lambda path: path.mkdir(), "cannot be read: Is a directory"),
         ("none.jsonl", lambda path: None, "cannot be read: No such file"),
         ("empty.jsonl", lambda path: path.touch(), "holds no MultiBLiMP hin item"),
-        ("empty.tsv", lambda path: path.write_text("sen\twrong_sen\n"), "holds no MultiBLiMP hin item"),
+        (
+            "empty.tsv",
+            lambda path: path.write_text("sen\twrong_sen\n"),
+            "holds no MultiBLiMP hin item",
+        ),
     ],
 )
 def test_a_file_without_rows_is_an_error_that_names_it(name, make, problem, tmp_path):

@@ -16,7 +16,12 @@ from ursa_minor.recipe import keys
 VOCAB, IDS = 64, 60  # rows of the embedding, of which the last are padding
 CONTEXT = 24
 NO_END = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "vocab_size": VOCAB}
-LLAMA = NO_END | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = NO_END | {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
 OURS = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": VOCAB, "sequence_length": CONTEXT}
 OURS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5) | {"seed": 1}
@@ -38,7 +43,9 @@ def made(name):
     if name == "ours":
         model = build(keys.Model(**OURS), eos_token_id=0)
     else:
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **(SHARING | ALONE)[name]))
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(name, **(SHARING | ALONE)[name])
+        )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -58,7 +65,10 @@ def questions(number, context=(2, 12), ending=(1, 8), seed=0, endings=(4,)):
     def ids(low, high):
         return [draw.randrange(IDS) for _ in range(draw.randint(low, high))]
 
-    return [(ids(*context), [ids(*ending) for _ in range(endings[i % len(endings)])]) for i in range(number)]
+    return [
+        (ids(*context), [ids(*ending) for _ in range(endings[i % len(endings)])])
+        for i in range(number)
+    ]
 
 
 @torch.no_grad()
@@ -73,10 +83,14 @@ def reference(model, asked, limit=CONTEXT):
     return np.array(values).reshape(len(asked), -1)
 
 
-def score(model, asked, reduce_sum=lambda part: part, limit=CONTEXT, rank=0, num_processes=1, **more):
+def score(
+    model, asked, reduce_sum=lambda part: part, limit=CONTEXT, rank=0, num_processes=1, **more
+):
     reduce = lambda part, how: reduce_sum(part)  # noqa: E731
     accelerator = SimpleNamespace(process_index=rank, num_processes=num_processes, reduce=reduce)
-    found = likelihood.log_likelihoods(model, asked, context_length=limit, accelerator=accelerator, **more)
+    found = likelihood.log_likelihoods(
+        model, asked, context_length=limit, accelerator=accelerator, **more
+    )
     sums = found and [answer.nats for answer in found]
     return np.stack(sums) if sums and len({len(endings) for endings in sums}) == 1 else sums
 
@@ -87,8 +101,12 @@ def recorded(model):
     shapes, rows = [], []
 
     hooks = [
-        model.get_input_embeddings().register_forward_pre_hook(lambda m, args: shapes.append(tuple(args[0].shape))),
-        model.get_output_embeddings().register_forward_hook(lambda m, args, out: rows.append(out.numel() // VOCAB)),
+        model.get_input_embeddings().register_forward_pre_hook(
+            lambda m, args: shapes.append(tuple(args[0].shape))
+        ),
+        model.get_output_embeddings().register_forward_hook(
+            lambda m, args, out: rows.append(out.numel() // VOCAB)
+        ),
     ]
     try:
         yield shapes, rows
@@ -107,10 +125,14 @@ def longest(asked):
 @pytest.mark.parametrize("name", SHARING | ALONE)
 def test_log_likelihoods_are_those_of_one_ending_at_a_time(name):
     model, asked = made(name), questions(9)
-    asked += questions(2, (1, 1), (1, 1)) + questions(2, (1, 1), (2, 8)) + questions(2, (2, 12), (1, 1))
+    asked += (
+        questions(2, (1, 1), (1, 1)) + questions(2, (1, 1), (2, 8)) + questions(2, (2, 12), (1, 1))
+    )
     wanted = reference(model, asked)
     turned = reference(model, [(context[::-1], endings) for context, endings in asked[:3]])
-    assert np.median(np.abs(wanted[:3] - turned)) > 0.01, "this model does not look at the context: nothing is tested"
+    assert np.median(np.abs(wanted[:3] - turned)) > 0.01, (
+        "this model does not look at the context: nothing is tested"
+    )
     got = score(model, asked)
     assert got.dtype == np.float64 and got.shape == (15, 4)
     assert np.abs(got - wanted).max() < 1e-4
@@ -123,11 +145,19 @@ def test_questions_of_any_numbers_of_endings_are_worth_what_each_is_alone_on_any
     name, processes, count
 ):
     """Also one ending, one that is too long for the context, and a process that has no question."""
-    model, asked = made(name), (questions(2, (20, 40), endings=(2, 1)) + questions(7, endings=(5, 1, 2)))[:count]
+    model, asked = (
+        made(name),
+        (questions(2, (20, 40), endings=(2, 1)) + questions(7, endings=(5, 1, 2)))[:count],
+    )
     wanted = [reference(model, [question]).ravel() for question in asked]
     parts, batches = [], []
     for rank in range(processes):
-        noted = {"progress": batches.append, "rank": rank, "num_processes": processes, "batch_size": 3}
+        noted = {
+            "progress": batches.append,
+            "rank": rank,
+            "num_processes": processes,
+            "batch_size": 3,
+        }
         score(model, asked, lambda part: parts.append(part) or part, **noted)
     assert sorted(i for batch in batches for i in batch) == list(range(count))
     for got in (score(model, asked, batch_size=9), score(model, asked, lambda _: sum(parts))):
@@ -138,7 +168,11 @@ def test_questions_of_any_numbers_of_endings_are_worth_what_each_is_alone_on_any
 @pytest.mark.parametrize("name", ["gpt2", "mamba"])
 def test_what_is_longer_than_the_context_loses_tokens_from_the_left_as_in_the_harness(name):
     model = made(name)
-    asked = questions(4, (1, 40), (1, CONTEXT)) + questions(2, (1, 40), (CONTEXT, CONTEXT)) + questions(3, seed=1)
+    asked = (
+        questions(4, (1, 40), (1, CONTEXT))
+        + questions(2, (1, 40), (CONTEXT, CONTEXT))
+        + questions(3, seed=1)
+    )
     context, (_, *others) = asked[-1]
     asked.append((context[:2], [[1] * CONTEXT, *others]))  # only one of its endings is too long
     assert np.abs(score(model, asked) - reference(model, asked)).max() < 1e-4
@@ -159,7 +193,9 @@ def test_context_length_is_the_configurations_and_a_model_without_a_limit_reads_
     assert likelihood.context_length(LlamaConfig(max_position_embeddings=78)) == 78
     assert likelihood.context_length(BloomConfig()) is None
     bloom, asked = made("bloom"), questions(3, (30, 40))
-    assert np.abs(score(bloom, asked, limit=None) - reference(bloom, asked, limit=1000)).max() < 1e-4
+    assert (
+        np.abs(score(bloom, asked, limit=None) - reference(bloom, asked, limit=1000)).max() < 1e-4
+    )
 
 
 # Sharing a context
@@ -171,7 +207,9 @@ def test_a_context_is_computed_once_and_logits_only_where_an_ending_is_predicted
     model, asked = made(name), questions(8)
     with recorded(model) as (shapes, rows):
         score(model, asked, batch_size=1)
-    once = [((1, len(context) + sum(map(len, e)) - len(e)), sum(map(len, e))) for context, e in asked]
+    once = [
+        ((1, len(context) + sum(map(len, e)) - len(e)), sum(map(len, e))) for context, e in asked
+    ]
     if name in SHARING:
         assert sorted(zip(shapes[-8:], rows[-8:], strict=True)) == sorted(once)
     else:
@@ -221,16 +259,27 @@ def test_a_model_in_training_is_scored_without_dropout_and_left_as_it_was(traini
     model.train(training)
     state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
     assert np.abs(score(model, asked) - wanted).max() < 1e-4
-    assert torch.equal(torch.get_rng_state(), state) and (np.random.get_state()[1] == numpy_state).all()
+    assert (
+        torch.equal(torch.get_rng_state(), state)
+        and (np.random.get_state()[1] == numpy_state).all()
+    )
     assert all(module.training is training for module in model.modules())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert all(
+        parameter.grad is None and parameter.requires_grad for parameter in model.parameters()
+    )
     assert torch.is_grad_enabled() and not model.lm_head._forward_pre_hooks
 
 
 def test_stop_here_or_of_another_process_abandons_the_work_and_still_joins_the_sum(gpt2):
     seen, sums = [], []
-    noted = {"progress": lambda batch: seen.append(batch), "reduce_sum": lambda part: sums.append(part) or part}
-    assert score(gpt2.train(), questions(9), batch_size=2, stop=lambda: len(seen) == 2, **noted) is None
+    noted = {
+        "progress": lambda batch: seen.append(batch),
+        "reduce_sum": lambda part: sums.append(part) or part,
+    }
+    assert (
+        score(gpt2.train(), questions(9), batch_size=2, stop=lambda: len(seen) == 2, **noted)
+        is None
+    )
     assert len(seen) == 2 and len(sums) == 1 and sums[0].dtype == torch.float64 and gpt2.training
     other = torch.tensor([0.0] * 24 + [1.0], dtype=torch.float64)
     assert score(gpt2, questions(3), lambda part: part + other) is None

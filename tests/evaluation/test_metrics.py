@@ -63,5 +63,7 @@ def test_both_metrics_agree_on_valid_input(name, values):
 @pytest.mark.filterwarnings("error")
 def test_the_perplexity_of_impossible_words_is_infinite_in_both_metrics():
     for compute in (metrics.PLAIN, score_model.by_evaluate()):
-        found = compute["last_word"](predictions=np.array([-900.0, -800.0]), references=np.array([0, 0]))
+        found = compute["last_word"](
+            predictions=np.array([-900.0, -800.0]), references=np.array([0, 0])
+        )
         assert found["perplexity"] == math.inf and found["acc"] == 0

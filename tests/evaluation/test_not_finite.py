@@ -53,7 +53,9 @@ def test_a_task_has_no_score_and_the_item_is_named(task, dtype, tmp_path):
     test = encoded(task, tmp_path)
     model = overflowing(dtype, vocab_size=320, sequence_length=512)
     answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
-    with pytest.raises(BadInput, match=r"items.jsonl: line 1: ending 1: the model computes no valid probabilities"):
+    with pytest.raises(
+        BadInput, match=r"items.jsonl: line 1: ending 1: the model computes no valid probabilities"
+    ):
         test.result(answers)
 
 
@@ -66,7 +68,9 @@ def test_the_item_of_a_single_bad_ending_is_named(question, value, tmp_path):
     answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
     answers[question].nats[2] = value
     for compute in ({}, {"compute": score_model.by_evaluate()}):
-        with pytest.raises(BadInput, match=rf"line {question % 6 + 1}: ending 3: .* \(its output is {value}\)"):
+        with pytest.raises(
+            BadInput, match=rf"line {question % 6 + 1}: ending 3: .* \(its output is {value}\)"
+        ):
             test.result(answers, **compute)
 
 
@@ -80,19 +84,26 @@ def test_no_text_is_generated_and_the_model_is_left_as_it_was(dtype, temperature
     model = overflowing(dtype, vocab_size=320).train()
     config, written = model.generation_config, []
     streamer = sampling.Streamer(tokenizer(), written.append, with_prompt=True)
-    with pytest.raises(BadInput, match="generating text: the model computes no valid probabilities"):
+    with pytest.raises(
+        BadInput, match="generating text: the model computes no valid probabilities"
+    ):
         sampling.sample(model, [1, 2], tokenizer(), greedy(temperature), streamer)
     assert model.training and model.generation_config is config and not written
 
 
 def test_a_token_that_is_never_chosen_may_have_no_probability():
     model = stock_of(built(vocab_size=320))
-    model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([5]), -torch.inf))
+    model.lm_head.register_forward_hook(
+        lambda module, args, out: out.index_fill(-1, torch.tensor([5]), -torch.inf)
+    )
     assert len(sampling.sample(model, [1, 2], tokenizer(), HOW)) == 4
 
 
 def test_a_chat_and_post_trainings_prompts_raise_the_same_error():
-    model, named = overflowing(sequence_length=64), tokenization.make_characters(["user\nassistant\nsystem hi"])
+    model, named = (
+        overflowing(sequence_length=64),
+        tokenization.make_characters(["user\nassistant\nsystem hi"]),
+    )
     with pytest.raises(BadInput, match="computes no valid probabilities"):
         prompt_sets.score(model.train(), named, ["hi"], rewards.CheckedReward("mine", len, None), 4)
     assert model.training
@@ -122,9 +133,14 @@ def test_a_score_is_off_after_three_skips_in_a_row(monkeypatch, caplog):
         results = [run.score_or_skip(task) for _ in range(7)]
     assert results == [None, None, {"acc": 0.5}, None, None, None, None]
     skipped = [
-        record.message for record in caplog.records if "HellaSwag: skipped. items.jsonl: line 7" in record.message
+        record.message
+        for record in caplog.records
+        if "HellaSwag: skipped. items.jsonl: line 7" in record.message
     ]
-    assert len(skipped) == 2 + MAX_SKIPS and "HellaSwag: off until the next start" in caplog.records[-1].message
+    assert (
+        len(skipped) == 2 + MAX_SKIPS
+        and "HellaSwag: off until the next start" in caplog.records[-1].message
+    )
 
 
 @pytest.mark.parametrize("is_main", [True, False])
@@ -144,14 +160,23 @@ def test_samples_are_skipped_and_every_process_takes_part(is_main, caplog):
             pass
 
     settings = SimpleNamespace(
-        sample_prompts=["a"], sample_tokens=2, sample_temperature=0.0, sample_top_k=0, sample_top_p=1.0
+        sample_prompts=["a"],
+        sample_tokens=2,
+        sample_temperature=0.0,
+        sample_top_k=0,
+        sample_top_p=1.0,
     )
     recipe = SimpleNamespace(evaluation=settings, model=SimpleNamespace(seed=1))
     accelerator = SimpleNamespace(is_main_process=is_main)
     run = evaluator(
-        recipe=recipe, corpus=SimpleNamespace(tokenizer=tokenizer()), model=Whole(), accelerator=accelerator
+        recipe=recipe,
+        corpus=SimpleNamespace(tokenizer=tokenizer()),
+        model=Whole(),
+        accelerator=accelerator,
     )
     with caplog.at_level(logging.WARNING):
         assert [run.samples() for _ in range(5)] == [[]] * 5
     assert len(gathered) == 5
-    assert sum("samples: skipped" in record.message for record in caplog.records) == (MAX_SKIPS if is_main else 0)
+    assert sum("samples: skipped" in record.message for record in caplog.records) == (
+        MAX_SKIPS if is_main else 0
+    )

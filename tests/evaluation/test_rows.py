@@ -10,7 +10,11 @@ from ursa_minor.evaluation.rows import validate
 
 TASKS = task_data.records()
 ROWS = {
-    "arc_easy": {"question": "Q", "choices": {"text": ["a", "b"], "label": ["1", "2"]}, "answerKey": "2"},
+    "arc_easy": {
+        "question": "Q",
+        "choices": {"text": ["a", "b"], "label": ["1", "2"]},
+        "answerKey": "2",
+    },
     "piqa": {"goal": "G", "sol1": "a", "sol2": "b", "label": 1},
     "winogrande": {"sentence": "A _ b", "option1": "a", "option2": "b", "answer": "2"},
     "lambada_openai": {"text": "the last word"},
@@ -35,14 +39,18 @@ def question(task, **changes):
     return TASKS[task].questions(validate(TASKS[task], ROWS[task] | changes))[0]
 
 
-@pytest.mark.parametrize("kind", [str, int, float, Decimal, lambda number: f"{number}.0", lambda number: f" {number} "])
+@pytest.mark.parametrize(
+    "kind", [str, int, float, Decimal, lambda number: f"{number}.0", lambda number: f" {number} "]
+)
 @pytest.mark.parametrize("task", ANSWERS)
 def test_labels_are_compared_as_values(task, kind):
     label = int(ROWS[task][ANSWERS[task]])
     assert question(task, **{ANSWERS[task]: kind(label)}).gold == question(task).gold == 1
 
 
-@pytest.mark.parametrize("value", [True, None, [1], {"a": 1}, float("nan"), "", -1, 5, 1.5, "1.5", "one"])
+@pytest.mark.parametrize(
+    "value", [True, None, [1], {"a": 1}, float("nan"), "", -1, 5, 1.5, "1.5", "one"]
+)
 @pytest.mark.parametrize("task", ANSWERS)
 def test_a_value_that_is_no_label_is_an_error(task, value):
     with pytest.raises(ValueError, match=ANSWERS[task]):
@@ -68,7 +76,8 @@ def test_texts_of_a_list_may_be_numbers_or_json(convert):
 
 
 @pytest.mark.parametrize(
-    "endings", [["a"] * 3, ["a"] * 5, [], "abcd", '"abcd"', [["a"], "b", "c", "d"], ["a", None, 1, 2]]
+    "endings",
+    [["a"] * 3, ["a"] * 5, [], "abcd", '"abcd"', [["a"], "b", "c", "d"], ["a", None, 1, 2]],
 )
 def test_a_list_of_other_texts_is_an_error(endings):
     with pytest.raises(ValueError, match="endings"):
@@ -84,7 +93,10 @@ def test_numbers_are_choices_of_arc():
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"text": ["a", "b", "c"], "label": ["A", "B", "C", "D"]}, "choices has 3 texts and 4 labels"),
+        (
+            {"text": ["a", "b", "c"], "label": ["A", "B", "C", "D"]},
+            "choices has 3 texts and 4 labels",
+        ),
         ({"text": ["a", "b"], "label": ["A"]}, "choices has 2 texts and 1 labels"),
         ({"text": [], "label": []}, "choices has too few texts"),
         ({"text": ["a"], "label": ["A"]}, "must have at least two"),

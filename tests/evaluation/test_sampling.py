@@ -7,7 +7,13 @@ import odd_tokenizers
 import pytest
 import torch
 from small_models import built
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation.evaluator import Evaluator
@@ -36,7 +42,9 @@ def model():
     torch.manual_seed(3)
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": ROWS, "n_positions": CONTEXT}
     made = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=END, eos_token_id=END)).train()
-    for weight in made.parameters():  # far from uniform, so that what the model reads decides what it says
+    for (
+        weight
+    ) in made.parameters():  # far from uniform, so that what the model reads decides what it says
         weight.data.mul_(20.0 if weight.dim() > 1 else 1.0)
     favor(made, {END: -1e4})
     return made
@@ -60,7 +68,10 @@ def go(model, prompt=(1, 2), n=6, **changes):
 def test_a_character_that_is_cut_at_the_end_of_a_text_is_left_out():
     made = tokenization.train_bpe(["a"], 300)
     ids, shown = tokenization.Encoder(made)(["一 a\ufffd 二"])[0].tolist(), []
-    assert tokenization.decode(made, ids[:-1]) == "一 a\ufffd " and tokenization.decode(made, ids) == "一 a\ufffd 二"
+    assert (
+        tokenization.decode(made, ids[:-1]) == "一 a\ufffd "
+        and tokenization.decode(made, ids) == "一 a\ufffd 二"
+    )
     streamer = Streamer(made, shown.append)
     for new in [0, *ids[:-1]]:  # the first are a prompt's
         streamer.put(torch.tensor([new]))
@@ -76,7 +87,9 @@ def test_neither_padding_nor_a_mark_that_ends_no_text_is_sampled_however_likely(
 
 
 @pytest.mark.parametrize("length", [1, CONTEXT - 1, CONTEXT, 5 * CONTEXT])
-def test_any_prompt_is_continued_far_beyond_the_context_and_a_streamer_gets_the_new_ids_and_one_end(model, length):
+def test_any_prompt_is_continued_far_beyond_the_context_and_a_streamer_gets_the_new_ids_and_one_end(
+    model, length
+):
     shown = []
     ids = go(model, prompt=[i % USED for i in range(length)], n=3 * CONTEXT, write=shown.append)
     assert len(ids) == 3 * CONTEXT and shown == [*(f"{i}\n" for i in ids), "\n"]
@@ -106,7 +119,12 @@ def test_dropout_is_off_and_global_random_state_and_mode_are_left_as_they_were(m
 @pytest.mark.parametrize("kind", ["llama", "lower_case"])
 def test_a_sample_is_the_text_of_its_prompt_and_new_ids(kind):
     tokenizer = odd_tokenizers.KINDS[kind]()
-    settings = {"sample_tokens": 9, "sample_temperature": 0.0, "sample_top_k": 0, "sample_top_p": 1.0}
+    settings = {
+        "sample_tokens": 9,
+        "sample_temperature": 0.0,
+        "sample_top_k": 0,
+        "sample_top_p": 1.0,
+    }
     settings = SimpleNamespace(sample_prompts=["The river", "river "], **settings)
     recipe = SimpleNamespace(evaluation=settings, model=SimpleNamespace(seed=1))
     net = built(vocab_size=512)
@@ -145,7 +163,12 @@ def test_a_model_without_a_limit_of_its_context_writes_on():
 
 def test_what_a_models_generation_config_asks_for_has_no_part_in_it(model):
     plain = go(model)
-    own = {"return_dict_in_generate": True, "stop_strings": ["a"], "num_beams": 3, "num_return_sequences": 2}
+    own = {
+        "return_dict_in_generate": True,
+        "stop_strings": ["a"],
+        "num_beams": 3,
+        "num_return_sequences": 2,
+    }
     model.generation_config = GenerationConfig(**own, min_length=30, repetition_penalty=9.0)
     assert go(model) == plain
     assert model.generation_config.num_beams == 3

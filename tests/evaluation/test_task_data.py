@@ -38,7 +38,12 @@ def hub(tmp_path):
 
 
 def environment(server, home: Path) -> dict[str, str]:
-    return {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    return {
+        "HF_ENDPOINT": server.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+    }
 
 
 @pytest.mark.slow
@@ -51,7 +56,10 @@ def test_every_item_of_every_task_is_scored_as_by_the_harness(kind, hub, tmp_pat
     assert len(parts) == 67
     real, more = SHARED / "hellaswag_val_1000.jsonl", {}
     if kind != "trained" and real.exists():
-        rows = [row | {"label": str(row["label"])} for row in map(json.loads, real.open(encoding="utf-8"))]
+        rows = [
+            row | {"label": str(row["label"])}
+            for row in map(json.loads, real.open(encoding="utf-8"))
+        ]
         more = {"Rowan/hellaswag": {hellaswag.TASK.files[0]: rows}}
     task_rows.lay_out(tmp_path / "hub", parts, more)
     text = tmp_path / "text.txt"
@@ -67,7 +75,9 @@ def test_every_item_of_every_task_is_scored_as_by_the_harness(kind, hub, tmp_pat
     assert len(found) == 8
     for name, row in found.items():
         assert row["items"] == row["ours"] >= 60 and not row["differs"], (name, row)
-        assert row["scores"] and all(pytest.approx(b, 1e-6) == a for a, b in row["scores"].values()), (name, row)
+        assert row["scores"] and all(
+            pytest.approx(b, 1e-6) == a for a, b in row["scores"].values()
+        ), (name, row)
     if kind == "trained":
         assert found["arc_easy"]["cut"] and 0 < found["lambada_openai"]["scores"]["acc"][0] < 1
 
@@ -94,7 +104,9 @@ def laid_out(tmp_path, monkeypatch):
 def numbered():
     """A tokenizer, and a GPT-2 whose weights no version of torch draws otherwise; its context cuts the longest rows."""
     tokenizer = tokenization.train_bpe([" ".join(task_rows.WORDS) * 3], 300, "gpt2")
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=300, n_positions=512))
+    model = GPT2LMHeadModel(
+        GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=300, n_positions=512)
+    )
     draw = np.random.default_rng(7)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -104,7 +116,10 @@ def numbered():
 
 GOLDEN: dict[str, tuple[list[list[float]], dict[str, float]]] = {
     "arc_easy": (
-        [[-24.2105, -168.714, -110.2754, -11.7128], [-23.2433, -79.8283, -71.5609, -120.9225, -194.366]],
+        [
+            [-24.2105, -168.714, -110.2754, -11.7128],
+            [-23.2433, -79.8283, -71.5609, -120.9225, -194.366],
+        ],
         {"acc": 0.265625, "acc_norm": 0.171875},
     ),
     "arc_challenge": (
@@ -115,9 +130,15 @@ GOLDEN: dict[str, tuple[list[list[float]], dict[str, float]]] = {
     "winogrande": ([[-147.7585, -147.9082], [-108.685, -107.1477]], {"acc": 0.6875}),
     "lambada_openai": ([[-11.4194], [-17.3505]], {"perplexity": 1654636541.1127343, "acc": 0.0}),
     "blimp": ([[-236.5155, -260.7274], [-56.4365, -56.7746]], {"acc": 0.835821}),
-    "multiblimp_hin": ([[-117.9771, -180.8218], [-99.0753, -129.0264]], {"acc": 1.0, "acc_norm": 0.28125}),
+    "multiblimp_hin": (
+        [[-117.9771, -180.8218], [-99.0753, -129.0264]],
+        {"acc": 1.0, "acc_norm": 0.28125},
+    ),
     "hellaswag": (
-        [[-232.0709, -167.8939, -116.4433, -179.3027], [-132.2263, -223.5782, -161.8672, -212.5296]],
+        [
+            [-232.0709, -167.8939, -116.4433, -179.3027],
+            [-132.2263, -223.5782, -161.8672, -212.5296],
+        ],
         {"acc": 0.21875, "acc_norm": 0.265625},
     ),
 }
@@ -133,7 +154,9 @@ def test_a_tasks_items_are_scored_as_the_harness_scored_them(laid_out, name):
         assert found == pytest.approx(wanted, abs=1e-3)
     result = test.result(answers)
     assert {score: result[score] for score in scores} == pytest.approx(scores, 1e-4)
-    assert test.result(answers, score_model.by_evaluate()) == pytest.approx(result)  # the metrics of metrics/
+    assert test.result(answers, score_model.by_evaluate()) == pytest.approx(
+        result
+    )  # the metrics of metrics/
 
 
 # Another size of the public data set, --limit, the context, own files, and whether these are all items.
@@ -156,13 +179,20 @@ def test_revision_is_known_if_all_items_are_scored(laid_out, tmp_path, name):
     for case, (change, limit, context, is_own, is_complete) in COMPLETE.items():
         task = replace(task_data.records()[name], **{"size": task_rows.ROWS} | change)
         own = shutil.copy(tmp_path / "datasets" / task.dataset[0] / task.files[0], tmp_path)
-        if is_own and Path(own).suffix == ".tsv":  # the public file is quoted, which is an error in an own file
-            Path(own).write_text(Path(own).read_text(encoding="utf-8").replace('"', ""), encoding="utf-8")
+        if (
+            is_own and Path(own).suffix == ".tsv"
+        ):  # the public file is quoted, which is an error in an own file
+            Path(own).write_text(
+                Path(own).read_text(encoding="utf-8").replace('"', ""), encoding="utf-8"
+            )
         found = task_data.read(task, [own] if is_own else None, limit)
         test = Encoded(task, found, tokenizer, context)
         assert test.revision == (found.commit if is_complete else None), case
         if not is_complete:
-            with pytest.raises(BadInput, match=f"--push_to_hub me/m: .* of all {task.size} items of {task.dataset[0]}"):
+            with pytest.raises(
+                BadInput,
+                match=f"--push_to_hub me/m: .* of all {task.size} items of {task.dataset[0]}",
+            ):
                 score_model.refuse_incomplete([test], "me/m")
 
 
@@ -174,7 +204,11 @@ def test_every_name_of_the_recipe_has_a_record_and_no_other():
 
 
 ROWS = {
-    "arc_easy": {"question": "Q", "choices": {"text": ["a", "c"], "label": ["A", "C"]}, "answerKey": "A"},
+    "arc_easy": {
+        "question": "Q",
+        "choices": {"text": ["a", "c"], "label": ["A", "C"]},
+        "answerKey": "A",
+    },
     "piqa": {"goal": "G", "sol1": "a", "sol2": "b", "label": 0},
     "winogrande": {"sentence": "_", "option1": "a", "option2": "b", "answer": "1"},
     "hellaswag": task_rows.hellaswag(1)[0],
@@ -185,10 +219,18 @@ ROWS = {
     ("name", "change", "words"),
     [
         ("arc_easy", {"answerKey": "B"}, "answerKey = 'B': must be A or C"),
-        ("piqa", {"label": -1}, "label = -1: must be 0 or 1; a test split without answers cannot be scored"),
+        (
+            "piqa",
+            {"label": -1},
+            "label = -1: must be 0 or 1; a test split without answers cannot be scored",
+        ),
         ("winogrande", {"sentence": "none"}, "sentence has no blank, _"),
         ("lambada_openai", {"text": "ends in space "}, "text ends in white space"),
-        ("blimp", {"sentence_good": "a"}, "has no sentence_bad; an item of BLiMP has sentence_good, sentence_bad"),
+        (
+            "blimp",
+            {"sentence_good": "a"},
+            "has no sentence_bad; an item of BLiMP has sentence_good, sentence_bad",
+        ),
         ("hellaswag", {"label": ""}, "label = '': must be 0, 1, 2 or 3; a test split"),
         ("hellaswag", {"endings": ["a", "b", "c"]}, "endings has 3 texts: must have 4"),
     ],
@@ -197,10 +239,14 @@ def test_a_row_that_is_no_item_is_refused_with_file_line_and_rule(tmp_path, name
     (tmp_path / "rows.jsonl").write_text("\n" + json.dumps(ROWS.get(name, {}) | change) + "\n")
     with pytest.raises(BadInput) as caught:
         task_data.read(task_data.records()[name], [str(tmp_path / "rows.jsonl")])
-    assert str(caught.value).startswith(f"{tmp_path}/rows.jsonl: line 2: ") and words in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/rows.jsonl: line 2: ") and words in str(
+        caught.value
+    )
 
 
-def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_with_the_command(laid_out, tmp_path):
+def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_with_the_command(
+    laid_out, tmp_path
+):
     first = task_data.read(task_data.records()["blimp"], limit=10)
     assert len({item.where.rpartition("/")[0] for item in first}) == 10, "the first ones are of all"
     next((tmp_path / "datasets/nyu-mll/blimp").glob("*/*.parquet")).unlink()
@@ -223,16 +269,33 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(w
     empty = str(workplace / "empty")
     done = run("train.py", "--recipe", "tiny.yaml", *flags, HF_HOME=empty)
     lines = [line for line in done.stderr.splitlines() if "left out: " in line]
-    assert len(lines) == 2 and "hf download EleutherAI/lambada_openai data/lambada_test_en.jsonl" in lines[0]
-    assert "Retrying" not in done.stderr and not any("/acc" in name for row in rows("offline") for name in row)
-    done = run("eval_tasks.py", "--model", "runs/offline", "--tasks", "piqa", expect=2, HF_HOME=empty)
-    assert "hf download baber/piqa piqa_validation.parquet --repo-type dataset --revision 142f6d7" in done.stderr
-    assert "or give items of your own, with goal, sol1, sol2, label: --task_files piqa=FILE" in done.stderr
+    assert (
+        len(lines) == 2
+        and "hf download EleutherAI/lambada_openai data/lambada_test_en.jsonl" in lines[0]
+    )
+    assert "Retrying" not in done.stderr and not any(
+        "/acc" in name for row in rows("offline") for name in row
+    )
+    done = run(
+        "eval_tasks.py", "--model", "runs/offline", "--tasks", "piqa", expect=2, HF_HOME=empty
+    )
+    assert (
+        "hf download baber/piqa piqa_validation.parquet --repo-type dataset --revision 142f6d7"
+        in done.stderr
+    )
+    assert (
+        "or give items of your own, with goal, sol1, sol2, label: --task_files piqa=FILE"
+        in done.stderr
+    )
     for name, row in OWN.items():
         Path(f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     own = ("--tasks", *OWN, "--task_files")
-    done = run("eval_tasks.py", "--model", "runs/offline", *own, *(f"{name}={name}.jsonl" for name in OWN))
-    assert [json.loads(line)["dataset"] for line in done.stdout.splitlines()] == [f"{name}.jsonl" for name in OWN]
+    done = run(
+        "eval_tasks.py", "--model", "runs/offline", *own, *(f"{name}={name}.jsonl" for name in OWN)
+    )
+    assert [json.loads(line)["dataset"] for line in done.stdout.splitlines()] == [
+        f"{name}.jsonl" for name in OWN
+    ]
     assert "WinoGrande, 1 item of winogrande.jsonl" in done.stderr
     with pytest.raises(BadInput, match="--task_files piqa=winogrande.jsonl: must be NAME=FILE"):
         eval_tasks.parse(["--model", "runs/offline", *own, "piqa=winogrande.jsonl"])
@@ -242,17 +305,51 @@ def rows(run_name):
     return read_metrics(Path("runs") / run_name / "metrics.jsonl")
 
 
-def test_a_run_is_scored_on_the_commit_that_it_began_with_whatever_the_hub_has_since(workplace, hub):
+def test_a_run_is_scored_on_the_commit_that_it_began_with_whatever_the_hub_has_since(
+    workplace, hub
+):
     task_rows.lay_out(workplace / "hub")
     hub.folder = workplace / "hub"
     where = environment(hub, workplace / "home")
-    bpe = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320", "--sequence_length", "240")
-    bpe += ("--tokens_per_step", "240", "--shuffle_block_tokens", "960", "--max_steps", "4", "--warmup_steps", "1")
-    command = ("train.py", "--recipe", "tiny.yaml", *bpe, "--save_steps", "2", "--run_name", "hindi")
+    bpe = (
+        "--tokenizer",
+        "bpe",
+        "--tokenizer_vocab_size",
+        "300",
+        "--vocab_size",
+        "320",
+        "--sequence_length",
+        "240",
+    )
+    bpe += (
+        "--tokens_per_step",
+        "240",
+        "--shuffle_block_tokens",
+        "960",
+        "--max_steps",
+        "4",
+        "--warmup_steps",
+        "1",
+    )
+    command = (
+        "train.py",
+        "--recipe",
+        "tiny.yaml",
+        *bpe,
+        "--save_steps",
+        "2",
+        "--run_name",
+        "hindi",
+    )
     command += ("--tasks", "multiblimp_hin", "--task_steps", "2", "--task_limit", "20")
     done = run(*command, **where)
-    assert f"20 MultiBLiMP hin items of jumelet/multiblimp at {hub.commit[:7]} every 2 steps" in done.stderr
-    assert [row["multiblimp_hin/items"] for row in rows("hindi") if "multiblimp_hin/acc" in row] == [20, 20, 20]
+    assert (
+        f"20 MultiBLiMP hin items of jumelet/multiblimp at {hub.commit[:7]} every 2 steps"
+        in done.stderr
+    )
+    assert [
+        row["multiblimp_hin/items"] for row in rows("hindi") if "multiblimp_hin/acc" in row
+    ] == [20, 20, 20]
     began, hub.commit = hub.commit, "beef" + "0" * 36
     shutil.rmtree("runs/hindi/checkpoints/step-00000004")
     done = run(*command, **where)

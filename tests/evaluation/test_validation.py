@@ -33,7 +33,9 @@ def batch(*rows):
 UNEVEN = [batch([1, 2], [3, 4], [5, 6]), batch([9, 10])]
 
 
-def score(module=None, batches=UNEVEN, bytes_per_token=None, reduce_sum=lambda tensor: tensor, **more):
+def score(
+    module=None, batches=UNEVEN, bytes_per_token=None, reduce_sum=lambda tensor: tensor, **more
+):
     accelerator = SimpleNamespace(reduce=lambda tensor, how: reduce_sum(tensor))
     more |= {"bytes_per_token": bytes_per_token, "accelerator": accelerator}
     return validation_loss(module or FirstTarget(), batches, device=CPU, **more)
@@ -51,10 +53,18 @@ def test_bytes_are_counted_of_targets_not_of_inputs():
 
 def test_processes_sum_nats_tokens_and_bytes_before_dividing():
     sums, one_each = [], np.ones(11, dtype=np.int64)
-    score(batches=UNEVEN[:1], bytes_per_token=one_each, reduce_sum=lambda part: sums.append(part) or part)
-    both = score(batches=UNEVEN[1:], bytes_per_token=one_each, reduce_sum=lambda part: part + sums[0])
+    score(
+        batches=UNEVEN[:1],
+        bytes_per_token=one_each,
+        reduce_sum=lambda part: sums.append(part) or part,
+    )
+    both = score(
+        batches=UNEVEN[1:], bytes_per_token=one_each, reduce_sum=lambda part: part + sums[0]
+    )
     assert both == {"loss": pytest.approx(5.0), "bits_per_byte": pytest.approx(5.0 / math.log(2))}
-    assert score(batches=[], reduce_sum=lambda part: part + sums[0])["loss"] == pytest.approx(3.5)  # none of its own
+    assert score(batches=[], reduce_sum=lambda part: part + sums[0])["loss"] == pytest.approx(
+        3.5
+    )  # none of its own
 
 
 def test_stop_here_or_of_another_process_abandons_the_evaluation_and_dropout_is_off_only_in_it():

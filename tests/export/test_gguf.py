@@ -39,7 +39,23 @@ SCRIPTS = {
     "Tamil": "இது தமிழில் எழுதப்பட்ட ஒரு சிறிய வாக்கியம் கோப்பு ௧௨ ஸ்ரீ",
     "Latin": "Das ist ein kurzer Satz, daß wir's schrieben: don't DON'T e\u0301 ﬁ 3.14 x_y",
 }
-JOINS = [" ", " ", " ", "", "\n", "\r\n", ".\n", "  ", "\t", "\u200d", "\u200c", "!? ", "\n\n  ", "\u00a0", "1"]
+JOINS = [
+    " ",
+    " ",
+    " ",
+    "",
+    "\n",
+    "\r\n",
+    ".\n",
+    "  ",
+    "\t",
+    "\u200d",
+    "\u200c",
+    "!? ",
+    "\n\n  ",
+    "\u00a0",
+    "1",
+]
 JOINS.append("\ufeff")
 TEXTS = [text for text in SCRIPTS.values() for _ in range(30)]
 SHAPES = {"gpt2": {}, "llama": KINDS["untied"] | {"intermediate_size": 96}}
@@ -47,7 +63,10 @@ SHAPES = {"gpt2": {}, "llama": KINDS["untied"] | {"intermediate_size": 96}}
 
 def strings(script: str, number: int = 200) -> list[str]:
     draw, words = random.Random(script), SCRIPTS[script].split()
-    return ["".join(draw.choice(words) + draw.choice(JOINS) for _ in range(draw.randint(1, 12))) for _ in range(number)]
+    return [
+        "".join(draw.choice(words) + draw.choice(JOINS) for _ in range(draw.randint(1, 12)))
+        for _ in range(number)
+    ]
 
 
 def made(folder, kind="gpt2", split="qwen35", precision="f32", talks=False):
@@ -67,22 +86,40 @@ def made(folder, kind="gpt2", split="qwen35", precision="f32", talks=False):
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("llama", "f32"), ("gpt2", "f16"), ("llama", "q8_0")])
-def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_tokenizer(tmp_path, kind, precision):
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("llama", "f32"), ("gpt2", "f16"), ("llama", "q8_0")]
+)
+def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_tokenizer(
+    tmp_path, kind, precision
+):
     stock, tokenizer = made(tmp_path, kind, precision=precision)
     found = gguf.GGUFReader(tmp_path / "mine.gguf")
-    values = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in found.tensors}
+    values = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in found.tensors
+    }
     total = sum(parameter.numel() for parameter in stock.parameters())
     assert sum(value.size for value in values.values()) == total
-    matrices = [tensor for tensor in found.tensors if tensor.name.startswith("blk") and "_norm" not in tensor.name]
+    matrices = [
+        tensor
+        for tensor in found.tensors
+        if tensor.name.startswith("blk") and "_norm" not in tensor.name
+    ]
     kinds = {tensor.tensor_type.name for tensor in matrices}
     assert kinds - {"F32"} == {precision.upper()} - {"F32"}
     wte = stock.get_input_embeddings().weight.detach().numpy()
-    assert np.abs(values["token_embd.weight"] - wte).max() <= {"f32": 0, "f16": 1e-3, "q8_0": 1e-2}[precision]
+    assert (
+        np.abs(values["token_embd.weight"] - wte).max()
+        <= {"f32": 0, "f16": 1e-3, "q8_0": 1e-2}[precision]
+    )
     fields = {name: field.contents() for name, field in found.fields.items()}
     assert fields["tokenizer.ggml.pre"] == "qwen35" and fields["general.architecture"] == kind
-    assert fields["tokenizer.ggml.tokens"] == tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    assert fields["tokenizer.ggml.eos_token_id"] == tokenizer.eos_token_id and len(wte) == len(tokenizer)
+    assert fields["tokenizer.ggml.tokens"] == tokenizer.convert_ids_to_tokens(
+        list(range(len(tokenizer)))
+    )
+    assert fields["tokenizer.ggml.eos_token_id"] == tokenizer.eos_token_id and len(wte) == len(
+        tokenizer
+    )
     wanted = 'FROM ./mine.gguf\nTEMPLATE "{{ .Prompt }}"\nPARAMETER num_ctx 64'
     assert (tmp_path / "Modelfile").read_text().startswith(wanted)
 
@@ -92,7 +129,13 @@ def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_token
     [
         ("f16", 64, "transformer.h.0.mlp.c_fc.weight", 1e5, "f16 (--gguf f16) ends at 65504"),
         ("f16", 64, "transformer.wte.weight", 1e5, "f16 (--gguf f16) ends at 65504"),
-        ("q8_0", 64, "transformer.h.0.mlp.c_fc.weight", -1e7, "q8_0 (--gguf q8_0) ends at 8.31901e+06"),
+        (
+            "q8_0",
+            64,
+            "transformer.h.0.mlp.c_fc.weight",
+            -1e7,
+            "q8_0 (--gguf q8_0) ends at 8.31901e+06",
+        ),
         ("q8_0", 48, "transformer.h.0.mlp.c_fc.weight", 1e5, "f16 (--gguf q8_0) ends at 65504"),
         ("q8_0", 64, "transformer.h.0.mlp.c_fc.weight", 1e5, None),  # its blocks have scales
         ("f32", 64, "transformer.h.0.mlp.c_fc.weight", 1e38, None),
@@ -100,7 +143,9 @@ def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_token
         ("f16", 64, "transformer.wpe.weight", 1e5, None),
     ],
 )
-def test_weight_that_would_become_infinite_is_refused(tmp_path, precision, width, weight, value, limit):
+def test_weight_that_would_become_infinite_is_refused(
+    tmp_path, precision, width, weight, value, limit
+):
     tokenizer = tokenization.train_bpe(TEXTS, 400)
     model = built(n_embd=width, vocab_size=448)
     with torch.no_grad():
@@ -148,7 +193,10 @@ def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
     scaled = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
     for config, words in [
         (GPT2Config(activation_function="relu"), "activation_function = relu: must be gelu_new, "),
-        (GPT2Config(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx = True: must be False"),
+        (
+            GPT2Config(scale_attn_by_inverse_layer_idx=True),
+            "scale_attn_by_inverse_layer_idx = True: must be False",
+        ),
         (LlamaConfig(rope_parameters=scaled), "rope_type = linear: must be default"),
         (BloomConfig(), "model_type = bloom: must be gpt2 or llama"),
     ]:
@@ -163,14 +211,18 @@ class LlamaCpp:
         xllamacpp = pytest.importorskip("xllamacpp")
         params = xllamacpp.CommonParams()
         params.model.path, params.n_ctx, params.n_parallel, params.warmup = str(path), 64, 1, False
-        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # by default half precision
+        params.cache_type_k = params.cache_type_v = (
+            xllamacpp.ggml_type.GGML_TYPE_F32
+        )  # by default half precision
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
         self._server = xllamacpp.Server(params)
 
     def __call__(self, route, **asked):
         address = f"{self._server.listening_address}/{route}"
-        asked = urllib.request.Request(address, json.dumps(asked).encode(), {"Content-Type": "application/json"})
+        asked = urllib.request.Request(
+            address, json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(asked) as answer:
             return json.loads(answer.read())
 
@@ -189,25 +241,38 @@ def test_llama_cpp_makes_the_tokenizers_ids_of_every_script(tmp_path, split):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize(("precision", "within"), [("f32", 2e-3), ("f16", 3e-2), ("q8_0", 0.5)])
-def test_llama_cpp_computes_the_models_log_probabilities_and_greedy_text(tmp_path, kind, precision, within):
+def test_llama_cpp_computes_the_models_log_probabilities_and_greedy_text(
+    tmp_path, kind, precision, within
+):
     stock, tokenizer = made(tmp_path, kind, precision=precision)
     run, encode, worst = LlamaCpp(tmp_path / "mine.gguf"), tokenization.Encoder(tokenizer), []
     behind: list[float] = []
     for text in [text for script in SCRIPTS for text in strings(script, 6)]:
         ids = encode([text[:20]])[0].tolist()[:20]
         found = run("completion", prompt=ids, n_predict=1, temperature=0, n_probs=len(tokenizer))
-        if "completion_probabilities" in found:  # not where the likeliest token is a part of a character
-            theirs = {one["id"]: one["logprob"] for one in found["completion_probabilities"][0]["top_logprobs"]}
+        if (
+            "completion_probabilities" in found
+        ):  # not where the likeliest token is a part of a character
+            theirs = {
+                one["id"]: one["logprob"]
+                for one in found["completion_probabilities"][0]["top_logprobs"]
+            }
             with torch.inference_mode():
                 ours = stock(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
             assert len(theirs) == len(tokenizer)
             worst.append(max(abs(ours[i].item() - value) for i, value in theirs.items()))
-        new = run("completion", prompt=ids, n_predict=12, temperature=0, return_tokens=True)["tokens"]
+        new = run("completion", prompt=ids, n_predict=12, temperature=0, return_tokens=True)[
+            "tokens"
+        ]
         with torch.inference_mode():
             likely = stock(torch.tensor([ids + new])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
-        behind.append((likely.max(-1).values - likely[range(len(new)), new]).max().item())  # 0: the same greedy text
+        behind.append(
+            (likely.max(-1).values - likely[range(len(new)), new]).max().item()
+        )  # 0: the same greedy text
     assert len(worst) >= 20 and max(worst) < within and max(behind) < within, (worst, behind)
-    assert precision != "f32" or sum(gap == 0 for gap in behind) > 50  # the others are ties, to within rounding
+    assert (
+        precision != "f32" or sum(gap == 0 for gap in behind) > 50
+    )  # the others are ties, to within rounding
     print(f"{kind}, {precision}: {len(worst)} prompts, worst difference {max(worst):.1e} nats")
 
 

@@ -31,10 +31,36 @@ attn_pdrop=0.1 tokens_per_step=64 max_steps={STEPS} per_device_train_batch_size=
 warmup_steps=3 lr_scheduler_type=cosine weight_decay=0.1 adam_beta1=0.9 adam_beta2=0.95 adam_epsilon=1.0e-8
 max_grad_norm=1.0 seed=1 data_seed=2 logging_steps=1 eval_steps=6 eval_tokens=160 sample_steps=0 save_steps=3"""
 RECIPE = "".join(f"{setting.replace('=', ': ')}\n" for setting in SETTINGS.split())
-WORDS = tuple("the cat sat on the mat and the dog ate a red hat while rain fell on old town".split())  # noqa: SIM905
+WORDS = tuple(
+    [
+        "the",
+        "cat",
+        "sat",
+        "on",
+        "the",
+        "mat",
+        "and",
+        "the",
+        "dog",
+        "ate",
+        "a",
+        "red",
+        "hat",
+        "while",
+        "rain",
+        "fell",
+        "on",
+        "old",
+        "town",
+    ]
+)
 TRAIN = ("train.py", "--recipe", "tiny.yaml", "--save_total_limit", "0")
 RUN = Path("runs/tiny")
-ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # bits depend on threads
+ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}  # bits depend on threads
 ALONE |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "ACCELERATE_USE_CPU": "true"}
 
 
@@ -79,13 +105,20 @@ class Started:
         hasty: bool = False,
         file_bytes: int = 0,
     ):
-        with tempfile.NamedTemporaryFile(dir=cwd.parent, prefix=f".{cwd.name}-", suffix=".out", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=cwd.parent, prefix=f".{cwd.name}-", suffix=".out", delete=False
+        ) as file:
             self.out = Path(file.name)  # beside the folder, whose disk may be full
         self.err = self.out.with_suffix(".err")
         self.err.touch()
         if program:
             with open(self.out, "wb") as out, open(self.err, "wb") as err:
-                how = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, "start_new_session": True}
+                how = {
+                    "stdin": subprocess.DEVNULL,
+                    "stdout": out,
+                    "stderr": err,
+                    "start_new_session": True,
+                }
                 popen = subprocess.Popen(command, cwd=cwd, env=environment, **how)
             self.pids, self._codes = [popen.pid], lambda: [popen.poll()]
             return
@@ -93,15 +126,27 @@ class Started:
         if ranks > 1:
             # Below those that the kernel hands out for connections meanwhile.
             port = 20000 + (os.getpid() * 31 + time.monotonic_ns() // 1000) % 12000
-            shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            shared = {
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
             shared |= {"TORCHELASTIC_RUN_ID": "faults", "LOCAL_WORLD_SIZE": str(ranks)}
-            several = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+            several = [
+                shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)
+            ]
         printed = (self.out, self.err)
-        given = [(command, cwd, {**(environment or {}), **own}, printed, hasty, file_bytes) for own in several]
+        given = [
+            (command, cwd, {**(environment or {}), **own}, printed, hasty, file_bytes)
+            for own in several
+        ]
         forks = [_context().Process(target=_main, args=each) for each in given]
         for fork in forks:
             fork.start()
-        self.pids, self._codes = [fork.pid for fork in forks], lambda: [fork.exitcode for fork in forks]
+        self.pids, self._codes = (
+            [fork.pid for fork in forks],
+            lambda: [fork.exitcode for fork in forks],
+        )
 
     def wait(self, seconds: float = SECONDS) -> Done:
         """Wait for its end, and end it where it takes longer."""
@@ -132,7 +177,11 @@ def fault_of(done: Done, *culprits: str) -> str | None:
     Args:
         culprits: one of them has to stand in a line that begins with ``error:``.
     """
-    lines = [line for line in done.stderr.splitlines() if line.strip() and not set(line.strip()) <= set("^~|+- ")]
+    lines = [
+        line
+        for line in done.stderr.splitlines()
+        if line.strip() and not set(line.strip()) <= set("^~|+- ")
+    ]
     last = lines[-1][:300] if lines else "nothing was printed"
     if done.code is None:
         return f"no end in {done.seconds:.0f} s; last: {last}"
@@ -147,7 +196,9 @@ def fault_of(done: Done, *culprits: str) -> str | None:
     return None
 
 
-def ends(done: Done, folder: Path, wanted: Mapping, *culprits: str, steps: int = STEPS) -> str | None:
+def ends(
+    done: Done, folder: Path, wanted: Mapping, *culprits: str, steps: int = STEPS
+) -> str | None:
     """Return why a start after some damage does not hold: it names no culprit, or it ends with other bits."""
     if done.code != 0:
         return fault_of(done, *culprits)
@@ -196,9 +247,16 @@ def digest(path: Path) -> str:
 def bits_of(run_dir: Path, steps: int = STEPS) -> dict[str, object]:
     """Return what no interruption may change: weights and moments at the end, the losses of all steps."""
     last = run_dir / "checkpoints" / f"step-{steps:08d}"
-    found: dict[str, object] = {name: digest(last / name) for name in ("model.safetensors", "optimizer.safetensors")}
+    found: dict[str, object] = {
+        name: digest(last / name) for name in ("model.safetensors", "optimizer.safetensors")
+    }
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    losses = {(row["step"], key): row[key] for row in rows for key in ("train/loss", "eval/loss") if key in row}
+    losses = {
+        (row["step"], key): row[key]
+        for row in rows
+        for key in ("train/loss", "eval/loss")
+        if key in row
+    }
     return found | {"model/": digest(run_dir / "model" / "model.safetensors"), "losses": losses}
 
 
@@ -221,7 +279,12 @@ def _context():
     multiprocessing.process._cleanup = lambda: None
     context = multiprocessing.get_context("forkserver")
     # What each command imports, for seconds; of an older tree what is not there is left out.
-    imported = ["matplotlib.pyplot", "transformers.generation.utils", "transformers.models.gpt2.modeling_gpt2", "train"]
+    imported = [
+        "matplotlib.pyplot",
+        "transformers.generation.utils",
+        "transformers.models.gpt2.modeling_gpt2",
+        "train",
+    ]
     context.set_forkserver_preload(
         [*imported, "prepare_data", "ursa_minor.data.sources.tables", "generate", "eval_hellaswag"]
     )
@@ -232,14 +295,25 @@ def attack_tree(tree: Path) -> None:
     """Take the commands from this checkout; called once, before the first one."""
     os.environ.update(ALONE)
     paths = [str(tree), str(HERE), str(HERE.parent)]
-    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"  # of what killed ones held
+    os.environ["PYTHONWARNINGS"] = (
+        "ignore::UserWarning:multiprocessing.resource_tracker"  # of what killed ones held
+    )
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # the warmed process reads it
     os.environ["FAULTS_TREE"] = str(tree)
     sys.path[:0] = paths
-    os.chdir(tree)  # whose modules the warmed process would else take from where the campaign was started
+    os.chdir(
+        tree
+    )  # whose modules the warmed process would else take from where the campaign was started
 
 
-def _main(command: Sequence[str], cwd: Path, environment: dict, printed: tuple, hasty: bool, file_bytes: int) -> None:
+def _main(
+    command: Sequence[str],
+    cwd: Path,
+    environment: dict,
+    printed: tuple,
+    hasty: bool,
+    file_bytes: int,
+) -> None:
     """Be a command, in a fork: the script's ``main`` with these flags."""
     code = 70
     try:

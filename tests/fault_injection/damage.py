@@ -28,7 +28,9 @@ WAYS: dict[str, Callable[[Path, float], object]] = {
     "to_folder": lambda path, _: (path.unlink(), path.mkdir()),
     "to_dangling_link": lambda path, _: (path.unlink(), path.symlink_to("nothing")),
     # With the same one of the checkpoint before, or that one's bytes alone.
-    "swap": lambda path, seed: swap(path, path.parent.with_name(BEFORE.name) / path.name, both=seed < 0.5),
+    "swap": lambda path, seed: swap(
+        path, path.parent.with_name(BEFORE.name) / path.name, both=seed < 0.5
+    ),
 }
 
 
@@ -37,12 +39,17 @@ def flips(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     whole, wanted = commands.finished(base, shared)
     shards = sorted(path.relative_to(whole) for path in (whole / "data").rglob("*.bin"))
     for _ in range(200):
-        kind, seed = rng.choice(("checkpoint", "checkpoint", "checkpoint", "shard", "at rest")), rng.random()
+        kind, seed = (
+            rng.choice(("checkpoint", "checkpoint", "checkpoint", "shard", "at rest")),
+            rng.random(),
+        )
         path = LAST / rng.choice(IN_CHECKPOINT) if kind == "checkpoint" else rng.choice(shards)
         yield f"{kind}: {path}", partial(flipped, whole, wanted, kind, path, seed)
 
 
-def flipped(whole: Path, wanted: dict, kind: str, path: Path, seed: float, folder: Path) -> str | None:
+def flipped(
+    whole: Path, wanted: dict, kind: str, path: Path, seed: float, folder: Path
+) -> str | None:
     """Be a case: flip a bit."""
     damaged = commands.copy(whole, folder) / path
     times, data = damaged.stat(), bytearray(damaged.read_bytes())
@@ -51,7 +58,9 @@ def flipped(whole: Path, wanted: dict, kind: str, path: Path, seed: float, folde
     damaged.write_bytes(data)
     if kind == "at rest":
         os.utime(damaged, ns=(times.st_atime_ns, times.st_mtime_ns))
-        done = commands.run(("prepare_data.py", *commands.TRAIN[1:3], "--verify", str(path.parent)), folder)
+        done = commands.run(
+            ("prepare_data.py", *commands.TRAIN[1:3], "--verify", str(path.parent)), folder
+        )
         return commands.fault_of(done, path.name) if done.code else "the flipped bit was not seen"
     if kind == "shard":
         shutil.rmtree(folder / LAST)  # so that there is something to train
@@ -62,18 +71,27 @@ def cuts(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Ca
     """Each way to damage a file, for each file of a checkpoint; edits with their hashes; shards."""
     whole, wanted = commands.finished(base, shared)
     each = [(how, name, rng.random()) for name in IN_CHECKPOINT for how in WAYS]
-    rows = [(f"{how} {name}", partial(_way, how, LAST / name, seed), (name, LAST.name)) for how, name, seed in each]
+    rows = [
+        (f"{how} {name}", partial(_way, how, LAST / name, seed), (name, LAST.name))
+        for how, name, seed in each
+    ]
     rows += [
-        (f"{title}, hashed anew", partial(_hashed, name, change), (BEFORE.name, name)) for title, name, change in HASHED
+        (f"{title}, hashed anew", partial(_hashed, name, change), (BEFORE.name, name))
+        for title, name, change in HASHED
     ]
     rows.append(("two shards are swapped", _swapped_shards, ("train_",)))
     for title, damage, culprits in rows:
         yield title, partial(trained, damage, whole, wanted, culprits)
     for how in ("cut", "remove", "empty", "append", "to_folder"):
-        yield f"{how} a shard, then prepare it again", partial(prepared_again, whole, wanted, how, rng.random())
+        yield (
+            f"{how} a shard, then prepare it again",
+            partial(prepared_again, whole, wanted, how, rng.random()),
+        )
 
 
-def trained(damage: Callable, whole: Path, wanted: dict, culprits: tuple[str, ...], folder: Path) -> str | None:
+def trained(
+    damage: Callable, whole: Path, wanted: dict, culprits: tuple[str, ...], folder: Path
+) -> str | None:
     """Be a case: damage a copy of the folder, and train."""
     damage(commands.copy(whole, folder))
     return commands.ends(commands.run(commands.TRAIN, folder), folder, wanted, *culprits)
@@ -131,7 +149,9 @@ def _state(fields: dict, data: bytes) -> bytes:
 def _tensors(change: Callable[[dict, str], object], data: bytes) -> bytes:
     tensors = safetensors.numpy.load(data)
     change(tensors, max(tensors, key=lambda name: (tensors[name].size, name)))
-    return safetensors.numpy.save({name: numpy.ascontiguousarray(values) for name, values in tensors.items()})
+    return safetensors.numpy.save(
+        {name: numpy.ascontiguousarray(values) for name, values in tensors.items()}
+    )
 
 
 # Changes of tensors, the largest of which has a name.
@@ -140,8 +160,12 @@ TENSORS: dict[str, Callable[[dict, str], object]] = {
     "a row is missing": lambda tensors, name: tensors.update({name: tensors[name][1:]}),
     "flat": lambda tensors, name: tensors.update({name: tensors[name].reshape(-1)}),
     "whole numbers": lambda tensors, name: tensors.update({name: tensors[name].astype("int32")}),
-    "twice the precision": lambda tensors, name: tensors.update({name: tensors[name].astype("float64")}),
-    "half the precision": lambda tensors, name: tensors.update({name: tensors[name].astype("float16")}),
+    "twice the precision": lambda tensors, name: tensors.update(
+        {name: tensors[name].astype("float64")}
+    ),
+    "half the precision": lambda tensors, name: tensors.update(
+        {name: tensors[name].astype("float16")}
+    ),
     "one is missing": lambda tensors, name: tensors.pop(name),
     "one more": lambda tensors, name: tensors.update(more=tensors[name]),
     "another name": lambda tensors, name: tensors.update(other=tensors.pop(name)),
@@ -154,6 +178,10 @@ WEIGHTS = ("model.safetensors", "optimizer.safetensors")
 HASHED: list[tuple[str, str, Callable[[bytes], bytes]]] = [
     *((f"state.json of {fields!r}", "state.json", partial(_state, fields)) for fields in STATES),
     *((f"state.json {data!r:.20}", "state.json", lambda _, data=data: data) for data in NO_STATES),
-    *((f"{name}: {how}", name, partial(_tensors, TENSORS[how])) for name in WEIGHTS for how in TENSORS),
+    *(
+        (f"{name}: {how}", name, partial(_tensors, TENSORS[how]))
+        for name in WEIGHTS
+        for how in TENSORS
+    ),
     *((f"{name}: random", name, lambda _: bytes(range(256)) * 9) for name in WEIGHTS),
 ]

@@ -63,14 +63,29 @@ ROWS = (
     Row("TMPDIR is missing", {"TMPDIR": "/nowhere/at/all"}),
     Row("TMPDIR is read-only", {"TMPDIR": "/mnt"}, UNSHARED.format("/mnt")),
     Row("/dev/shm is read-only", {}, UNSHARED.format("/dev/shm")),
-    *(Row(f"ulimit {limit}", shell=f'ulimit {limit}; exec "$@"') for limit in ("-n 24", "-n 12", "-s 300", "-f 2")),
-    *(Row(f"ulimit -v {kib}", shell=f'ulimit -v {kib}; exec "$@"') for kib in (2_500_000, 1_500_000, 700_000)),
-    *(Row(f"closed {what}", shell=f'exec "$@" {what}') for what in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")),
+    *(
+        Row(f"ulimit {limit}", shell=f'ulimit {limit}; exec "$@"')
+        for limit in ("-n 24", "-n 12", "-s 300", "-f 2")
+    ),
+    *(
+        Row(f"ulimit -v {kib}", shell=f'ulimit -v {kib}; exec "$@"')
+        for kib in (2_500_000, 1_500_000, 700_000)
+    ),
+    *(
+        Row(f"closed {what}", shell=f'exec "$@" {what}')
+        for what in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
+    ),
     Row("full stdout", shell='exec "$@" >/dev/full'),
     Row("Python -O", flags=("-O",)),
     *(Row(f"in {place!r}", place=place) for place in PLACES),
-    *(Row(given, dict([given.split("=", 1)]), bits=not given.startswith("OMP")) for given in GARBAGE.split()),
-    *(Row(f"{which.name} early", signal=which) for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) * 4),
+    *(
+        Row(given, dict([given.split("=", 1)]), bits=not given.startswith("OMP"))
+        for given in GARBAGE.split()
+    ),
+    *(
+        Row(f"{which.name} early", signal=which)
+        for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) * 4
+    ),
 )
 
 
@@ -87,15 +102,24 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         yield row.title, partial(surrounded, row, given, wanted, rng.uniform(0.0, 4.0))
 
 
-def surrounded(row: Row, given: list[Path], wanted: dict, moment: float, folder: Path) -> str | None:
+def surrounded(
+    row: Row, given: list[Path], wanted: dict, moment: float, folder: Path
+) -> str | None:
     """Be a case: train in these surroundings; where a signal is to come, after so many seconds."""
     place = folder / row.place
     place.mkdir(exist_ok=True)
     subprocess.run(["cp", "-a", *map(str, given), str(place)], check=True)
     variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **commands.ALONE, **row.variables}
     environment = {name: value for name, value in variables.items() if value is not None}
-    python = [sys.executable, *row.flags, str(Path(os.environ["FAULTS_TREE"], TRAIN[0])), *TRAIN[1:]]
-    started = commands.Started(["bash", "-c", row.shell, "case", *python], place, environment, program=True)
+    python = [
+        sys.executable,
+        *row.flags,
+        str(Path(os.environ["FAULTS_TREE"], TRAIN[0])),
+        *TRAIN[1:],
+    ]
+    started = commands.Started(
+        ["bash", "-c", row.shell, "case", *python], place, environment, program=True
+    )
     if row.signal:
         time.sleep(moment)
         os.kill(started.pids[0], row.signal)

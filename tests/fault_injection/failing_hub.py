@@ -13,8 +13,20 @@ import commands
 from fake_hub import Fault, HubServer
 
 ID = "me/run"
-ASKED = ("GET .*/refs", "POST /api/repos/create", "GET /api/models/me/run$", "POST .*/preupload/", "PUT /lfs/")
-ASKED += ("POST .*/objects/batch", "POST .*/commit/", "POST .*/tag/", "GET /api/whoami", "POST /api/validate-yaml")
+ASKED = (
+    "GET .*/refs",
+    "POST /api/repos/create",
+    "GET /api/models/me/run$",
+    "POST .*/preupload/",
+    "PUT /lfs/",
+)
+ASKED += (
+    "POST .*/objects/batch",
+    "POST .*/commit/",
+    "POST .*/tag/",
+    "GET /api/whoami",
+    "POST /api/validate-yaml",
+)
 FAULTS = {
     "500 twice": {"status": 500, "times": 2},
     "503 for good": {"status": 503, "times": 10**9},
@@ -23,7 +35,15 @@ FAULTS = {
     "drop": {"kind": "drop", "times": 2},
     "lose": {"kind": "lose", "times": 1},
 }
-PUSHES = (*commands.TRAIN, "--push_to_hub", "true", "--hub_model_id", ID, "--hub_strategy", "all_checkpoints")
+PUSHES = (
+    *commands.TRAIN,
+    "--push_to_hub",
+    "true",
+    "--hub_model_id",
+    ID,
+    "--hub_strategy",
+    "all_checkpoints",
+)
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
@@ -38,7 +58,9 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
             yield f"{asked}: {name}", partial(failing, base, wanted, pushed, asked, fault)
 
 
-def failing(base: Path, wanted: dict, pushed: tuple, asked: str, fault: dict, folder: Path) -> str | None:
+def failing(
+    base: Path, wanted: dict, pushed: tuple, asked: str, fault: dict, folder: Path
+) -> str | None:
     """Be a case: train and push to a Hub that answers a request so."""
     commands.copy(base, folder)
     with HubServer() as server:
@@ -59,7 +81,9 @@ def failing(base: Path, wanted: dict, pushed: tuple, asked: str, fault: dict, fo
             if done.code != 0:
                 return f"--push_pending ends with {done.code}: {done.stderr[-300:]}"
         if _pushed(server) != pushed:
-            return f"on the Hub are {sorted(server.tags(ID))}, not what a push without a fault brings"
+            return (
+                f"on the Hub are {sorted(server.tags(ID))}, not what a push without a fault brings"
+            )
     return commands.difference(commands.bits_of(folder / commands.RUN), wanted)
 
 
@@ -70,5 +94,9 @@ def _run(folder: Path, server: HubServer, *command: str) -> commands.Done:
 def _pushed(server: HubServer) -> tuple:
     if ID not in server.repositories:
         return ()
-    files = {name: data for name, data in server.files(ID).items() if name.endswith((".safetensors", "config.json"))}
+    files = {
+        name: data
+        for name, data in server.files(ID).items()
+        if name.endswith((".safetensors", "config.json"))
+    }
     return files, sorted(server.tags(ID))

@@ -52,7 +52,9 @@ def limited(most: int, base: Path, wanted: dict, folder: Path) -> str | None:
 
 def too_small(more: int, folder: Path) -> commands.Done:
     """Run where so many bytes are free."""
-    used = subprocess.run(["df", "-B1", "--output=used", folder], capture_output=True, text=True, check=True).stdout
+    used = subprocess.run(
+        ["df", "-B1", "--output=used", folder], capture_output=True, text=True, check=True
+    ).stdout
     mount(folder, str(int(used.split()[1]) + more), "remount,")
     return commands.run(commands.TRAIN, folder)
 
@@ -69,13 +71,20 @@ def filled(begin: float, length: float, folder: Path) -> commands.Done:
 
 def mount(folder: Path, size: str, how: str = "") -> None:
     """Mount a tmpfs of this size, or give it this size."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"{how}size={size}", "tmpfs", str(folder)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"{how}size={size}", "tmpfs", str(folder)], check=True
+    )
 
 
 def may_mount(folder: Path) -> bool:
     """Return whether this user may mount a tmpfs."""
     (place := folder / "mount").mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True).returncode == 0
+    done = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True
+        ).returncode
+        == 0
+    )
     if done:
         subprocess.run(["umount", str(place)], check=True)
     return done

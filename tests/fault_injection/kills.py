@@ -23,32 +23,57 @@ KILLS = 3
 RUNS = 20
 STEPS = 90
 TARGETS = ("trainer", "reader", "rank", "trainer", "launcher")
-FLAGS = ("--recipe", "stream.yaml", "--max_steps", str(STEPS), "--save_steps", "10", "--eval_steps", "30")
+FLAGS = (
+    "--recipe",
+    "stream.yaml",
+    "--max_steps",
+    str(STEPS),
+    "--save_steps",
+    "10",
+    "--eval_steps",
+    "30",
+)
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """20 runs that read a mixture of Parquet, JSON lines and CSV while they train, each killed three times."""
     commands.copy(base, shared)
-    texts = {name: [f"{name} {i} {commands.text(i, 20 + i % 9)}" for i in range(150)] for name in "abcd"}
+    texts = {
+        name: [f"{name} {i} {commands.text(i, 20 + i % 9)}" for i in range(150)] for name in "abcd"
+    }
     for name in "ab":
-        pq.write_table(pa.table({"text": texts[name]}), shared / f"{name}.parquet", row_group_size=16)
-    (shared / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts["c"]))
+        pq.write_table(
+            pa.table({"text": texts[name]}), shared / f"{name}.parquet", row_group_size=16
+        )
+    (shared / "c.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts["c"])
+    )
     with (shared / "d.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([text] for text in texts["d"])])
-    sources = "sources:\n- {weight: 3, data_files: ['*.parquet']}\n- {weight: 1, data_files: [c.jsonl]}\n"
+    sources = (
+        "sources:\n- {weight: 3, data_files: ['*.parquet']}\n- {weight: 1, data_files: [c.jsonl]}\n"
+    )
     sources += "- {weight: 1, data_files: [d.csv]}\n"
-    (shared / "stream.yaml").write_text(commands.RECIPE.replace("data_files: [text.txt]\n", sources))
+    (shared / "stream.yaml").write_text(
+        commands.RECIPE.replace("data_files: [text.txt]\n", sources)
+    )
     wanted: dict[int, dict] = {}
     for ranks in (1, 2):
-        commands.must(commands.run(("train.py", *FLAGS, "--run_name", f"whole{ranks}"), shared, ranks=ranks))
+        commands.must(
+            commands.run(("train.py", *FLAGS, "--run_name", f"whole{ranks}"), shared, ranks=ranks)
+        )
         wanted[ranks] = commands.bits_of(shared / "runs" / f"whole{ranks}", STEPS)
-    commands.must(commands.run(("prepare_data.py", *FLAGS), shared))  # to their end, which a run may not need
+    commands.must(
+        commands.run(("prepare_data.py", *FLAGS), shared)
+    )  # to their end, which a run may not need
     for number in range(RUNS):
         target = TARGETS[number % len(TARGETS)]
         yield target, partial(killed, target, random.Random(rng.random()), shared, wanted)
 
 
-def killed(target: str, dice: random.Random, shared: Path, wanted: dict[int, dict], folder: Path) -> str | None:
+def killed(
+    target: str, dice: random.Random, shared: Path, wanted: dict[int, dict], folder: Path
+) -> str | None:
     """Be a case: start a run in a folder until it ends by itself, and kill the first starts."""
     for path in [*(path for path in shared.glob("*.*") if path.is_file()), shared / "tok"]:
         (folder / path.name).symlink_to(path)
@@ -57,8 +82,12 @@ def killed(target: str, dice: random.Random, shared: Path, wanted: dict[int, dic
         if target == "launcher":
             command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
             command += [str(tree / "accelerate_configs/cpu.yaml"), str(tree / "train.py"), *FLAGS]
-            environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-            started = commands.Started(command, folder, environment | {"OMP_NUM_THREADS": "1"}, program=True)
+            environment = {
+                name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+            }
+            started = commands.Started(
+                command, folder, environment | {"OMP_NUM_THREADS": "1"}, program=True
+            )
         else:
             started = commands.Started(("train.py", *FLAGS), folder, ranks=ranks)
         if kill < KILLS:
@@ -66,7 +95,10 @@ def killed(target: str, dice: random.Random, shared: Path, wanted: dict[int, dic
         done = started.wait(3 * commands.SECONDS)
         if done.code is None:
             return f"start {kill + 1} did not end: {done.stderr[-300:]}"
-        if "Traceback" in done.stderr and target not in ("launcher", "rank"):  # those print one of their own
+        if "Traceback" in done.stderr and target not in (
+            "launcher",
+            "rank",
+        ):  # those print one of their own
             return f"start {kill + 1}: traceback: {done.stderr[-300:]}"
         # Trainers and readers end with their launcher or trainer by themselves: this waits for it, and for no longer.
         end = time.monotonic() + commands.SECONDS
@@ -81,7 +113,10 @@ def killed(target: str, dice: random.Random, shared: Path, wanted: dict[int, dic
     whole = _shards(shared)
     other = [name for name, digest in _shards(folder).items() if whole.get(name) != digest]
     why = f"other shards than one reading makes: {', '.join(other)}" if other else None
-    return commands.difference(commands.bits_of(folder / "runs" / "stream", STEPS), wanted[ranks]) or why
+    return (
+        commands.difference(commands.bits_of(folder / "runs" / "stream", STEPS), wanted[ranks])
+        or why
+    )
 
 
 def _kill(started: commands.Started, target: str, dice: random.Random) -> None:

@@ -17,7 +17,18 @@ VALUES = r"""null|true|''|-1|0|1e309|-1e400|.nan|.inf|1_000|[]|{}|[[[]]]|{a: 1}|
 !!python/object/apply:os.system ['true']|!!set {a}|!!timestamp x|../../x|/dev/zero|hub://x"""
 VALUES = [value for line in VALUES.splitlines() for value in line.split("|")]
 VALUES += ["é" * 3000, "🦣" * 2000, "- a\n- b", "|\n  text\n", "\t"]
-HEADS = ("<<: {a: 1}", "<<: [1]", "? [a]\n: 1", "? {a: 1}\n: 2", "---", "...", "1: 2", "null: 3", "=: 1", "\ufeff")
+HEADS = (
+    "<<: {a: 1}",
+    "<<: [1]",
+    "? [a]\n: 1",
+    "? {a: 1}\n: 2",
+    "---",
+    "...",
+    "1: 2",
+    "null: 3",
+    "=: 1",
+    "\ufeff",
+)
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
@@ -32,7 +43,9 @@ def attacked(path: Path, how: str, dice: random.Random, folder: Path) -> str | N
     """Be a case: the recipe is accepted, or refused by the name of the file or of a flag."""
     flags: list[str] = []
     (folder / "attacked.yaml").write_bytes(WAYS[how](path.read_bytes(), dice, flags))
-    done = commands.run(("prepare_data.py", "--recipe", "attacked.yaml", *flags, *ENDS), folder, SECONDS)
+    done = commands.run(
+        ("prepare_data.py", "--recipe", "attacked.yaml", *flags, *ENDS), folder, SECONDS
+    )
     return commands.fault_of(done, ACCEPTED, "attacked.yaml", *(word[2:] for word in flags[::2]))
 
 
@@ -78,8 +91,12 @@ def _flag(data: bytes, dice: random.Random, flags: list) -> bytes:
 
 def _source(data: bytes, dice: random.Random, flags: list) -> bytes:
     weight = f"{{weight: {dice.choice(VALUES)}, data_files: {dice.choice(VALUES)}}}"
-    each = dice.choice(("{weight: .nan}", "{weight: 1, data_files: x}", "3", "null", "{1: 2}", "{[a]: b}", weight))
-    return data.replace(b"data_files:", b"old_files:") + f"\nsources:\n- {each}\n- {each}\n".encode()
+    each = dice.choice(
+        ("{weight: .nan}", "{weight: 1, data_files: x}", "3", "null", "{1: 2}", "{[a]: b}", weight)
+    )
+    return (
+        data.replace(b"data_files:", b"old_files:") + f"\nsources:\n- {each}\n- {each}\n".encode()
+    )
 
 
 WAYS: dict[str, Callable[[bytes, random.Random, list], bytes]] = {
@@ -87,7 +104,9 @@ WAYS: dict[str, Callable[[bytes, random.Random, list], bytes]] = {
     "lines": _lines,
     "a head": lambda data, dice, flags: f"{dice.choice(HEADS)}\n".encode() + data,
     "bits": _bits,
-    "noise": lambda data, dice, flags: data[: (place := dice.randrange(len(data)))] + dice.randbytes(99) + data[place:],
+    "noise": lambda data, dice, flags: (
+        data[: (place := dice.randrange(len(data)))] + dice.randbytes(99) + data[place:]
+    ),
     "a key's name": _names,
     "a flag": _flag,
     "a source": _source,

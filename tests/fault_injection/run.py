@@ -38,14 +38,27 @@ ROOT = commands.HERE.parents[1]
 SEED = 19  # another one's results have a file of their own
 PART = 4  # without --full every fourth case
 # By name: what yields the cases.
-CAMPAIGNS = {"bits": damage.flips, "cuts": damage.cuts, "kills": kills.cases, "disk": full_disk.cases}
-CAMPAIGNS |= {"recipes": recipe_files.cases, "hub": failing_hub.cases, "environment": environment.cases}
+CAMPAIGNS = {
+    "bits": damage.flips,
+    "cuts": damage.cuts,
+    "kills": kills.cases,
+    "disk": full_disk.cases,
+}
+CAMPAIGNS |= {
+    "recipes": recipe_files.cases,
+    "hub": failing_hub.cases,
+    "environment": environment.cases,
+}
 
 
 def main() -> int:
     """Run the campaigns that were asked for; return 1 where a case does not hold."""
-    parser = argparse.ArgumentParser(description="Attack the product in seeded campaigns.", allow_abbrev=False)
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to attack (default: this one)")
+    parser = argparse.ArgumentParser(
+        description="Attack the product in seeded campaigns.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "--tree", type=Path, default=ROOT, help="the checkout to attack (default: this one)"
+    )
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=[], help="these campaigns")
     parser.add_argument("--case", type=int, help="only the case of this number; its folder is kept")
     parser.add_argument("--seed", type=int, default=SEED)
@@ -61,21 +74,31 @@ def main() -> int:
     scratch, began = Path(tempfile.mkdtemp(prefix="faults-")), time.perf_counter()
     try:
         base = commands.prepare(scratch)
-        results = {campaign: attack(campaign, asked, base, scratch) for campaign in asked.only or CAMPAIGNS}
+        results = {
+            campaign: attack(campaign, asked, base, scratch) for campaign in asked.only or CAMPAIGNS
+        }
     finally:
         if asked.case is None:
             shutil.rmtree(scratch, ignore_errors=True)
     tried, held = (sum(result[key] for result in results.values()) for key in ("tried", "held"))
     seconds = time.perf_counter() - began
-    print(f"{held} of {tried} cases held, in {seconds / 60:.1f} min; seed {asked.seed}; tree {commit(tree)}")
+    print(
+        f"{held} of {tried} cases held, in {seconds / 60:.1f} min; seed {asked.seed}; tree {commit(tree)}"
+    )
     if asked.json and asked.case is None:
-        about = {"date": datetime.date.today().isoformat(), "tree": commit(tree), "campaign": commit(ROOT)}
+        about = {
+            "date": datetime.date.today().isoformat(),
+            "tree": commit(tree),
+            "campaign": commit(ROOT),
+        }
         about |= {"seed": asked.seed, "full": asked.full, "python": platform.python_version()}
         about |= {"cpus": os.cpu_count(), "seconds": round(seconds), "tried": tried, "held": held}
         other = [] if tree == ROOT else [commit(tree)]
         seed = [] if asked.seed == SEED else [f"seed{asked.seed}"]
         path = folder / f"{'-'.join(['faults', *other, about['date'], *seed, *asked.only])}.json"
-        path.write_text(json.dumps(about | {"campaigns": results}, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(
+            json.dumps(about | {"campaigns": results}, indent=1, ensure_ascii=False) + "\n"
+        )
         print(f"written to {path}")
     return 0 if held == tried else 1
 
@@ -107,7 +130,9 @@ def attack(name: str, asked: argparse.Namespace, base: Path, scratch: Path) -> d
             faults.append({"case": number, "what": title, "why": why})
             print(f"{name} {number}: {title}: {why}", flush=True)
         if asked.case is None:
-            subprocess.run(["rm", "-rf", str(folder), *shared.glob(f".{folder.name}-*")], check=False)
+            subprocess.run(
+                ["rm", "-rf", str(folder), *shared.glob(f".{folder.name}-*")], check=False
+            )
         else:
             print(f"{name} {number}: {title}: kept in {folder}; what it printed is beside it")
 
@@ -116,7 +141,12 @@ def attack(name: str, asked: argparse.Namespace, base: Path, scratch: Path) -> d
     seconds = round(time.perf_counter() - began, 1)
     faults.sort(key=lambda fault: fault["case"])
     print(f"{name}: {len(cases) - len(faults)} of {len(cases)} held, {seconds} s", flush=True)
-    return {"tried": len(cases), "held": len(cases) - len(faults), "seconds": seconds, "faults": faults}
+    return {
+        "tried": len(cases),
+        "held": len(cases) - len(faults),
+        "seconds": seconds,
+        "faults": faults,
+    }
 
 
 def commit(tree: Path) -> str:

@@ -30,7 +30,11 @@ FIELDS = {"license": "mit", "language": ["en"], "tags": ["ursa-minor", "mine"], 
 
 def card(step: int = 1, body: str = "", **changes) -> str:
     """A generated card; a field that is None is left out."""
-    fields = {**FIELDS, "pipeline_tag": "text-generation", "model-index": index((*LOSS, 3.0 - step / 10))}
+    fields = {
+        **FIELDS,
+        "pipeline_tag": "text-generation",
+        "model-index": index((*LOSS, 3.0 - step / 10)),
+    }
     fields = {name: value for name, value in {**fields, **changes}.items() if value is not None}
     header = yaml.safe_dump(fields, sort_keys=False)
     return mark(f"---\n{header}---\n\n# Step {step}\n{body}")
@@ -47,17 +51,30 @@ def values(text: str) -> list[tuple]:
         for group in entry["results"]:
             data = group["dataset"]
             for value in group["metrics"]:
-                found.append((data["type"], data.get("revision"), value["type"], value.get("name"), value["value"]))
+                found.append(
+                    (
+                        data["type"],
+                        data.get("revision"),
+                        value["type"],
+                        value.get("name"),
+                        value["value"],
+                    )
+                )
     return found
 
 
 def test_card_that_nobody_edited_becomes_the_new_one():
     assert merge(card(2), "") == merge(card(2), "\ufeff \n") == merge(card(2), card(1)) == card(2)
-    assert merge(card(2, license=None, tags=["ursa-minor"]), card(1)) == card(2, license=None, tags=["ursa-minor"])
+    assert merge(card(2, license=None, tags=["ursa-minor"]), card(1)) == card(
+        2, license=None, tags=["ursa-minor"]
+    )
 
 
 def test_text_around_our_section_is_kept():
-    edited = card(1).replace("\n<!-- ursa-minor:begin", "\nAbove.\n\n<!-- ursa-minor:begin") + "\nBelow.\n"
+    edited = (
+        card(1).replace("\n<!-- ursa-minor:begin", "\nAbove.\n\n<!-- ursa-minor:begin")
+        + "\nBelow.\n"
+    )
     merged = merge(card(2), edited)
     assert "\nAbove.\n" in merged and merged.endswith("\nBelow.\n")
     assert "# Step 2" in merged and "# Step 1" not in merged
@@ -74,7 +91,9 @@ def test_text_around_our_section_is_kept():
         lambda text: "# Mine\n",
         lambda text: "# Mine, without a line break",
         lambda text: "---\nlicense: mit\n---\n# Mine\n",
-        lambda text: "---\nlanguage: no\nlicense:   'mit'   # as agreed\n\n# all tags\ntags: [x]\n---\n# Mine\n",
+        lambda text: (
+            "---\nlanguage: no\nlicense:   'mit'   # as agreed\n\n# all tags\ntags: [x]\n---\n# Mine\n"
+        ),
         lambda text: "---\n{license: mit, extra: 1.10}\n---\n# Mine\n",
         lambda text: "---\n  license: mit\n  extra: .nan\n---\n# Mine\n",
         lambda text: "---\n---\n",
@@ -91,7 +110,14 @@ def test_merging_again_changes_nothing(edit):
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark_of_utf8", ["", "\ufeff"])
 def test_foreign_card_is_kept_byte_for_byte(newline, mark_of_utf8):
-    lines = ["---", "license:   'apache-2.0'   # ask me", "", "# widget", "widget: [{text: Hi}]", "date: 2026-01-02"]
+    lines = [
+        "---",
+        "license:   'apache-2.0'   # ask me",
+        "",
+        "# widget",
+        "widget: [{text: Hi}]",
+        "date: 2026-01-02",
+    ]
     lines += ["---", "# Mine ", "", "Text.  ", "", "| a |", "---"]
     foreign = mark_of_utf8 + newline.join(lines) + newline
     merged = merge(card(1), foreign)
@@ -135,16 +161,26 @@ def test_results_of_others_are_kept_and_ours_replaced():
     theirs[0]["results"][0]["source"] = {"url": "https://example.com", "name": "Board"}
     text = add_results(card(1), theirs)
     text = add_results(text, index((*ACC, 28.0)))
-    assert values(text) == [(*LOSS, 2.9), (*LOSS[:3], "their loss", 1.0), (*ACC[:3], "5-shot", 40.0), (*ACC, 28.0)]
+    assert values(text) == [
+        (*LOSS, 2.9),
+        (*LOSS[:3], "their loss", 1.0),
+        (*ACC[:3], "5-shot", 40.0),
+        (*ACC, 28.0),
+    ]
     merged = merge(card(2, **{"model-index": index((*ACC, 29.0), (*NORM, 31.0))}), text)
-    assert [value for value in values(merged) if value[2] == "loss"] == [(*LOSS[:3], "their loss", 1.0)]
+    assert [value for value in values(merged) if value[2] == "loss"] == [
+        (*LOSS[:3], "their loss", 1.0)
+    ]
     assert {value for value in values(merged) if value[0] != "text"} == {
         (*ACC[:3], "5-shot", 40.0),
         (*ACC, 29.0),
         (*NORM, 31.0),
     }
     assert "url: https://example.com" in merged
-    assert fields(merge(card(3, **{"model-index": None}), merge(card(2), card(1)))).get("model-index") is None
+    assert (
+        fields(merge(card(3, **{"model-index": None}), merge(card(2), card(1)))).get("model-index")
+        is None
+    )
 
 
 def test_second_push_replaces_the_value():
@@ -152,7 +188,10 @@ def test_second_push_replaces_the_value():
     text = add_results(card(1, **{"model-index": index(old, old)}), index((*ACC, 28.0)))
     assert values(text) == [(*ACC, 28.0)]
     other_revision = (ACC[0], "2" * 40, *ACC[2:])
-    assert values(add_results(text, index((*other_revision, 27.0)))) == [(*ACC, 28.0), (*other_revision, 27.0)]
+    assert values(add_results(text, index((*other_revision, 27.0)))) == [
+        (*ACC, 28.0),
+        (*other_revision, 27.0),
+    ]
 
 
 def test_result_that_others_replaced_outlives_ours():
@@ -195,4 +234,6 @@ def test_no_name_breaks_the_section():
     names = ["-->", "<!-- ursa-minor:end -->", "ursa-minor:begin", "}--", "\u2028"]
     for name in names:
         first = card(1, body=f"{name}\n", tags=[name])
-        assert merge(card(2, body=f"{name}\n", tags=[name]), first) == card(2, body=f"{name}\n", tags=[name])
+        assert merge(card(2, body=f"{name}\n", tags=[name]), first) == card(
+            2, body=f"{name}\n", tags=[name]
+        )

@@ -20,15 +20,21 @@ def test_token_is_in_no_file_no_message_and_no_request_but_its_header_and_the_te
     server.make(ID)
     stage(pending, 1, 2)
     for match in [*ENDPOINTS.values(), "whoami"]:
-        server.faults = [Fault(match, status=403, message=f"{TOKEN} may not, hf_oauth_{'x.Y-' * 9} neither")]
+        server.faults = [
+            Fault(match, status=403, message=f"{TOKEN} may not, hf_oauth_{'x.Y-' * 9} neither")
+        ]
         push.push_pending(pending)
     with pytest.raises(BadInput) as caught:
         push.check("run", private=True, fresh=True, card="")
     push.push_pending(pending)
     pull.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"Canary" in path.read_bytes()]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and b"Canary" in path.read_bytes()
+    ]
     assert any("redacted" in line for line in caplog.messages)
-    assert {record.name.split(".")[0] for record in caplog.records} == {"ursa_minor"} and capfd.readouterr() == ("", "")
+    assert {record.name.split(".")[0] for record in caplog.records} == {
+        "ursa_minor"
+    } and capfd.readouterr() == ("", "")
     for text in [*caplog.messages, str(caught.value)]:
         assert "Canary" not in text and "hf_oauth" not in text
     assert {request.token for request in server.requests} == {TOKEN, None}
@@ -53,12 +59,19 @@ def test_the_clients_own_waits_are_bounded_whatever_the_server_asks_for(server, 
     client.bound_client()
     server.make(ID, private=False)
     server.faults = [Fault("tree", 3, status=429, headers={"Retry-After": "99999999"})]
-    assert len(list(HfApi().list_repo_tree(ID))) == 1 and max(clock.waits) <= client.CLIENT_WAIT_SECONDS + 1
+    assert (
+        len(list(HfApi().list_repo_tree(ID))) == 1
+        and max(clock.waits) <= client.CLIENT_WAIT_SECONDS + 1
+    )
 
 
 def test_a_page_of_a_proxy_is_said_to_be_one(server, tmp_path):
     server.make(ID)
     html = {"Content-Type": "Text/HTML; charset=utf-8"}
-    server.faults = [Fault("GET", 1, "say", message="<!doctype html><title>Log in</title>", headers=html)]
-    with pytest.raises(TrainingStopped, match=f"hub://{ID}: .*looks like a proxy's or log-in page .*HTTPS_PROXY"):
+    server.faults = [
+        Fault("GET", 1, "say", message="<!doctype html><title>Log in</title>", headers=html)
+    ]
+    with pytest.raises(
+        TrainingStopped, match=f"hub://{ID}: .*looks like a proxy's or log-in page .*HTTPS_PROXY"
+    ):
         pull.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")

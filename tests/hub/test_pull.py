@@ -55,19 +55,25 @@ def test_newest_checkpoint_is_fetched_whole_with_its_log_and_not_again(pushed, n
     assert held(fetch(new)) == parts(12)
     assert not pushed.count("safetensors") and (new / "metrics.jsonl").read_text() == "mine"
     (path / "model.safetensors").write_bytes(b"another run's")
-    with pytest.raises(BadInput, match=f"{tag(12)}/model.safetensors: has 13 bytes.*or it is not the one.*move"):
+    with pytest.raises(
+        BadInput, match=f"{tag(12)}/model.safetensors: has 13 bytes.*or it is not the one.*move"
+    ):
         fetch(new)
     assert (path / "model.safetensors").read_bytes() == b"another run's"
 
 
-def test_checkpoint_of_a_tag_or_a_commit_is_fetched_and_of_all_checkpoints_the_newest(server, pending, new, tmp_path):
+def test_checkpoint_of_a_tag_or_a_commit_is_fetched_and_of_all_checkpoints_the_newest(
+    server, pending, new, tmp_path
+):
     for step in (5, 12):
         stage(pending, step, within=f"checkpoints/{tag(step)}")
     push.push_pending(pending)
     assert held(fetch(new)) == parts(12)
     for number, revision in enumerate((tag(5), server.repositories[ID].tags[tag(5)])):
         assert held(fetch(tmp_path / str(number), f"hub://{ID}@{revision}")) == parts(5)
-    last(server)[f"checkpoints/{tag(12)}/manifest.json"] = parts(5)["manifest.json"]  # of another folder
+    last(server)[f"checkpoints/{tag(12)}/manifest.json"] = parts(5)[
+        "manifest.json"
+    ]  # of another folder
     with pytest.raises(BadInput, match=f"{tag(12)}/manifest.json cannot be read"):
         fetch(new)
 
@@ -84,13 +90,22 @@ def test_damaged_or_missing_file_is_found_and_nothing_of_it_is_kept(pushed, new)
         last(pushed)[f"last-checkpoint/{name}"] = good
     assert held(fetch(new)) == parts(12)
     stated = json.loads(last(pushed)["last-checkpoint/manifest.json"])
-    for change in ({"step": "../x"}, {"step": 10**9}, {"files": {}}, None):  # none, or of a step that no checkpoint has
-        last(pushed)["last-checkpoint/manifest.json"] = json.dumps(change and stated | change).encode()
+    for change in (
+        {"step": "../x"},
+        {"step": 10**9},
+        {"files": {}},
+        None,
+    ):  # none, or of a step that no checkpoint has
+        last(pushed)["last-checkpoint/manifest.json"] = json.dumps(
+            change and stated | change
+        ).encode()
         with pytest.raises(BadInput, match="last-checkpoint/manifest.json cannot be read"):
             fetch(new.with_name("other"))
 
 
-def test_address_without_a_checkpoint_no_token_and_no_network_are_refused_with_a_remedy(pushed, new, monkeypatch):
+def test_address_without_a_checkpoint_no_token_and_no_network_are_refused_with_a_remedy(
+    pushed, new, monkeypatch
+):
     for source, words in [
         ("hub://me/nothing", "HTTP status 404: Repository not found.*hf auth login"),
         (f"hub://{ID}@step-00000009", "HTTP status 404: Invalid rev id.*the revision"),
@@ -108,7 +123,9 @@ def test_address_without_a_checkpoint_no_token_and_no_network_are_refused_with_a
     assert not new.exists()
 
 
-def test_fetch_that_gave_up_goes_on_from_what_it_has_and_survives_a_hub_that_is_down_for_a_while(pushed, new):
+def test_fetch_that_gave_up_goes_on_from_what_it_has_and_survives_a_hub_that_is_down_for_a_while(
+    pushed, new
+):
     pushed.faults = [Fault("GET .*optimizer", 10**6)]
     with pytest.raises(TrainingStopped, match=r"HTTP status 503.*\. The same command resumes"):
         fetch(new)
@@ -117,12 +134,19 @@ def test_fetch_that_gave_up_goes_on_from_what_it_has_and_survives_a_hub_that_is_
     pushed.requests.clear()
     del last(pushed)["metrics.jsonl"]  # a checkpoint without its log is one
     assert held(fetch(new)) == parts(12) and not (new / "metrics.jsonl").exists()
-    assert not pushed.count("GET .*last-checkpoint/model.safetensors") and os.listdir(new / "checkpoints") == [tag(12)]
+    assert not pushed.count("GET .*last-checkpoint/model.safetensors") and os.listdir(
+        new / "checkpoints"
+    ) == [tag(12)]
 
 
-def test_a_run_that_pushes_there_begins_where_nothing_was_pushed_and_nowhere_else(server, pending, new, monkeypatch):
+def test_a_run_that_pushes_there_begins_where_nothing_was_pushed_and_nowhere_else(
+    server, pending, new, monkeypatch
+):
     def begins(repo_id: str) -> bool:
-        return fetching.fetch_checkpoint(f"hub://{repo_id}", new / "checkpoints", new, may_begin=True) is None
+        return (
+            fetching.fetch_checkpoint(f"hub://{repo_id}", new / "checkpoints", new, may_begin=True)
+            is None
+        )
 
     assert begins(ID)  # there is no such repository
     server.make("me/by-hand").commits[-1].files["README.md"] = b"soon"

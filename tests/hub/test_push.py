@@ -8,7 +8,17 @@ import shutil
 import pytest
 from fake_hub import Fault
 from huggingface_hub import HfApi, constants
-from push_helpers import ENDPOINTS, ID, assert_arrived, content, make_push, stage, tag, title, waiting
+from push_helpers import (
+    ENDPOINTS,
+    ID,
+    assert_arrived,
+    content,
+    make_push,
+    stage,
+    tag,
+    title,
+    waiting,
+)
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
@@ -72,14 +82,18 @@ def test_unchanged_files_are_tagged_without_a_commit(server, pending):
 def test_files_of_an_older_last_checkpoint_are_deleted(server, pending):
     stage(pending, 1)
     push.push_pending(pending)
-    server.repositories[ID].commits[-1].files["last-checkpoint/more.safetensors"] = b"of an older format"
+    server.repositories[ID].commits[-1].files["last-checkpoint/more.safetensors"] = (
+        b"of an older format"
+    )
     stage(pending, 2)
     push.push_pending(pending)
     assert server.files(ID) == content(2)
 
 
 @pytest.mark.parametrize(
-    ("within", "is_kept"), [(None, True), (f"checkpoints/{tag(2)}", False)], ids=["model only", "all_checkpoints"]
+    ("within", "is_kept"),
+    [(None, True), (f"checkpoints/{tag(2)}", False)],
+    ids=["model only", "all_checkpoints"],
 )
 def test_only_a_newer_checkpoint_deletes_last_checkpoint(server, pending, within, is_kept):
     stage(pending, 1)
@@ -96,10 +110,19 @@ def test_earlier_checkpoints_stay_in_checkpoints(server, pending):
     for step in (1, 2):
         stage(pending, step, within=f"checkpoints/{tag(step)}")
     push.push_pending(pending)
-    assert server.files(ID) == content(1, f"checkpoints/{tag(1)}") | content(2, f"checkpoints/{tag(2)}")
+    assert server.files(ID) == content(1, f"checkpoints/{tag(1)}") | content(
+        2, f"checkpoints/{tag(2)}"
+    )
 
 
-NAMES = [".env", "secrets.json", "a/config.json", "../config.json", "config.json\n", "last-checkpoint/.env"]
+NAMES = [
+    ".env",
+    "secrets.json",
+    "a/config.json",
+    "../config.json",
+    "config.json\n",
+    "last-checkpoint/.env",
+]
 NAMES += ["model.bin", "checkpoints/step-1/state.json", "checkpoints/../state.json"]
 REFUSED = [(name, "file", "not on the list") for name in NAMES]
 REFUSED += [("config.json", source, "not a regular file") for source in ("link", ".", "nothing")]
@@ -115,8 +138,21 @@ def test_other_names_links_and_folders_are_refused(pending, tmp_path, name, sour
 
 
 def test_names_of_models_and_tokenizers_are_allowed():
-    names = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
-    names += ["merges.txt", "README.md", "recipe.yaml", "curves.png", "metrics.jsonl", "model.safetensors"]
+    names = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.json",
+    ]
+    names += [
+        "merges.txt",
+        "README.md",
+        "recipe.yaml",
+        "curves.png",
+        "metrics.jsonl",
+        "model.safetensors",
+    ]
     names += ["model-00001-of-00002.safetensors", "model.safetensors.index.json"]
     assert all(map(push.ALLOWED.fullmatch, names))
 
@@ -187,7 +223,9 @@ def test_next_process_finds_what_a_lost_answer_made(server, pending, monkeypatch
     server.repositories[ID].commit("by hand", others)
     assert push.push_pending(pending) == 0
     assert server.titles(ID) == [title(2), "by hand", title(1)]
-    assert {name: data for name, data in server.files(ID, tag(1)).items() if name != "NOTES.md"} == content(1)
+    assert {
+        name: data for name, data in server.files(ID, tag(1)).items() if name != "NOTES.md"
+    } == content(1)
     assert server.files(ID) == server.files(ID, tag(2)) == content(2) | {"NOTES.md": b"by hand"}
 
 
@@ -199,7 +237,9 @@ def test_unreachable_hub_is_tried_until_the_deadline(server, pending, clock, mon
     assert 14 * 60 < sum(clock.waits) <= 15 * 60
     (message,) = caplog.messages
     assert message.startswith(f"hub: {tag(1)} is not on the Hub: ConnectError")
-    assert message.endswith(f"waits in {pending}; to send it later: python train.py --push_pending {pending.parent}")
+    assert message.endswith(
+        f"waits in {pending}; to send it later: python train.py --push_pending {pending.parent}"
+    )
 
 
 def test_statuses_that_may_pass_are_retried(server, pending, clock):
@@ -275,7 +315,9 @@ def test_retry_after_beyond_the_deadline_ends_the_push(server, pending, clock):
 def test_retry_after_is_respected(server, pending, clock):
     stage(pending, 1)
     for wait, endpoint in ((70, "refs"), (71, "commit"), (72, "tag")):
-        server.faults.append(Fault(ENDPOINTS[endpoint], 1, status=429, headers={"Retry-After": str(wait)}))
+        server.faults.append(
+            Fault(ENDPOINTS[endpoint], 1, status=429, headers={"Retry-After": str(wait)})
+        )
     assert push.push_pending(pending) == 0
     assert clock.waits == [70, 71, 72]
     assert_arrived(server, pending, 1)
@@ -310,7 +352,11 @@ def test_push_through_xet(server, pending, tmp_path, monkeypatch):
     server.faults = [Fault(ENDPOINTS["commit"], 1), Fault(ENDPOINTS["commit"], 1, "lose")]
     assert push.push_pending(pending) == 0
     assert server.titles(ID) == [title(1)] and server.tags(ID) == {tag(1): title(1)}
-    stored = {name: hashlib.sha256(data).hexdigest() for name, data in content(1).items() if "safetensors" in name}
+    stored = {
+        name: hashlib.sha256(data).hexdigest()
+        for name, data in content(1).items()
+        if "safetensors" in name
+    }
     found = {name: data.decode() for name, data in server.files(ID).items() if name in stored}
     assert found == {name: f"in Xet: {digest}" for name, digest in stored.items()}
     assert not server.count("objects/batch") and any(server.xet.rglob("*"))
@@ -335,10 +381,15 @@ def card_of(server) -> str:
 def test_edits_of_the_card_on_the_hub_are_kept(server, pending, caplog):
     stage(pending, 1)
     push.push_pending(pending)
-    edit_card(server, lambda text: text.replace("license: mit", "license: apache-2.0\nwidget: []") + "Mine.\n")
+    edit_card(
+        server,
+        lambda text: text.replace("license: mit", "license: apache-2.0\nwidget: []") + "Mine.\n",
+    )
     stage(pending, 2)
     assert push.push_pending(pending) == 0 and not warnings_in(caplog)
-    assert "license: apache-2.0\nwidget: []\n" in card_of(server) and card_of(server).endswith("Mine.\n")
+    assert "license: apache-2.0\nwidget: []\n" in card_of(server) and card_of(server).endswith(
+        "Mine.\n"
+    )
     assert "# Step 2" in card_of(server) and "# Step 1" not in card_of(server)
 
 
@@ -358,7 +409,10 @@ def test_damaged_card_is_left_alone_and_the_rest_is_pushed(server, pending, capl
     assert card_of(server) == text
     assert server.files(ID, tag(2))["metrics.jsonl"] == content(2)["metrics.jsonl"]
     (message,) = warnings_in(caplog)
-    assert message.startswith(f"hub: {tag(2)} leaves README.md of {ID} as it is: ") and words in message
+    assert (
+        message.startswith(f"hub: {tag(2)} leaves README.md of {ID} as it is: ")
+        and words in message
+    )
 
 
 def test_card_damaged_between_attempts_is_left_alone(server, pending):
@@ -376,7 +430,9 @@ def test_card_that_is_no_utf8_text_is_left_alone(server, pending, caplog):
     server.make(ID).commits[-1].files["README.md"] = b"\xff\xfe# Mine"
     stage(pending, 1)
     assert push.push_pending(pending) == 0
-    assert server.files(ID)["README.md"] == b"\xff\xfe# Mine" and "it is not UTF-8 text" in caplog.text
+    assert (
+        server.files(ID)["README.md"] == b"\xff\xfe# Mine" and "it is not UTF-8 text" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("status", [403, 503])
@@ -397,10 +453,18 @@ def test_push_succeeds_without_a_card_that_the_hub_refuses(server, pending, capl
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS["validate"], status=400)]
     assert push.push_pending(pending) == 0 and not waiting(pending)
-    assert "README.md" not in server.files(ID) and "the Hub refuses it: Invalid metadata" in caplog.text
+    assert (
+        "README.md" not in server.files(ID)
+        and "the Hub refuses it: Invalid metadata" in caplog.text
+    )
 
 
-def check(repo_id: str = "run", private: bool = True, fresh: bool = True, card: str = "---\nlicense: mit\n---\n"):
+def check(
+    repo_id: str = "run",
+    private: bool = True,
+    fresh: bool = True,
+    card: str = "---\nlicense: mit\n---\n",
+):
     return push.check(repo_id, private=private, fresh=fresh, card=card)
 
 
@@ -409,13 +473,18 @@ def scope(name: str, *permissions: str) -> dict:
     return {"role": "fineGrained", "fineGrained": {"scoped": scoped}}
 
 
-def test_check_makes_nothing_finds_the_owner_and_refuses_a_license_that_the_hub_does_not_know(server):
+def test_check_makes_nothing_finds_the_owner_and_refuses_a_license_that_the_hub_does_not_know(
+    server,
+):
     for token in ({"role": "write"}, scope("me", "repo.content.read", "repo.write")):
         server.login["auth"]["accessToken"] = token
         assert check("run") == ("me/run", "") == check("me/run")
-    server.faults = [Fault("validate-yaml", 1, status=400, message='"license" must be one of [mit, ...]')]
+    server.faults = [
+        Fault("validate-yaml", 1, status=400, message='"license" must be one of [mit, ...]')
+    ]
     assert re.match(
-        "license, language, tags: the Hub refuses them.*must be one of", refusal(card="---\nlicense: MTI\n---\n")
+        "license, language, tags: the Hub refuses them.*must be one of",
+        refusal(card="---\nlicense: MTI\n---\n"),
     )
     assert not server.repositories
 
@@ -426,7 +495,9 @@ def refusal(repo_id: str = "run", **how) -> str:
     return str(caught.value)
 
 
-def test_check_refuses_a_malformed_id_no_login_and_a_token_or_owner_that_may_not_write(server, monkeypatch):
+def test_check_refuses_a_malformed_id_no_login_and_a_token_or_owner_that_may_not_write(
+    server, monkeypatch
+):
     for name in ("a b", "a/b/c"):
         assert re.match("hub_model_id = .*Give NAME or OWNER/NAME", refusal(name))
     with monkeypatch.context() as patched:
@@ -435,20 +506,27 @@ def test_check_refuses_a_malformed_id_no_login_and_a_token_or_owner_that_may_not
     assert not server.requests
     server.faults = [Fault("whoami", status=401)]
     assert re.match("hub_model_id = run: HTTP status 401.*hf auth login", refusal())
-    server.login["orgs"] = [{"name": "readers", "roleInOrg": "read"}, {"name": "writers", "roleInOrg": "write"}]
+    server.login["orgs"] = [
+        {"name": "readers", "roleInOrg": "read"},
+        {"name": "writers", "roleInOrg": "write"},
+    ]
     for owner in ("them", "readers"):
         assert f"hub_model_id = {owner}/run: me may not create it" in refusal(f"{owner}/run")
     assert check("writers/run")[0] == "writers/run"
     server.make("them/run", private=False)
     server.read_only.add("them/run")
-    assert "hub_model_id = them/run: HTTP status 403: You don't have the rights" in refusal("them/run")
+    assert "hub_model_id = them/run: HTTP status 403: You don't have the rights" in refusal(
+        "them/run"
+    )
     for token in ({"role": "read"}, scope("me", "repo.content.read"), scope("you", "repo.write")):
         server.login["auth"]["accessToken"] = token
         assert "make a fine-grained one that may write to me's repositories" in refusal()
         assert ("the token may only read" in refusal()) == (token == {"role": "read"})
 
 
-def test_check_refuses_another_runs_repository_only_to_a_new_run_and_names_a_public_one(server, pending):
+def test_check_refuses_another_runs_repository_only_to_a_new_run_and_names_a_public_one(
+    server, pending
+):
     stage(pending, 5, 12)
     push.push_pending(pending)
     assert re.search("holds another run's step-00000012.*another hub_model_id", refusal())

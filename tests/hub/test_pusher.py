@@ -5,7 +5,17 @@ import shutil
 
 import pytest
 from fake_hub import Fault, HubServer
-from push_helpers import ENDPOINTS, ID, assert_arrived, stage, submit, tag, title, wait_until, waiting
+from push_helpers import (
+    ENDPOINTS,
+    ID,
+    assert_arrived,
+    stage,
+    submit,
+    tag,
+    title,
+    wait_until,
+    waiting,
+)
 
 from ursa_minor.base import files
 from ursa_minor.hub import client, push
@@ -116,7 +126,9 @@ def test_pushes_wait_behind_a_failed_one(server, pusher, pending, tmp_path, capl
     assert_arrived(server, pending, 1, 3)
 
 
-def test_hub_that_is_back_gets_what_is_staged(server, pusher, pending, tmp_path, monkeypatch, caplog):
+def test_hub_that_is_back_gets_what_is_staged(
+    server, pusher, pending, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(client, "DEADLINE_SECONDS", 10)
     server.faults = [Fault(ENDPOINTS["refs"], 10**6)]
     submit(pusher, tmp_path, 1)
@@ -124,7 +136,9 @@ def test_hub_that_is_back_gets_what_is_staged(server, pusher, pending, tmp_path,
     server.faults.clear()
     submit(pusher, tmp_path, 2)
     assert pusher.wait(20) == 0
-    assert caplog.messages[0].startswith(f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected.")
+    assert caplog.messages[0].startswith(
+        f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected."
+    )
     assert_arrived(server, pending, 1, 2)
 
 
@@ -170,7 +184,9 @@ def test_full_disk_leaves_nothing_staged(server, pusher, pending, tmp_path, monk
 
 def test_start_sends_what_an_earlier_process_staged(server, pending):
     stage(pending, 1)
-    shutil.copytree(pending / tag(1), pending / f".{tag(2)}.tmp-0123abcd")  # killed while it staged this
+    shutil.copytree(
+        pending / tag(1), pending / f".{tag(2)}.tmp-0123abcd"
+    )  # killed while it staged this
     pusher = push.Pusher(pending)
     pusher.start()
     assert pusher.wait(20) == 0

@@ -21,7 +21,9 @@ CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)
 T4 = hardware.Device("cuda", "Tesla T4", 15 * 2**30, (7, 5), 1, True)
 P4000 = hardware.Device("cuda", "Quadro P4000", 8 * 2**30, (6, 1), 1, True)
 A6000 = hardware.Device("cuda", "NVIDIA RTX A6000", 48 * 2**30, (8, 6), 2, True)
-FAKE = types.SimpleNamespace(is_fsdp2=False, num_processes=1, wait_for_everyone=lambda: None)  # an Accelerator
+FAKE = types.SimpleNamespace(
+    is_fsdp2=False, num_processes=1, wait_for_everyone=lambda: None
+)  # an Accelerator
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 FP16 = {"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_USE_CPU": "true"}
 YAML = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
@@ -38,7 +40,13 @@ def precision_of_products():
 
 @pytest.fixture(autouse=True)
 def not_launched(monkeypatch):
-    for name in ("MIXED_PRECISION", "USE_CPU", "GRADIENT_ACCUMULATION_STEPS", "DYNAMO_BACKEND", "DYNAMO_MODE"):
+    for name in (
+        "MIXED_PRECISION",
+        "USE_CPU",
+        "GRADIENT_ACCUMULATION_STEPS",
+        "DYNAMO_BACKEND",
+        "DYNAMO_MODE",
+    ):
         monkeypatch.delenv(f"ACCELERATE_{name}", raising=False)
 
 
@@ -64,20 +72,38 @@ def test_the_compile_mode_is_the_one_asked_for_else_the_yamls(made):
         (launched, "reduce-overhead", "reduce-overhead"),
     ):
         how, products = made(A6000, keys.Machine(compile_mode=asked, tf32=False), **environment)
-        assert (how["dynamo_plugin"].backend.value, how["dynamo_plugin"].mode) == ("INDUCTOR", given)
+        assert (how["dynamo_plugin"].backend.value, how["dynamo_plugin"].mode) == (
+            "INDUCTOR",
+            given,
+        )
         assert products == "highest"
 
 
 @pytest.mark.parametrize(
     "device, environment, compile_mode, said",
     [
-        (CPU, {}, "max-autotune", "compile_mode = max-autotune: has no effect with dynamo_backend: NO on CPU"),
+        (
+            CPU,
+            {},
+            "max-autotune",
+            "compile_mode = max-autotune: has no effect with dynamo_backend: NO on CPU",
+        ),
         (A6000, LAUNCHED, "reduce-overhead", "it needs INDUCTOR"),
         (CPU, YAML, "reduce-overhead", "CUDA graphs, an NVIDIA card. Use --compile_mode default"),
-        (CPU, LAUNCHED, "default", "mixed_precision: bf16: the accelerate YAML is for a GPU, and PyTorch sees none"),
+        (
+            CPU,
+            LAUNCHED,
+            "default",
+            "mixed_precision: bf16: the accelerate YAML is for a GPU, and PyTorch sees none",
+        ),
         (CPU, FP16, "default", "--config_file accelerate_configs/cpu.yaml"),
         (T4, LAUNCHED, "default", "Tesla T4 has no bf16; write mixed_precision: fp16"),
-        (A6000, {"ACCELERATE_MIXED_PRECISION": "fp8"}, "default", "says why); write mixed_precision: bf16"),
+        (
+            A6000,
+            {"ACCELERATE_MIXED_PRECISION": "fp8"},
+            "default",
+            "says why); write mixed_precision: bf16",
+        ),
         (P4000, YAML, "default", "too old for its compiler"),
         (dataclasses.replace(A6000, compiler=False), YAML, "default", "pip install triton"),
         (
@@ -90,10 +116,17 @@ def test_the_compile_mode_is_the_one_asked_for_else_the_yamls(made):
         (A6000, SHARDED | {"FSDP_VERSION": "1"}, "default", "fsdp_version: 2"),
         (CPU, SHARDED, "default", "needs NVIDIA cards"),
         (T4, SHARDED, "default", "fp16 scaler is not supported"),
-        (A6000, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "default", "steps is derived here"),
+        (
+            A6000,
+            {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+            "default",
+            "steps is derived here",
+        ),
     ],
 )
-def test_what_a_machine_cannot_do_is_refused_with_the_remedy(device, environment, compile_mode, said):
+def test_what_a_machine_cannot_do_is_refused_with_the_remedy(
+    device, environment, compile_mode, said
+):
     with pytest.raises(BadInput) as caught:
         refuse(device, environment, "auto", compile_mode)
     (line,) = caught.value.lines
@@ -108,10 +141,14 @@ def test_what_a_machine_can_do_is_not_refused():
     refuse(A6000, LAUNCHED | {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "LOCAL_WORLD_SIZE": "2"})
 
 
-def test_a_version_of_accelerate_that_cannot_shard_tied_embeddings_is_refused_where_a_run_is_sharded(monkeypatch):
+def test_a_version_of_accelerate_that_cannot_shard_tied_embeddings_is_refused_where_a_run_is_sharded(
+    monkeypatch,
+):
     refuse(A6000, SHARDED)
     monkeypatch.setattr(accelerator.accelerate, "__version__", "1.14.0")
-    with pytest.raises(BadInput, match=r"accelerate 1\.14\.0.*accelerate#4171.*pip install -r requirements\.txt"):
+    with pytest.raises(
+        BadInput, match=r"accelerate 1\.14\.0.*accelerate#4171.*pip install -r requirements\.txt"
+    ):
         refuse(A6000, SHARDED)
     refuse(A6000, {})
 
@@ -120,11 +157,20 @@ def test_all_faults_are_listed_at_once_and_stop_the_accelerator(made):
     with pytest.raises(BadInput) as caught:
         made(T4, keys.Machine(tf32=True), **LAUNCHED, ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4")
     assert len(caught.value.lines) == 3
-    assert "tf32 = true: Tesla T4 has no TF32 (Ampere and later have); use --tf32 auto" in caught.value.lines
+    assert (
+        "tf32 = true: Tesla T4 has no TF32 (Ampere and later have); use --tf32 auto"
+        in caught.value.lines
+    )
 
 
 def test_processes_that_do_not_know_each_other_are_refused(made):
-    launch = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    launch = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
     with pytest.raises(BadInput, match="WORLD_SIZE = 2, but Accelerate makes it 1"):
         made(CPU, **launch)
     assert os.environ["ACCELERATE_USE_CPU"] == "true"  # so that the real one does know
@@ -135,15 +181,26 @@ def test_incomplete_launch_is_rejected_before_connecting(made):
         made(CPU, RANK="1")
 
 
-def test_deterministic_asks_torch_cublas_and_the_compiler_for_kernels_that_repeat_themselves(made, monkeypatch):
+def test_deterministic_asks_torch_cublas_and_the_compiler_for_kernels_that_repeat_themselves(
+    made, monkeypatch
+):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setattr(torch._inductor.config, "deterministic", False)
     try:
         made(A6000)
-        assert not torch.are_deterministic_algorithms_enabled() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        assert (
+            not torch.are_deterministic_algorithms_enabled()
+            and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        )
         made(A6000, keys.Machine(deterministic=True))
-        assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-        assert torch._inductor.config.deterministic and not torch.utils.deterministic.fill_uninitialized_memory
+        assert (
+            torch.are_deterministic_algorithms_enabled()
+            and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        )
+        assert (
+            torch._inductor.config.deterministic
+            and not torch.utils.deterministic.fill_uninitialized_memory
+        )
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -152,7 +209,9 @@ def meet(store, ranks, timeout=20.0):
     """Start these of three ranks at once; return what each got."""
     store.set_timeout(timedelta(seconds=timeout))
     with ThreadPoolExecutor(3) as pool:
-        return list(pool.map(lambda rank: accelerator.rendezvous_name(store, rank, 3, timeout), ranks))
+        return list(
+            pool.map(lambda rank: accelerator.rendezvous_name(store, rank, 3, timeout), ranks)
+        )
 
 
 def test_processes_that_are_started_anew_meet_by_a_name_that_those_before_them_did_not_have():
@@ -165,7 +224,9 @@ def test_processes_that_are_started_anew_meet_by_a_name_that_those_before_them_d
         names.append(first)
 
 
-@pytest.mark.parametrize("ranks, words", [([0], r"2 processes did not come within 0.3 s"), ([1], "another process of")])
+@pytest.mark.parametrize(
+    "ranks, words", [([0], r"2 processes did not come within 0.3 s"), ([1], "another process of")]
+)
 def test_a_process_that_does_not_come_is_waited_for_as_long_as_ddp_timeout(ranks, words):
     store = dist.HashStore()
     store.set("ask/1", "of one that asked and was killed")

@@ -14,12 +14,19 @@ A6000 = hardware.Device("cuda", "NVIDIA RTX A6000", 48 * 2**30, (8, 6), 2, True)
 
 
 def test_precision_and_compiler_without_a_yaml_are_what_the_device_has():
-    assert [device.precision for device in (CPU, T4, P4000, A6000)] == ["no", "fp16", "fp16", "bf16"]
+    assert [device.precision for device in (CPU, T4, P4000, A6000)] == [
+        "no",
+        "fp16",
+        "fp16",
+        "bf16",
+    ]
     assert [device.compiles for device in (CPU, T4, P4000, A6000)] == [False, True, False, True]
     assert not dataclasses.replace(A6000, compiler=False).compiles
 
 
-def test_the_least_capable_of_a_machines_cards_decides_or_processes_would_compute_in_two_precisions(monkeypatch):
+def test_the_least_capable_of_a_machines_cards_decides_or_processes_would_compute_in_two_precisions(
+    monkeypatch,
+):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # else it is set for the tests that follow
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -27,32 +34,51 @@ def test_the_least_capable_of_a_machines_cards_decides_or_processes_would_comput
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(8, 6), (7, 5)][index])
     found = hardware.this_device()
-    assert (found.kind, found.name, found.capability, found.count) == ("cuda", "NVIDIA RTX A6000", (7, 5), 2)
+    assert (found.kind, found.name, found.capability, found.count) == (
+        "cuda",
+        "NVIDIA RTX A6000",
+        (7, 5),
+        2,
+    )
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert hardware.this_device().kind == "cpu"
 
 
 def test_gauges_ask_nvml_once_a_second_and_do_without_it(monkeypatch):
     card, answers = torch.device("cuda:0"), iter([97, 98])
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=1000))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=1000)
+    )
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 830)
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(answers))
     monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 287_500)
     for now, busy in ((10.0, 0.97), (10.9, 0.97), (11.0, 0.98), (11.5, 0.98)):
         monkeypatch.setattr(hardware.time, "monotonic", lambda now=now: now)
-        assert hardware.gauges(card) == {"gpu/memory": 0.83, "gpu/utilization": busy, "gpu/watts": 287.5}
-    monkeypatch.setattr(hardware.time, "monotonic", lambda: 13.0)  # of which nothing is known: an error
-    assert hardware.gauges(card) == {"gpu/memory": 0.83} and hardware.gauges(torch.device("cpu")) == {}
+        assert hardware.gauges(card) == {
+            "gpu/memory": 0.83,
+            "gpu/utilization": busy,
+            "gpu/watts": 287.5,
+        }
+    monkeypatch.setattr(
+        hardware.time, "monotonic", lambda: 13.0
+    )  # of which nothing is known: an error
+    assert (
+        hardware.gauges(card) == {"gpu/memory": 0.83} and hardware.gauges(torch.device("cpu")) == {}
+    )
 
 
 def test_a_hint_is_given_where_something_is_to_be_had():
     assert "waits for data 20% of the time" in hardware.hint({}, 0.2)
     assert "busy only 40% of the time" in hardware.hint({"gpu/utilization": 0.4}, 0.0)
-    assert hardware.hint({"gpu/utilization": 0.9}, 0.0) is hardware.hint({}, 0.0) is None  # {}: a CPU
+    assert (
+        hardware.hint({"gpu/utilization": 0.9}, 0.0) is hardware.hint({}, 0.0) is None
+    )  # {}: a CPU
 
 
 def test_cpu_is_named_with_its_threads():
     name = hardware.device_name(torch.device("cpu"))
     count = torch.get_num_threads()
-    assert name.startswith("CPU (") and name.endswith(f"), {count} thread{'s' if count > 1 else ''}")
+    assert name.startswith("CPU (") and name.endswith(
+        f"), {count} thread{'s' if count > 1 else ''}"
+    )
     assert hardware.processor_name() in name and hardware.processor_name()

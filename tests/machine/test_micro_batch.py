@@ -41,11 +41,15 @@ def test_running_out_is_an_answer_by_whatever_name_and_fsdp2_forgets_the_pass():
 def test_any_other_error_is_none_and_a_compilers_is_named_with_the_way_round_it():
     with pytest.raises(RuntimeError, match="something else"):
         rehearse(raising(RuntimeError("something else")))
-    with pytest.raises(BadInput, match=r"torch.compile fails .*: No working C\+\+ compiler.*dynamo_backend"):
+    with pytest.raises(
+        BadInput, match=r"torch.compile fails .*: No working C\+\+ compiler.*dynamo_backend"
+    ):
         rehearse(raising(InductorError(RuntimeError("No working C++ compiler found"), None)))
 
 
-@pytest.mark.parametrize("micro_batches, seen", [(1, [False]), (2, [False, True]), (8, [False, True])])
+@pytest.mark.parametrize(
+    "micro_batches, seen", [(1, [False]), (2, [False, True]), (8, [False, True])]
+)
 def test_gradients_of_the_first_micro_batch_are_there_in_the_second(micro_batches, seen):
     """And none is left, where it failed too, and no weight is touched."""
     layer, held = nn.Linear(4, 4), []

@@ -39,7 +39,11 @@ def program_of(error: BadInput) -> str:
     [
         ("lora", (), "base"),
         ("lora", ("tokenizer.json",), "lora"),
-        ("lora", ("config.json", "model.safetensors", "tokenizer.json"), "lora"),  # next to a complete model
+        (
+            "lora",
+            ("config.json", "model.safetensors", "tokenizer.json"),
+            "lora",
+        ),  # next to a complete model
         ("it's", (), "base"),
         ("runs/r/model", ("config.json",), "base"),
     ],
@@ -47,11 +51,16 @@ def program_of(error: BadInput) -> str:
 def test_adapter_folder_is_refused_with_merge_command(workplace, folder, names, tokenizer):
     write(Path(folder), *names, base_model_name_or_path="base", task_type="CAUSAL_LM")
     name = folder.removesuffix("/model")
-    with pytest.raises(BadInput, match=f"^--model {name} contains a PEFT adapter for base. Merge") as error:
+    with pytest.raises(
+        BadInput, match=f"^--model {name} contains a PEFT adapter for base. Merge"
+    ) as error:
         find(name)
     program = program_of(error.value)
     assert "AutoPeftModelForCausalLM as Model; " in program
-    assert f'Model.from_pretrained("{folder}").merge_and_unload().save_pretrained("{folder}-merged")' in program
+    assert (
+        f'Model.from_pretrained("{folder}").merge_and_unload().save_pretrained("{folder}-merged")'
+        in program
+    )
     assert f'Tokenizer.from_pretrained("{tokenizer}")' in program
 
 
@@ -67,7 +76,9 @@ def test_merge_command_writes_into_a_new_folder(workplace):
 def test_damaged_adapter_is_refused_without_base_model(workplace, text):
     write(Path("lora"), "adapter_model.safetensors")
     Path("lora/adapter_config.json").write_text(text)
-    with pytest.raises(BadInput, match="^model = lora contains a PEFT adapter, .* does not name the base model"):
+    with pytest.raises(
+        BadInput, match="^model = lora contains a PEFT adapter, .* does not name the base model"
+    ):
         find("lora", "model = ")
 
 
@@ -79,7 +90,9 @@ def test_adapter_of_reward_model_is_refused(workplace):
     assert "AutoPeftModelForSequenceClassification" in program and "num_labels=1" in program
 
 
-@pytest.mark.parametrize(("name", "source"), [("me/lora", '"me/lora"'), ("me/lora@v1", '"me/lora", revision="v1"')])
+@pytest.mark.parametrize(
+    ("name", "source"), [("me/lora", '"me/lora"'), ("me/lora@v1", '"me/lora", revision="v1"')]
+)
 def test_adapter_on_the_hub_is_refused(workplace, monkeypatch, name, source):
     write(Path("cache"), base_model_name_or_path="you/base")
     asked = []
@@ -89,10 +102,15 @@ def test_adapter_on_the_hub_is_refused(workplace, monkeypatch, name, source):
         return "cache/adapter_config.json" if file == "adapter_config.json" else None
 
     monkeypatch.setattr(transformers.utils, "cached_file", cached_file)
-    with pytest.raises(BadInput, match=f"^--model {name} contains a PEFT adapter for you/base") as error:
+    with pytest.raises(
+        BadInput, match=f"^--model {name} contains a PEFT adapter for you/base"
+    ) as error:
         adapters.refuse_hub_adapter(name, f"--model {name}")
     program = program_of(error.value)
-    assert f"Model.from_pretrained({source})" in program and 'save_pretrained("lora-merged")' in program
+    assert (
+        f"Model.from_pretrained({source})" in program
+        and 'save_pretrained("lora-merged")' in program
+    )
     assert set(asked) == {("me/lora", "v1" if "@" in name else None)}
 
 

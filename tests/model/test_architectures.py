@@ -13,7 +13,14 @@ from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys
 
-OTHERS = {"n_layer": 3, "n_head": 8, "n_embd": 64, "vocab_size": 128, "sequence_length": 8, "num_key_value_heads": 4}
+OTHERS = {
+    "n_layer": 3,
+    "n_head": 8,
+    "n_embd": 64,
+    "vocab_size": 128,
+    "sequence_length": 8,
+    "num_key_value_heads": 4,
+}
 OTHERS |= {"intermediate_size": 80, "tie_word_embeddings": True, "rope_theta": 1e6}
 OTHERS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.25)
 
@@ -27,7 +34,10 @@ def model(request) -> keys.Model:
 
 def test_the_recipes_names_are_the_records_and_transformers():
     assert set(keys.ARCHITECTURES) == set(ARCHITECTURES)
-    assert all(AutoConfig.for_model(name).model_type == record.name == name for name, record in ARCHITECTURES.items())
+    assert all(
+        AutoConfig.for_model(name).model_type == record.name == name
+        for name, record in ARCHITECTURES.items()
+    )
 
 
 @pytest.mark.parametrize("key", OTHERS)
@@ -48,10 +58,14 @@ def test_names_of_blocks_are_those_of_every_matrix_but_embeddings_and_head(model
     record, shape = ARCHITECTURES[model.architecture], estimate.shape_of(model)
     head = built.get_output_embeddings()
     products = {
-        f"{name}.weight" for name, m in built.named_modules() if type(m) in (nn.Linear, Conv1D) and m is not head
+        f"{name}.weight"
+        for name, m in built.named_modules()
+        if type(m) in (nn.Linear, Conv1D) and m is not head
     }
     named = dict(built.named_parameters())
-    assert products == {name for name, weight in named.items() if record.blocks in name and weight.dim() == 2}
+    assert products == {
+        name for name, weight in named.items() if record.blocks in name and weight.dim() == 2
+    }
     assert shape.hidden == sum(named[name].numel() for name in products)
     assert shape.vectors == sum(weight.numel() for weight in named.values() if weight.dim() == 1)
     assert shape.parameters == built.num_parameters()

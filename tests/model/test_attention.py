@@ -33,14 +33,18 @@ def model(request) -> PreTrainedModel:
 
 @pytest.fixture
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    inputs, targets = torch.randint(1, 64, (2, len(BEGINS), LENGTH), generator=torch.Generator().manual_seed(0))
+    inputs, targets = torch.randint(
+        1, 64, (2, len(BEGINS), LENGTH), generator=torch.Generator().manual_seed(0)
+    )
     for row, begins in zip(inputs, BEGINS, strict=True):
         row[list(begins)] = SEPARATOR
     return inputs, targets
 
 
 def masked(model: PreTrainedModel, flex: bool | None = None) -> NextTokenLoss:
-    return NextTokenLoss(model, context=functools.partial(attention.within_documents, separator=SEPARATOR, flex=flex))
+    return NextTokenLoss(
+        model, context=functools.partial(attention.within_documents, separator=SEPARATOR, flex=flex)
+    )
 
 
 def test_the_loss_and_its_gradients_are_those_of_every_document_alone(model, batch):
@@ -62,10 +66,14 @@ def test_the_loss_and_its_gradients_are_those_of_every_document_alone(model, bat
 @pytest.fixture
 def on_a_card(monkeypatch):
     """FlexAttention as far as a CPU can go: torch refuses its gradients there, though it knows their formula."""
-    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None, raising=False)
+    monkeypatch.setattr(
+        "torch.nn.attention.flex_attention._validate_device", lambda *tensors: None, raising=False
+    )
 
 
-def compiled(module: torch.nn.Module, compute=lambda graph, _: graph.forward) -> tuple[torch.nn.Module, list]:
+def compiled(
+    module: torch.nn.Module, compute=lambda graph, _: graph.forward
+) -> tuple[torch.nn.Module, list]:
     """The module as one graph, run as torch runs its operations, and the list that the graph will be in."""
     graphs = []
     torch._dynamo.reset()
@@ -90,11 +98,15 @@ def test_the_cards_kernel_equals_the_mask_in_one_graph_without_it(model, batch, 
     assert module(*other).item() == pytest.approx(masked(model)(*other).item(), abs=1e-5)
     (graph,) = graphs
     names = [node.target.__name__ for node in graph.graph.nodes if node.op == "call_function"]
-    assert names.count("flex_attention") == 2 and "scaled_dot_product_attention" not in names  # one a layer
+    assert (
+        names.count("flex_attention") == 2 and "scaled_dot_product_attention" not in names
+    )  # one a layer
 
 
 @pytest.mark.parametrize("takes_no_flex", [{"attn_pdrop": 0.2}, {"n_head": 8}])
-def test_dropout_and_narrow_heads_get_a_mask_that_every_kernel_takes(takes_no_flex, batch, monkeypatch):
+def test_dropout_and_narrow_heads_get_a_mask_that_every_kernel_takes(
+    takes_no_flex, batch, monkeypatch
+):
     model = randomize(built(**takes_no_flex)).train()
     monkeypatch.delattr(attention, "flex_attention")
     torch.manual_seed(2)
@@ -118,9 +130,13 @@ def test_key_heads_in_groups_reach_a_fast_kernel(dtype, monkeypatch):
     query, key, value = (torch.randn(2, heads, 8, 16, dtype=dtype) for heads in (6, 2, 2))
     whole = [part.repeat_interleave(3, 1) for part in (key, value)]
     expected = F.scaled_dot_product_attention(query, *whole, is_causal=True).transpose(1, 2)
-    assert torch.allclose(attention._causal_attention(None, query, key, value, None)[0], expected, atol=1e-2)
+    assert torch.allclose(
+        attention._causal_attention(None, query, key, value, None)[0], expected, atol=1e-2
+    )
     seen = []
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *qkv, **how: seen.append((qkv, how)) or qkv[0])
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *qkv, **how: seen.append((qkv, how)) or qkv[0]
+    )
     attention._causal_attention(None, *(part.to("meta") for part in (query, key, value)), None)
     ((_, *pair), how) = seen[0]
     groups = dtype == torch.bfloat16
@@ -129,7 +145,9 @@ def test_key_heads_in_groups_reach_a_fast_kernel(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "how"), [("gpt2", {"compute": aot_eager}), ("llama", {})])
-def test_compiled_model_is_one_graph_without_a_mask_and_has_the_gradients_of_one_that_recomputes_nothing(kind, how):
+def test_compiled_model_is_one_graph_without_a_mask_and_has_the_gradients_of_one_that_recomputes_nothing(
+    kind, how
+):
     model = built(**KINDS[kind], n_layer=1, gradient_checkpointing="mlp")
     made = []
     found = gradients(model, wrap=lambda module: made.extend(compiled(module, **how)) or made[0])
@@ -139,7 +157,11 @@ def test_compiled_model_is_one_graph_without_a_mask_and_has_the_gradients_of_one
     (layer,) = [node for node in nodes if node.target is F.scaled_dot_product_attention]
     assert layer.kwargs.get("attn_mask", layer.args[3] if len(layer.args) > 3 else None) is None
     for node in nodes:
-        assert "_Normalized" not in str(node.target) and "autograd_function" not in str(node), "norms outside autocast"
+        assert "_Normalized" not in str(node.target) and "autograd_function" not in str(node), (
+            "norms outside autocast"
+        )
         value = node.meta.get("example_value")
-        assert not (isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() == 4), node
+        assert not (
+            isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() == 4
+        ), node
     assert_close(found, gradients(built(**KINDS[kind], n_layer=1)), rtol=1e-5, atol=1e-6)

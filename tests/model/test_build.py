@@ -21,7 +21,13 @@ def test_logits_and_generated_text_equal_the_stock_models(kind):
     assert torch.allclose(model(tokens).logits, stock(tokens).logits, atol=1e-4)
     tokens, mask = ids(2, 5), torch.ones(2, 5, dtype=torch.long)
     mask[0, :2] = 0  # padding
-    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "use_cache": True}
+    settings = {
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        "use_cache": True,
+    }
     ours = model.generate(tokens, attention_mask=mask, **settings)
     assert torch.equal(ours, stock.generate(tokens, attention_mask=mask, **settings))
 
@@ -66,8 +72,13 @@ def saved_activation_bytes(model: PreTrainedModel) -> int:
     return sum(size for start, size in kept.items() if start not in weights)
 
 
-def test_recomputing_an_mlp_keeps_its_products_results_only_and_recomputing_blocks_keeps_least(kind):
-    none, mlp, full = (saved_activation_bytes(built(**kind, gradient_checkpointing=g)) for g in ("none", "mlp", "full"))
+def test_recomputing_an_mlp_keeps_its_products_results_only_and_recomputing_blocks_keeps_least(
+    kind,
+):
+    none, mlp, full = (
+        saved_activation_bytes(built(**kind, gradient_checkpointing=g))
+        for g in ("none", "mlp", "full")
+    )
     # The activation's result, or gate's activation and its product with the other; fp32 of 2 layers of 2 x 16 tokens.
     fewer = 2 * 48 if kind.get("architecture") == "llama" else 128
     assert none - mlp == 4 * 2 * 2 * 16 * fewer

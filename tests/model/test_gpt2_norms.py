@@ -26,15 +26,22 @@ def test_folded_norms_round_no_gradient_worse_than_stock_ones():
         model = randomize(built(n_layer=1))
         graphs = []
         torch._dynamo.reset()
-        backend = lambda graph, inputs, graphs=graphs: graphs.append(graph) or aot_eager(graph, inputs)  # noqa: E731
+        backend = lambda graph, inputs, graphs=graphs: (
+            graphs.append(graph) or aot_eager(graph, inputs)
+        )
         compiler = functools.partial(torch.compile, backend=backend, fullgraph=True)
-        found[name] = gradients(model if name == "folded" else with_stock_norms(model), dtype, compiler)
+        found[name] = gradients(
+            model if name == "folded" else with_stock_norms(model), dtype, compiler
+        )
         folded = any(
-            "_Normalized" in str(one.target) or "autograd_function" in str(one) for one in graphs[0].graph.nodes
+            "_Normalized" in str(one.target) or "autograd_function" in str(one)
+            for one in graphs[0].graph.nodes
         )
         assert folded == (name == "folded")
     for name, exact in found["exact"].items():
-        stock, other = ((found[way][name] - exact).norm() / exact.norm() for way in ("stock", "folded"))
+        stock, other = (
+            (found[way][name] - exact).norm() / exact.norm() for way in ("stock", "folded")
+        )
         assert other < 1.3 * stock + 1e-3, name
 
 

@@ -39,11 +39,19 @@ TERMS = [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"label_smoothing": 0.1
 
 
 @pytest.mark.parametrize("vocab_size, whole", [(2**14, False), (2**14 + 64, True)])
-def test_a_cpu_makes_few_logits_at_once_where_they_fit_its_cache_and_else_many(monkeypatch, vocab_size, whole):
+def test_a_cpu_makes_few_logits_at_once_where_they_fit_its_cache_and_else_many(
+    monkeypatch, vocab_size, whole
+):
     made, real = [], F.cross_entropy
-    monkeypatch.setattr(F, "cross_entropy", lambda logits, *given, **how: made.append(1) or real(logits, *given, **how))
+    monkeypatch.setattr(
+        F,
+        "cross_entropy",
+        lambda logits, *given, **how: made.append(1) or real(logits, *given, **how),
+    )
     inputs = ids(17, 16)  # 272 rows
-    loss_module(built(vocab_size=vocab_size, n_head=4, n_embd=8, n_layer=1), keys.Loss(), 0)(inputs, inputs)
+    loss_module(built(vocab_size=vocab_size, n_head=4, n_embd=8, n_layer=1), keys.Loss(), 0)(
+        inputs, inputs
+    )
     assert bool(made) == whole
 
 
@@ -79,7 +87,9 @@ def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_f
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
     expected = torch.autograd.grad(loss(hidden, head), (hidden, head))
-    assert_close(torch.autograd.grad(compiled(hidden, head), (hidden, head)), expected, rtol=1e-4, atol=1e-6)
+    assert_close(
+        torch.autograd.grad(compiled(hidden, head), (hidden, head)), expected, rtol=1e-4, atol=1e-6
+    )
     logits = [node for node in graphs[0].nodes if node.target == torch.ops.aten.mm.default]
     logits = [node for node in logits if node.meta["val"].shape == (16, 64)]
     assert len(logits) == 3
@@ -94,16 +104,22 @@ def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_f
 
 
 @pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
-@pytest.mark.parametrize(("kind", "terms"), [*(("gpt2", terms) for terms in TERMS), ("untied", TERMS[-1])])
+@pytest.mark.parametrize(
+    ("kind", "terms"), [*(("gpt2", terms) for terms in TERMS), ("untied", TERMS[-1])]
+)
 def test_smoothing_and_z_loss_are_their_formulas_with_either_head(kind, terms, rows):
-    model = randomize(built(**KINDS[kind])).train()  # logits far from even, so that each term matters
+    model = randomize(
+        built(**KINDS[kind])
+    ).train()  # logits far from even, so that each term matters
     inputs, targets = ids(3, 16), ids(3, 16).flip(1)
     module = NextTokenLoss(model, **terms)
     module.rows = rows
     loss = module(inputs, targets)
     ours = gradients_of(loss, model)
     logits = model(inputs).logits.flatten(0, 1)
-    expected = F.cross_entropy(logits, targets.flatten(), label_smoothing=terms.get("label_smoothing", 0.0))
+    expected = F.cross_entropy(
+        logits, targets.flatten(), label_smoothing=terms.get("label_smoothing", 0.0)
+    )
     expected = expected + terms.get("z_loss", 0.0) * logits.exp().sum(-1).log().square().mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert_close(ours, gradients_of(expected, model), rtol=1e-4, atol=1e-6)
@@ -163,7 +179,9 @@ def test_a_recipes_loss_has_its_terms_in_training_and_reads_documents_alone_alwa
     module, expected = loss_module(model, asked, 5), NextTokenLoss(model, context=context, **terms)
     assert torch.equal(module(inputs, targets), expected(inputs, targets))
     with torch.no_grad():
-        assert torch.equal(module(inputs, targets), NextTokenLoss(model, context=context)(inputs, targets))
+        assert torch.equal(
+            module(inputs, targets), NextTokenLoss(model, context=context)(inputs, targets)
+        )
     plain = loss_module(model, keys.Loss(), 5)
     assert torch.equal(plain(inputs, targets), NextTokenLoss(model)(inputs, targets))
     assert not torch.equal(plain(inputs, targets), module(inputs, targets))

@@ -32,15 +32,45 @@ SHAPELESS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 
 
 def gpt2_source(**other) -> GPT2LMHeadModel:
-    shape = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 61, "n_positions": 16, "n_inner": 48}
-    return randomize(GPT2LMHeadModel(GPT2Config(**shape | {"bos_token_id": 1, "eos_token_id": 2} | other)))
+    shape = {
+        "n_layer": 2,
+        "n_head": 4,
+        "n_embd": 32,
+        "vocab_size": 61,
+        "n_positions": 16,
+        "n_inner": 48,
+    }
+    return randomize(
+        GPT2LMHeadModel(GPT2Config(**shape | {"bos_token_id": 1, "eos_token_id": 2} | other))
+    )
 
 
 def llama_source(**other) -> LlamaForCausalLM:
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
-    shape |= {"intermediate_size": 48, "vocab_size": 61, "max_position_embeddings": 16, "head_dim": 12}
-    shape |= {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2, "bos_token_id": 1, "eos_token_id": [2, 3]}
-    rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 8}
+    shape = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 32,
+    }
+    shape |= {
+        "intermediate_size": 48,
+        "vocab_size": 61,
+        "max_position_embeddings": 16,
+        "head_dim": 12,
+    }
+    shape |= {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rms_norm_eps": 1e-2,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+    }
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+    }
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return randomize(LlamaForCausalLM(LlamaConfig(**shape | {"rope_parameters": rope} | other)))
 
@@ -74,8 +104,14 @@ def loss(model: PreTrainedModel, inputs: torch.Tensor) -> float:
 def as_hub_keeps_gpt2(model, folder):
     """OpenAI's own has no prefix and its causal masks beside the weights, older fine-tunes have another buffer too."""
     model.save_pretrained(folder)
-    weights = {name.removeprefix("transformer."): w for name, w in load_file(folder / "model.safetensors").items()}
-    weights |= {"h.0.attn.bias": torch.ones(1, 1, 16, 16).tril(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    weights = {
+        name.removeprefix("transformer."): w
+        for name, w in load_file(folder / "model.safetensors").items()
+    }
+    weights |= {
+        "h.0.attn.bias": torch.ones(1, 1, 16, 16).tril(),
+        "h.0.attn.masked_bias": torch.tensor(-1e4),
+    }
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -102,10 +138,14 @@ def test_going_on_from_a_model_begins_at_its_loss(tmp_path, kind, way):
     assert torch.allclose(wider(tokens).logits[..., :61], logits, atol=1e-5)
     assert model.dtype == torch.float32 and loss(model, tokens) == pytest.approx(expected, abs=1e-5)
     with torch.no_grad():
-        assert NextTokenLoss(model)(tokens, tokens.flip(1)).item() == pytest.approx(expected, abs=1e-5)
+        assert NextTokenLoss(model)(tokens, tokens.flip(1)).item() == pytest.approx(
+            expected, abs=1e-5
+        )
 
 
-def test_new_rows_of_the_vocabulary_begin_at_the_mean_of_the_old_and_a_tied_head_stays_tied(other, tmp_path):
+def test_new_rows_of_the_vocabulary_begin_at_the_mean_of_the_old_and_a_tied_head_stays_tied(
+    other, tmp_path
+):
     model = go_on(tmp_path)
     for ours, theirs in (
         (model.get_input_embeddings(), other.get_input_embeddings()),
@@ -113,7 +153,9 @@ def test_new_rows_of_the_vocabulary_begin_at_the_mean_of_the_old_and_a_tied_head
     ):
         assert torch.equal(ours.weight[:61], theirs.weight)
         assert torch.allclose(ours.weight[61:], theirs.weight.mean(0).expand(3, -1))
-    assert (model.lm_head.weight is model.get_input_embeddings().weight) == other.config.tie_word_embeddings
+    assert (
+        model.lm_head.weight is model.get_input_embeddings().weight
+    ) == other.config.tie_word_embeddings
     assert model.config.vocab_size == 64
     assert all(parameter.requires_grad for parameter in model.parameters()) and model.training
 
@@ -123,8 +165,17 @@ def test_the_models_own_config_is_kept_but_for_what_the_recipe_states(other, tmp
     before, after = other.config.to_dict(), model.config.to_dict()
     changed = {key for key in before | after if before.get(key) != after.get(key)}
     dropout = "attn_pdrop" if other.config.model_type == "gpt2" else "attention_dropout"
-    changed -= {"resid_pdrop", "embd_pdrop", "architectures", "dtype", "activation_function", "_name_or_path"}
-    assert changed == {"use_cache", dropout} and after[dropout] == 0.25 and after["use_cache"] is False
+    changed -= {
+        "resid_pdrop",
+        "embd_pdrop",
+        "architectures",
+        "dtype",
+        "activation_function",
+        "_name_or_path",
+    }
+    assert (
+        changed == {"use_cache", dropout} and after[dropout] == 0.25 and after["use_cache"] is False
+    )
     assert after.get("activation_function") in (None, "gelu_pytorch_tanh")
     assert model.generation_config.temperature == 0.6
     assert model.generation_config.eos_token_id == other.config.eos_token_id
@@ -146,9 +197,22 @@ def test_a_checkpoint_gives_the_recipes_model_keys(tmp_path):
     gpt2_source(n_inner=128).save_pretrained(tmp_path / "a")
     llama_source().save_pretrained(tmp_path / "b")
     shape = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 64}
-    gpt2 = {"architecture": "gpt2", "num_key_value_heads": None, "tie_word_embeddings": None, "rope_theta": None}
-    llama = {"architecture": "llama", "num_key_value_heads": 2, "tie_word_embeddings": False, "rope_theta": 500.0}
-    for folder, wanted in (("a", gpt2 | {"intermediate_size": None}), ("b", llama | {"intermediate_size": 48})):
+    gpt2 = {
+        "architecture": "gpt2",
+        "num_key_value_heads": None,
+        "tie_word_embeddings": None,
+        "rope_theta": None,
+    }
+    llama = {
+        "architecture": "llama",
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+        "rope_theta": 500.0,
+    }
+    for folder, wanted in (
+        ("a", gpt2 | {"intermediate_size": None}),
+        ("b", llama | {"intermediate_size": 48}),
+    ):
         model = completed(tmp_path / folder)
         assert {name: getattr(model, name) for name in keys.MODEL_KEYS} == shape | wanted
     assert go_on(tmp_path / "a", intermediate_size=128)
@@ -159,10 +223,15 @@ def test_a_checkpoint_gives_the_recipes_model_keys(tmp_path):
     [
         ({"n_layer": 3, "sequence_length": 32}, "n_layer = 3, the model's is 2; leave n_layer out"),
         ({"vocab_size": 32}, "vocab_size = 32: its vocabulary has 61 rows; use --vocab_size 64"),
-        ({"sequence_length": 32}, "sequence_length = 32: its context is 16 tokens; use --sequence_length 16"),
+        (
+            {"sequence_length": 32},
+            "sequence_length = 32: its context is 16 tokens; use --sequence_length 16",
+        ),
     ],
 )
-def test_a_recipe_of_another_shape_than_its_models_is_refused_with_a_remedy(tmp_path, change, words):
+def test_a_recipe_of_another_shape_than_its_models_is_refused_with_a_remedy(
+    tmp_path, change, words
+):
     gpt2_source().save_pretrained(tmp_path)
     with pytest.raises(BadInput) as error:
         go_on(tmp_path, **change)
@@ -176,11 +245,16 @@ def test_a_recipe_of_another_shape_than_its_models_is_refused_with_a_remedy(tmp_
         (None, "holds no model"),
         ({}, "cannot be loaded"),  # it has no weights
         ({"activation_function": "relu"}, "activation_function = relu: GPT-2's is gelu_new"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized; give the model that it was made"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantized; give the model that it was made",
+        ),
         ({"model_type": "bert"}, "is a bert; give a model of type gpt2 or llama"),
     ],
 )
-def test_a_model_that_is_not_there_or_that_training_would_silently_change_is_refused(tmp_path, change, words):
+def test_a_model_that_is_not_there_or_that_training_would_silently_change_is_refused(
+    tmp_path, change, words
+):
     if change is not None:
         (tmp_path / "config.json").write_text(json.dumps(gpt2_source().config.to_dict() | change))
     with pytest.raises(BadInput, match=f"init_from = {tmp_path}: .*{words}"):
@@ -191,7 +265,10 @@ def test_weights_that_are_not_the_configs_are_refused_and_never_filled_with_nois
     GPT2Model(gpt2_source().config).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for change, words in (
-        ({"n_layer": 3}, r"do not match its config.json: it lacks transformer.h.2.*; give the whole"),
+        (
+            {"n_layer": 3},
+            r"do not match its config.json: it lacks transformer.h.2.*; give the whole",
+        ),
         ({"n_layer": 1}, r"do not match its config.json: it also has h.1."),
         ({"n_inner": 64}, "cannot be loaded"),
     ):
@@ -200,7 +277,9 @@ def test_weights_that_are_not_the_configs_are_refused_and_never_filled_with_nois
             go_on(tmp_path)
     llama_source().save_pretrained(tmp_path / "llama")
     config = json.loads((tmp_path / "llama" / "config.json").read_text())
-    (tmp_path / "llama" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    (tmp_path / "llama" / "config.json").write_text(
+        json.dumps(config | {"tie_word_embeddings": True})
+    )
     with pytest.raises(BadInput, match="ties the head to the embedding"):
         go_on(tmp_path / "llama")
 
@@ -210,5 +289,7 @@ def test_a_model_that_holds_nan_is_neither_used_nor_trained_on(tmp_path):
     model.transformer.h[1].attn.c_attn.weight.data[3, 4] = torch.nan
     model.save_pretrained(tmp_path)
     for use in (pretrained.load, go_on):
-        with pytest.raises(BadInput, match="transformer.h.1.attn.c_attn.weight holds values that are not finite"):
+        with pytest.raises(
+            BadInput, match="transformer.h.1.attn.c_attn.weight holds values that are not finite"
+        ):
             use(str(tmp_path))

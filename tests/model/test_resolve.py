@@ -18,7 +18,9 @@ from ursa_minor.recipe import loading
 
 pytest_plugins = ["push_helpers"]
 
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; import {0}; sys.exit({0}.main(sys.argv[1:]))"
+WITHOUT_TORCH = (
+    "import sys; sys.modules['torch'] = None; import {0}; sys.exit({0}.main(sys.argv[1:]))"
+)
 
 
 @pytest.fixture
@@ -27,20 +29,33 @@ def runs(tmp_path, monkeypatch):
     Path("runs/deutsch/model").mkdir(parents=True)
 
 
-def test_a_run_stands_for_its_model_and_what_holds_none_is_refused_a_misspelt_run_with_the_nearest(runs):
-    assert find("runs/deutsch") == "runs/deutsch/model" and find("openai-community/gpt2") == "openai-community/gpt2"
-    with pytest.raises(BadInput, match=r"^--model runs/deutch: no such folder .*; did you mean runs/deutsch\?$"):
+def test_a_run_stands_for_its_model_and_what_holds_none_is_refused_a_misspelt_run_with_the_nearest(
+    runs,
+):
+    assert (
+        find("runs/deutsch") == "runs/deutsch/model"
+        and find("openai-community/gpt2") == "openai-community/gpt2"
+    )
+    with pytest.raises(
+        BadInput, match=r"^--model runs/deutch: no such folder .*; did you mean runs/deutsch\?$"
+    ):
         find("runs/deutch")
-    with pytest.raises(BadInput, match=r"^model = nowhere/at/all: no such folder \(a Hub id is owner/name\)$"):
+    with pytest.raises(
+        BadInput, match=r"^model = nowhere/at/all: no such folder \(a Hub id is owner/name\)$"
+    ):
         find("nowhere/at/all", "model = ")
     for name in ("deutsch", "deutch"):
-        with pytest.raises(BadInput, match=f"^--model {name}: no such folder; did you mean runs/deutsch\\?$"):
+        with pytest.raises(
+            BadInput, match=f"^--model {name}: no such folder; did you mean runs/deutsch\\?$"
+        ):
             find(name)
     Path("runs/gpt2_124m").mkdir()
     assert find("gpt2") == "gpt2"  # an old id without an owner
     Path("text.txt").touch()
     for name in ("runs", "text.txt"):
-        with pytest.raises(BadInput, match=f"^--model {name}: holds no model; give a folder with config.json"):
+        with pytest.raises(
+            BadInput, match=f"^--model {name}: holds no model; give a folder with config.json"
+        ):
             find(name)
 
 
@@ -61,7 +76,9 @@ def test_a_misspelt_run_is_refused_before_torch_is_imported(runs, script, words)
 
 def test_printed_export_command_is_quoted(runs):
     Path("runs/my run/checkpoints").mkdir(parents=True)
-    with pytest.raises(BadInput, match="python export_model.py 'runs/my run' --out 'exports/my run' makes"):
+    with pytest.raises(
+        BadInput, match="python export_model.py 'runs/my run' --out 'exports/my run' makes"
+    ):
         find("runs/my run")
 
 
@@ -75,7 +92,9 @@ def test_existing_path_is_never_split_at_the_at_sign(runs):
     assert find("own@v1") == "own@v1"
 
 
-@pytest.mark.parametrize("name", ["me/model@v1", "me/model@refs/pr/1", "gpt2@main", "me/model@0123abc"])
+@pytest.mark.parametrize(
+    "name", ["me/model@v1", "me/model@refs/pr/1", "gpt2@main", "me/model@0123abc"]
+)
 def test_hub_id_may_have_a_revision(runs, name):
     assert find(name) == name
 
@@ -133,14 +152,20 @@ def test_model_and_tokenizer_come_from_the_given_revision(two_revisions, server,
 
 def test_unknown_revision_is_named(two_revisions):
     for load in (pretrained.load, tokenization.load):
-        with pytest.raises(BadInput, match="@v9: cannot be loaded.*v9 is not a valid git identifier"):
+        with pytest.raises(
+            BadInput, match="@v9: cannot be loaded.*v9 is not a valid git identifier"
+        ):
             load(f"{two_revisions}@v9")
 
 
 def test_run_keeps_the_revision_that_it_begins_from(two_revisions, tmp_path):
     recipe = tmp_path / "r.yaml"
     lines = (ROOT / "recipes/own_text.yaml").read_text().splitlines()
-    keep = [line for line in lines if not line.startswith(("tokenizer", "n_", "vocab_size", "architecture"))]
+    keep = [
+        line
+        for line in lines
+        if not line.startswith(("tokenizer", "n_", "vocab_size", "architecture"))
+    ]
     recipe.write_text("\n".join(keep))
     name = f"{two_revisions}@v1"
     flags = {"init_from": name, "sequence_length": "16", "data_files": ["text.txt"]}

@@ -18,7 +18,9 @@ from ursa_minor.recipe import keys
 @pytest.fixture
 def folder(tmp_path):
     """A model with 320 rows, whose tokenizer has 295 ids."""
-    stock_export.write(built(vocab_size=320), tmp_path / "model", tokenization.train_bpe(["abc abd " * 9], 300))
+    stock_export.write(
+        built(vocab_size=320), tmp_path / "model", tokenization.train_bpe(["abc abd " * 9], 300)
+    )
     return tmp_path / "model"
 
 
@@ -58,7 +60,11 @@ def test_rows_of_padding_are_allowed(folder):
             320,
             r"^init_from = .*ids up to 320, .* has 320. .*embeddings\(321\).*or add rows with --vocab_size 384",
         ),
-        (320, 320, "^vocab_size = 320: the largest id of the tokenizer is 320; use --vocab_size 384"),
+        (
+            320,
+            320,
+            "^vocab_size = 320: the largest id of the tokenizer is 320; use --vocab_size 384",
+        ),
         (384, 320, None),
         (None, 319, None),
     ],

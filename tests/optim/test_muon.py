@@ -21,7 +21,9 @@ def clones(model) -> dict[str, torch.Tensor]:
 def test_a_card_multiplies_in_what_its_tensor_cores_have(monkeypatch, supported, dtype):
     """torch says yes to the bf16 that it emulates on a T4, unless asked not to."""
     monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or supported
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: including_emulation or supported,
     )
     assert muon._product_dtype(torch.device("cuda")) == dtype
     assert muon._product_dtype(torch.device("cpu")) == torch.float32
@@ -38,7 +40,11 @@ def test_half_precision_keeps_singular_values_near_one_and_zero_stays_zero(dtype
 def test_two_steps_equal_pytorchs_own_muon():
     """torch.optim.Muon takes one matrix at a time, and its Newton-Schulz runs in bf16: c_proj, to bf16's rounding."""
     model, other = tiny(), tiny()
-    names = [name for name, _ in model.named_parameters() if name.endswith("c_proj.weight") or "c_fc.weight" in name]
+    names = [
+        name
+        for name, _ in model.named_parameters()
+        if name.endswith("c_proj.weight") or "c_fc.weight" in name
+    ]
     wanted = [other.get_parameter(name) for name in names]
     how = {"lr": 0.01, "momentum": 0.95, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
     ours, theirs = made(model, optimizer="muon"), torch.optim.Muon(wanted, **how)
@@ -93,7 +99,9 @@ def train_by_transformers(folder, resume: bool) -> None:
     """Train 4 updates with Transformers' Trainer, which saves every 2; write the weights that it ends with."""
     how = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "per_device_train_batch_size": 2}
     how["learning_rate"] = 9.0  # not taken: the rate is the factory's
-    arguments = TrainingArguments(str(folder), max_steps=4, save_steps=2, lr_scheduler_type="linear", **how)
+    arguments = TrainingArguments(
+        str(folder), max_steps=4, save_steps=2, lr_scheduler_type="linear", **how
+    )
     model = built()
     torch.manual_seed(3)
     rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 32, (8, 8))]
@@ -115,6 +123,8 @@ def test_transformers_trainer_takes_it_by_one_argument_and_resumes_with_its_mome
     resumed = trained_by_transformers(tmp_path, resume=True)
     assert all(torch.equal(after[name], resumed[name]) for name in after)
     name = "transformer.h.0.attn.c_attn.weight"
-    moved = (after[name] - before[name]).norm() / math.sqrt(3 * 32)  # of three orthogonal matrices it would be 1
+    moved = (after[name] - before[name]).norm() / math.sqrt(
+        3 * 32
+    )  # of three orthogonal matrices it would be 1
     rates = 0.01 * sum((1.0, 0.75, 0.5, 0.25))
     assert 0.3 * rates < moved / muon.step_scale(32, 32) < 1.2 * rates

@@ -18,8 +18,12 @@ from ursa_minor.optim import optimizers, schedule
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys
 
-needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
-SETTINGS = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes"
+)
+SETTINGS = keys.Optimizer(
+    weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0
+)
 SHAPE = small_models.SHAPE | {"n_embd": 128, "vocab_size": 512, "sequence_length": 64}
 EVERY = [
     pytest.param(name, marks=needs_bitsandbytes if record.package else ())
@@ -77,15 +81,27 @@ def test_what_an_optimizer_keeps_is_what_its_record_states(name, architecture):
     fill_gradients(model)
     optimizer.step()
     # bitsandbytes shares its tables of 256 values among all tensors; a count of updates lies on the host.
-    held = [item for state in optimizer.state.values() for item in state.items() if not item[0].startswith("qmap")]
+    held = [
+        item
+        for state in optimizer.state.values()
+        for item in state.items()
+        if not item[0].startswith("qmap")
+    ]
     allocated = sum(value.nbytes for _, value in held if torch.is_tensor(value) and value.dim())
-    assert allocated == pytest.approx(estimate.moment_bytes(estimate.shape_of(shape(architecture)), name), rel=0.005)
+    assert allocated == pytest.approx(
+        estimate.moment_bytes(estimate.shape_of(shape(architecture)), name), rel=0.005
+    )
 
 
-def test_missing_bitsandbytes_is_refused_with_the_command_of_the_version_that_is_tested(monkeypatch):
+def test_missing_bitsandbytes_is_refused_with_the_command_of_the_version_that_is_tested(
+    monkeypatch,
+):
     for name in ("bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BadInput, match=r"adamw_8bit needs .* pip install bitsandbytes==[\d.]+, or --optimizer adamw$"):
+    with pytest.raises(
+        BadInput,
+        match=r"adamw_8bit needs .* pip install bitsandbytes==[\d.]+, or --optimizer adamw$",
+    ):
         optimizers.check(settings("adamw_8bit"), torch.device("cpu"), sharded=False)
     assert optimizers.BITSANDBYTES in (ROOT / "requirements/dev.txt").read_text().split()
 
@@ -96,7 +112,9 @@ def test_8_bits_are_refused_where_bitsandbytes_cannot_work_before_any_training(m
     for name in ("adamw", "muon"):
         optimizers.check(settings(name), device, sharded=True)
     optimizers.check(settings("adamw_8bit"), device, sharded=False)
-    with pytest.raises(BadInput, match="--shard_optimizer false and a YAML without FSDP, or --optimizer adamw"):
+    with pytest.raises(
+        BadInput, match="--shard_optimizer false and a YAML without FSDP, or --optimizer adamw"
+    ):
         optimizers.check(settings("adamw_8bit"), device, sharded=True)
 
     def step(self):

@@ -50,11 +50,22 @@ def closed_form(step, schedule):
 
 @pytest.mark.parametrize(
     ("shape", "decay_ratio"),
-    [("cosine", 0.2), ("linear", 0.2), ("constant", 0.2), ("wsd", 0.0), ("wsd", 0.25), ("wsd", 1.0)],
+    [
+        ("cosine", 0.2),
+        ("linear", 0.2),
+        ("constant", 0.2),
+        ("wsd", 0.0),
+        ("wsd", 0.25),
+        ("wsd", 1.0),
+    ],
 )
 @pytest.mark.parametrize("min_lr_ratio", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize(("max_steps", "warmup_steps"), [(1, 0), (1, 1), (2, 1), (20, 0), (20, 4), (20, 19), (20, 20)])
-def test_every_step_equals_the_closed_form(shape, min_lr_ratio, max_steps, warmup_steps, decay_ratio):
+@pytest.mark.parametrize(
+    ("max_steps", "warmup_steps"), [(1, 0), (1, 1), (2, 1), (20, 0), (20, 4), (20, 19), (20, 20)]
+)
+def test_every_step_equals_the_closed_form(
+    shape, min_lr_ratio, max_steps, warmup_steps, decay_ratio
+):
     schedule = make_schedule(
         lr_scheduler_type=shape,
         min_lr_ratio=min_lr_ratio,
@@ -78,7 +89,9 @@ def test_rates_after_warmup_equal_transformers(shape, warmup_steps):
         reference = get_linear_schedule_with_warmup(optimizer, warmup_steps, max_steps)
     else:
         decay_steps = round(0.3 * max_steps)
-        reference = get_wsd_schedule(optimizer, warmup_steps, decay_steps, max_steps, decay_type="linear")
+        reference = get_wsd_schedule(
+            optimizer, warmup_steps, decay_steps, max_steps, decay_type="linear"
+        )
     schedule = make_schedule(
         lr_scheduler_type=shape,
         max_steps=max_steps,
@@ -97,7 +110,9 @@ def test_rates_after_warmup_equal_transformers(shape, warmup_steps):
 @pytest.mark.parametrize("shape", FALLING)
 @pytest.mark.parametrize(("max_steps", "warmup_steps"), [(1, 0), (20, 20), (19073, 700)])
 def test_minimum_is_reached_exactly_at_max_steps(shape, max_steps, warmup_steps):
-    schedule = make_schedule(lr_scheduler_type=shape, max_steps=max_steps, warmup_steps=warmup_steps)
+    schedule = make_schedule(
+        lr_scheduler_type=shape, max_steps=max_steps, warmup_steps=warmup_steps
+    )
     for step in (max_steps, max_steps + 5):
         assert learning_rate(step, schedule) == PEAK * 0.1
     assert learning_rate(max_steps - 1, schedule) > PEAK * 0.1
@@ -137,7 +152,9 @@ LONG = 100_000
 @pytest.mark.parametrize("warmup_steps", [0, 1, 5, 19, 20, 21, 50, 1000])
 @pytest.mark.parametrize("planned_steps", [22, 24, 30, 60, 148, 500, 5000])
 def test_planned_length_keeps_the_learning_rate_continuous(shape, warmup_steps, planned_steps):
-    schedule = make_schedule(lr_scheduler_type=shape, max_steps=LONG, warmup_steps=warmup_steps, decay_ratio=0.9)
+    schedule = make_schedule(
+        lr_scheduler_type=shape, max_steps=LONG, warmup_steps=warmup_steps, decay_ratio=0.9
+    )
     made = rates(schedule, stop=20)
     length = shorten(schedule, 20, planned_steps)
     following = [learning_rate(step, schedule, length) for step in range(20, planned_steps + 1)]
@@ -190,7 +207,9 @@ def test_planned_run_equals_one_given_that_length(changes, planned_steps):
 
 
 def test_wsd_planned_within_its_decay_can_be_extended_from_there():
-    schedule = make_schedule(lr_scheduler_type="wsd", max_steps=LONG, warmup_steps=4, decay_ratio=0.5)
+    schedule = make_schedule(
+        lr_scheduler_type="wsd", max_steps=LONG, warmup_steps=4, decay_ratio=0.5
+    )
     length = shorten(schedule, 20, 30)  # 30 updates from the start would have decayed from step 15
     assert length == Length(30, 4, changed_at=20, rate_before=PEAK)
     assert decay_begins(schedule, length) == 20

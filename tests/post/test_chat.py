@@ -34,10 +34,15 @@ def chatty(**shape):
 
 def test_the_tokens_take_padding_rows_and_the_model_keeps_its_size(tmp_path):
     model, tokenizer = pair()
-    before, rows = {name: value.clone() for name, value in model.state_dict().items()}, len(tokenizer)
+    before, rows = (
+        {name: value.clone() for name, value in model.state_dict().items()},
+        len(tokenizer),
+    )
     chat.add_chat(model, tokenizer)
     stock_export.write(model, tmp_path / "chat", tokenizer)
-    loaded, named = (kind.from_pretrained(tmp_path / "chat") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    loaded, named = (
+        kind.from_pretrained(tmp_path / "chat") for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
     new = [named.convert_tokens_to_ids(token) for token in (chat.BEGIN, chat.END, chat.PAD)]
     assert sorted(new) == [rows, rows + 1, rows + 2] and loaded.config.vocab_size == 64
     after = loaded.state_dict()
@@ -59,8 +64,12 @@ def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
     assert text == "<|im_start|>user\nhi there<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
     begun = tokenizer.apply_chat_template(SAID[:1], tokenize=False, add_generation_prompt=True)
     assert text.startswith(begun) and begun.endswith("<|im_start|>assistant\n")
-    marked = tokenizer.apply_chat_template(SAID * 2, return_dict=True, return_assistant_tokens_mask=True)
-    learnt = [i for i, use in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if use]
+    marked = tokenizer.apply_chat_template(
+        SAID * 2, return_dict=True, return_assistant_tokens_mask=True
+    )
+    learnt = [
+        i for i, use in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if use
+    ]
     assert tokenizer.decode(learnt) == "hello<|im_end|>" * 2
 
 
@@ -70,7 +79,10 @@ def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_w
             {"vocab_size": 31},
             "3 rows .* 2 of 31 are free; .* --vocab_size 64, or --tokenizer_vocab_size 28 or less",
         ),
-        ({"characters": "0123456789+=\n"}, r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs"),
+        (
+            {"characters": "0123456789+=\n"},
+            r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs",
+        ),
     ):
         with pytest.raises(BadInput, match=words):
             chat.add_chat(*pair(**shape))
@@ -85,7 +97,9 @@ def heard(monkeypatch):
     def converse(both, messages):
         asked, (model, tokenizer) = [], both
         ids = tokenizer("yes")["input_ids"]
-        answer = lambda model, prompt, _, how, *__: asked.append((prompt, how.max_new_tokens)) or ids  # noqa: E731
+        answer = lambda model, prompt, _, how, *__: (
+            asked.append((prompt, how.max_new_tokens)) or ids
+        )
         monkeypatch.setattr(chat.sampling, "sample", answer)
         chat.converse(model, tokenizer, messages, GREEDY)
         return [(tokenizer.decode(prompt), len(prompt), new) for prompt, new in asked]
@@ -93,8 +107,12 @@ def heard(monkeypatch):
     return converse
 
 
-def test_a_conversation_remembers_until_the_context_is_full_and_an_empty_message_begins_a_new_one(heard):
-    (_, *_), (second, *_), (third, *_) = asked = heard(chatty(sequence_length=80), ["one", "two", "x" * 12])
+def test_a_conversation_remembers_until_the_context_is_full_and_an_empty_message_begins_a_new_one(
+    heard,
+):
+    (_, *_), (second, *_), (third, *_) = asked = heard(
+        chatty(sequence_length=80), ["one", "two", "x" * 12]
+    )
     assert second.count("<|im_start|>") == 4 and "one" in second and "two" in second
     assert "one" not in third and "x" * 12 in third
     assert all(length + new <= 80 and new == 20 for _, length, new in asked)
@@ -102,7 +120,9 @@ def test_a_conversation_remembers_until_the_context_is_full_and_an_empty_message
     assert "one" not in second[0]
 
 
-def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_reason_and_the_chat_goes_on(heard, caplog):
+def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_reason_and_the_chat_goes_on(
+    heard, caplog
+):
     with caplog.at_level(logging.WARNING):
         assert len(heard(chatty(), ["x" * 60, "Ö", "ok"])) == 1
     assert "this message has 79 tokens; 44 at most fit with an answer" in caplog.records[0].message
@@ -112,7 +132,9 @@ def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_rea
 def test_an_answer_keeps_its_first_space(monkeypatch):
     """It is decoded together with the chat before it, also where it is a part of the next prompt."""
     tokenizer, prompts, written = odd_tokenizers.llama(), [], []
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}river:"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}river:"
+    )
     model = stock_of(randomize(built(vocab_size=512, sequence_length=64)))
     stone = tokenizer.convert_tokens_to_ids("▁stone")
 
@@ -125,7 +147,9 @@ def test_an_answer_keeps_its_first_space(monkeypatch):
         return [stone]
 
     monkeypatch.setattr(chat.sampling, "sample", answer)
-    chat.converse(model, tokenizer, ["a", "b"], GREEDY, sampling.Streamer(tokenizer, written.append))
+    chat.converse(
+        model, tokenizer, ["a", "b"], GREEDY, sampling.Streamer(tokenizer, written.append)
+    )
     assert "assistant: stone\n" in prompts[1] and written == [" stone", "\n"] * 2
 
 

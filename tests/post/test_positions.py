@@ -18,8 +18,13 @@ def model(**changes):
 def differences(one, rows, mask):
     """The largest difference of each row's logits at its own tokens, padded to alone."""
     padded = one(rows, attention_mask=mask).logits
-    kept = [(padded[i], row, seen.bool()) for i, (row, seen) in enumerate(zip(rows, mask, strict=True))]
-    return [(logits[seen] - one(row[seen][None]).logits[0]).abs().max().item() for logits, row, seen in kept]
+    kept = [
+        (padded[i], row, seen.bool()) for i, (row, seen) in enumerate(zip(rows, mask, strict=True))
+    ]
+    return [
+        (logits[seen] - one(row[seen][None]).logits[0]).abs().max().item()
+        for logits, row, seen in kept
+    ]
 
 
 @torch.no_grad()
@@ -36,7 +41,9 @@ def test_positions_that_are_given_and_a_cache_are_left_as_they_are():
     wanted = one(rows, attention_mask=PADDED, position_ids=torch.arange(8)[None]).logits
     plain = one(rows).logits
     derive_positions(one)
-    assert torch.equal(one(rows, attention_mask=PADDED, position_ids=torch.arange(8)[None]).logits, wanted)
+    assert torch.equal(
+        one(rows, attention_mask=PADDED, position_ids=torch.arange(8)[None]).logits, wanted
+    )
     assert torch.equal(one(rows).logits, plain)
     begun = one(rows[:, :6], attention_mask=PADDED[:, :6], use_cache=True)
     ended = one(rows[:, 6:], attention_mask=PADDED, past_key_values=begun.past_key_values).logits
@@ -59,7 +66,13 @@ def gaps_in_trl(hooked, folder):
     one = model(sequence_length=32)
     if hooked:
         derive_positions(one)
-    about = {"per_device_train_batch_size": 4, "num_generations": 2, "use_cpu": True, "bf16": False, "report_to": []}
+    about = {
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+    }
     trainer = GRPOTrainer(
         one,
         lambda completions, **_: [0.0] * len(completions),
@@ -78,7 +91,9 @@ def gaps_in_trl(hooked, folder):
     wanted = torch.stack(made.logits, 1).log_softmax(-1).gather(2, new[..., None])[..., 0]
     whole = torch.cat([mask, torch.ones_like(new)], 1)
     with torch.no_grad():
-        found, _, _ = trainer._get_per_token_logps_and_entropies(one, made.sequences, whole, logits_to_keep=6)
+        found, _, _ = trainer._get_per_token_logps_and_entropies(
+            one, made.sequences, whole, logits_to_keep=6
+        )
     torch.save((found - wanted).abs().amax(1), folder / "gaps.pt")
 
 

@@ -44,7 +44,11 @@ def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tm
 
 def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(tmp_path):
     for name, values, words in (
-        ("a.txt", [{"prompt": "a"}], "must be files of rows that are here, of one kind: .parquet, .jsonl"),
+        (
+            "a.txt",
+            [{"prompt": "a"}],
+            "must be files of rows that are here, of one kind: .parquet, .jsonl",
+        ),
         ("a.jsonl", [{"text": "a"}], "each row's prompt must be a text, .*; the columns are text"),
         ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "each row's prompt must be a text"),
         ("a.jsonl", [{"prompt": [{"role": "user"}]}], "a list of messages with role and content"),
@@ -74,36 +78,54 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(pair, caplog):
     fits = ["abc", "a" * 27]
     assert drop_long(pair, fits) == fits and not caplog.text
     assert drop_long(pair, [*fits, "a" * 28, "b" * 40]) == fits
-    assert "prompts = p.jsonl: 2 of 4 prompts are dropped because they are too long: with max_comp" in caplog.text
+    assert (
+        "prompts = p.jsonl: 2 of 4 prompts are dropped because they are too long: with max_comp"
+        in caplog.text
+    )
     assert drop_long(pair, ["a" * 99], context=None) == ["a" * 99]
 
 
 @pytest.mark.parametrize(
     ("prompt", "max_completion_length", "words"),
     [
-        ("a" * 27, 6, "leaves 26 for a prompt, and the shortest has 27. Use max_completion_length of 5 or less"),
-        ("abc", 40, "leaves 0 for a prompt, and the shortest has 3. Use max_completion_length of 29 or less"),
+        (
+            "a" * 27,
+            6,
+            "leaves 26 for a prompt, and the shortest has 27. Use max_completion_length of 5 or less",
+        ),
+        (
+            "abc",
+            40,
+            "leaves 0 for a prompt, and the shortest has 3. Use max_completion_length of 29 or less",
+        ),
         ("a" * 32, 1, "leaves 31 for a prompt, and the shortest has 32. Give shorter prompts"),
     ],
 )
 def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_length, words):
     with pytest.raises(
-        BadInput, match=f"^prompts = p.jsonl: all 2 prompts are too long: .*context of 32 tokens {words}"
+        BadInput,
+        match=f"^prompts = p.jsonl: all 2 prompts are too long: .*context of 32 tokens {words}",
     ):
         drop_long(pair, [prompt, prompt + "a" * 30], max_completion_length)
 
 
 def test_prompts_must_fill_one_batch():
     prompt_sets.require_batch("prompts = p", ["a"] * 8, completions=64, num_generations=8)
-    with pytest.raises(BadInput, match="^prompts = p: a batch takes 8 prompts .*, and only 7 are usable"):
+    with pytest.raises(
+        BadInput, match="^prompts = p: a batch takes 8 prompts .*, and only 7 are usable"
+    ):
         prompt_sets.require_batch("prompts = p", ["a"] * 7, completions=64, num_generations=8)
 
 
 def test_a_stop_is_one_token(pair):
     model, tokenizer = pair
     prompt_sets.stop_at(model, tokenizer, "\n")
-    assert model.generation_config.eos_token_id == sorted([tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0]])
-    with pytest.raises(BadInput, match=r"stop = 'ab': must be one token of the model's tokenizer, and is 2"):
+    assert model.generation_config.eos_token_id == sorted(
+        [tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0]]
+    )
+    with pytest.raises(
+        BadInput, match=r"stop = 'ab': must be one token of the model's tokenizer, and is 2"
+    ):
         prompt_sets.stop_at(model, tokenizer, "ab")
 
 
@@ -117,7 +139,9 @@ def test_held_out_prompts_are_completed_greedily_as_each_alone(pair):
     assert model.training and value == sum(0.5 for text in seen.values() if text) / 3
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt")
-        out = model.eval().generate(**ids, max_new_tokens=6, do_sample=False, pad_token_id=tokenizer.eos_token_id)
+        out = model.eval().generate(
+            **ids, max_new_tokens=6, do_sample=False, pad_token_id=tokenizer.eos_token_id
+        )
         text = tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True)
         assert seen[prompt] == text.partition("\n")[0], prompt
 
@@ -126,15 +150,21 @@ def test_completions_are_decoded_with_their_prompts_in_training_and_held_out():
     """GRPOTrainer decodes a completion alone, which loses the space before its first word."""
     tokenizer, seen = odd_tokenizers.llama(), []
     tokenizer.pad_token = tokenizer.eos_token
-    reward = rewards.CheckedReward("mine", lambda prompt, completion: seen.append(completion) or 1.0, None)
+    reward = rewards.CheckedReward(
+        "mine", lambda prompt, completion: seen.append(completion) or 1.0, None
+    )
     stone = tokenizer.convert_tokens_to_ids("▁stone")
     model = stock_of(built(vocab_size=512, sequence_length=32))
-    model.lm_head.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([stone]), 1e4))
+    model.lm_head.register_forward_hook(
+        lambda module, args, out: out.index_fill(-1, torch.tensor([stone]), 1e4)
+    )
     prompt_sets.stop_at(model, tokenizer, None)
     prompt_sets.score(model, tokenizer, ["the river"], reward, 2)
     trained = prompt_sets.with_completions_of(tokenizer, reward)
     end = tokenizer.eos_token_id
-    assert trained(["the river"], ["stone stone"], completion_ids=[[stone, stone, end]], step=1) == [1.0]
+    assert trained(
+        ["the river"], ["stone stone"], completion_ids=[[stone, stone, end]], step=1
+    ) == [1.0]
     assert trained(["the river"], ["stone"]) == [1.0] and trained.__name__ == "mine"
     assert seen == [" stone stone", " stone stone", "stone"]
 
@@ -142,9 +172,12 @@ def test_completions_are_decoded_with_their_prompts_in_training_and_held_out():
 def test_a_reward_that_always_fails_is_refused_before_training(pair):
     prompt_sets.stop_at(*pair, None)
     with pytest.raises(
-        BadInput, match=r"reward addition: every call failed; the first raised ValueError: 'abc' is not an add"
+        BadInput,
+        match=r"reward addition: every call failed; the first raised ValueError: 'abc' is not an add",
     ):
-        prompt_sets.score(*pair, ["abc"], rewards.CheckedReward("addition", rewards.addition, None), 4)
+        prompt_sets.score(
+            *pair, ["abc"], rewards.CheckedReward("addition", rewards.addition, None), 4
+        )
 
 
 def test_chats_are_completed_through_the_template(pair):

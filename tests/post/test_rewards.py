@@ -33,11 +33,16 @@ def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_na
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def short(prompt, completion):\n    return -len(completion)\n")
+    (tmp_path / "mine.py").write_text(
+        "def short(prompt, completion):\n    return -len(completion)\n"
+    )
     (tmp_path / "broken.py").write_text("1 / 0\n")
     assert rewards.checked("mine.py:short", None)(["a"], ["bcd"]) == [-3]
     for name, words in (
-        ("adition", "must be addition, brackets, python_compiles, the folder of a reward model, or a function of your"),
+        (
+            "adition",
+            "must be addition, brackets, python_compiles, the folder of a reward model, or a function of your",
+        ),
         ("nowhere.py:short", "nowhere.py cannot be run: FileNotFoundError"),
         ("mine.py:long", "mine.py has no function long"),
         ("broken.py:short", "broken.py cannot be run: ZeroDivisionError"),
@@ -48,29 +53,54 @@ def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_na
 
 def test_a_reward_models_folder_scores_a_text_that_ends_as_it_was_trained_on(tmp_path):
     characters = tokenization.make_characters(["abcd"])
-    characters.pad_token = "d"  # were it the end of text, a text's own end would be taken for padding
+    characters.pad_token = (
+        "d"  # were it the end of text, a text's own end would be taken for padding
+    )
     torch.manual_seed(1)
-    shape = {"vocab_size": len(characters), "n_positions": 12, "n_layer": 1, "n_head": 1, "n_embd": 8, "num_labels": 1}
-    model = GPT2ForSequenceClassification(GPT2Config(**shape, pad_token_id=characters.pad_token_id)).eval()
+    shape = {
+        "vocab_size": len(characters),
+        "n_positions": 12,
+        "n_layer": 1,
+        "n_head": 1,
+        "n_embd": 8,
+        "num_labels": 1,
+    }
+    model = GPT2ForSequenceClassification(
+        GPT2Config(**shape, pad_token_id=characters.pad_token_id)
+    ).eval()
     for folder, kind in (("judge", model), ("writer", GPT2LMHeadModel(model.config))):
         kind.save_pretrained(tmp_path / folder)
         characters.save_pretrained(tmp_path / folder)
     reward = rewards.checked(str(tmp_path / "judge"), "c")
-    ids = [[*characters(text)["input_ids"], characters.eos_token_id] for text in ("ab", "abb", "a" * 40)]
+    ids = [
+        [*characters(text)["input_ids"], characters.eos_token_id]
+        for text in ("ab", "abb", "a" * 40)
+    ]
     wanted = [float(model(torch.tensor([row[:12]])).logits) for row in ids]
-    assert reward(["a", "a", "a" * 40], ["bca", "bb", ""]) == pytest.approx(wanted, abs=1e-6) and reward.calls == 3
-    with pytest.raises(BadInput, match="is not a reward model but .'GPT2LMHeadModel'.; train one: trl reward"):
+    assert (
+        reward(["a", "a", "a" * 40], ["bca", "bb", ""]) == pytest.approx(wanted, abs=1e-6)
+        and reward.calls == 3
+    )
+    with pytest.raises(
+        BadInput, match="is not a reward model but .'GPT2LMHeadModel'.; train one: trl reward"
+    ):
         rewards.checked(str(tmp_path / "writer"), None)
 
 
-def test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted_and_the_first_is_shown(caplog):
+def test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted_and_the_first_is_shown(
+    caplog,
+):
     given = {"a": 1.0, "b": math.nan, "c": math.inf, "d": "1.0", "e": None}  # and nothing for "f"
-    reward = rewards.CheckedReward("mine.py:short", lambda prompt, completion: given[completion], None)
+    reward = rewards.CheckedReward(
+        "mine.py:short", lambda prompt, completion: given[completion], None
+    )
     with caplog.at_level(logging.WARNING):
         assert reward(["p"] * 6, list("abcdef"), trainer_state=None) == [1.0, 0, 0, 0, 0, 0]
     assert (reward.calls, reward.faults) == (6, 5) and reward.__name__ == "short"
     assert reward.first_fault == "returned nan for prompt 'p', completion 'b'"
-    assert [record.message for record in caplog.records] == [f"reward short {reward.first_fault}; this counts 0"]
+    assert [record.message for record in caplog.records] == [
+        f"reward short {reward.first_fault}; this counts 0"
+    ]
 
 
 def test_a_reward_sees_the_text_before_the_stop_and_the_last_message_of_a_chat():

@@ -36,13 +36,29 @@ def read(place, text, *flags):
 
 def test_flags_come_over_the_file_and_numbers_are_numbers(tmp_path, monkeypatch):
     monkeypatch.delenv("OF_THE_FILE", raising=False)
-    text = "learning_rate: 6e-4\nreport_to: none\nscale_rewards: true\nheld_out_steps: 1e2\nstop: null"
+    text = (
+        "learning_rate: 6e-4\nreport_to: none\nscale_rewards: true\nheld_out_steps: 1e2\nstop: null"
+    )
     text += "\nenv: {OF_THE_FILE: b}"
-    task, config = read(tmp_path, text, "--num-generations", "4", "--bf16", "true", "--reward", "brackets")
-    assert (task.model, task.reward, task.held_out_steps, task.stop) == ("runs/a", "brackets", 100, None)
-    assert (config.learning_rate, config.num_generations, config.bf16, config.scale_rewards) == (6e-4, 4, True, True)
+    task, config = read(
+        tmp_path, text, "--num-generations", "4", "--bf16", "true", "--reward", "brackets"
+    )
+    assert (task.model, task.reward, task.held_out_steps, task.stop) == (
+        "runs/a",
+        "brackets",
+        100,
+        None,
+    )
+    assert (config.learning_rate, config.num_generations, config.bf16, config.scale_rewards) == (
+        6e-4,
+        4,
+        True,
+        True,
+    )
     assert os.environ["OF_THE_FILE"] == "b"
-    task, config = settings.read([f"--config={tmp_path / 'a.yaml'}", "--learning_rate", "1"], Config)
+    task, config = settings.read(
+        [f"--config={tmp_path / 'a.yaml'}", "--learning_rate", "1"], Config
+    )
     assert type(config.learning_rate) is float
 
 
@@ -52,7 +68,9 @@ def test_flags_are_read_as_in_train_py(tmp_path):
     assert read(tmp_path, "", "--bf16", "False")[1].bf16 is False
 
 
-@pytest.mark.parametrize(("text", "flags"), [("held_out_steps: 0.1", []), ("", ["--held-out-steps", "0.1"])])
+@pytest.mark.parametrize(
+    ("text", "flags"), [("held_out_steps: 0.1", []), ("", ["--held-out-steps", "0.1"])]
+)
 def test_fraction_of_steps_is_refused(tmp_path, text, flags):
     with pytest.raises(BadInput, match="fractions of max_steps are not supported"):
         read(tmp_path, text, *flags)
@@ -81,7 +99,9 @@ def test_what_is_missing_is_named_with_what_it_is_and_help_needs_no_file(tmp_pat
     (tmp_path / "a.yaml").write_text("model: a\n")
     with pytest.raises(BadInput) as raised:
         settings.read(["--config", str(tmp_path / "a.yaml")], Config)
-    assert [line.split(": ")[1] for line in raised.value.lines] == [f"{key} is missing" for key in list(TASK)[1:]]
+    assert [line.split(": ")[1] for line in raised.value.lines] == [
+        f"{key} is missing" for key in list(TASK)[1:]
+    ]
     with pytest.raises(SystemExit) as ended:
         settings.read(["--help"], Config)
     assert ended.value.code == 0 and "--held_out_steps" in capsys.readouterr().out
@@ -91,10 +111,20 @@ def test_paths_are_expanded_and_the_file_is_found_from_any_folder(tmp_path, monk
     monkeypatch.setenv("PLACE", "/place")
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("UNSET", raising=False)
-    task, config = read(tmp_path, "prompts: ~/p.jsonl\noutput_dir: $PLACE/x", "--reward", "~/r.py:short")
-    assert (task.prompts, config.output_dir, task.reward) == ("/home/me/p.jsonl", "/place/x", "/home/me/r.py:short")
-    with pytest.raises(BadInput, match=r"a.yaml: held_out = \$UNSET/h: the environment variable UNSET is not set"):
+    task, config = read(
+        tmp_path, "prompts: ~/p.jsonl\noutput_dir: $PLACE/x", "--reward", "~/r.py:short"
+    )
+    assert (task.prompts, config.output_dir, task.reward) == (
+        "/home/me/p.jsonl",
+        "/place/x",
+        "/home/me/r.py:short",
+    )
+    with pytest.raises(
+        BadInput, match=r"a.yaml: held_out = \$UNSET/h: the environment variable UNSET is not set"
+    ):
         read(tmp_path, "", "--held_out", "$UNSET/h")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match=r"recipes/post/addition.yaml: "):  # found; this Config lacks most of its keys
+    with pytest.raises(
+        BadInput, match=r"recipes/post/addition.yaml: "
+    ):  # found; this Config lacks most of its keys
         settings.read(["--config", "recipes/post/addition.yaml"], Config)

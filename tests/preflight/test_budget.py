@@ -57,9 +57,15 @@ def test_a_plan_spends_the_hours_and_its_command_is_read_by_train_py(said, flags
     assert row["tokens"] == recipe.batch.tokens_per_step * recipe.schedule.max_steps
     assert row["tokens"] / row["tokens_per_second"] / 3600 == pytest.approx(row["hours"])
     assert [row["all_hours"], row.get("cost", 0)] == pytest.approx([hours, cost], rel=0.01)
-    assert row["expected_loss"] == min(one["expected_loss"] for one in found["plans"].values() if one)
+    assert row["expected_loss"] == min(
+        one["expected_loss"] for one in found["plans"].values() if one
+    )
     text = said(f"--plan {flags}")
-    assert found["command"] in text and "Besiroglu" in text and f"\n* {Path(found['best']).stem} " in text
+    assert (
+        found["command"] in text
+        and "Besiroglu" in text
+        and f"\n* {Path(found['best']).stem} " in text
+    )
 
 
 def test_the_law_is_that_of_the_page_and_its_best_size_has_about_twenty_tokens_a_parameter():
@@ -73,11 +79,16 @@ def test_the_law_is_that_of_the_page_and_its_best_size_has_about_twenty_tokens_a
 def test_a_short_run_takes_a_smaller_batch_with_its_rate_and_a_shorter_warm_up(said):
     (row,) = said(f"--plan --json --card rtx3060 --hours 1 --recipe {GPT2}")["plans"].values()
     assert row["changes"]["tokens_per_step"] == 65536 and row["changes"]["learning_rate"] == 2.1e-4
-    assert row["updates"] < budget.FEWEST_UPDATES and row["changes"]["warmup_steps"] == row["updates"] // 10
+    assert (
+        row["updates"] < budget.FEWEST_UPDATES
+        and row["changes"]["warmup_steps"] == row["updates"] // 10
+    )
 
 
 def test_a_plan_keeps_the_recipes_text_and_says_how_often_it_is_read(said):
-    (row,) = said(f"--plan --json --card h100 --count 8 --hours 24 --recipe {GPT2}")["plans"].values()
+    (row,) = said(f"--plan --json --card h100 --count 8 --hours 24 --recipe {GPT2}")[
+        "plans"
+    ].values()
     assert row["changes"].keys() == {"run_name", "max_steps"} and row["epochs"] == pytest.approx(
         row["tokens"] / 10e9, rel=0.01
     )
@@ -86,7 +97,9 @@ def test_a_plan_keeps_the_recipes_text_and_says_how_often_it_is_read(said):
 def test_a_text_that_is_read_often_is_warned_of_and_counts_four_times_at_most(said):
     out = said("--plan --card t4 --hours 1 --recipe recipes/quickstart.yaml")
     assert "epochs: more than 4 teach little" in out
-    assert out.split("expected loss\n")[1].splitlines()[0].endswith("  n/a")  # a model far below those of the law
+    assert (
+        out.split("expected loss\n")[1].splitlines()[0].endswith("  n/a")
+    )  # a model far below those of the law
     recipe = keys.replace(loading.load_recipe(Path(GPT2)), dataset_config_name=None)
     row = budget.plan(recipe, gpus.find("t4"), 1, 100.0, Supply(1e8, 1e6), 0)
     assert row["expected_loss"] == budget.expected_loss(row["parameters"], MANY_EPOCHS * 1e8)
@@ -102,7 +115,9 @@ def test_a_reader_slower_than_the_cards_costs_hours_and_the_remedy_is_said(said)
     line = next(line for line in said(flags).splitlines() if line.startswith("reader "))
     assert "1 core of 9 at 2.0 M, the speed of one here): the cards wait 0.5" in line
     assert "prepare_data.py before" in line
-    assert "5,000,000 tokens/s (as you say): no waiting" in said(f"{flags} --reader_tokens_per_second 5e6")
+    assert "5,000,000 tokens/s (as you say): no waiting" in said(
+        f"{flags} --reader_tokens_per_second 5e6"
+    )
     linked = said("--card h100 --count 8 --link_megabytes_per_second 2.9")
     assert "1,000,000 tokens/s (2.9 MB/s, 56 cores of 64 at 2.0 M, the speed of one here)" in linked
 
@@ -113,16 +128,27 @@ def test_prepared_data_and_ready_tokens_need_no_core_and_else_one_is_measured_he
     ready = loading.load_recipe(Path("recipes/gpt2_124m_fineweb.yaml"), token_files)
     given = supply(ready.data, trainers=1, cores=2, link=2e6, speed=0)
     assert (given.speed, given.words) == (1e6, "2 MB/s")
-    splits = {"train": [{"file": "a.bin", "tokens": 500}], "validation": [{"file": "b.bin", "tokens": 5}]}
-    (tmp_path / "manifest.json").write_text(json.dumps({"splits": splits, "tokenizer": None, "complete": True}))
-    given = supply(keys.replace(ready, data_dir=str(tmp_path)).data, trainers=1, cores=2, link=0, speed=0)
+    splits = {
+        "train": [{"file": "a.bin", "tokens": 500}],
+        "validation": [{"file": "b.bin", "tokens": 5}],
+    }
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"splits": splits, "tokenizer": None, "complete": True})
+    )
+    given = supply(
+        keys.replace(ready, data_dir=str(tmp_path)).data, trainers=1, cores=2, link=0, speed=0
+    )
     assert given == Supply(500, math.inf, "prepared") and given.waiting_seconds(1e9, 1) == 0
 
 
 def test_the_hours_of_a_plan_hold_the_waiting(said):
-    found = said(f"--plan --json --card h100 --hours 10 --reader_tokens_per_second 1e5 --recipe {GPT2}")
+    found = said(
+        f"--plan --json --card h100 --hours 10 --reader_tokens_per_second 1e5 --recipe {GPT2}"
+    )
     row = found["plans"][GPT2]
-    assert row["tokens"] / 1e5 / 3600 == pytest.approx(0.9 * 10, rel=1e-3) and row["waiting_hours"] > 5
+    assert (
+        row["tokens"] / 1e5 / 3600 == pytest.approx(0.9 * 10, rel=1e-3) and row["waiting_hours"] > 5
+    )
     assert row["all_hours"] == pytest.approx(10, rel=1e-3)
 
 
@@ -134,7 +160,9 @@ def test_a_card_that_holds_no_size_has_no_plan_and_a_size_that_does_not_fit_is_n
 
 
 def test_more_updates_or_tokens_are_estimated_and_a_text_may_not_be_there_yet(said):
-    one, *twice = (said(f"--json --card a6000 {each}") for each in ("", "--max_steps 38146", "--tokens 20e9"))
+    one, *twice = (
+        said(f"--json --card a6000 {each}") for each in ("", "--max_steps 38146", "--tokens 20e9")
+    )
     for row in twice:
         assert [row["tokens"], row["hours"]] == pytest.approx([20e9, 2 * one["hours"]], rel=1e-4)
     assert said("--json --card a6000 --recipe recipes/addition.yaml")["waiting_hours"] == 0

@@ -14,12 +14,15 @@ CU130 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_110 sm_120 compute_120".split()  # no
 
 def test_our_own_requirements_take_the_versions_of_our_constraints():
     ranges, exact = (
-        compatibility.read_ranges((ROOT / f"{name}.txt").read_text()) for name in ("requirements", "constraints")
+        compatibility.read_ranges((ROOT / f"{name}.txt").read_text())
+        for name in ("requirements", "constraints")
     )
     assert ranges.keys() == exact.keys() and "torch" in ranges
     for name, pin in exact.items():
         (version,) = (one.version for one in pin if one.operator == "==")
-        assert ranges[name].contains(version) and any(one.operator in (">=", "==") for one in ranges[name]), name
+        assert ranges[name].contains(version) and any(
+            one.operator in (">=", "==") for one in ranges[name]
+        ), name
 
 
 def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one_is_not():
@@ -51,7 +54,9 @@ def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_r
     bad = build("2.13.0+cpu", None)
     assert bad.level == build().level == "error" and "CPU build" in bad.text
     wheel = "pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130"
-    assert wheel in bad.remedy and "whl/cu126" in build("2.13.0+cpu", None, driver="550.54.14").remedy
+    assert (
+        wheel in bad.remedy and "whl/cu126" in build("2.13.0+cpu", None, driver="550.54.14").remedy
+    )
     assert "--index-url" in build("2.13.0+cpu", None, first=None).remedy  # nvidia-smi gives none
     assert build(driver=None).level == build(usable=2).level == "ok"
     assert "CUDA_VISIBLE_DEVICES" in build().text
@@ -60,7 +65,9 @@ def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_r
 def test_a_driver_older_than_torchs_cuda_is_an_error_and_may_take_an_older_cuda_where_it_can():
     good = [("580.65.06", "13.0"), ("525.60.13", "12.6"), ("999.1", "99.0")]
     old = [("580.65.05", "13.0"), ("525.60.11", "12.8")]
-    assert all("finds no usable card" in build(cuda=cuda, driver=driver).text for driver, cuda in good)
+    assert all(
+        "finds no usable card" in build(cuda=cuda, driver=driver).text for driver, cuda in good
+    )
     assert all("driver is too old" in build(cuda=cuda, driver=driver).text for driver, cuda in old)
     fixable = build(driver="550.54.14").remedy
     assert "driver 580.65.06 or newer" in fixable and "whl/cu126" in fixable
@@ -74,7 +81,9 @@ def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_
         assert compatibility.architecture(card.name, card.capability, [own]).level == "ok"
         for driver in ("550.54.14", "580.95.05", None):
             name = compatibility.reinstall(card.capability, driver).rpartition("/")[2]
-            assert compatibility.architecture(card.name, card.capability, wheels[name]).level == "ok"
+            assert (
+                compatibility.architecture(card.name, card.capability, wheels[name]).level == "ok"
+            )
 
 
 def test_kernels_serve_later_minors_of_their_major_and_ptx_anything_newer():
@@ -95,7 +104,8 @@ def test_a_card_without_kernels_is_an_error_that_names_the_wheels_that_serve_it(
 
 
 @pytest.mark.parametrize(
-    ("version", "text"), [(8902, "8.9.2"), (90100, "9.1.0"), (91900, "9.19.0"), (92600, "9.26.0"), (100203, "10.2.3")]
+    ("version", "text"),
+    [(8902, "8.9.2"), (90100, "9.1.0"), (91900, "9.19.0"), (92600, "9.26.0"), (100203, "10.2.3")],
 )
 def test_cudnn_version_is_decoded(version, text):
     assert cudnn.version_text(version) == text
@@ -142,15 +152,24 @@ OWN = "/env/nvidia/cudnn/lib"
             "loaded from /usr/lib/libcudnn_graph.so.9",
         ),
         (91900, [], [], "cuDNN 9.19.0 is loaded instead of the 9.20.0.48"),
-        (92000, [f"{OWN}/libcudnn.so.9"], ["/usr/lib"], "/usr/lib in LD_LIBRARY_PATH contains another cuDNN"),
+        (
+            92000,
+            [f"{OWN}/libcudnn.so.9"],
+            ["/usr/lib"],
+            "/usr/lib in LD_LIBRARY_PATH contains another cuDNN",
+        ),
     ],
 )
 def test_cudnn_that_shadows_the_package_is_a_warning(version, loaded, search_path, words):
-    check = compatibility.cudnn_library(compatibility.CudnnLibrary(version, "9.20.0.48", OWN, loaded, search_path))
+    check = compatibility.cudnn_library(
+        compatibility.CudnnLibrary(version, "9.20.0.48", OWN, loaded, search_path)
+    )
     if words is None:
         assert check is None
     else:
-        assert check.level == "warning" and words in check.text and "LD_LIBRARY_PATH" in check.remedy
+        assert (
+            check.level == "warning" and words in check.text and "LD_LIBRARY_PATH" in check.remedy
+        )
 
 
 def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
@@ -161,4 +180,8 @@ def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
         (4e9, False, "error"),
     ):
         check = compatibility.disk(int(size), 24.5e9, "/d", shards=shards)
-        assert check.level == level and bool(check.remedy) == (level != "ok") and "24.5 GB" in check.text
+        assert (
+            check.level == level
+            and bool(check.remedy) == (level != "ok")
+            and "24.5 GB" in check.text
+        )

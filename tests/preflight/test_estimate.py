@@ -17,12 +17,35 @@ from ursa_minor.preflight import estimate, run_estimate
 from ursa_minor.recipe import keys, loading
 
 GPT2 = estimate.GPT2_124M
-GROUPED = {"architecture": "llama", "n_head": 12, "num_key_value_heads": 4, "intermediate_size": 2048}
+GROUPED = {
+    "architecture": "llama",
+    "n_head": 12,
+    "num_key_value_heads": 4,
+    "intermediate_size": 2048,
+}
 LLAMA = estimate.Shape(12, 768, 50304, 1024, **GROUPED)
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-UNTIED = {"architecture": "llama", "n_head": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
-MODELS = {"gpt2": GPT2, "llama": LLAMA, "llama_untied": estimate.Shape(2, 128, 1024, 1024, **UNTIED)}
-NO_CARD = {"cpu", "mps", "conservative", "zero1_x8", "zero2_x8", "zero3_x8", "fsdp2_x8", "multi_node_2x8"}
+UNTIED = {
+    "architecture": "llama",
+    "n_head": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": False,
+}
+MODELS = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "llama_untied": estimate.Shape(2, 128, 1024, 1024, **UNTIED),
+}
+NO_CARD = {
+    "cpu",
+    "mps",
+    "conservative",
+    "zero1_x8",
+    "zero2_x8",
+    "zero3_x8",
+    "fsdp2_x8",
+    "multi_node_2x8",
+}
 PRESETS = [p for p in sorted((ROOT / "accelerate_configs").glob("*.yaml")) if p.stem not in NO_CARD]
 HOW = {"half": True, "compiled": True}
 
@@ -36,15 +59,25 @@ def test_gpt2_124m_costs_what_is_published_and_its_logits_are_those_that_the_mod
 
 def stock(shape: estimate.Shape) -> torch.nn.Module:
     """A model of Transformers of this size, without memory for its weights."""
-    about = {"hidden_size": shape.n_embd, "num_hidden_layers": shape.n_layer, "num_attention_heads": shape.n_head or 12}
-    about |= {"vocab_size": shape.vocab_size, "max_position_embeddings": shape.sequence_length, "use_cache": False}
+    about = {
+        "hidden_size": shape.n_embd,
+        "num_hidden_layers": shape.n_layer,
+        "num_attention_heads": shape.n_head or 12,
+    }
+    about |= {
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.sequence_length,
+        "use_cache": False,
+    }
     about |= {"tie_word_embeddings": shape.tie_word_embeddings, "attn_implementation": "eager"}
     with torch.device("meta"):
         if shape.architecture == "gpt2":
             return GPT2LMHeadModel(GPT2Config(**about))
         inner = shape.intermediate_size or 4 * shape.n_embd
         return LlamaForCausalLM(
-            LlamaConfig(**about, num_key_value_heads=shape.num_key_value_heads, intermediate_size=inner)
+            LlamaConfig(
+                **about, num_key_value_heads=shape.num_key_value_heads, intermediate_size=inner
+            )
         )
 
 
@@ -53,7 +86,10 @@ def test_flops_are_those_that_pytorch_counts_in_forward_and_backward(shape):
     """And parameters those of Transformers' own models."""
     model, T = stock(shape), shape.sequence_length
     assert shape.parameters == model.num_parameters()
-    mask, ids_BT = torch.zeros(1, 1, T, T, device="meta"), torch.zeros(1, T, dtype=torch.int64, device="meta")
+    mask, ids_BT = (
+        torch.zeros(1, 1, T, T, device="meta"),
+        torch.zeros(1, T, dtype=torch.int64, device="meta"),
+    )
     with FlopCounterMode(display=False) as counter:
         model(ids_BT, attention_mask=mask, position_ids=ids_BT).logits.sum().backward()
     assert shape.flops_per_token * T == pytest.approx(counter.get_total_flops(), rel=0.02)
@@ -65,7 +101,9 @@ def test_pages_that_give_figures_of_cards_are_as_the_code_would_write_them():
     names = {"README.md", "cards.md", "run_gpt2_124m.sh", "rtx5090.yaml", "a100_x8.yaml"}
     assert {path.name for path in pages} >= names
     assert not [path.name for path, text in pages.items() if path.read_text() != text]
-    rows = re.findall(r"\| `(\w+)\.yaml` \| \d+, [\d,]+, \d+% \| .*? \|", pages[ROOT / "docs/cards.md"])
+    rows = re.findall(
+        r"\| `(\w+)\.yaml` \| \d+, [\d,]+, \d+% \| .*? \|", pages[ROOT / "docs/cards.md"]
+    )
     assert {*rows} == {path.stem for path in PRESETS if "_x" not in path.stem}
 
 
@@ -73,7 +111,9 @@ def test_what_to_expect_of_a_card_stands_in_a_line():
     assert run_estimate.expectation(gpus.find("h100")) == (
         "GPT-2 124M on one: tokens/s estimated 440,000, by others 466,000, by us 525,000; mfu good from 34%, excellent 45%"
     )
-    assert run_estimate.expectation(gpus.find("a6000")).endswith("excellent 52%; often advised: micro-batch 32")
+    assert run_estimate.expectation(gpus.find("a6000")).endswith(
+        "excellent 52%; often advised: micro-batch 32"
+    )
 
 
 def test_no_card_is_estimated_faster_than_its_peak():
@@ -87,19 +127,31 @@ def test_no_card_is_estimated_faster_than_its_peak():
 
 def test_the_estimate_is_the_fit_to_all_cards_of_one_script_and_within_a_tenth_for_fourteen_of_twenty():
     _, limit, share = 1 / estimate_cards.fit(estimate_cards.FITTED)
-    assert (float(f"{1e15 * limit:.2e}"), round(share, 2)) == (estimate.PRODUCT_LIMIT, estimate.BANDWIDTH_SHARE)
+    assert (float(f"{1e15 * limit:.2e}"), round(share, 2)) == (
+        estimate.PRODUCT_LIMIT,
+        estimate.BANDWIDTH_SHARE,
+    )
     kept = json.loads((ROOT / "benchmarks/results/estimate-cards-2026-11-22.json").read_text())
     for row in kept["cards"]:
-        assert estimate_cards.speed(gpus.find(row["card"])) / row["measured"] == pytest.approx(row["ratio"], abs=1e-3)
+        assert estimate_cards.speed(gpus.find(row["card"])) / row["measured"] == pytest.approx(
+            row["ratio"], abs=1e-3
+        )
     rows = [row for row in kept["cards"] if "left_out_ratio" in row]
     assert len(rows) == 20 and {row["measured_source"] for row in rows} == {gpus.SCRIPT}
     far = {row["card"]: f"{row['ratio']:.2f}" for row in rows if abs(row["ratio"] - 1) > 0.1}
     assert far.keys() == {"h100_nvl", "rtx6000ada", "rtxpro6000", "rtx4000ada", "l4", "l40"}
-    told = (ROOT / "docs/cards.md").read_text().partition("It misses, as a share")[2].partition("JSON")[0]
+    told = (
+        (ROOT / "docs/cards.md")
+        .read_text()
+        .partition("It misses, as a share")[2]
+        .partition("JSON")[0]
+    )
     assert all(ratio in told for ratio in far.values())
     for name, llm_c in (("h100", 468_000), ("a100", 218_000)):
         assert estimate_cards.speed(gpus.find(name)) == pytest.approx(llm_c, rel=0.1)
-    assert kept["languini_measured_over_estimated"]["v100"] == pytest.approx(estimate.WITHOUT_FLASH, abs=0.01)
+    assert kept["languini_measured_over_estimated"]["v100"] == pytest.approx(
+        estimate.WITHOUT_FLASH, abs=0.01
+    )
 
 
 def test_shards_take_their_part_and_a_compiled_backward_pass_holds_two_sets_of_gradients_at_its_end():
@@ -109,7 +161,10 @@ def test_shards_take_their_part_and_a_compiled_backward_pass_holds_two_sets_of_g
     state = frozenset({"weights", "gradients", "moments"})
     sharded, whole = (total(shards=dict.fromkeys(state, count)) for count in (8, 1))
     assert sharded == pytest.approx(whole - 16 * GPT2.parameters * 7 / 8)
-    fresh = [estimate.memory(GPT2, micro_batch=n, checkpointing="full", **HOW)["fresh gradients"] for n in (1, 64)]
+    fresh = [
+        estimate.memory(GPT2, micro_batch=n, checkpointing="full", **HOW)["fresh gradients"]
+        for n in (1, 64)
+    ]
     assert 0 < fresh[0] < 4 * GPT2.parameters and fresh[1] == 0
 
 
@@ -123,10 +178,18 @@ def test_memory_is_within_5_percent_of_a_cards_allocator_in_nine_of_ten_cases():
 
 def test_ddps_buckets_are_a_set_of_gradients_more_as_counted_on_several_cards():
     (path,) = (ROOT / "benchmarks" / "results").glob("several-cards-*.json")
-    rows = [row for row in json.loads(path.read_text())["rows"] if row["yaml"] != "fsdp2_x8" and row["cards"] == 2]
+    rows = [
+        row
+        for row in json.loads(path.read_text())["rows"]
+        if row["yaml"] != "fsdp2_x8" and row["cards"] == 2
+    ]
     for row in rows:
         changes = dict(row["changes"])
-        shards = estimate.IN_BUCKETS | {"moments": 2} if changes.pop("shard_optimizer", False) else estimate.IN_BUCKETS
+        shards = (
+            estimate.IN_BUCKETS | {"moments": 2}
+            if changes.pop("shard_optimizer", False)
+            else estimate.IN_BUCKETS
+        )
         how = changes | {"checkpointing": row["checkpointing"], "shards": shards}
         parts = estimate.memory(GPT2, micro_batch=16, half=True, compiled=True, **how)
         assert sum(parts.values()) - parts["context"] == pytest.approx(row["allocated"], rel=0.05)
@@ -154,7 +217,10 @@ def test_more_cards_take_less_time_but_not_less_energy():
     assert one["hours"] / 8 < eight["hours"] < one["hours"]
     assert eight["kilowatt_hours"] > one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
     recipe = loading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
-    held = [run_estimate.estimate_run(recipe, gpus.find("a6000"), count, 0.0)["memory_bytes"] for count in (1, 8)]
+    held = [
+        run_estimate.estimate_run(recipe, gpus.find("a6000"), count, 0.0)["memory_bytes"]
+        for count in (1, 8)
+    ]
     assert held[1]["gradients"] == 2 * held[0]["gradients"]
 
 
@@ -163,7 +229,11 @@ def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) ->
     asked = keys.Model(**vars(shape), **NO_DROPOUT, seed=1, gradient_checkpointing=checkpointing)
     model = build.build(asked, eos_token_id=0).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    copies = {2 * weight.numel() for name, weight in model.named_parameters() if ".0." in name and weight.ndim > 1}
+    copies = {
+        2 * weight.numel()
+        for name, weight in model.named_parameters()
+        if ".0." in name and weight.ndim > 1
+    }
     held = {}
 
     def keep(tensor):
@@ -182,9 +252,17 @@ def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) ->
 @pytest.mark.parametrize("checkpointing", ["none", "mlp", "full"])
 @pytest.mark.parametrize("architecture", keys.ARCHITECTURES)
 def test_a_block_keeps_what_the_real_one_does(architecture, checkpointing, half):
-    grouped = {"num_key_value_heads": 2, "intermediate_size": 320} if keys.ARCHITECTURES[architecture] else {}
+    grouped = (
+        {"num_key_value_heads": 2, "intermediate_size": 320}
+        if keys.ARCHITECTURES[architecture]
+        else {}
+    )
     one, two = (estimate.Shape(n, 128, 512, 100, architecture, n_head=4, **grouped) for n in (1, 2))
-    block, again = one.record.saved_activation_bytes(one, half=half, compiled=False, half_stream=False)
+    block, again = one.record.saved_activation_bytes(
+        one, half=half, compiled=False, half_stream=False
+    )
     said = {"none": block, "mlp": block - again, "full": 4 * one.n_embd}[checkpointing]
-    held = held_after_forward(two, checkpointing, half) - held_after_forward(one, checkpointing, half)
+    held = held_after_forward(two, checkpointing, half) - held_after_forward(
+        one, checkpointing, half
+    )
     assert held / one.sequence_length == pytest.approx(said, rel=0.02)

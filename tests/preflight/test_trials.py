@@ -25,7 +25,9 @@ def script(text: str, *arguments: str, seconds: float = 60) -> dict:
 
 
 def trial(name: str, *launch: str, **given) -> dict:
-    return checks.attempt([sys.executable, *launch, "-m", "ursa_minor.preflight.trials", name, json.dumps(given)], 300)
+    return checks.attempt(
+        [sys.executable, *launch, "-m", "ursa_minor.preflight.trials", name, json.dumps(given)], 300
+    )
 
 
 def test_a_hang_is_an_answer_within_its_time_and_leaves_no_process(tmp_path):
@@ -44,7 +46,10 @@ def test_a_hang_is_an_answer_within_its_time_and_leaves_no_process(tmp_path):
     "text, ending",
     [
         ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
-        ("import sys; print('the last words', file=sys.stderr); sys.exit(3)", "exit status 3: the last words"),
+        (
+            "import sys; print('the last words', file=sys.stderr); sys.exit(3)",
+            "exit status 3: the last words",
+        ),
         ("import os; os.write(1, bytes([255]))", "exit status 0: \N{REPLACEMENT CHARACTER}"),
     ],
 )
@@ -55,9 +60,13 @@ def test_a_crash_an_exit_and_rubbish_are_answers(text, ending):
 def test_a_trial_that_raises_is_an_answer_of_one_line(monkeypatch, capfd):
     for module, name in ((os, "_exit"), (signal, "alarm")):
         monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["probes", "training_step", '{"device": "none", "precision": "no"}'])
+    monkeypatch.setattr(
+        sys, "argv", ["probes", "training_step", '{"device": "none", "precision": "no"}']
+    )
     trials.main()
-    assert json.loads(capfd.readouterr().out)["problem"].startswith("RuntimeError: Expected one of cpu, cuda")
+    assert json.loads(capfd.readouterr().out)["problem"].startswith(
+        "RuntimeError: Expected one of cpu, cuda"
+    )
 
 
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
@@ -65,15 +74,21 @@ LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
 
 @pytest.mark.slow
 def test_two_processes_measure_their_bandwidth_and_one_that_raises_ends_them_all_with_its_words():
-    assert trial("all_reduce", *LAUNCH, backend="gloo", megabytes=4)["text"].startswith("gloo, 2 processes: ")
-    assert trial("all_reduce", *LAUNCH, backend="none")["problem"].startswith("AssertionError: Unknown backend")
+    assert trial("all_reduce", *LAUNCH, backend="gloo", megabytes=4)["text"].startswith(
+        "gloo, 2 processes: "
+    )
+    assert trial("all_reduce", *LAUNCH, backend="none")["problem"].startswith(
+        "AssertionError: Unknown backend"
+    )
 
 
 def test_steps_train_gpt2_in_half_precision_and_in_fp32_in_turn(monkeypatch):
     monkeypatch.setattr(trials, "TURNS", 4)
     assert " ms on cpu; in plain fp32" in trials.training_step(device="cpu", precision="bf16")
     taken = {"bf16": [9.0, 1.0, 8.0, 2.0], "no": [9.0, 4.0, 4.0, 40.0]}
-    monkeypatch.setattr(trials, "_steps", lambda device, precision, compiled: iter(taken[precision]))
+    monkeypatch.setattr(
+        trials, "_steps", lambda device, precision, compiled: iter(taken[precision])
+    )
     found = trials.training_step(device="cpu", precision="bf16", compiled=True)
     # Medians without the first.
     step = "a step of a tiny GPT-2 takes 2000.0 ms on cpu; in plain fp32, beside it, 4000.0 ms"
@@ -81,7 +96,9 @@ def test_steps_train_gpt2_in_half_precision_and_in_fp32_in_turn(monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_is_refused(monkeypatch):
-    monkeypatch.setattr(loss.NextTokenLoss, "forward", lambda self, *_: float("nan") * next(self.parameters()).sum())
+    monkeypatch.setattr(
+        loss.NextTokenLoss, "forward", lambda self, *_: float("nan") * next(self.parameters()).sum()
+    )
     with pytest.raises(RuntimeError, match="not finite"):
         trials.training_step(device="cpu", precision="no")
 
@@ -90,7 +107,8 @@ def test_a_loss_that_is_not_finite_is_refused(monkeypatch):
 def test_a_compiled_step_is_really_compiled_and_fails_without_a_compiler_by_its_name(monkeypatch):
     found = trial("training_step", device="cpu", precision="no", compiled=True)
     first, step = (
-        float(re.search(words, found["text"])[1]) for words in (r"compiled in (\d+) s", r"takes ([\d.]+) ms")
+        float(re.search(words, found["text"])[1])
+        for words in (r"compiled in (\d+) s", r"takes ([\d.]+) ms")
     )
     assert first > 10 * step / 1000
 

@@ -92,7 +92,9 @@ def test_every_spelling_of_false_is_accepted(recipe_file, text):
     assert read(recipe_file, f"--eval-on-start={text}")[0]["eval_on_start"] is False
 
 
-@pytest.mark.parametrize("words", ["--push_to_hub", "--push-to-hub --seed 3", "--seed 3 --push_to_hub"])
+@pytest.mark.parametrize(
+    "words", ["--push_to_hub", "--push-to-hub --seed 3", "--seed 3 --push_to_hub"]
+)
 def test_boolean_flag_without_value_is_true(recipe_file, words):
     assert read(recipe_file, *words.split())[0]["push_to_hub"] is True
 
@@ -166,11 +168,17 @@ def test_modes_take_an_optional_boolean_value(recipe_file, words, modes):
 )
 def test_bare_switch_leaves_a_positional_argument_alone(words, overwrite):
     arguments = export_model.parse(words.split())
-    assert (arguments.model, arguments.overwrite, arguments.trim_vocab) == ("runs/a", overwrite, False)
+    assert (arguments.model, arguments.overwrite, arguments.trim_vocab) == (
+        "runs/a",
+        overwrite,
+        False,
+    )
 
 
 def test_value_with_spaces_keeps_its_dashes(recipe_file):
-    found, _ = read(recipe_file, "--data_files", "--my-file a.txt", "b", "--sample_prompts=--to-be or not-to-be")
+    found, _ = read(
+        recipe_file, "--data_files", "--my-file a.txt", "b", "--sample_prompts=--to-be or not-to-be"
+    )
     assert found["data_files"] == ["--my-file a.txt", "b"]
     assert found["sample_prompts"] == ["--to-be or not-to-be"]
 
@@ -187,26 +195,34 @@ def test_value_with_spaces_keeps_its_dashes(recipe_file):
 )
 def test_fraction_of_steps_is_refused_with_the_number(recipe_file, key, text, steps):
     (message,) = refused(recipe_file, f"--{key}", text)
-    assert message.startswith(f"--{key} {text}: must be an integer: fractions of max_steps are not supported")
+    assert message.startswith(
+        f"--{key} {text}: must be an integer: fractions of max_steps are not supported"
+    )
     assert message.endswith(f"use --{key} {steps}")
     assert read(recipe_file, f"--{key}", str(steps))[0][key] == steps
 
 
 @pytest.mark.parametrize(
-    ("key", "text"), [*((key, "0.1") for key in STEP_KEYS), ("eval_steps", '"0.1"'), ("eval_steps", "1e-1")]
+    ("key", "text"),
+    [*((key, "0.1") for key in STEP_KEYS), ("eval_steps", '"0.1"'), ("eval_steps", "1e-1")],
 )
 def test_fraction_of_steps_in_yaml_is_refused(recipe_file, key, text):
     values = yaml.safe_load(recipe_file.read_text())
     values.pop(key, None)
     recipe_file.write_text(f"{yaml.safe_dump(values)}{key}: {text}\n")
     (message,) = refused(recipe_file)
-    assert message.startswith(f"{recipe_file}: {key} = ") and "fractions of max_steps are not supported" in message
+    assert (
+        message.startswith(f"{recipe_file}: {key} = ")
+        and "fractions of max_steps are not supported" in message
+    )
     assert ("use --" in message) == (key != "max_steps")
 
 
 def test_fraction_refers_to_the_max_steps_flag(recipe_file):
     (message,) = refused(recipe_file, "--max_steps", "40", "--eval_steps", "0.1")
-    assert message.startswith("--eval_steps 0.1: ") and message.endswith("For 0.1 of the 40 steps use --eval_steps 4")
+    assert message.startswith("--eval_steps 0.1: ") and message.endswith(
+        "For 0.1 of the 40 steps use --eval_steps 4"
+    )
 
 
 @pytest.mark.parametrize("text", ["250.5", "-0.1", "0.0", "ten", "nan", "inf"])

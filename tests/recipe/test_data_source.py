@@ -10,7 +10,9 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.recipe import keys, loading
 
 COMMON = {
-    name: value for name, value in yaml.safe_load(RECIPE).items() if name not in ("validation_fraction", "tokenizer")
+    name: value
+    for name, value in yaml.safe_load(RECIPE).items()
+    if name not in ("validation_fraction", "tokenizer")
 }
 PRETRAINED_TOKENIZER = {"tokenizer": "owner/tokenizer"}
 HUB = {
@@ -36,7 +38,9 @@ def load(folder, stated, modes=(), **flags):
     """Load a recipe with these data keys and flags."""
     path = folder / "mine.yaml"
     values = COMMON | PRETRAINED_TOKENIZER | stated
-    path.write_text(yaml.safe_dump({key: value for key, value in values.items() if value is not None}))
+    path.write_text(
+        yaml.safe_dump({key: value for key, value in values.items() if value is not None})
+    )
     return loading.load_recipe(path, flags, modes)
 
 
@@ -54,7 +58,9 @@ def source_keys(recipe):
     return {name: values[name] for name in keys.SOURCE_KEYS if values[name] != defaults[name]}
 
 
-@pytest.mark.parametrize("flag", [{"dataset_name": "me/mine"}, {"data_files": ["c.jsonl"]}, {"data_dir": "d"}])
+@pytest.mark.parametrize(
+    "flag", [{"dataset_name": "me/mine"}, {"data_files": ["c.jsonl"]}, {"data_dir": "d"}]
+)
 @pytest.mark.parametrize("recipe_source", SOURCES)
 def test_source_flag_replaces_whole_recipe_source(tmp_path, caplog, recipe_source, flag):
     caplog.set_level(logging.INFO, "ursa_minor")
@@ -79,7 +85,9 @@ def test_source_flag_replaces_whole_recipe_source(tmp_path, caplog, recipe_sourc
 )
 def test_repeated_source_flag_replaces_nothing(tmp_path, caplog, stated, flags):
     caplog.set_level(logging.INFO, "ursa_minor.recipe.data_source")
-    assert source_keys(load(tmp_path, stated, **flags)) == source_keys(load(tmp_path, stated)) | flags
+    assert (
+        source_keys(load(tmp_path, stated, **flags)) == source_keys(load(tmp_path, stated)) | flags
+    )
     assert not caplog.messages
 
 
@@ -145,7 +153,11 @@ def test_two_data_sources_are_an_error(tmp_path, caplog, stated, flags, names):
         (FILES, {"validation_fraction": "0.2"}, "validation_files = b.txt"),
         (FILES, {"dataset_config_name": "subset"}, "text files as the data source"),
         ({"data_files": ["a.jsonl"]}, {"validation_fraction": "0.5"}, "tables as the data source"),
-        ({"data_files": ["https://h/a.jsonl.gz?x=1"]}, {"validation_fraction": "0.5"}, "tables as the data source"),
+        (
+            {"data_files": ["https://h/a.jsonl.gz?x=1"]},
+            {"validation_fraction": "0.5"},
+            "tables as the data source",
+        ),
         (HUB, {"validation_fraction": "0.5"}, "a Hub data set"),
         (HUB, {"validation_files": ["v.txt"]}, "a Hub data set"),
         (HUB | {"token_column": "ids"}, {"text_column": "body"}, "token_column = ids"),
@@ -155,7 +167,11 @@ def test_two_data_sources_are_an_error(tmp_path, caplog, stated, flags, names):
         (SHARDS, {"shard_tokens": "1000"}, "local token shards"),
         (SHARDS, {"prepared_data_dir": "p"}, "local token shards"),
         (HUB, {"data_dir": "hf://datasets/a/b", "text_column": "body"}, "token files of the Hub"),
-        (FILES, {"tokenizer": "characters", "tokenizer_vocab_size": "777"}, "tokenizer = characters"),
+        (
+            FILES,
+            {"tokenizer": "characters", "tokenizer_vocab_size": "777"},
+            "tokenizer = characters",
+        ),
         (FILES, {"tokenizer": "characters", "tokenizer_split": "gpt2"}, "tokenizer = characters"),
         (FILES, {"sample_top_p": "0.9", "sample_temperature": "0"}, "sample_temperature = 0"),
         (FILES, {"sample_tokens": "9", "sample_steps": "0"}, "sample_steps = 0"),
@@ -216,7 +232,11 @@ def test_eval_only_uses_flags_without_eval_steps(tmp_path):
 @pytest.mark.parametrize(
     ("stated", "flags", "dropped"),
     [
-        ({"optimizer": "muon", "muon_momentum": 0.5}, {"optimizer": "adamw"}, {"muon_momentum": 0.95}),
+        (
+            {"optimizer": "muon", "muon_momentum": 0.5},
+            {"optimizer": "adamw"},
+            {"muon_momentum": 0.95},
+        ),
         (
             {"lr_scheduler_type": "wsd", "decay_ratio": 0.5},
             {"lr_scheduler_type": "cosine"},
@@ -224,7 +244,12 @@ def test_eval_only_uses_flags_without_eval_steps(tmp_path):
         ),
         (
             {"num_key_value_heads": 1, "intermediate_size": 96, "tie_word_embeddings": True}
-            | {"rope_theta": 10000.0, "architecture": "llama", "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+            | {
+                "rope_theta": 10000.0,
+                "architecture": "llama",
+                "resid_pdrop": 0.0,
+                "embd_pdrop": 0.0,
+            },
             {"architecture": "gpt2"},
             {"num_key_value_heads": None, "tie_word_embeddings": None, "rope_theta": None},
         ),
@@ -255,7 +280,9 @@ def test_init_from_replaces_model_and_tokenizer(tmp_path, caplog):
     assert recipe.model.sequence_length == COMMON["sequence_length"]
     assert recipe.model.resid_pdrop == COMMON["resid_pdrop"]
     (note,) = caplog.messages
-    expected = "tokenizer, tokenizer_vocab_size, initializer_range, n_layer, n_head, n_embd, vocab_size"
+    expected = (
+        "tokenizer, tokenizer_vocab_size, initializer_range, n_layer, n_head, n_embd, vocab_size"
+    )
     assert note.startswith("--init_from brings its own") and note.endswith(f": {expected}")
 
 

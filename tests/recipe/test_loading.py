@@ -19,22 +19,47 @@ from ursa_minor.recipe import command_line, keys, loading
 from ursa_minor.recipe.batching import Plan, make_plan
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-BASE = yaml.safe_load(RECIPE) | {"data_files": ["a.txt"], "tokenizer": "bpe", "vocab_size": 512, "max_steps": 10}
-BASE |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) | {"per_device_train_batch_size": 4}
+BASE = yaml.safe_load(RECIPE) | {
+    "data_files": ["a.txt"],
+    "tokenizer": "bpe",
+    "vocab_size": 512,
+    "max_steps": 10,
+}
+BASE |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) | {
+    "per_device_train_batch_size": 4
+}
 BASE = {
-    name: value for name, value in BASE.items() if not name.startswith(("sample", "eval", "save", "logging", "valid"))
+    name: value
+    for name, value in BASE.items()
+    if not name.startswith(("sample", "eval", "save", "logging", "valid"))
 }
 HUB = {"weight": 1.0, "dataset_name": "owner/name"}
-OWN = {"weight": 2, "data_files": ["a.jsonl", "b.jsonl"], "text_column": "content", "validation_tokens": 7}
-EXTRAS = {"dry": (bool, "help of dry"), "job": (int, "help of job"), "verify": (str, "help of verify")}
-LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 96, "tie_word_embeddings": True}
+OWN = {
+    "weight": 2,
+    "data_files": ["a.jsonl", "b.jsonl"],
+    "text_column": "content",
+    "validation_tokens": 7,
+}
+EXTRAS = {
+    "dry": (bool, "help of dry"),
+    "job": (int, "help of job"),
+    "verify": (str, "help of verify"),
+}
+LLAMA = {
+    "architecture": "llama",
+    "num_key_value_heads": 1,
+    "intermediate_size": 96,
+    "tie_word_embeddings": True,
+}
 LLAMA |= {"rope_theta": 10000.0}
 
 
 def write(folder, text=None, name="mine.yaml", **changes):
     path = folder / name
     if text is None:
-        text = yaml.safe_dump({k: v for k, v in (BASE | changes).items() if v is not None}, sort_keys=False)
+        text = yaml.safe_dump(
+            {k: v for k, v in (BASE | changes).items() if v is not None}, sort_keys=False
+        )
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -42,7 +67,10 @@ def write(folder, text=None, name="mine.yaml", **changes):
 def line(folder, key, text):
     """A recipe whose ``key`` stands there as ``text``, letter by letter."""
     replaced = (key, "data_files") if key == "data_dir" else (key,)
-    return write(folder, yaml.safe_dump({k: v for k, v in BASE.items() if k not in replaced}) + f"{key}: {text}\n")
+    return write(
+        folder,
+        yaml.safe_dump({k: v for k, v in BASE.items() if k not in replaced}) + f"{key}: {text}\n",
+    )
 
 
 def refused(path, flags=None):
@@ -65,7 +93,9 @@ def mixture(*given, **changes):
 
 
 def command(folder, *words):
-    flags, chosen = command_line.read_flags(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
+    flags, chosen = command_line.read_flags(
+        ["--recipe", str(write(folder)), *words], "Story.", EXTRAS
+    )
     return loading.load_recipe(Path(flags.pop("recipe")), flags), chosen
 
 
@@ -73,8 +103,12 @@ def test_every_recipe_loads_survives_as_yaml_and_has_a_plan_for_one_process(tmp_
     assert len(RECIPES) > 5
     for path in RECIPES:
         loaded = loading.load_recipe(path)
-        assert loading.load_recipe(write(tmp_path, keys.as_yaml(loaded), "recipe.yaml")) == with_absolute_paths(loaded)
-        assert loaded.saving.run_name == path.stem and loaded.saving.output_dir == f"runs/{path.stem}"
+        assert loading.load_recipe(
+            write(tmp_path, keys.as_yaml(loaded), "recipe.yaml")
+        ) == with_absolute_paths(loaded)
+        assert (
+            loaded.saving.run_name == path.stem and loaded.saving.output_dir == f"runs/{path.stem}"
+        )
         plan = make_plan(loaded, 1)
         per_update = plan.per_device_train_batch_size * plan.gradient_accumulation_steps
         assert per_update * loaded.model.sequence_length == loaded.batch.tokens_per_step
@@ -84,14 +118,25 @@ def test_every_recipe_loads_survives_as_yaml_and_has_a_plan_for_one_process(tmp_
 
 def test_a_recipe_survives_as_yaml_to_the_bit_also_without_values_taken_away(tmp_path):
     prompts = ["", "two\nlines\r\n", "é 中 \U0001f600", "yes", "1e3", " : # -"]
-    path = write(tmp_path, sample_prompts=prompts, sample_steps=5, adam_epsilon=1e-9, learning_rate=3, init_from="gpt2")
+    path = write(
+        tmp_path,
+        sample_prompts=prompts,
+        sample_steps=5,
+        adam_epsilon=1e-9,
+        learning_rate=3,
+        init_from="gpt2",
+    )
     given = loading.load_recipe(path, {"init_from": "none", "run_name": "mine"})
-    assert given.evaluation.sample_prompts == prompts and isinstance(given.schedule.learning_rate, float)
+    assert given.evaluation.sample_prompts == prompts and isinstance(
+        given.schedule.learning_rate, float
+    )
     assert given.model.init_from is None
     shared = ["a.jsonl", "é.jsonl"]  # one list in two places: YAML writes it as an alias
     sources = (HUB, OWN | {"data_files": shared}, {"weight": 1e-9, "data_files": shared})
     for one in (given, recipe(tmp_path, **mixture(*sources, run_name="mine"))):
-        assert loading.load_recipe(write(tmp_path, keys.as_yaml(one), "copy.yaml")) == with_absolute_paths(one)
+        assert loading.load_recipe(
+            write(tmp_path, keys.as_yaml(one), "copy.yaml")
+        ) == with_absolute_paths(one)
 
 
 # A key, its text in the file, and what is said of it.
@@ -126,7 +171,9 @@ def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
         (message,) = refused(line(tmp_path, key, text))
         assert "YAML reads this as text" in message
         written = re.search(r"write (\S+) without quotes$", message)[1]
-        assert keys.flat(loading.load_recipe(line(tmp_path, key, written)))[key] == float(text.strip('"'))
+        assert keys.flat(loading.load_recipe(line(tmp_path, key, written)))[key] == float(
+            text.strip('"')
+        )
     for text in ("1e999", '"nan"', '"inf"'):
         (message,) = refused(line(tmp_path, "learning_rate", text))
         assert "must be a number" in message and "write" not in message
@@ -135,22 +182,39 @@ def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
 def test_a_file_that_is_missing_or_no_recipe_is_bad_input(tmp_path):
     write(tmp_path, name="gpt2_124m.yaml")
     assert "no such recipe; did you mean" in refused(tmp_path / "gpt2_125m.yaml")[0]
-    for content, words in ((b"- a\n", "a recipe is a mapping"), (b"tokenizer: caf\xe9\n", "not a recipe: 'utf-8'")):
+    for content, words in (
+        (b"- a\n", "a recipe is a mapping"),
+        (b"tokenizer: caf\xe9\n", "not a recipe: 'utf-8'"),
+    ):
         (tmp_path / "mine.yaml").write_bytes(content)
         assert words in refused(tmp_path / "mine.yaml")[0]
 
 
 def test_a_number_with_an_exponent_is_a_number_in_a_file_and_as_a_flag(tmp_path):
     for key, text in (("learning_rate", "6e-4"), ("max_steps", "1.5e3")):
-        for read in (loading.load_recipe(line(tmp_path, key, text)), loading.load_recipe(write(tmp_path), {key: text})):
-            assert keys.flat(read)[key] == float(text) and type(keys.flat(read)[key]) is keys.TYPES[key]
-    assert loading.load_recipe(line(tmp_path, "run_name", "1e5")).saving.run_name == "1e5"  # a text stays one
+        for read in (
+            loading.load_recipe(line(tmp_path, key, text)),
+            loading.load_recipe(write(tmp_path), {key: text}),
+        ):
+            assert (
+                keys.flat(read)[key] == float(text)
+                and type(keys.flat(read)[key]) is keys.TYPES[key]
+            )
+    assert (
+        loading.load_recipe(line(tmp_path, "run_name", "1e5")).saving.run_name == "1e5"
+    )  # a text stays one
 
 
 def test_wrong_type_is_refused_for_every_key(tmp_path):
     def wrong(name, wanted):
-        values = {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(wanted, ["x", [5], 5])
-        return [{"a": 1}, *values] + [None] * (name not in keys.OPTIONAL) + [True] * (wanted is not bool)
+        values = {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(
+            wanted, ["x", [5], 5]
+        )
+        return (
+            [{"a": 1}, *values]
+            + [None] * (name not in keys.OPTIONAL)
+            + [True] * (wanted is not bool)
+        )
 
     asked = {name: wrong(name, wanted) for name, wanted in keys.TYPES.items()}
     for number in range(max(map(len, asked.values()))):
@@ -164,13 +228,21 @@ def test_wrong_type_is_refused_for_every_key(tmp_path):
 def test_out_of_range_is_refused_for_every_number(tmp_path):
     for end, beyond in ((0, -1), (1, 1)):
         ranges = {
-            name: field.metadata["allowed"] for name, field in keys.FIELDS.items() if keys.TYPES[name] in (int, float)
+            name: field.metadata["allowed"]
+            for name, field in keys.FIELDS.items()
+            if keys.TYPES[name] in (int, float)
         }
         values = {name: allowed[end] + beyond for name, allowed in ranges.items()}
         lines = refused(write(tmp_path, **values))
         assert len(lines) == len(values) > 30
         for name, (least, most) in ranges.items():
-            assert sum(f" {name} = {values[name]}: must be between {least} and {most}" in line for line in lines) == 1
+            assert (
+                sum(
+                    f" {name} = {values[name]}: must be between {least} and {most}" in line
+                    for line in lines
+                )
+                == 1
+            )
 
 
 def test_each_key_without_default_must_be_stated_and_all_faults_come_at_once(tmp_path):
@@ -178,7 +250,10 @@ def test_each_key_without_default_must_be_stated_and_all_faults_come_at_once(tmp
     lines = refused(write(tmp_path, "color: red"), {"eval_steps": "ten", "save_steps": "-1"})
     assert len(lines) == len(needed) + 3 > 10
     for name in needed:
-        assert sum(f" {name} is missing" in message and "state it" in message for message in lines) == 1
+        assert (
+            sum(f" {name} is missing" in message and "state it" in message for message in lines)
+            == 1
+        )
     assert any(message.startswith("--eval_steps ten: must be an integer") for message in lines)
 
 
@@ -192,23 +267,62 @@ def test_a_secret_in_a_recipe_or_a_flag_is_refused_and_not_repeated(tmp_path, na
 
 
 def test_flag_beats_file_and_extra_flags_come_with_their_types_only_when_given(tmp_path):
-    words = ["--seed", "99", "--learning-rate", "6e-4", "--data_files", "b", "c", "--verify=3", "--job", "3", "--dry"]
-    got, extras = command(tmp_path, *words, "--report_to", "none", "--min_lr_ratio", ".5", "--language=--x-y")
-    assert (got.model.seed, got.schedule.learning_rate, got.data.data_files) == (99, 6e-4, ["b", "c"])
-    assert (got.tracking.report_to, got.schedule.min_lr_ratio, got.hub.language) == (None, 0.5, ["--x-y"])
-    assert got.saving.output_dir == "runs/mine" and command(tmp_path, "--size", "d48")[0].model.n_embd == 1600
+    words = [
+        "--seed",
+        "99",
+        "--learning-rate",
+        "6e-4",
+        "--data_files",
+        "b",
+        "c",
+        "--verify=3",
+        "--job",
+        "3",
+        "--dry",
+    ]
+    got, extras = command(
+        tmp_path, *words, "--report_to", "none", "--min_lr_ratio", ".5", "--language=--x-y"
+    )
+    assert (got.model.seed, got.schedule.learning_rate, got.data.data_files) == (
+        99,
+        6e-4,
+        ["b", "c"],
+    )
+    assert (got.tracking.report_to, got.schedule.min_lr_ratio, got.hub.language) == (
+        None,
+        0.5,
+        ["--x-y"],
+    )
+    assert (
+        got.saving.output_dir == "runs/mine"
+        and command(tmp_path, "--size", "d48")[0].model.n_embd == 1600
+    )
     assert extras == {"job": 3, "verify": "3", "dry": True} and command(tmp_path)[1] == {}
 
 
 def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, monkeypatch):
     for words, found in (
-        ("--max_step 1", ["--max_step: no such flag; did you mean --max_steps?"]),  # an abbreviation to argparse
+        (
+            "--max_step 1",
+            ["--max_step: no such flag; did you mean --max_steps?"],
+        ),  # an abbreviation to argparse
         ("--job 3.5", ["argument --job: invalid int value: '3.5'"]),
-        ("stray", ["stray is not a flag. Write each value after its flag, for example --max_steps 100. If this is "]),
+        (
+            "stray",
+            [
+                "stray is not a flag. Write each value after its flag, for example --max_steps 100. If this is "
+            ],
+        ),
         ("--seed", ["argument --seed: expected one argument"]),
-        ("--per_device_train_batch_size Auto", ["--per_device_train_batch_size Auto: must be an integer, or auto"]),
+        (
+            "--per_device_train_batch_size Auto",
+            ["--per_device_train_batch_size Auto: must be an integer, or auto"],
+        ),
         ("--max_steps -5", ["--max_steps -5: must be between 1 and"]),
-        ("--n_head 7 --n_embd 16", ["--n_head 7, --n_embd 16: n_embd = 16: must be a multiple of n_head = 7"]),
+        (
+            "--n_head 7 --n_embd 16",
+            ["--n_head 7, --n_embd 16: n_embd = 16: must be a multiple of n_head = 7"],
+        ),
         ("--size d12 --n_head 12", ["--size d12 and --n_head: both give the shape"]),
         (
             "--gpu rtx_a6000 --batch_size 5",
@@ -225,31 +339,54 @@ def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, m
 def test_no_value_is_a_mode_and_a_reader_is_given_what_the_run_was_given_letter_by_letter(tmp_path):
     for words in (["--run_name=--profile"], ["--data_files", "--x y", "extend_steps", ""]):
         more = ["--extend_steps", "5", "--profile", "--seed", "3e1"]
-        given, modes, for_reader = command_line.parse_training(["--recipe", str(write(tmp_path)), *words, *more])
-        assert modes == {"extend_steps": 5, "profile": True} and words[-1].rpartition("=")[2] in str(keys.flat(given))
+        given, modes, for_reader = command_line.parse_training(
+            ["--recipe", str(write(tmp_path)), *words, *more]
+        )
+        assert modes == {"extend_steps": 5, "profile": True} and words[-1].rpartition("=")[
+            2
+        ] in str(keys.flat(given))
         assert command_line.parse_training(for_reader)[:2] == (given, {})
 
 
 def test_push_pending_needs_no_recipe_and_stands_alone_and_tasks_need_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert command_line.parse_training(["--push-pending=runs/a"]) == (None, {"push_pending": "runs/a"}, [])
+    assert command_line.parse_training(["--push-pending=runs/a"]) == (
+        None,
+        {"push_pending": "runs/a"},
+        [],
+    )
     for more in (["--profile"], ["--recipe", "x"]):
-        with pytest.raises(BadInput, match="^--push_pending runs/a: stands alone; leave the other flags out$"):
+        with pytest.raises(
+            BadInput, match="^--push_pending runs/a: stands alone; leave the other flags out$"
+        ):
             command_line.parse_training([*more, "--push_pending", "runs/a"])
     given = ["--recipe", str(write(tmp_path)), "--tasks", "piqa"]
     with pytest.raises(
-        BadInput, match="--tasks piqa: has no effect with task_steps = 0; leave it out, or use --task_steps 250"
+        BadInput,
+        match="--tasks piqa: has no effect with task_steps = 0; leave it out, or use --task_steps 250",
     ):
         command_line.parse_training(given)
     assert command_line.parse_training([*given, "--eval_only"])[1] == {"eval_only": True}
 
 
 @pytest.mark.parametrize(
-    "max_steps, more, is_refused", [(12, [], True), (13, [], False), (12, ["--extend_steps=9"], False)]
+    "max_steps, more, is_refused",
+    [(12, [], True), (13, [], False), (12, ["--extend_steps=9"], False)],
 )
 def test_a_run_too_short_for_a_profile_is_refused(tmp_path, max_steps, more, is_refused):
-    words = ["--recipe", str(write(tmp_path, warmup_steps=1)), "--max_steps", str(max_steps), "--profile", *more]
-    with pytest.raises(BadInput, match="^--profile: max_steps = 12, .* 13 or more") if is_refused else nullcontext():
+    words = [
+        "--recipe",
+        str(write(tmp_path, warmup_steps=1)),
+        "--max_steps",
+        str(max_steps),
+        "--profile",
+        *more,
+    ]
+    with (
+        pytest.raises(BadInput, match="^--profile: max_steps = 12, .* 13 or more")
+        if is_refused
+        else nullcontext()
+    ):
         assert command_line.parse_training(words)[1]["profile"]
 
 
@@ -276,15 +413,17 @@ def test_more_max_steps_for_a_finished_run_names_the_true_reason(
     changes = {"run_name": "r", "lr_scheduler_type": schedule, "decay_ratio": 0.2}
     before = keys.fixed(recipe(tmp_path, **changes, max_steps=12))
     with pytest.raises(BadInput) as caught:
-        loading.refuse_changed_science(Path("run"), before, recipe(tmp_path, **changes, max_steps=20))
+        loading.refuse_changed_science(
+            Path("run"), before, recipe(tmp_path, **changes, max_steps=20)
+        )
     (message,) = caught.value.lines
     command = "python train.py --recipe runs/r/recipe.yaml"
-    new = (
-        f"A new run from its weights: {command} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 12"
-    )
+    new = f"A new run from its weights: {command} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 12"
     if schedule == "wsd" and has_checkpoint:
         if finish:
-            advice = f"To train it to step 20: {command} --extend_steps 8 --early_stopping_patience 0"
+            advice = (
+                f"To train it to step 20: {command} --extend_steps 8 --early_stopping_patience 0"
+            )
             assert message.endswith(f"fixed for a run. Early stopping ended it at step 8. {advice}")
         else:  # max_hours had planned the 8 steps of the finished run
             assert message.endswith(f"fixed for a run. To train it on: {command} --extend_steps 12")
@@ -303,16 +442,26 @@ def test_help_has_every_flag_with_its_values_the_usual_ones_first(capsys):
     with pytest.raises(SystemExit):
         command_line.read_flags(["--help"], "Story.", EXTRAS)
     out = capsys.readouterr().out
-    assert all(words in out for words in ("Story.", "--adam_beta2 X", "--tf32 [true|false|auto]", "help of dry"))
-    assert out.count("--max_steps N") == 1 and out.index("--max_steps N") < out.index("--dataset_config_name")
+    assert all(
+        words in out
+        for words in ("Story.", "--adam_beta2 X", "--tf32 [true|false|auto]", "help of dry")
+    )
+    assert out.count("--max_steps N") == 1 and out.index("--max_steps N") < out.index(
+        "--dataset_config_name"
+    )
 
 
 def test_micro_batch_is_the_largest_divisor_at_or_below_the_ceiling(tmp_path):
     for sequences, ceiling, micro_batch in ((8, 4, 4), (8, 100, 8), (12, 5, 4), (7, 5, 1)):
-        given = recipe(tmp_path, tokens_per_step=sequences * 16, per_device_train_batch_size=ceiling)
+        given = recipe(
+            tmp_path, tokens_per_step=sequences * 16, per_device_train_batch_size=ceiling
+        )
         assert make_plan(given, 1) == Plan(1, sequences, micro_batch, sequences // micro_batch)
     asked = recipe(tmp_path, per_device_train_batch_size="auto", tokens_per_step=24 * 16)
-    assert [make_plan(asked, 2, ceiling) for ceiling in (None, 11)] == [Plan(2, 24, 12, 1), Plan(2, 24, 6, 2)]
+    assert [make_plan(asked, 2, ceiling) for ceiling in (None, 11)] == [
+        Plan(2, 24, 12, 1),
+        Plan(2, 24, 6, 2),
+    ]
 
 
 def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
@@ -332,23 +481,50 @@ def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
 
 def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
     for changes, words in (
-        ({"optimizer": "adamw_8bit", "shard_optimizer": True}, "--shard_optimizer false, or --optimizer adamw"),
+        (
+            {"optimizer": "adamw_8bit", "shard_optimizer": True},
+            "--shard_optimizer false, or --optimizer adamw",
+        ),
         ({"lr_scheduler_type": "wsd", "warmup_steps": 9}, "overlap. Use --decay_ratio 0.09"),
-        ({"tokens_per_step": 129}, "must be a multiple of sequence_length = 16; the nearest is 128"),
+        (
+            {"tokens_per_step": 129},
+            "must be a multiple of sequence_length = 16; the nearest is 128",
+        ),
         ({"n_head": 3}, "n_embd = 32: must be a multiple of n_head = 3; use --n_head 2"),
-        (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide n_head = 2; use 1 or 2"),
+        (
+            LLAMA | {"num_key_value_heads": 3},
+            "num_key_value_heads = 3: must divide n_head = 2; use 1 or 2",
+        ),
         (LLAMA | {"n_head": 32}, "n_embd / n_head = 1: rotary positions turn pairs"),
-        (LLAMA | {"resid_pdrop": 0.1}, "has no effect with architecture = llama; use --resid_pdrop 0"),
-        ({"rope_theta": 10000.0}, "has no effect with architecture = gpt2; leave it out, or use --architecture llama"),
+        (
+            LLAMA | {"resid_pdrop": 0.1},
+            "has no effect with architecture = llama; use --resid_pdrop 0",
+        ),
+        (
+            {"rope_theta": 10000.0},
+            "has no effect with architecture = gpt2; leave it out, or use --architecture llama",
+        ),
         # Of a mixture.
         (mixture(HUB, OWN, tokenizer="bpe"), "and a mixture needs one that exists"),
         (mixture(HUB | {"data_filez": ["a"]}), "number 1: data_filez: no such key; did"),
         (mixture(OWN, {"weight": float("nan"), "dataset_name": "a"}), "number 2: weight = "),
-        (mixture(OWN, {"weight": 1, "data_files": []}), "number 2: give data_dir, data_files or dataset_name"),
-        (mixture(OWN, HUB | {"limit_tokens": -1}), "number 2: limit_tokens = -1: must be between 0 and"),
+        (
+            mixture(OWN, {"weight": 1, "data_files": []}),
+            "number 2: give data_dir, data_files or dataset_name",
+        ),
+        (
+            mixture(OWN, HUB | {"limit_tokens": -1}),
+            "number 2: limit_tokens = -1: must be between 0 and",
+        ),
         # Shards of one's own are never deleted.
-        ({"data_files": None, "data_dir": "d", "stream_keep": "consumed"}, "data_dir holds yours. Use --stream_keep"),
-        (mixture(HUB, {"weight": 1, "data_dir": "d"}, stream_keep="consumed"), "data_dir holds yours"),
+        (
+            {"data_files": None, "data_dir": "d", "stream_keep": "consumed"},
+            "data_dir holds yours. Use --stream_keep",
+        ),
+        (
+            mixture(HUB, {"weight": 1, "data_dir": "d"}, stream_keep="consumed"),
+            "data_dir holds yours",
+        ),
     ):
         (message,) = refused(write(tmp_path, **changes))
         assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
@@ -364,7 +540,12 @@ def test_extend_steps_refuses_max_hours(tmp_path):
 @pytest.mark.parametrize("decay_ratio", [0.55, 0.554, 0.555])
 def test_wsd_overlap_is_checked_with_rounded_decay_steps(tmp_path, decay_ratio):
     """0.55 * 100 is above 55 in floating point; 0.555 * 100 is rounded to 56."""
-    changes = {"lr_scheduler_type": "wsd", "max_steps": 100, "warmup_steps": 45, "decay_ratio": decay_ratio}
+    changes = {
+        "lr_scheduler_type": "wsd",
+        "max_steps": 100,
+        "warmup_steps": 45,
+        "decay_ratio": decay_ratio,
+    }
     path = write(tmp_path, **changes)
     if decay_ratio < 0.555:
         assert loading.load_recipe(path).schedule.decay_ratio == decay_ratio
@@ -376,20 +557,33 @@ def test_wsd_overlap_is_checked_with_rounded_decay_steps(tmp_path, decay_ratio):
 def test_flag_without_effect_is_refused(tmp_path):
     for flags, words in (
         ({"muon_momentum": "0.9"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
-        ({"min_lr_ratio": "0.2", "lr_scheduler_type": "constant"}, "use --lr_scheduler_type cosine, linear or wsd"),
-        ({"initializer_range": "0.04", "init_from": "gpt2"}, "init_from = gpt2; leave it out, or use --init_from none"),
-        ({"early_stopping_patience": "3", "eval_steps": "0"}, "eval_steps = 0; leave it out, or use --eval_steps 250"),
+        (
+            {"min_lr_ratio": "0.2", "lr_scheduler_type": "constant"},
+            "use --lr_scheduler_type cosine, linear or wsd",
+        ),
+        (
+            {"initializer_range": "0.04", "init_from": "gpt2"},
+            "init_from = gpt2; leave it out, or use --init_from none",
+        ),
+        (
+            {"early_stopping_patience": "3", "eval_steps": "0"},
+            "eval_steps = 0; leave it out, or use --eval_steps 250",
+        ),
         ({"muon_momentum": "0.95"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
     ):
         (message,) = refused(write(tmp_path), flags)
         assert message.endswith(words) and "has no effect with" in message
         in_file = {name: yaml.safe_load(value) for name, value in flags.items()}
-        assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(iter(in_file.values()))
+        assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(
+            iter(in_file.values())
+        )
     flags = {"early_stopping_patience": "0", "load_best_model_at_end": "false", "eval_steps": "0"}
     assert loading.load_recipe(write(tmp_path), flags).evaluation.eval_steps == 0
 
 
-def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_few_evaluations(tmp_path, caplog):
+def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_few_evaluations(
+    tmp_path, caplog
+):
     caplog.set_level(logging.INFO, "ursa_minor")
     path, half = write(tmp_path, eval_steps=10), "is at least half of max_steps = 20"
     longer = "warmup_steps = 21 is longer than the run, max_steps = 20"
@@ -397,7 +591,11 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
     for steps, warmup, rises, said in cases:
         caplog.clear()
         read = loading.load_recipe(path, {"max_steps": steps, "warmup_steps": warmup})
-        assert read.schedule.warmup_steps == rises and said in caplog.text and len(caplog.messages) == bool(said)
+        assert (
+            read.schedule.warmup_steps == rises
+            and said in caplog.text
+            and len(caplog.messages) == bool(said)
+        )
     loading.load_recipe(path, {"max_steps": "20", "warmup_steps": "2", "eval_steps": "11"})
     assert "for ten: --eval_steps 2" in caplog.text
 
@@ -405,11 +603,15 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
     before = keys.fixed(recipe(tmp_path))
     with pytest.raises(BadInput) as caught:
-        loading.refuse_changed_science(Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1))
+        loading.refuse_changed_science(
+            Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1)
+        )
     remedy = "fixed for a run. Give another --run_name, or set it back"
     changes = ("seed = 1, asked for 7", "label_smoothing = 0.0, asked for 0.1")
     assert set(caught.value.lines) == {f"run: {change}: {remedy}" for change in changes}
-    loading.refuse_changed_science(Path("run"), before, recipe(tmp_path, eval_steps=7, data_files=["b"]))
+    loading.refuse_changed_science(
+        Path("run"), before, recipe(tmp_path, eval_steps=7, data_files=["b"])
+    )
 
 
 @pytest.mark.parametrize("name", ["seed", "gone"])
@@ -418,7 +620,9 @@ def test_run_of_another_version_is_refused(tmp_path, name):
     before = {**keys.fixed(recipe(tmp_path)), "gone": False}
     if name == "seed":
         del before["seed"], before["gone"]
-    with pytest.raises(BadInput, match=rf"run was written by another version .* \({name}\)\. .* another --run_name"):
+    with pytest.raises(
+        BadInput, match=rf"run was written by another version .* \({name}\)\. .* another --run_name"
+    ):
         loading.refuse_changed_science(Path("run"), before, recipe(tmp_path))
 
 
@@ -427,13 +631,20 @@ def test_run_of_another_version_is_refused(tmp_path, name):
 
 def test_each_source_of_a_mixture_has_its_own_names_and_weight_and_the_recipes_rules(tmp_path):
     names = {"dataset_config_name": "c", "dataset_revision": "r", "validation_files": ["v"]}
-    rules = {"text_column": "t", "validation_fraction": 0.3, "validation_tokens": 5, "limit_tokens": 6}
+    rules = {
+        "text_column": "t",
+        "validation_fraction": 0.3,
+        "validation_tokens": 5,
+        "limit_tokens": 6,
+    }
     rules["shard_tokens"] = 77
     given = (HUB, OWN, {"weight": 0.5, "data_dir": "d"})
     data = recipe(tmp_path, **mixture(*given, **names, **rules)).data
     wanted = [dict.fromkeys(keys.SOURCE_NAMES) | rules | one for one in given]
     assert keys.weights(data) == tuple(one.pop("weight") for one in wanted)
-    assert [{name: vars(source)[name] for name in wanted[0]} for source in keys.sources(data)] == wanted
+    assert [
+        {name: vars(source)[name] for name in wanted[0]} for source in keys.sources(data)
+    ] == wanted
 
 
 def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tmp_path):
@@ -446,7 +657,9 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         copy = loading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml"))
         assert keys.public(copy) == public
         for source in (public["sources"] or [public])[:1]:
-            assert source["data_files"] == ["b.jsonl", redact_url(secret)] and secret != redact_url(secret)
+            assert source["data_files"] == ["b.jsonl", redact_url(secret)] and secret != redact_url(
+                secret
+            )
             assert source["validation_files"] == [redact_url(secret)]
         assert (given.data.data_files or given.data.sources[0]["data_files"]) == files["data_files"]
 
@@ -482,16 +695,27 @@ def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_
     flags = dict(re.search(r"usual: --(\w+) (\S+)$", message).groups() for message in messages)
     usual = {"num_key_value_heads": "2", "intermediate_size": "128", "tie_word_embeddings": "true"}
     assert flags == usual | {"rope_theta": "10000.0"}
-    assert loading.load_recipe(write(tmp_path, architecture="llama"), flags).model.intermediate_size == 128
+    assert (
+        loading.load_recipe(write(tmp_path, architecture="llama"), flags).model.intermediate_size
+        == 128
+    )
 
 
 def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     for words, status, said in (
-        ("train.py --learning_rat 1", 2, "--learning_rat: no such flag; did you mean --learning_rate?"),
+        (
+            "train.py --learning_rat 1",
+            2,
+            "--learning_rat: no such flag; did you mean --learning_rate?",
+        ),
         ("train.py --help", 0, "--learning_rate"),
     ):
         command = [sys.executable, *words.split()]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == status and said in done.stdout + done.stderr and "Traceback" not in done.stderr
+        assert (
+            done.returncode == status
+            and said in done.stdout + done.stderr
+            and "Traceback" not in done.stderr
+        )

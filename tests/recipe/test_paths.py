@@ -52,7 +52,13 @@ def load(folder: Path, flags: dict | None = None, **changes) -> keys.Recipe:
 # Expansion.
 
 
-ENVIRONMENT = {"A": "/a", "TILDE": "~/b", "DOLLAR": "x$A", "SPACE": "two words", "BASE_URL": "https://h/d"}
+ENVIRONMENT = {
+    "A": "/a",
+    "TILDE": "~/b",
+    "DOLLAR": "x$A",
+    "SPACE": "two words",
+    "BASE_URL": "https://h/d",
+}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +88,11 @@ ENVIRONMENT = {"A": "/a", "TILDE": "~/b", "DOLLAR": "x$A", "SPACE": "two words",
     ],
 )
 def test_variables_and_home_are_expanded_once(path, expanded):
-    wanted = f"{os.environ['HOME']}{expanded.removeprefix('HOME')}" if expanded.startswith("HOME") else expanded
+    wanted = (
+        f"{os.environ['HOME']}{expanded.removeprefix('HOME')}"
+        if expanded.startswith("HOME")
+        else expanded
+    )
     result = paths.expand(path, ENVIRONMENT)
     assert result == wanted
     assert paths.expand(paths.literal(result)).removeprefix("./") == wanted.removeprefix("./")
@@ -101,7 +111,10 @@ def test_variables_and_home_are_expanded_once(path, expanded):
     ],
 )
 def test_path_that_cannot_be_expanded_is_refused(path, words, here):
-    for value, message in ((path, f"--output_dir {path}: "), (None, f"mine.yaml: output_dir = {path}: ")):
+    for value, message in (
+        (path, f"--output_dir {path}: "),
+        (None, f"mine.yaml: output_dir = {path}: "),
+    ):
         flags = {"output_dir": value} if value else {}
         stated = {} if value else {"output_dir": path}
         with pytest.raises(BadInput) as raised:
@@ -115,7 +128,14 @@ PATH_KEYS = [name for name, field in keys.FIELDS.items() if field.metadata["path
 
 
 def test_all_keys_of_files_and_folders_are_marked_as_paths():
-    wanted = {"data_dir", "data_files", "validation_files", "prepared_data_dir", "tokenizer", "init_from"}
+    wanted = {
+        "data_dir",
+        "data_files",
+        "validation_files",
+        "prepared_data_dir",
+        "tokenizer",
+        "init_from",
+    }
     wanted |= {"task_files", "output_dir", "resume_from_checkpoint", "reference_curve"}
     assert set(PATH_KEYS) == wanted
 
@@ -131,7 +151,9 @@ def test_every_path_key_is_expanded(name, is_flag, here, tmp_path):
     stated = {"tasks": ["piqa"], "task_steps": 5}
     if name == "data_dir":
         stated["data_files"] = None
-    recipe = load(here, {name: value}, **stated) if is_flag else load(here, **stated | {name: value})
+    recipe = (
+        load(here, {name: value}, **stated) if is_flag else load(here, **stated | {name: value})
+    )
     wanted = f"{prefix}{place}/x"
     assert keys.flat(recipe)[name] == ([wanted] if name in LISTS else wanted)
 
@@ -139,7 +161,10 @@ def test_every_path_key_is_expanded(name, is_flag, here, tmp_path):
 def test_paths_of_a_mixture_are_expanded(here, tmp_path):
     sources = [{"weight": 1, "data_files": ["~/a.txt"]}, {"weight": 1, "data_dir": "$PLACE"}]
     data = load(here, data_files=None, tokenizer="owner/name", sources=sources).data
-    assert [source.data_files for source in keys.sources(data)] == [[f"{tmp_path}/home/a.txt"], None]
+    assert [source.data_files for source in keys.sources(data)] == [
+        [f"{tmp_path}/home/a.txt"],
+        None,
+    ]
     assert keys.sources(data)[1].data_dir == str(tmp_path / "place")
 
 
@@ -167,8 +192,16 @@ def test_url_is_refused_where_a_folder_is_written(name, here):
         (export_model.parse, ["m", "--out", "x", "--text", "PATH"], "text"),
         (eval_tasks.parse, ["--tasks", "piqa", "--model", "PATH"], "model"),
         (eval_tasks.parse, ["--tasks", "piqa", "--model", "m", "--output", "PATH"], "output"),
-        (eval_tasks.parse, ["--tasks", "piqa", "--model", "m", "--data_files", "PATH"], "data_files"),
-        (eval_tasks.parse, ["--tasks", "piqa", "--model", "m", "--task_files", "piqa=PATH"], "task_files"),
+        (
+            eval_tasks.parse,
+            ["--tasks", "piqa", "--model", "m", "--data_files", "PATH"],
+            "data_files",
+        ),
+        (
+            eval_tasks.parse,
+            ["--tasks", "piqa", "--model", "m", "--task_files", "piqa=PATH"],
+            "task_files",
+        ),
         (compare_runs.parse, ["PATH"], "runs"),
         (compare_runs.parse, ["r", "--out", "PATH"], "out"),
         (compare_runs.parse, ["r", "--reference", "PATH"], "reference"),
@@ -188,7 +221,10 @@ def test_argparse_names_the_option_of_a_benchmark(capsys):
     assert parser.parse_args(["--json", "~/x"]).json == Path(os.environ["HOME"], "x")
     with pytest.raises(SystemExit):
         parser.parse_args(["--json", "$UNSET"])
-    assert "argument --json: $UNSET: the environment variable UNSET is not set" in capsys.readouterr().err
+    assert (
+        "argument --json: $UNSET: the environment variable UNSET is not set"
+        in capsys.readouterr().err
+    )
 
 
 def test_push_pending_expands_its_folder(tmp_path):
@@ -236,7 +272,11 @@ def test_run_recipe_means_the_same_from_another_folder(here, tmp_path, monkeypat
     run.write_text(keys.as_yaml(recipe), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     found = keys.flat(loading.load_recipe(run))
-    assert found["data_files"][1:] == [f"{work}/odd[1].txt", f"{work}/~tilde.txt", "https://h/a.txt"]
+    assert found["data_files"][1:] == [
+        f"{work}/odd[1].txt",
+        f"{work}/~tilde.txt",
+        "https://h/a.txt",
+    ]
     assert found["data_files"][0] == f"{here}/a[[]b] $PLACE/*.txt"
     assert found["validation_files"] == [f"{work}/held.txt"]
     assert found["task_files"] == [f"piqa={work}/items.jsonl"]
@@ -297,7 +337,10 @@ def test_folder_of_shards_is_next_to_a_moved_run(here):
 
 
 def test_files_that_moved_along_with_a_run_are_found(here):
-    stated = {"data_files": ["/gone/text.txt", "/gone/t/*.txt", "/other/x.txt"], "prepared_data_dir": "/gone/data"}
+    stated = {
+        "data_files": ["/gone/text.txt", "/gone/t/*.txt", "/other/x.txt"],
+        "prepared_data_dir": "/gone/data",
+    }
     recipe_file = write(here / "runs/b0/recipe.yaml", **RUN | stated)
     (here / "text.txt").touch()
     (here / "t").mkdir()
@@ -320,7 +363,9 @@ def test_changed_hyperparameter_suggests_output_dir_where_it_is_given(here):
 def test_extension_of_a_run_takes_no_name(here):
     write(here / "runs/b0/recipe.yaml", **RUN)
     argv = ["--recipe", "runs/b0/recipe.yaml", "--extend_steps", "5", "--run_name", "c0"]
-    with pytest.raises(BadInput, match="^--extend_steps: extends the run in runs/b0 .* leave --run_name out$"):
+    with pytest.raises(
+        BadInput, match="^--extend_steps: extends the run in runs/b0 .* leave --run_name out$"
+    ):
         command_line.parse_training(argv)
 
 
@@ -366,18 +411,60 @@ def test_paths_are_shortened_where_others_see_them(here, tmp_path):
 
 def test_command_in_a_model_card_has_short_paths(monkeypatch):
     home = os.environ["HOME"]
-    words = ["train.py", "--recipe", "recipes/own_text.yaml", "--data_files", f"{home}/a.txt", "b/c.txt"]
-    words += [f"--output-dir={home}/y", "--task_files", "piqa=~/i.jsonl", "--sample_prompts", "/a b", "--seed", "1"]
+    words = [
+        "train.py",
+        "--recipe",
+        "recipes/own_text.yaml",
+        "--data_files",
+        f"{home}/a.txt",
+        "b/c.txt",
+    ]
+    words += [
+        f"--output-dir={home}/y",
+        "--task_files",
+        "piqa=~/i.jsonl",
+        "--sample_prompts",
+        "/a b",
+        "--seed",
+        "1",
+    ]
     shown = ["train.py", "--recipe", "recipes/own_text.yaml", "--data_files", "a.txt", "c.txt"]
-    shown += ["--output-dir=y", "--task_files", "piqa=i.jsonl", "--sample_prompts", "/a b", "--seed", "1"]
-    launcher = ["/opt/accelerate", "launch", "--config_file", f"{home}/x.yaml", f"{home}/{words[0]}", *words[1:]]
-    assert run_info.command_line(launcher) == ["accelerate", "launch", "--config_file", "x.yaml", *shown]
+    shown += [
+        "--output-dir=y",
+        "--task_files",
+        "piqa=i.jsonl",
+        "--sample_prompts",
+        "/a b",
+        "--seed",
+        "1",
+    ]
+    launcher = [
+        "/opt/accelerate",
+        "launch",
+        "--config_file",
+        f"{home}/x.yaml",
+        f"{home}/{words[0]}",
+        *words[1:],
+    ]
+    assert run_info.command_line(launcher) == [
+        "accelerate",
+        "launch",
+        "--config_file",
+        "x.yaml",
+        *shown,
+    ]
     monkeypatch.setattr("sys.argv", words)
     assert run_info.command_line(["bash"]) == ["python", *shown]
 
 
 def test_values_that_are_no_paths_are_left_alone():
-    values = {"data_files": [1, None], "tokenizer": 5, "task_files": "piqa", "sources": ["x", {"weight": 1}], 3: "~"}
+    values = {
+        "data_files": [1, None],
+        "tokenizer": 5,
+        "task_files": "piqa",
+        "sources": ["x", {"weight": 1}],
+        3: "~",
+    }
     assert places.expand(values) == (values, [])
 
 
@@ -395,7 +482,11 @@ def test_new_run_does_not_start_where_the_old_one_did(here, flags, start):
     old = here / "runs" / "first" / "checkpoints" / "step-00000016"
     old.mkdir(parents=True)
     folder = here / "runs" / "extended"
-    changes = {"run_name": "extended", "output_dir": str(folder), "resume_from_checkpoint": str(old)}
+    changes = {
+        "run_name": "extended",
+        "output_dir": str(folder),
+        "resume_from_checkpoint": str(old),
+    }
     path = write(folder / loading.RUN_RECIPE, **changes)
     (folder / "metrics.jsonl").touch()
     wanted = str(old) if start == "OLD" else start

@@ -17,4 +17,6 @@ def test_golden_file_lists_every_recipe():
 def test_recipe_resolves_to_its_golden_values(name):
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
     resolved = json.loads(json.dumps(resolve(name)))
-    assert resolved == golden, "if this change is intended, run `make presets` and mention it in CHANGELOG.md"
+    assert resolved == golden, (
+        "if this change is intended, run `make presets` and mention it in CHANGELOG.md"
+    )

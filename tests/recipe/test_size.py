@@ -60,13 +60,23 @@ def test_size_sets_gpt3_settings_for_the_same_tokens(recipe, size, wanted):
     [
         (
             "gpt2_350m",
-            {"sequence_length": 512, "tokens_per_step": 2**18, "max_steps": 27100, "warmup_steps": 1000},
+            {
+                "sequence_length": 512,
+                "tokens_per_step": 2**18,
+                "max_steps": 27100,
+                "warmup_steps": 1000,
+            },
             "d36",
             (36, 2.5e-4, 2**19, 13550, 500),
         ),
         (
             "gpt2_124m",
-            {"sequence_length": 256, "tokens_per_step": 2**17, "max_steps": 19000, "warmup_steps": 950},
+            {
+                "sequence_length": 256,
+                "tokens_per_step": 2**17,
+                "max_steps": 19000,
+                "warmup_steps": 950,
+            },
             "d24",
             (24, 3.0e-4, 2**19, 4750, 238),
         ),
@@ -134,7 +144,12 @@ def test_size_changes_only_the_shape_of_other_recipes(caplog, recipe, words, rea
 
 @pytest.mark.parametrize(
     ("recipe", "size"),
-    [("gpt2_124m", "d12"), ("gpt2_124m", "gpt2"), ("gpt2_124m_fast", "gpt2"), ("gpt2_1558m", "gpt2-xl")],
+    [
+        ("gpt2_124m", "d12"),
+        ("gpt2_124m", "gpt2"),
+        ("gpt2_124m_fast", "gpt2"),
+        ("gpt2_1558m", "gpt2-xl"),
+    ],
 )
 def test_own_size_of_a_recipe_changes_nothing(caplog, recipe, size):
     path = recipe_path(recipe)
@@ -171,11 +186,15 @@ def test_batch_of_a_size_consists_of_whole_sequences(recipe, words, size):
     assert abs(found["tokens_per_step"] - usual) <= usual / 8
     before = yaml.safe_load(path.read_text())
     tokens = before["max_steps"] * before["tokens_per_step"]
-    assert abs(found["max_steps"] * found["tokens_per_step"] - tokens) <= found["tokens_per_step"] / 2
+    assert (
+        abs(found["max_steps"] * found["tokens_per_step"] - tokens) <= found["tokens_per_step"] / 2
+    )
 
 
 def test_batch_that_is_no_multiple_can_be_shared_equally():
-    tokens = read(recipe_path("gpt2_124m"), "--size", "d48", "--sequence_length", "768")["tokens_per_step"]
+    tokens = read(recipe_path("gpt2_124m"), "--size", "d48", "--sequence_length", "768")[
+        "tokens_per_step"
+    ]
     assert tokens // 768 % 64 == 0
 
 
@@ -210,7 +229,11 @@ def estimate(capsys, *words):
     ("words", "stated", "tokens"),
     [
         ([], "max_steps = 9537 (was 19073)", 9537 * 2**20),
-        (["--max_steps", "1e3"], "tokens_per_step = 1048576 (was 524288), warmup_steps", 1000 * 2**20),
+        (
+            ["--max_steps", "1e3"],
+            "tokens_per_step = 1048576 (was 524288), warmup_steps",
+            1000 * 2**20,
+        ),
         (["--tokens", "2e9"], "tokens_per_step = 1048576 (was 524288), warmup_steps", 1908 * 2**20),
     ],
 )
@@ -232,7 +255,9 @@ def test_problem_that_a_size_causes_is_reported_with_it(tmp_path):
     path = write(tmp_path, "llama_124m", num_key_value_heads=12)
     with pytest.raises(BadInput) as caught:
         loading.load_recipe(path, {"size": "d24"})
-    assert caught.value.lines[0].startswith("--size d24: num_key_value_heads = 12: must divide n_head = 16")
+    assert caught.value.lines[0].startswith(
+        "--size d24: num_key_value_heads = 12: must divide n_head = 16"
+    )
 
 
 def test_invalid_values_are_reported_rather_than_scaled(tmp_path):
@@ -245,5 +270,7 @@ def test_invalid_values_are_reported_rather_than_scaled(tmp_path):
 @pytest.mark.parametrize("size", ["d12", "d24"])
 def test_size_of_a_pretrained_model_is_an_error(size):
     flags, _ = command_line.read_flags(["--size", size, "--init_from", "some/model"], "", {})
-    with pytest.raises(BadInput, match=f"--size {size}: init_from = some/model brings the shape of its model"):
+    with pytest.raises(
+        BadInput, match=f"--size {size}: init_from = some/model brings the shape of its model"
+    ):
         loading.load_recipe(recipe_path("gpt2_124m"), flags)

@@ -20,11 +20,15 @@ def test_speed_and_mfu_are_of_the_time_since_the_last_read(at):
     made = Clock(flops_per_token=10, peak_flops=1000.0, elapsed=77.0)
     made.count(60)
     at.now += 2
-    assert made.read() == pytest.approx({"tokens_per_second": 30.0, "ms_per_step": 2000.0, "mfu": 0.3})
+    assert made.read() == pytest.approx(
+        {"tokens_per_second": 30.0, "ms_per_step": 2000.0, "mfu": 0.3}
+    )
     with made.paused():
         at.now += 9
     made.count(5)
     made.count(5)
     at.now += 1
-    assert made.read() == pytest.approx({"tokens_per_second": 10.0, "ms_per_step": 500.0, "mfu": 0.1})
+    assert made.read() == pytest.approx(
+        {"tokens_per_second": 10.0, "ms_per_step": 500.0, "mfu": 0.1}
+    )
     assert "mfu" not in Clock(flops_per_token=10, peak_flops=None).read()

@@ -11,19 +11,27 @@ from ursa_minor.reporting.clock import Clock
 
 
 def profiled(folder, updates, *, updates_left=PROFILE_UPDATES):
-    with profiler.profiling(folder, torch.device("cpu"), Clock(1, None), updates_left=updates_left) as step:
+    with profiler.profiling(
+        folder, torch.device("cpu"), Clock(1, None), updates_left=updates_left
+    ) as step:
         for _ in range(updates):
             torch.eye(64) @ torch.eye(64)
             step()
 
 
 def test_too_few_updates_for_a_profile_are_reported_first(tmp_path, caplog):
-    with profiler.profiling(tmp_path / "p", torch.device("cpu"), Clock(1, None), updates_left=12) as step:
-        assert caplog.messages == ["no profile: it takes 13 updates, and 12 updates are left to train"]
+    with profiler.profiling(
+        tmp_path / "p", torch.device("cpu"), Clock(1, None), updates_left=12
+    ) as step:
+        assert caplog.messages == [
+            "no profile: it takes 13 updates, and 12 updates are left to train"
+        ]
         step()
     assert not (tmp_path / "p").exists() and len(caplog.messages) == 1
     profiled(tmp_path, 1, updates_left=13)  # early stopping, a signal
-    assert caplog.messages[1:] == ["no profile: it takes 13 updates, and the run ended after 1 update"]
+    assert caplog.messages[1:] == [
+        "no profile: it takes 13 updates, and the run ended after 1 update"
+    ]
 
 
 def test_a_profile_says_where_the_time_went(tmp_path, caplog):

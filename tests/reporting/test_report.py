@@ -47,14 +47,18 @@ def test_resume_drops_rows_past_the_checkpoint_and_evaluations_that_come_again(t
         made.log(step - 1, {"eval/loss": 3.0})
         made.log(step, {"train/loss": 2.0})
     made.close()
-    path.write_bytes(b'3\n[]\n{"step": "1"}\n\x00\n' + path.read_bytes() + b'{"step": 3, "train/lo\xc3')
+    path.write_bytes(
+        b'3\n[]\n{"step": "1"}\n\x00\n' + path.read_bytes() + b'{"step": 3, "train/lo\xc3'
+    )
     make(tmp_path, first_step=3).close()
     rows = [json.loads(line) for line in path.open()]
     assert [r["step"] for r in rows if "train/loss" in r] == [1, 2, 3]
     assert [r["step"] for r in rows if "eval/loss" in r] == [0, 1, 2]
 
 
-def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_log_returns(tmp_path):
+def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_log_returns(
+    tmp_path,
+):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2}\n')
     (tmp_path / "samples.txt").write_text("==== step 0 · prompt 'a' ====\nabc\n\n")
     made = make(tmp_path)
@@ -63,12 +67,16 @@ def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_
     made.log(3, {"train/loss": 1.5})
     made.loss(4, "validation", None)  # that was stopped
     made.scores(4, hellaswag.TASK, None)
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "tokens": 24, "train/loss": 1.5}]
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 3, "tokens": 24, "train/loss": 1.5}
+    ]
 
 
 @pytest.mark.parametrize("revision", [None, "c" * 40])
 def test_row_of_scores_names_the_revision(tmp_path, revision):
-    result = {"items": 10} | {f"{name}{end}": 0.5 for name in hellaswag.TASK.scores for end in ("", "_stderr")}
+    result = {"items": 10} | {
+        f"{name}{end}": 0.5 for name in hellaswag.TASK.scores for end in ("", "_stderr")
+    }
     made = make(tmp_path)
     made.scores(4, hellaswag.TASK, result, revision)
     made.close()
@@ -95,7 +103,9 @@ def test_a_skipped_update_is_a_row_of_json_for_files_and_trackers(tmp_path, monk
 
 def test_the_objective_has_a_place_of_its_own(tmp_path, capsys):
     made = make(tmp_path)
-    made.update(RunState(10, 1, step=1), Update(4.86, 1.0, True, False, 6.048), 1e-3, torch.device("cpu"))
+    made.update(
+        RunState(10, 1, step=1), Update(4.86, 1.0, True, False, 6.048), 1e-3, torch.device("cpu")
+    )
     made.update(RunState(10, 1, step=2), Update(4.86, 1.0, True, False), 1e-3, torch.device("cpu"))
     made.close()
     with_objective, without = read_metrics(tmp_path / "metrics.jsonl")
@@ -104,7 +114,9 @@ def test_the_objective_has_a_place_of_its_own(tmp_path, capsys):
     assert "loss 4.860  objective 6.048  " in capsys.readouterr().err
 
 
-def test_trackers_are_given_the_rows_of_the_past_and_the_place_of_the_last_row_that_was_sent(tmp_path, monkeypatch):
+def test_trackers_are_given_the_rows_of_the_past_and_the_place_of_the_last_row_that_was_sent(
+    tmp_path, monkeypatch
+):
     made = make(tmp_path)
     for step in (1, 2, 3):
         made.log(step, {"train/loss": 2.0})
@@ -114,7 +126,9 @@ def test_trackers_are_given_the_rows_of_the_past_and_the_place_of_the_last_row_t
 
     def trackers(recipe, first_step, *, ids, rows, sent):
         given.append((first_step, [(row["step"], *row)[::3] for row in rows], sent))
-        return SimpleNamespace(ids={"wandb": "x"}, log=lambda *row: given.append(row), close=lambda: None)
+        return SimpleNamespace(
+            ids={"wandb": "x"}, log=lambda *row: given.append(row), close=lambda: None
+        )
 
     monkeypatch.setattr(report, "Trackers", trackers)
     made = make(tmp_path, first_step=2)
@@ -127,7 +141,9 @@ def test_a_full_disk_stops_no_report_and_loses_no_row(tmp_path, capsys, monkeypa
     made = make(tmp_path)
     full = OSError(28, "No space left on device")
     with monkeypatch.context() as disk:
-        disk.setattr(made._metrics, "_file", SimpleNamespace(write=lambda data: (_ for _ in ()).throw(full)))
+        disk.setattr(
+            made._metrics, "_file", SimpleNamespace(write=lambda data: (_ for _ in ()).throw(full))
+        )
         disk.setattr(made._samples, "_file", made._metrics._file)
         disk.setattr(report.curves, "draw_curves", lambda *_, **__: (_ for _ in ()).throw(full))
         for step in (1, 2):
@@ -140,7 +156,9 @@ def test_a_full_disk_stops_no_report_and_loses_no_row(tmp_path, capsys, monkeypa
     assert (tmp_path / "samples.txt").read_text().count("==== step") == 2
     said = capsys.readouterr().err
     for name in ("metrics.jsonl: ", "samples.txt: ", "curves.png was not drawn: "):
-        assert said.count(name) == (2 if name == "metrics.jsonl: " else 1) and "Traceback" not in said, said
+        assert (
+            said.count(name) == (2 if name == "metrics.jsonl: " else 1) and "Traceback" not in said
+        ), said
 
 
 def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_path, capsys):
@@ -148,7 +166,10 @@ def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_
     console.keep_in(tmp_path / "run.log")
     made.samples(0, [("\x9b", "\x1b[2J\u202e http://me:secret@h/x\r\n")], show=True)
     made.close()
-    for shown in (capsys.readouterr().err, *((tmp_path / name).read_text() for name in ("run.log", "samples.txt"))):
+    for shown in (
+        capsys.readouterr().err,
+        *((tmp_path / name).read_text() for name in ("run.log", "samples.txt")),
+    ):
         assert "\\x9b\\x1b[2J\\u202e http://redacted@h/x\\r\n" in shown
         assert not [odd for odd in ("\x1b", "\x9b", "\u202e", "secret") if odd in shown]
 
@@ -156,7 +177,11 @@ def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_
 def test_resume_drops_samples_past_the_checkpoint_and_what_they_begin_with_is_said_once(tmp_path):
     made = make(tmp_path)
     for step in (0, 4, 8):
-        made.samples(step, [("é ", f"text {step}\n==== step one\n==== step 99 of all\nlast line")], show=False)
+        made.samples(
+            step,
+            [("é ", f"text {step}\n==== step one\n==== step 99 of all\nlast line")],
+            show=False,
+        )
     made.close()
     whole = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     assert whole.startswith(report.NOISE + report.BYTES + "==== step 0")
@@ -164,7 +189,9 @@ def test_resume_drops_samples_past_the_checkpoint_and_what_they_begin_with_is_sa
     kept = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     assert whole.startswith(kept) and kept.count("last line") == 2 and "step 8" not in kept
     again.samples(8, [("a", "b")], show=False)
-    assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == kept + "==== step 8 · prompt 'a' ====\nab\n\n"
+    assert (tmp_path / "samples.txt").read_text(
+        encoding="utf-8"
+    ) == kept + "==== step 8 · prompt 'a' ====\nab\n\n"
 
 
 def test_due_every_interval_and_at_the_last_and_never_for_0():
@@ -192,7 +219,13 @@ def test_a_run_that_lost_to_a_bigram_model_is_told_so(tmp_path, capsys):
 
 
 def test_duration_reads_as_people_write_it():
-    written = {12.4: "12 s", 59.6: "1 min 00 s", 200: "3 min 20 s", 3599.7: "1 h 00 min", 5 * 3600 + 240: "5 h 04 min"}
+    written = {
+        12.4: "12 s",
+        59.6: "1 min 00 s",
+        200: "3 min 20 s",
+        3599.7: "1 h 00 min",
+        5 * 3600 + 240: "5 h 04 min",
+    }
     assert {seconds: duration(seconds) for seconds in written} == written
 
 
@@ -205,8 +238,17 @@ def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys,
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == "" and "\r" not in err
-    assert [line.split("/")[0].split()[-1] for line in lines if line.startswith("step ")] == ["1", "3", "10"]
-    assert "loss 2.000" in err and "  1,234 tok/s\n" in err and "mfu" not in err and "left 0 s" in lines[-1]
+    assert [line.split("/")[0].split()[-1] for line in lines if line.startswith("step ")] == [
+        "1",
+        "3",
+        "10",
+    ]
+    assert (
+        "loss 2.000" in err
+        and "  1,234 tok/s\n" in err
+        and "mfu" not in err
+        and "left 0 s" in lines[-1]
+    )
 
 
 def drawn_on_a_terminal(run_dir, monkeypatch, lines: int) -> list[str]:
@@ -228,14 +270,27 @@ def drawn_on_a_terminal(run_dir, monkeypatch, lines: int) -> list[str]:
     return [line.rstrip() for line in re.split(r"[\r\n]+", drawn)]
 
 
-def test_a_terminal_of_80_columns_has_a_bar_with_whole_words_and_one_without_lines_a_line(tmp_path, monkeypatch):
-    last = [line for line in drawn_on_a_terminal(tmp_path, monkeypatch, 24) if line.startswith("step 9/10 ")][-1]
-    assert re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tok/s  left \d+ s$", last) and len(last) <= 80, last
+def test_a_terminal_of_80_columns_has_a_bar_with_whole_words_and_one_without_lines_a_line(
+    tmp_path, monkeypatch
+):
+    last = [
+        line
+        for line in drawn_on_a_terminal(tmp_path, monkeypatch, 24)
+        if line.startswith("step 9/10 ")
+    ][-1]
+    assert (
+        re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tok/s  left \d+ s$", last)
+        and len(last) <= 80
+    ), last
     lines = drawn_on_a_terminal(tmp_path, monkeypatch, 0)
-    assert lines[0].startswith("step  1/10  loss") and not [line for line in lines if line.startswith("step 9/10 ")]
+    assert lines[0].startswith("step  1/10  loss") and not [
+        line for line in lines if line.startswith("step 9/10 ")
+    ]
 
 
-def test_the_time_left_is_counted_from_the_first_update_and_to_a_planned_length(tmp_path, capsys, monkeypatch):
+def test_the_time_left_is_counted_from_the_first_update_and_to_a_planned_length(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(report, "LINE_SECONDS", 0)
     made = make(tmp_path)
     update(made, 1, 50.0, max_steps=100)  # the first update pays for compiling: not in the estimate

@@ -49,7 +49,13 @@ def needs(*names: str):
 def imported(tmp_path_factory):
     """What every fork would import for itself, once; trackio keeps its database where this says at its import."""
     os.environ["TRACKIO_DIR"] = str(tmp_path_factory.mktemp("trackio"))
-    for name in ("accelerate.tracking", "requests", "wandb.sdk.launch", "torch.utils.tensorboard", "trackio"):
+    for name in (
+        "accelerate.tracking",
+        "requests",
+        "wandb.sdk.launch",
+        "torch.utils.tensorboard",
+        "trackio",
+    ):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     yield
@@ -102,14 +108,22 @@ def process(body, **environment: str) -> Done:
         while data := os.read(ours, 65536):
             said += data
     os.close(ours)
-    return Done(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode().replace("\r\n", "\n"), "")
+    return Done(
+        os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode().replace("\r\n", "\n"), ""
+    )
 
 
-def begin(run_dir: Path, *names: str, first=0, rows=(), had=(), ids=None, **stated) -> trackers.Trackers:
+def begin(
+    run_dir: Path, *names: str, first=0, rows=(), had=(), ids=None, **stated
+) -> trackers.Trackers:
     """Begin trackers as the trainer does; ``stated``: other keys of the recipe."""
     project = run_dir.parent.parent.name  # of this test alone
     recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
-    tracking = {"report_to": [name for name in names if name], "project_name": project, "tags": ["a", "b"]}
+    tracking = {
+        "report_to": [name for name in names if name],
+        "project_name": project,
+        "tags": ["a", "b"],
+    }
     recipe = keys.replace(recipe, output_dir=str(run_dir), run_name="tiny", **tracking | stated)
     sent = functools.reduce(lambda place, row: trackers.place_after(place, row["step"]), had, -1)
     return trackers.Trackers(recipe, first, ids=ids or {}, rows=rows, sent=sent)
@@ -119,7 +133,9 @@ def point(key: str, step: int) -> float:
     return step + {"train/loss": 0.25, "train/lr": 0.5, "eval/loss": 0.75}[key]
 
 
-def train(run_dir: Path, name: str, first: int, last: int, *, killed: bool = False, ids=None, **stated) -> None:
+def train(
+    run_dir: Path, name: str, first: int, last: int, *, killed: bool = False, ids=None, **stated
+) -> None:
     """Do as a run from a checkpoint at ``first``: metrics.jsonl, then the tracker; killed: before anything is sent."""
     path = run_dir / "metrics.jsonl"
     sent = read_metrics(path)
@@ -129,7 +145,9 @@ def train(run_dir: Path, name: str, first: int, last: int, *, killed: bool = Fal
     with open(path, "a") as out:
 
         def report(step: int, *keys: str) -> None:
-            row = {"step": step, "tokens": 8 * step, "mfu": None} | {key: point(key, step) for key in keys}
+            row = {"step": step, "tokens": 8 * step, "mfu": None} | {
+                key: point(key, step) for key in keys
+            }
             print(json.dumps(row), file=out, flush=True)
             tracker.log(step, row)
 
@@ -152,7 +170,12 @@ def expected(last: int) -> list[tuple[str, int, float]]:
 
 
 def points(rows) -> list[tuple[str, int, float]]:
-    return sorted((key, row["step"], row[key]) for row in rows for key in row if "/" in key and "samples" not in key)
+    return sorted(
+        (key, row["step"], row[key])
+        for row in rows
+        for key in row
+        if "/" in key and "samples" not in key
+    )
 
 
 def read_tensorboard(run_dir: Path) -> list[dict]:
@@ -162,7 +185,11 @@ def read_tensorboard(run_dir: Path) -> list[dict]:
 
     found = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"tensors": 0}).Reload()
     tags = found.Tags()["tensors"]
-    return [{"step": e.step, tag: make_ndarray(e.tensor_proto).item()} for tag in tags for e in found.Tensors(tag)]
+    return [
+        {"step": e.step, tag: make_ndarray(e.tensor_proto).item()}
+        for tag in tags
+        for e in found.Tensors(tag)
+    ]
 
 
 def read_trackio(run_dir: Path) -> list[dict]:
@@ -195,15 +222,30 @@ class WandbServer(http.server.ThreadingHTTPServer):
             self.summary = json.loads(lines[-1])
 
     def answer(self, operation: str, asked: dict) -> dict:
-        run = {"id": "1", "name": asked.get("name"), "displayName": "tiny", "config": self.config or "{}"}
+        run = {
+            "id": "1",
+            "name": asked.get("name"),
+            "displayName": "tiny",
+            "config": self.config or "{}",
+        }
         if operation == "UpsertBucket":
             self.config = asked.get("config") or self.config
             project = {"id": "2", "name": asked["project"], "entity": {"id": "3", "name": "me"}}
-            return {"upsertBucket": {"bucket": run | {"project": project}, "inserted": not self.history}}
+            return {
+                "upsertBucket": {"bucket": run | {"project": project}, "inserted": not self.history}
+            }
         if operation == "RunResumeStatus" and self.config is not None:
             tail = json.dumps([json.dumps(row) for row in self.history[-1:]])
-            counts = {"logLineCount": 0, "historyLineCount": len(self.history), "eventsLineCount": 0}
-            run |= counts | {"historyTail": tail, "eventsTail": "[]", "summaryMetrics": json.dumps(self.summary)}
+            counts = {
+                "logLineCount": 0,
+                "historyLineCount": len(self.history),
+                "eventsLineCount": 0,
+            }
+            run |= counts | {
+                "historyTail": tail,
+                "eventsTail": "[]",
+                "summaryMetrics": json.dumps(self.summary),
+            }
             return {"model": {"id": "2", "bucket": run | {"tags": [], "wandbConfig": '{"t": 1}'}}}
         if operation == "CreateRunFiles":
             names = [{"name": name, "uploadUrl": f"{self.url}/{name}"} for name in asked["files"]]
@@ -269,7 +311,10 @@ def read_offline(folder: Path) -> tuple[list[dict], list]:
             if kind in (1, 4):  # a whole record, or the last piece of one
                 record, begun = Record.FromString(begun), b""
                 if record.WhichOneof("record_type") == "history":
-                    row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                    row = {
+                        item.key or item.nested_key[0]: json.loads(item.value_json)
+                        for item in record.history.item
+                    }
                     rows.append(row)
                 elif record.WhichOneof("record_type") == "run":
                     runs.append(record.run)
@@ -419,7 +464,9 @@ def test_dying_wandb_server_does_not_end_the_run(run_dir, wandb_server):
 def test_wandb_without_a_server_is_switched_off(run_dir, wandb_server):
     wandb_server.server_close()
 
-    done = process(lambda: train(run_dir, "wandb", 0, 4), **logged_in(wandb_server.url), WANDB_INIT_TIMEOUT="1")
+    done = process(
+        lambda: train(run_dir, "wandb", 0, 4), **logged_in(wandb_server.url), WANDB_INIT_TIMEOUT="1"
+    )
 
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("logged: wandb: switched off: CommError: ") == 1
@@ -441,7 +488,9 @@ def test_wandb_has_a_timeout_at_the_end(run_dir, variables, seconds):
 
 @needs("wandb")
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-@pytest.mark.parametrize(("variables", "is_recorded"), [({}, True), ({"WANDB_DISABLE_GIT": "true"}, False)])
+@pytest.mark.parametrize(
+    ("variables", "is_recorded"), [({}, True), ({"WANDB_DISABLE_GIT": "true"}, False)]
+)
 def test_wandb_settings_decide_about_git(run_dir, tmp_path, variables, is_recorded):
     # Given a repository with a commit
     repository = tmp_path / "repository"
@@ -523,9 +572,13 @@ def test_wandb_takes_names_and_folder_from_the_environment(run_dir, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "variable"), trackers.PROJECT_VARIABLES.items())
-@pytest.mark.parametrize(("stated", "used"), [("ursa-minor", "from the environment"), ("mine", "mine")])
+@pytest.mark.parametrize(
+    ("stated", "used"), [("ursa-minor", "from the environment"), ("mine", "mine")]
+)
 def test_project_of_the_environment_replaces_the_default(monkeypatch, name, variable, stated, used):
-    recipe = loading.load_recipe(ROOT / "recipes" / "quickstart.yaml", {"project_name": stated, "report_to": [name]})
+    recipe = loading.load_recipe(
+        ROOT / "recipes" / "quickstart.yaml", {"project_name": stated, "report_to": [name]}
+    )
     monkeypatch.setenv(variable, "from the environment")
     assert trackers._project(name, recipe) == used
     monkeypatch.setenv(variable, "")
@@ -583,7 +636,11 @@ def test_mlflow_continues_the_run_of_the_environment(tmp_path, monkeypatch):
     opened = begin(tmp_path, "mlflow", project_name="ursa-minor")
 
     (tracker,) = created
-    assert (tracker.project, tracker.options["run_id"], tracker.options["run_name"]) == ("e", "r1", "n")
+    assert (tracker.project, tracker.options["run_id"], tracker.options["run_name"]) == (
+        "e",
+        "r1",
+        "n",
+    )
     assert opened.ids == {"mlflow": "r1"}
 
 
@@ -606,7 +663,9 @@ def leave(*_args, **_options) -> None:
     ("failure", "reason"),
     [(fail, "RuntimeError: no room for redacted and more"), (leave, "SystemExit: 3")],
 )
-def test_failing_tracker_is_switched_off_once(tmp_path, monkeypatch, caplog, method, failure, reason):
+def test_failing_tracker_is_switched_off_once(
+    tmp_path, monkeypatch, caplog, method, failure, reason
+):
     # Given a tracker that fails, and one that does not
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     stand_in(monkeypatch, "aim", **{method: failure})
@@ -616,7 +675,9 @@ def test_failing_tracker_is_switched_off_once(tmp_path, monkeypatch, caplog, met
     report_two_rows(tmp_path, "aim", "swanlab")
 
     # Then one warning has the reason, and the other tracker has all rows
-    assert caplog.messages == [f"aim: switched off: {reason}. The run continues; metrics.jsonl has every number"]
+    assert caplog.messages == [
+        f"aim: switched off: {reason}. The run continues; metrics.jsonl has every number"
+    ]
     assert [row["train/loss"] for row in others[0].rows] == [1.0, 2.0]
 
 
@@ -640,7 +701,10 @@ def ask_in_a_program(*_args, **_options) -> None:
 
 @pytest.mark.parametrize(
     ("question", "reason"),
-    [(ask, "EOFError: EOF when reading a line"), (ask_in_a_program, "RuntimeError: the answer was b''")],
+    [
+        (ask, "EOFError: EOF when reading a line"),
+        (ask_in_a_program, "RuntimeError: the answer was b''"),
+    ],
 )
 @pytest.mark.parametrize("method", ["start", "log", "finish"])
 def test_tracker_gets_no_standard_input(run_dir, monkeypatch, question, reason, method):
@@ -681,7 +745,13 @@ def test_tracker_does_not_replace_signal_handlers(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-VARIABLES = {"WANDB_PROJECT", "WANDB_NAME", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_NAME", "CLEARML_PROJECT"}
+VARIABLES = {
+    "WANDB_PROJECT",
+    "WANDB_NAME",
+    "MLFLOW_EXPERIMENT_NAME",
+    "MLFLOW_RUN_NAME",
+    "CLEARML_PROJECT",
+}
 PROJECTS = {"WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "CLEARML_PROJECT"}
 
 
@@ -691,7 +761,10 @@ PROJECTS = {"WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "CLEARML_PROJECT"}
         ([], VARIABLES),
         (["--run_name", "a"], PROJECTS),
         (["--project_name", "a"], VARIABLES - PROJECTS),
-        (["--project_name", "ursa-minor"], VARIABLES - PROJECTS),  # stated, although it is the default
+        (
+            ["--project_name", "ursa-minor"],
+            VARIABLES - PROJECTS,
+        ),  # stated, although it is the default
         (["--project_name", "a", "--run_name", "a"], set()),
     ],
 )
@@ -705,7 +778,9 @@ def test_flag_wins_over_the_environment(monkeypatch, flags, left):
     assert {variable for variable in VARIABLES if variable in os.environ} == left
 
 
-@pytest.mark.parametrize(("key", "left"), [("run_name", PROJECTS), ("project_name", VARIABLES - PROJECTS)])
+@pytest.mark.parametrize(
+    ("key", "left"), [("run_name", PROJECTS), ("project_name", VARIABLES - PROJECTS)]
+)
 def test_recipe_wins_over_the_environment(tmp_path, monkeypatch, key, left):
     for variable in VARIABLES:
         monkeypatch.setenv(variable, "x")

@@ -9,7 +9,12 @@ from ursa_minor.run import finish
 @pytest.mark.parametrize(
     ("kernel", "variable", "words", "others"),
     [
-        ("cudnn", None, "The attention backend is cudnn, .* resume with TORCH_CUDNN_SDPA_DEPRIORITIZED=1$", "although"),
+        (
+            "cudnn",
+            None,
+            "The attention backend is cudnn, .* resume with TORCH_CUDNN_SDPA_DEPRIORITIZED=1$",
+            "although",
+        ),
         (
             "cudnn",
             "1",
@@ -25,7 +30,10 @@ def test_diverged_run_names_its_attention_backend(monkeypatch, kernel, variable,
     if variable:
         monkeypatch.setenv(cudnn.VARIABLE, variable)
     error = finish.diverged(7, "loss nan", 3, kernel)
-    assert error.status == 1 and "3 updates in a row were skipped, the last at step 7: loss nan" in str(error)
+    assert (
+        error.status == 1
+        and "3 updates in a row were skipped, the last at step 7: loss nan" in str(error)
+    )
     with pytest.raises(type(error), match=words):
         raise error
     assert others not in str(error)

@@ -25,7 +25,9 @@ def run_dir(tmp_path, monkeypatch):
 
 def recipe(run_dir, **changes):
     return keys.replace(
-        load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]}), output_dir=str(run_dir), **changes
+        load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]}),
+        output_dir=str(run_dir),
+        **changes,
     )
 
 
@@ -69,7 +71,9 @@ def test_a_run_folder_without_a_result_takes_another_recipe_and_its_curves_begin
 
 
 @pytest.mark.parametrize(
-    "result", ["checkpoints/step-00000003", "model", ".model.old-01234567", "hub/step-00000003"], ids=str
+    "result",
+    ["checkpoints/step-00000003", "model", ".model.old-01234567", "hub/step-00000003"],
+    ids=str,
 )
 def test_the_science_of_a_run_that_has_left_something_is_fixed(run_dir, result):
     """A checkpoint, sound or damaged or fetched, a model whose checkpoints were deleted, a push that waits."""
@@ -83,16 +87,23 @@ def test_the_science_of_a_run_that_has_left_something_is_fixed(run_dir, result):
 
 
 @pytest.mark.parametrize("name", ["runs", "runs/r/checkpoints", "runs/r/model", "runs/r/hub"])
-def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_prepared(run_dir, tmp_path, name):
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_prepared(
+    run_dir, tmp_path, name
+):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
-    with pytest.raises(BadInput, match=f"^output_dir = {run_dir}: {tmp_path / name} is not a folder that"):
+    with pytest.raises(
+        BadInput, match=f"^output_dir = {run_dir}: {tmp_path / name} is not a folder that"
+    ):
         folder.refuse_foreign_run(recipe(run_dir))
 
 
 def test_a_second_trainer_in_a_run_folder_is_refused_with_the_pid_of_the_first(run_dir):
     run_dir.mkdir(parents=True)
-    with files.locked(run_dir / ".lock", ""), pytest.raises(BadInput, match=f"process {os.getpid()} is training there"):
+    with (
+        files.locked(run_dir / ".lock", ""),
+        pytest.raises(BadInput, match=f"process {os.getpid()} is training there"),
+    ):
         begin(recipe(run_dir))
 
 
@@ -116,9 +127,19 @@ STOPPED = Finish(step=8, since_best=2, has_checkpoint=False)
         (FINISHED, [], {}, "finished at step 8"),
         (FINISHED, [4], {}, "finished at step 8"),  # that of the lowest loss
         (FINISHED, [], {"early_stopping_patience": 5, "save_steps": 9}, "finished at step 8"),
-        (None, [], {}, "nothing is left to train"),  # killed before it wrote finished.json, and without checkpoints
+        (
+            None,
+            [],
+            {},
+            "nothing is left to train",
+        ),  # killed before it wrote finished.json, and without checkpoints
         (None, [4], {}, None),
-        (Finish(step=8), [4], {}, None),  # its last checkpoint is lost: train again from the one before
+        (
+            Finish(step=8),
+            [4],
+            {},
+            None,
+        ),  # its last checkpoint is lost: train again from the one before
         (STOPPED, [], {"early_stopping_patience": 2}, "finished at step 8"),
         (STOPPED, [4], {"early_stopping_patience": 3}, None),
         (STOPPED, [4], {"resume_from_checkpoint": "runs/r/checkpoints/step-00000004"}, None),
@@ -139,8 +160,14 @@ def test_a_finished_run_has_nothing_left(run_dir, finish, checkpoints, changes, 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"early_stopping_patience": 3}, "early_stopping_patience = 3: early stopping ended the run in .* at step 8"),
-        ({"resume_from_checkpoint": "runs/other/checkpoints/step-00000004"}, "a finished run that did not start there"),
+        (
+            {"early_stopping_patience": 3},
+            "early_stopping_patience = 3: early stopping ended the run in .* at step 8",
+        ),
+        (
+            {"resume_from_checkpoint": "runs/other/checkpoints/step-00000004"},
+            "a finished run that did not start there",
+        ),
     ],
 )
 def test_a_finished_model_is_not_trained_over(run_dir, changes, message):

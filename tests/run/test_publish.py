@@ -4,7 +4,11 @@ import pytest
 
 from ursa_minor.run import publish
 
-ROWS = [{"step": 1, "train/loss": 9.0}, {"step": 2, "train/loss": 2.5}, {"step": 2, "eval/loss": 2.25}]
+ROWS = [
+    {"step": 1, "train/loss": 9.0},
+    {"step": 2, "train/loss": 2.5},
+    {"step": 2, "eval/loss": 2.25},
+]
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,19 @@ from ursa_minor.recipe import keys, loading
 from ursa_minor.run.resume import extended, other_length
 
 SCHEDULE = keys.Schedule(
-    max_steps=100, warmup_steps=10, learning_rate=1.0, min_lr_ratio=0.1, lr_scheduler_type="wsd", decay_ratio=0.3
+    max_steps=100,
+    warmup_steps=10,
+    learning_rate=1.0,
+    min_lr_ratio=0.1,
+    lr_scheduler_type="wsd",
+    decay_ratio=0.3,
 )
 
 
 def saved_state(step, schedule=SCHEDULE, planned=None):
-    science = {name: value for name, value in dataclasses.asdict(schedule).items() if name != "max_hours"}
+    science = {
+        name: value for name, value in dataclasses.asdict(schedule).items() if name != "max_hours"
+    }
     return {"step": step, "science": science, "planned": planned and dataclasses.asdict(planned)}
 
 

@@ -69,7 +69,9 @@ def test_length_is_planned_once_after_twenty_updates(recipe, clock, caplog):
     with caplog.at_level("INFO", "ursa_minor"):
         planned = train(budget, clock, [2.0] * 60)
     assert planned[:19] == [None] * 19
-    assert planned[19] == Length(expected_steps(40, 2.0), 0, changed_at=20, rate_before=planned[19].rate_before)
+    assert planned[19] == Length(
+        expected_steps(40, 2.0), 0, changed_at=20, rate_before=planned[19].rate_before
+    )
     assert planned[20:] == [None] * 40
     assert "an update takes 2,000 ms (median of 20)" in caplog.text
     assert f"the run takes {planned[19].max_steps:,} of the 10,000 steps" in caplog.text
@@ -87,9 +89,19 @@ def test_a_stall_hardly_changes_the_planned_length(recipe, clock, slow):
 
 
 def test_time_for_evaluations_and_checkpoints_is_reserved(recipe, clock):
-    intervals = {"eval_steps": 50, "sample_steps": 300, "task_steps": 1000, "save_steps": 15, "tasks": ["piqa"]}
+    intervals = {
+        "eval_steps": 50,
+        "sample_steps": 300,
+        "task_steps": 1000,
+        "save_steps": 15,
+        "tasks": ["piqa"],
+    }
     budget = make_budget(recipe, clock, **intervals)
-    before = [(0, time_limit.VALIDATION, 12.0), (0, time_limit.SAMPLES, 3.0), (0, time_limit.TASKS, 40.0)]
+    before = [
+        (0, time_limit.VALIDATION, 12.0),
+        (0, time_limit.SAMPLES, 3.0),
+        (0, time_limit.TASKS, 40.0),
+    ]
     saved = [(15, time_limit.CHECKPOINT, 2.0)]
     (length,) = filter(None, train(budget, clock, [1.0] * 20, activities=[*before, *saved]))
 
@@ -103,7 +115,12 @@ def test_time_for_evaluations_and_checkpoints_is_reserved(recipe, clock):
 
 
 def test_a_checkpoint_per_validation_is_reserved_for_the_best(recipe, clock):
-    changes = {"eval_steps": 100, "save_steps": 1000, "max_hours": 0.5, "load_best_model_at_end": True}
+    changes = {
+        "eval_steps": 100,
+        "save_steps": 1000,
+        "max_hours": 0.5,
+        "load_best_model_at_end": True,
+    }
     budget = make_budget(recipe, clock, **changes)
     saved = [(10, time_limit.CHECKPOINT, 50.0)]
     (length,) = filter(None, train(budget, clock, [1.0] * 20, activities=saved))
@@ -121,7 +138,9 @@ def test_unknown_durations_count_as_zero(recipe, clock):
 def test_evaluation_at_the_planning_step_is_reserved(recipe, clock):
     """It is due after the plan: the loop evaluates before the next update."""
     budget = make_budget(recipe, clock, eval_steps=20, max_hours=0.1)
-    (length,) = filter(None, train(budget, clock, [1.0] * 20, activities=[(0, time_limit.VALIDATION, 30.0)]))
+    (length,) = filter(
+        None, train(budget, clock, [1.0] * 20, activities=[(0, time_limit.VALIDATION, 30.0)])
+    )
     # 340 s remain, 323 of them are planned: 113 updates, validated at 20, 40, ..., 120 and 133.
     assert length.max_steps == 133
 
@@ -207,7 +226,11 @@ def test_limit_is_reached_when_the_hours_are_used_up(recipe, clock, max_hours, i
     ("changes", "spent", "command"),
     [
         ({"output_dir": "runs/a b"}, 3600.0, "--recipe 'runs/a b/recipe.yaml' --max_hours 2"),
-        ({"run_name": "r", "output_dir": None}, 36000.0, "--recipe runs/r/recipe.yaml --max_hours 20"),
+        (
+            {"run_name": "r", "output_dir": None},
+            36000.0,
+            "--recipe runs/r/recipe.yaml --max_hours 20",
+        ),
         (
             {"run_name": "r", "output_dir": None, "resume_from_checkpoint": "none"},
             0.0,

@@ -36,8 +36,12 @@ def test_plain_gpt2_is_the_stock_model():
 
 def test_ceiling_does_the_estimates_products():
     for shape in (estimate.GPT2_124M, estimate.Shape(2, 64, 512, 64)):
-        weights = 3 * sum(2 * count * inner * outer for count, inner, outer in throughput.matrices(shape))
-        attention = 12 * shape.n_layer * shape.n_embd * shape.sequence_length  # as the estimate counts it: not causal
+        weights = 3 * sum(
+            2 * count * inner * outer for count, inner, outer in throughput.matrices(shape)
+        )
+        attention = (
+            12 * shape.n_layer * shape.n_embd * shape.sequence_length
+        )  # as the estimate counts it: not causal
         # The estimate also has 6 for each weight that is in no product: biases and norms, 13 L d + 2 d of them.
         vectors = 6 * (13 * shape.n_layer + 2) * shape.n_embd
         assert weights + attention + vectors == shape.flops_per_token
@@ -56,20 +60,35 @@ def test_a_card_climbs_every_rung_and_a_cpu_says_why_not():
     last = ladder.GROUND.copy()
     for _, change, _ in ladders[0]:
         last |= change
-    assert all(last[name] for name in ("tf32", "compile", "fused", "own_loss")) and last["precision"] == "bf16"
+    assert (
+        all(last[name] for name in ("tf32", "compile", "fused", "own_loss"))
+        and last["precision"] == "bf16"
+    )
 
 
 def test_faults_of_the_command_line_and_of_the_machine_are_told(monkeypatch, capsys, tmp_path):
     assert throughput.main([*TINY, "--nanogpt", "/nowhere"]) == 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert traffic.main([*TINY, "--json", str(tmp_path / "t.json")]) == 2 and not (tmp_path / "t.json").exists()
+    assert (
+        traffic.main([*TINY, "--json", str(tmp_path / "t.json")]) == 2
+        and not (tmp_path / "t.json").exists()
+    )
     shown = capsys.readouterr().err
     assert "--nanogpt /nowhere: holds no model.py" in shown and "is_available() is False" in shown
 
 
 @pytest.mark.slow
 def test_throughput_prints_every_variant(tmp_path):
-    flags = ["--compile", "false", "--rounds", "1", "--accumulation", "2", "--json", str(tmp_path / "t.json")]
+    flags = [
+        "--compile",
+        "false",
+        "--rounds",
+        "1",
+        "--accumulation",
+        "2",
+        "--json",
+        str(tmp_path / "t.json"),
+    ]
     # As a user does, from its folder, whose files must not be taken for modules of others.
     command = [sys.executable, "throughput.py", *TINY, *flags]
     done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
@@ -94,14 +113,19 @@ def test_throughput_compares_only_what_was_measured_in_turn(capsys):
     for name, turns in {"ours": (1.0, 2.0), "hf": (2.0, 4.0), "plain": (4.0, 8.0)}.items():
         found[name] = {"turns": [{"seconds": each, "loss": 3.0} for each in turns], "problem": ""}
     asked = argparse.Namespace(accumulation=1, precision="no", **SIZES)
-    assert throughput.report(found, False, asked, 1)["ours_over"] == {} and "ours / hf" not in capsys.readouterr().out
+    assert (
+        throughput.report(found, False, asked, 1)["ours_over"] == {}
+        and "ours / hf" not in capsys.readouterr().out
+    )
     assert throughput.report(found, True, asked, 1)["ours_over"] == {"hf": 2.0, "plain": 4.0}
     assert "ours / hf" in capsys.readouterr().out
 
 
 def test_the_length_that_ends_at_a_loss_lies_on_the_line_through_those_that_were_run():
     ended = {1000: 2.0, 2000: 1.8}
-    assert time_to_loss.steps_to(1.9, ended) == pytest.approx((1000 * 2000) ** 0.5)  # halfway, of the logarithm
+    assert time_to_loss.steps_to(1.9, ended) == pytest.approx(
+        (1000 * 2000) ** 0.5
+    )  # halfway, of the logarithm
     assert time_to_loss.steps_to(1.6, ended | {4000: 1.6}) == pytest.approx(4000)
     found, low, high = time_to_loss.ratio([400, 440, 420], [800, 880, 840])
     assert found == low == high == pytest.approx(0.5)
@@ -110,11 +134,15 @@ def test_the_length_that_ends_at_a_loss_lies_on_the_line_through_those_that_were
 
 
 def test_every_tuned_setting_is_a_recipes_and_the_held_out_seeds_are_no_others():
-    assert len(time_to_loss.HELD_OUT) == 5 and {*time_to_loss.UNDO}.isdisjoint(time_to_loss.HELD_OUT)
+    assert len(time_to_loss.HELD_OUT) == 5 and {*time_to_loss.UNDO}.isdisjoint(
+        time_to_loss.HELD_OUT
+    )
     recipe = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml")]
     for way, tuned in time_to_loss.TUNED.items():
         for settings in (tuned, tuned | time_to_loss.STOCK):
-            taken = keys.flat(command_line.parse_training([*recipe, *time_to_loss.flags(way, settings, 500)])[0])
+            taken = keys.flat(
+                command_line.parse_training([*recipe, *time_to_loss.flags(way, settings, 500)])[0]
+            )
             assert {key: str(taken[key]).lower() for key in settings} == {
                 key: str(one) for key, one in settings.items()
             }
@@ -123,9 +151,15 @@ def test_every_tuned_setting_is_a_recipes_and_the_held_out_seeds_are_no_others()
 def test_two_settings_that_swap_their_values_are_two_runs(monkeypatch, tmp_path):
     names = []
     monkeypatch.setattr(time_to_loss, "prepare_shards", lambda *a: None)
-    monkeypatch.setattr(time_to_loss, "train_once", lambda folder, name, *a, **k: names.append(name) or {"loss": 1.0})
+    monkeypatch.setattr(
+        time_to_loss,
+        "train_once",
+        lambda folder, name, *a, **k: names.append(name) or {"loss": 1.0},
+    )
     recipe = ROOT / "recipes" / "shakespeare_char.yaml"
-    runs = time_to_loss.Runs(argparse.Namespace(workers=1, text="t", folder=tmp_path, recipe=recipe, threads=1))
+    runs = time_to_loss.Runs(
+        argparse.Namespace(workers=1, text="t", folder=tmp_path, recipe=recipe, threads=1)
+    )
     first = {"weight_decay": 1.0, "max_grad_norm": 0.1}
     second = {"weight_decay": 0.1, "max_grad_norm": 1.0}
     for change in (first, second, second):

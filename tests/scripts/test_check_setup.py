@@ -82,14 +82,29 @@ def here(command: list[str], seconds: float) -> dict:
 
 def test_a_real_machine_is_described_as_json_without_a_secret(asked, monkeypatch, capsys):
     monkeypatch.setattr(checks, "attempt", here)
-    for name, value in {"HF_ENDPOINT": "http://hub", "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}.items():
+    for name, value in {
+        "HF_ENDPOINT": "http://hub",
+        "HF_HUB_OFFLINE": "0",
+        "HF_TOKEN": "hf_secret",
+    }.items():
         monkeypatch.setenv(name, value)
     status = check_setup.main(["--quick", "--json", "--recipe", RECIPE])
     out, error = capsys.readouterr()
     found = {check["name"]: check for check in json.loads(out)["checks"]}
     levels = {check["level"] for check in found.values()}
-    assert levels <= {"ok", "warning", "error"} and status == int("error" in levels)  # not what was being tried
-    assert {"python", "packages", "torch", "launch", "fp32", "disk", "data disk", "hub"} <= found.keys()
+    assert levels <= {"ok", "warning", "error"} and status == int(
+        "error" in levels
+    )  # not what was being tried
+    assert {
+        "python",
+        "packages",
+        "torch",
+        "launch",
+        "fp32",
+        "disk",
+        "data disk",
+        "hub",
+    } <= found.keys()
     for name in ("fp32", "hub", "data set HuggingFaceFW/fineweb-edu"):
         assert found[name]["level"] == "ok"
     # The recipe reports to no tracker.
@@ -97,7 +112,10 @@ def test_a_real_machine_is_described_as_json_without_a_secret(asked, monkeypatch
     assert "hf_secret" not in out + error
     assert not {"compile", "all-reduce"} & found.keys()
     assert "...      fp32: is tried: at most 120 s\n" in error, "what is waited for"
-    assert f"torch {version('torch')}" in found["packages"]["text"] and "up to 4.5 GB" in found["disk"]["text"]
+    assert (
+        f"torch {version('torch')}" in found["packages"]["text"]
+        and "up to 4.5 GB" in found["disk"]["text"]
+    )
 
 
 def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and_offline_asks_nothing(
@@ -116,9 +134,15 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
     assert levels("me/missing")["data set me/missing"] == "error"
     assert levels("python_stdlib") == {"hub": "ok"} and asked == ["http://hub"]  # for its tokenizer
     assert levels("python_stdlib", **alone) == {"hub": "ok"} and not asked, "nothing needs the Hub"
-    for needed in ({"push_to_hub": True}, {"resume_from_checkpoint": "hub://a/b"}, {"data_files": ["hf://a/b/c"]}):
+    for needed in (
+        {"push_to_hub": True},
+        {"resume_from_checkpoint": "hub://a/b"},
+        {"data_files": ["hf://a/b/c"]},
+    ):
         assert levels("python_stdlib", **alone | needed)["hub"] == "ok" and asked == ["http://hub"]
-    assert levels("me/there", dead) == {"hub": "error"}, "its shards are not here: training would stop"
+    assert levels("me/there", dead) == {"hub": "error"}, (
+        "its shards are not here: training would stop"
+    )
     assert levels("python_stdlib", dead)["hub"] == "warning"
     assert levels("me/there", offline="1") == {"hub": "ok"} and not asked
     monkeypatch.setattr(check_setup.shards, "is_complete", lambda folder: True)
@@ -126,14 +150,20 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
 
 
 def test_an_address_answers_refuses_hangs_or_is_not_there(monkeypatch):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        assert http.reach(url, 5) == "" and http.reach(f"{url}/missing", 5).startswith("HTTP Error 404: ")
+        assert http.reach(url, 5) == "" and http.reach(f"{url}/missing", 5).startswith(
+            "HTTP Error 404: "
+        )
         server.shutdown()
     assert http.reach("http://127.0.0.1:9", 1)
     never = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))  # a name server that does not answer
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *_, **__: never.wait(30)
+    )  # a name server that does not answer
     assert http.reach("http://a.name", 0.1) == "no answer in 0.1 s"
     never.set()
 
@@ -144,7 +174,9 @@ def test_a_cpu_build_beside_a_card_ends_with_1_and_the_wheel(capsys, tmp_path, m
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     out, _ = called(capsys, "--quick", expect=1)
     assert "--index-url https://download.pytorch.org/whl/cu126" in out
-    assert "ok       card: NVIDIA GeForce RTX 4090. GPT-2 124M on one" in out and "rtx4090.yaml" in out
+    assert (
+        "ok       card: NVIDIA GeForce RTX 4090. GPT-2 124M on one" in out and "rtx4090.yaml" in out
+    )
     assert out.splitlines()[-1].startswith("1 error,") and "fp32" not in out
     assert re.search("^error    torch: .* Remedy: pip", out, re.MULTILINE)
 
@@ -152,11 +184,20 @@ def test_a_cpu_build_beside_a_card_ends_with_1_and_the_wheel(capsys, tmp_path, m
 def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
     pretend(tmp_path, monkeypatch, "nvidia-smi", 'echo "NVIDIA-SMI has failed, 1"; exit 9')
     assert checks.nvidia_smi() == []
-    pretend(tmp_path, monkeypatch, "nvidia-smi", "printf 'NVIDIA GB10, 580.95\\n\\nfailed, and says why\\n'")
+    pretend(
+        tmp_path,
+        monkeypatch,
+        "nvidia-smi",
+        "printf 'NVIDIA GB10, 580.95\\n\\nfailed, and says why\\n'",
+    )
     assert checks.nvidia_smi() == [{"name": "NVIDIA GB10", "driver": "580.95"}]
     version = tmp_path / "version"
-    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n")
-    assert gpus.kernel_driver(version) == "535.183.01" and gpus.kernel_driver(tmp_path / "no") is None
+    version.write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
+    )
+    assert (
+        gpus.kernel_driver(version) == "535.183.01" and gpus.kernel_driver(tmp_path / "no") is None
+    )
 
 
 AMPERE, VOLTA = (8, 6), (7, 0)
@@ -174,26 +215,38 @@ AMPERE, VOLTA = (8, 6), (7, 0)
         ([], "cpu", "", "fp32 ok, compile ok, all-reduce ok"),
     ],
 )
-def test_every_trial_has_its_line_and_one_that_hangs_its_level(monkeypatch, mine, preset, failing, said):
+def test_every_trial_has_its_line_and_one_that_hangs_its_level(
+    monkeypatch, mine, preset, failing, said
+):
     def attempt(command, seconds):
         if failing and failing in " ".join(command):
             return {"problem": f"no answer in {seconds} s"}
         return {"text": "is fast"}
 
     monkeypatch.setattr(checks, "attempt", attempt)
-    found = [check for check in checks.examine_trials(mine, preset, False) if check.level != compatibility.TRYING]
+    found = [
+        check
+        for check in checks.examine_trials(mine, preset, False)
+        if check.level != compatibility.TRYING
+    ]
     assert ", ".join(f"{check.name} {check.level}" for check in found) == said
     remedies = " ".join(check.remedy for check in found)
     if failing == "compiled":
         assert "apt install g++ python3-dev" in remedies and "conservative.yaml" in remedies
     if failing == "nccl":
-        assert all(word in remedies for word in ("NCCL_P2P_DISABLE=1", "NCCL_DEBUG=INFO", "GLOO_SOCKET_IFNAME=lo"))
+        assert all(
+            word in remedies
+            for word in ("NCCL_P2P_DISABLE=1", "NCCL_DEBUG=INFO", "GLOO_SOCKET_IFNAME=lo")
+        )
 
 
 def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
     monkeypatch.setattr(checks, "nvidia_smi", list)
     for flags, words in (
-        ("--estimate --card rtx4090_x2", "rtx4090_x2: not a card in our table; give --card, one of rtx4090, "),
+        (
+            "--estimate --card rtx4090_x2",
+            "rtx4090_x2: not a card in our table; give --card, one of rtx4090, ",
+        ),
         ("--estimate --card zzz", "one of t4, v100"),
         ("--estimte", "--estimte: no such flag; did you mean --estimate?"),
         ("--card t4 --count 0", "--count 0: must be more than 0"),
@@ -221,9 +274,15 @@ def test_the_table_has_every_card_from_any_folder(capsys, tmp_path, monkeypatch)
     assert "124,475,904 parameters, 10 B tokens" in out and "cost" not in out
     for card, line in zip(gpus.CARDS, out.splitlines()[3:], strict=False):
         assert line.startswith(f"{card.name} ") and "%" in line
-    rows = json.loads(called(capsys, "--all_cards", "--json", "--price_per_card_hour", "2", "--count", "4")[0])
+    rows = json.loads(
+        called(capsys, "--all_cards", "--json", "--price_per_card_hour", "2", "--count", "4")[0]
+    )
     for row, card in zip(rows, gpus.CARDS, strict=True):
-        assert row["card"] == card.name and row["fits"] and row["cost"] == pytest.approx(8 * row["hours"])
+        assert (
+            row["card"] == card.name
+            and row["fits"]
+            and row["cost"] == pytest.approx(8 * row["hours"])
+        )
         assert row["compiled"] == (card.name != "v100")
         assert row["per_device_train_batch_size"] * 4 * row["gradient_accumulation_steps"] == 512
         assert sum(row["memory_bytes"].values()) < card.memory_gib * 2**30
@@ -235,7 +294,10 @@ def test_any_size_is_estimated_on_the_fewest_cards_that_hold_it(capsys):
     row = json.loads(called(capsys, *gpt3, "--json", "--price_per_machine_hour", "3")[0])
     assert row["parameters"] == pytest.approx(175e9, rel=0.01) and row["shared_out"] and row["fits"]
     assert row["count"] * 80 * 2**30 > 16 * row["parameters"] > row["count"] // 2 * 60 * 2**30
-    assert row["cost"] == pytest.approx(3 * row["hours"]) and sum(row["memory_bytes"].values()) < 80 * 2**30
+    assert (
+        row["cost"] == pytest.approx(3 * row["hours"])
+        and sum(row["memory_bytes"].values()) < 80 * 2**30
+    )
     out = called(capsys, *gpt3)[0]
     assert "gpt3-175b on 64 x h100" in out and "zero3_x8.yaml" in out and "gathering is not" in out
     assert "does not fit" in called(capsys, *gpt3, "--count", "8")[0]
@@ -258,7 +320,10 @@ def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
         "are estimated (docs/cards.md says how",
     ):
         assert word in out
-    assert "\naccelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe" in out
+    assert (
+        "\naccelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe"
+        in out
+    )
 
 
 def test_an_estimate_says_what_others_and_we_measured_and_what_nobody_did(capsys):
@@ -272,7 +337,9 @@ def test_an_estimate_says_what_others_and_we_measured_and_what_nobody_did(capsys
         assert said in called(capsys, "--card", card)[0]
 
 
-def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(capsys, tmp_path):
+def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(
+    capsys, tmp_path
+):
     model = {"n_layer": 36, "n_embd": 1280, "n_head": 20, "sequence_length": 8192}
     large = written(tmp_path / "large.yaml", **model, run_name="large")
     rows = json.loads(called(capsys, "--all_cards", "--json", "--recipe", large)[0])
@@ -282,15 +349,32 @@ def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_s
     assert "does not fit" in out and " *  " in out and "* with --gradient_checkpointing full" in out
     card = next(name for name, kind in kinds.items() if kind == "full")
     proposed = called(capsys, "--card", card, "--recipe", large)[0]
-    assert ", --gradient_checkpointing full\n" in proposed and proposed.endswith(" --gradient_checkpointing full\n")
+    assert ", --gradient_checkpointing full\n" in proposed and proposed.endswith(
+        " --gradient_checkpointing full\n"
+    )
     assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", large)[0]
 
 
-def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_size(capsys, tmp_path):
-    llama = {"architecture": "llama", "num_key_value_heads": 4, "intermediate_size": 2048, "rope_theta": 1e4}
-    sizes = {"n_layer": 2, "n_head": 8, "n_embd": 64, "vocab_size": 512, "tie_word_embeddings": False} | llama
+def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_size(
+    capsys, tmp_path
+):
+    llama = {
+        "architecture": "llama",
+        "num_key_value_heads": 4,
+        "intermediate_size": 2048,
+        "rope_theta": 1e4,
+    }
+    sizes = {
+        "n_layer": 2,
+        "n_head": 8,
+        "n_embd": 64,
+        "vocab_size": 512,
+        "tie_word_embeddings": False,
+    } | llama
     asked = tmp_path / "a.yaml"
-    row = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", written(asked, **sizes))[0])
+    row = json.loads(
+        called(capsys, "--card", "a6000", "--json", "--recipe", written(asked, **sizes))[0]
+    )
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = build(keys.Model(**sizes, sequence_length=1024, **no_dropout, seed=1), eos_token_id=0)
     assert row["parameters"] == model.num_parameters()
@@ -299,13 +383,18 @@ def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_
     values = yaml.safe_load(keys.as_yaml(recipe()))
     for name in keys.MODEL_KEYS:
         values.pop(name, None)
-    asked.write_text(yaml.safe_dump(values | {"init_from": str(tmp_path / "source"), "tokenizer": "gpt2"}))
+    asked.write_text(
+        yaml.safe_dump(values | {"init_from": str(tmp_path / "source"), "tokenizer": "gpt2"})
+    )
     assert json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0]) == row
 
 
 def test_what_a_run_writes_is_counted():
     checkpoint = 12 * 124_475_904
-    assert estimate.written_bytes(recipe(save_total_limit=2)) == (3 * checkpoint, 2 * 19073 * 524288)
+    assert estimate.written_bytes(recipe(save_total_limit=2)) == (
+        3 * checkpoint,
+        2 * 19073 * 524288,
+    )
     assert estimate.written_bytes(recipe(save_total_limit=0, save_steps=9000))[0] == 3 * checkpoint
     assert estimate.written_bytes(recipe(vocab_size=100_000, limit_tokens=10**6))[1] == 4e6
     assert estimate.written_bytes(recipe(data_dir="shards"))[1] == 0
@@ -321,7 +410,11 @@ def test_make_gpu_status_is_a_table_or_one_line(tmp_path, monkeypatch):
     row = "0, NVIDIA RTX A6000, 98 %, 40000 MiB, 49140 MiB, 299.10 W, 71"
     pretend(tmp_path, monkeypatch, "nvidia-smi", f'echo "{row}"')
     head, line = subprocess.check_output(command, text=True).splitlines()
-    assert head.split()[:3] == ["card", "name", "use"] and "NVIDIA RTX A6000" in line and line.endswith("71")
+    assert (
+        head.split()[:3] == ["card", "name", "use"]
+        and "NVIDIA RTX A6000" in line
+        and line.endswith("71")
+    )
 
 
 def test_make_takes_only_the_cards_that_gpus_names(tmp_path, monkeypatch):
@@ -331,16 +424,37 @@ def test_make_takes_only_the_cards_that_gpus_names(tmp_path, monkeypatch):
     shown = subprocess.check_output([*command, "ddp-train"], text=True)
     wanted = "accelerate_configs/a6000_x2.yaml train.py --recipe recipes/gpt2_124m_openwebtext.yaml"
     assert wanted in " ".join(shlex.split(shown))
-    (tmp_path / "show.mk").write_text("cards:\n\t@echo $$CUDA_DEVICE_ORDER $$CUDA_VISIBLE_DEVICES\n")
-    command = ["make", "-s", "-C", str(ROOT), "-f", "Makefile", "-f", str(tmp_path / "show.mk"), "cards", "GPUS=1,3"]
+    (tmp_path / "show.mk").write_text(
+        "cards:\n\t@echo $$CUDA_DEVICE_ORDER $$CUDA_VISIBLE_DEVICES\n"
+    )
+    command = [
+        "make",
+        "-s",
+        "-C",
+        str(ROOT),
+        "-f",
+        "Makefile",
+        "-f",
+        str(tmp_path / "show.mk"),
+        "cards",
+        "GPUS=1,3",
+    ]
     assert subprocess.check_output(command, text=True) == "PCI_BUS_ID 1,3\n"
 
 
 def test_make_gives_a_value_on_as_one_word_and_flags_as_the_words_of_a_shell(tmp_path, monkeypatch):
     pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
-    given = ["RECIPE=my recipes/it's $a.yaml", "ACCELERATE_CONFIG=a b;c.yaml", 'FLAGS=--run_name "a b"', "NGPUS=3"]
+    given = [
+        "RECIPE=my recipes/it's $a.yaml",
+        "ACCELERATE_CONFIG=a b;c.yaml",
+        'FLAGS=--run_name "a b"',
+        "NGPUS=3",
+    ]
     for target, words in (
-        ("train", ["--config_file", "a b;c.yaml", "train.py", "--recipe", "my recipes/it's $a.yaml"]),
+        (
+            "train",
+            ["--config_file", "a b;c.yaml", "train.py", "--recipe", "my recipes/it's $a.yaml"],
+        ),
         ("train", ["--run_name", "a b"]),
         ("ddp-train", ["--nproc_per_node", "3", "train.py", "--recipe", "my recipes/it's $a.yaml"]),
     ):
@@ -361,9 +475,13 @@ def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workp
     assert stop().stdout == "nothing of yours is running in runs/ on this machine\n"
     assert stop("runs/none").returncode == 1
     Path("runs/old").mkdir(parents=True)
-    Path("runs/old/.lock").write_text(f"{os.getpid()}\n")  # left behind, and its number is another's by now
+    Path("runs/old/.lock").write_text(
+        f"{os.getpid()}\n"
+    )  # left behind, and its number is another's by now
     flags = "--recipe tiny.yaml --max_steps 1000000 --eval_steps 0 --sample_steps 0 --save_steps 0 --run_name r"
-    pid, _, _ = fork("train.py", tuple(flags.split()), {"ACCELERATE_USE_CPU": "true"})  # which ends within 600 s
+    pid, _, _ = fork(
+        "train.py", tuple(flags.split()), {"ACCELERATE_USE_CPU": "true"}
+    )  # which ends within 600 s
     log = Path("runs/r/metrics.jsonl")
     for _ in range(300):
         if log.exists() and log.stat().st_size:
@@ -371,7 +489,10 @@ def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workp
         time.sleep(0.1)
     done = stop()
     assert done.returncode == 0 and "runs/old" not in done.stdout, done.stderr
-    assert f"'runs/r': process {pid} was asked to stop" in done.stdout and "'runs/r': stopped" in done.stdout
+    assert (
+        f"'runs/r': process {pid} was asked to stop" in done.stdout
+        and "'runs/r': stopped" in done.stdout
+    )
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
     assert list(Path("runs/r/checkpoints").glob("step-*")) and stop("runs/r").returncode == 0
 
@@ -436,9 +557,15 @@ def test_stop_touches_no_process_that_does_not_hold_the_lock_and_does_not_wait_f
     Path("runs/linked").mkdir()
     Path("runs/linked/.lock").symlink_to(Path("another/program/.lock").resolve())
     done = stop("runs/linked", "runs/read")
-    assert done.returncode == 1 and "is a link" in done.stderr and other.poll() is reader.poll() is None
+    assert (
+        done.returncode == 1
+        and "is a link" in done.stderr
+        and other.poll() is reader.poll() is None
+    )
     assert stop(LIMIT="ever").returncode == 2
-    assert "flock" not in (ROOT / "scripts" / "stop.py").read_text()  # a trainer that starts meanwhile would be refused
+    assert (
+        "flock" not in (ROOT / "scripts" / "stop.py").read_text()
+    )  # a trainer that starts meanwhile would be refused
 
 
 @pytest.mark.skipif(not shutil.which("lsof"), reason="lsof is not installed; macOS has it")
@@ -447,6 +574,10 @@ def test_stop_finds_a_run_where_the_system_does_not_list_locks(hold, monkeypatch
     spec.loader.exec_module(stop := importlib.util.module_from_spec(spec))
     monkeypatch.setattr(stop, "LOCKS", Path("none"))
     other, run = hold("runs/a"), hold("my runs/a")
-    assert stop.main(["my runs/a"]) == 0 and run.wait(20) == -signal.SIGTERM and other.poll() is None
+    assert (
+        stop.main(["my runs/a"]) == 0 and run.wait(20) == -signal.SIGTERM and other.poll() is None
+    )
     assert "'my runs/a': stopped" in capsys.readouterr().out
-    assert stop.main(["my runs/a"]) == 0 and "nothing of yours is running" in capsys.readouterr().out
+    assert (
+        stop.main(["my runs/a"]) == 0 and "nothing of yours is running" in capsys.readouterr().out
+    )

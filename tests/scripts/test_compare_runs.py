@@ -48,13 +48,21 @@ def test_two_runs_differ_in_the_keys_that_the_table_shows(six, drawn, capsys):
     assert compare_runs.main(["adamw0", "muon1/metrics.jsonl"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == [["adamw0", "muon1"], ["optimizer", "adamw", "muon"], ["seed", "0", "1"]]
-    assert ["validation", "loss", "2.0000", "1.8500"] in lines and ["bits", "per", "byte", "0.6667", "0.6167"] in lines
+    assert ["validation", "loss", "2.0000", "1.8500"] in lines and [
+        "bits",
+        "per",
+        "byte",
+        "0.6667",
+        "0.6167",
+    ] in lines
     assert ["tokens", "3,000", "3,000"] in lines and ["tokens/s", "100", "50"] in lines
     assert ["minutes", "0.5", "1"] in lines and lines[-1] == ["compare.png"]
     assert Path("compare.png").is_file()
     assert not any("--group seed" in " ".join(line) for line in lines)
     recipe = Path("adamw0/recipe.yaml")
-    recipe.write_text(recipe.read_text() + "reference_curve: recipes/references/gpt2_124m_llmc.yaml\n")
+    recipe.write_text(
+        recipe.read_text() + "reference_curve: recipes/references/gpt2_124m_llmc.yaml\n"
+    )
     compare_runs.main(["adamw1", "adamw2", "adamw0"])
     assert "--group seed: runs that differ in seeds only" in capsys.readouterr().out
     labels = [text.get_text() for text in drawn[-1].axes[0].get_legend().get_texts()]
@@ -82,12 +90,18 @@ def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six,
     at = lines.index(["validation loss", "2.1000 ± 0.1000", "1.8700 ± 0.0819"])
     *_, name, apart = [word for word in lines[at + 1] if word]
     gap, half = map(float, apart.removesuffix(" *").split(" ± "))
-    assert apart.endswith(" *") and lines[-3][0].startswith("±: standard deviation; of a difference its 95% interval")
+    assert apart.endswith(" *") and lines[-3][0].startswith(
+        "±: standard deviation; of a difference its 95% interval"
+    )
     assert name == "difference" and gap == -0.23 and half == pytest.approx(0.2105, abs=2e-4)
-    band = [collection for collection in drawn[0].axes[0].collections if len(collection.get_paths())]
+    band = [
+        collection for collection in drawn[0].axes[0].collections if len(collection.get_paths())
+    ]
     assert len(lines_of(drawn[0], 0)) == 2 and len(band) == 2
     assert list(lines_of(drawn[0], 0)[1].get_ydata()) == pytest.approx([4.0, 3.0, 1.87])
-    assert list(lines_of(drawn[0], 1)[1].get_xdata()) == pytest.approx([1 / 3, 2 / 3, 1])  # minutes, mean of 1, 2, 3
+    assert list(lines_of(drawn[0], 1)[1].get_xdata()) == pytest.approx(
+        [1 / 3, 2 / 3, 1]
+    )  # minutes, mean of 1, 2, 3
     assert drawn[0].axes[0].get_title() == "mean of 3 runs, band: one standard deviation"
     found = [compare_runs.student(freedom) for freedom in (1, 2, 4, 30, 1000)]
     assert found == pytest.approx([12.706, 4.303, 2.776, 2.042, 1.962], abs=2e-3)
@@ -98,16 +112,27 @@ def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, drawn, 
         compare_runs.main([*six, "--group", "seed"])
         out = capsys.readouterr().out
         assert ("different numbers of tokens" in out) != whole and (" *\n" in out) == whole
-        with Path("muon1/metrics.jsonl").open("a") as file:  # its losses stay, and so does the star that they would get
-            file.write(json.dumps({"step": 40, "tokens": 4000, "train/loss": 2.35, "elapsed_seconds": 80.0}) + "\n")
+        with Path("muon1/metrics.jsonl").open(
+            "a"
+        ) as file:  # its losses stay, and so does the star that they would get
+            file.write(
+                json.dumps(
+                    {"step": 40, "tokens": 4000, "train/loss": 2.35, "elapsed_seconds": 80.0}
+                )
+                + "\n"
+            )
 
 
 @pytest.mark.parametrize(
-    "ended, even", [(("early", "early"), True), (("early", "max_steps"), True), (("early", None), False)]
+    "ended, even",
+    [(("early", "early"), True), (("early", "max_steps"), True), (("early", None), False)],
 )
 def test_runs_that_early_stopping_ended_are_finished(six, drawn, capsys, ended, even):
     with Path("muon1/metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 40, "tokens": 4000, "train/loss": 2.35, "elapsed_seconds": 80.0}) + "\n")
+        file.write(
+            json.dumps({"step": 40, "tokens": 4000, "train/loss": 2.35, "elapsed_seconds": 80.0})
+            + "\n"
+        )
     for seed, kind in zip((0, 2, 1), ("early", *ended), strict=True):
         if kind:
             Finish(step=40, since_best=2 if kind == "early" else 0).write(Path(f"muon{seed}"))
@@ -140,18 +165,28 @@ def test_the_picture_names_each_line_with_what_it_reached(tmp_path, drawn, monke
     assert not any(text.get_parse_math() for text in named)
 
 
-def test_a_long_train_loss_is_drawn_as_means_and_a_task_is_a_line_of_the_table(tmp_path, drawn, capsys):
+def test_a_long_train_loss_is_drawn_as_means_and_a_task_is_a_line_of_the_table(
+    tmp_path, drawn, capsys
+):
     write_run(tmp_path / "long", [3.0 + 0.1 * (number % 2) for number in range(900)])
     with (tmp_path / "long" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 9000, "tokens": 900000, "hellaswag/acc": 0.27, "hellaswag/acc_norm": 0.3}\n')
+        file.write(
+            '{"step": 9000, "tokens": 900000, "hellaswag/acc": 0.27, "hellaswag/acc_norm": 0.3}\n'
+        )
     assert compare_runs.main([str(tmp_path / "long"), "--out", str(tmp_path / "r.png")]) == 0
     assert len(drawn[0].axes) == 3 and len(lines_of(drawn[0], 2)[0].get_xdata()) == 300
     assert re.search("HellaSwag acc_norm +0.3000", capsys.readouterr().out)
 
 
-def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, drawn, monkeypatch, capsys):
+def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(
+    tmp_path, drawn, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    for name, recipe in {"a": {"data_files": ["x"]}, "b": {"data_files": ["y"]}, "c": {"data_files": ["x"]}}.items():
+    for name, recipe in {
+        "a": {"data_files": ["x"]},
+        "b": {"data_files": ["y"]},
+        "c": {"data_files": ["x"]},
+    }.items():
         write_run(tmp_path / name, [3.0, 2.4], tokenizer="bpe", n_head=ord(name), **recipe)
     for runs, unit in ((["a", "b"], "bits per byte"), (["a", "c"], "nats per token")):
         assert compare_runs.main(runs) == 0
@@ -187,7 +222,10 @@ REPLACED = {
     "damaged": ("n_layer: [", "recipe.yaml: not a recipe: line 1"),
     "list": ("- n_layer\n", "recipe.yaml: a recipe is a mapping"),
     "other keys": ("steps: 3\n", "recipe.yaml has no key of a recipe"),
-    "incomplete": ("optimizer: adamw\nseed: 7\n", "recipe.yaml lacks n_layer, which another recipe states"),
+    "incomplete": (
+        "optimizer: adamw\nseed: 7\n",
+        "recipe.yaml lacks n_layer, which another recipe states",
+    ),
 }
 
 
@@ -200,7 +238,9 @@ def test_group_needs_the_recipe_of_each_run(six, capsys, case, runs):
         recipe.unlink() if text is None else recipe.write_text(text)
     if case == "incomplete" and len(runs) > 1:
         runs = [*runs, "muon2"]
-    assert compare_runs.main(["adamw0", "adamw1", "muon0", "muon1", "muon2", "--group", "seed"]) == 2
+    assert (
+        compare_runs.main(["adamw0", "adamw1", "muon0", "muon1", "muon2", "--group", "seed"]) == 2
+    )
     assert f"{runs[0]}/{message}" in capsys.readouterr().err
     assert not Path("compare.png").exists()
 
@@ -235,7 +275,10 @@ def test_what_cannot_be_compared_is_refused_and_nothing_written(six, capsys):
         "--grop seed": "--grop: no such flag; did you mean --group?",
         "--reference none.yaml": "reference_curve = none.yaml: cannot be read",
     }.items():
-        assert compare_runs.main(["adamw0", *flags.split()]) == 2 and message in capsys.readouterr().err
+        assert (
+            compare_runs.main(["adamw0", *flags.split()]) == 2
+            and message in capsys.readouterr().err
+        )
     assert compare_runs.main(["empty.jsonl"]) == 2
     assert "empty.jsonl: no row with a loss yet" in capsys.readouterr().err
     assert not list(Path().glob("*.p*"))

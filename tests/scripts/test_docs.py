@@ -39,11 +39,18 @@ PARSERS = {
     "eval_hellaswag.py": eval_hellaswag.parse,
     "export_model.py": export_model.parse,
     "generate.py": generate.parse,
-    "post_train.py": lambda words: Path(words[words.index("--config") + 1]).read_text(),  # its keys: test_post_train.py
+    "post_train.py": lambda words: Path(
+        words[words.index("--config") + 1]
+    ).read_text(),  # its keys: test_post_train.py
     "prepare_data.py": prepare_data_recipe,
     "train.py": command_line.parse_training,
 }
-STANDS_FOR = {"$SLURM_ARRAY_TASK_ID": "0", "$seed": "1", "muon-$seed": "muon", "adamw-$seed": "adamw"}
+STANDS_FOR = {
+    "$SLURM_ARRAY_TASK_ID": "0",
+    "$seed": "1",
+    "muon-$seed": "muon",
+    "adamw-$seed": "adamw",
+}
 STANDS_FOR |= {"R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}
 
 
@@ -73,22 +80,49 @@ SMALL += " --per_device_train_batch_size 2"
 
 
 def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, monkeypatch):
-    run("train.py", "--recipe", "tiny.yaml", *shlex.split(SMALL), "--run_name", "quickstart", "--tokenizer", "bpe")
+    run(
+        "train.py",
+        "--recipe",
+        "tiny.yaml",
+        *shlex.split(SMALL),
+        "--run_name",
+        "quickstart",
+        "--tokenizer",
+        "bpe",
+    )
     for name in ("gpt2_124m", "adamw", "muon"):
         shutil.copytree("runs/quickstart", f"runs/{name}")
     Path("recipes").symlink_to(ROOT / "recipes")
     Path("my.txt").write_text(TEXT)
     Path("corpus").mkdir()
     pq.write_table(pa.table({"text": [TEXT[:3000], TEXT[3000:]]}), "corpus/a.parquet")
-    row = {"activity_label": "a", "ctx_a": "the cat", "ctx_b": "sat", "ctx": "the cat sat", "label": 1}
-    Path("items.jsonl").write_text(json.dumps(row | {"endings": ["on", "the", "mat", "dog"]}) + "\n")
-    more = {"train.py": SMALL, "eval_hellaswag.py": "--data_files items.jsonl", "generate.py": "--max_new_tokens 8"}
+    row = {
+        "activity_label": "a",
+        "ctx_a": "the cat",
+        "ctx_b": "sat",
+        "ctx": "the cat sat",
+        "label": 1,
+    }
+    Path("items.jsonl").write_text(
+        json.dumps(row | {"endings": ["on", "the", "mat", "dog"]}) + "\n"
+    )
+    more = {
+        "train.py": SMALL,
+        "eval_hellaswag.py": "--data_files items.jsonl",
+        "generate.py": "--max_new_tokens 8",
+    }
     ran = []
     for script, words in commands(ROOT / "README.md"):
-        needs_hub = "recipes/gpt2_124m.yaml" in words or "recipes/finetune_shakespeare.yaml" in words or not words
+        needs_hub = (
+            "recipes/gpt2_124m.yaml" in words
+            or "recipes/finetune_shakespeare.yaml" in words
+            or not words
+        )
         if script == "generate.py" and "--chat" in words:
             continue  # what TRL has trained
-        if not {"--estimate", "--plan"} & {*words} and (needs_hub or "openai-community/gpt2" in words):
+        if not {"--estimate", "--plan"} & {*words} and (
+            needs_hub or "openai-community/gpt2" in words
+        ):
             continue
         pictures = {"PICTURES": "1"} if script == "compare_runs.py" else {}
         added = shlex.split(more.get(script, ""))
@@ -96,7 +130,9 @@ def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, 
             added += ["--validation_tokens", "100"]
         done = run(script, *words, *added, **pictures)
         ran.append((script, done.stdout + done.stderr))
-    wanted = "train export_model check_setup generate train eval_hellaswag compare_runs export_model"
+    wanted = (
+        "train export_model check_setup generate train eval_hellaswag compare_runs export_model"
+    )
     assert [script for script, _ in ran] == [f"{name}.py" for name in wanted.split()]
     printed = "".join(text for _, text in ran)
     assert "1 x a6000" in printed and "runs/own_text/model/" in printed
@@ -118,7 +154,9 @@ def test_pages_have_commands_of_every_script():
 
 
 def test_the_walkthroughs_notebook_is_what_make_presets_writes_of_the_page():
-    assert walkthrough_notebook.NOTEBOOK.read_text(encoding="utf-8") == walkthrough_notebook.notebook()
+    assert (
+        walkthrough_notebook.NOTEBOOK.read_text(encoding="utf-8") == walkthrough_notebook.notebook()
+    )
 
 
 @pytest.mark.slow
@@ -129,16 +167,22 @@ def test_the_walkthroughs_notebook_runs_and_prints_lines_like_those_on_the_page(
     page = (ROOT / "docs/walkthrough.md").read_text(encoding="utf-8")
     steps = re.findall(r"```python\n([^`]*?)```\n+((?:    [^\n]*\n)*)", page)
     assert len(steps) == 8
-    text = walkthrough_notebook.NOTEBOOK.read_text(encoding="utf-8").replace("updates = 300", "updates = 25")
+    text = walkthrough_notebook.NOTEBOOK.read_text(encoding="utf-8").replace(
+        "updates = 300", "updates = 25"
+    )
     notebook = nbformat.reads(text, as_version=4)
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
+    NotebookClient(
+        notebook, timeout=600, resources={"metadata": {"path": str(ROOT / "notebooks")}}
+    ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     printed = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
 
     def without_figures(text):
         return re.sub(r"'[^']*'", "TEXT", re.sub(r"\d[\d,.e-]*", "N", text.replace("'def'", "def")))
 
-    assert without_figures(printed) == without_figures("".join(shown for _, shown in steps).replace("    ", ""))
+    assert without_figures(printed) == without_figures(
+        "".join(shown for _, shown in steps).replace("    ", "")
+    )
     assert "equal to the bit: True" in printed and "asked again, the same: True" in printed
 
 
@@ -150,39 +194,53 @@ def test_the_notebook_runs_from_a_clone(tmp_path, monkeypatch):
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], check=True)
     (tmp_path / "clone" / "text.txt").write_text(TEXT)
     flags = "--dataset_name null --data_files text.txt --validation_fraction 0.1 --tokenizer_vocab_size 300"
-    monkeypatch.setenv("FLAGS", f"{flags} --max_steps 20 --eval_steps 10 --save_steps 10 --sample_steps 0")
+    monkeypatch.setenv(
+        "FLAGS", f"{flags} --max_steps 20 --eval_steps 10 --save_steps 10 --sample_steps 0"
+    )
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     notebook = nbformat.read(ROOT / "notebooks/quickstart.ipynb", as_version=4)
     where = {"metadata": {"path": str(tmp_path / "clone" / "notebooks")}}
     NotebookClient(notebook, timeout=600, resources=where).execute()
     printed = json.dumps([cell.get("outputs") for cell in notebook.cells])
-    assert "image/png" in printed and "runs/notebook/model/" in printed and "---- sample 2 of 2" in printed
+    assert (
+        "image/png" in printed
+        and "runs/notebook/model/" in printed
+        and "---- sample 2 of 2" in printed
+    )
 
 
 def test_the_notebooks_commands_are_understood(monkeypatch):
     monkeypatch.chdir(ROOT)
     cells = json.loads((ROOT / "notebooks/quickstart.ipynb").read_text())["cells"]
     lines = [line for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
-    found = [shlex.split(line.replace("{FLAGS}", "")) for line in lines if line.startswith("!python")]
+    found = [
+        shlex.split(line.replace("{FLAGS}", "")) for line in lines if line.startswith("!python")
+    ]
     assert [words[1] for words in found] == ["train.py", "generate.py"]
     for words in found:
         PARSERS[words[1]](words[2:])
 
 
 def test_the_lines_that_tail_metrics_for_a_monitor_print_each_row_once_it_is_whole(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL
+    )
     (code,) = (block for block in blocks if "train{{run" in block)
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1, "train/loss": 2.5, "train/grad_norm": null}\n{"step": 2, "tr')
     command = f"tail -n +1 -F {log} | {shlex.quote(sys.executable)} -c {shlex.quote(code)} r"
-    watch = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    watch = subprocess.Popen(
+        command, shell=True, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert watch.stdout is not None
     try:
         first = [watch.stdout.readline() for _ in range(2)]
         assert first == ['train{run="r",name="step"} 1\n', 'train{run="r",name="train/loss"} 2.5\n']
         with log.open("a") as file:
             file.write('ain/loss": 2.25}\n')
-        assert [watch.stdout.readline() for _ in range(2)][1] == 'train{run="r",name="train/loss"} 2.25\n'
+        assert [watch.stdout.readline() for _ in range(2)][
+            1
+        ] == 'train{run="r",name="train/loss"} 2.25\n'
     finally:
         os.killpg(watch.pid, signal.SIGKILL)
         watch.communicate()

@@ -75,10 +75,19 @@ def made(prepared, tmp_path_factory) -> Path:
         run("prepare_data.py", "--recipe", "tiny.yaml", *BPE)
         write_items(Path("items.jsonl"), items())
         tokenizer = tokenization.train_bpe([TEXT], 300)
-        shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 320, "sequence_length": 16, "seed": 1}
+        shape = {
+            "n_layer": 2,
+            "n_head": 2,
+            "n_embd": 32,
+            "vocab_size": 320,
+            "sequence_length": 16,
+            "seed": 1,
+        }
         dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
         Path("runs/r").mkdir(parents=True)
-        stock_export.write(build(keys.Model(**shape, **dropout), eos_token_id=0), Path("runs/r/model"), tokenizer)
+        stock_export.write(
+            build(keys.Model(**shape, **dropout), eos_token_id=0), Path("runs/r/model"), tokenizer
+        )
     return folder
 
 
@@ -94,15 +103,22 @@ def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
     done = run("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl")
     (line,) = map(json.loads, done.stdout.splitlines())
     assert set(SCORES) <= line.keys() and line["items"] == 40 and line["precision"] == "fp32"
-    assert f"{line['cut']} texts cut from the left to fit the context" in done.stderr and line["cut"] > 0
+    assert (
+        f"{line['cut']} texts cut from the left to fit the context" in done.stderr
+        and line["cut"] > 0
+    )
     assert re.search(r"^GPT-2 124M +28\.92 +31\.14 +29\.55$", done.stderr, re.MULTILINE)
     assert re.search(r"^GPT-2 774M +- +- +43\.20$", done.stderr, re.MULTILINE)
     shown = re.search(r"^runs/r +([\d.]+) ± ([\d.]+)", done.stderr, re.MULTILINE)
-    assert float(shown[1]) == round(100 * line["acc"], 2) and float(shown[2]) == round(100 * line["acc_stderr"], 2)
+    assert float(shown[1]) == round(100 * line["acc"], 2) and float(shown[2]) == round(
+        100 * line["acc_stderr"], 2
+    )
     each = [json.loads(row) for row in Path("out.jsonl").read_text().splitlines()]
     assert [row["item"] for row in each] == [f"items.jsonl: line {n}" for n in range(1, 41)]
     for name in ("acc", "acc_norm", "acc_token_norm"):
-        assert line[name] == pytest.approx(sum(row[f"{name}_prediction"] == row["label"] for row in each) / 40)
+        assert line[name] == pytest.approx(
+            sum(row[f"{name}_prediction"] == row["label"] for row in each) / 40
+        )
 
 
 def test_a_wrong_flag_is_said_before_anything_is_scored(tmp_path, monkeypatch):
@@ -111,7 +127,10 @@ def test_a_wrong_flag_is_said_before_anything_is_scored(tmp_path, monkeypatch):
         (("--modle", "x"), "--modle: no such flag; did you mean --model?"),
         (("--batch_size", "none"), "--batch_size none: must be auto, or 1 or more"),
         (("--limit", "-1"), "--limit -1: must be 0 (all) or more"),
-        (("--output", "nowhere/x.jsonl"), "--output nowhere/x.jsonl: must be a file in a folder that exists"),
+        (
+            ("--output", "nowhere/x.jsonl"),
+            "--output nowhere/x.jsonl: must be a file in a folder that exists",
+        ),
         (("--output", "./items.jsonl"), "which it would replace"),
         (("--push_to_hub", "me/model"), "whole validation split"),
     ):
@@ -120,7 +139,9 @@ def test_a_wrong_flag_is_said_before_anything_is_scored(tmp_path, monkeypatch):
 
 
 def test_scores_of_a_revision_are_not_pushed_as_the_newest():
-    with pytest.raises(BadInput, match="--push_to_hub me/model: its card describes the newest version"):
+    with pytest.raises(
+        BadInput, match="--push_to_hub me/model: its card describes the newest version"
+    ):
         eval_hellaswag.parse(["--model", "me/model@v1", "--push_to_hub", "me/model"])
     eval_hellaswag.parse(["--model", "me/model@v1", "--push_to_hub", "me/other"])
 
@@ -130,13 +151,20 @@ def test_a_run_says_which_items_its_context_does_not_hold_and_is_refused_where_i
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
     write_items(Path("items.jsonl"), long)
     done = run(*TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
-    assert re.search(r"score    2 HellaSwag items .*; 1 with a longer ending are left out", done.stderr)
+    assert re.search(
+        r"score    2 HellaSwag items .*; 1 with a longer ending are left out", done.stderr
+    )
     write_items(Path("items.jsonl"), long[1:2])
     done = run(*TRAIN, *SCORED, "--run_name", "none", expect=2)
-    assert "than the model's context, 16; the longest has" in done.stderr and not Path("runs/none").exists()
+    assert (
+        "than the model's context, 16; the longest has" in done.stderr
+        and not Path("runs/none").exists()
+    )
 
 
-def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_the_scripts(place, monkeypatch):
+def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_the_scripts(
+    place, monkeypatch
+):
     """Whatever the number of processes; ``--eval_only`` scores the newest checkpoint, or any folder, too."""
     quiet = ("--eval_steps", "0", "--sample_steps", "0")
     run(*TRAIN, *quiet, "--run_name", "without")
@@ -158,9 +186,13 @@ def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_th
     assert all(row["elapsed_seconds"] == 0 for row in updates[0])
     in_training = [row for row in rows[0] if "hellaswag/acc" in row]
     assert [row["step"] for row in in_training] == [0, 4, 8, 12]
-    done = run("eval_hellaswag.py", "--model", "runs/with", "--data_files", "items.jsonl", processes=2)
+    done = run(
+        "eval_hellaswag.py", "--model", "runs/with", "--data_files", "items.jsonl", processes=2
+    )
     script = json.loads(done.stdout)
-    assert [in_training[-1][f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
+    assert [in_training[-1][f"hellaswag/{name}"] for name in SCORES] == [
+        script[name] for name in SCORES
+    ]
     for start in ((), ("--init_from", "runs/with/model")):
         flags = ("--eval_only", *FILES, *start, "--run_name", "with")
         line = json.loads(run(*TRAIN, *flags, processes=1 + bool(start)).stdout)
@@ -177,16 +209,25 @@ def computes_nan(monkeypatch):
 
 def test_a_model_that_computes_nan_has_no_score(place, computes_nan):
     done = run("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl", expect=2)
-    assert "error: items.jsonl: line 1: ending 1: the model computes no valid probabilities" in done.stderr
+    assert (
+        "error: items.jsonl: line 1: ending 1: the model computes no valid probabilities"
+        in done.stderr
+    )
     assert not done.stdout and not Path("out.jsonl").exists() and "Traceback" not in done.stderr
     done = run(*TRAIN[:3], "--eval_only", *FILES, "--init_from", "runs/r/model", expect=2)
-    assert "error: items.jsonl: line 1: ending 1: the model computes no valid" in done.stderr and not done.stdout
+    assert (
+        "error: items.jsonl: line 1: ending 1: the model computes no valid" in done.stderr
+        and not done.stdout
+    )
 
 
 def test_eval_only_has_no_loss_of_a_model_that_computes_nan(place, monkeypatch):
     monkeypatch.setattr(Evaluator, "loss", lambda *_: {"loss": math.nan, "bits_per_byte": math.nan})
     done = run(*TRAIN[:3], "--eval_only", "--init_from", "runs/r/model", expect=2)
-    assert "error: the validation split: the model computes no valid probabilities" in done.stderr and not done.stdout
+    assert (
+        "error: the validation split: the model computes no valid probabilities" in done.stderr
+        and not done.stdout
+    )
 
 
 def test_a_run_trains_on_without_scores_that_are_nan(place, computes_nan):
@@ -215,15 +256,23 @@ def hub(place):
     table = pa.Table.from_pylist([row | {"label": str(row["label"])} for row in items()])
     pq.write_table(table, folder / "datasets" / TASK.dataset[0] / TASK.files[0])
     (folder / "models/me/model").mkdir(parents=True)
-    (folder / "models/me/model/README.md").write_text("---\nlicense: mit  # as agreed\n---\nMine.\n")
+    (folder / "models/me/model/README.md").write_text(
+        "---\nlicense: mit  # as agreed\n---\nMine.\n"
+    )
     with DataServer(folder) as server:
         server.commit = TASK.revision
-        server.environment = {"HF_HOME": str(place / "home"), "HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "0"}
+        server.environment = {
+            "HF_HOME": str(place / "home"),
+            "HF_TOKEN": "hf_secret",
+            "HF_HUB_OFFLINE": "0",
+        }
         server.environment["HF_ENDPOINT"] = server.url
         yield server
 
 
-def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(place, hub, monkeypatch):
+def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(
+    place, hub, monkeypatch
+):
     """With the real clients, against a Hub on localhost."""
     card = hub.folder / "models/me/model/README.md"
     monkeypatch.setattr(score_model, "refuse_incomplete", lambda *_: None)  # these are 40 items
@@ -236,7 +285,10 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(pl
     text = card.read_text()
     assert "license: mit  # as agreed\n" in text and text.endswith("---\nMine.\n")
     (group,) = ModelCard(text).data.to_dict()["model-index"][0]["results"]
-    assert group["dataset"]["type"] == "Rowan/hellaswag" and group["dataset"]["revision"] == TASK.revision
+    assert (
+        group["dataset"]["type"] == "Rowan/hellaswag"
+        and group["dataset"]["revision"] == TASK.revision
+    )
     found = {metric["type"]: metric["value"] for metric in group["metrics"]}
     assert found == {name: round(100 * line[name], 2) for name in TASK.scores}
     assert "hf_secret" not in text + done.stdout + done.stderr
@@ -245,8 +297,18 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(pl
 
 
 def test_scores_of_some_items_are_not_pushed(place, hub):
-    done = run("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model", expect=2, **hub.environment)
-    assert "scores are of all 10,042 items of Rowan/hellaswag, and 40 would be scored" in done.stderr
+    done = run(
+        "eval_hellaswag.py",
+        "--model",
+        "runs/r",
+        "--push_to_hub",
+        "me/model",
+        expect=2,
+        **hub.environment,
+    )
+    assert (
+        "scores are of all 10,042 items of Rowan/hellaswag, and 40 would be scored" in done.stderr
+    )
     assert not any("/commit/" in line for line in hub.log)
 
 
@@ -257,7 +319,10 @@ def test_damaged_card_gets_no_scores(place, hub, monkeypatch):
     push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
     done = run(*push, expect=1, **hub.environment)
     assert "its README.md is left as it is: its metadata block is not valid YAML" in done.stderr
-    assert card.read_text() == "---\nlicense: [mit\n---\nMine.\n" and json.loads(done.stdout)["items"] == 40
+    assert (
+        card.read_text() == "---\nlicense: [mit\n---\nMine.\n"
+        and json.loads(done.stdout)["items"] == 40
+    )
 
 
 def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypatch, capsys, caplog):
@@ -266,6 +331,11 @@ def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypat
     monkeypatch.setattr(console, "start", lambda: None)  # it would take this process's messages
     monkeypatch.setattr(score_model, "run", lambda *asked: [(TASK, line)])
     monkeypatch.setattr(card_scores, "refuse_unknown", lambda model_id: None)
-    monkeypatch.setattr(card_scores, "_add", lambda *_: (_ for _ in ()).throw(ConnectionError("gone")))
+    monkeypatch.setattr(
+        card_scores, "_add", lambda *_: (_ for _ in ()).throw(ConnectionError("gone"))
+    )
     assert eval_hellaswag.main(["--model", "me/model", "--push_to_hub", "me/model"]) == 1
-    assert "--push_to_hub me/model: gone" in caplog.text and json.loads(capsys.readouterr().out) == line
+    assert (
+        "--push_to_hub me/model: gone" in caplog.text
+        and json.loads(capsys.readouterr().out) == line
+    )

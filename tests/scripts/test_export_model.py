@@ -65,7 +65,15 @@ def test_int8_and_pruning_load_back_and_say_what_they_cost(uninterrupted):
     assert 0 < abs(after - before) < 0.02
     assert "30.0%" in out and f"{after:.4f}" in out
     Path("items.jsonl").write_text('{"text": "the def"}\n')
-    scored = run("eval_tasks.py", "--model", "out", "--tasks", "lambada_openai", "--data_files", "items.jsonl")
+    scored = run(
+        "eval_tasks.py",
+        "--model",
+        "out",
+        "--tasks",
+        "lambada_openai",
+        "--data_files",
+        "items.jsonl",
+    )
     assert json.loads(scored.stdout)["precision"] == "int8" and "int8 on CPU" in scored.stderr
     with pytest.raises(BadInput, match="is quantized already"):
         convert.open_model("out")
@@ -91,22 +99,37 @@ def test_a_model_alone_is_measured_on_text_or_not_at_all(uninterrupted):
     assert "was made with another tokenizer than the model's" in export(out="other").stderr
     Path("data").rename("elsewhere")
     said = export(out="again").stderr
-    assert f"not measured on the run's validation split: data_dir = {uninterrupted}/data/text-" in said
+    assert (
+        f"not measured on the run's validation split: data_dir = {uninterrupted}/data/text-" in said
+    )
     out = export("--text", "text.txt", "--eval_tokens", "64", source="alone", out="measured").stdout
     assert "measured on 64 tokens of text.txt" in out
-    tokenizer, model = AutoTokenizer.from_pretrained("alone"), AutoModelForCausalLM.from_pretrained("alone")
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained("alone"),
+        AutoModelForCausalLM.from_pretrained("alone"),
+    )
     ids = torch.tensor([tokenizer.eos_token_id, *tokenizer(TEXT)["input_ids"][:64]])
-    losses = [F.cross_entropy(model(ids[None, i : i + 16]).logits[0], ids[i + 1 : i + 17]) for i in range(0, 64, 16)]
-    assert record("measured")["before"]["loss"] == pytest.approx(torch.stack(losses).mean().item(), abs=1e-5)
+    losses = [
+        F.cross_entropy(model(ids[None, i : i + 16]).logits[0], ids[i + 1 : i + 17])
+        for i in range(0, 64, 16)
+    ]
+    assert record("measured")["before"]["loss"] == pytest.approx(
+        torch.stack(losses).mean().item(), abs=1e-5
+    )
 
 
-def test_bad_input_a_folder_of_yours_and_a_model_too_large_for_fp16_are_refused_and_nothing_is_written(uninterrupted):
+def test_bad_input_a_folder_of_yours_and_a_model_too_large_for_fp16_are_refused_and_nothing_is_written(
+    uninterrupted,
+):
     for flags, words in (
         (["--dtype", "bf15"], "--dtype: invalid choice: 'bf15'"),
         (["--prune", "nan"], "--prune nan: must be 0 or more and below 1"),
         (["--eval_tokens", "-1"], "--eval_tokens -1: must be 0"),
         (["--trim_vocabulary"], "did you mean --trim_vocab?"),
-        (["--gguf", "q8_0", "--dtype", "int8"], "--gguf, --dtype int8: llama.cpp has an int8 of its own"),
+        (
+            ["--gguf", "q8_0", "--dtype", "int8"],
+            "--gguf, --dtype int8: llama.cpp has an int8 of its own",
+        ),
     ):
         with pytest.raises(BadInput, match=re.escape(words)):
             export_model.parse(["runs/whole", "--out", "out", *flags])
@@ -114,15 +137,23 @@ def test_bad_input_a_folder_of_yours_and_a_model_too_large_for_fp16_are_refused_
         export_model.parse([])
     before = listing()
     assert "--text: no.txt: no such file" in export("--text", "no.txt", expect=2).stderr
-    assert "--gguf: llama.cpp has no name for how" in export("--gguf", "f16", "--text", "no.txt", expect=2).stderr
+    assert (
+        "--gguf: llama.cpp has no name for how"
+        in export("--gguf", "f16", "--text", "no.txt", expect=2).stderr
+    )
     for out in ("runs/whole/model", "data", "text.txt"):
         assert f"--out {out}: " in export("--overwrite", out=out, expect=2).stderr
     model = GPT2LMHeadModel.from_pretrained("runs/whole/model")
     with torch.no_grad():
-        model.transformer.h[0].mlp.c_fc.bias[0] = model.transformer.h[0].mlp.c_proj.weight[0, 0] = 65000
+        model.transformer.h[0].mlp.c_fc.bias[0] = model.transformer.h[0].mlp.c_proj.weight[0, 0] = (
+            65000
+        )
     model.save_pretrained("runs/whole/model")
     error = export("--dtype", "fp16", expect=2).stderr
-    assert "--dtype fp16: the output of the exported model contains NaN or infinity. Use --dtype bf16" in error
+    assert (
+        "--dtype fp16: the output of the exported model contains NaN or infinity. Use --dtype bf16"
+        in error
+    )
     assert listing() == before
 
 
@@ -131,12 +162,18 @@ def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_written(uninte
     assert "--overwrite" in export(expect=2).stderr
     export("--overwrite")
     assert record()["dtype"] == "fp32"
-    assert "replaces an earlier export, never the model" in export("--overwrite", source="out", expect=2).stderr
+    assert (
+        "replaces an earlier export, never the model"
+        in export("--overwrite", source="out", expect=2).stderr
+    )
     Path("out", "notes.txt").write_text("mine")
     Path("out", "config.json").write_text(Path("out", "config.json").read_text() + "\n")
     assert "config.json, notes.txt was changed or added" in export("--overwrite", expect=2).stderr
     Path("out", "export.json").unlink()
-    assert "model.safetensors" in export("--overwrite", expect=2).stderr and Path("out", "notes.txt").exists()
+    assert (
+        "model.safetensors" in export("--overwrite", expect=2).stderr
+        and Path("out", "notes.txt").exists()
+    )
 
 
 def test_chat_gives_the_model_a_template_and_prints_the_next_commands(uninterrupted):
@@ -148,7 +185,11 @@ def test_chat_gives_the_model_a_template_and_prints_the_next_commands(uninterrup
     # Transformers 4 reads no list there.
     assert "extra_special_tokens" not in Path("out/tokenizer_config.json").read_text()
     tune, chat = done.stdout.splitlines()[-2:]
-    assert tune.startswith("trl sft ") and f" --output_dir {chat.split()[3]} " in tune and chat.endswith(" --chat")
+    assert (
+        tune.startswith("trl sft ")
+        and f" --output_dir {chat.split()[3]} " in tune
+        and chat.endswith(" --chat")
+    )
     export("--trim_vocab", source="out", out="trimmed")
     assert GPT2LMHeadModel.from_pretrained("trimmed").config.vocab_size == len(tokenizer)
 
@@ -161,7 +202,9 @@ def test_chat_gives_the_model_a_template_and_prints_the_next_commands(uninterrup
         (("--gguf", "f16"), 1e5, "has values up to 100000, but f16 (--gguf f16) ends at 65504"),
     ],
 )
-def test_overflowing_weight_ends_before_any_measurement(tmp_path, monkeypatch, capsys, flags, value, words):
+def test_overflowing_weight_ends_before_any_measurement(
+    tmp_path, monkeypatch, capsys, flags, value, words
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(convert, "measure", lambda *_: pytest.fail("the model was measured"))
     model = built(vocab_size=320)
@@ -196,18 +239,31 @@ def test_model_without_finite_output_is_not_exported(tmp_path, monkeypatch, caps
         model.transformer.wte.weight[:] = 3e38
     model_export.write(model, Path("large"), tokenization.make_characters(["abc"]))
     assert export_model.main(["large", "--out", "out"]) == 2
-    assert "large: the output of the model contains NaN or infinity, so it cannot be" in capsys.readouterr().err
+    assert (
+        "large: the output of the model contains NaN or infinity, so it cannot be"
+        in capsys.readouterr().err
+    )
     assert not Path("out").exists()
 
 
-def test_gguf_writes_a_file_and_a_modelfile_beside_the_export_and_prints_the_commands(uninterrupted, monkeypatch):
-    model_export.write(built(vocab_size=320), Path("spells"), tokenization.train_bpe(["abc abd"], 300))
+def test_gguf_writes_a_file_and_a_modelfile_beside_the_export_and_prints_the_commands(
+    uninterrupted, monkeypatch
+):
+    model_export.write(
+        built(vocab_size=320), Path("spells"), tokenization.train_bpe(["abc abd"], 300)
+    )
     done = export("--gguf", "q8_0", source="spells", out="exports/Mine")
     assert "cd exports/Mine\nollama create mine -f Modelfile\nollama run mine\n" in done.stdout
     names = {"Mine.gguf", "Modelfile", "model.safetensors"}
-    assert names < {*record("exports/Mine")["files"]} and Path("exports/Mine/Mine.gguf").read_bytes()[:4] == b"GGUF"
+    assert (
+        names < {*record("exports/Mine")["files"]}
+        and Path("exports/Mine/Mine.gguf").read_bytes()[:4] == b"GGUF"
+    )
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert "needs the gguf package: pip install gguf" in export("--gguf", "f16", source="spells", expect=2).stderr
+    assert (
+        "needs the gguf package: pip install gguf"
+        in export("--gguf", "f16", source="spells", expect=2).stderr
+    )
     assert not Path("out").exists()
 
 

@@ -14,7 +14,9 @@ PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
 # By the section's title: the diff, and the commands that try it.
 ADDITIONS = {
     title: ((ROOT / path).read_text(encoding="utf-8"), commands)
-    for title, path, commands in re.findall(r"^## (.*?)\n.*?^```sh\ngit apply (\S+)\n(.*?)^```", PAGE, re.M | re.S)
+    for title, path, commands in re.findall(
+        r"^## (.*?)\n.*?^```sh\ngit apply (\S+)\n(.*?)^```", PAGE, re.M | re.S
+    )
 }
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
@@ -24,7 +26,14 @@ def git(*words: str, at: Path, text: str = "") -> subprocess.CompletedProcess:
 
 
 def test_every_addition_applies_to_this_tree_and_is_short(tmp_path):
-    assert [*ADDITIONS] == ["An optimizer", "An architecture", "A loss key", "A reader", "A tracker", "A task"]
+    assert [*ADDITIONS] == [
+        "An optimizer",
+        "An architecture",
+        "A loss key",
+        "A reader",
+        "A tracker",
+        "A task",
+    ]
     for title, (diff, _) in ADDITIONS.items():
         assert not git("apply", "--check", "-", at=ROOT, text=diff).stderr, title
         assert 0 < len(re.findall(r"^[+-](?!\+\+ |-- )", diff, re.MULTILINE)) <= 40, title
@@ -55,7 +64,9 @@ def test_an_addition_trains_three_steps_and_keeps_the_rules_of_the_house(title, 
     (run,) = (tree / "runs").iterdir()
     assert '"train/loss"' in (run / "metrics.jsonl").read_text()
     assert "step 3:" in done.stderr and "switched off" not in done.stderr, done.stderr
-    again = subprocess.run(["bash", "-e", "-c", commands.splitlines()[-1]], **words)  # its checkpoint is resumed
+    again = subprocess.run(
+        ["bash", "-e", "-c", commands.splitlines()[-1]], **words
+    )  # its checkpoint is resumed
     assert not again.returncode and "resumed from" in again.stderr, again.stderr
     done = subprocess.run(["make", "check", f"VENV={environment}"], **words)
     assert not done.returncode, done.stdout + done.stderr

@@ -33,16 +33,26 @@ def model_dir(tmp_path, monkeypatch):
     return "runs/r"
 
 
-def test_a_run_writes_on_with_known_characters_and_each_sample_is_the_text_of_its_own_seed(model_dir):
+def test_a_run_writes_on_with_known_characters_and_each_sample_is_the_text_of_its_own_seed(
+    model_dir,
+):
     flags = ("--model", model_dir, "--prompt", "abc", "--max_new_tokens", "30")
     first = run("generate.py", *flags, "--num_samples", "2", "--seed", "3").stdout
     one, two = first.removeprefix("---- sample 1 of 2\n").split("---- sample 2 of 2\n")
-    assert one.startswith("abc") and one.strip() != two.strip() and set(one + two) <= set("abcdefghij \n")
+    assert (
+        one.startswith("abc")
+        and one.strip() != two.strip()
+        and set(one + two) <= set("abcdefghij \n")
+    )
     assert run("generate.py", *flags, "--seed", "4").stdout == two
 
 
-@pytest.mark.parametrize(("kind", "prompt"), [("llama", "river"), ("llama", ""), ("lower_case", "The Cafe\u0301 bar")])
-def test_what_is_written_is_the_text_of_prompt_and_new_ids(kind, prompt, tmp_path, monkeypatch, capfdbinary):
+@pytest.mark.parametrize(
+    ("kind", "prompt"), [("llama", "river"), ("llama", ""), ("lower_case", "The Cafe\u0301 bar")]
+)
+def test_what_is_written_is_the_text_of_prompt_and_new_ids(
+    kind, prompt, tmp_path, monkeypatch, capfdbinary
+):
     tokenizer = odd_tokenizers.KINDS[kind]()
     model = built(vocab_size=512, sequence_length=16)
     stock_export.write(model, tmp_path / "m", tokenizer)
@@ -68,7 +78,10 @@ def test_bad_input_is_one_error_with_exit_2(model_dir):
         generate.parse(["--modle", model_dir])
     for flags, words in (
         (["--prompt", "xyz"], "no id for 'x' 'y' 'z'"),
-        (["--chat"], "runs/r has no chat template; python export_model.py runs/r --chat --out exports/chat"),
+        (
+            ["--chat"],
+            "runs/r has no chat template; python export_model.py runs/r --chat --out exports/chat",
+        ),
     ):
         done = run("generate.py", "--model", model_dir, *flags, expect=2)
         assert words in done.stderr and "Traceback" not in done.stderr
@@ -99,11 +112,16 @@ def test_larger_tokenizer_is_one_error_of_each_script(tmp_path, monkeypatch, com
     tokenizer.save_pretrained("m")
     Path("items.jsonl").write_text('{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n')
     error = run(*command, expect=2).stderr
-    assert "m: the tokenizer has ids up to 23, which need 24 rows" in error and "Traceback" not in error
+    assert (
+        "m: the tokenizer has ids up to 23, which need 24 rows" in error
+        and "Traceback" not in error
+    )
     assert "model.resize_token_embeddings(24)" in error and not Path("out").exists()
 
 
-def test_chat_answers_each_line_until_the_input_ends_safe_to_show_on_a_terminal(tmp_path, monkeypatch, caplog):
+def test_chat_answers_each_line_until_the_input_ends_safe_to_show_on_a_terminal(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.chdir(tmp_path)
     tokenizer = tokenization.make_characters([string.ascii_lowercase + " \n\x1b"])
     model = built(sequence_length=64)
@@ -120,4 +138,7 @@ def test_chat_answers_each_line_until_the_input_ends_safe_to_show_on_a_terminal(
         at.setattr(sys, "stdout", terminal)
         assert generate.main(["--model", "chatty", "--chat", "--max_new_tokens", "2"]) == 0
     terminal.flush()
-    assert terminal.buffer.getvalue() == b"\\x1b\\x1b\n" * 2 + b"\n" and "no id for '\xd6'" in caplog.text
+    assert (
+        terminal.buffer.getvalue() == b"\\x1b\\x1b\n" * 2 + b"\n"
+        and "no id for '\xd6'" in caplog.text
+    )

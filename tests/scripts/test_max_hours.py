@@ -61,7 +61,16 @@ def test_killed_run_keeps_the_planned_length_bitwise(workplace, tick):
     assert rates[19] < rates[20] < rates[19] + 3e-4  # a jump to the peak would be larger
     assert max(rates) == pytest.approx(3e-3) and rates[-1] < 1e-3
 
-    run(WITNESS, *LONG, *hours(150), "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT="step:23")
+    run(
+        WITNESS,
+        *LONG,
+        *hours(150),
+        "--run_name",
+        "k",
+        expect=-9,
+        LEDGER="k.ledger",
+        KILL_AT="step:23",
+    )
     tick(0.1)
     again = run("train.py", *LONG, *hours(150), "--run_name", "k")
     assert f"max_hours has planned {end} steps in this run; this length stays" in again.stderr
@@ -102,7 +111,8 @@ def test_planned_wsd_run_can_be_extended(workplace, tick):
     assert longer["step"] == end + 3
     assert longer["planned"] == planned | {"max_steps": end + 3}
     before, after = (
-        {row["step"]: row["train/lr"] for row in rows(name) if "train/lr" in row} for name in ("r", f"r-{end + 3}")
+        {row["step"]: row["train/lr"] for row in rows(name) if "train/lr" in row}
+        for name in ("r", f"r-{end + 3}")
     )
     common = min(after)
     assert after[common] == pytest.approx(3e-3)

@@ -84,7 +84,13 @@ def kill_at(what: str, number: int) -> None:
 
         setattr(owner, name, replaced)
 
-    steps = [(Path, "replace"), (Path, "rename"), (Path, "unlink"), (shutil, "rmtree"), (files, "fsync")]
+    steps = [
+        (Path, "replace"),
+        (Path, "rename"),
+        (Path, "unlink"),
+        (shutil, "rmtree"),
+        (files, "fsync"),
+    ]
     for owner, name in [*steps, (shards.ShardWriter, "fill")] if what == "op" else []:
         counted(owner, name)
     if what == "shard":
@@ -129,7 +135,10 @@ def prepared_once(*flags: str) -> tuple[Path, dict[str, bytes]]:
 
 def decoded(folder: Path, split: str) -> dict[int, list[str]]:
     """The documents of a split by source file, from its shards, each of which is as the manifest says."""
-    manifest, tokenizer = manifests.read_manifest(folder), tokenization.load(str(folder / "tokenizer"))
+    manifest, tokenizer = (
+        manifests.read_manifest(folder),
+        tokenization.load(str(folder / "tokenizer")),
+    )
     end, sizes = tokenizer.eos_token_id, tokenization.token_bytes(tokenizer)
     ids: dict[int, list[int]] = {}
     for row in manifest["splits"][split]:
@@ -141,7 +150,9 @@ def decoded(folder: Path, split: str) -> dict[int, list[str]]:
     for part, found in ids.items():
         begins = [i for i, token in enumerate(found) if token == end]
         assert not begins or begins[0] == 0, "a file's first shard begins with a document"
-        documents[part] = [tokenizer.decode(found[a + 1 : b]) for a, b in pairwise([*begins, len(found)])]
+        documents[part] = [
+            tokenizer.decode(found[a + 1 : b]) for a, b in pairwise([*begins, len(found)])
+        ]
     return documents
 
 
@@ -152,7 +163,10 @@ def counts(folder: Path, split: str = "train") -> dict[str, int]:
 def texts(number: int, seed: int = 0) -> list[str]:
     """Documents of one to sixty words, all different."""
     drawn = random.Random(seed)
-    return [f"{seed} {i} " + " ".join(drawn.choices(WORDS, k=drawn.randrange(1, 60))) for i in range(number)]
+    return [
+        f"{seed} {i} " + " ".join(drawn.choices(WORDS, k=drawn.randrange(1, 60)))
+        for i in range(number)
+    ]
 
 
 def write_table(path: Path, rows: list) -> str:
@@ -167,7 +181,10 @@ def write_table(path: Path, rows: list) -> str:
 def write_tables(kind: str, *sizes: int) -> tuple[list[list[str]], tuple[str, ...]]:
     """Write files of documents; return these, and the flags to read them."""
     rows = [texts(size, seed) for seed, size in enumerate(sizes)]
-    return rows, ("--data_files", *(write_table(Path(f"{i}.{kind}"), found) for i, found in enumerate(rows)))
+    return rows, (
+        "--data_files",
+        *(write_table(Path(f"{i}.{kind}"), found) for i, found in enumerate(rows)),
+    )
 
 
 def split_in_two(rows: list[list[str]], tokens: int) -> tuple[list[str], dict[int, list[str]]]:
@@ -190,7 +207,10 @@ def test_shards_hold_exactly_the_documents_of_tables(workplace):
         folder = folder_of(*files, "--validation_tokens", str(tokens), "--shard_tokens", "400")
         held, train = split_in_two(rows, tokens)
         found = decoded(folder, "validation")
-        assert sum((found[part] for part in sorted(found)), []) == held and decoded(folder, "train") == train
+        assert (
+            sum((found[part] for part in sorted(found)), []) == held
+            and decoded(folder, "train") == train
+        )
         assert counts(folder) == {"documents": sum(map(len, train.values()))}
         assert counts(folder, "validation") == {"documents": len(held)}
         sizes: dict[int, list[int]] = {}
@@ -206,7 +226,9 @@ def split_by_lines() -> PreTrainedTokenizerFast:
     model = made["model"]
     model["vocab"][".\u010a"] = len(model["vocab"])
     model["merges"].append([".", "\u010a"])
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(made)), eos_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(made)), eos_token="<|endoftext|>"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -217,16 +239,22 @@ def bpe(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt2s_after_kills_too(workplace):
+def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt2s_after_kills_too(
+    workplace,
+):
     """Where the pieces end between a full stop and a line break."""
     flags = (*source("text of another split"), "--limit_tokens", "3500")
     run(ME, *TINY, *flags, PIECES="200")
     (folder,) = Path("data").glob("0-*")
     rows, tokenizer = manifests.read_manifest(folder)["splits"]["train"], tokenization.load("qwen")
-    found = np.concatenate([shards.open_ids(folder / row["file"], row["tokens"])[0] for row in rows]).tolist()
+    found = np.concatenate(
+        [shards.open_ids(folder / row["file"], row["tokens"])[0] for row in rows]
+    ).tolist()
     first, second = (Path(name).read_text() for name in flags[1:3])
     train = second[: int(len(first + second) * 0.9) - len(first)]
-    wanted = [[tokenizer.eos_token_id, *ids] for ids in tokenization.Encoder(tokenizer)([first, train])]
+    wanted = [
+        [tokenizer.eos_token_id, *ids] for ids in tokenization.Encoder(tokenizer)([first, train])
+    ]
     assert counts(folder) == {"documents": 2} and found == sum(wanted, [])[: len(found)]
     assert 3500 <= len(found) < 3700
     whole, drawn = contents(folder), random.Random(3500)
@@ -238,11 +266,28 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
 def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe, monkeypatch):
     monkeypatch.setattr("ursa_minor.data.tokens.encoder.BATCH_CHARACTERS", 2000)
     long = " ".join(random.Random(1).choices(WORDS, k=5000))
-    rows = ["first " * 100, "", " \n\t", None, "NUL \0 in it", "half \ud83d", "a <|endoftext|> b", "\udc00\ud800"]
+    rows = [
+        "first " * 100,
+        "",
+        " \n\t",
+        None,
+        "NUL \0 in it",
+        "half \ud83d",
+        "a <|endoftext|> b",
+        "\udc00\ud800",
+    ]
     rows += [long, "é \u2028 \U0001f600 \r\n end", "last"]
     path = write_table(Path("odd.jsonl"), rows)
     folder = folder_of("--data_files", path, "--tokenizer", bpe, "--validation_tokens", "10")
-    kept = ["NUL \0 in it", "half \ufffd", "a <|endoftext|> b", "\ufffd\ufffd", long, rows[-2], "last"]
+    kept = [
+        "NUL \0 in it",
+        "half \ufffd",
+        "a <|endoftext|> b",
+        "\ufffd\ufffd",
+        long,
+        rows[-2],
+        "last",
+    ]
     assert decoded(folder, "validation") == {0: rows[:1]}
     assert decoded(folder, "train") == {0: kept}
     assert counts(folder) == {"documents": 7, "without_text": 3, "surrogates_replaced": 2}
@@ -256,16 +301,24 @@ def test_limit_tokens_ends_after_the_document_that_reaches_it(workplace):
         folder = folder_of(*files, *FEW, "--limit_tokens", str(limit))
         found = decoded(folder, "train")
         number = sum(map(len, found.values()))
-        assert [(part, text) for part, texts in found.items() for text in texts] == documents[:number]
+        assert [(part, text) for part, texts in found.items() for text in texts] == documents[
+            :number
+        ]
         before = sum(len(text) + 1 for _, text in documents[: number - 1])
         assert before < limit <= before + len(documents[number - 1][1]) + 1
-        assert counts(folder) == {"documents": number} and decoded(folder, "validation") == {0: held}
+        assert counts(folder) == {"documents": number} and decoded(folder, "validation") == {
+            0: held
+        }
 
 
 SOURCES = {
     "tables": ("jsonl", (12, 16, 7), FEW),
     "long documents": ("parquet", (7, 9), ("--validation_tokens", "100", "--shard_tokens", "60")),
-    "limit": ("jsonl", (12, 16, 7), ("--validation_tokens", "90", "--shard_tokens", "60", "--limit_tokens", "720")),
+    "limit": (
+        "jsonl",
+        (12, 16, 7),
+        ("--validation_tokens", "90", "--shard_tokens", "60", "--limit_tokens", "720"),
+    ),
     "text": ("txt", (200,), ("--validation_fraction", "0.1", "--shard_tokens", "900")),
     "text of another split": ("lines", (90, 60), ("--shard_tokens", "500")),
 }
@@ -286,8 +339,12 @@ def source(name: str) -> tuple[str, ...]:
     return (*write_tables(kind, *sizes)[1], *flags)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-@pytest.mark.parametrize("name", ["tables", "limit", *(pytest.param(n, marks=pytest.mark.slow) for n in LONG)])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+)
+@pytest.mark.parametrize(
+    "name", ["tables", "limit", *(pytest.param(n, marks=pytest.mark.slow) for n in LONG)]
+)
 def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, name, seed):
     flags = source(name)
     folder, whole = prepared_once(*flags)
@@ -298,8 +355,12 @@ def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, nam
     assert kills >= 2 and contents(folder) == whole
 
 
-@pytest.mark.parametrize("name", ["tables", *(pytest.param(n, marks=pytest.mark.slow) for n in SOURCES)])
-def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(workplace, request, monkeypatch, name):
+@pytest.mark.parametrize(
+    "name", ["tables", *(pytest.param(n, marks=pytest.mark.slow) for n in SOURCES)]
+)
+def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(
+    workplace, request, monkeypatch, name
+):
     """In a complete folder and in one of a killed process; killed on the way, too."""
     flags, drawn = source(name), random.Random(name)
     folder, whole = prepared_once(*flags)
@@ -353,7 +414,9 @@ def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(wor
     called(*flags)
     (folder / others[1]["file"]).write_bytes(b"")
     refused = called(*flags, expect=2)
-    assert re.search(rf"{folder}/{others[1]['file']}: cannot be made again, .* or delete {folder}", refused)
+    assert re.search(
+        rf"{folder}/{others[1]['file']}: cannot be made again, .* or delete {folder}", refused
+    )
 
 
 def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace):
@@ -361,7 +424,9 @@ def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace)
     assert killed("shard:6", *flags)
     (path,) = Path("data").glob("0-*/tokenizer/tokenizer.json")
     named = json.loads(path.read_text())
-    named["model"]["vocab"] = {text: len(named["model"]["vocab"]) - i for text, i in named["model"]["vocab"].items()}
+    named["model"]["vocab"] = {
+        text: len(named["model"]["vocab"]) - i for text, i in named["model"]["vocab"].items()
+    }
     path.write_text(json.dumps(named))
     assert "does not match the shards beside it" in called(*flags, expect=2)
 
@@ -372,18 +437,27 @@ def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace)
 def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_the_column(workplace):
     rows, files = write_tables("jsonl", 9)
     refused = called(*files, "--validation_tokens", "100000", expect=2)
-    (number,) = re.findall(r"text_column = text has \d+ tokens in all, .* --validation_tokens (\d+), or", refused)
+    (number,) = re.findall(
+        r"text_column = text has \d+ tokens in all, .* --validation_tokens (\d+), or", refused
+    )
     assert decoded(folder_of(*files, "--validation_tokens", number), "train")
-    refused = called(*files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])), expect=2)
+    refused = called(
+        *files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])), expect=2
+    )
     assert "no train text is left; use a smaller --validation_tokens, or" in refused
     path = write_table(Path("a.jsonl"), [None, "", " "])
     for tokenizer in ("characters", "bpe"):
         refused = called("--data_files", path, "--tokenizer", tokenizer, expect=2)
-        assert refused.count("error: ") == 1 and "a: text_column = text has 0 tokens in all" in refused
+        assert (
+            refused.count("error: ") == 1 and "a: text_column = text has 0 tokens in all" in refused
+        )
 
 
 def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
-    mixture = [{"weight": i + 1, "data_files": [write_table(Path(f"{i}.jsonl"), texts(9, i))]} for i in range(2)]
+    mixture = [
+        {"weight": i + 1, "data_files": [write_table(Path(f"{i}.jsonl"), texts(9, i))]}
+        for i in range(2)
+    ]
     own = f"sources: {json.dumps(mixture)}\nvalidation_tokens: 30\n"
     Path("tiny.yaml").write_text(RECIPE.replace("tokenizer: characters", f"tokenizer: {bpe}") + own)
     only, both = called("--source", "1").split(), called().split()
@@ -398,7 +472,9 @@ def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
 
 
 @pytest.mark.parametrize(("kind", "tokenizer"), [("parquet", "bpe"), ("txt", "characters")])
-def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, monkeypatch, kind, tokenizer):
+def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(
+    workplace, monkeypatch, kind, tokenizer
+):
     monkeypatch.setattr(measure, "DRY_RUN_SECONDS", 0.05)
     shutil.rmtree("data")
     rows = texts(2000)  # uniform: any part of it tells of the whole
@@ -411,15 +487,25 @@ def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, monkey
         flags = ("--data_files", *names, "--validation_tokens", "300", "--tokenizer", tokenizer)
         flags += ("--tokenizer_vocab_size", "300")
     before = {*Path().rglob("*")}
-    told, limited = called(*flags, "--dry_run"), called(*flags, "--dry_run", "--limit_tokens", "5000")
+    told, limited = (
+        called(*flags, "--dry_run"),
+        called(*flags, "--dry_run", "--limit_tokens", "5000"),
+    )
     assert {*Path().rglob("*")} == before and " 5,000 tokens (estimated)" in limited
     tokens = int(re.search(r"([\d,]+) tokens \(estimated\)", told)[1].replace(",", ""))
     megabytes = float(re.search(r"([\d.,]+) MB on disk \(estimated", told)[1].replace(",", ""))
     folder = folder_of(*flags)
     assert f"{folder}: " in told
-    true = sum(row["tokens"] for found in manifests.read_manifest(folder)["splits"].values() for row in found)
+    true = sum(
+        row["tokens"]
+        for found in manifests.read_manifest(folder)["splits"].values()
+        for row in found
+    )
     assert 0.8 * true < tokens < 1.2 * true and 0.8 * true < megabytes * 1e6 / 2 < 1.2 * true
-    assert re.search(r"[\d.,]+ s at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread", told)
+    assert re.search(
+        r"[\d.,]+ s at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread",
+        told,
+    )
 
 
 def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_tokenizer_is_found(
@@ -441,7 +527,11 @@ def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_
     manifest, out = manifests.read_manifest(ours), io.StringIO()
     tokens = sum(row["tokens"] for found in manifest["splits"].values() for row in found)
     with contextlib.redirect_stdout(out):
-        assert prepare_data.main(["--verify", str(ours)]) == prepare_data.main([f"--verify={ours}"]) == 0
+        assert (
+            prepare_data.main(["--verify", str(ours)])
+            == prepare_data.main([f"--verify={ours}"])
+            == 0
+        )
     assert out.getvalue().count(f"{tokens:,} tokens are whole: sizes, hashes") == 2
     assert "no such recipe" in called("--verify", str(ours), expect=2)
 
@@ -454,7 +544,9 @@ class Follower:
 
     def __init__(self, *flags: str):
         reading, self.writing = os.pipe()
-        self.pid, self.out, self.err = fork(ME, (*TINY, *flags, "--follow"), {"STDIN": f"{reading},{self.writing}"})
+        self.pid, self.out, self.err = fork(
+            ME, (*TINY, *flags, "--follow"), {"STDIN": f"{reading},{self.writing}"}
+        )
         os.close(reading)
         self.prefetch(0)  # until then it only imports
 
@@ -498,10 +590,14 @@ def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trai
     assert follower.close() not in (0, 2, 75)
     manifest = manifests.read_manifest(folder)
     named = {row["file"] for row in manifest["splits"]["train"]}
-    assert {path.name for path in folder.glob("train_*")} == named, "nothing half-made has a shard's name"
+    assert {path.name for path in folder.glob("train_*")} == named, (
+        "nothing half-made has a shard's name"
+    )
     assert len(named) == 9 and not manifest["complete"]
     follower = Follower(*flags)  # one that keeps all goes to the end by itself
-    assert os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]) == 0 and contents(folder) == whole
+    assert (
+        os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]) == 0 and contents(folder) == whole
+    )
     os.close(follower.writing)
     assert "prepared in" in Path(follower.out).read_text() and not Path(follower.err).read_text()
 
@@ -509,7 +605,9 @@ def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trai
 def test_a_follower_waits_while_another_process_prepares_the_folder(workplace, monkeypatch):
     (folder,) = workplace.glob("data/text-*")
     (folder / shards.MANIFEST).unlink()
-    monkeypatch.setattr(prepare_data, "PrefetchTarget", lambda recipe: types.SimpleNamespace(wait=lambda rows: None))
+    monkeypatch.setattr(
+        prepare_data, "PrefetchTarget", lambda recipe: types.SimpleNamespace(wait=lambda rows: None)
+    )
     with contextlib.ExitStack() as held:
         held.enter_context(files.locked(folder / ".lock", ""))
         monkeypatch.setattr(prepare_data.time, "sleep", lambda seconds: held.close())
@@ -534,7 +632,10 @@ def ids_of_rows(texts: list[str]) -> list[list[int]]:
 def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
     texts = [TEXT[start : start + 40 + start % 37] for start in range(0, 6000, 70)]
     end = [tokenization.load(str(next(Path("data").glob("*/tokenizer")))).eos_token_id]
-    ids = [end * (number % 2) + row + end * (number % 3 == 0) for number, row in enumerate(ids_of_rows(texts))]
+    ids = [
+        end * (number % 2) + row + end * (number % 3 == 0)
+        for number, row in enumerate(ids_of_rows(texts))
+    ]
     rows = [{"text": text, "tokens": each} for text, each in zip(texts, ids, strict=True)]
     rows.insert(3, {"text": None, "tokens": None})
     rows.insert(9, {"text": "", "tokens": []})
@@ -554,8 +655,16 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
 @pytest.mark.parametrize(
     ("tokens", "flags", "words"),
     [
-        ([1, 2], "--token_column tokenz", "tokenz: no such column; give one of lists of ids: it has tokens (lists"),
-        ([0.5, 1.5], "--token_column tokens", "token_column = tokens: holds lists, not lists of ids"),
+        (
+            [1, 2],
+            "--token_column tokenz",
+            "tokenz: no such column; give one of lists of ids: it has tokens (lists",
+        ),
+        (
+            [0.5, 1.5],
+            "--token_column tokens",
+            "token_column = tokens: holds lists, not lists of ids",
+        ),
         ([1, -2], "--token_column tokens", "row 0: is not a list of ids, whole numbers from 0"),
         ([1, 99_999], "--token_column tokens", "holds the id 99999, and tokenizer = tokenizer has"),
     ],

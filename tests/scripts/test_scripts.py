@@ -56,12 +56,16 @@ def machine(tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     script = tmp_path / "scripts" / RUN.name
     script.write_text(RUN.read_text())
-    programs = {name: NOTE.format(program=name) for name in ("accelerate", "hf")} | {"python": PYTHON}
+    programs = {name: NOTE.format(program=name) for name in ("accelerate", "hf")} | {
+        "python": PYTHON
+    }
 
     def run(card="NVIDIA RTX A6000", count=1, flags=(), **environment):
         given = {"nvidia-smi": NVIDIA_SMI.format(name=card, count=count), **programs}
         kept = pretend(tmp_path / "bin", **given) | {"HOME": str(tmp_path)}
-        done = subprocess.run(["bash", str(script), *flags], env=kept | environment, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", str(script), *flags], env=kept | environment, capture_output=True, text=True
+        )
         return done, Path(kept["LOG"]).read_text().splitlines()
 
     return run
@@ -73,7 +77,9 @@ PUSH = " --push_to_hub true --hub_model_id {}"
 
 
 SHELL_SCRIPTS = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("benchmarks/*.sh"), ROOT / ".ci/run", SKY]
-SINCE_BASH_4 = r"(declare|local|typeset) -[An]|mapfile|readarray|\$\{\w+(,|\^|@)|&>>|\|&|coproc|=~ .*\("
+SINCE_BASH_4 = (
+    r"(declare|local|typeset) -[An]|mapfile|readarray|\$\{\w+(,|\^|@)|&>>|\|&|coproc|=~ .*\("
+)
 
 
 @pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
@@ -99,7 +105,10 @@ def test_a_dry_run_prints_the_commands_for_these_cards_and_runs_none(machine, tm
 
 def test_another_recipe_has_its_own_check_data_run_folder_lock_and_repository(machine, tmp_path):
     recipe = "recipes/gpt2_350m.yaml"
-    wanted = [line.replace("recipes/gpt2_124m.yaml", recipe) for line in (CHECK, TRAIN.format("a6000", ""))]
+    wanted = [
+        line.replace("recipes/gpt2_124m.yaml", recipe)
+        for line in (CHECK, TRAIN.format("a6000", ""))
+    ]
     wanted[1] += PUSH.format("gpt2_350m")
     wanted.insert(1, f"python prepare_data.py --recipe {recipe}")
     given = {"PUSH": "1", "RECIPE": recipe, "PREPARE": "1"}
@@ -108,11 +117,18 @@ def test_another_recipe_has_its_own_check_data_run_folder_lock_and_repository(ma
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["gpt2_350m.lock"]
 
 
-SIGNED, SHOWN = "https://me:PW@forge.example/x?token=SECRET", "https://redacted@forge.example/x?redacted"
+SIGNED, SHOWN = (
+    "https://me:PW@forge.example/x?token=SECRET",
+    "https://redacted@forge.example/x?redacted",
+)
 
 
 def test_a_dry_run_prints_what_can_be_pasted_and_no_secret(machine):
-    done, _ = machine(DRY_RUN="1", HF_TOKEN="hf_secret_of_mine", flags=["--data_files", SIGNED, "--x", "a b's $c\nd"])
+    done, _ = machine(
+        DRY_RUN="1",
+        HF_TOKEN="hf_secret_of_mine",
+        flags=["--data_files", SIGNED, "--x", "a b's $c\nd"],
+    )
     assert shlex.split(done.stdout)[-4:] == ["--data_files", SHOWN, "--x", "a b's $c\nd"]
     assert not re.search("PW|SECRET", done.stdout + done.stderr)
 
@@ -129,7 +145,9 @@ def test_a_recipe_or_a_name_that_a_command_would_not_hear_of_or_take_for_a_flag_
         assert done.stderr.count("\n") == 1 and words in done.stderr
 
 
-def test_a_failing_check_stops_before_training_whose_status_is_the_scripts_and_which_may_be_started_again(machine):
+def test_a_failing_check_stops_before_training_whose_status_is_the_scripts_and_which_may_be_started_again(
+    machine,
+):
     hub, train = (
         {"HUB_MODEL_ID": "you/gpt2", "HF_TOKEN": "hf_secret"},
         TRAIN.format("a6000", "") + PUSH.format("you/gpt2"),
@@ -140,10 +158,16 @@ def test_a_failing_check_stops_before_training_whose_status_is_the_scripts_and_w
         (0, {}, [CHECK, f"{train} --save_steps 500"]),
     ):
         done, ran = machine(**hub, **more, flags=["--save_steps", "500"])
-        assert done.returncode == status and ran == wanted and "hf_secret" not in done.stdout + done.stderr
+        assert (
+            done.returncode == status
+            and ran == wanted
+            and "hf_secret" not in done.stdout + done.stderr
+        )
 
 
-def test_what_would_waste_the_hours_is_refused_first_and_the_price_of_the_others_is_shown(machine, tmp_path):
+def test_what_would_waste_the_hours_is_refused_first_and_the_price_of_the_others_is_shown(
+    machine, tmp_path
+):
     (tmp_path / "runs").mkdir()
     with open(tmp_path / "runs/gpt2_124m.lock", "w") as lock:
         subprocess.run(["flock", "-n", str(lock.fileno())], pass_fds=[lock.fileno()], check=True)
@@ -155,7 +179,9 @@ def test_what_would_waste_the_hours_is_refused_first_and_the_price_of_the_others
     ]
     for words, (done, ran) in refused:
         assert done.returncode == 1 and not ran and words in done.stderr
-    assert re.search(r"this call: 0\.0\d h x 2\.5 = 0\.0", machine(PRICE_PER_MACHINE_HOUR="2.5")[0].stdout)
+    assert re.search(
+        r"this call: 0\.0\d h x 2\.5 = 0\.0", machine(PRICE_PER_MACHINE_HOUR="2.5")[0].stdout
+    )
 
 
 SRUN = """#!/bin/bash
@@ -186,7 +212,9 @@ def cluster(tmp_path):
     kept |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "4711", "SLURM_CPUS_PER_TASK": "32"}
 
     def start(*flags, **environment):
-        return subprocess.Popen(["bash", str(SLURM), *flags], env=kept | environment, cwd=ROOT, text=True), log
+        return subprocess.Popen(
+            ["bash", str(SLURM), *flags], env=kept | environment, cwd=ROOT, text=True
+        ), log
 
     return start
 
@@ -203,27 +231,56 @@ def test_slurm_starts_one_launcher_a_node_with_its_rank_and_flags_that_exist(clu
             assert line.startswith("python train.py ")  # it needs no launcher
             continue
         args = launch_command_parser().parse_args(line.removeprefix("accelerate launch ").split())
-        assert (ROOT / args.config_file).is_file() and args.config_file.endswith("multi_node_2x8.yaml")
-        assert (args.num_machines, args.num_processes, args.max_restarts) == (nodes, nodes * count, 3)
-        assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (1, "node1", 24711)
+        assert (ROOT / args.config_file).is_file() and args.config_file.endswith(
+            "multi_node_2x8.yaml"
+        )
+        assert (args.num_machines, args.num_processes, args.max_restarts) == (
+            nodes,
+            nodes * count,
+            3,
+        )
+        assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (
+            1,
+            "node1",
+            24711,
+        )
         assert args.rdzv_backend == ("c10d" if nodes > 1 else "static")
 
 
 def test_slurms_dry_run_prints_the_command_with_container_and_needs_no_slurm():
-    given = {"DRY_RUN": "1", "SLURM_JOB_NUM_NODES": "4", "SLURM_GPUS_PER_NODE": "4", "PATH": "/usr/bin:/bin"}
-    given |= {"CONTAINER": "our image.sqsh", "CONTAINER_MOUNTS": "/scratch:/scratch", "ACCELERATE_YAML": "x.yaml"}
-    done = subprocess.run(["bash", SLURM, "--run_name", "a b"], env=given, cwd=ROOT, capture_output=True, text=True)
+    given = {
+        "DRY_RUN": "1",
+        "SLURM_JOB_NUM_NODES": "4",
+        "SLURM_GPUS_PER_NODE": "4",
+        "PATH": "/usr/bin:/bin",
+    }
+    given |= {
+        "CONTAINER": "our image.sqsh",
+        "CONTAINER_MOUNTS": "/scratch:/scratch",
+        "ACCELERATE_YAML": "x.yaml",
+    }
+    done = subprocess.run(
+        ["bash", SLURM, "--run_name", "a b"], env=given, cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
     words = shlex.split(done.stdout)
     assert words[:3] == ["srun", "--cpus-per-task=32", "--kill-on-bad-exit=1"]
-    assert {"--container-image=our image.sqsh", f"--container-mounts={ROOT}:{ROOT},/scratch:/scratch"} < {*words}
-    assert words[-3:] == ["train.py", "--run_name", "a b"] and words[words.index("--config_file") + 1] == "x.yaml"
+    assert {
+        "--container-image=our image.sqsh",
+        f"--container-mounts={ROOT}:{ROOT},/scratch:/scratch",
+    } < {*words}
+    assert (
+        words[-3:] == ["train.py", "--run_name", "a b"]
+        and words[words.index("--config_file") + 1] == "x.yaml"
+    )
 
 
 def test_slurms_variables_reach_the_trainer_on_its_node(cluster, tmp_path):
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "activate").write_text('echo "venv" >>"$LOG"\n')
-    (tmp_path / "accelerate").write_text('#!/bin/bash\nenv | grep -E "IFNAME|CACHE_DIR|ELASTIC" | sort >>"$LOG"\n')
+    (tmp_path / "accelerate").write_text(
+        '#!/bin/bash\nenv | grep -E "IFNAME|CACHE_DIR|ELASTIC" | sort >>"$LOG"\n'
+    )
     given = {"INTERFACE": "ib0", "NODE_CACHE": "/local", "VENV": str(tmp_path / "venv")}
     process, log = cluster(**given)
     assert process.wait(20) == 0
@@ -272,19 +329,28 @@ def test_slurm_requeues_only_an_interrupted_job(cluster, environment, expected):
 
 
 @pytest.mark.parametrize(
-    ("status", "requeues"), [(0, []), (1, []), (143, []), (137, []), (138, AGAIN), (140, AGAIN), (152, AGAIN)]
+    ("status", "requeues"),
+    [(0, []), (1, []), (143, []), (137, []), (138, AGAIN), (140, AGAIN), (152, AGAIN)],
 )
 def test_slurm_requeues_a_step_that_was_warned_itself(cluster, tmp_path, status, requeues):
     """With --signal=USR1 instead of B:USR1. A step that ends by itself, or by scancel, is not queued again."""
     (tmp_path / "accelerate").write_text(f"#!/bin/bash\nexit {status}\n")
     process, log = cluster()
     assert process.wait(20) == (0 if requeues else status)
-    assert [line for line in log.read_text().splitlines() if line.startswith("scontrol requeue")] == requeues
+    assert [
+        line for line in log.read_text().splitlines() if line.startswith("scontrol requeue")
+    ] == requeues
 
 
 def test_slurm_asks_for_a_warning_before_the_time_limit():
     asked = set(re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE))
-    assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"} <= asked
+    assert {
+        "nodes=2",
+        "ntasks-per-node=1",
+        "gpus-per-node=8",
+        "requeue",
+        "signal=B:USR1@300",
+    } <= asked
 
 
 @pytest.mark.parametrize(
@@ -311,7 +377,10 @@ def test_slurm_starts_one_process_per_allocated_gpu(environment, gpus):
     [
         ({"SLURM_GPUS_ON_NODE": "0"}, "error: Slurm allocated no GPU on this node."),
         ({"SLURM_GPUS_PER_NODE": "a100"}, "error: cannot read the number of GPUs from 'a100'"),
-        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "6"}, "error: the 6 GPUs are not divided evenly among 2 nodes."),
+        (
+            {"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "6"},
+            "error: the 6 GPUs are not divided evenly among 2 nodes.",
+        ),
     ],
 )
 def test_slurm_rejects_gpus_that_it_cannot_use(environment, message):
@@ -328,14 +397,18 @@ printf '%s\\0' "${0##*/}" "$@" >"$LOG"
 [[ $0 != */hf ]] || echo "$@" >&2
 exit "${hf_status:-0}"
 """
-STARTS = "bash scripts/run_gpt2_124m.sh --hub_strategy checkpoint --resume_from_checkpoint hub://me/gpt2"
+STARTS = (
+    "bash scripts/run_gpt2_124m.sh --hub_strategy checkpoint --resume_from_checkpoint hub://me/gpt2"
+)
 IMAGE = "python:3.12"
 
 
 def submit(tmp_path, *flags, **environment):
     """Start hf_jobs.sh with a pretended hf; return what came of it and the words that hf got."""
     kept = pretend(tmp_path, hf=WORDS) | {"HF_TOKEN": "hf_secret"}
-    done = subprocess.run(["bash", str(HF_JOBS), *flags], env=kept | environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", str(HF_JOBS), *flags], env=kept | environment, capture_output=True, text=True
+    )
     return done, Path(kept["LOG"]).read_text().split("\0")[1:-1]
 
 
@@ -347,7 +420,9 @@ def read_by_hf(words):
         command = command.get_command(click.Context(command), word)
         assert command, f"hf knows no {word}"
     params = command.make_context("hf", words).params
-    assert params["image"] == IMAGE, f"hf takes {params['image']} for the image"  # as it does an unknown flag
+    assert params["image"] == IMAGE, (
+        f"hf takes {params['image']} for the image"
+    )  # as it does an unknown flag
     return params
 
 
@@ -359,14 +434,23 @@ def test_hf_reads_the_job_with_its_limit_and_shows_no_secret_and_its_status_is_k
     job = read_by_hf(words)
     assert done.returncode == 0 and not job["dry_run"] and job["attempts"] == 3
     assert job["timeout"] == "12h" and job["flavor"] in [one.value for one in JobHardware]
-    assert job["secrets"] == ["HF_TOKEN"] and "hf_secret" not in " ".join(words) + done.stdout + done.stderr
-    assert set(job["env"]) >= {"HUB_MODEL_ID=me/gpt2", "RECIPE=recipes/gpt2_124m.yaml", "GIT_REVISION=main"}
+    assert (
+        job["secrets"] == ["HF_TOKEN"]
+        and "hf_secret" not in " ".join(words) + done.stdout + done.stderr
+    )
+    assert set(job["env"]) >= {
+        "HUB_MODEL_ID=me/gpt2",
+        "RECIPE=recipes/gpt2_124m.yaml",
+        "GIT_REVISION=main",
+    }
     flags = ("--save_steps", "500", "--run_name", "a b")
     assert job["command"][:2] == ("bash", "-c") and job["command"][3:] == ("job", *flags)
     assert read_by_hf(submit(tmp_path, **WHERE, DRY_RUN="1", TIMEOUT="2h")[1])["dry_run"]
     done, words = submit(tmp_path, "--data_files", SIGNED, **WHERE, hf_status="3")
     assert done.returncode == 3 and words[-1] == SIGNED
-    assert done.stdout.endswith(f"--data_files {SHOWN}\n") and not re.search("PW|SECRET", done.stdout + done.stderr)
+    assert done.stdout.endswith(f"--data_files {SHOWN}\n") and not re.search(
+        "PW|SECRET", done.stdout + done.stderr
+    )
 
 
 def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
@@ -375,14 +459,34 @@ def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
     (tmp_path / "bin").mkdir()
     note = '#!/bin/sh\necho "${0##*/} $*" >>"$LOG"\n'
     made = "mkdir -p ursa-minor/.venv/bin && touch ursa-minor/.venv/bin/activate\n"
-    job = pretend(tmp_path / "bin", git=note + made, make=note, bash=note) | WHERE | {"GIT_REVISION": "v1"}
+    job = (
+        pretend(tmp_path / "bin", git=note + made, make=note, bash=note)
+        | WHERE
+        | {"GIT_REVISION": "v1"}
+    )
     subprocess.run(["/bin/bash", *command[1:]], env=job, cwd=tmp_path, check=True)
     clone = f"git clone --depth 1 --branch v1 -- {WHERE['GIT_URL']} ursa-minor"
-    assert Path(job["LOG"]).read_text().splitlines() == [clone, "make environment", f"{STARTS} --save_steps 500"]
+    assert Path(job["LOG"]).read_text().splitlines() == [
+        clone,
+        "make environment",
+        f"{STARTS} --save_steps 500",
+    ]
 
 
-BAD_URLS = ["ext::sh -c id", "file:///etc", "../x", "http://forge.example/x", "git@-oX:x", "https://-x/y", "https://"]
-BAD_URLS += ["ssh://git@-oProxyCommand=id/x", "https://forge.example/x\n--x", "https://secret@forge.example/x"]
+BAD_URLS = [
+    "ext::sh -c id",
+    "file:///etc",
+    "../x",
+    "http://forge.example/x",
+    "git@-oX:x",
+    "https://-x/y",
+    "https://",
+]
+BAD_URLS += [
+    "ssh://git@-oProxyCommand=id/x",
+    "https://forge.example/x\n--x",
+    "https://secret@forge.example/x",
+]
 BAD_URLS += ["ssh://me:secret@forge.example/x", "https://forge.example/x?token=secret@"]
 NAMES = ["GIT_URL", "GIT_REVISION", "HUB_MODEL_ID", "RECIPE", "FLAVOR", "TIMEOUT", "ATTEMPTS"]
 
@@ -390,10 +494,16 @@ NAMES = ["GIT_URL", "GIT_REVISION", "HUB_MODEL_ID", "RECIPE", "FLAVOR", "TIMEOUT
 def test_a_value_that_git_would_run_that_shows_a_password_or_is_a_flag_is_refused_and_an_address_of_ssh_is_not(
     tmp_path,
 ):
-    values = [("GIT_URL", ""), ("HUB_MODEL_ID", ""), *((name, "--upload-pack=id") for name in NAMES)]
+    values = [
+        ("GIT_URL", ""),
+        ("HUB_MODEL_ID", ""),
+        *((name, "--upload-pack=id") for name in NAMES),
+    ]
     for name, value in values + [("GIT_URL", url) for url in BAD_URLS]:
         done, got = submit(tmp_path, **WHERE | {name: value})
-        assert done.returncode == 2 and not got and done.stderr.startswith(f"error: {name}: "), value
+        assert done.returncode == 2 and not got and done.stderr.startswith(f"error: {name}: "), (
+            value
+        )
         assert "secret@" not in done.stderr
     for address in ("ssh://git@forge.example:22/me/x.git", "git@forge.example:me/x.git"):
         assert f"GIT_URL={address}" in submit(tmp_path, **WHERE | {"GIT_URL": address})[1]
@@ -415,14 +525,29 @@ def spot(tmp_path):
     return run
 
 
-def test_a_spot_machine_checks_and_trains_from_the_hub_and_two_are_launched_as_the_yaml_for_two_says(spot, monkeypatch):
+def test_a_spot_machine_checks_and_trains_from_the_hub_and_two_are_launched_as_the_yaml_for_two_says(
+    spot, monkeypatch
+):
     assert spot(SKYPILOT_NUM_NODES="1") == STARTS.split()
-    given = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    given = {
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    }
     _, _, *words = spot(**given)
     args = launch_command_parser().parse_args(words)
-    assert args.config_file == "accelerate_configs/multi_node_2x8.yaml" and args.rdzv_backend == "c10d"
-    assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (1, "10.0.0.1", 29500)
+    assert (
+        args.config_file == "accelerate_configs/multi_node_2x8.yaml" and args.rdzv_backend == "c10d"
+    )
+    assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (
+        1,
+        "10.0.0.1",
+        29500,
+    )
     monkeypatch.chdir(ROOT)
     recipe, _, _ = command_line.parse_training(args.training_script_args)
     assert recipe.hub.pushes_checkpoints and recipe.hub.hub_model_id == "me/gpt2"
-    assert recipe.saving.resume_from_checkpoint == "hub://me/gpt2" and recipe.saving.name == "gpt2_124m"
+    assert (
+        recipe.saving.resume_from_checkpoint == "hub://me/gpt2"
+        and recipe.saving.name == "gpt2_124m"
+    )

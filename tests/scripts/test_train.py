@@ -38,7 +38,10 @@ def test_data_that_is_not_there_is_refused_before_torch_is_imported(workplace):
     code = "import runpy, sys; sys.modules['torch'] = None; del sys.argv[0]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     words = ["--recipe", str(ROOT / "recipes" / "own_text.yaml"), "--data_files", "mine.tx"]
-    command, environment = [sys.executable, "-c", code, str(ROOT / "train.py"), *words], {"PYTHONPATH": str(ROOT)}
+    command, environment = (
+        [sys.executable, "-c", code, str(ROOT / "train.py"), *words],
+        {"PYTHONPATH": str(ROOT)},
+    )
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     said = "error: data_files: mine.tx: no such file; did you mean mine.txt?"
     assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [said])
@@ -47,10 +50,19 @@ def test_data_that_is_not_there_is_refused_before_torch_is_imported(workplace):
 def test_a_run_leaves_everything_that_the_readme_names(workplace):
     done = run("train.py", *TINY, "--run_name", "r", PICTURES="1")
     folder = Path("runs/r")
-    for name in ("recipe.yaml", "metrics.jsonl", "curves.png", "samples.txt", "run.log", "model/config.json"):
+    for name in (
+        "recipe.yaml",
+        "metrics.jsonl",
+        "curves.png",
+        "samples.txt",
+        "run.log",
+        "model/config.json",
+    ):
         assert (folder / name).stat().st_size > 0, name
     shown, kept = (text.splitlines() for text in (done.stderr, (folder / "run.log").read_text()))
-    assert len(kept) > 15 and kept == [line for line in shown if "\r" not in line and "it/s]" not in line]
+    assert len(kept) > 15 and kept == [
+        line for line in shown if "\r" not in line and "it/s]" not in line
+    ]
     steps = [row["step"] for row in rows("r") if "train/loss" in row]
     assert steps == list(range(1, 13))
     assert [row["step"] for row in rows("r") if "eval/loss" in row] == [0, 4, 8, 12]
@@ -58,10 +70,17 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     assert "runs/r/model/" in done.stderr
     assert "bits per byte" in done.stderr
     (baseline,) = (row for row in rows("r") if "baseline/bigram" in row)
-    assert baseline["step"] == 12 and 0 < baseline["baseline/bigram"] < 5 and 0 < baseline["baseline/gzip"] < 8
+    assert (
+        baseline["step"] == 12
+        and 0 < baseline["baseline/bigram"] < 5
+        and 0 < baseline["baseline/gzip"] < 8
+    )
     assert f"a bigram model {baseline['baseline/bigram']:.4f} nats per token, " in done.stderr
     assert loading.load_recipe(folder / "recipe.yaml").saving.run_name == "r"
-    assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == ["step-00000012", "step-00000009"]
+    assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == [
+        "step-00000012",
+        "step-00000009",
+    ]
     drawn = (folder / "samples.txt").read_text()
     again = run("train.py", *TINY, "--run_name", "r", "--sample_temperature", "0")
     assert "resumed from runs/r/checkpoints/step-00000012" in again.stderr
@@ -71,22 +90,53 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
 
 def test_without_prompts_samples_continue_beginnings_of_validation_documents(workplace):
     for name in ("one", "two"):
-        Path(f"{name}.txt").write_text(f"The text {name} of ours\n" + Path("text.txt").read_text()[:400])
-    given = ("--data_files", "text.txt", "--validation_files", "one.txt", "two.txt", "--sample_steps", "2")
-    Path("bare.yaml").write_text(re.sub("^sample_prompts.*\n", "", Path("tiny.yaml").read_text(), flags=re.M))
-    run("train.py", "--recipe", "bare.yaml", *given, "--max_steps", "2", "--save_steps", "0", "--run_name", "bare")
-    found = re.findall("^==== step 2 · prompt '(.*)' ====$", Path("runs/bare/samples.txt").read_text(), re.M)
+        Path(f"{name}.txt").write_text(
+            f"The text {name} of ours\n" + Path("text.txt").read_text()[:400]
+        )
+    given = (
+        "--data_files",
+        "text.txt",
+        "--validation_files",
+        "one.txt",
+        "two.txt",
+        "--sample_steps",
+        "2",
+    )
+    Path("bare.yaml").write_text(
+        re.sub("^sample_prompts.*\n", "", Path("tiny.yaml").read_text(), flags=re.M)
+    )
+    run(
+        "train.py",
+        "--recipe",
+        "bare.yaml",
+        *given,
+        "--max_steps",
+        "2",
+        "--save_steps",
+        "0",
+        "--run_name",
+        "bare",
+    )
+    found = re.findall(
+        "^==== step 2 · prompt '(.*)' ====$", Path("runs/bare/samples.txt").read_text(), re.M
+    )
     assert found == ["The text", "The text"]
 
 
-def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_the_trains(workplace):
+def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_the_trains(
+    workplace,
+):
     Path("held.txt").write_text("中文 " * 400)
     Path("short.txt").write_text(Path("text.txt").read_text()[:600])
     files = ("--data_files", "short.txt", "--validation_files", "held.txt", "--tokenizer", "bpe")
     room = ("--tokenizer_vocab_size", "280", "--vocab_size", "320")
-    done = run("train.py", *TINY, *UNSEEN, "--save_steps", "0", *files, *room, "--run_name", "many").stderr
+    done = run(
+        "train.py", *TINY, *UNSEEN, "--save_steps", "0", *files, *room, "--run_name", "many"
+    ).stderr
     assert "note     more than 4 epochs: " in done and "dropout" in done
-    assert re.search(r"note     validation has \d\.\d\d bytes per token, train .*--validation_files FILE", done)
+    assert re.search(
+        r"note     validation has \d\.\d\d bytes per token, train .*--validation_files FILE", done
+    )
 
 
 # Steps 1, 4, 8 and 12 of conftest's recipe on its text; fp32 on a CPU, torch 2.13.0. No dropout: its random numbers are
@@ -97,8 +147,12 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("optimizer, micro_batch, rows", [("adamw", "2", None), ("adamw", "8", None), ("muon", "2", 5)])
-def test_the_loss_curve_moves_only_when_the_changelog_says_so(workplace, monkeypatch, optimizer, micro_batch, rows):
+@pytest.mark.parametrize(
+    "optimizer, micro_batch, rows", [("adamw", "2", None), ("adamw", "8", None), ("muon", "2", 5)]
+)
+def test_the_loss_curve_moves_only_when_the_changelog_says_so(
+    workplace, monkeypatch, optimizer, micro_batch, rows
+):
     """Also of one large micro-batch, and where the loss is computed a few rows at a time, as for large micro-batches."""
     if rows:
         monkeypatch.setattr(NextTokenLoss, "rows", rows)
@@ -111,8 +165,19 @@ def test_the_loss_curve_moves_only_when_the_changelog_says_so(workplace, monkeyp
 
 def test_train_loss_of_two_processes_is_the_plain_cross_entropy(uninterrupted):
     """The first update's losses are those of the initial weights, whatever the objective is."""
-    terms = ("--z_loss", "0.05", "--label_smoothing", "0.2", "--max_steps", "2", "--warmup_steps", "1")
-    done = run("train.py", *TINY, *UNSEEN, *terms, "--save_steps", "0", "--run_name", "r", processes=2)
+    terms = (
+        "--z_loss",
+        "0.05",
+        "--label_smoothing",
+        "0.2",
+        "--max_steps",
+        "2",
+        "--warmup_steps",
+        "1",
+    )
+    done = run(
+        "train.py", *TINY, *UNSEEN, *terms, "--save_steps", "0", "--run_name", "r", processes=2
+    )
     loss, objective = (losses("r", name)[1] for name in ("train/loss", "train/objective"))
     assert loss == pytest.approx(losses("whole")[1], abs=1e-5) and objective > loss + 0.1
     assert not losses("whole", "train/objective")
@@ -120,36 +185,67 @@ def test_train_loss_of_two_processes_is_the_plain_cross_entropy(uninterrupted):
 
 
 def test_a_finished_wsd_run_trained_on_equals_one_that_was_as_long_from_the_start(workplace):
-    wsd = (*TINY, *UNSEEN, "--lr_scheduler_type", "wsd", "--decay_ratio", "0.3", "--save_steps", "5")
+    wsd = (
+        *TINY,
+        *UNSEEN,
+        "--lr_scheduler_type",
+        "wsd",
+        "--decay_ratio",
+        "0.3",
+        "--save_steps",
+        "5",
+    )
     run("train.py", *wsd, "--run_name", "r")
     kept = checkpoint.list_checkpoints(Path("runs/r/checkpoints"))
-    assert [checkpoint.step_of(path) for path in kept] == [12, 10, 8]  # two, and that before the decay
+    assert [checkpoint.step_of(path) for path in kept] == [
+        12,
+        10,
+        8,
+    ]  # two, and that before the decay
     run("train.py", *wsd, "--max_steps", "20", "--run_name", "whole")
     said = run("train.py", *wsd, "--run_name", "r", "--max_steps", "17", expect=2).stderr
     assert "--extend_steps 5" in said and said.count("error: ") == 1
     run("train.py", *shlex.split(said.partition("python train.py ")[2]))
-    done = run("train.py", "--recipe", "runs/r-17/recipe.yaml", "--extend_steps", "3")  # its own line is undone in turn
+    done = run(
+        "train.py", "--recipe", "runs/r-17/recipe.yaml", "--extend_steps", "3"
+    )  # its own line is undone in turn
     assert "resumed from runs/r-17/checkpoints/step-00000012" in done.stderr
     longer, whole = final_state("r-20", 20), final_state("whole", 20)
     assert longer["state"].pop("origin") and not whole["state"].pop("origin")
     assert longer == whole
-    assert list(losses("r-17")) == list(range(9, 18)) and Path("runs/r/model/model.safetensors").is_file()
+    assert (
+        list(losses("r-17")) == list(range(9, 18))
+        and Path("runs/r/model/model.safetensors").is_file()
+    )
 
 
 def test_another_length_is_refused_where_a_learning_rate_so_far_would_be_another(uninterrupted):
-    begin = ("--resume_from_checkpoint", "runs/whole/checkpoints/step-00000009", "--run_name", "longer")
+    begin = (
+        "--resume_from_checkpoint",
+        "runs/whole/checkpoints/step-00000009",
+        "--run_name",
+        "longer",
+    )
     done = run("train.py", *TINY, *UNSEEN, *begin, "--max_steps", "20", expect=2)
     assert "max_steps = 12, asked for 20: fixed for a run" in done.stderr
 
 
 def test_what_cannot_be_trained_on_is_refused_before_anything_is_made(workplace):
     done = run("train.py", *TINY, "--run_name", "r", "--extend_steps", "5", expect=2)
-    assert "runs/r/checkpoints contains no complete checkpoint from before the decay phase" in done.stderr
+    assert (
+        "runs/r/checkpoints contains no complete checkpoint from before the decay phase"
+        in done.stderr
+    )
     assert not Path("runs").exists()
 
 
-def test_killed_inside_each_stage_of_a_save_or_between_saves_or_stopped_and_resumed_equals_uninterrupted(uninterrupted):
-    stages = [f"save:{stage}:1" for stage in ("model", "optimizer", "state", "manifest", "rename", "rotate")]
+def test_killed_inside_each_stage_of_a_save_or_between_saves_or_stopped_and_resumed_equals_uninterrupted(
+    uninterrupted,
+):
+    stages = [
+        f"save:{stage}:1"
+        for stage in ("model", "optimizer", "state", "manifest", "rename", "rotate")
+    ]
     for kill in ("step:2", *stages, "step:1"):
         run(WITNESS, *TINY, "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT=kill)
     # A signal abandons the partial step and saves the last whole one.
@@ -157,7 +253,10 @@ def test_killed_inside_each_stage_of_a_save_or_between_saves_or_stopped_and_resu
     stop = {"STOP_AT": "11:2", "STOP_BY": "SIGINT"}
     done = run(WITNESS, *TINY, "--run_name", "k", expect=130, LEDGER="k.ledger", **stop, **mark)
     Path("stopped").unlink()  # scripts/slurm.sh looks for it
-    assert "stopped by SIGINT after step 11" in done.stderr and "the same command resumes" in done.stderr
+    assert (
+        "stopped by SIGINT after step 11" in done.stderr
+        and "the same command resumes" in done.stderr
+    )
     assert checkpoint.list_checkpoints(Path("runs/k/checkpoints"))[0].name == "step-00000011"
     run(WITNESS, *TINY, "--run_name", "k", LEDGER="k.ledger", **mark)
     assert not Path("stopped").exists()
@@ -175,10 +274,18 @@ def best_of(run_name: str) -> tuple[int, dict[int, float]]:
     return min(found, key=found.__getitem__), found
 
 
-def test_model_has_the_weights_of_the_lowest_validation_loss_whose_checkpoint_is_kept_after_kills_too(rises):
+def test_model_has_the_weights_of_the_lowest_validation_loss_whose_checkpoint_is_kept_after_kills_too(
+    rises,
+):
     (best, found), kept = best_of("whole"), Path("runs/whole/checkpoints")
-    assert 0 < best < 9 and [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(kept)] == [12, 9, best]
-    assert weights(Path("runs/whole/model")) == weights(kept / f"step-{best:08d}") != weights(kept / "step-00000012")
+    assert 0 < best < 9 and [
+        checkpoint.step_of(path) for path in checkpoint.list_checkpoints(kept)
+    ] == [12, 9, best]
+    assert (
+        weights(Path("runs/whole/model"))
+        == weights(kept / f"step-{best:08d}")
+        != weights(kept / "step-00000012")
+    )
     log = Path("runs/whole/run.log").read_text()
     said = f"model/ has the weights of step {best}: validation loss {found[best]:.4f}, the lowest of 7 evaluations"
     assert said in log
@@ -195,11 +302,15 @@ def test_a_run_that_begins_elsewhere_or_lost_its_best_checkpoint_looks_for_the_b
     run("train.py", *RISES, *begin, "--run_name", "other")
     best, found = best_of("other")
     assert list(found) == [10, 12]
-    assert weights(Path("runs/other/model")) == weights(Path(f"runs/other/checkpoints/step-{best:08d}"))
+    assert weights(Path("runs/other/model")) == weights(
+        Path(f"runs/other/checkpoints/step-{best:08d}")
+    )
     state = json.loads(Path("runs/other/checkpoints/step-00000012/state.json").read_text())
     assert state["evaluations"] == 2 and state["best_step"] == best
 
-    lost, newest = (Path(f"runs/whole/checkpoints/step-{step:08d}") for step in (best_of("whole")[0], 12))
+    lost, newest = (
+        Path(f"runs/whole/checkpoints/step-{step:08d}") for step in (best_of("whole")[0], 12)
+    )
     (lost / "model.safetensors").write_bytes(b"")
     said = run("train.py", *RISES, "--run_name", "whole").stderr
     assert "of the lowest validation loss: model.safetensors has 0 bytes" in said
@@ -208,7 +319,10 @@ def test_a_run_that_begins_elsewhere_or_lost_its_best_checkpoint_looks_for_the_b
     for path in (lost, newest):
         shutil.rmtree(path)
     said = run("train.py", *RISES, "--run_name", "whole").stderr
-    assert "resumed from runs/whole/checkpoints/step-00000009" in said and "the lowest of 2 evaluations" in said
+    assert (
+        "resumed from runs/whole/checkpoints/step-00000009" in said
+        and "the lowest of 2 evaluations" in said
+    )
 
 
 PATIENT = (*RISES, "--early_stopping_patience", "2", "--run_name", "r")
@@ -219,12 +333,18 @@ def test_early_stopping_ends_a_run_and_a_larger_patience_continues_it(rises):
     (best, found), (_, whole) = best_of("r"), best_of("whole")
     end = best + 4
     assert found == {step: loss for step, loss in whole.items() if step <= end} and end < 12
-    assert f"step {end}: early stopping, after 2 evaluations without a lower validation loss" in done.stderr
+    assert (
+        f"step {end}: early stopping, after 2 evaluations without a lower validation loss"
+        in done.stderr
+    )
     assert list(losses("r")) == [end]  # as at max_steps, the last update has a row
     assert weights(Path("runs/r/model")) == weights(Path(f"runs/r/checkpoints/step-{best:08d}"))
 
     again = run("train.py", *PATIENT)
-    assert f"early stopping ended this run at step {end} of 12. To continue it, give an" in again.stderr
+    assert (
+        f"early stopping ended this run at step {end} of 12. To continue it, give an"
+        in again.stderr
+    )
     assert list(losses("r")) == [end] and best_of("r") == (best, found)
     refused = run("train.py", *PATIENT, "--max_steps", "20", expect=2).stderr
     assert f"Early stopping ended it at step {end}. To continue it to step 12: python" in refused
@@ -236,30 +356,61 @@ def test_early_stopping_ends_a_run_and_a_larger_patience_continues_it(rises):
 
 
 def test_extending_a_run_resets_early_stopping_and_keeps_its_schedule(rises):
-    wsd = (*PATIENT, "--lr_scheduler_type", "wsd", "--decay_ratio", "0.2", "--load_best_model_at_end", "false")
+    wsd = (
+        *PATIENT,
+        "--lr_scheduler_type",
+        "wsd",
+        "--decay_ratio",
+        "0.2",
+        "--load_best_model_at_end",
+        "false",
+    )
     run("train.py", *wsd, "--max_steps", "40")
     end = max(losses("r", "eval/loss"))
     assert end < 30
     run("train.py", *wsd, "--max_steps", "40", "--extend_steps", "5")
     assert list(losses("r-45", "eval/loss")) == [end, end + 2, end + 4]
     state = json.loads(Path(f"runs/r-45/checkpoints/step-{end + 4:08d}/state.json").read_text())
-    assert state["since_best"] == 2 and state["planned"] is None and state["science"]["max_steps"] == 45
+    assert (
+        state["since_best"] == 2
+        and state["planned"] is None
+        and state["science"]["max_steps"] == 45
+    )
 
 
-@pytest.mark.parametrize("flags", [("--load_best_model_at_end", "true"), ("--early_stopping_patience", "2")])
+@pytest.mark.parametrize(
+    "flags", [("--load_best_model_at_end", "true"), ("--early_stopping_patience", "2")]
+)
 def test_a_finished_run_without_a_last_checkpoint_is_left_as_it_is(rises, flags):
-    without = (*RISES, "--load_best_model_at_end", "false", "--save_steps", "0", "--run_name", "r", *flags)
+    without = (
+        *RISES,
+        "--load_best_model_at_end",
+        "false",
+        "--save_steps",
+        "0",
+        "--run_name",
+        "r",
+        *flags,
+    )
     done = run("train.py", *without)
     assert ("checkpoints/ to resume from" in done.stderr) == Path("runs/r/checkpoints").is_dir()
     before = {path: path.stat().st_mtime_ns for path in Path("runs/r").rglob("*")}
     again = run("train.py", *without)
-    assert "nothing is left to train: the run in runs/r finished at step" in again.stderr.splitlines()[-1]
+    assert (
+        "nothing is left to train: the run in runs/r finished at step"
+        in again.stderr.splitlines()[-1]
+    )
     assert {path: path.stat().st_mtime_ns for path in Path("runs/r").rglob("*")} == before
 
 
 def main(argv: list[str]) -> None:
     """Be ``accelerate launch``; its trainer is a process that imports for itself."""
-    words = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), str(ROOT / "train.py"), *argv]
+    words = [
+        "--config_file",
+        str(ROOT / "accelerate_configs" / "cpu.yaml"),
+        str(ROOT / "train.py"),
+        *argv,
+    ]
     launch.launch_command(launch.launch_command_parser().parse_args(words))
 
 
@@ -279,7 +430,9 @@ def end_launcher(pid: int, number: signal.Signals) -> None:
 ENDLESS = (*TINY, *UNSEEN, "--run_name", "s", "--max_steps", "100000", "--save_steps", "0")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_the_launcher_saves_and_leaves_no_process(workplace, number):
     pid, _, err = fork(__file__, ENDLESS, {})
     wait_until(lambda: Path("runs/s/metrics.jsonl").exists() and losses("s"), 60)
@@ -299,10 +452,15 @@ def test_a_launcher_that_is_stopped_before_training_begins_leaves_no_process(wor
     assert "stopped by" not in Path(err).read_text() and not Path("runs").exists()
 
 
-def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_them(uninterrupted_two):
+def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_them(
+    uninterrupted_two,
+):
     """Of one process's 4 micro-batches of a step each of two processes takes 2, and draws the same masks for them."""
     # 1 -> 2 -> 1: the stop reaches one process of two and is agreed on.
-    mixed, stop = (WITNESS, *TINY, *UNSEEN, "--run_name", "mixed"), {"LEDGER": "mixed.ledger", "STOP_BY": "SIGUSR1"}
+    mixed, stop = (
+        (WITNESS, *TINY, *UNSEEN, "--run_name", "mixed"),
+        {"LEDGER": "mixed.ledger", "STOP_BY": "SIGUSR1"},
+    )
     run(*mixed, expect=138, **stop, STOP_AT="3:1")
     run(*mixed, processes=2, expect=None, **stop, STOP_AT="8:0")
     assert checkpoint.list_checkpoints(Path("runs/mixed/checkpoints"))[0].name == "step-00000008"
@@ -314,7 +472,9 @@ def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_th
         assert losses(name) == pytest.approx(losses("whole"), abs=1e-5)
 
 
-def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(workplace, monkeypatch):
+def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(
+    workplace, monkeypatch
+):
     real = NextTokenLoss.forward
     calls = []
 
@@ -354,7 +514,9 @@ def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
 
 def test_eval_only_scores_the_newest_checkpoint_and_writes_nothing(uninterrupted):
     before = sorted((str(p), p.stat().st_mtime_ns) for p in Path("runs").rglob("*"))
-    done = run("train.py", *TINY, "--run_name", "whole", "--eval_only", "--learning_rate", "0.5")  # it trains nothing
+    done = run(
+        "train.py", *TINY, "--run_name", "whole", "--eval_only", "--learning_rate", "0.5"
+    )  # it trains nothing
     scored = json.loads(done.stdout.splitlines()[-1])
     last = [row for row in rows("whole") if "eval/loss" in row][-1]
     assert scored["eval/loss"] == last["eval/loss"]
@@ -373,7 +535,11 @@ def test_neither_evaluations_nor_where_shards_lie_change_training(uninterrupted)
     assert (Path("data") / folder.name / "manifest.json").is_file()
     late, whole = final_state("late"), final_state("whole")
     assert (late["state"].pop("evaluations"), whole["state"].pop("evaluations")) == (1, 4)
-    assert late["state"].pop("since_best") == 0 and whole["state"].pop("since_best") >= 0 and late == whole
+    assert (
+        late["state"].pop("since_best") == 0
+        and whole["state"].pop("since_best") >= 0
+        and late == whole
+    )
     assert [row["step"] for row in rows("late") if "eval/loss" in row] == [12]
     assert "==== step 0" not in Path("runs/late/samples.txt").read_text()
 
@@ -412,7 +578,9 @@ def test_a_run_begun_at_a_checkpoint_goes_on_from_its_own_newest_one_after_a_kil
     done = run(WITNESS, *flags, begin, LEDGER="k.ledger")
     assert "resumed from runs/k/checkpoints/step-00000011" in done.stderr
     assert final_state("k")["model.safetensors"] == final_state("whole")["model.safetensors"]
-    scored = run("train.py", *flags, "runs/k/checkpoints/step-00000011", "--eval_only", "--run_name", "whole")
+    scored = run(
+        "train.py", *flags, "runs/k/checkpoints/step-00000011", "--eval_only", "--run_name", "whole"
+    )
     assert '"model": "runs/k/checkpoints/step-00000011"' in scored.stdout
 
 
@@ -421,7 +589,9 @@ def test_a_run_that_goes_back_keeps_what_it_does_from_there_after_a_kill(uninter
     back = (*flags, "--resume_from_checkpoint", "runs/whole/checkpoints/step-00000009")
     run(WITNESS, *back, expect=-9, LEDGER="k.ledger", KILL_AT="step:3")
     done = run(WITNESS, *back, LEDGER="k.ledger")
-    assert "resumed from runs/whole/checkpoints/step-00000011" in done.stderr  # not 12 of the time before
+    assert (
+        "resumed from runs/whole/checkpoints/step-00000011" in done.stderr
+    )  # not 12 of the time before
     state = checkpoint.read_state(Path("runs/whole/checkpoints/step-00000012"))
     assert state["origin"]["checkpoint"] == "step-00000009"
     assert "nothing is left to train" in run("train.py", *flags).stderr
@@ -435,10 +605,14 @@ def test_run_resumes_from_another_folder(uninterrupted, monkeypatch):
     monkeypatch.chdir(elsewhere)
     done = run("train.py", "--recipe", "../runs/whole/recipe.yaml")
     assert "resumed from ../runs/whole/checkpoints/step-00000009" in done.stderr
-    Path("../runs/whole").rename("moved")  # alone: recipe.yaml names the text by its absolute path now
+    Path("../runs/whole").rename(
+        "moved"
+    )  # alone: recipe.yaml names the text by its absolute path now
     done = run("train.py", "--recipe", "moved/recipe.yaml")
     assert "nothing is left to train" in done.stderr
-    done = run("train.py", "--recipe", "moved/recipe.yaml", "--run_name", "new", "--learning_rate", "1e-3")
+    done = run(
+        "train.py", "--recipe", "moved/recipe.yaml", "--run_name", "new", "--learning_rate", "1e-3"
+    )
     assert "run      new in runs/new" in done.stderr
     assert "resumed" not in done.stderr
     assert {path.name for path in elsewhere.iterdir() if path.name[0] != "."} == {"moved", "runs"}
@@ -464,7 +638,9 @@ def files_of_at_most(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
-def test_a_model_that_cannot_be_written_is_said_in_a_line_and_the_same_command_writes_it(uninterrupted):
+def test_a_model_that_cannot_be_written_is_said_in_a_line_and_the_same_command_writes_it(
+    uninterrupted,
+):
     for path in ("runs/whole/checkpoints/step-00000012", "runs/whole/model"):
         shutil.rmtree(path)
     flags = (*TINY, "--run_name", "whole")
@@ -486,7 +662,9 @@ def test_data_that_the_disk_has_no_room_for_stops_the_reader_and_the_run_in_a_li
     with files_of_at_most(12_000):
         for script in ("prepare_data.py", "train.py"):
             done = run(script, *flags, expect=1)
-            assert "File too large: raise the limit" in done.stderr and "Traceback" not in done.stderr
+            assert (
+                "File too large: raise the limit" in done.stderr and "Traceback" not in done.stderr
+            )
     assert "the reader stopped with exit status 1 (see above)" in done.stderr
     run("train.py", *flags, "--max_steps", "1", "--warmup_steps", "1")
 
@@ -505,15 +683,25 @@ def make_streams() -> None:
     import pyarrow as pa  # here: what imports this file runs where text alone is trained on
     import pyarrow.parquet as pq
 
-    texts = [f"{n} {' '.join(WORDS[(n * 7 + i) % len(WORDS)] for i in range(12 + n % 9))}" for n in range(24)]
+    texts = [
+        f"{n} {' '.join(WORDS[(n * 7 + i) % len(WORDS)] for i in range(12 + n % 9))}"
+        for n in range(24)
+    ]
     for part in range(4):
         rows = [{"id": i, "text": text} for i, text in enumerate(texts[part * 6 : part * 6 + 6])]
-        pq.write_table(pa.Table.from_pylist(rows), f"{'ab'[part // 2]}{part}.parquet", row_group_size=4)
+        pq.write_table(
+            pa.Table.from_pylist(rows), f"{'ab'[part // 2]}{part}.parquet", row_group_size=4
+        )
     Path("c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:10]))
     tokenization.train_bpe(texts, 300).save_pretrained("tok")
-    recipe = RECIPE.replace("tokenizer: characters", "tokenizer: tok").replace("vocab_size: 64", "vocab_size: 320")
+    recipe = RECIPE.replace("tokenizer: characters", "tokenizer: tok").replace(
+        "vocab_size: 64", "vocab_size: 320"
+    )
     Path("stream.yaml").write_text("data_files: ['*.parquet']\n" + recipe + STREAMED)
-    sources = ["- {weight: 3, data_files: ['a*.parquet']}", "- {weight: 1, data_files: [c.jsonl], shard_tokens: 90}"]
+    sources = [
+        "- {weight: 3, data_files: ['a*.parquet']}",
+        "- {weight: 1, data_files: [c.jsonl], shard_tokens: 90}",
+    ]
     Path("mixture.yaml").write_text("\n".join(["sources:", *sources]) + recipe + STREAMED)
 
 
@@ -537,23 +725,41 @@ def windows_of_an_epoch(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", ["stream", pytest.param("mixture", marks=pytest.mark.slow)])
-def test_the_ledger_is_one_whatever_reads_it_and_kills_of_trainer_and_reader_change_nothing(streaming, kind):
+def test_the_ledger_is_one_whatever_reads_it_and_kills_of_trainer_and_reader_change_nothing(
+    streaming, kind
+):
     flags = ("--recipe", f"{kind}.yaml", *UNSEEN)
     run(WITNESS, *flags, "--run_name", "one", LEDGER="one.ledger")
-    whole, made = windows_read("one.ledger"), {path: path.read_bytes() for path in Path("data").rglob("*.bin")}
+    whole, made = (
+        windows_read("one.ledger"),
+        {path: path.read_bytes() for path in Path("data").rglob("*.bin")},
+    )
     assert len(whole) == 12 * 8
-    run(WITNESS, *flags, "--run_name", "batch", "--per_device_train_batch_size", "4", LEDGER="batch.ledger")
+    run(
+        WITNESS,
+        *flags,
+        "--run_name",
+        "batch",
+        "--per_device_train_batch_size",
+        "4",
+        LEDGER="batch.ledger",
+    )
     assert windows_read("batch.ledger") == whole
 
     # Each source has been read twice over: none missing, none doubled.
     folders = {window.split(":")[0]: None for window in whole}
-    prepared = [next(Path("data").glob(name)) for name in {"stream": ["a0-*"], "mixture": ["a0-*", "c-*"]}[kind]]
+    prepared = [
+        next(Path("data").glob(name))
+        for name in {"stream": ["a0-*"], "mixture": ["a0-*", "c-*"]}[kind]
+    ]
     for source, folder in zip(sorted(folders), prepared, strict=True):
         count = windows_of_an_epoch(folder)
         mine = [window for window in whole if window.startswith(f"{source}:")]
         assert len(mine) >= 2 * count
         for begin in (0, count):
-            assert sorted(mine[begin : begin + count]) == sorted(f"{source}:{window}" for window in range(count))
+            assert sorted(mine[begin : begin + count]) == sorted(
+                f"{source}:{window}" for window in range(count)
+            )
 
     shutil.rmtree("data")
     killed = (WITNESS, *flags, "--run_name", "killed")
@@ -571,11 +777,22 @@ def test_shards_of_others_are_trained_on_where_they_lie(streaming):
         ids = np.random.RandomState(count).randint(0, 300, count).astype(np.uint16)
         np.save(f"theirs/edufineweb_{split}_000001.npy", ids)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in Path("theirs").iterdir())
-    flags = ("--recipe", "stream.yaml", "--data_dir", "theirs", "--run_name", "t", "--max_steps", "4")
+    flags = (
+        "--recipe",
+        "stream.yaml",
+        "--data_dir",
+        "theirs",
+        "--run_name",
+        "t",
+        "--max_steps",
+        "4",
+    )
     done = run("train.py", *flags, "--sample_steps", "0")
     assert "theirs: 2,000 train tokens; the run reads 512" in done.stderr
     assert len(losses("t")) == 4
-    assert sorted((path.name, path.stat().st_mtime_ns) for path in Path("theirs").iterdir()) == before
+    assert (
+        sorted((path.name, path.stat().st_mtime_ns) for path in Path("theirs").iterdir()) == before
+    )
     assert not Path("data").exists()
 
 
@@ -588,7 +805,9 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
     shutil.rmtree("data")
     good = Path("b3.parquet").read_bytes()
     Path("b3.parquet").write_bytes(good[:100] + bytes(100) + good[200:])
-    pid, _, err = fork(WITNESS, flags, {"LEDGER": "s.ledger", "HOLD_READER": "2", "ACCELERATE_USE_CPU": "true"})
+    pid, _, err = fork(
+        WITNESS, flags, {"LEDGER": "s.ledger", "HOLD_READER": "2", "ACCELERATE_USE_CPU": "true"}
+    )
     waits = r"waiting: \d+ of \d+ windows are there"
     wait_until(lambda: re.search(waits, Path(err).read_text()) and losses("s"), 60)
     (folder,) = Path("data").glob("a0-*")
@@ -598,7 +817,10 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
     Path("go").touch()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     said = Path(err).read_text()
-    assert re.search(r"b3.parquet: (row \d+: )?cannot be read: .*Repair or replace", said) and "Traceback" not in said
+    assert (
+        re.search(r"b3.parquet: (row \d+: )?cannot be read: .*Repair or replace", said)
+        and "Traceback" not in said
+    )
     (newest, *_) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
     assert 0 < checkpoint.step_of(newest) == len(losses("s")) < 12
     Path("b3.parquet").write_bytes(good)
@@ -633,5 +855,9 @@ def test_a_second_epoch_of_consumed_shards_is_refused_before_the_start(streaming
     Path("one.txt").write_text("the cat sat on the mat " * 20)
     flags = ("--recipe", "stream.yaml", "--stream_keep", "consumed", "--run_name", "s")
     done = run("train.py", *flags, "--data_files", "one.txt", expect=2)
-    assert "stream_keep = consumed" in done.stderr and "second epoch" in done.stderr and "--max_steps" in done.stderr
+    assert (
+        "stream_keep = consumed" in done.stderr
+        and "second epoch" in done.stderr
+        and "--max_steps" in done.stderr
+    )
     assert not Path("runs").exists() and not Path("data").exists()

@@ -44,7 +44,9 @@ def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch)
         steps = ["step-00000003", "step-00000006", "step-00000009", "step-00000012"]
         assert list(server.tags("me/p")) == steps and len(server.titles("me/p")) == 4
         assert server.titles("me/p")[0] == server.tags("me/p")[steps[-1]]
-        assert re.fullmatch(r"p, step 12: train loss .*, validation loss .*", server.titles("me/p")[0])
+        assert re.fullmatch(
+            r"p, step 12: train loss .*, validation loss .*", server.titles("me/p")[0]
+        )
         assert server.repositories["me/p"].private
         pushed = server.files("me/p")
         assert "recipe.yaml" in pushed
@@ -55,17 +57,42 @@ def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch)
             (again / name).write_bytes(Path(name).read_bytes())
         monkeypatch.chdir(again)
         source = f"hub://me/p@{steps[1]}"
-        said = train(server, "--recipe", "tiny.yaml", *STEPS, "--run_name", "q", "--resume_from_checkpoint", source)
+        said = train(
+            server,
+            "--recipe",
+            "tiny.yaml",
+            *STEPS,
+            "--run_name",
+            "q",
+            "--resume_from_checkpoint",
+            source,
+        )
         assert "resumed from runs/q/checkpoints/step-00000006" in said
         assert not any(CANARY.encode() in request.body for request in server.requests)
         server.requests.clear()
         shutil.rmtree("runs/q/model")
-        said = train(server, "--recipe", "tiny.yaml", *STEPS, "--run_name", "q", "--resume_from_checkpoint", source)
-        assert "nothing is left to train" in said and not server.requests  # what was fetched is here
+        said = train(
+            server,
+            "--recipe",
+            "tiny.yaml",
+            *STEPS,
+            "--run_name",
+            "q",
+            "--resume_from_checkpoint",
+            source,
+        )
+        assert (
+            "nothing is left to train" in said and not server.requests
+        )  # what was fetched is here
     assert weights(Path("../runs/p/model")) == weights(Path("runs/q/model"))
     rows = [json.loads(line) for line in Path("runs/q/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 13))
-    for path in (path for folder in (Path("runs"), Path("../runs")) for path in folder.rglob("*") if path.is_file()):
+    for path in (
+        path
+        for folder in (Path("runs"), Path("../runs"))
+        for path in folder.rglob("*")
+        if path.is_file()
+    ):
         assert CANARY.encode() not in path.read_bytes(), path
 
 
@@ -79,36 +106,76 @@ def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace
         assert not server.repositories["me/named"].private
         train(server, *PUSHED, "--run_name", "e", "--hub_strategy", "end", "--max_steps", "4")
         assert list(server.tags("me/e")) == ["step-00000004"]
-    assert {"config.json", "generation_config.json", "model.safetensors", "README.md", "recipe.yaml"} <= tree.keys()
-    assert {"tokenizer.json", "tokenizer_config.json", "metrics.jsonl"} <= tree.keys() and "curves.png" in last
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "README.md",
+        "recipe.yaml",
+    } <= tree.keys()
+    assert {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "metrics.jsonl",
+    } <= tree.keys() and "curves.png" in last
     assert not any("env" in name or "checkpoint" in name for name in tree)
-    assert {json.loads(line)["step"] for line in tree["metrics.jsonl"].splitlines()} <= set(range(7))
+    assert {json.loads(line)["step"] for line in tree["metrics.jsonl"].splitlines()} <= set(
+        range(7)
+    )
     for name, data in tree.items():
         (tmp_path / "pushed").mkdir(exist_ok=True)
         (tmp_path / "pushed" / name).write_bytes(data)
-    model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "pushed", output_loading_info=True)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "pushed", output_loading_info=True
+    )
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    saved = load_file(checkpoint.list_checkpoints(Path("runs/p/checkpoints"))[-1] / "model.safetensors")
-    assert model.config.activation_function == "gelu_new" and len(saved) == len(list(model.parameters()))
+    saved = load_file(
+        checkpoint.list_checkpoints(Path("runs/p/checkpoints"))[-1] / "model.safetensors"
+    )
+    assert model.config.activation_function == "gelu_new" and len(saved) == len(
+        list(model.parameters())
+    )
     assert AutoTokenizer.from_pretrained(tmp_path / "pushed")("the cat")["input_ids"]
     assert last["model.safetensors"] == Path("runs/p/model/model.safetensors").read_bytes()
     assert b"validation loss" in last["README.md"] and b"me/named" in last["README.md"]
 
 
-def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_the_best_weights(rises):
+def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_the_best_weights(
+    rises,
+):
     before = weights(Path("runs/whole/model"))
     with HubServer() as server:
-        train(server, *RISES, "--run_name", "whole", "--push_to_hub", "true", "--license", "mit", "--language", "hi")
+        train(
+            server,
+            *RISES,
+            "--run_name",
+            "whole",
+            "--push_to_hub",
+            "true",
+            "--license",
+            "mit",
+            "--language",
+            "hi",
+        )
         files = server.files("me/whole")
-        assert len(server.titles("me/whole")) == 1 and list(server.tags("me/whole")) == ["step-00000012"]
+        assert len(server.titles("me/whole")) == 1 and list(server.tags("me/whole")) == [
+            "step-00000012"
+        ]
     assert files["model.safetensors"] == Path("runs/whole/model/model.safetensors").read_bytes()
     assert weights(Path("runs/whole/model")) == before
-    card, losses = files["README.md"].decode(), [json.loads(line) for line in files["metrics.jsonl"].splitlines()]
+    card, losses = (
+        files["README.md"].decode(),
+        [json.loads(line) for line in files["metrics.jsonl"].splitlines()],
+    )
     found = {row["step"]: row["eval/loss"] for row in losses if "eval/loss" in row}
     best = min(found, key=found.__getitem__)
     assert 0 < best < 12 and "license: mit" in card and "- hi\n" in card
     assert f"The weights are those of step {best}, whose validation loss is the lowest." in card
-    assert "| validation loss" in card and f"{found[best]:.4f}" in card and f"{found[12]:.4f}" not in card
+    assert (
+        "| validation loss" in card
+        and f"{found[best]:.4f}" in card
+        and f"{found[12]:.4f}" not in card
+    )
 
 
 def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workplace):
@@ -149,9 +216,23 @@ def hanging_hub() -> Iterator[HubServer]:
     ],
     ids=["finished", "stopped"],
 )
-def test_hanging_upload_does_not_keep_the_process(hanging_hub, workplace, max_steps, until, limit, status):
-    environment = os.environ | hanging_hub.environment(workplace / "home") | {"ACCELERATE_USE_CPU": "true"}
-    flags = (*PUSHED, "--run_name", "p", "--max_steps", max_steps, "--save_steps", "50", "--logging_steps", "100")
+def test_hanging_upload_does_not_keep_the_process(
+    hanging_hub, workplace, max_steps, until, limit, status
+):
+    environment = (
+        os.environ | hanging_hub.environment(workplace / "home") | {"ACCELERATE_USE_CPU": "true"}
+    )
+    flags = (
+        *PUSHED,
+        "--run_name",
+        "p",
+        "--max_steps",
+        max_steps,
+        "--save_steps",
+        "50",
+        "--logging_steps",
+        "100",
+    )
     with open("printed", "w") as printed:
         command = [sys.executable, str(ROOT / "train.py"), *flags]
         process = subprocess.Popen(command, env=environment, stdout=printed, stderr=printed)
@@ -188,8 +269,16 @@ def test_pending_pushes_of_no_run_are_bad_input(workplace):
 def script_flags(repo_id: str, recipe: Path) -> list[str]:
     """The flags of train.py that scripts/hf_jobs.sh and skypilot.yaml start a run with, by way of run_gpt2_124m.sh."""
     start = r"exec bash (scripts/run_gpt2_124m\.sh .*? \"hub://\$HUB_MODEL_ID\")"
-    (line,) = {re.search(start, (ROOT / "scripts" / name).read_text())[1] for name in ("hf_jobs.sh", "skypilot.yaml")}
-    given = {"HUB_MODEL_ID": repo_id, "RECIPE": str(recipe), "DRY_RUN": "1", "HOME": os.environ["HOME"]}
+    (line,) = {
+        re.search(start, (ROOT / "scripts" / name).read_text())[1]
+        for name in ("hf_jobs.sh", "skypilot.yaml")
+    }
+    given = {
+        "HUB_MODEL_ID": repo_id,
+        "RECIPE": str(recipe),
+        "DRY_RUN": "1",
+        "HOME": os.environ["HOME"],
+    }
     given["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     command = ["bash", "-c", f"bash {line}"]
     done = subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -201,7 +290,12 @@ class Machines:
     """One machine after the other, each with nothing but the recipe, the text and the script's command."""
 
     def __init__(self, server: HubServer, workplace: Path, monkeypatch):
-        self.server, self.workplace, self.monkeypatch, self.count = server, workplace, monkeypatch, 0
+        self.server, self.workplace, self.monkeypatch, self.count = (
+            server,
+            workplace,
+            monkeypatch,
+            0,
+        )
         self.flags = script_flags("me/p", workplace / "tiny.yaml")
 
     def next(self) -> dict[str, str]:
@@ -229,7 +323,9 @@ def fresh_machines(uninterrupted, monkeypatch):
     assert (final_state("tiny"), ledger(uninterrupted / "p.ledger")) == whole  # of the last machine
 
 
-def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_notice(fresh_machines):
+def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_notice(
+    fresh_machines,
+):
     began = time.monotonic()
     said = fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
     assert time.monotonic() - began < NOTICE
@@ -237,23 +333,34 @@ def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_n
     said = fresh_machines.run(expect=143, STOP_AT="8:0", STOP_BY="SIGTERM")
     assert "resumed from runs/tiny/checkpoints/step-00000004" in said  # not one step is lost
     assert "resumed from runs/tiny/checkpoints/step-00000008" in fresh_machines.run()
-    assert list(fresh_machines.server.tags("me/p")) == [f"step-{step:08d}" for step in (3, 4, 6, 8, 9, 12)]
+    assert list(fresh_machines.server.tags("me/p")) == [
+        f"step-{step:08d}" for step in (3, 4, 6, 8, 9, 12)
+    ]
 
 
 @pytest.mark.parametrize(
     "fault, begins",
     [
         pytest.param(Fault("PUT /lfs/", kind="hang"), 4, id="an upload hangs"),
-        pytest.param(Fault("/commit/", kind="lose"), 6, id="a commit's answer is lost", marks=pytest.mark.slow),
+        pytest.param(
+            Fault("/commit/", kind="lose"),
+            6,
+            id="a commit's answer is lost",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no_more(fresh_machines, fault, begins):
+def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no_more(
+    fresh_machines, fault, begins
+):
     server = fresh_machines.server
     fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
     server.faults.append(fault)
     environment = fresh_machines.next() | {"STOP_AT": "8:0", "STOP_BY": "SIGTERM"}
     pid, _, said = fork(WITNESS, fresh_machines.flags, environment)
-    wait_until(lambda: fault.times == 0 and "stopped by SIGTERM after step 8" in Path(said).read_text())
+    wait_until(
+        lambda: fault.times == 0 and "stopped by SIGTERM after step 8" in Path(said).read_text()
+    )
     os.kill(pid, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert f"resumed from runs/tiny/checkpoints/step-{begins:08d}" in fresh_machines.run()
@@ -267,7 +374,11 @@ def test_a_run_that_is_taken_away_waits_for_the_hub_longer_than_one_that_its_use
 
 
 def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_once(workplace):
-    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(Path("home").resolve())}
+    environment = {
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(Path("home").resolve()),
+    }
     flags = ("--recipe", "tiny.yaml", *STEPS, "--resume_from_checkpoint", "hub://me/p")
     pid, _, said = fork("train.py", flags, environment)
     wait_until(lambda: "; asked again in 1 s" in Path(said).read_text())

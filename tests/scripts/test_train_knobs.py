@@ -8,13 +8,27 @@ from conftest import ROOT, TEXT, WITNESS, run
 from run_results import TINY, final_state, losses
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 MACHINE = str(ROOT / "tests" / "failing_training.py")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "4")
 STILL = ("--resid_pdrop", "0", "--embd_pdrop", "0", "--attn_pdrop", "0")
 SHORT = (*TINY, *STILL, *QUIET, "--max_steps", "4", "--warmup_steps", "1")
-LLAMA = ("--architecture", "llama", "--num_key_value_heads", "1", "--intermediate_size", "48", "--rope_theta", "10000")
+LLAMA = (
+    "--architecture",
+    "llama",
+    "--num_key_value_heads",
+    "1",
+    "--intermediate_size",
+    "48",
+    "--rope_theta",
+    "10000",
+)
 LLAMA += ("--tie_word_embeddings", "true", "--resid_pdrop", "0", "--embd_pdrop", "0")
 SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "tokenizer")
 
@@ -36,30 +50,52 @@ def learned(uninterrupted):
 # Another beginning.
 
 
-def test_a_run_that_begins_from_a_model_begins_at_its_loss_learns_on_and_resumes_to_the_bit(learned):
+def test_a_run_that_begins_from_a_model_begins_at_its_loss_learns_on_and_resumes_to_the_bit(
+    learned,
+):
     recipe = shapeless("more.yaml", init_from="runs/whole")
     done = run("train.py", "--recipe", recipe, "--run_name", "more")
     found = losses("more", "eval/loss")
     assert found[0] == pytest.approx(learned, abs=1e-5) and found[12] < learned - 0.05
     assert "from runs/whole/model" in done.stderr
     written = yaml.safe_load(Path("runs/more/recipe.yaml").read_text())
-    assert (written["n_layer"], written["n_embd"], written["vocab_size"]) == (2, 32, 64)  # filled in
+    assert (written["n_layer"], written["n_embd"], written["vocab_size"]) == (
+        2,
+        32,
+        64,
+    )  # filled in
     run(WITNESS, "--recipe", recipe, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:6")
     done = run("train.py", "--recipe", recipe, "--run_name", "k")
-    assert "resumed from runs/k/checkpoints/step-00000003" in done.stderr and final_state("k") == final_state("more")
+    assert "resumed from runs/k/checkpoints/step-00000003" in done.stderr and final_state(
+        "k"
+    ) == final_state("more")
 
 
 def test_another_tokenizer_than_the_models_is_refused_before_anything_is_written(learned):
     Path("other.txt").write_text("Ωmega " * 2000)
     flags = ("--recipe", shapeless("more.yaml"), "--init_from", "runs/whole")
-    done = run("train.py", *flags, "--data_files", "other.txt", "--tokenizer", "characters", expect=2)
+    done = run(
+        "train.py", *flags, "--data_files", "other.txt", "--tokenizer", "characters", expect=2
+    )
     assert "is not the one of init_from = runs/whole/model" in done.stderr
     assert "use --tokenizer runs/whole/model" in done.stderr and not Path("runs/more").exists()
 
 
-def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_asks_for_it(workplace):
-    config = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config |= {"vocab_size": 75, "max_position_embeddings": 16, "eos_token_id": 0, "tie_word_embeddings": False}
+def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_asks_for_it(
+    workplace,
+):
+    config = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config |= {
+        "vocab_size": 75,
+        "max_position_embeddings": 16,
+        "eos_token_id": 0,
+        "tie_word_embeddings": False,
+    }
     LlamaForCausalLM(LlamaConfig(**config)).save_pretrained("bare")
     recipe = shapeless("more.yaml", init_from="bare", resid_pdrop=0.0, embd_pdrop=0.0)
     done = run("train.py", "--recipe", recipe, *QUIET, "--run_name", "r", expect=None)
@@ -68,10 +104,26 @@ def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_as
     vocabulary = {word: number for number, word in enumerate(words)}
     made = Tokenizer(models.BPE(vocabulary, [("\u2581", "a"), ("t", "h")], unk_token="<unk>"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>").save_pretrained("words")
-    run("train.py", "--recipe", recipe, *QUIET, "--tokenizer", "words", "--run_name", "r", "--max_steps", "4")
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained("words")
+    run(
+        "train.py",
+        "--recipe",
+        recipe,
+        *QUIET,
+        "--tokenizer",
+        "words",
+        "--run_name",
+        "r",
+        "--max_steps",
+        "4",
+    )
     assert yaml.safe_load(Path("runs/r/recipe.yaml").read_text())["vocab_size"] == 128
-    assert "lm_head.weight" in load_file("runs/r/model/model.safetensors") and losses("r")[4] < losses("r")[1]
+    assert (
+        "lm_head.weight" in load_file("runs/r/model/model.safetensors")
+        and losses("r")[4] < losses("r")[1]
+    )
 
 
 # Llama.
@@ -85,8 +137,13 @@ def test_a_llama_type_run_learns_resumes_to_the_bit_and_exports_what_transformer
     run("train.py", *TINY, *LLAMA, "--run_name", "k")
     assert final_state("k") == final_state("llama")
     model, info = AutoModelForCausalLM.from_pretrained("runs/llama/model", output_loading_info=True)
-    assert type(model) is LlamaForCausalLM and not info["missing_keys"] and not info["unexpected_keys"]
-    assert model.config.num_key_value_heads == 1 and model.lm_head.weight is model.model.embed_tokens.weight
+    assert (
+        type(model) is LlamaForCausalLM and not info["missing_keys"] and not info["unexpected_keys"]
+    )
+    assert (
+        model.config.num_key_value_heads == 1
+        and model.lm_head.weight is model.model.embed_tokens.weight
+    )
 
 
 @pytest.mark.slow
@@ -111,7 +168,9 @@ def test_what_is_added_to_the_loss_is_learned_from_and_not_reported_as_validatio
         assert (", deterministic" in said) == (name == "deterministic")
         plain, more = losses("plain", "eval/loss"), losses(name, "eval/loss")
         # The same weights: the reported losses are the plain ones; under a mask validation reads as training does.
-        assert (plain[0] == more[0]) == (losses(name)[1] == losses("plain")[1]) == (name != "masked")
+        assert (
+            (plain[0] == more[0]) == (losses(name)[1] == losses("plain")[1]) == (name != "masked")
+        )
         assert (plain[4] == more[4]) == (name in ("plain", "deterministic"))
         objectives = losses(name, "train/objective")
         assert bool(objectives) == (name in ("smoothing", "z_loss"))
@@ -126,7 +185,12 @@ def test_eight_bit_moments_learn_nearly_the_same_and_take_less(workplace):
     wide = (*SHORT, "--n_embd", "128")  # tensors of less than 4,096 elements stay as they are
     run("train.py", *wide, "--run_name", "plain")
     run("train.py", *wide, "--optimizer", "adamw_8bit", "--run_name", "eight")
-    assert losses("eight") != losses("plain") and losses("eight") == pytest.approx(losses("plain"), abs=0.05)
-    moments = (Path(f"runs/{name}/checkpoints/step-00000004/optimizer.safetensors") for name in ("plain", "eight"))
+    assert losses("eight") != losses("plain") and losses("eight") == pytest.approx(
+        losses("plain"), abs=0.05
+    )
+    moments = (
+        Path(f"runs/{name}/checkpoints/step-00000004/optimizer.safetensors")
+        for name in ("plain", "eight")
+    )
     plain, eight = (path.stat().st_size for path in moments)
     assert eight < 0.4 * plain

@@ -40,7 +40,15 @@ def sequences(stderr: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("most, taken", [(7, 4), pytest.param(1, 1, marks=pytest.mark.slow)])
 def test_auto_ends_at_the_largest_half_that_fits_and_reads_the_same_windows(workplace, most, taken):
-    auto = ("--per_device_train_batch_size", "auto", *QUIET, "--max_steps", "3", "--warmup_steps", "1")
+    auto = (
+        "--per_device_train_batch_size",
+        "auto",
+        *QUIET,
+        "--max_steps",
+        "3",
+        "--warmup_steps",
+        "1",
+    )
     done = run(CHILD, *TINY, *auto, "--run_name", "a", MOST=str(most))
     assert sequences(done.stderr) == (8 // taken, taken)
     assert "runs out of memory: trying" in done.stderr
@@ -55,22 +63,40 @@ def test_one_process_that_runs_out_lowers_all_of_them(workplace):
     auto = ("--per_device_train_batch_size", "auto", *QUIET)
     done = run(CHILD, *TINY, *auto, "--run_name", "a", processes=2, MOST="1", MOST_RANK="1")
     assert sequences(done.stderr) == (4, 1)
-    run("train.py", *TINY, *QUIET, "--run_name", "b", "--per_device_train_batch_size", "1", processes=2)
+    run(
+        "train.py",
+        *TINY,
+        *QUIET,
+        "--run_name",
+        "b",
+        "--per_device_train_batch_size",
+        "1",
+        processes=2,
+    )
     assert final_state("a")["model.safetensors"] == final_state("b")["model.safetensors"]
 
 
 def test_when_not_one_sequence_fits_checkpointing_is_proposed(workplace):
-    done = run(CHILD, *TINY, "--per_device_train_batch_size", "auto", "--run_name", "a", expect=2, MOST="0")
+    done = run(
+        CHILD, *TINY, "--per_device_train_batch_size", "auto", "--run_name", "a", expect=2, MOST="0"
+    )
     assert "runs out of memory at a micro-batch of 1 x 16 tokens" in done.stderr
     assert "--gradient_checkpointing full" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_an_explicit_size_that_does_not_fit_is_explained_and_not_changed(workplace):
-    done = run(CHILD, *TINY, "--per_device_train_batch_size", "4", "--run_name", "a", expect=2, MOST="3")
-    assert "per_device_train_batch_size = 4: CPU" in done.stderr and "micro-batch of 4 x 16 tokens" in done.stderr
+    done = run(
+        CHILD, *TINY, "--per_device_train_batch_size", "4", "--run_name", "a", expect=2, MOST="3"
+    )
+    assert (
+        "per_device_train_batch_size = 4: CPU" in done.stderr
+        and "micro-batch of 4 x 16 tokens" in done.stderr
+    )
     assert "--per_device_train_batch_size 2 or auto" in done.stderr
     assert not list(Path("runs/a").glob("metrics.jsonl"))
-    done = run(CHILD, *TINY, *QUIET, "--per_device_train_batch_size", "2", "--run_name", "a", MOST="3")
+    done = run(
+        CHILD, *TINY, *QUIET, "--per_device_train_batch_size", "2", "--run_name", "a", MOST="3"
+    )
     assert sequences(done.stderr) == (4, 2)
 
 
@@ -80,18 +106,32 @@ def test_a_resumed_auto_run_keeps_its_size_and_so_its_bits(workplace):
     run(CHILD, *TINY, *auto, "--run_name", "whole", MOST="2", LEDGER="whole.ledger")
     run(CHILD, *TINY, *auto, "--run_name", "k", expect=1, MOST="2", OUT_AT="7", LEDGER="k.ledger")
     done = run(CHILD, *TINY, *auto, "--run_name", "k")  # more would fit now
-    assert sequences(done.stderr) == (4, 2) and "resumed from runs/k/checkpoints/step-00000007" in done.stderr
+    assert (
+        sequences(done.stderr) == (4, 2)
+        and "resumed from runs/k/checkpoints/step-00000007" in done.stderr
+    )
     assert final_state("k") == final_state("whole")
 
 
-@pytest.mark.parametrize("processes, rank", [pytest.param(1, "0", marks=pytest.mark.slow), (2, "1")])
-def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(uninterrupted_two, processes, rank):
+@pytest.mark.parametrize(
+    "processes, rank", [pytest.param(1, "0", marks=pytest.mark.slow), (2, "1")]
+)
+def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(
+    uninterrupted_two, processes, rank
+):
     out = {"ACCELERATE_USE_CPU": "true", "OUT_AT": "5", "OUT_RANK": rank}
-    children = [fork(CHILD, (*TINY, "--run_name", "k"), own | out) for own in torchrun_environments(processes)]
+    children = [
+        fork(CHILD, (*TINY, "--run_name", "k"), own | out)
+        for own in torchrun_environments(processes)
+    ]
     for pid, _, _ in children:  # the launcher ends the other one; here it notices by itself
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     said = Path(children[int(rank)][2]).read_text()
-    assert "runs out of memory" in said and "--per_device_train_batch_size 1" in said and "Traceback" not in said
+    assert (
+        "runs out of memory" in said
+        and "--per_device_train_batch_size 1" in said
+        and "Traceback" not in said
+    )
     path = Path("runs/k/checkpoints/step-00000005")
     assert checkpoint.find_fault(path) is None
     run("train.py", *TINY, "--run_name", "k", processes=processes)
@@ -117,7 +157,9 @@ def test_fsdp2_learns_what_ddp_learns_and_exports_a_stock_model(uninterrupted_tw
     assert "FSDP2" in done.stderr
     two = losses("two")
     assert losses("f") == pytest.approx(two, abs=1e-5) and len(two) == 12
-    evals = [[row["eval/loss"] for row in rows(name) if "eval/loss" in row] for name in ("f", "two")]
+    evals = [
+        [row["eval/loss"] for row in rows(name) if "eval/loss" in row] for name in ("f", "two")
+    ]
     assert evals[0] == pytest.approx(evals[1], abs=1e-5)
     done = run("train.py", *TINY, "--run_name", "x", "--eval_only", "--init_from", "runs/f/model")
     assert f'"eval/loss": {evals[0][-1]:.3f}'[:-1] in done.stdout
@@ -132,23 +174,48 @@ def test_fsdp2_takes_loss_and_averages_in_fp32_once_an_update_or_where_it_cannot
 ):
     how = {"FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "EXCHANGES": "sent.json"}
     how |= {} if recovers else {"RECOVERS": "no"}
-    run(CHILD, *TINY, *QUIET, "--run_name", "f", "--max_steps", "4", processes=2, **how)  # of 2 micro-batches each
+    run(
+        CHILD, *TINY, *QUIET, "--run_name", "f", "--max_steps", "4", processes=2, **how
+    )  # of 2 micro-batches each
     whole = 4 * estimate.shape_of(loading.load_recipe(Path("tiny.yaml")).model).parameters
     exchanges = 4 + 1 if recovers else 4 * 2  # one in the try
     # Each of the two blocks is wrapped by itself, and the rest.
-    assert files.read_json(Path("sent.json")) == {"torch.float32": exchanges * whole, "exchanges": exchanges * (2 + 1)}
+    assert files.read_json(Path("sent.json")) == {
+        "torch.float32": exchanges * whole,
+        "exchanges": exchanges * (2 + 1),
+    }
     # In fp32: bf16's own steps are 0.02 here.
-    assert losses("f") == pytest.approx({step: losses("two")[step] for step in (1, 2, 3, 4)}, abs=1e-3)
+    assert losses("f") == pytest.approx(
+        {step: losses("two")[step] for step in (1, 2, 3, 4)}, abs=1e-3
+    )
 
 
 @pytest.mark.skipif(not RECOVERS, reason="torch 2.13")
 @pytest.mark.slow
 def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workplace):
-    flags = (*TINY, *QUIET, "--per_device_train_batch_size", "auto", "--max_steps", "3", "--run_name", "f")
+    flags = (
+        *TINY,
+        *QUIET,
+        "--per_device_train_batch_size",
+        "auto",
+        "--max_steps",
+        "3",
+        "--run_name",
+        "f",
+    )
     done = run(CHILD, *flags, processes=2, FSDP="true", MOST="1", EXCHANGES="sent.json")
-    assert "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr  # in one of them nothing waits
-    whole, without = "of 2 sequences beside whole gradients runs out of memory", "of 2 sequences runs out of memory"
-    assert done.stderr.index(whole) < done.stderr.index(without) < done.stderr.index("4 micro-batches x 1 sequence")
+    assert (
+        "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr
+    )  # in one of them nothing waits
+    whole, without = (
+        "of 2 sequences beside whole gradients runs out of memory",
+        "of 2 sequences runs out of memory",
+    )
+    assert (
+        done.stderr.index(whole)
+        < done.stderr.index(without)
+        < done.stderr.index("4 micro-batches x 1 sequence")
+    )
     assert len(losses("f")) == 3
 
 
@@ -160,7 +227,9 @@ def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workpla
         pytest.param("muon", ("fsdp", "one", "ddp", "fsdp"), marks=pytest.mark.slow),
     ],
 )
-def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uninterrupted_two, optimizer, order):
+def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(
+    uninterrupted_two, optimizer, order
+):
     machines = {
         "one": ((), 1, {}),
         "ddp": ((), 2, {}),
@@ -172,11 +241,25 @@ def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uni
     for number, name in enumerate(order):
         flags, processes, environment = machines[name]
         if number + 1 < len(order):
-            environment = environment | {"OUT_AT": str(3 * number + 4)}  # after the checkpoint of 3, 6, 9
-        done = run(CHILD, *TINY, *chosen, *flags, "--run_name", "m", processes=processes, expect=None, **environment)
+            environment = environment | {
+                "OUT_AT": str(3 * number + 4)
+            }  # after the checkpoint of 3, 6, 9
+        done = run(
+            CHILD,
+            *TINY,
+            *chosen,
+            *flags,
+            "--run_name",
+            "m",
+            processes=processes,
+            expect=None,
+            **environment,
+        )
         assert ("resumed from" in done.stderr) == (number > 0)
     # Newton-Schulz lifts small singular values, and so what rounding has made of them.
-    assert losses("m") == pytest.approx(losses("whole_one"), abs=1e-5 if optimizer == "adamw" else 1e-4)
+    assert losses("m") == pytest.approx(
+        losses("whole_one"), abs=1e-5 if optimizer == "adamw" else 1e-4
+    )
     assert len(losses("m")) == 12 and Path("runs/m/model/config.json").is_file()
 
 
@@ -191,7 +274,9 @@ def test_fsdp_on_a_cpu_is_refused(workplace):
 
 def test_a_lost_process_ends_the_run_and_the_same_command_resumes_it_exactly(uninterrupted_two):
     done = run(CHILD, *TINY, "--run_name", "k", processes=2, expect=None, DIE_AT="7")
-    assert done.returncode == 1 and re.search(r"hangs \(connection", done.stderr, re.IGNORECASE), done.stderr
+    assert done.returncode == 1 and re.search(r"hangs \(connection", done.stderr, re.IGNORECASE), (
+        done.stderr
+    )
     again = run(CHILD, *TINY, "--run_name", "k", processes=2, DIE_AT="7")
     assert "resumed from runs/k/checkpoints/step-00000006" in again.stderr
     assert final_state("k") == final_state("two")
@@ -199,10 +284,25 @@ def test_a_lost_process_ends_the_run_and_the_same_command_resumes_it_exactly(uni
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["HANG_AT", "DIE_AT"])
-def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly(uninterrupted_two, what):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--max_restarts", "1"]
+def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly(
+    uninterrupted_two, what
+):
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "--max_restarts",
+        "1",
+    ]
     command = [sys.executable, *launcher, CHILD, *TINY, "--run_name", "k", "--ddp_timeout", "6"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", what: "7", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
+    environment = {
+        **os.environ,
+        "ACCELERATE_USE_CPU": "true",
+        what: "7",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",
+    }
     environment["PYTHONPATH"] = str(ROOT)
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     said, struck_for = [], None
@@ -232,14 +332,22 @@ class FakeAccelerator:
 
 
 def gpt2_124m(**changes):
-    values = {"per_device_train_batch_size": "auto", "data_files": ["x"], "dataset_name": None, "task_steps": 0}
+    values = {
+        "per_device_train_batch_size": "auto",
+        "data_files": ["x"],
+        "dataset_name": None,
+        "task_steps": 0,
+    }
     recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
     return keys.replace(recipe, **values | changes)
 
 
 DRIVERS_NAMES = {"t4": "Tesla T4", "v100": "Tesla V100-SXM2-16GB", "a100": "NVIDIA A100-SXM4-80GB"}
 DRIVERS_NAMES |= {"a100_40gb": "NVIDIA A100-SXM4-40GB", "a100_pcie": "NVIDIA A100 80GB PCIe"}
-DRIVERS_NAMES |= {"h100": "NVIDIA H100 80GB HBM3", "rtxpro6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition"}
+DRIVERS_NAMES |= {
+    "h100": "NVIDIA H100 80GB HBM3",
+    "rtxpro6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+}
 
 
 @pytest.mark.parametrize("card", gpus.CARDS, ids=lambda card: card.name)
@@ -256,9 +364,12 @@ def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     proposed = propose_micro_batch(gpt2_124m(), memory, accelerator)
     how = {"half": True, "compiled": "INDUCTOR" in text}
     taken, more = (
-        sum(estimate.memory(estimate.GPT2_124M, micro_batch=size, **how).values()) for size in (proposed, proposed + 1)
+        sum(estimate.memory(estimate.GPT2_124M, micro_batch=size, **how).values())
+        for size in (proposed, proposed + 1)
     )
-    assert taken <= estimate.HEADROOM * memory and (proposed == 64 or more > estimate.HEADROOM * memory)
+    assert taken <= estimate.HEADROOM * memory and (
+        proposed == 64 or more > estimate.HEADROOM * memory
+    )
     plan = make_plan(gpt2_124m(per_device_train_batch_size=proposed), 1)
     assert plan.per_device_train_batch_size == int(re.search(r"micro-batch (\d+)", text)[1])
 
@@ -277,9 +388,13 @@ def test_a_cpu_takes_small_micro_batches():
 
 
 def test_a_card_that_torch_has_no_kernels_for_is_refused_with_the_build_that_has(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "compute_120"])
+    monkeypatch.setattr(
+        torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "compute_120"]
+    )
     v100 = hardware.Device("cuda", "Tesla V100-SXM2-16GB", 16 * 2**30, (7, 0), 1, True)
-    with pytest.raises(BadInput, match=r"no kernels for Tesla V100-SXM2-16GB \(sm_70\).*pip install"):
+    with pytest.raises(
+        BadInput, match=r"no kernels for Tesla V100-SXM2-16GB \(sm_70\).*pip install"
+    ):
         refuse_missing_kernels(v100)
     refuse_missing_kernels(dataclasses.replace(v100, capability=(8, 6)))
     refuse_missing_kernels(hardware.Device("cpu", "CPU", 2**34))
@@ -292,18 +407,37 @@ CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA
 
 def launch(yaml: str, *flags: str) -> str:
     """Run train.py through `accelerate launch` on one card; return what it said."""
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / yaml)]
+    launcher = [
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(ROOT / "accelerate_configs" / yaml),
+    ]
     command = [sys.executable, *launcher]
-    command += ["--num_processes", "1", "--main_process_port", str(free_port()), str(ROOT / "train.py"), *TINY, *flags]
-    environment = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
-    done = subprocess.run(command, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    command += [
+        "--num_processes",
+        "1",
+        "--main_process_port",
+        str(free_port()),
+        str(ROOT / "train.py"),
+        *TINY,
+        *flags,
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"
+    }
+    done = subprocess.run(
+        command, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
 @pytest.mark.gpu
 @CARD
-@pytest.mark.parametrize("yaml", ["zero2_x8.yaml", "zero3_x8.yaml", "conservative.yaml", "h100.yaml"])
+@pytest.mark.parametrize(
+    "yaml", ["zero2_x8.yaml", "zero3_x8.yaml", "conservative.yaml", "h100.yaml"]
+)
 def test_a_card_learns_what_a_cpu_learns(workplace, yaml):
     still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]
     launch("cpu.yaml", *QUIET, *still, "--run_name", "cpu")
@@ -315,13 +449,17 @@ def test_a_card_learns_what_a_cpu_learns(workplace, yaml):
 @pytest.mark.gpu
 @CARD
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_card_resumes_to_the_bit_where_it_is_deterministic_else_to_rounding(workplace, deterministic):
+def test_a_card_resumes_to_the_bit_where_it_is_deterministic_else_to_rounding(
+    workplace, deterministic
+):
     how = ("--deterministic", str(deterministic).lower())
     launch("h100.yaml", "--run_name", "whole", *how)
     launch("h100.yaml", "--run_name", "k", "--save_total_limit", "0", *how)
     for later in sorted(Path("runs/k/checkpoints").iterdir())[1:]:
         shutil.rmtree(later)
-    assert "resumed from runs/k/checkpoints/step-00000003" in launch("h100.yaml", "--run_name", "k", *how)
+    assert "resumed from runs/k/checkpoints/step-00000003" in launch(
+        "h100.yaml", "--run_name", "k", *how
+    )
     assert losses("k") == pytest.approx(losses("whole"), rel=0 if deterministic else 1e-3)
     same = final_state("k")["model.safetensors"] == final_state("whole")["model.safetensors"]
     assert same or not deterministic

@@ -14,7 +14,18 @@ from http_server import DataServer
 from ursa_minor.machine import run_info
 
 SECRETS = ("canaryuser", "canarypass", "canarytoken", "canaryquery", "canaryagain")
-TINY = ("--recipe", "tiny.yaml", "--run_name", "r", "--sample_steps", "0", "--eval_steps", "0", "--save_steps", "3")
+TINY = (
+    "--recipe",
+    "tiny.yaml",
+    "--run_name",
+    "r",
+    "--sample_steps",
+    "0",
+    "--eval_steps",
+    "0",
+    "--save_steps",
+    "3",
+)
 TINY += ("--shard_tokens", "3000")
 ROWS = (*TINY, "--validation_tokens", "300")  # of tables without validation files
 
@@ -27,14 +38,20 @@ def server(tmp_path):
     for name, text in {"a": TEXT, "b": TEXT[::-1]}.items():
         (folder / "files" / f"{name}.txt").write_text(text)
         rows = [text[i : i + 100] for i in range(0, len(text), 100)]
-        (folder / "files" / f"{name}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+        (folder / "files" / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": row}) + "\n" for row in rows)
+        )
     with DataServer(folder) as running:
         login = "Basic Y2FuYXJ5dXNlcjpjYW5hcnlwYXNz"  # canaryuser:canarypass
-        running.allowed = lambda path, headers: "token=canary" in path and headers.get("Authorization") == login
+        running.allowed = lambda path, headers: (
+            "token=canary" in path and headers.get("Authorization") == login
+        )
         yield running
 
 
-def url(server: DataServer, name: str, token: str = "canarytoken", login: str = "canaryuser:canarypass@") -> str:
+def url(
+    server: DataServer, name: str, token: str = "canarytoken", login: str = "canaryuser:canarypass@"
+) -> str:
     return f"{server.url.replace('://', f'://{login}')}/files/{name}?v=canaryquery&token={token}"
 
 
@@ -48,25 +65,51 @@ def own(workplace):
 def refuse_secrets(*said: str | bytes) -> None:
     """Assert that no secret stands in a file below this folder, or in what was printed or sent."""
     seen = {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    seen |= {f"said {i}": words.encode() if isinstance(words, str) else words for i, words in enumerate(said)}
+    seen |= {
+        f"said {i}": words.encode() if isinstance(words, str) else words
+        for i, words in enumerate(said)
+    }
     assert len(seen) > 10
-    assert not [(where, secret) for where, found in seen.items() for secret in SECRETS if secret.encode() in found]
+    assert not [
+        (where, secret)
+        for where, found in seen.items()
+        for secret in SECRETS
+        if secret.encode() in found
+    ]
 
 
-def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(own, server, monkeypatch):
+def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(
+    own, server, monkeypatch
+):
     names = [name for name in ("wandb", "tensorboard", "trackio") if importlib.util.find_spec(name)]
-    flags = ("--push_to_hub", "true", "--hub_strategy", "checkpoint", "--report_to", *(names or ["none"]))
+    flags = (
+        "--push_to_hub",
+        "true",
+        "--hub_strategy",
+        "checkpoint",
+        "--report_to",
+        *(names or ["none"]),
+    )
     given = ("--data_files", url(server, "a.jsonl"), "--validation_files", url(server, "b.jsonl"))
     with HubServer() as hub:
-        homes = {"HOME": "home", "XDG_CACHE_HOME": "home/cache", "TRACKIO_DIR": "home/trackio", "HF_HOME": "home/hf"}
+        homes = {
+            "HOME": "home",
+            "XDG_CACHE_HOME": "home/cache",
+            "TRACKIO_DIR": "home/trackio",
+            "HF_HOME": "home/hf",
+        }
         home = {name: str(Path(folder).resolve()) for name, folder in homes.items()}
         for module in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
             monkeypatch.delitem(sys.modules, module)  # it notes its folder at its import
-        done = run("train.py", *TINY, *flags, *given, **hub.environment("") | home, WANDB_MODE="offline")
+        done = run(
+            "train.py", *TINY, *flags, *given, **hub.environment("") | home, WANDB_MODE="offline"
+        )
         shown = f"{server.url.replace('://', '://redacted@')}/files/a.jsonl?redacted=".encode()
         pushed = hub.files("me/r")
         assert shown in pushed["README.md"] and shown in pushed["recipe.yaml"]
-        sent = [f"{request.path} {request.headers}".encode() + request.body for request in hub.requests]
+        sent = [
+            f"{request.path} {request.headers}".encode() + request.body for request in hub.requests
+        ]
     assert names == [name for name in names if list(Path().rglob(f"*{name}*"))]
     refuse_secrets(done.stdout, done.stderr, *sent)
 
@@ -75,7 +118,10 @@ def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(
     for name in "ab":  # here, for the reader that the trainer would start takes seconds to begin
         run("prepare_data.py", *ROWS, "--data_files", url(server, f"{name}.jsonl"))
     first = run("train.py", *ROWS, "--data_files", url(server, "a.jsonl"))
-    assert "/redacted@" not in first.stderr and "a.jsonl?redacted=" in Path("runs/r/recipe.yaml").read_text()
+    assert (
+        "/redacted@" not in first.stderr
+        and "a.jsonl?redacted=" in Path("runs/r/recipe.yaml").read_text()
+    )
     shutil.rmtree("runs/r/checkpoints/step-00000012")
     server.log.clear()
     again = run("train.py", *ROWS, "--data_files", url(server, "a.jsonl", "canaryagain"))
@@ -85,17 +131,41 @@ def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(
     assert not server.log, "the file is known by its redacted URL"
     other = run("train.py", *ROWS, "--data_files", url(server, "b.jsonl"), expect=2)
     assert "runs/r/checkpoints/step-00000012" in other.stderr
-    refuse_secrets(*(words for done in (first, again, by_recipe, other) for words in (done.stdout, done.stderr)))
+    refuse_secrets(
+        *(
+            words
+            for done in (first, again, by_recipe, other)
+            for words in (done.stdout, done.stderr)
+        )
+    )
 
 
 def test_a_preparation_goes_on_with_a_renewed_token_where_it_was(own, server):
-    flags = ("--validation_tokens", "300", "--shard_tokens", "1000", "--recipe", "tiny.yaml", "--data_files")
+    flags = (
+        "--validation_tokens",
+        "300",
+        "--shard_tokens",
+        "1000",
+        "--recipe",
+        "tiny.yaml",
+        "--data_files",
+    )
     urls = [url(server, "a.jsonl"), url(server, "b.jsonl")]
-    killed = run(str(ROOT / "tests" / "scripts" / "test_prepare_data.py"), *flags, *urls, expect=-9, KILL_AT="shard:16")
+    killed = run(
+        str(ROOT / "tests" / "scripts" / "test_prepare_data.py"),
+        *flags,
+        *urls,
+        expect=-9,
+        KILL_AT="shard:16",
+    )
     (path,) = Path("data").glob("*/manifest.json")
     cursor = json.loads(path.read_text())["cursor"]
-    assert "/files/" in cursor["file"] and not [secret for secret in SECRETS if secret in cursor["file"]]
-    done = run("prepare_data.py", *flags, *(one.replace("canarytoken", "canaryagain") for one in urls))
+    assert "/files/" in cursor["file"] and not [
+        secret for secret in SECRETS if secret in cursor["file"]
+    ]
+    done = run(
+        "prepare_data.py", *flags, *(one.replace("canarytoken", "canaryagain") for one in urls)
+    )
     assert done.stdout.strip() == str(path.parent) and json.loads(path.read_text())["complete"]
     refuse_secrets(killed.stderr, done.stderr)
 
@@ -128,15 +198,36 @@ def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, fil
     ],
 )
 def test_a_secret_in_a_flag_that_is_none_is_not_shown(workplace, script, flags):
-    secret = (f"--api_key={SECRETS[0]}=={SECRETS[1]}", f"--zzz=https://canaryuser:canarypass@h/x?token={SECRETS[2]}")
+    secret = (
+        f"--api_key={SECRETS[0]}=={SECRETS[1]}",
+        f"--zzz=https://canaryuser:canarypass@h/x?token={SECRETS[2]}",
+    )
     said = run(script, *flags, *secret, expect=2).stderr
     assert "--api_key: " in said and "--zzz: " in said and "canary" not in said
 
 
 def test_the_command_that_a_card_shows_has_no_secret(monkeypatch):
-    words = ["train.py", "--data_files", "http://me:canary@h/a.txt?token=canary", "--seed=http://h/?canary"]
+    words = [
+        "train.py",
+        "--data_files",
+        "http://me:canary@h/a.txt?token=canary",
+        "--seed=http://h/?canary",
+    ]
     monkeypatch.setattr(sys, "argv", words)
-    for launcher, begin in ((["/opt/bin/accelerate", "launch"], ["accelerate", "launch"]), (["bash"], ["python"])):
-        shown = [*begin, "train.py", "--data_files", "http://redacted@h/a.txt?redacted", "--seed=http://h/?redacted="]
+    for launcher, begin in (
+        (["/opt/bin/accelerate", "launch"], ["accelerate", "launch"]),
+        (["bash"], ["python"]),
+    ):
+        shown = [
+            *begin,
+            "train.py",
+            "--data_files",
+            "http://redacted@h/a.txt?redacted",
+            "--seed=http://h/?redacted=",
+        ]
         found = run_info.command_line([*launcher, *words])
-        assert found[:-1] == shown[:-1] and found[-1].startswith(shown[-1]) and "canary" not in str(found)
+        assert (
+            found[:-1] == shown[:-1]
+            and found[-1].startswith(shown[-1])
+            and "canary" not in str(found)
+        )

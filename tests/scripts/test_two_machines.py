@@ -58,7 +58,10 @@ def train(
     command += ["--main_process_ip", HOSTS[0], "--main_process_port", str(PORT)]
     words = [str(ROOT / "train.py"), *LONG, *flags, "--run_name", run_name]
     environment |= {"PYTHONPATH": PYTHONPATH}
-    return [machines.start(n, [*command, "--machine_rank", str(n), *words], **environment) for n in (0, 1)]
+    return [
+        machines.start(n, [*command, "--machine_rank", str(n), *words], **environment)
+        for n in (0, 1)
+    ]
 
 
 def assert_both_go_on(machines: TwoMachines, whole: dict) -> None:
@@ -94,14 +97,22 @@ def test_processes_on_two_machines_learn_what_one_process_learns(uninterrupted_t
         "MASTER_PORT": str(PORT),
         "ACCELERATE_USE_CPU": "true",
     }
-    shared |= {"TORCHELASTIC_RUN_ID": "t", "LEDGER": "apart.ledger", "LOCAL_RANK": "0", "PYTHONPATH": PYTHONPATH}
+    shared |= {
+        "TORCHELASTIC_RUN_ID": "t",
+        "LEDGER": "apart.ledger",
+        "LOCAL_RANK": "0",
+        "PYTHONPATH": PYTHONPATH,
+    }
     command = [sys.executable, WITNESS, *TINY, "--run_name", "apart"]
     started = [machines.start(rank, command, **shared, RANK=str(rank)) for rank in (0, 1)]
     wait_until(lambda: all(machines.processes(machine) for machine in (0, 1)))
     assert ended(started) == [0, 0], started[0].said + started[1].said
     # One process's ledger and losses, and the bits of two processes on one machine.
     read = windows_of_steps("whole.ledger")
-    assert len(read) == 12 and windows_of_steps("two.ledger") == windows_of_steps("apart.ledger") == read
+    assert (
+        len(read) == 12
+        and windows_of_steps("two.ledger") == windows_of_steps("apart.ledger") == read
+    )
     for name in ("train/loss", "eval/loss"):
         assert losses("apart", name) == pytest.approx(losses("whole", name), abs=1e-5)
     assert len(losses("apart")) == 12 and final_state("apart") == final_state("two")
@@ -121,16 +132,22 @@ def test_a_killed_trainer_ends_the_other_and_both_started_again_go_on_to_the_bit
     struck = time.monotonic()
     (pid,) = trainers(machines, 1)
     os.kill(pid, signal.SIGKILL)
-    assert ended(launchers, 60) == [1, 1] and time.monotonic() - struck < MARGIN + 10  # long before the time limit
+    assert (
+        ended(launchers, 60) == [1, 1] and time.monotonic() - struck < MARGIN + 10
+    )  # long before the time limit
     assert NOTICED in launchers[0].said
     assert_both_go_on(machines, whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["trainer", "launcher"])
-def test_a_killed_trainer_comes_back_by_itself_and_the_run_goes_on_to_the_bit(machines, whole, first):
+def test_a_killed_trainer_comes_back_by_itself_and_the_run_goes_on_to_the_bit(
+    machines, whole, first
+):
     """Whichever notices on the other machine: a launcher that is first starts its trainer anew without counting that."""
-    launchers = train(machines, "k", "--ddp_timeout", "60", restarts=3, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
+    launchers = train(
+        machines, "k", "--ddp_timeout", "60", restarts=3, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1"
+    )
     wait_for_step("k", 100)
     (alive,), (pid,) = trainers(machines, 0), trainers(machines, 1)
     if first == "launcher":
@@ -156,13 +173,18 @@ def test_a_cable_that_is_out_for_less_than_the_time_limit_is_waited_for(machines
 
 
 @pytest.mark.slow
-def test_a_cable_that_is_out_for_longer_ends_both_with_a_message_and_they_go_on_to_the_bit(machines, whole):
+def test_a_cable_that_is_out_for_longer_ends_both_with_a_message_and_they_go_on_to_the_bit(
+    machines, whole
+):
     """As a machine without power does: each sees no more of the other, and nothing tells that it is gone."""
     launchers = train(machines, "k", "--ddp_timeout", "10")
     wait_for_step("k", 100)
     machines.cut()
     for machine, launcher in enumerate(launchers):
-        wait_until(lambda: NOTICED in launcher.said and not trainers(machines, machine), seconds=10 + MARGIN)  # noqa: B023
+        wait_until(
+            lambda: NOTICED in launcher.said and not trainers(machines, machine),
+            seconds=10 + MARGIN,
+        )
     machines.kill(0)
     machines.kill(1)  # its launcher asks the first one, in vain, for minutes
     machines.mend()

@@ -38,30 +38,48 @@ def pip(*words: str) -> str:
 
 def newest_of_each_minor(ends: SpecifierSet) -> list[str]:
     """The newest release of each minor version between two ends that the package index has."""
-    listed = re.search(r"^Available versions: (.*)$", pip("index", "versions", "accelerate"), re.MULTILINE)
+    listed = re.search(
+        r"^Available versions: (.*)$", pip("index", "versions", "accelerate"), re.MULTILINE
+    )
     found = sorted(map(Version, filter(ends.contains, listed[1].split(", "))))
     return [str(newest) for newest in {(one.major, one.minor): one for one in found}.values()]
 
 
 def tried(version: str, folder, way: str) -> dict | str:
     """What a version's two updates print, or the line that ended them."""
-    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'tests'}", "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = os.environ | {
+        "PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'tests'}",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
     command += [__file__, way]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raised = re.search(r"^(?:\[rank\d+\]: ?)?(\w+Error: .+)$", done.stderr, re.MULTILINE)
         return raised[1] if raised else done.stderr[-300:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["version"] == version and found["file"].startswith(str(folder)), "another accelerate was tried"
+    assert found["version"] == version and found["file"].startswith(str(folder)), (
+        "another accelerate was tried"
+    )
     return {"loss": found["loss"]}
 
 
 @pytest.mark.slow
-def test_each_minor_version_of_accelerate_that_is_taken_shards_the_tied_gpt2_and_one_left_out_does_not(tmp_path):
+def test_each_minor_version_of_accelerate_that_is_taken_shards_the_tied_gpt2_and_one_left_out_does_not(
+    tmp_path,
+):
     """Within the module that train.py gives to Accelerate, and bare, as loops that are not ours give it."""
     taken = compatibility.read_ranges(checks.REQUIREMENTS.read_text(encoding="utf-8"))["accelerate"]
-    versions = newest_of_each_minor(SpecifierSet(",".join(str(one) for one in taken if one.operator != "!=")))
+    versions = newest_of_each_minor(
+        SpecifierSet(",".join(str(one) for one in taken if one.operator != "!="))
+    )
     left_out = [one.version for one in taken if one.operator == "!="]
     assert len(versions) > 2 and set(left_out) < set(versions)
     rows = {}
@@ -70,12 +88,26 @@ def test_each_minor_version_of_accelerate_that_is_taken_shards_the_tied_gpt2_and
         pip("install", "--quiet", "--no-deps", "--target", str(folder), f"accelerate=={version}")
         rows[version] = {way: tried(version, folder, way) for way in WAYS}
         print(f"| {version} | {' | '.join(str(rows[version][way]) for way in WAYS)} |")
-    record = {"date": str(date.today()), "commit": commit(), "system": platform.platform(), "cpus": os.cpu_count()}
-    record |= {"python": platform.python_version()} | {name: installed(name) for name in ("torch", "transformers")}
+    record = {
+        "date": str(date.today()),
+        "commit": commit(),
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+    }
+    record |= {"python": platform.python_version()} | {
+        name: installed(name) for name in ("torch", "transformers")
+    }
     write_json(os.environ.get("VERSIONS_JSON"), record | {"range": str(taken), "versions": rows})
-    losses = {row["loss"] for version, ways in rows.items() if version not in left_out for row in ways.values()}
+    losses = {
+        row["loss"]
+        for version, ways in rows.items()
+        if version not in left_out
+        for row in ways.values()
+    }
     assert len(losses) == 1, "the versions that are taken compute the same, to the bit"
-    if Version(installed("torch")) >= Version("2.13"):  # older ones let a tied weight be in two groups
+    if Version(installed("torch")) >= Version(
+        "2.13"
+    ):  # older ones let a tied weight be in two groups
         assert all(FAULT in rows[version]["bare"] for version in left_out)
 
 
@@ -99,7 +131,15 @@ def train_two_updates(way: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     if machine.is_main_process:
-        print(json.dumps({"version": accelerate.__version__, "file": accelerate.__file__, "loss": loss.item()}))
+        print(
+            json.dumps(
+                {
+                    "version": accelerate.__version__,
+                    "file": accelerate.__file__,
+                    "loss": loss.item(),
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -42,19 +42,27 @@ def main(argv: list[str] | None = None) -> int:
     after(update, "update", count)
     loss.NextTokenLoss.rows = int(os.environ["ROWS"]) if "ROWS" in os.environ else None
     device, scale, *rest = torch.amp.GradScaler.__init__.__defaults__
-    torch.amp.GradScaler.__init__.__defaults__ = (device, float(os.environ.get("SCALE", scale)), *rest)
+    torch.amp.GradScaler.__init__.__defaults__ = (
+        device,
+        float(os.environ.get("SCALE", scale)),
+        *rest,
+    )
     shrink_trials()
     try:
         return importlib.import_module(os.environ["SCRIPT"]).main(argv)
     finally:
-        Path(f"card{os.environ.get('RANK', '')}.json").write_text(json.dumps(known(machine, updates), default=str))
+        Path(f"card{os.environ.get('RANK', '')}.json").write_text(
+            json.dumps(known(machine, updates), default=str)
+        )
 
 
 def shrink_trials() -> None:
     """Let the set-up check's trials be small, and run in this process, which has the card."""
     trials.TURNS = 2
     works = trials.TRIALS | {"all_reduce": lambda **_: "is tried with two cards"}
-    checks.attempt = lambda command, seconds: {"text": works[command[-2]](**json.loads(command[-1]))}
+    checks.attempt = lambda command, seconds: {
+        "text": works[command[-2]](**json.loads(command[-1]))
+    }
 
 
 def known(machine: Machine, updates: list[Counter]) -> dict:
@@ -62,8 +70,13 @@ def known(machine: Machine, updates: list[Counter]) -> dict:
     named = lambda counts: {f"{what} {place}": count for (what, place), count in counts.items()}  # noqa: E731
     return {
         **{name: getattr(machine, name) for name in OF_THE_CARD},
-        **{name: named(getattr(machine, name)) for name in ("waits", "kernels", "products", "watched")},
-        "updates": [named(now - before) for before, now in itertools.pairwise([Counter(), *updates])],
+        **{
+            name: named(getattr(machine, name))
+            for name in ("waits", "kernels", "products", "watched")
+        },
+        "updates": [
+            named(now - before) for before, now in itertools.pairwise([Counter(), *updates])
+        ],
     }
 
 

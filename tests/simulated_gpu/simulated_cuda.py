@@ -83,8 +83,15 @@ class CudaTensor(Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor) -> "CudaTensor":
-        how = {"strides": host.stride(), "storage_offset": host.storage_offset(), "dtype": host.dtype, "device": XLA}
-        tensor = Tensor._make_wrapper_subclass(cls, host.size(), **how, _extra_dispatch_keys=AUTOCAST)
+        how = {
+            "strides": host.stride(),
+            "storage_offset": host.storage_offset(),
+            "dtype": host.dtype,
+            "device": XLA,
+        }
+        tensor = Tensor._make_wrapper_subclass(
+            cls, host.size(), **how, _extra_dispatch_keys=AUTOCAST
+        )
         tensor.host, tensor.block = host, machine.allocate(host.untyped_storage())
         return tensor
 
@@ -143,7 +150,12 @@ class Machine:
 
     def __init__(self, card: Card):
         self.card, self.device = card, CUDA
-        self.waits, self.kernels, self.products, self.watched = Counter(), Counter(), Counter(), Counter()
+        self.waits, self.kernels, self.products, self.watched = (
+            Counter(),
+            Counter(),
+            Counter(),
+            Counter(),
+        )
         self.compiled: list[dict] = []
         self.profiled: list[str] = []
         self.wrapped: dict = {}
@@ -153,7 +165,9 @@ class Machine:
         self.fraction = 1.0
         self.generator = torch.Generator()
         self._blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
-        self._pinned: dict[int, torch.UntypedStorage] = {}  # kept, so that no address is another memory's later
+        self._pinned: dict[
+            int, torch.UntypedStorage
+        ] = {}  # kept, so that no address is another memory's later
         self._downloads: list[tuple[Tensor, Tensor]] = []
 
     def allocate(self, storage: torch.UntypedStorage) -> _Block:
@@ -205,7 +219,9 @@ machine: Machine | None = None  # pretend() sets it
 
 
 def _out_of_memory() -> torch.OutOfMemoryError:
-    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no room for it.")
+    return torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no room for it."
+    )
 
 
 def _place() -> str:
@@ -214,7 +230,9 @@ def _place() -> str:
     while frame is not None:
         folder, file = os.path.split(frame.f_code.co_filename)
         if folder == PRODUCT or folder.startswith(os.path.join(PRODUCT, "ursa_minor")):
-            return f"{file.removesuffix('.py')}.{frame.f_code.co_qualname.partition('.<locals>')[0]}"
+            return (
+                f"{file.removesuffix('.py')}.{frame.f_code.co_qualname.partition('.<locals>')[0]}"
+            )
         frame = frame.f_back
     return "elsewhere"
 
@@ -227,8 +245,20 @@ WAITING |= {aten._unique2, aten.unique_dim, aten.unique_consecutive}
 INDEXING = {aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 MULTIPLYING = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
 # Whose type, or whose being used at all, the product chooses.
-WATCHED = {aten._fused_adamw_, aten._log_softmax, aten.exp_, aten.linalg_vector_norm, aten.logsumexp}
-VARYING = {aten.cumsum, aten.kthvalue, aten.histc, aten.median, aten.put_}  # of what language models use
+WATCHED = {
+    aten._fused_adamw_,
+    aten._log_softmax,
+    aten.exp_,
+    aten.linalg_vector_norm,
+    aten.logsumexp,
+}
+VARYING = {
+    aten.cumsum,
+    aten.kthvalue,
+    aten.histc,
+    aten.median,
+    aten.put_,
+}  # of what language models use
 
 
 def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
@@ -243,7 +273,9 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     on_card = bool(cards) if device is None else device.type == "cuda" or device == XLA
     if on_card and device is not None:
         if device.type == "cuda" and device.index not in (None, machine.device.index):
-            raise RuntimeError(f"CUDA error: {device} is not the card of this process, {machine.device}")
+            raise RuntimeError(
+                f"CUDA error: {device} is not the card of this process, {machine.device}"
+            )
         kwargs = kwargs | {"device": CPU}
     if name is aten.is_pinned:
         return not cards and machine.is_pinned(args[0])
@@ -257,13 +289,22 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         return machine.pin(out) if pinned else out
     if name is aten._to_copy and bool(cards) != on_card:
         return _move(func, args[0], kwargs)
-    if (torch.Tag.inplace_view in func.tags and name is not aten.detach_) or name in (aten.set_, aten.resize_):
+    if (torch.Tag.inplace_view in func.tags and name is not aten.detach_) or name in (
+        aten.set_,
+        aten.resize_,
+    ):
         raise NotImplementedError(f"simulated_cuda: no tensor changes its shape in place: {func}")
     if kwargs.get("generator") is not None:  # a card's own cannot be made here
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     if len(cards) < len(tensors) or name in INDEXING:
-        _refuse_two_sides(func, args, [tensor for tensor in tensors if not isinstance(tensor, CudaTensor)])
-    if name in VARYING and torch.are_deterministic_algorithms_enabled() and cards[0].is_floating_point():
+        _refuse_two_sides(
+            func, args, [tensor for tensor in tensors if not isinstance(tensor, CudaTensor)]
+        )
+    if (
+        name in VARYING
+        and torch.are_deterministic_algorithms_enabled()
+        and cards[0].is_floating_point()
+    ):
         raise RuntimeError(f"{func} does not have a deterministic implementation")
     if name in WAITING or func is aten.repeat_interleave.Tensor:
         machine.wait("read")
@@ -273,7 +314,11 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     if most is not None and name is aten.embedding and args[1].dim() == 2 and len(args[1]) > most:
         raise _out_of_memory()
     hosts, named = _convert([args, list(kwargs.values())], CudaTensor, _host)
-    with machine.random() if torch.Tag.nondeterministic_seeded in func.tags else contextlib.nullcontext():
+    with (
+        machine.random()
+        if torch.Tag.nondeterministic_seeded in func.tags
+        else contextlib.nullcontext()
+    ):
         out = func(*hosts, **dict(zip(kwargs, named, strict=True)))
     if name in WATCHED:
         made = next(value for value in (out, *cards) if isinstance(value, Tensor))
@@ -281,14 +326,20 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     if not on_card:
         return out
     given = {id(card.host): card for card in cards}  # what works in place returns what it was given
-    return _convert(out, Tensor, lambda host: given[id(host)] if id(host) in given else CudaTensor(host))
+    return _convert(
+        out, Tensor, lambda host: given[id(host)] if id(host) in given else CudaTensor(host)
+    )
 
 
 def _convert(value: Any, kind: type, how: Callable) -> Any:
     """Return ``value`` with ``how`` of each ``kind`` in it, also within lists."""
     if isinstance(value, kind):
         return how(value)
-    return type(value)(_convert(item, kind, how) for item in value) if type(value) in (list, tuple) else value
+    return (
+        type(value)(_convert(item, kind, how) for item in value)
+        if type(value) in (list, tuple)
+        else value
+    )
 
 
 def _host(tensor: CudaTensor) -> Tensor:
@@ -301,7 +352,10 @@ def _named(dtype: torch.dtype) -> str:
 
 def _product_type(dtype: torch.dtype) -> str:
     """Return what a product's factors are rounded to."""
-    allowed = torch.get_float32_matmul_precision() != "highest" and machine.card.capability >= hardware.AMPERE
+    allowed = (
+        torch.get_float32_matmul_precision() != "highest"
+        and machine.card.capability >= hardware.AMPERE
+    )
     return "tf32" if dtype == torch.float32 and allowed else _named(dtype)
 
 
@@ -333,7 +387,9 @@ def _copy(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _upload(host: Tensor, non_blocking: bool) -> None:
-    if not (non_blocking and machine.is_pinned(host)):  # from pageable memory the host waits all the same
+    if not (
+        non_blocking and machine.is_pinned(host)
+    ):  # from pageable memory the host waits all the same
         machine.wait("write")
 
 
@@ -353,7 +409,9 @@ def _move(func: torch._ops.OpOverload, tensor: Tensor, kwargs: dict) -> Tensor:
 
 
 @functools.wraps(attend)
-def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args, **kwargs) -> Tensor:
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args, **kwargs
+) -> Tensor:
     """Note the kernel that a card would have taken, and have PyTorch compute attention by its definition."""
     if isinstance(query, CudaTensor):
         if torch.is_autocast_enabled("cuda"):
@@ -371,10 +429,18 @@ def _kernel(query: Tensor, mask: Tensor | None) -> str:
     capability, settings = machine.card.capability, torch.backends.cuda
     modern, half = capability >= hardware.AMPERE, query.dtype in (torch.float16, torch.bfloat16)
     able = {
-        "flash": settings.flash_sdp_enabled() and modern and half and mask is None and query.shape[-1] <= 256,
-        "efficient": settings.mem_efficient_sdp_enabled() and (modern or query.dtype != torch.bfloat16),
+        "flash": settings.flash_sdp_enabled()
+        and modern
+        and half
+        and mask is None
+        and query.shape[-1] <= 256,
+        "efficient": settings.mem_efficient_sdp_enabled()
+        and (modern or query.dtype != torch.bfloat16),
         "math": settings.math_sdp_enabled(),
-        "cudnn": settings.cudnn_sdp_enabled() and modern and half and not torch.are_deterministic_algorithms_enabled(),
+        "cudnn": settings.cudnn_sdp_enabled()
+        and modern
+        and half
+        and not torch.are_deterministic_algorithms_enabled(),
     }
     if not any(able.values()):
         raise RuntimeError("No available kernel. Aborting execution.")
@@ -392,7 +458,9 @@ def _ordinal(index: int) -> int:
 
 
 def _initialize() -> None:
-    machine.allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    machine.allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get(
+        "PYTORCH_ALLOC_CONF", ""
+    )
     torch.cuda.default_generators = (machine.generator,) * machine.card.count
 
 
@@ -402,8 +470,14 @@ def _properties(index: int) -> types.SimpleNamespace:
 
 
 def _memory_stats(index: int) -> dict:
-    bytes_of = {"allocated": (machine.allocated, machine.peak), "reserved": (machine.reserved, machine.reserved)}
-    return {f"{name}_bytes": {"all": {"current": now, "peak": most}} for name, (now, most) in bytes_of.items()}
+    bytes_of = {
+        "allocated": (machine.allocated, machine.peak),
+        "reserved": (machine.reserved, machine.reserved),
+    }
+    return {
+        f"{name}_bytes": {"all": {"current": now, "peak": most}}
+        for name, (now, most) in bytes_of.items()
+    }
 
 
 def _free_memory(index: int) -> tuple[int, int]:
@@ -419,7 +493,9 @@ C_FUNCTIONS = {
     "_cuda_init": _initialize,
     "_cuda_getDeviceCount": lambda: machine.card.count,
     "_cuda_getDevice": lambda: machine.device.index,
-    "_cuda_setDevice": lambda index: setattr(machine, "device", torch.device("cuda", _ordinal(index))),
+    "_cuda_setDevice": lambda index: setattr(
+        machine, "device", torch.device("cuda", _ordinal(index))
+    ),
     "_cuda_synchronize": lambda: machine.wait("synchronize"),
     "_cuda_memoryStats": _memory_stats,
     "_cuda_setMemoryFraction": lambda fraction, index: setattr(machine, "fraction", fraction),
@@ -440,7 +516,9 @@ NVML_FUNCTIONS = {
 def _compile(model: Any, **how) -> Any:
     """Note the arguments, and compile nothing."""
     machine.compiled.append(how)
-    if isinstance(model, nn.Module):  # a compiled forward pass asks no values of a mask: each would be a wait
+    if isinstance(
+        model, nn.Module
+    ):  # a compiled forward pass asks no values of a mask: each would be a wait
         tracing = mock.patch.object(masking_utils, "is_tracing", lambda tensor=None: True)
         model.forward = tracing(model.forward)
     return model
@@ -452,7 +530,11 @@ def _profile() -> Callable:
 
     def begin(self, *, activities: Iterable | None = None, **kwargs) -> None:
         machine.profiled += [activity.name for activity in activities or ()]
-        cpu = [activity for activity in activities or () if activity != torch.profiler.ProfilerActivity.CUDA]
+        cpu = [
+            activity
+            for activity in activities or ()
+            if activity != torch.profiler.ProfilerActivity.CUDA
+        ]
         real(self, activities=cpu or None, **kwargs)
 
     return begin
@@ -469,7 +551,9 @@ def _join() -> Callable:
     def join(*args, **kwargs) -> None:
         given = signature.bind(*args, **kwargs).arguments
         machine.backend = given.get("backend")
-        real(**given | ({"backend": "gloo", "device_id": None} if machine.backend == "nccl" else {}))
+        real(
+            **given | ({"backend": "gloo", "device_id": None} if machine.backend == "nccl" else {})
+        )
 
     return join
 
@@ -519,23 +603,35 @@ def pretend(card: Card) -> Machine:
     torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = lambda index: max(index, 0)
     torch.cuda._is_in_bad_fork = torch.cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
     torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-    torch.accelerator.current_stream = lambda device=None: types.SimpleNamespace(is_capturing=lambda: False)
+    torch.accelerator.current_stream = lambda device=None: types.SimpleNamespace(
+        is_capturing=lambda: False
+    )
     torch.version.cuda = "13.0"
     sys.modules["pynvml"] = torch.cuda.pynvml = types.ModuleType("pynvml")
     vars(torch.cuda.pynvml).update(NVML_FUNCTIONS)
     torch.cuda._HAS_PYNVML = True
 
     _guard()
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes its values on the CPU and moves them
-    torch.__future__.set_swap_module_params_on_conversion(True)  # Module.to would set .data of others
+    torch._C._set_only_lift_cpu_tensors(
+        True
+    )  # torch.tensor makes its values on the CPU and moves them
+    torch.__future__.set_swap_module_params_on_conversion(
+        True
+    )  # Module.to would set .data of others
     torch.autograd.set_multithreading_enabled(False)
     F.scaled_dot_product_attention = _attention
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # by its definition, in half precision
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(
+        True
+    )  # by its definition, in half precision
     dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = _join()
     nn.parallel.DistributedDataParallel = DataParallel
     _foreach_utils._foreach_supported_types.append(CudaTensor)  # as the plain tensors of a card are
     torch.profiler.profile.__init__ = _profile()
-    torch.compile, hardware.has_triton_package, hardware.kernel_driver = _compile, lambda: True, lambda: "580.1"
+    torch.compile, hardware.has_triton_package, hardware.kernel_driver = (
+        _compile,
+        lambda: True,
+        lambda: "580.1",
+    )
     _Making().__enter__()
     return machine
 

@@ -56,7 +56,9 @@ def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, card, version, va
 
     def work(machine):
         with mock.patch.object(torch.backends.cudnn, "version", lambda: version):
-            results = {check.name: check for check in checks.examine_cards("recipe.yaml", quick=True)}
+            results = {
+                check.name: check for check in checks.examine_cards("recipe.yaml", quick=True)
+            }
         assert results["cudnn"].level == level, results["cudnn"]
 
     monkeypatch.setattr(checks, "examine_trials", lambda *_: iter(()))
@@ -65,7 +67,9 @@ def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, card, version, va
 
 def test_check_setup_reports_a_cudnn_that_torch_refuses(monkeypatch):
     def refuse():
-        raise RuntimeError("cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0)\nbut linked")
+        raise RuntimeError(
+            "cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0)\nbut linked"
+        )
 
     def work(machine):
         with mock.patch.object(torch.backends.cudnn, "version", refuse):
@@ -86,11 +90,14 @@ def test_libraries_are_found_where_they_are_loaded_and_searched(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("card", "precision", "kernel"), [(H200, "bf16", "cudnn"), (A6000, "bf16", "flash"), (H200, "no", "efficient")]
+    ("card", "precision", "kernel"),
+    [(H200, "bf16", "cudnn"), (A6000, "bf16", "flash"), (H200, "no", "efficient")],
 )
 def test_attention_kernel_of_a_run_is_the_gpus(card, precision, kernel):
     def work(machine):
-        recipe = keys.replace(loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), sequence_length=16)
+        recipe = keys.replace(
+            loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), sequence_length=16
+        )
         accelerator = make_accelerator(hardware.this_device(), keys.Machine(), precision=precision)
         plan = types.SimpleNamespace(per_device_train_batch_size=1)
         assert setup.attention_kernel(recipe, plan, accelerator) == kernel
@@ -99,13 +106,17 @@ def test_attention_kernel_of_a_run_is_the_gpus(card, precision, kernel):
 
 
 def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_program():
-    recipe, _, _ = command_line.parse_training(["--recipe", str(ROOT / "recipes" / "gpt2_124m.yaml")])
+    recipe, _, _ = command_line.parse_training(
+        ["--recipe", str(ROOT / "recipes" / "gpt2_124m.yaml")]
+    )
 
     def work(machine):
         accelerator = make_accelerator(hardware.this_device(), keys.Machine())
 
         def proposed() -> int:
-            return micro_batch.propose_micro_batch(recipe, hardware.free_memory_bytes(CUDA), accelerator)
+            return micro_batch.propose_micro_batch(
+                recipe, hardware.free_memory_bytes(CUDA), accelerator
+            )
 
         free = proposed()
         machine.others = machine.card.memory // 2
@@ -123,7 +134,9 @@ def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither
             seen.append(machine.allocated)
             (layer.weight * layer.weight).sum().backward()
 
-        assert not micro_batch.runs_out_of_memory(step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA)
+        assert not micro_batch.runs_out_of_memory(
+            step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA
+        )
         assert min(seen) >= before + 64 * MIB
         assert machine.allocated == machine.peak == machine.reserved == before
 
@@ -142,7 +155,10 @@ def test_a_try_gets_what_the_fullest_of_several_cards_has_and_the_log_the_peak_o
 
 def test_a_card_makes_more_logits_at_once_than_a_cpu_keeps_in_its_cache():
     def work(machine):
-        module, ids = gpt2(vocab_size=8192, sequence_length=600), torch.zeros(1, 600, dtype=torch.int64, device="cuda")
+        module, ids = (
+            gpt2(vocab_size=8192, sequence_length=600),
+            torch.zeros(1, 600, dtype=torch.int64, device="cuda"),
+        )
         module(ids, ids)
         assert (
             machine.watched["_log_softmax float32", "loss.NextTokenLoss._losses_of_logits"] == 1
@@ -212,7 +228,10 @@ def test_a_card_scores_a_cards_batches_and_gives_back_what_too_large_a_one_took(
         machine.card = dataclasses.replace(machine.card, most_sequences=32)
         halved = score(progress=lambda batch: sizes.append(len(batch)))
         assert sizes[2:] == [27, 27, 26] and machine.emptied == 1
-        assert all(numpy.allclose(one.nats, other.nats, atol=1e-5) for one, other in zip(whole, halved, strict=True))
+        assert all(
+            numpy.allclose(one.nats, other.nats, atol=1e-5)
+            for one, other in zip(whole, halved, strict=True)
+        )
 
     on(A6000, work)
 
@@ -235,7 +254,13 @@ def test_a_sample_leaves_the_cards_generator_as_it_was():
 
 def test_a_reward_model_judges_on_the_card(tmp_path):
     characters = tokenization.make_characters(["ab"])
-    shape = {"vocab_size": len(characters), "n_positions": 8, "n_layer": 1, "n_head": 1, "n_embd": 8}
+    shape = {
+        "vocab_size": len(characters),
+        "n_positions": 8,
+        "n_layer": 1,
+        "n_head": 1,
+        "n_embd": 8,
+    }
     GPT2ForSequenceClassification(
         GPT2Config(**shape, num_labels=1, pad_token_id=characters.eos_token_id)
     ).save_pretrained(tmp_path)
@@ -249,13 +274,19 @@ def test_a_reward_model_judges_on_the_card(tmp_path):
 
 
 @pytest.mark.parametrize("card, kind", [(A6000, "bfloat16"), (T4, "float16")])
-def test_gpu_hot_multiplies_on_every_card_in_the_half_precision_that_it_has(monkeypatch, capfd, card, kind):
+def test_gpu_hot_multiplies_on_every_card_in_the_half_precision_that_it_has(
+    monkeypatch, capfd, card, kind
+):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import gpu_hot
 
     def work(machine):
         times = iter([0.0, 1.0, 3.0, 4.0])
-        gpu_hot.SIZE, gpu_hot.ROUND, gpu_hot.time = 8, 5, types.SimpleNamespace(perf_counter=lambda: next(times))
+        gpu_hot.SIZE, gpu_hot.ROUND, gpu_hot.time = (
+            8,
+            5,
+            types.SimpleNamespace(perf_counter=lambda: next(times)),
+        )
         assert gpu_hot.main(2) == 0
         assert {what: count for (what, _), count in machine.products.items()} == {kind: 5}
 
@@ -286,16 +317,24 @@ def test_the_product_chooses_for_each_card_what_it_can(card):
         assert accelerator.device.type == "cuda" and accelerator.mixed_precision == device.precision
         assert (accelerator.scaler is not None) != modern
         assert accelerator.state.dynamo_plugin.backend.value == "INDUCTOR"
-        assert torch.get_float32_matmul_precision() == ("high" if modern else "highest")  # Accelerate has set it before
+        assert torch.get_float32_matmul_precision() == (
+            "high" if modern else "highest"
+        )  # Accelerate has set it before
         make_accelerator(device, keys.Machine(tf32=False))
         assert torch.get_float32_matmul_precision() == "highest"
         assert machine.allocator == "expandable_segments:True"
-        assert hardware.device_name(CUDA) == card.name and hardware.free_memory_bytes(CUDA) == card.memory
+        assert (
+            hardware.device_name(CUDA) == card.name
+            and hardware.free_memory_bytes(CUDA) == card.memory
+        )
         known = gpus.find(card.name)
         assert (known is None) == (card is UNKNOWN)
         assert (gpus.peak_flops(card.name, device.precision) is None) == (known is None)
         if known:
-            assert known.precision == device.precision and abs(card.memory / 2**30 / known.memory_gib - 1) < 0.1
+            assert (
+                known.precision == device.precision
+                and abs(card.memory / 2**30 / known.memory_gib - 1) < 0.1
+            )
 
     on(card, work)
 
@@ -306,7 +345,9 @@ def refuse_float64() -> None:
 
     def new(cls, host):
         if host.dtype == torch.float64:
-            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+            raise TypeError(
+                "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64"
+            )
         return real(cls, host)
 
     CudaTensor.__new__ = staticmethod(new)
@@ -322,7 +363,9 @@ def test_sums_need_no_float64_on_the_gpu(endings):
         question = ([1, 2, 3], [[4, 5], [6]][:endings])
 
         def scores():
-            loss = validation_loss(module, [(ids, ids)], device=CUDA, bytes_per_token=bytes_per_token)
+            loss = validation_loss(
+                module, [(ids, ids)], device=CUDA, bytes_per_token=bytes_per_token
+            )
             (answer,) = likelihood.log_likelihoods(module.model, [question], context_length=16)
             return [*loss.values(), *answer.nats]
 

@@ -29,7 +29,7 @@ def set_up_process() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         # The next file that is opened would get the descriptor of a closed stream, and its output.
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode))
     sys.excepthook = _show_uncaught
 
 
@@ -102,7 +102,9 @@ def _output_is_closed() -> bool:
     return is_closed
 
 
-def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _show_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Show an error that ends the process: as one line if the fix is known, else as a traceback.
 
     Ctrl-C shows nothing, because the exit status states it.
@@ -110,9 +112,15 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
     fault = machine_fault(error)
     if fault is not None:
         _print(fault)
-    elif isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("ursa_minor"):
+    elif (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and not error.name.startswith("ursa_minor")
+    ):
         remedy = "make environment && source .venv/bin/activate, or pip install -r requirements.txt"
-        sys.stderr.write(f"error: {error.name} is not installed for {sys.executable}. Remedy: {remedy}\n")
+        sys.stderr.write(
+            f"error: {error.name} is not installed for {sys.executable}. Remedy: {remedy}\n"
+        )
     elif kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
 

@@ -24,7 +24,10 @@ def start(is_main: bool = True, stream: TextIO | None = None) -> None:
         is_main: other processes write errors only, which no process but the one that logs them knows.
     """
     log = logging.getLogger("ursa_minor")
-    log.handlers, log.propagate = [_Terminal(logging.INFO if is_main else logging.ERROR, stream)], False
+    log.handlers, log.propagate = (
+        [_Terminal(logging.INFO if is_main else logging.ERROR, stream)],
+        False,
+    )
     log.setLevel(logging.INFO)
 
 
@@ -67,7 +70,9 @@ def _show(line: str, stream: TextIO | None) -> None:
     """Write a line to ``stream``; to standard error (None) as long as somebody reads it: a dead terminal ends no run."""
     terminal = stream or sys.stderr
     try:
-        from tqdm import tqdm  # here, so that a Python without packages comes as far as entry's remedy
+        from tqdm import (
+            tqdm,
+        )  # here, so that a Python without packages comes as far as entry's remedy
 
         tqdm.write(_wrapped(line) if terminal.isatty() else line, file=terminal)
         terminal.flush()
@@ -86,12 +91,18 @@ def _wrapped(line: str) -> str:
         return line
     inset = " " * about.end() if about and about.end() < width / 2 else ""
     return "\n".join(
-        textwrap.wrap(line, width, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False)
+        textwrap.wrap(
+            line, width, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False
+        )
     )
 
 
 def _terminals() -> list["_Terminal"]:
-    return [handler for handler in logging.getLogger("ursa_minor").handlers if isinstance(handler, _Terminal)]
+    return [
+        handler
+        for handler in logging.getLogger("ursa_minor").handlers
+        if isinstance(handler, _Terminal)
+    ]
 
 
 class _Terminal(logging.Handler):

@@ -38,7 +38,9 @@ OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|can't allocate memory", 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error, or what failed inside the compiler, is a lack of memory of the device."""
-    error = getattr(error, "inner_exception", None) or error  # the compiler's errors hold the one behind them
+    error = (
+        getattr(error, "inner_exception", None) or error
+    )  # the compiler's errors hold the one behind them
     named = type(error).__name__ == "OutOfMemoryError" or OUT_OF_MEMORY.search(str(error))
     return isinstance(error, RuntimeError) and bool(named)
 
@@ -54,7 +56,9 @@ PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
     errno.ENAMETOOLONG: "give a shorter name",
 }
 # The file system does not offer an operation. See files.NOT_SUPPORTED for the numbers of each operation.
-OTHER_FILE_SYSTEM = "use a folder on another file system, with --output_dir, or with --prepared_data_dir for data"
+OTHER_FILE_SYSTEM = (
+    "use a folder on another file system, with --output_dir, or with --prepared_data_dir for data"
+)
 PLACE |= dict.fromkeys(
     (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV),
     f"this file system does not support the operation; {OTHER_FILE_SYSTEM}",
@@ -129,7 +133,13 @@ def errno_of(error: BaseException) -> int | None:
     if isinstance(error, (BadInput, TrainingStopped)):
         return None
     written = RUST.search(str(error))
-    number = int(written[1]) if written else getattr(error, "errno", None) if isinstance(error, OSError) else None
+    number = (
+        int(written[1])
+        if written
+        else getattr(error, "errno", None)
+        if isinstance(error, OSError)
+        else None
+    )
     return number if number in PLACE or number in STATE else None
 
 

@@ -21,7 +21,9 @@ from ursa_minor.base.errors import BadInput, Unsupported, errno_of, space_fix
 try:
     import fcntl
 except ImportError:
-    sys.exit("error: this needs Linux or macOS; on Windows use WSL 2: wsl --install, then all commands within it")
+    sys.exit(
+        "error: this needs Linux or macOS; on Windows use WSL 2: wsl --install, then all commands within it"
+    )
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,11 @@ log = logging.getLogger(__name__)
 # differ in the operations and in the numbers. EIO, ENOSPC and EDQUOT are real errors and never among these.
 NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 NO_SYNC = NOT_SUPPORTED | {errno.EBADF}  # EBADF: only of a file that is open for writing
-NO_FOLDER_SYNC = NO_SYNC | {errno.EACCES, errno.EPERM, errno.EISDIR}  # as in PostgreSQL's fsync_fname
+NO_FOLDER_SYNC = NO_SYNC | {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+}  # as in PostgreSQL's fsync_fname
 NO_LOCKS = NOT_SUPPORTED | {errno.ENOLCK}
 NO_MAPPING = NOT_SUPPORTED | {errno.ENODEV}
 NO_MODES = NOT_SUPPORTED | {errno.EPERM}  # FAT and SMB, where modes come from the mount
@@ -139,7 +145,9 @@ def making(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     Args:
         replace: what has the name makes way, by renaming, so that a reader never sees half of either.
     """
-    temporary, old = (folder.with_name(f".{folder.name}.{why}-{uuid.uuid4().hex[:8]}") for why in ("tmp", "old"))
+    temporary, old = (
+        folder.with_name(f".{folder.name}.{why}-{uuid.uuid4().hex[:8]}") for why in ("tmp", "old")
+    )
     temporary.mkdir(parents=replace)
     try:
         with naming(folder):
@@ -270,12 +278,16 @@ def locked(path: Path, busy: str, status: int = 2, *, users: str = "processes") 
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise BadInput(busy.format(pid=file.read().decode().strip() or "unknown"), status) from None
+            raise BadInput(
+                busy.format(pid=file.read().decode().strip() or "unknown"), status
+            ) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
             reason = f"this file system has no locks ({os.strerror(error.errno)})"
-            log.warning(f"{path.parent}: {reason}: two {users} in the same folder will not be detected")
+            log.warning(
+                f"{path.parent}: {reason}: two {users} in the same folder will not be detected"
+            )
         with naming(path):
             file.truncate(0)
             file.write(b"%d\n" % os.getpid())

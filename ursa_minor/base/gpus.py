@@ -75,7 +75,11 @@ class Card:
     @property
     def product_teraflops(self) -> float:
         """TFLOP/s of matrix products: measured, else the share of the peak that measured cards of its kind reach."""
-        return self.products.figure if self.products else reached_share(self.is_geforce) * self.teraflops
+        return (
+            self.products.figure
+            if self.products
+            else reached_share(self.is_geforce) * self.teraflops
+        )
 
 
 # Rates of products are the largest of squares up to 10,240, seconds each; of several reports of a card their median.
@@ -88,7 +92,11 @@ SHEET = ("memory_gib", "teraflops", "gigabytes_per_second", "watts", "link_gigab
 def _measured(row: Mapping[str, str], name: str) -> Measured | None:
     """Return a measurement of a row of gpus.csv; None where nobody made one."""
     size = row.get(f"{name}_micro_batch")
-    return Measured(float(row[name]), row[f"{name}_source"], int(size) if size else None) if row[name] else None
+    return (
+        Measured(float(row[name]), row[f"{name}_source"], int(size) if size else None)
+        if row[name]
+        else None
+    )
 
 
 def _card(row: Mapping[str, str]) -> Card:
@@ -96,7 +104,9 @@ def _card(row: Mapping[str, str]) -> Card:
     major, minor = map(int, row["capability"].split("."))
     values: dict[str, Any] = {name: float(row[name]) for name in SHEET}
     values |= {name: _measured(row, name) for name in ("products", "training", "ours")}
-    return Card(row["name"], row["pattern"], row["source"], (major, minor), advised=row["advised"], **values)
+    return Card(
+        row["name"], row["pattern"], row["source"], (major, minor), advised=row["advised"], **values
+    )
 
 
 with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as _file:
@@ -109,7 +119,9 @@ def reached_share(geforce: bool) -> float:
     GeForce cards (``geforce``) reach all of it, for their maker halves it; the others run into their power limit.
     """
     return statistics.median(
-        card.products.figure / card.teraflops for card in CARDS if card.products and card.is_geforce == geforce
+        card.products.figure / card.teraflops
+        for card in CARDS
+        if card.products and card.is_geforce == geforce
     )
 
 
@@ -132,7 +144,9 @@ def of_its_kind(name: str) -> list[str]:
     """Return the known cards that are nearest to an unknown one, of its series only; all where none is of its series."""
     bare = _bare(name)
     kind = _series(bare)
-    series = {_bare(card.name): card.name for card in CARDS if kind and _series(_bare(card.name)) == kind}
+    series = {
+        _bare(card.name): card.name for card in CARDS if kind and _series(_bare(card.name)) == kind
+    }
     if not series:
         return [card.name for card in CARDS]
     return [series[near] for near in difflib.get_close_matches(bare, series, n=4, cutoff=0.0)]
@@ -169,7 +183,11 @@ def preset(driver_name: str, count: int = 1) -> str:
 
 def launcher(stem: str, count: int) -> str:
     """Return the words before train.py for ``count`` cards by the accelerate YAML of this stem."""
-    several = f" --multi_gpu --num_processes {count}" if count > 1 and not stem.endswith(f"_x{count}") else ""
+    several = (
+        f" --multi_gpu --num_processes {count}"
+        if count > 1 and not stem.endswith(f"_x{count}")
+        else ""
+    )
     return f"accelerate launch --config_file accelerate_configs/{stem}.yaml{several}"
 
 

@@ -34,7 +34,9 @@ def causes(error: BaseException | None, *, contexts: bool = False) -> Iterator[B
         error = error.__cause__ or (error.__context__ if contexts else None)
 
 
-def http_status_and_retry_after(error: BaseException | None, *, contexts: bool = False) -> tuple[int | None, float]:
+def http_status_and_retry_after(
+    error: BaseException | None, *, contexts: bool = False
+) -> tuple[int | None, float]:
     """Return the HTTP status behind an error (None: there was no answer), and the seconds that its Retry-After asks for.
 
     Args:
@@ -44,7 +46,9 @@ def http_status_and_retry_after(error: BaseException | None, *, contexts: bool =
         answer = getattr(one, "response", None)
         status = getattr(one, "status", None) or getattr(answer, "status_code", None)
         if isinstance(status, int):
-            return status, retry_after(getattr(one, "headers", None) or getattr(answer, "headers", None) or {})
+            return status, retry_after(
+                getattr(one, "headers", None) or getattr(answer, "headers", None) or {}
+            )
     return None, 0.0
 
 
@@ -53,7 +57,9 @@ def retry_after(headers: Mapping[str, str]) -> float:
     asked, seconds = str(headers.get(ASKED) or headers.get("Retry-After", "")).strip(), 0.0
     with contextlib.suppress(ValueError, TypeError, OverflowError):  # it is not a date
         is_number = re.fullmatch("[0-9]+", asked)
-        seconds = float(asked) if is_number else parsedate_to_datetime(asked).timestamp() - time.time()
+        seconds = (
+            float(asked) if is_number else parsedate_to_datetime(asked).timestamp() - time.time()
+        )
     return max(0.0, seconds)
 
 
@@ -74,7 +80,9 @@ def reach(url: str, seconds: float) -> str:
     """Ask an address; return what went wrong ("": it answered; HTTP Error and a status: it refused)."""
     pool = ThreadPool(1)  # a name's look-up has no limit of its own
     try:
-        pool.apply_async(urllib.request.urlopen, (url,), {"timeout": seconds}).get(seconds + 1).close()
+        pool.apply_async(urllib.request.urlopen, (url,), {"timeout": seconds}).get(
+            seconds + 1
+        ).close()
     except Exception as error:  # names, sockets, TLS and bad addresses each raise their own kinds
         return str(error) or f"no answer in {seconds:g} s"
     return ""

@@ -22,17 +22,22 @@ def refuse_incomplete_launch(environment: Mapping[str, str]) -> None:
     for name in NUMBERS:
         text = environment.get(name, "0")
         if not re.fullmatch(r"-?\d+", text):
-            raise BadInput(f"{name} = {text!r}: must be a whole number. {HOW}, which set it", alone=True)
+            raise BadInput(
+                f"{name} = {text!r}: must be a whole number. {HOW}, which set it", alone=True
+            )
     for name in MPI_SIZES:
         size = environment.get(name, "1")
         if size not in ("0", "1") and "WORLD_SIZE" not in environment:
             raise BadInput(
-                f"{name} = {size}: processes that mpirun or srun starts do not find each other. {HOW}", alone=True
+                f"{name} = {size}: processes that mpirun or srun starts do not find each other. {HOW}",
+                alone=True,
             )
     rank = int(environment.get("RANK", "0"))
     processes = int(environment.get("WORLD_SIZE", "1"))
     if processes < 1:
-        raise BadInput(f"WORLD_SIZE = {processes}: must be at least 1. {HOW}, which set it", alone=True)
+        raise BadInput(
+            f"WORLD_SIZE = {processes}: must be at least 1. {HOW}, which set it", alone=True
+        )
     local_rank = int(environment.get("LOCAL_RANK", "-1"))  # -1 is an old way to say: not launched
     if processes <= 1 and rank == 0 and local_rank == -1:
         return
@@ -42,7 +47,11 @@ def refuse_incomplete_launch(environment: Mapping[str, str]) -> None:
         present = [name for name in LAUNCH if name in environment]
         single = f"For a single process: unset {' '.join(present)}"
         raise BadInput(
-            f"{', '.join(given)}, but without {', '.join(missing)}. {HOW}, which set all. {single}", alone=True
+            f"{', '.join(given)}, but without {', '.join(missing)}. {HOW}, which set all. {single}",
+            alone=True,
         )
     if not 0 <= rank < processes:
-        raise BadInput(f"{', '.join(given)}: RANK must be from 0 to WORLD_SIZE - 1. {HOW}, which set both", alone=True)
+        raise BadInput(
+            f"{', '.join(given)}: RANK must be from 0 to WORLD_SIZE - 1. {HOW}, which set both",
+            alone=True,
+        )

@@ -43,7 +43,9 @@ def parse(name: str, option: str) -> ModelId:
         return ModelId(name)
     location, _, revision = name.partition("@")
     if "@" in revision:
-        raise BadInput(f"{option}{name}: has more than one @, and no such folder exists. Give {EXAMPLE}")
+        raise BadInput(
+            f"{option}{name}: has more than one @, and no such folder exists. Give {EXAMPLE}"
+        )
     if not location or not REVISION.fullmatch(revision):
         raise BadInput(
             f"{option}{name}: is neither a folder nor an id of the Hub with a tag, a branch or "

@@ -51,17 +51,25 @@ def expand(path: str, environment: Mapping[str, str] | None = None) -> str:
             return "$"
         name = match["name"] or match["braced"]
         if match["name"] is None and not (match["end"] and NAME.fullmatch(name)):
-            raise ValueError(f"{match[0]} is not a variable; write $NAME, ${{NAME}}, or $$ for the character $")
+            raise ValueError(
+                f"{match[0]} is not a variable; write $NAME, ${{NAME}}, or $$ for the character $"
+            )
         if name not in variables:
-            raise ValueError(f"the environment variable {name} is not set; set it, or write $$ for the character $")
+            raise ValueError(
+                f"the environment variable {name} is not set; set it, or write $$ for the character $"
+            )
         if not variables[name]:
-            raise ValueError(f"the environment variable {name} is empty; set it, or write $$ for the character $")
+            raise ValueError(
+                f"the environment variable {name} is empty; set it, or write $$ for the character $"
+            )
         return variables[name]
 
     expanded = os.path.expanduser(VARIABLE.sub(value_of, path))  # noqa: PTH111  (Path would change ./~ and a//b)
     if expanded.startswith("~"):
         user = expanded.partition("/")[0]
-        raise ValueError(f"the home folder of {user} is not known; for a name that begins with ~ write ./{expanded}")
+        raise ValueError(
+            f"the home folder of {user} is not known; for a name that begins with ~ write ./{expanded}"
+        )
     return expanded
 
 

@@ -41,13 +41,17 @@ SCHEMES_WITHOUT_USERS = ("hf", "hub")  # "@" separates a repository and its revi
 
 # A scheme is short, so that a long word is searched in linear time. A URL ends at white space, at a
 # quote, or before the punctuation of the sentence around it. JSON and repr() escape its slashes.
-URL = re.compile(r"[a-z][a-z0-9+.-]{0,30}:(?:\\*/){2}[^\s\"<>]*[^\s\"<>.,:;!?'`)\]}]", re.IGNORECASE)
+URL = re.compile(
+    r"[a-z][a-z0-9+.-]{0,30}:(?:\\*/){2}[^\s\"<>]*[^\s\"<>.,:;!?'`)\]}]", re.IGNORECASE
+)
 # The user of a URL without a scheme, or of one within the path of another.
 USER = re.compile(r"(?<!hf:)(?<!hub:)//[^\s/\"'<>]+@")
 # The path and query of a request, as urllib3 and access logs show it: /file.csv?token=...
 REQUEST_TARGET = re.compile(r"(?<![\w/:.])(/[^\s\"'<>?#]*)\?([^\s\"'<>()]*)")
 HUGGING_FACE_TOKEN = re.compile(r"\bhf_[\w.-]{20,}")
-AUTHORIZATION = re.compile(r"(authorization\W{1,4}b?\W{0,4}(?:basic|bearer|digest|token)\s+)[^\s'\"]+", re.IGNORECASE)
+AUTHORIZATION = re.compile(
+    r"(authorization\W{1,4}b?\W{0,4}(?:basic|bearer|digest|token)\s+)[^\s'\"]+", re.IGNORECASE
+)
 HOST_AND_PORT = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@\[\]\\]*)(:\d*)?", re.IGNORECASE)
 REDACTED_QUERY = re.compile(rf"{REDACTED}(=[0-9a-f]{{12}})?")
 NOT_IN_URL = re.compile(r"[\s\"<>\\^`{|}\x00-\x20\x7f]")
@@ -149,7 +153,9 @@ def _without_credentials(query: str) -> list[str]:
     """Return the parameters of a query, each as NAME=VALUE, that are not credentials."""
     parameters = _parameters(query)
     has_azure_signature = any(_normalized_name(parameter) == "sig" for parameter in parameters)
-    return [parameter for parameter in parameters if not _is_credential(parameter, has_azure_signature)]
+    return [
+        parameter for parameter in parameters if not _is_credential(parameter, has_azure_signature)
+    ]
 
 
 def _is_credential(parameter: str, has_azure_signature: bool) -> bool:

@@ -44,7 +44,9 @@ def retried(what: str, read: Callable[[int], Iterator[Any]], row: int = -1) -> I
             error = min(causes(caught, contexts=True), key=_rank)
         status, asked = http_status_and_retry_after(error, contexts=True)
         where = what if row < 0 else f"{what}: row {row}"
-        reason = f"{type(error).__name__}: {one_line(error)[:300]}".rstrip(": .")  # some have no message
+        reason = f"{type(error).__name__}: {one_line(error)[:300]}".rstrip(
+            ": ."
+        )  # some have no message
         if status is not None:
             reason = f"HTTP status {status}"
         again = local or (row, reason) == last
@@ -59,22 +61,36 @@ def retried(what: str, read: Callable[[int], Iterator[Any]], row: int = -1) -> I
         if again and isinstance(error, Unreadable):
             raise BadInput(f"{what}: {one_line(error)}")
         if again and status is None and not _may_pass(error, local):
-            raise BadInput(f"{where}: cannot be read: {reason}. Repair or replace the file, or leave it out")
+            raise BadInput(
+                f"{where}: cannot be read: {reason}. Repair or replace the file, or leave it out"
+            )
         failures, last = failures + 1 if row == last[0] else 1, (row, reason)
         if failures == TRIES:
-            remedy = "" if status else "; without a network, first prepare_data.py ... --prefetch where there is one"
+            remedy = (
+                ""
+                if status
+                else "; without a network, first prepare_data.py ... --prefetch where there is one"
+            )
             raise TrainingStopped(
                 f"{where}: failed {TRIES} times in a row, last with {reason}. What was read before is kept; the same "
                 f"command resumes from there{remedy}"
             )
-        wait = max(min(asked, LONGEST_ASKED_SECONDS), min(LONGEST_WAIT_SECONDS, 2 ** (failures - 1)))
+        wait = max(
+            min(asked, LONGEST_ASKED_SECONDS), min(LONGEST_WAIT_SECONDS, 2 ** (failures - 1))
+        )
         log.warning(f"{where}: {reason}; try {failures + 1} of {TRIES} in {wait:g} s")
         time.sleep(wait)
 
 
 def _rank(error: BaseException) -> int:
     """Return 0 for the error that says best what is wrong. fsspec says of each request that failed: no such file."""
-    return 0 if isinstance(error, BadInput | Unreadable) else 2 if isinstance(error, FileNotFoundError) else 1
+    return (
+        0
+        if isinstance(error, BadInput | Unreadable)
+        else 2
+        if isinstance(error, FileNotFoundError)
+        else 1
+    )
 
 
 def _may_pass(error: BaseException, local: bool) -> bool:

@@ -12,9 +12,16 @@ from ursa_minor.base import files
 METRICS, LOG = "metrics.jsonl", "run.log"
 MODEL_FOLDER = "model"
 FINISH = "finished.json"
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+MODEL, OPTIMIZER, STATE, MANIFEST = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "manifest.json",
+)
 STEP = re.compile(r"step-(\d{8})")  # a checkpoint, a push, a tag
-PARTIAL = re.compile(r"\.(.+)\.(tmp|old)-[0-9a-f]{8}")  # half-made; or moved aside for what comes in its place
+PARTIAL = re.compile(
+    r"\.(.+)\.(tmp|old)-[0-9a-f]{8}"
+)  # half-made; or moved aside for what comes in its place
 
 
 def step_name(step: int) -> str:

@@ -16,7 +16,8 @@ from ursa_minor.base.errors import TrainingStopped
 from ursa_minor.base.signals import SIGNALS
 
 LOST = re.compile(
-    r"connection (was )?(closed|reset|refused)|timed? ?out|timing out|broken pipe|remote process exited", re.IGNORECASE
+    r"connection (was )?(closed|reset|refused)|timed? ?out|timing out|broken pipe|remote process exited",
+    re.IGNORECASE,
 )
 # Set by `accelerate launch` and by torchrun: then the parent process is a launcher, and its death is a request to stop
 # (`accelerate launch` dies of SIGTERM without telling its child).
@@ -51,7 +52,9 @@ class StopRequest:
     def __init__(self, timeout: float = 600.0) -> None:
         self.signal: signal.Signals | None = None
         several = dist.is_initialized() and dist.get_world_size() > 1
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if several else None
+        self._group = (
+            dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if several else None
+        )
         for number in SIGNALS:
             is_ignored = signal.getsignal(number) == signal.SIG_IGN
             if number == signal.SIGHUP and is_ignored:  # by nohup
@@ -59,7 +62,9 @@ class StopRequest:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:
-        self.signal = self.signal or signal.Signals(number)  # after Ctrl-C the launcher's death comes, too
+        self.signal = self.signal or signal.Signals(
+            number
+        )  # after Ctrl-C the launcher's death comes, too
 
     @property
     def requested(self) -> bool:

@@ -31,7 +31,16 @@ from torch.distributed.tensor import DTensor
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, errno_of
-from ursa_minor.base.run_files import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
+from ursa_minor.base.run_files import (
+    MANIFEST,
+    METRICS,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    STEP,
+    clear_partial,
+    step_name,
+)
 from ursa_minor.base.wording import nearest_beside
 
 log = logging.getLogger(__name__)
@@ -57,7 +66,9 @@ def write(
     Raises OSError or SafetensorError where it cannot be written; then nothing is changed.
     """
     path = folder / step_name(state["step"])
-    with files.making(path, replace=True) as temporary:  # a damaged one, which the run did not resume from, makes way
+    with files.making(
+        path, replace=True
+    ) as temporary:  # a damaged one, which the run did not resume from, makes way
         for name, named in zip((MODEL, OPTIMIZER), tensors, strict=True):
             # With what Transformers asks a file for, the weights are also those of a pushed model.
             whole = {key: tensor.contiguous() for key, tensor in named.items()}
@@ -65,8 +76,12 @@ def write(
         files.write_json(temporary / STATE, state)
         rows = {name: files.row_of(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
         files.write_json(temporary / MANIFEST, {"step": state["step"], "files": rows})
-        with contextlib.suppress(OSError):  # a checkpoint is worth more than rows that a disk refuses
-            files.fsync(folder.parent / METRICS)  # a power cut leaves no step without the rows before it
+        with contextlib.suppress(
+            OSError
+        ):  # a checkpoint is worth more than rows that a disk refuses
+            files.fsync(
+                folder.parent / METRICS
+            )  # a power cut leaves no step without the rows before it
     if fault := find_fault(path):
         raise OSError(f"{path}: does not read back as written: {fault}")
     try:
@@ -95,8 +110,14 @@ def gather(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors,
         moments = _named_moments(model, optimizer)
     # A tied head is saved once.
     weights = {name: weights[name] for name, _ in model.named_parameters() if name in weights}
-    each = ((f"{name}/{kind}", value) for name, kinds in moments.items() for kind, value in kinds.items())
-    return weights, {name: torch.as_tensor(value) for name, value in each}  # an optimizer may count its steps in an int
+    each = (
+        (f"{name}/{kind}", value)
+        for name, kinds in moments.items()
+        for kind, value in kinds.items()
+    )
+    return weights, {
+        name: torch.as_tensor(value) for name, value in each
+    }  # an optimizer may count its steps in an int
 
 
 def _is_sharded(model: nn.Module) -> bool:
@@ -106,7 +127,9 @@ def _is_sharded(model: nn.Module) -> bool:
 def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
     """Return each parameter's moments by its name; of ZeRO's, which are brought together, on the main process."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    if not hasattr(optimizer, "consolidate_state_dict"):  # not a ZeroRedundancyOptimizer, whose import is slow
+    if not hasattr(
+        optimizer, "consolidate_state_dict"
+    ):  # not a ZeroRedundancyOptimizer, whose import is slow
         return {names[parameter]: kinds for parameter, kinds in optimizer.state.items()}
     optimizer.consolidate_state_dict(to=0)
     if dist.get_rank():
@@ -132,7 +155,10 @@ def find_fault(path: Path) -> str | None:
     name = MANIFEST
     try:
         manifest = files.read_json(path / MANIFEST)
-        rows, step = {one: manifest["files"][one] for one in (MODEL, OPTIMIZER, STATE)}, manifest["step"]
+        rows, step = (
+            {one: manifest["files"][one] for one in (MODEL, OPTIMIZER, STATE)},
+            manifest["step"],
+        )
         if type(step) is not int or path.name != step_name(step):
             return f"{MANIFEST} is of step {step!r:.40}"
         for name, row in rows.items():
@@ -173,7 +199,12 @@ def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, l
         skipped.append(f"{path}: {fault}")
     if begin is None:
         if skipped:
-            raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
+            raise BadInput(
+                [
+                    *skipped,
+                    f"{folder}: no checkpoint verifies. To begin again, give another --run_name",
+                ]
+            )
         return None, []
     read_state(begin)
     if len(mine) < len(there) and begin.resolve().parent != folder.resolve():
@@ -242,7 +273,9 @@ def load_weights(path: Path, model: nn.Module) -> None:
     set_model_state_dict(model, weights, options=how)
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: Callable[..., dict]) -> None:
+def load(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: Callable[..., dict]
+) -> None:
     """Load a verified checkpoint into the model and the optimizer in place; ``keeps``: of the optimizer's Record.
 
     Raises BadInput where its tensors have not the names, shapes and types of theirs.
@@ -256,7 +289,9 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: 
         for kind, moment in keeps(group, torch.empty(parameter.shape, device="meta")).items()
     }
     counted = files.read_json(path / STATE)
-    none_applied = counted["skipped_updates"] >= counted["step"]  # there are no moments before an update
+    none_applied = (
+        counted["skipped_updates"] >= counted["step"]
+    )  # there are no moments before an update
     state: dict[str, Tensors] = {}
     for name, tensor in _read(path / OPTIMIZER, wanted, may_be_empty=none_applied).items():
         parameter, kind = name.split("/")
@@ -271,7 +306,9 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: 
     # Not by load_state_dict, which casts moments to the type of their weight.
     for parameter in (p for group in share.param_groups for p in group["params"]):
         kinds = state.get(names[parameter], {})
-        share.state[parameter] = {kind: _moment(tensor, parameter.device) for kind, tensor in kinds.items()}
+        share.state[parameter] = {
+            kind: _moment(tensor, parameter.device) for kind, tensor in kinds.items()
+        }
 
 
 def _read(file: Path, wanted: Tensors, *, may_be_empty: bool = False) -> Tensors:
@@ -282,7 +319,8 @@ def _read(file: Path, wanted: Tensors, *, may_be_empty: bool = False) -> Tensors
         raise BadInput(f"{file}: cannot be read ({error})") from None
     for name in sorted(found.keys() | wanted.keys()) if found or not may_be_empty else ():
         there, ours = (
-            f"{tuple(each[name].shape)} {each[name].dtype}" if name in each else "not there" for each in (found, wanted)
+            f"{tuple(each[name].shape)} {each[name].dtype}" if name in each else "not there"
+            for each in (found, wanted)
         )
         if there != ours:
             raise BadInput(

@@ -104,7 +104,9 @@ class RunState:
         is_evaluated = self.evaluated_step == self.step
         return is_evaluated and self.step < self.max_steps and 0 < patience <= self.since_best
 
-    def set_length(self, max_steps: int, warmup_steps: int, changed_at: int = 0, rate_before: float = 0.0) -> None:
+    def set_length(
+        self, max_steps: int, warmup_steps: int, changed_at: int = 0, rate_before: float = 0.0
+    ) -> None:
         """Give the schedule another length, which a checkpoint then stores."""
         self.max_steps = max_steps
         self.warmup_steps = warmup_steps
@@ -127,7 +129,13 @@ class RunState:
 
     def forget_best(self) -> None:
         """Begin to look for the lowest loss anew, at this step: the checkpoint of the one until now is not here."""
-        self.evaluations, self.evaluated_step, self.best_loss, self.best_step, self.since_best = 0, -1, None, None, 0
+        self.evaluations, self.evaluated_step, self.best_loss, self.best_step, self.since_best = (
+            0,
+            -1,
+            None,
+            None,
+            0,
+        )
 
     def record(self, update: Update, elapsed_seconds: float, data_wait_seconds: float) -> None:
         """Record an attempted update."""

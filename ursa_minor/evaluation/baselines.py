@@ -30,7 +30,9 @@ def baselines(corpus: Corpus, eval_tokens: int) -> dict[str, float]:
     train = np.concatenate([ids for ids, _ in source.train.read_all()])
     found = {"bigram": bigram_loss(train, pairs_2N, source.train.vocab_size)}
     if text := decode(corpus.tokenizer, pairs_2N[1].tolist()).encode():
-        found["bigram_bits_per_byte"] = found["bigram"] * pairs_2N.shape[1] / len(text) / math.log(2)
+        found["bigram_bits_per_byte"] = (
+            found["bigram"] * pairs_2N.shape[1] / len(text) / math.log(2)
+        )
         found["gzip"] = 8 * len(gzip.compress(text)) / len(text)
     return found
 
@@ -48,12 +50,17 @@ def bigram_loss(train: np.ndarray, pairs_2N: np.ndarray, vocab_size: int) -> flo
     train = train.astype(np.int64)
     seen, counts = np.unique(train[:-1] * vocab_size + train[1:], return_counts=True)
     firsts = seen // vocab_size
-    total, kinds = np.bincount(train[:-1], minlength=vocab_size), np.bincount(firsts, minlength=vocab_size)
+    total, kinds = (
+        np.bincount(train[:-1], minlength=vocab_size),
+        np.bincount(firsts, minlength=vocab_size),
+    )
     share = (np.bincount(train, minlength=vocab_size) + 1) / (len(train) + vocab_size)
     before, after = pairs_2N.astype(np.int64)
     keys = before * vocab_size + after
     places = np.minimum(np.searchsorted(seen, keys), len(seen) - 1)
     count = np.where(seen[places] == keys, counts[places], 0)
     alone = total[before] == 0  # never seen before another id
-    chance = (count + kinds[before] * share[after] + alone * share[after]) / (total[before] + kinds[before] + alone)
+    chance = (count + kinds[before] * share[after] + alone * share[after]) / (
+        total[before] + kinds[before] + alone
+    )
     return float(-np.log(chance).mean())

@@ -36,15 +36,28 @@ class Encoded:
     Raises BadInput where the tokenizer cannot write an item, or makes nothing of an ending, and where no item fits.
     """
 
-    def __init__(self, task: Task, items: Items, tokenizer: PreTrainedTokenizerBase, context_length: int | None = None):
+    def __init__(
+        self,
+        task: Task,
+        items: Items,
+        tokenizer: PreTrainedTokenizerBase,
+        context_length: int | None = None,
+    ):
         self.task, self.commit = task, items.commit
         pairs = iter(encode([question for item in items for question in item.questions], tokenizer))
-        asked = [[[next(pairs) for _ in question.endings] for question in item.questions] for item in items]
+        asked = [
+            [[next(pairs) for _ in question.endings] for question in item.questions]
+            for item in items
+        ]
         for item, texts in zip(items, asked, strict=True):
             if not all(context and ending for text in texts for context, ending in text):
-                raise BadInput(f"{item.where}: this tokenizer makes no token of its context or of one of its endings")
+                raise BadInput(
+                    f"{item.where}: this tokenizer makes no token of its context or of one of its endings"
+                )
         longest = [max(len(ending) for text in texts for _, ending in text) for texts in asked]
-        fits = [i for i, most in enumerate(longest) if context_length is None or most <= context_length]
+        fits = [
+            i for i, most in enumerate(longest) if context_length is None or most <= context_length
+        ]
         if not fits:
             raise BadInput(
                 f"{task.label} cannot be scored: each item has an ending of more tokens than the model's context, "
@@ -55,7 +68,9 @@ class Encoded:
         self.gold = np.array([item.questions[0].gold for item in self.items])
         self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in self.items]
         by_text = list(zip(*(asked[i] for i in fits), strict=True))
-        self.tokens = [[np.array([len(ending) for _, ending in own]) for own in text] for text in by_text]
+        self.tokens = [
+            [np.array([len(ending) for _, ending in own]) for own in text] for text in by_text
+        ]
         self.questions: list[EncodedQuestion] = [
             (context, [ending for _, ending in same])
             for text in by_text
@@ -65,7 +80,9 @@ class Encoded:
 
     def longer_than(self, context_length: int | None) -> int:
         """Return how many questions a model's context does not hold whole: they lose tokens from the left."""
-        return sum(tokens_read(question) > (context_length or math.inf) for question in self.questions)
+        return sum(
+            tokens_read(question) > (context_length or math.inf) for question in self.questions
+        )
 
     def sums(self, answers: Sequence[Answer], text: int = 0) -> list[np.ndarray]:
         """Return the log-likelihoods of each item's endings under one of its texts in nats, N times (E,)."""
@@ -79,14 +96,20 @@ class Encoded:
         if self.task.scores is LAST_WORD:  # 0: the only ending; -1: another
             return {"acc": np.array([answer.greedy - 1 for answer in answers])}
         # Only the per-token score is of an item's last text.
-        values = {"acc": (0, None), "acc_norm": (0, self.characters), "acc_token_norm": (-1, self.tokens[-1])}
+        values = {
+            "acc": (0, None),
+            "acc_norm": (0, self.characters),
+            "acc_token_norm": (-1, self.tokens[-1]),
+        }
         return {
             score: metrics.likeliest(self.sums(answers, text), lengths)
             for score, (text, lengths) in values.items()
             if score in self.task.scores
         }
 
-    def result(self, answers: Sequence[Answer], compute: Mapping[str, Metric] = metrics.PLAIN) -> dict[str, float]:
+    def result(
+        self, answers: Sequence[Answer], compute: Mapping[str, Metric] = metrics.PLAIN
+    ) -> dict[str, float]:
         """Return each score, its ``_stderr``, and ``items``.
 
         Args:
@@ -97,16 +120,23 @@ class Encoded:
         """
         self._refuse_not_finite(answers)
         if self.task.scores is LAST_WORD:
-            nats, greedy = np.concatenate(self.sums(answers)), np.array([answer.greedy for answer in answers])
+            nats, greedy = (
+                np.concatenate(self.sums(answers)),
+                np.array([answer.greedy for answer in answers]),
+            )
             found = compute["last_word"](predictions=nats, references=greedy)
         else:
             how = {"characters": self.characters, "references": self.gold}
             of_texts = [
-                compute["multiple_choice"](predictions=self.sums(answers, text), tokens=tokens, **how)
+                compute["multiple_choice"](
+                    predictions=self.sums(answers, text), tokens=tokens, **how
+                )
                 for text, tokens in enumerate(self.tokens)
             ]
             # Only the per-token score is of an item's last text.
-            found = of_texts[0] | {name: of_texts[-1][name] for name in ("acc_token_norm", "acc_token_norm_stderr")}
+            found = of_texts[0] | {
+                name: of_texts[-1][name] for name in ("acc_token_norm", "acc_token_norm_stderr")
+            }
         names = [f"{score}{end}" for score in self.task.scores for end in ("", "_stderr")]
         return {name: found[name] for name in names} | {"items": len(self.items)}
 
@@ -120,16 +150,27 @@ class Encoded:
 
     def rows(self, answers: Sequence[Answer]) -> Iterator[dict]:
         """Yield what is known of each item: sums in nats, tokens and characters of its endings, predictions, gold."""
-        sums, raw, predictions = self.sums(answers), self.sums(answers, -1), self.predictions(answers)
+        sums, raw, predictions = (
+            self.sums(answers),
+            self.sums(answers, -1),
+            self.predictions(answers),
+        )
         for i, item in enumerate(self.items):
             row = {"item": item.where, "label": int(self.gold[i]), "sum_logprob": sums[i].tolist()}
             row |= {"tokens": self.tokens[0][i].tolist(), "characters": self.characters[i].tolist()}
             if len(self.tokens) > 1:
-                row |= {"raw_sum_logprob": raw[i].tolist(), "raw_tokens": self.tokens[1][i].tolist()}
-            yield row | {f"{score}_prediction": int(chosen[i]) for score, chosen in predictions.items()}
+                row |= {
+                    "raw_sum_logprob": raw[i].tolist(),
+                    "raw_tokens": self.tokens[1][i].tolist(),
+                }
+            yield row | {
+                f"{score}_prediction": int(chosen[i]) for score, chosen in predictions.items()
+            }
 
 
-def encode(asked: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[tuple[list[int], list[int]]]:
+def encode(
+    asked: Sequence[Question], tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[list[int], list[int]]]:
     """Return each ending of each question as (context, ending) in ids, as the harness and build-nanogpt make them.
 
     lm-evaluation-harness encodes context and ending as one text and takes what follows the context's own ids; white
@@ -145,7 +186,9 @@ def encode(asked: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> lis
     before = tokenizer("")["input_ids"]  # what the tokenizer puts before every text
     first = [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
     heads = _ids(tokenizer, [context if apart else context.rstrip() for context, _, apart in flat])
-    texts = _ids(tokenizer, [ending if apart else context + ending for context, ending, apart in flat])
+    texts = _ids(
+        tokenizer, [ending if apart else context + ending for context, ending, apart in flat]
+    )
     pairs = []
     for (context, _, apart), head, ids in zip(flat, heads, texts, strict=True):
         if context:
@@ -161,7 +204,13 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
     try:
         encoded = tokenizer(different, add_special_tokens=False, verbose=False, truncation=False)
     except Exception as error:  # tokenizers raises bare Exceptions
-        remedy = "; its ids are the characters of one text: take tokenizer: bpe" if "UNK" in str(error) else ""
-        raise BadInput(f"the tokenizer cannot write the items' text: {first_line(error)}{remedy}") from None
+        remedy = (
+            "; its ids are the characters of one text: take tokenizer: bpe"
+            if "UNK" in str(error)
+            else ""
+        )
+        raise BadInput(
+            f"the tokenizer cannot write the items' text: {first_line(error)}{remedy}"
+        ) from None
     known = dict(zip(different, encoded["input_ids"], strict=True))
     return [known[text] for text in texts]

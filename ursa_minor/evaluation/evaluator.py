@@ -43,14 +43,18 @@ def read_items(
         for name in dict.fromkeys(evaluation.tasks):
             task = task_data.records()[name]
             try:
-                found[task] = task_data.read(task, evaluation.files_of(name), evaluation.task_limit, known.get(name))
+                found[task] = task_data.read(
+                    task, evaluation.files_of(name), evaluation.task_limit, known.get(name)
+                )
             except BadInput as fault:
                 if evaluation.files_of(name):
                     raise
                 log.warning(f"left out: {fault}")
     everywhere = gather_object([{task.name: rows.commit for task, rows in found.items()}])
     return {
-        task: rows for task, rows in found.items() if all(one.get(task.name, 0) == rows.commit for one in everywhere)
+        task: rows
+        for task, rows in found.items()
+        if all(one.get(task.name, 0) == rows.commit for one in everywhere)
     }
 
 
@@ -174,7 +178,9 @@ class Evaluator:
             self._skips[name] += 1
             log.warning(f"{name}: skipped. {error}")
             if self._skips[name] == MAX_SKIPS:
-                log.warning(f"{name}: off until the next start, because it was skipped {MAX_SKIPS} times in a row")
+                log.warning(
+                    f"{name}: off until the next start, because it was skipped {MAX_SKIPS} times in a row"
+                )
             return None
         self._skips[name] = 0
         return result

@@ -163,7 +163,11 @@ def _is_in_quotes(value: str) -> bool:
 
 
 def _quoted_tsv(path: Path, evidence: str) -> BadInput:
-    return _wrong_kind(path, f"is a quoted TSV ({evidence}), and TSV is read without quoting", _from_delimited(r"\t"))
+    return _wrong_kind(
+        path,
+        f"is a quoted TSV ({evidence}), and TSV is read without quoting",
+        _from_delimited(r"\t"),
+    )
 
 
 def _decoded(path: Path, data: bytes) -> str:

@@ -100,7 +100,9 @@ def log_likelihoods(
     # Of other families each ending is computed by itself: windows may slide, positions be counted, states be carried.
     shared = model.config.model_type in ARCHITECTURES
     size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
-    rank, num_processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    rank, num_processes = (
+        (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    )
     # Alike in length, the longest first, which needs the most memory.
     order = sorted(range(len(questions)), key=lambda i: (-tokens_read(questions[i]), i))
     todo, stopped = np.array(order[rank::num_processes]), False
@@ -110,7 +112,9 @@ def log_likelihoods(
             batch = np.array_split(todo, -(-len(todo) // size))[0]
             places = np.concatenate([np.arange(begins[i], begins[i + 1]) for i in batch])
             try:
-                found[:, places] = _score(model, [questions[i] for i in batch], context_length, shared)
+                found[:, places] = _score(
+                    model, [questions[i] for i in batch], context_length, shared
+                )
             except RuntimeError as error:
                 if size == 1 or not is_out_of_memory(error):
                     raise
@@ -121,7 +125,9 @@ def log_likelihoods(
             progress(batch)
     finally:
         model.train(was_training)
-    sums = torch.tensor([*found.ravel(), stopped], dtype=torch.float64, device=float64_device(model.device))
+    sums = torch.tensor(
+        [*found.ravel(), stopped], dtype=torch.float64, device=float64_device(model.device)
+    )
     sums = (accelerator.reduce(sums, "sum") if accelerator else sums).cpu().numpy()
     if sums[-1]:
         return None
@@ -135,7 +141,9 @@ def tokens_read(question: EncodedQuestion) -> int:
     return len(context) + max(map(len, endings)) - 1
 
 
-def _score(model: PreTrainedModel, batch: list[EncodedQuestion], limit: int | None, shared: bool) -> np.ndarray:
+def _score(
+    model: PreTrainedModel, batch: list[EncodedQuestion], limit: int | None, shared: bool
+) -> np.ndarray:
     """Return of a batch's endings, one question's after the other's, the log-likelihoods and the tokens that are not the
     likeliest, (2, endings) float64; the latter only where a question has a single ending.
     """
@@ -144,11 +152,18 @@ def _score(model: PreTrainedModel, batch: list[EncodedQuestion], limit: int | No
         if shared and tokens_read((context, endings)) <= (limit or math.inf):
             rows.append((context, endings))
         else:  # each ending by itself, with as much context as fits before it
-            kept = [context if limit is None else context[-(limit - len(ids) + 1) :] for ids in endings]
+            kept = [
+                context if limit is None else context[-(limit - len(ids) + 1) :] for ids in endings
+            ]
             rows += [(context, [ids]) for context, ids in zip(kept, endings, strict=True)]
     inputs, places, targets, owners = _pack(rows)
-    inputs, places = {name: tensor.to(model.device) for name, tensor in inputs.items()}, places.to(model.device)
-    if "branch" in inputs:  # each token sees the past of the context and of its own ending, (B, 1, T, T)
+    inputs, places = (
+        {name: tensor.to(model.device) for name, tensor in inputs.items()},
+        places.to(model.device),
+    )
+    if (
+        "branch" in inputs
+    ):  # each token sees the past of the context and of its own ending, (B, 1, T, T)
         branch_BT = inputs.pop("branch")
         seen_BTT = (branch_BT[:, None, :] == 0) | (branch_BT[:, None, :] == branch_BT[:, :, None])
         inputs["attention_mask"] = seen_BTT.tril()[:, None]
@@ -158,7 +173,9 @@ def _score(model: PreTrainedModel, batch: list[EncodedQuestion], limit: int | No
     else:
         logits_RV = model(**inputs, use_cache=False).logits.flatten(0, 1)[places]
     parts = zip(logits_RV.split(LOSS_ROWS), targets.to(model.device).split(LOSS_ROWS), strict=True)
-    alone = any(len(endings) == 1 for _, endings in batch)  # the likeliest token costs a pass over the logits
+    alone = any(
+        len(endings) == 1 for _, endings in batch
+    )  # the likeliest token costs a pass over the logits
     exact = float64_device(model.device)
     found = []
     for logits, ids in parts:
@@ -170,7 +187,9 @@ def _score(model: PreTrainedModel, batch: list[EncodedQuestion], limit: int | No
     return np.stack([np.bincount(owners, row) for row in torch.cat(found, 1).cpu().numpy()])
 
 
-def _pack(rows: Sequence[EncodedQuestion]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, np.ndarray]:
+def _pack(
+    rows: Sequence[EncodedQuestion],
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, np.ndarray]:
     """Lay rows out, padded at their right end. An ending's last id is a target only.
 
     Returns: ``input_ids`` (B, T) and, where a row has several endings, ``position_ids`` and ``branch`` (B, T; 0 the
@@ -178,7 +197,9 @@ def _pack(rows: Sequence[EncodedQuestion]) -> tuple[dict[str, torch.Tensor], tor
     which ending, counted over all rows, each belongs to, (R,).
     """
     length = max(len(context) + sum(len(ids) - 1 for ids in endings) for context, endings in rows)
-    ids_BT, positions_BT, branch_BT = (np.zeros((len(rows), length), dtype=np.int64) for _ in range(3))
+    ids_BT, positions_BT, branch_BT = (
+        np.zeros((len(rows), length), dtype=np.int64) for _ in range(3)
+    )
     places, targets, sizes = [], [], []
     for row, (context, endings) in enumerate(rows):
         end = len(context)
@@ -191,8 +212,18 @@ def _pack(rows: Sequence[EncodedQuestion]) -> tuple[dict[str, torch.Tensor], tor
             places += [row * length + place for place in (len(context) - 1, *range(begin, end))]
             targets += ids
             sizes.append(len(ids))
-        branch_BT[row, end:] = len(endings) + 1  # padding: it sees the context and itself, and nothing sees it
+        branch_BT[row, end:] = (
+            len(endings) + 1
+        )  # padding: it sees the context and itself, and nothing sees it
     inputs = {"input_ids": torch.from_numpy(ids_BT)}
     if any(len(endings) > 1 for _, endings in rows):
-        inputs |= {"position_ids": torch.from_numpy(positions_BT), "branch": torch.from_numpy(branch_BT)}
-    return inputs, torch.tensor(places), torch.tensor(targets), np.repeat(np.arange(len(sizes)), sizes)
+        inputs |= {
+            "position_ids": torch.from_numpy(positions_BT),
+            "branch": torch.from_numpy(branch_BT),
+        }
+    return (
+        inputs,
+        torch.tensor(places),
+        torch.tensor(targets),
+        np.repeat(np.arange(len(sizes)), sizes),
+    )

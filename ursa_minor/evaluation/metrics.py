@@ -23,7 +23,10 @@ def likeliest(sums: Ragged, lengths: Ragged | None = None) -> np.ndarray:
     """
     if lengths is None:
         return np.array([values.argmax() for values in sums])
-    means = (np.where(size, values / np.maximum(1, size), -np.inf) for values, size in zip(sums, lengths, strict=True))
+    means = (
+        np.where(size, values / np.maximum(1, size), -np.inf)
+        for values, size in zip(sums, lengths, strict=True)
+    )
     return np.array([values.argmax() for values in means])
 
 
@@ -47,7 +50,9 @@ def multiple_choice(
         _check_finite(f"predictions[{number}]", values)
         endings = len(values)
         if reference not in range(endings):
-            raise ValueError(f"references[{number}] = {reference} is not the number of one of {endings} endings")
+            raise ValueError(
+                f"references[{number}] = {reference} is not the number of one of {endings} endings"
+            )
         _check_lengths(f"characters[{number}]", characters[number], endings)
         _check_lengths(f"tokens[{number}]", tokens[number], endings)
 
@@ -110,7 +115,9 @@ def _check_lengths(where: str, lengths: np.ndarray, endings: int) -> None:
         raise ValueError(f"{where} has {len(lengths)} lengths for {endings} endings")
     values = np.asarray(lengths, dtype=np.float64)
     if not (values >= 0).all() or (values % 1).any():
-        raise ValueError(f"{where} = {values.tolist()}: a length is not a whole number of 0 or more")
+        raise ValueError(
+            f"{where} = {values.tolist()}: a length is not a whole number of 0 or more"
+        )
 
 
 def _share(right: np.ndarray, name: str) -> dict[str, float]:

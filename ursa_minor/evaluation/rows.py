@@ -84,7 +84,9 @@ def _validated_field(task: Task, row: Row, name: str) -> Any:
 def _text(name: str, value: object) -> str:
     if isinstance(value, str):
         if SURROGATE.search(value):
-            raise ValueError(f"{name} = {_shown(value)}: contains half of a surrogate pair, which is not a character")
+            raise ValueError(
+                f"{name} = {_shown(value)}: contains half of a surrogate pair, which is not a character"
+            )
         return value
     if _is_number(value):
         return str(value)
@@ -102,7 +104,9 @@ def _choices(name: str, value: object, field: Choices) -> tuple[tuple[str, ...],
     """Return the texts of a ``Choices`` field and the label of each."""
     parts = _from_json(value)
     if not isinstance(parts, dict) or not {field.texts, field.labels} <= parts.keys():
-        raise ValueError(f"{name} = {_shown(value)}: must be an object with the lists {field.texts} and {field.labels}")
+        raise ValueError(
+            f"{name} = {_shown(value)}: must be an object with the lists {field.texts} and {field.labels}"
+        )
     texts = _texts(f"{name}.{field.texts}", parts[field.texts])
     labels = parts[field.labels]
     if not isinstance(labels, list):

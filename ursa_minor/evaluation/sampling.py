@@ -55,14 +55,20 @@ def sample(
     Raises:
         BadInput: the model computes a logit that is NaN or infinite.
     """
-    context = context_length(model.config) or len(prompt_ids) + how.max_new_tokens + 1  # some models set no limit
+    context = (
+        context_length(model.config) or len(prompt_ids) + how.max_new_tokens + 1
+    )  # some models set no limit
     is_drawn = how.temperature > 0
-    choice = {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p} if is_drawn else {}
+    choice = (
+        {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p} if is_drawn else {}
+    )
     ids, made = list(prompt_ids), 0
     was_training, own = model.training, model.generation_config
     ends = end_ids(model, tokenizer)
     # Padding, and marks of a chat that no answer holds: a model that saw none may still draw them.
-    never = {*range(len(tokenizer), model.config.vocab_size), *tokenizer.all_special_ids} - set(ends)
+    never = {*range(len(tokenizer), model.config.vocab_size), *tokenizer.all_special_ids} - set(
+        ends
+    )
     model.generation_config = GenerationConfig(  # the model's own may ask for beams or stop strings
         eos_token_id=ends,
         pad_token_id=tokenizer.eos_token_id,
@@ -125,7 +131,9 @@ def checks_logits() -> LogitsProcessorList:
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids that end a text: the tokenizer's, and those that the model's generation_config names."""
     own = model.generation_config.eos_token_id
-    return sorted({tokenizer.eos_token_id, *(own if isinstance(own, list) else [] if own is None else [own])})
+    return sorted(
+        {tokenizer.eos_token_id, *(own if isinstance(own, list) else [] if own is None else [own])}
+    )
 
 
 class Streamer(BaseStreamer):

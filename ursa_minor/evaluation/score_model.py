@@ -49,13 +49,19 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     name, records = find(asked.model), task_data.records()
     refuse_hub_adapter(name, f"--model {asked.model}")
     tokenizer = tokenization.load(name, of_model=True)
-    found = [task_data.read(records[task], asked.task_files.get(task), asked.limit) for task in asked.tasks]
+    found = [
+        task_data.read(records[task], asked.task_files.get(task), asked.limit)
+        for task in asked.tasks
+    ]
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = make_accelerator(hardware.this_device(), precision="no")
     model = pretrained.load(name).to(accelerator.device)
     refuse_missing_rows(model, tokenizer, f"--model {asked.model}")
     length = likelihood.context_length(model.config)
-    tests = [Encoded(records[task], rows, tokenizer, length) for task, rows in zip(asked.tasks, found, strict=True)]
+    tests = [
+        Encoded(records[task], rows, tokenizer, length)
+        for task, rows in zip(asked.tasks, found, strict=True)
+    ]
     if asked.push_to_hub:
         refuse_incomplete(tests, asked.push_to_hub)
     precision = precision_of(model, accelerator.mixed_precision)
@@ -71,7 +77,9 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
                 continue
             line = its | {
                 "model": asked.model,
-                "dataset": ", ".join(asked.task_files.get(task.name) or [f"{task.dataset[0]}@{str(test.commit)[:7]}"]),
+                "dataset": ", ".join(
+                    asked.task_files.get(task.name) or [f"{task.dataset[0]}@{str(test.commit)[:7]}"]
+                ),
                 "items": len(test.items),
                 "cut": test.longer_than(length),
                 "left_out": test.left_out,
@@ -79,7 +87,9 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
                 **test.result(answers, by_evaluate()),
                 "seconds": seconds,
             }
-            log.info(table(task, line, f"{precision} on {hardware.device_name(accelerator.device)}"))
+            log.info(
+                table(task, line, f"{precision} on {hardware.device_name(accelerator.device)}")
+            )
             lines.append((task, line))
             rows += [files.to_json(its | row) + "\n" for row in test.rows(answers)]
     except KeyboardInterrupt:
@@ -102,11 +112,19 @@ def refuse_incomplete(tests: Sequence[Encoded], model_id: str) -> None:
             )
 
 
-def _answers(test: Encoded, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator) -> list[Answer]:
+def _answers(
+    test: Encoded, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator
+) -> list[Answer]:
     """Return a model's answers, with a bar on the main process; a log file gets a line of it now and then."""
-    how = {"disable": not accelerator.is_main_process, "mininterval": 0.2 if sys.stderr.isatty() else 30}
+    how = {
+        "disable": not accelerator.is_main_process,
+        "mininterval": 0.2 if sys.stderr.isatty() else 30,
+    }
     mine = len(test.questions) // accelerator.num_processes
-    with tqdm(desc=test.task.name, unit="text", total=mine, dynamic_ncols=True, **how) as bar, accelerator.autocast():
+    with (
+        tqdm(desc=test.task.name, unit="text", total=mine, dynamic_ncols=True, **how) as bar,
+        accelerator.autocast(),
+    ):
         found = likelihood.log_likelihoods(
             model,
             test.questions,
@@ -136,11 +154,18 @@ def by_evaluate() -> dict[str, Metric]:
 def table(task: Task, line: Mapping[str, Any], where: str) -> str:
     """Return a task's scores beside those of other models on all its items, a row a model, and the rule of each score."""
     body = {"": list(task.scores), line["model"][-40:]: task.with_errors(line)}
-    body |= {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in task.published.items()}
+    body |= {
+        name: [f"{value:.2f}" if value else "-" for value in row]
+        for name, row in task.published.items()
+    }
     if task.chance:
         body["chance"] = [f"{100 * task.chance:.2f}"] * len(task.scores)
     width = max(map(len, body))
-    few = ["too few: neither a score nor its standard error means much"] if line["items"] < FEW else []
+    few = (
+        ["too few: neither a score nor its standard error means much"]
+        if line["items"] < FEW
+        else []
+    )
     cut = f"{line['cut']:,} texts cut from the left to fit the context, {line['left_out']:,} with a longer ending left out"
     return "\n".join(
         [
@@ -148,7 +173,10 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
             f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}; {cut}; {where}, "
             f"{line['items'] / max(line['seconds'], 0.01):,.1f} items/s",
             "",
-            *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
+            *(
+                f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells)
+                for name, cells in body.items()
+            ),
             "",
             f"shares in per cent, each score ± its standard error; other models on all {task.size:,} items of its data set",
             *few,

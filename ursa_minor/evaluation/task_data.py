@@ -84,7 +84,9 @@ def read(
     problems: list[str] = []
     for where, value in itertools.islice(present_rows, limit or None):
         try:
-            items.append(Item(where, task.questions(validate(task, value, is_published=data_files is None))))
+            items.append(
+                Item(where, task.questions(validate(task, value, is_published=data_files is None)))
+            )
         except ValueError as error:
             problems.append(f"{where}: {error}")
     if problems:
@@ -108,19 +110,30 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
     (name, split), (pattern, number), wanted = task.dataset, task.files, revision or task.revision
     disable_progress_bars()
     set_verbosity_error()  # of the client, whose own retries are as many lines
-    get = partial(snapshot_download, name, repo_type="dataset", revision=wanted, allow_patterns=pattern)
+    get = partial(
+        snapshot_download, name, repo_type="dataset", revision=wanted, allow_patterns=pattern
+    )
     why = f"its {split} split is not {pattern}"
-    for local in (True, False) if wanted else (False, True):  # a commit that is here needs no network
+    for local in (
+        (True, False) if wanted else (False, True)
+    ):  # a commit that is here needs no network
         try:
             if not local:
-                HfApi().dataset_info(name, revision=wanted, timeout=TIMEOUT_SECONDS)  # fails at once without a network
+                HfApi().dataset_info(
+                    name, revision=wanted, timeout=TIMEOUT_SECONDS
+                )  # fails at once without a network
             folder = Path(get(local_files_only=local))
             if len(paths := sorted(folder.glob(pattern))) == number:
                 return paths, folder.name  # which is the commit
-        except Exception as error:  # the Hub's client, the cache and the network each raise their own kinds
+        except (
+            Exception
+        ) as error:  # the Hub's client, the cache and the network each raise their own kinds
             if not local:
                 why = f"{type(error).__name__}: {one_line(error)}"[:200]
-    what, at = f"--include '{pattern}'" if number > 1 else pattern, f" --revision {wanted}" if wanted else ""
+    what, at = (
+        f"--include '{pattern}'" if number > 1 else pattern,
+        f" --revision {wanted}" if wanted else "",
+    )
     raise BadInput(
         f"{task.name} ({name} of the Hub) cannot be loaded: {why.rstrip('.')}. Fetch it once, with a network: "
         f"hf download {name} {what} --repo-type dataset{at}; or give items of your own, with {', '.join(task.fields)}: "

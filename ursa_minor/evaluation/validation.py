@@ -34,7 +34,9 @@ def validation_loss(
     loss_module.eval()
     # Nats, tokens, bytes, whether to stop. On a GPU with float64 they stay there, and the host waits once, at the end.
     sums = torch.zeros(4, dtype=torch.float64, device=float64_device(device))
-    bytes_of_id = None if bytes_per_token is None else torch.as_tensor(bytes_per_token, device=device)
+    bytes_of_id = (
+        None if bytes_per_token is None else torch.as_tensor(bytes_per_token, device=device)
+    )
     try:
         for inputs_BT, targets_BT in batches:
             if stop():
@@ -48,7 +50,11 @@ def validation_loss(
                 sums[2] += bytes_of_id[targets_BT].sum().to(sums.device)
     finally:
         loss_module.train(was_training)
-    nats, tokens, text_bytes, stopped = (accelerator.reduce(sums, "sum") if accelerator else sums).tolist()
+    nats, tokens, text_bytes, stopped = (
+        accelerator.reduce(sums, "sum") if accelerator else sums
+    ).tolist()
     if stopped:
         return None
-    return {"loss": nats / tokens} | ({"bits_per_byte": nats / math.log(2) / text_bytes} if text_bytes else {})
+    return {"loss": nats / tokens} | (
+        {"bits_per_byte": nats / math.log(2) / text_bytes} if text_bytes else {}
+    )

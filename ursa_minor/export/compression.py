@@ -13,19 +13,27 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.model.finite import require_finite
 
 PACKAGE, VERSION = "bitsandbytes", "0.50.2"
-logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # it warns of kernels that are not used, and at each fp32 product
+logging.getLogger(PACKAGE).setLevel(
+    logging.ERROR
+)  # it warns of kernels that are not used, and at each fp32 product
 
 
 def require_int8() -> None:
     """Raise BadInput when the library for int8 is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
-        raise BadInput(f"--dtype int8: {PACKAGE} is not installed: pip install {PACKAGE}=={VERSION}")
+        raise BadInput(
+            f"--dtype int8: {PACKAGE} is not installed: pip install {PACKAGE}=={VERSION}"
+        )
 
 
 def matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the modules of a model's matrices by name, without embeddings and output head."""
     head = model.get_output_embeddings()
-    return {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head}
+    return {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, (nn.Linear, Conv1D)) and m is not head
+    }
 
 
 def prune(model: PreTrainedModel, share: float) -> None:
@@ -41,11 +49,16 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
     bitsandbytes, because GPT-2's matrices are Conv1D, which of Transformers' int8 formats only this one takes: torchao,
     quanto and HQQ pass them over. Raises BadInput for an architecture without a matrix that it takes.
     """
-    weights, rules = stock.state_dict(), BitsAndBytesConfig(load_in_8bit=True)  # by LLM.int8() (Dettmers 2022)
+    weights, rules = (
+        stock.state_dict(),
+        BitsAndBytesConfig(load_in_8bit=True),
+    )  # by LLM.int8() (Dettmers 2022)
     how = {"config": stock.config, "dtype": stock.dtype, "quantization_config": rules}
     quantized = type(stock).from_pretrained(None, state_dict=weights, **how)
     if not any(module.weight.dtype == torch.int8 for module in matrices(quantized).values()):
-        raise BadInput(f"--dtype int8: {PACKAGE} finds no matrix in {type(stock).__name__}; use --dtype bf16")
+        raise BadInput(
+            f"--dtype int8: {PACKAGE} finds no matrix in {type(stock).__name__}; use --dtype bf16"
+        )
     for name, module in matrices(quantized).items():
         if module.weight.dtype == torch.int8:
             require_finite(f"{name}.weight in int8", dequantized(module.weight))
@@ -70,9 +83,13 @@ def widen(model: PreTrainedModel) -> None:
 def share_of_zeros(model: PreTrainedModel) -> float:
     """Return which share of the matrices' weights is zero."""
     weights = [module.weight for module in matrices(model).values()]
-    return sum((weight == 0).sum().item() for weight in weights) / sum(weight.numel() for weight in weights)
+    return sum((weight == 0).sum().item() for weight in weights) / sum(
+        weight.numel() for weight in weights
+    )
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
     """Return how many bytes the weights take, each tied one once, scales of int8 included."""
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}.values())
+    return sum(
+        {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}.values()
+    )

@@ -39,10 +39,18 @@ from ursa_minor.recipe import keys, loading
 log = logging.getLogger(__name__)
 
 # int8: what is not a matrix of the blocks stays in fp16, the precision that bitsandbytes multiplies in.
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.float16,
+}
 RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
 LONGEST = 2048  # tokens of a window, for models that read more
-BATCH_TOKENS, FEW = 2048, 16  # tokens computed at once; tokens that show whether a precision is too narrow
+BATCH_TOKENS, FEW = (
+    2048,
+    16,
+)  # tokens computed at once; tokens that show whether a precision is too narrow
 Change = Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]
 
 
@@ -54,7 +62,9 @@ class Text(NamedTuple):
     draws: np.ndarray
 
 
-def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: Change | None = None) -> str:
+def convert(
+    asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: Change | None = None
+) -> str:
     """Export as export_model.py's flags ask, read back, measure; return the table.
 
     Args:
@@ -81,7 +91,9 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
         adapt(model, tokenizer)
     if asked.prune:
         compression.prune(model, asked.prune)
-    stock = stock_export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
+    stock = stock_export.as_stock(
+        model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
+    )
     if asked.dtype == "int8":
         stock = compression.quantize(stock)
     with files.making(out, replace=True) as temporary:
@@ -93,7 +105,9 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
         after = measure(loaded, text)
         if not computed or not math.isfinite(after.get("loss", 0.0)):
             raise BadInput(not_finite_message(asked, before))
-        record = {name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")}
+        record = {
+            name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")
+        }
         record |= {"measured_on": text and text.name, "before": before, "after": after}
         record |= {"files": {path.name: files.sha256(path) for path in sorted(temporary.iterdir())}}
         files.write_json(temporary / RECORD, record)
@@ -103,13 +117,17 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
     return f"{asked.model} -> {asked.out}\n\n{table(before, after)}\n\n{measured}"
 
 
-def refuse_unstorable(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+def refuse_unstorable(
+    asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
     """Raise BadInput for a weight that is not finite, or that one of the files cannot store.
 
     The files are checked again when they are written. This check comes before the measurement, which
     may take minutes.
     """
-    stock = stock_export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
+    stock = stock_export.as_stock(
+        model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
+    )
     if asked.gguf:
         gguf_export.refuse_overflow(stock, asked.gguf)
 
@@ -119,7 +137,9 @@ def not_finite_message(asked: argparse.Namespace, before: dict[str, float]) -> s
     if asked.dtype == "fp32" or not math.isfinite(before.get("loss", 0.0)):
         return f"{asked.model}: the output of the model contains NaN or infinity, so it cannot be exported"
     fix = stock_export.WIDER[DTYPES[asked.dtype]]
-    return f"--dtype {asked.dtype}: the output of the exported model contains NaN or infinity. {fix}"
+    return (
+        f"--dtype {asked.dtype}: the output of the exported model contains NaN or infinity. {fix}"
+    )
 
 
 def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
@@ -139,7 +159,9 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
         written = {}
     there = {path.name: path for path in sorted(out.iterdir()) if path.name != RECORD}
     if changed := [
-        name for name, path in there.items() if not path.is_file() or files.sha256(path) != written.get(name)
+        name
+        for name, path in there.items()
+        if not path.is_file() or files.sha256(path) != written.get(name)
     ]:
         raise BadInput(
             f"--out {asked.out}: {', '.join(changed)} was changed or added since that export; give another folder"
@@ -164,7 +186,14 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
 def run_of(name: str) -> Path | None:
     """Return the run folder that ``name`` is, or whose model/ it is."""
     path = Path(name)
-    return next((p for p in (path, path.parent) if (p / "recipe.yaml").is_file() and path in (p, p / "model")), None)
+    return next(
+        (
+            p
+            for p in (path, path.parent)
+            if (p / "recipe.yaml").is_file() and path in (p, p / "model")
+        ),
+        None,
+    )
 
 
 def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -177,7 +206,9 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
     if name in keys.TRAINED_TOKENIZERS:
         name = str(data_folders(recipe)[0] / "tokenizer")
         if not Path(name).is_dir():
-            raise BadInput(f"{name}: the tokenizer of {run_dir} is not here; let the run end, which writes model/")
+            raise BadInput(
+                f"{name}: the tokenizer of {run_dir} is not here; let the run end, which writes model/"
+            )
     tokenizer = tokenization.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load_weights(path, model)
@@ -189,16 +220,28 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
 def data_folders(recipe: keys.Recipe) -> list[Path]:
     """Return the folders of a recipe's shards. Raises BadInput where its text is not here to name them."""
     asked = keys.sources(recipe.data)
-    return [Path(str(one.data_dir)) if keys.is_here(one) else find_sources.find_source(one).folder for one in asked]
+    return [
+        Path(str(one.data_dir)) if keys.is_here(one) else find_sources.find_source(one).folder
+        for one in asked
+    ]
 
 
-def find_text(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Text | None:
+def find_text(
+    asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> Text | None:
     """Return the text to measure on, if any: --text, else the run's validation split."""
-    window, run_dir = min(likelihood.context_length(model.config) or LONGEST, LONGEST), run_of(asked.model)
+    window, run_dir = (
+        min(likelihood.context_length(model.config) or LONGEST, LONGEST),
+        run_of(asked.model),
+    )
     if asked.text:
         ids = read_text(asked.text, tokenizer, asked.eval_tokens)
         window = min(window, len(ids) - 1)
-        name, weights, splits = " ".join(asked.text), [1.0], [[(Path(asked.text[0]), len(ids), ids, 0)]]
+        name, weights, splits = (
+            " ".join(asked.text),
+            [1.0],
+            [[(Path(asked.text[0]), len(ids), ids, 0)]],
+        )
     elif run_dir:
         try:
             recipe = loading.load_recipe(run_dir / "recipe.yaml")
@@ -215,7 +258,9 @@ def find_text(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreT
         for shard in shards_of_split:
             each.append(*shard)
     most = max(1, asked.eval_tokens // window) if asked.eval_tokens else 0
-    draws = window_order.eval_draws([each.num_windows for each in opened], weights, max_windows=most)
+    draws = window_order.eval_draws(
+        [each.num_windows for each in opened], weights, max_windows=most
+    )
     return Text(f"{len(draws) * window:,} tokens of {name}", opened, draws) if len(draws) else None
 
 
@@ -233,17 +278,24 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -
     return np.concatenate(parts)
 
 
-def validation_shards(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[tuple[Path, int, np.ndarray, int]]:
+def validation_shards(
+    folder: Path, tokenizer: PreTrainedTokenizerFast
+) -> list[tuple[Path, int, np.ndarray, int]]:
     """Return a folder's validation shards as ``Windows.append`` takes them.
 
     Raises BadInput where they are not whole, or not of the model's tokenizer.
     """
     manifest = manifests.describe_folder(folder)
-    if manifest["tokenizer"] and manifest["tokenizer"]["fingerprint"] != tokenization.fingerprint(tokenizer):
+    if manifest["tokenizer"] and manifest["tokenizer"]["fingerprint"] != tokenization.fingerprint(
+        tokenizer
+    ):
         raise BadInput(f"{folder} was made with another tokenizer than the model's")
     rows = manifest["splits"].get("validation", [])
     manifests.refuse_changed(folder, rows)
-    return [(path := folder / row["file"], row["tokens"], *shards.open_ids(path, row["tokens"])) for row in rows]
+    return [
+        (path := folder / row["file"], row["tokens"], *shards.open_ids(path, row["tokens"]))
+        for row in rows
+    ]
 
 
 class LogitsLoss(nn.Module):
@@ -280,7 +332,9 @@ def measure(model: PreTrainedModel, text: Text | None) -> dict[str, float]:
         window_batches.Mapped(text.opened, model.device),
         max(1, BATCH_TOKENS // text.opened[0].sequence_length),
     )
-    batches = window_batches.eval_batches(mapped, text.draws, batch_size=size, rank=0, num_processes=1)
+    batches = window_batches.eval_batches(
+        mapped, text.draws, batch_size=size, rank=0, num_processes=1
+    )
     return found | validation.validation_loss(LogitsLoss(model), batches, device=model.device)
 
 
@@ -296,6 +350,12 @@ def table(before: dict[str, float], after: dict[str, float]) -> str:
         change = after["loss"] - before["loss"]
         rows += [
             ("loss, nats per token", *(f"{x['loss']:.4f}" for x in both), f"{change:+z.4f}"),
-            ("perplexity", *(f"{math.exp(x['loss']):,.3f}" for x in both), f"{math.expm1(change):+z.2%}"),
+            (
+                "perplexity",
+                *(f"{math.exp(x['loss']):,.3f}" for x in both),
+                f"{math.expm1(change):+z.2%}",
+            ),
         ]
-    return "\n".join(f"{name:30} {old:>12} {new:>16} {change:>9}".rstrip() for name, old, new, change in rows)
+    return "\n".join(
+        f"{name:30} {old:>12} {new:>16} {change:>9}".rstrip() for name, old, new, change in rows
+    )

@@ -18,9 +18,15 @@ from ursa_minor.model.finite import require_finite, require_stored
 
 PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 # What llama.cpp computes with, of what is written here; the three GELUs are one function.
-COMPUTED: dict[str, list[Any]] = {"model_type": ["gpt2", "llama"], "hidden_act": ["silu"], "rope_type": ["default"]}
+COMPUTED: dict[str, list[Any]] = {
+    "model_type": ["gpt2", "llama"],
+    "hidden_act": ["silu"],
+    "rope_type": ["default"],
+}
 COMPUTED |= {"activation_function": ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"]}
-COMPUTED |= dict.fromkeys(("scale_attn_by_inverse_layer_idx", "attention_bias", "mlp_bias"), [False])
+COMPUTED |= dict.fromkeys(
+    ("scale_attn_by_inverse_layer_idx", "attention_bias", "mlp_bias"), [False]
+)
 Q8_BLOCK = 32  # values that share a scale
 # The largest value of each type. The scale of a q8_0 block is its largest value / 127, in fp16.
 LIMITS = {
@@ -30,7 +36,11 @@ LIMITS = {
 }
 # llama.cpp's name of a split, and whether it looks whole words up before it merges. It has names for others (GPT-4o's),
 # which it splits by another regex than the tokenizer's own: the ids would differ.
-SPLITS = {"gpt2": ("gpt-2", False), split_points.QWEN35: ("qwen35", False), split_points.QWEN2: ("qwen2", False)}
+SPLITS = {
+    "gpt2": ("gpt-2", False),
+    split_points.QWEN35: ("qwen35", False),
+    split_points.QWEN2: ("qwen2", False),
+}
 SPLITS |= {split_points.LLAMA3: ("llama-bpe", True)}
 # A message as ChatML has it, in the language of Ollama's templates.
 CHAT = """TEMPLATE \"\"\"{{ range .Messages }}<|im_start|>{{ .Role }}
@@ -45,12 +55,16 @@ def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput where llama.cpp would compute or split otherwise, or the gguf package is missing."""
     config, faults = model.config, []
     if _split_name(tokenizer) is None:
-        faults.append("llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe")
+        faults.append(
+            "llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe"
+        )
     found = config.to_dict()
     found |= found.get("rope_parameters") or {}
     for name, usual in COMPUTED.items():
         if found.get(name, usual[0]) not in usual:
-            faults.append(f"the model's {name} = {found[name]}: must be {either(usual)}, with which llama.cpp computes")
+            faults.append(
+                f"the model's {name} = {found[name]}: must be {either(usual)}, with which llama.cpp computes"
+            )
     if find_spec("gguf") is None:
         faults.append("needs the gguf package: pip install gguf")
     if faults:
@@ -68,7 +82,13 @@ def refuse_overflow(stock: PreTrainedModel, precision: str) -> None:
         pass
 
 
-def write(stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, name: str, precision: str) -> None:
+def write(
+    stock: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    name: str,
+    precision: str,
+) -> None:
     """Write ``<name>.gguf`` and Ollama's ``Modelfile`` into a folder, which holds the tokenizer's files (``export.save``).
 
     Args:
@@ -96,7 +116,9 @@ def write(stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pa
         writer.add_rope_dimension_count(config.head_dim)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _add_tokenizer(writer, stock, tokenizer, folder)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers
+    )
     for tensor in _stored_tensors(stock, precision):
         written_name = names.get_name(tensor.key, try_suffixes=(".weight", ".bias"))
         writer.add_tensor(written_name, tensor.data, raw_dtype=tensor.kind)
@@ -136,7 +158,9 @@ def _stored_tensors(stock: PreTrainedModel, precision: str) -> Iterator[StoredTe
         require_finite(key, tensor)
         weight = _as_llama_cpp_has_it(key, tensor.float(), stock.config)
         kind = gguf.GGMLQuantizationType[_kind_name(key, weight, precision)]
-        with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported below, with the name of the weight
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # an overflow is reported below, with the name of the weight
             data = gguf.quants.quantize(weight.numpy(), kind)
             read_back = torch.from_numpy(gguf.quants.dequantize(data, kind))
         require_stored(
@@ -166,8 +190,13 @@ def _kind_name(key: str, weight: torch.Tensor, precision: str) -> str:
 def _as_llama_cpp_has_it(key: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
     """Return a weight as llama.cpp has it: (out, in), and a head's rotated pairs side by side."""
     if config.model_type == "gpt2":
-        return tensor.T.contiguous() if ".c_" in key and tensor.ndim == 2 else tensor  # Conv1D is (in, out)
-    for name, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+        return (
+            tensor.T.contiguous() if ".c_" in key and tensor.ndim == 2 else tensor
+        )  # Conv1D is (in, out)
+    for name, heads in (
+        ("q_proj", config.num_attention_heads),
+        ("k_proj", config.num_key_value_heads),
+    ):
         if name in key:
             return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
     return tensor
@@ -176,12 +205,18 @@ def _as_llama_cpp_has_it(key: str, tensor: torch.Tensor, config: Any) -> torch.T
 def _split_name(tokenizer: PreTrainedTokenizerFast) -> str | None:
     """Return llama.cpp's name of how a byte-level BPE splits; None: it has none."""
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    name, whole_words = SPLITS.get(split_points.word_regex(definition["pre_tokenizer"] or {}) or "", (None, False))
+    name, whole_words = SPLITS.get(
+        split_points.word_regex(definition["pre_tokenizer"] or {}) or "", (None, False)
+    )
     model, as_is = definition["model"], definition["normalizer"] in (None, {"type": "NFC"})
-    return name if as_is and model["type"] == "BPE" and model["ignore_merges"] == whole_words else None
+    return (
+        name if as_is and model["type"] == "BPE" and model["ignore_merges"] == whole_words else None
+    )
 
 
-def _add_tokenizer(writer: Any, stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def _add_tokenizer(
+    writer: Any, stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> None:
     import gguf
 
     special = {i: token.special for i, token in tokenizer.added_tokens_decoder.items()}
@@ -196,5 +231,7 @@ def _add_tokenizer(writer: Any, stock: PreTrainedModel, tokenizer: PreTrainedTok
     vocab.add_special_token = {"bos": tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id}
     ends = stock.generation_config.eos_token_id
     if tokenizer.chat_template and isinstance(ends, list):
-        vocab.special_token_ids["eot"] = next((i for i in ends if i != tokenizer.eos_token_id), ends[0])
+        vocab.special_token_ids["eot"] = next(
+            (i for i in ends if i != tokenizer.eos_token_id), ends[0]
+        )
     vocab.add_to_gguf(writer, quiet=True)

@@ -51,9 +51,13 @@ def as_stock(
     weights = {}
     for name, tensor in model.state_dict().items():
         if name not in stock.all_tied_weights_keys:  # tied tensors are stored once
-            weights[name] = _cast(name, tensor[: shapes[name][0]] if shapes[name] else tensor, dtype)
+            weights[name] = _cast(
+                name, tensor[: shapes[name][0]] if shapes[name] else tensor, dtype
+            )
     loaded = stock.load_state_dict(weights, strict=False, assign=True)
-    assert not loaded.unexpected_keys and {*loaded.missing_keys} <= {*stock.all_tied_weights_keys}, loaded
+    assert not loaded.unexpected_keys and {*loaded.missing_keys} <= {
+        *stock.all_tied_weights_keys
+    }, loaded
     stock.tie_weights()
     return stock
 
@@ -107,7 +111,9 @@ def _stock(
     try:
         generation.validate(strict=True)
     except ValueError:
-        generation.do_sample = True  # some published ones have a temperature without it, which cannot be saved again
+        generation.do_sample = (
+            True  # some published ones have a temperature without it, which cannot be saved again
+        )
     stock.generation_config = generation
     return stock
 
@@ -127,8 +133,12 @@ def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return cast
 
 
-def _save_tokenizer(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    tokenizer.model_max_length = getattr(stock.config, "max_position_embeddings", tokenizer.model_max_length)
+def _save_tokenizer(
+    stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokenizer.model_max_length = getattr(
+        stock.config, "max_position_embeddings", tokenizer.model_max_length
+    )
     tokenizer.save_pretrained(folder)
     # The same class and key under the names that Transformers 4, vLLM and llama.cpp's converter know too.
     about = folder / "tokenizer_config.json"

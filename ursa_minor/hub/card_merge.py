@@ -19,7 +19,12 @@ BEGIN = re.compile(r"<!-- ursa-minor:begin (?P<record>\{.*?\}) -->")
 END = "<!-- ursa-minor:end -->"
 MARKERS = re.compile(r"ursa-minor:(?:begin|end)")
 NOTE = "<!-- Each push replaces this section. Write above or below it, outside of the markers. -->"
-ESCAPES = {"--": r"\u002d\u002d", "<": r"\u003c", ">": r"\u003e", "ursa-minor:": r"ursa-minor\u003a"}
+ESCAPES = {
+    "--": r"\u002d\u002d",
+    "<": r"\u003c",
+    ">": r"\u003e",
+    "ursa-minor:": r"ursa-minor\u003a",
+}
 REMEDY = "Correct that on the Hub, and the next push updates it"
 
 

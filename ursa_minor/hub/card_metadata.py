@@ -110,7 +110,9 @@ def write(card: Card, changes: Mapping[str, Any], body: str | None = None) -> st
     if not _holds(header, expected):
         header = _dump(expected, card.newline)
         if not _holds(header, expected):
-            raise CannotMerge("its metadata block cannot be rewritten without a change of other fields")
+            raise CannotMerge(
+                "its metadata block cannot be rewritten without a change of other fields"
+            )
     opening, closing = card.opening, card.closing
     if not closing:
         opening += f"---{card.newline}"
@@ -131,7 +133,9 @@ def _with_changes(card: Card, changes: Mapping[str, Any]) -> str:
     root = yaml.compose(header, Loader=yaml.SafeLoader)
     starts = [(key.value, key.start_mark.index) for key, _ in root.value] if root else []
     if not starts:
-        return header + "".join(_dump_field(name, value, card.newline) for name, value in changes.items())
+        return header + "".join(
+            _dump_field(name, value, card.newline) for name, value in changes.items()
+        )
     ends = [start for _, start in starts[1:]] + [len(header)]
     parts = [header[: starts[0][1]]]
     for (name, start), end in zip(starts, ends, strict=True):
@@ -160,7 +164,9 @@ def _dump(values: Mapping[str, Any], newline: str) -> str:
     return text.replace("\n", newline)
 
 
-def merged_fields(current: Mapping[str, Any], new: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+def merged_fields(
+    current: Mapping[str, Any], new: Mapping[str, Any], last: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the changes that bring the recipe's fields to a card, and keep what was edited on the Hub.
 
     A field whose value on the Hub differs from what the last push wrote was edited there, and stays.
@@ -185,7 +191,9 @@ def merged_fields(current: Mapping[str, Any], new: Mapping[str, Any], last: Mapp
                 changes[name] = REMOVED
             elif _as_list(new[name]) != _as_list(current.get(name)):
                 changes[name] = new[name]
-    return {name: value for name, value in changes.items() if value is not REMOVED or name in current}
+    return {
+        name: value for name, value in changes.items() if value is not REMOVED or name in current
+    }
 
 
 def _as_list(value: Any) -> list[Any]:

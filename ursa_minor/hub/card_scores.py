@@ -22,7 +22,9 @@ def refuse_unknown(model_id: str) -> None:
     try:
         client.api().model_info(model_id)
     except Exception as error:
-        raise BadInput(f"--push_to_hub {model_id}: cannot be found: {client.describe(error)}") from None
+        raise BadInput(
+            f"--push_to_hub {model_id}: cannot be found: {client.describe(error)}"
+        ) from None
 
 
 def result(task: Task, score: str, value: float, revision: str) -> EvalResult:

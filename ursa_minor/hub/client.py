@@ -23,7 +23,14 @@ from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.base.http import ASKED, Unreadable, http_status_and_retry_after, moving, refuse_page, retry_after
+from ursa_minor.base.http import (
+    ASKED,
+    Unreadable,
+    http_status_and_retry_after,
+    moving,
+    refuse_page,
+    retry_after,
+)
 from ursa_minor.base.redaction import one_line
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
@@ -31,7 +38,9 @@ WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again 
 DEADLINE_SECONDS = 15 * 60  # from the first failure on
 PASSING = {408, 409, 412, 423, 425, 429}  # statuses below 500 that may pass
 LOCAL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
-CLIENT_WAIT_SECONDS = 60  # of each of the client's own few retries, however long the server asks for
+CLIENT_WAIT_SECONDS = (
+    60  # of each of the client's own few retries, however long the server asks for
+)
 
 
 @functools.cache
@@ -51,7 +60,9 @@ def bound_client() -> None:
 
 def _bound(request: Any) -> None:
     asked = request.extensions.get("timeout", {})
-    request.extensions["timeout"] = {kind: asked.get(kind) or limit for kind, limit in TIMEOUT_SECONDS.items()}
+    request.extensions["timeout"] = {
+        kind: asked.get(kind) or limit for kind, limit in TIMEOUT_SECONDS.items()
+    }
 
 
 def _check(answer: Any) -> None:
@@ -63,7 +74,10 @@ def _check(answer: Any) -> None:
         if "html" in headers.get("Content-Type", "").lower():
             refuse_page(answer.read(), headers, str(answer.request.url))
     elif asked := headers.get("Retry-After"):
-        headers[ASKED], headers["Retry-After"] = asked, str(int(min(CLIENT_WAIT_SECONDS, retry_after(headers))))
+        headers[ASKED], headers["Retry-After"] = (
+            asked,
+            str(int(min(CLIENT_WAIT_SECONDS, retry_after(headers)))),
+        )
 
 
 def api() -> HfApi:
@@ -82,7 +96,9 @@ def read_file(repo_id: str, name: str, revision: str | None) -> bytes:
         return Path(path).read_bytes()
 
 
-def retry(call: Callable[..., Any], *args, say: Callable[[str], None] | None = None, **kwargs) -> Any:
+def retry(
+    call: Callable[..., Any], *args, say: Callable[[str], None] | None = None, **kwargs
+) -> Any:
     """Call until it works; raise the last error where another attempt cannot help, or DEADLINE_SECONDS are over.
 
     Args:

@@ -59,7 +59,12 @@ class Measured(NamedTuple):
 
 
 def model_card(
-    repo_id: str, step: int, rows: Sequence[Mapping], recipe: keys.Recipe, facts: Facts, best_step: int | None = None
+    repo_id: str,
+    step: int,
+    rows: Sequence[Mapping],
+    recipe: keys.Recipe,
+    facts: Facts,
+    best_step: int | None = None,
 ) -> str:
     """Return the README.md of the model after ``step`` updates; a figure without a row of this run is not in it.
 
@@ -96,7 +101,9 @@ def model_card(
     return card_merge.mark(str(card))
 
 
-def metadata(recipe: keys.Recipe, repo_id: str = "", figures: Sequence[Figure] = ()) -> ModelCardData:
+def metadata(
+    recipe: keys.Recipe, repo_id: str = "", figures: Sequence[Figure] = ()
+) -> ModelCardData:
     """Return the head of a card."""
     results = [figure.result for figure in figures if figure.result is not None]
     return ModelCardData(
@@ -174,12 +181,18 @@ def _score(task: Task, score: str, measured: Measured) -> Figure:
 
 def _cost(rows: Sequence[Mapping], processes: int) -> dict[str, str]:
     """Return what the training has taken, as far as the rows state it."""
-    speeds, watts = ([row[name] for row in rows if row.get(name)] for name in ("tokens_per_second", "gpu/watts"))
+    speeds, watts = (
+        [row[name] for row in rows if row.get(name)] for name in ("tokens_per_second", "gpu/watts")
+    )
     if not speeds:
         return {}
     seconds = _newest(rows)["elapsed_seconds"].value
-    found = {"training time": f"{timedelta(seconds=round(seconds))} (h:mm:ss), evaluating and saving not counted"}
-    found["speed"] = f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"
+    found = {
+        "training time": f"{timedelta(seconds=round(seconds))} (h:mm:ss), evaluating and saving not counted"
+    }
+    found["speed"] = (
+        f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"
+    )
     if watts:
         used = statistics.fmean(watts) * seconds * processes / 3.6e6
         found["energy"] = (
@@ -200,7 +213,11 @@ def _in_words(source: keys.Data) -> str:
     if name is None:
         own = source.data_dir or source.data_files
         return "files of its author's" if own else "the source of Python's standard library"
-    link = f"[{_text(name)}](https://huggingface.co/datasets/{name})" if HUB_ID.fullmatch(name) else _text(name)
+    link = (
+        f"[{_text(name)}](https://huggingface.co/datasets/{name})"
+        if HUB_ID.fullmatch(name)
+        else _text(name)
+    )
     return f"{link} ({_text(subset)})" if subset and not source.data_dir else link
 
 

@@ -25,7 +25,9 @@ def is_address(source: str) -> bool:
     return source.startswith("hub://")
 
 
-def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin: bool = False) -> Path | None:
+def fetch_checkpoint(
+    source: str, checkpoints: Path, run_dir: Path, *, may_begin: bool = False
+) -> Path | None:
     """Fetch a full checkpoint that was pushed into ``checkpoints``, and return its folder.
 
     It also fetches metrics.jsonl where ``run_dir`` has none. What is there and whole is not fetched again.
@@ -46,38 +48,56 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin
         return _fetch(address, where, checkpoints, run_dir, may_begin)
 
 
-def _fetch(address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_begin: bool) -> Path | None:
+def _fetch(
+    address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_begin: bool
+) -> Path | None:
     api, (repo_id, revision) = client.api(), address.groups()
     try:
         found = client.retry(api.model_info, repo_id, revision=revision, say=log.info)
     except RepositoryNotFoundError as error:
-        if may_begin and http_status_and_retry_after(error)[0] == 404:  # not 401, which is of the token
+        if (
+            may_begin and http_status_and_retry_after(error)[0] == 404
+        ):  # not 401, which is of the token
             return None
         raise
     names = {sibling.rfilename for sibling in found.siblings or ()}
     within = [
-        name.removesuffix(run_files.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + run_files.MANIFEST, name)
+        name.removesuffix(run_files.MANIFEST)
+        for name in names
+        if re.fullmatch(CHECKPOINT + run_files.MANIFEST, name)
     ]
     if not within:
-        if may_begin and run_files.MODEL not in names:  # made by hand, or by a push that was cut off
+        if (
+            may_begin and run_files.MODEL not in names
+        ):  # made by hand, or by a push that was cut off
             return None
-        raise BadInput(f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one")
+        raise BadInput(
+            f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one"
+        )
     newest = max(within)
-    staging = checkpoints / f".hub-{found.sha[:12]}"  # of this commit, so a fetch that was killed continues
+    staging = (
+        checkpoints / f".hub-{found.sha[:12]}"
+    )  # of this commit, so a fetch that was killed continues
     staging.mkdir(parents=True, exist_ok=True)
 
     def fetched(name: str) -> Path:
-        got = client.retry(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=staging, say=log.info)
+        got = client.retry(
+            api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=staging, say=log.info
+        )
         return Path(got)
 
     try:
         manifest = files.read_json(fetched(newest + run_files.MANIFEST))
         path = checkpoints / run_files.step_name(manifest["step"])
         rows = {name: manifest["files"][name] for name in PARTS}
-        if newest not in (NEWEST, f"checkpoints/{path.name}/") or not run_files.STEP.fullmatch(path.name):
+        if newest not in (NEWEST, f"checkpoints/{path.name}/") or not run_files.STEP.fullmatch(
+            path.name
+        ):
             raise ValueError
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{where}: {newest}{run_files.MANIFEST} cannot be read ({type(error).__name__})") from None
+        raise BadInput(
+            f"{where}: {newest}{run_files.MANIFEST} cannot be read ({type(error).__name__})"
+        ) from None
     if path.exists():
         refuse_damaged(path, rows, f"or it is not the one that {where} names: move {path} away")
     else:

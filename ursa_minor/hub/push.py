@@ -72,12 +72,17 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, 
         with client.refusing(where, remedy):
             validate_repo_id(repo_id)
             if get_token() is None:
-                raise BadInput("push_to_hub = true: no login was found on this machine: hf auth login, or set HF_TOKEN")
+                raise BadInput(
+                    "push_to_hub = true: no login was found on this machine: hf auth login, or set HF_TOKEN"
+                )
             if constants.HF_HUB_OFFLINE:
                 raise TrainingStopped("HF_HUB_OFFLINE is set")
             return _check(client.api(), repo_id, private=private, fresh=fresh, card=card)
     except TrainingStopped as error:
-        return repo_id, f"the Hub cannot be reached now ({error}); training starts, and pushes wait on disk"
+        return (
+            repo_id,
+            f"the Hub cannot be reached now ({error}); training starts, and pushes wait on disk",
+        )
 
 
 def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, str]:
@@ -88,7 +93,9 @@ def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -
     try:
         ModelCard(card).validate()
     except ValueError as error:
-        raise BadInput(f"license, language, tags: the Hub refuses them: {client.describe(error)}") from None
+        raise BadInput(
+            f"license, language, tags: the Hub refuses them: {client.describe(error)}"
+        ) from None
 
     if "/" not in repo_id:
         repo_id = f"{user}/{repo_id}"
@@ -113,7 +120,10 @@ def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -
             f"go on from there (hub_strategy checkpoint, all_checkpoints) with --resume_from_checkpoint hub://{repo_id}"
         )
     if private and api.model_info(repo_id).private is False:
-        return repo_id, f"{repo_id} exists and is public; hub_private_repo = true is for repositories that are made"
+        return (
+            repo_id,
+            f"{repo_id} exists and is public; hub_private_repo = true is for repositories that are made",
+        )
     return repo_id, ""
 
 
@@ -121,7 +131,9 @@ def _may_create(login: dict, token: dict, owner: str) -> bool:
     """Return whether a token may create repositories of an owner: the login, or an organization."""
     scopes = token.get("fineGrained", {}).get("scoped")
     if scopes is not None:
-        writable = {scope["entity"].get("name") for scope in scopes if "repo.write" in scope["permissions"]}
+        writable = {
+            scope["entity"].get("name") for scope in scopes if "repo.write" in scope["permissions"]
+        }
         return owner in writable
     if owner == login["name"]:
         return True
@@ -291,11 +303,15 @@ def _commit(api: HfApi, repo_id: str, head: ModelInfo, push: Push, source: Path)
     # upload_folder skips the files that the repository's .gitignore excludes, and does not report them.
     missing = set(names) - set(api.list_repo_files(repo_id, revision=commit.oid))
     if missing:
-        raise BadInput(f"{repo_id} ignores {', '.join(sorted(missing))}; take that out of its .gitignore")
+        raise BadInput(
+            f"{repo_id} ignores {', '.join(sorted(missing))}; take that out of its .gitignore"
+        )
     return commit
 
 
-def _prepare_card(api: HfApi, repo_id: str, head: ModelInfo, tags: set[str], folder: Path) -> str | None:
+def _prepare_card(
+    api: HfApi, repo_id: str, head: ModelInfo, tags: set[str], folder: Path
+) -> str | None:
     """Merge the generated model card into the one on the Hub, and write the README.md to upload.
 
     A push never fails because of the card on the Hub. If they cannot be merged, no README.md is uploaded.
@@ -356,7 +372,9 @@ class Pusher:
     def __init__(self, pending: Path):
         self.pending = pending
         self._api = client.api()
-        self._lock = threading.Lock()  # held while one of the staged pushes is chosen: to be sent, or to be replaced
+        self._lock = (
+            threading.Lock()
+        )  # held while one of the staged pushes is chosen: to be sent, or to be replaced
         self._sending: Path | None = None  # or has failed
         self._logged: str | None = None
 

@@ -13,7 +13,11 @@ import torch._inductor.config
 import torch.distributed as dist
 import torch.utils.deterministic
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, TorchDynamoPlugin
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    TorchDynamoPlugin,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.rendezvous import rendezvous
 
@@ -46,11 +50,19 @@ def make_accelerator(
     refuse_impossible(device, os.environ, machine.tf32, machine.compile_mode)
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     wanted = os.environ["ACCELERATE_MIXED_PRECISION"] if launched else precision or device.precision
-    if machine.deterministic:  # else a card adds up some gradients in the order in which its threads come
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS makes its first handle
+    if (
+        machine.deterministic
+    ):  # else a card adds up some gradients in the order in which its threads come
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # read when cuBLAS makes its first handle
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # finds errors only, and costs a pass over memory
-        torch._inductor.config.deterministic = True  # or timings choose between kernels that round differently
+        torch.utils.deterministic.fill_uninitialized_memory = (
+            False  # finds errors only, and costs a pass over memory
+        )
+        torch._inductor.config.deterministic = (
+            True  # or timings choose between kernels that round differently
+        )
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and device.kind == "cpu":  # otherwise Accelerate starts each process alone
         os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -60,8 +72,13 @@ def make_accelerator(
     backend = "inductor" if not launched and device.compiles else None
     mode = machine.compile_mode if machine.compile_mode != "default" else None
     compiler = TorchDynamoPlugin(backend=backend, mode=mode)
-    handlers = [DistributedDataParallelKwargs(gradient_as_bucket_view=True), InitProcessGroupKwargs(timeout=timeout)]
-    accelerator = Accelerator(mixed_precision=wanted, dynamo_plugin=compiler, kwargs_handlers=handlers)
+    handlers = [
+        DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+        InitProcessGroupKwargs(timeout=timeout),
+    ]
+    accelerator = Accelerator(
+        mixed_precision=wanted, dynamo_plugin=compiler, kwargs_handlers=handlers
+    )
     if accelerator.num_processes != processes:
         raise BadInput(
             f"WORLD_SIZE = {processes}, but Accelerate makes it {accelerator.num_processes}: the processes would train "
@@ -88,7 +105,9 @@ def _rendezvous(device: Device, timeout: timedelta) -> None:
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-        store = dist.PrefixStore(rendezvous_name(store, rank, world_size, timeout.total_seconds()), store)
+        store = dist.PrefixStore(
+            rendezvous_name(store, rank, world_size, timeout.total_seconds()), store
+        )
         here = {"store": store, "rank": rank, "world_size": world_size, "timeout": timeout}
         dist.init_process_group("nccl" if device.kind == "cuda" else "gloo", **here)
 
@@ -113,7 +132,9 @@ def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: floa
     while missing:
         if time.monotonic() > until:
             late = counted(len(missing), "process", "processes")
-            raise TrainingStopped(f"{late} did not come within {timeout:g} s (--ddp_timeout)", alone=True)
+            raise TrainingStopped(
+                f"{late} did not come within {timeout:g} s (--ddp_timeout)", alone=True
+            )
         for other in missing:
             if store.check([f"ask/{other}"]):
                 store.set(f"answer/{store.get(f'ask/{other}').decode()}", mine)
@@ -129,7 +150,10 @@ def autocast(accelerator: Accelerator) -> contextlib.AbstractContextManager:
 
 
 def refuse_impossible(
-    device: Device, environment: Mapping[str, str], tf32: bool | str = "auto", compile_mode: str = "default"
+    device: Device,
+    environment: Mapping[str, str],
+    tf32: bool | str = "auto",
+    compile_mode: str = "default",
 ) -> None:
     """Raise BadInput with a line for each thing that the launcher's YAML or a setting asks for and ``device`` has not.
 
@@ -138,26 +162,33 @@ def refuse_impossible(
     """
     wanted = environment.get("ACCELERATE_MIXED_PRECISION", device.precision)
     compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    if device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment:  # no launcher: as make_accelerator chooses
+    if (
+        device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment
+    ):  # no launcher: as make_accelerator chooses
         compiler = "inductor"
     cpu, fsdp, deepspeed = (
-        environment.get(f"ACCELERATE_USE_{name}", "false").lower() == "true" for name in ("CPU", "FSDP", "DEEPSPEED")
+        environment.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
+        for name in ("CPU", "FSDP", "DEEPSPEED")
     )
     card, processes = device.kind == "cuda", int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    why = "is too old for its compiler, Triton" if device.compiler else "has no Triton here (pip install triton)"
+    why = (
+        "is too old for its compiler, Triton"
+        if device.compiler
+        else "has no Triton here (pip install triton)"
+    )
     broken = compatibility.BROKEN.get(("accelerate", accelerate.__version__))
     # fmt: off
     table = [
         (wanted == "fp8",
          "mixed_precision: fp8 is not supported here (docs/knobs.md says why); write mixed_precision: bf16"),
-        (not card and (wanted == "fp16" or wanted == "bf16" and device.kind == "cpu" and not cpu),  # asked for: slow
+        (not card and (wanted == "fp16" or (wanted == "bf16" and device.kind == "cpu" and not cpu)),  # asked for: slow
          f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is torch a "
          f"CPU build? run check_setup.py). Without a GPU: make train, or --config_file accelerate_configs/cpu.yaml"),
         (wanted == "bf16" and card and device.precision != "bf16",
          f"mixed_precision: bf16: {device.name} has no bf16; write mixed_precision: fp16 in the accelerate YAML"),
         (compiler == "inductor" and card and not device.compiles,
          f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take conservative.yaml'),
-        (compile_mode != "default" and (compiler != "inductor" or compile_mode == "reduce-overhead" and not card),
+        (compile_mode != "default" and (compiler != "inductor" or (compile_mode == "reduce-overhead" and not card)),
          f"compile_mode = {compile_mode}: has no effect with dynamo_backend: {compiler.upper()} on {device.name}; it needs "
          f"INDUCTOR, and reduce-overhead, by CUDA graphs, an NVIDIA card. Use --compile_mode default"),
         (card and processes > device.count,
@@ -185,9 +216,13 @@ def prepare(
     loss_module: NextTokenLoss, optimizer: torch.optim.Optimizer, accelerator: Accelerator
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return the module that returns the loss, wrapped (DDP, FSDP2), compiled and autocast, and the optimizer of it."""
-    if accelerator.is_fsdp2:  # its sharded weights are other tensors, which the optimizer must be given
+    if (
+        accelerator.is_fsdp2
+    ):  # its sharded weights are other tensors, which the optimizer must be given
         # Weights are gathered a block at a time.
-        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(loss_module.model._no_split_modules)
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(
+            loss_module.model._no_split_modules
+        )
         training_module, prepared = accelerator.prepare(loss_module, optimizer)
         return training_module, prepared.optimizer
     return accelerator.prepare(loss_module), optimizer
@@ -208,7 +243,9 @@ def compiler_of(accelerator: Accelerator) -> str:
 def refuse_missing_kernels(device: Device) -> None:
     """Raise BadInput where this build of torch has no kernels for the card: its first product would be a traceback."""
     if device.capability is not None:
-        verdict = compatibility.architecture(device.name, device.capability, torch.cuda.get_arch_list())
+        verdict = compatibility.architecture(
+            device.name, device.capability, torch.cuda.get_arch_list()
+        )
         if verdict.level == compatibility.ERROR:
             raise BadInput(f"{verdict.text}; {verdict.remedy}")
 
@@ -219,7 +256,13 @@ def refuse_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerato
     https://github.com/pytorch/pytorch/issues/169545
     """
     mode, count = accelerator.state.dynamo_plugin.mode, gradient_accumulation_steps
-    if accelerator.device.type == "cuda" and mode in ("reduce-overhead", "max-autotune") and count > 1:
-        remedy = "use --compile_mode max-autotune-no-cudagraphs, or a --tokens_per_step that fits in one"
+    if (
+        accelerator.device.type == "cuda"
+        and mode in ("reduce-overhead", "max-autotune")
+        and count > 1
+    ):
+        remedy = (
+            "use --compile_mode max-autotune-no-cudagraphs, or a --tokens_per_step that fits in one"
+        )
         fault = f"its CUDA graphs would overwrite the gradients of {count} micro-batches a step"
         raise BadInput(f"compile_mode = {mode}: {fault}; {remedy}")

@@ -20,7 +20,10 @@ from ursa_minor.base.gpus import kernel_driver
 from ursa_minor.base.wording import counted
 
 NO_FLOAT64 = ("mps",)  # devices whose tensors cannot be float64: Apple's GPUs
-AMPERE, COMPILED = (8, 0), (7, 0)  # the first compute capabilities with bf16 and TF32, and with Triton
+AMPERE, COMPILED = (
+    (8, 0),
+    (7, 0),
+)  # the first compute capabilities with bf16 and TF32, and with Triton
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,9 @@ def this_device() -> Device:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if torch.cuda.is_available() and not forced:
         cards = range(torch.cuda.device_count())
-        mine = torch.cuda.get_device_properties(min(int(os.environ.get("LOCAL_RANK", "0")), len(cards) - 1))
+        mine = torch.cuda.get_device_properties(
+            min(int(os.environ.get("LOCAL_RANK", "0")), len(cards) - 1)
+        )
         least = min(torch.cuda.get_device_capability(card) for card in cards)
         return Device("cuda", mine.name, mine.total_memory, least, len(cards), has_triton_package())
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -110,7 +115,9 @@ def free_memory_bytes(device: torch.device, num_processes: int = 1) -> int:
     """Return the memory that this process may plan with: a card's free part and its own; of a CPU its share."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"  # macOS: no free ones
+    pages = (
+        "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    )  # macOS: no free ones
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // num_processes
 
 
@@ -123,7 +130,10 @@ def gauges(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {}
     total = torch.cuda.get_device_properties(device).total_memory
-    return {"gpu/memory": torch.cuda.max_memory_allocated(device) / total, **_nvml(device, int(time.monotonic()))}
+    return {
+        "gpu/memory": torch.cuda.max_memory_allocated(device) / total,
+        **_nvml(device, int(time.monotonic())),
+    }
 
 
 @functools.lru_cache(maxsize=1)

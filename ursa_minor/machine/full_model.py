@@ -33,7 +33,9 @@ class WholeModel:
         if self._copy is None:
             yield self._model
             return
-        self._copy.load_state_dict(get_model_state_dict(self._model, options=StateDictOptions(full_state_dict=True)))
+        self._copy.load_state_dict(
+            get_model_state_dict(self._model, options=StateDictOptions(full_state_dict=True))
+        )
         try:
             yield self._copy.to(self._device)
         finally:

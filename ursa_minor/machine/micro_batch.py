@@ -52,17 +52,23 @@ def fit_micro_batch(
     auto, ceiling = recipe.batch.per_device_train_batch_size == "auto", None
     device, exchange_each = accelerator.device, begin[1]
     recovers = hasattr(training_module, "reset_iter_state")  # FSDP2 from torch 2.13 on
-    free = torch.tensor([hardware.free_memory_bytes(device, accelerator.num_processes)], device=device)
+    free = torch.tensor(
+        [hardware.free_memory_bytes(device, accelerator.num_processes)], device=device
+    )
     least_free = min(accelerator.gather(free).tolist())  # of all processes
     if auto:
         ceiling = begin[0] or propose_micro_batch(recipe, least_free, accelerator)
 
     shape = estimate.shape_of(recipe.model)
     how = _how(recipe, accelerator)
-    moments = 0 if moments_exist else estimate.memory(shape, micro_batch=1, **how)["moments"]  # which are still to come
+    moments = (
+        0 if moments_exist else estimate.memory(shape, micro_batch=1, **how)["moments"]
+    )  # which are still to come
 
     def forward_and_backward(micro_batch: int) -> None:
-        inputs_BT = torch.zeros(micro_batch, shape.sequence_length, dtype=torch.int64, device=device)
+        inputs_BT = torch.zeros(
+            micro_batch, shape.sequence_length, dtype=torch.int64, device=device
+        )
         # Two tensors and the same arguments as in training, or it would be compiled twice.
         # Under DDP gradients are not exchanged: another process may have failed.
         with sync_gradients(training_module, accelerator, enabled=accelerator.is_fsdp2):
@@ -76,7 +82,9 @@ def fit_micro_batch(
         size, several = plan.per_device_train_batch_size, plan.gradient_accumulation_steps > 1
         refuse_cuda_graphs(plan.gradient_accumulation_steps, accelerator)
         if accelerator.is_fsdp2:
-            plan = dataclasses.replace(plan, exchange_each=several and (exchange_each or not recovers))
+            plan = dataclasses.replace(
+                plan, exchange_each=several and (exchange_each or not recovers)
+            )
             if not recovers:
                 return plan
         # Whole gradients that wait are room: after a failure FSDP2 would add real ones to the next (torch 2.13).
@@ -94,7 +102,9 @@ def fit_micro_batch(
             return plan
         exchange_each, shown = wait, counted(size, "sequence", "sequences")
         if exchange_each:
-            log.info(f"a micro-batch of {shown} beside whole gradients runs out of memory: trying without them")
+            log.info(
+                f"a micro-batch of {shown} beside whole gradients runs out of memory: trying without them"
+            )
             continue
         ceiling = size // 2
         if not auto or not ceiling:
@@ -121,7 +131,12 @@ def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Acc
     """Return where auto begins: the largest size that the memory model lets fit."""
     most = estimate.MOST_TOKENS if accelerator.device.type == "cuda" else CPU_TOKENS
     shape = estimate.shape_of(recipe.model)
-    return max(1, estimate.largest_micro_batch(shape, free_bytes, most_tokens=most, **_how(recipe, accelerator)))
+    return max(
+        1,
+        estimate.largest_micro_batch(
+            shape, free_bytes, most_tokens=most, **_how(recipe, accelerator)
+        ),
+    )
 
 
 def _how(recipe: keys.Recipe, accelerator: Accelerator) -> dict[str, Any]:
@@ -136,7 +151,8 @@ def _how(recipe: keys.Recipe, accelerator: Accelerator) -> dict[str, Any]:
         "compiled": compiler_of(accelerator) != "no",
         "checkpointing": recipe.model.gradient_checkpointing,
         "optimizer": recipe.optimizer.optimizer,
-        "shards": (estimate.IN_BUCKETS if ddp else {}) | dict.fromkeys(sharded, accelerator.num_processes),
+        "shards": (estimate.IN_BUCKETS if ddp else {})
+        | dict.fromkeys(sharded, accelerator.num_processes),
     }
 
 
@@ -165,7 +181,9 @@ def save_when_out_of_memory(
             raise
         save()
         message = out_of_memory(recipe, plan.per_device_train_batch_size, device)
-        raise TrainingStopped(f"{message}; the run resumes from its newest checkpoint", alone=True) from None
+        raise TrainingStopped(
+            f"{message}; the run resumes from its newest checkpoint", alone=True
+        ) from None
 
 
 def runs_out_of_memory(
@@ -192,13 +210,17 @@ def runs_out_of_memory(
         for _ in range(min(2, micro_batches)):
             forward_and_backward()
     except (RuntimeError, TorchDynamoException, InductorError) as error:
-        failed = is_out_of_memory(error)  # the exception, whose frames hold tensors, is gone after this block
+        failed = is_out_of_memory(
+            error
+        )  # the exception, whose frames hold tensors, is gone after this block
         if not failed:
             if not isinstance(error, (TorchDynamoException, InductorError)):
                 raise
             reason = first_line(getattr(error, "inner_exception", None) or error)[:200]
             remedy = 'dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no, trains without it'
-            raise BadInput(f"torch.compile fails here: {reason}. check_setup.py has more; {remedy}") from None
+            raise BadInput(
+                f"torch.compile fails here: {reason}. check_setup.py has more; {remedy}"
+            ) from None
     finally:
         room = None  # noqa: F841  (freed here)
         for parameter in module.parameters():

@@ -40,7 +40,10 @@ class Facts:
 
 
 def facts_of(
-    recipe: keys.Recipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, accelerator: Accelerator
+    recipe: keys.Recipe,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    accelerator: Accelerator,
 ) -> Facts:
     """Return the facts of the run that this process trains."""
     return Facts(

@@ -73,7 +73,9 @@ def _read(config: Path) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _message(where: str, fields: Mapping[str, Any], adapter: str, tokenizer: str, merged: str) -> str:
+def _message(
+    where: str, fields: Mapping[str, Any], adapter: str, tokenizer: str, merged: str
+) -> str:
     """Return the error, with a command that merges an adapter into a new folder.
 
     Args:

@@ -70,7 +70,9 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Weights, each tied one once: blocks and norms, embeddings of V and positions, V d more for an untied head."""
-        embeddings = self.vocab_size * self.n_embd * (1 if self.tie_word_embeddings else 2) + self.positions
+        embeddings = (
+            self.vocab_size * self.n_embd * (1 if self.tie_word_embeddings else 2) + self.positions
+        )
         return self.hidden + self.vectors + embeddings
 
     @property
@@ -81,8 +83,13 @@ class Shape:
         The usual estimate (PaLM, appendix B): 6 per weight, and the attention products counted as if not causal;
         fewer heads of keys save weights, but no attention product.
         """
-        looked_up = self.positions + (0 if self.tie_word_embeddings else self.vocab_size * self.n_embd)
-        return 6 * (self.parameters - looked_up) + 12 * self.n_layer * self.n_embd * self.sequence_length
+        looked_up = self.positions + (
+            0 if self.tie_word_embeddings else self.vocab_size * self.n_embd
+        )
+        return (
+            6 * (self.parameters - looked_up)
+            + 12 * self.n_layer * self.n_embd * self.sequence_length
+        )
 
 
 class Mlp(NamedTuple):
@@ -211,7 +218,11 @@ GPT2 = Architecture(
         "vocab_size": "vocab_size",
         "sequence_length": "n_positions",
     },
-    dropout_names={"resid_pdrop": "resid_pdrop", "embd_pdrop": "embd_pdrop", "attn_pdrop": "attn_pdrop"},
+    dropout_names={
+        "resid_pdrop": "resid_pdrop",
+        "embd_pdrop": "embd_pdrop",
+        "attn_pdrop": "attn_pdrop",
+    },
     required={
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "tie_word_embeddings": (True,),
@@ -269,7 +280,9 @@ LLAMA = Architecture(
     config_more={"rms_norm_eps": 1e-5},
     blocks=".layers.",
     mlp=Mlp(("gate_proj", "up_proj"), "act_fn", "down_proj"),
-    block_matrices=lambda s: 2 * s.n_embd**2 + 2 * s.n_embd * s.key_width + 3 * s.n_embd * s.mlp_width,
+    block_matrices=lambda s: (
+        2 * s.n_embd**2 + 2 * s.n_embd * s.key_width + 3 * s.n_embd * s.mlp_width
+    ),
     block_vectors=lambda s: 2 * s.n_embd,
     last_norm=1,
     saved_activation_bytes=_llama_saved,

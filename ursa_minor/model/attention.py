@@ -5,7 +5,12 @@ Legend: B sequences, T tokens, E width.
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    BlockMask,
+    create_block_mask,
+    create_mask,
+    flex_attention,
+)
 from torch.profiler import ProfilerActivity, profile
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -29,13 +34,19 @@ def register_causal_attention() -> None:
     AttentionMaskInterface.register(CAUSAL, _causal_mask)
 
 
-def _causal_mask(*, q_length: int, kv_length: int, attention_mask=None, **kwargs) -> torch.Tensor | None:
+def _causal_mask(
+    *, q_length: int, kv_length: int, attention_mask=None, **kwargs
+) -> torch.Tensor | None:
     if attention_mask is None and q_length == kv_length:
         return None
-    return sdpa_mask(q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, **kwargs)
+    return sdpa_mask(
+        q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, **kwargs
+    )
 
 
-def _causal_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
+def _causal_attention(
+    module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs
+):
     """Attend over (B, heads, T, E/heads); return (B, T, heads, E/heads) and no weights, as Transformers expects.
 
     Keys and values may have fewer heads, each shared by a group of query heads.
@@ -44,12 +55,16 @@ def _causal_attention(module, query, key, value, attention_mask, dropout=0.0, sc
         if not dropout and query.shape[-1] >= FLEX_WIDTH:
             # Under autocast Llama's rotation leaves queries and keys in fp32.
             query, key = query.to(value.dtype), key.to(value.dtype)
-            out = flex_attention(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+            out = flex_attention(
+                query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True
+            )
             return out.transpose(1, 2), None
         B, _, T, _ = query.shape
         attention_mask = create_mask(attention_mask.mask_mod, B, None, T, T, query.device)
     if attention_mask is not None or query.shape[2] != key.shape[2]:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
     group = query.shape[1] // key.shape[1]
     # Flash alone takes fewer heads of keys: the CPU's, and a card's from Ampere on, which is where bf16 is. Elsewhere
     # torch would leave its fast kernels.
@@ -98,7 +113,13 @@ def within_documents(inputs_BT: torch.Tensor, *, separator: int, flex: bool | No
 
 
 def kernel_taken(
-    model: keys.Model, batch_size: int, device: torch.device, dtype: torch.dtype, *, document_mask: bool, compiled: bool
+    model: keys.Model,
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    document_mask: bool,
+    compiled: bool,
 ) -> str:
     """Return the kernel of a training step's attention: cudnn, flash, efficient, math, or flex.
 
@@ -110,12 +131,22 @@ def kernel_taken(
     if document_mask and compiled and not model.attn_pdrop and width >= FLEX_WIDTH:
         return "flex"
     query, key, value = (
-        torch.empty(batch_size, heads, model.sequence_length, width, device=device, dtype=dtype, requires_grad=True)
+        torch.empty(
+            batch_size,
+            heads,
+            model.sequence_length,
+            width,
+            device=device,
+            dtype=dtype,
+            requires_grad=True,
+        )
         for heads in (model.n_head, groups, groups)
     )
     ids = torch.zeros(batch_size, model.sequence_length, dtype=torch.int64, device=device)
     mask = within_documents(ids, separator=0)["attention_mask"] if document_mask else None
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:  # else torch 2.11 warns
+    with profile(
+        activities=[ProfilerActivity.CPU], acc_events=True
+    ) as seen:  # else torch 2.11 warns
         _causal_attention(torch.nn.Module(), query, key, value, mask, model.attn_pdrop)
     names = " ".join(event.key for event in seen.key_averages())
     return next((name for name in KERNELS if f"dot_product_{name}_attention" in names), "math")

@@ -25,8 +25,14 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
     if model.init_from is not None:
         made = pretrained.load_to_train(model.init_from, model)
     else:
-        own = {"bos_token_id": eos_token_id, "eos_token_id": eos_token_id, "initializer_range": model.initializer_range}
-        config = AutoConfig.for_model(record.name, **record.config(model), **record.training_config(model), **own)
+        own = {
+            "bos_token_id": eos_token_id,
+            "eos_token_id": eos_token_id,
+            "initializer_range": model.initializer_range,
+        }
+        config = AutoConfig.for_model(
+            record.name, **record.config(model), **record.training_config(model), **own
+        )
         made = AutoModelForCausalLM.from_config(config, attn_implementation=CAUSAL)
     # Compiled by torch 2.11, a checkpointed block keeps what these functions save: twice a step's memory.
     if model.gradient_checkpointing != "full" or torch.__version__ >= (2, 13):
@@ -37,7 +43,9 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
                 module.forward = functools.partial(_recomputed_mlp, module, record.mlp)
     elif model.gradient_checkpointing == "full":
         enable = getattr(made, "activation_checkpointing_enable", None)
-        enable = enable or made.gradient_checkpointing_enable  # its name until Transformers 5.17 or so
+        enable = (
+            enable or made.gradient_checkpointing_enable
+        )  # its name until Transformers 5.17 or so
         enable({"use_reentrant": False})
     return made
 

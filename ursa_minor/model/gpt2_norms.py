@@ -24,14 +24,20 @@ def fold_norms(model: GPT2LMHeadModel) -> None:
 
 
 def _normalize(norm: nn.LayerNorm, hidden_BTE: torch.Tensor) -> torch.Tensor:
-    autocast = torch.is_autocast_enabled(hidden_BTE.device.type) and norm.weight.dtype == torch.float32
+    autocast = (
+        torch.is_autocast_enabled(hidden_BTE.device.type) and norm.weight.dtype == torch.float32
+    )
     if torch.compiler.is_compiling() and autocast:
         return _Normalized.apply(hidden_BTE, norm.eps)
     return nn.LayerNorm.forward(norm, hidden_BTE)
 
 
-def _scale_and_multiply(norm: nn.LayerNorm, product: Conv1D, hidden_BTE: torch.Tensor) -> torch.Tensor:
-    if hidden_BTE.dtype == product.weight.dtype:  # a stock norm's: half precision beside fp32 weights is _Normalized's
+def _scale_and_multiply(
+    norm: nn.LayerNorm, product: Conv1D, hidden_BTE: torch.Tensor
+) -> torch.Tensor:
+    if (
+        hidden_BTE.dtype == product.weight.dtype
+    ):  # a stock norm's: half precision beside fp32 weights is _Normalized's
         return Conv1D.forward(product, hidden_BTE)
     weight_EF = (norm.weight[:, None] * product.weight).to(hidden_BTE.dtype)
     bias_F = product.bias + (norm.bias[:, None] * product.weight).sum(0)
@@ -45,7 +51,9 @@ class _Normalized(torch.autograd.Function):
     def forward(ctx, hidden_BTE, eps):
         variance, mean = torch.var_mean(hidden_BTE.float(), -1, correction=0, keepdim=True)
         by_deviation = torch.rsqrt(variance + eps)
-        out = ((hidden_BTE - mean) * by_deviation).to(torch.get_autocast_dtype(hidden_BTE.device.type))
+        out = ((hidden_BTE - mean) * by_deviation).to(
+            torch.get_autocast_dtype(hidden_BTE.device.type)
+        )
         ctx.save_for_backward(out, by_deviation)
         return out
 
@@ -73,5 +81,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx, by_out):
         hidden_BTE, weight_EF = ctx.saved_tensors
         rows = by_out.flatten(0, 1)
-        grad_hidden, by_weight = (rows @ weight_EF.T).view_as(hidden_BTE), hidden_BTE.flatten(0, 1).T @ rows
+        grad_hidden, by_weight = (
+            (rows @ weight_EF.T).view_as(hidden_BTE),
+            hidden_BTE.flatten(0, 1).T @ rows,
+        )
         return grad_hidden, by_weight, by_out.sum(1, dtype=torch.float32).sum(0)

@@ -60,7 +60,12 @@ class NextTokenLoss(nn.Module):
         context: Callable[[torch.Tensor], dict] | None = None,
     ):
         super().__init__()
-        self.model, self.label_smoothing, self.z_loss, self.context = model, label_smoothing, z_loss, context
+        self.model, self.label_smoothing, self.z_loss, self.context = (
+            model,
+            label_smoothing,
+            z_loss,
+            context,
+        )
 
     def forward(
         self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, *, with_cross_entropy: bool = False
@@ -102,7 +107,9 @@ class NextTokenLoss(nn.Module):
         rows = self._rows_at_once(hidden_NE)
         if len(targets_N) <= rows:
             return self._losses_of_logits(head(hidden_NE).float(), targets_N)
-        sums = _ChunkedLoss.apply(hidden_NE, head.weight, targets_N, rows, self.label_smoothing, self.z_loss)
+        sums = _ChunkedLoss.apply(
+            hidden_NE, head.weight, targets_N, rows, self.label_smoothing, self.z_loss
+        )
         if isinstance(sums, tuple):
             objective_sum, cross_entropy_sum = sums
             return Losses(objective_sum / len(targets_N), cross_entropy_sum / len(targets_N))
@@ -131,8 +138,12 @@ class NextTokenLoss(nn.Module):
 
 def loss_module(model: PreTrainedModel, loss: keys.Loss, separator: int) -> NextTokenLoss:
     """Return the module that returns a recipe's loss; ``separator``: the id that stands before each document."""
-    context = functools.partial(within_documents, separator=separator) if loss.document_mask else None
-    return NextTokenLoss(model, label_smoothing=loss.label_smoothing, z_loss=loss.z_loss, context=context)
+    context = (
+        functools.partial(within_documents, separator=separator) if loss.document_mask else None
+    )
+    return NextTokenLoss(
+        model, label_smoothing=loss.label_smoothing, z_loss=loss.z_loss, context=context
+    )
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -151,7 +162,10 @@ class _ChunkedLoss(torch.autograd.Function):
         device = hidden_NE.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
-        head, vocabulary = weight_VE.to(dtype), torch.arange(len(weight_VE), device=hidden_NE.device)
+        head, vocabulary = (
+            weight_VE.to(dtype),
+            torch.arange(len(weight_VE), device=hidden_NE.device),
+        )
         has_terms = bool(label_smoothing or z_loss)
         cross_entropy = torch.zeros((), device=hidden_NE.device)
         objective = torch.zeros((), device=hidden_NE.device)
@@ -192,4 +206,11 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_loss, *_):
         grad_hidden, grad_head = ctx.saved_tensors
-        return grad_hidden.to(ctx.hidden_dtype) * grad_loss, grad_head * grad_loss, None, None, None, None
+        return (
+            grad_hidden.to(ctx.hidden_dtype) * grad_loss,
+            grad_head * grad_loss,
+            None,
+            None,
+            None,
+            None,
+        )

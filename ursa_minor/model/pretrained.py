@@ -49,18 +49,24 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     made, unused = _load_whole(f"init_from = {name}", find(name), **how)
     # Old GPT-2s keep a buffer beside their weights.
     if beside := [key for key in unused if not key.endswith(".attn.masked_bias")]:
-        raise BadInput(f"init_from = {name}: its weights do not match its config.json: it also has {beside[0]}")
+        raise BadInput(
+            f"init_from = {name}: its weights do not match its config.json: it also has {beside[0]}"
+        )
     embedding, head = made.get_input_embeddings(), made.get_output_embeddings()
     if config.tie_word_embeddings and head.weight is not embedding.weight:
         remedy = 'which differ in its weights; write "tie_word_embeddings": false there'
-        raise BadInput(f"init_from = {name}: its config.json ties the head to the embedding, {remedy}")
+        raise BadInput(
+            f"init_from = {name}: its config.json ties the head to the embedding, {remedy}"
+        )
     if model.vocab_size > rows:
         made.resize_token_embeddings(model.vocab_size, mean_resizing=False)
         with torch.no_grad():
             for part in (made.get_input_embeddings(), made.get_output_embeddings()):
                 part.weight[rows:] = part.weight[:rows].mean(0)
     if record.positions and model.sequence_length < context:
-        positions = made.get_submodule(record.positions).weight[: model.sequence_length].detach().clone()
+        positions = (
+            made.get_submodule(record.positions).weight[: model.sequence_length].detach().clone()
+        )
         made.set_submodule(record.positions, nn.Embedding.from_pretrained(positions, freeze=False))
         setattr(made.config, record.config_names["sequence_length"], model.sequence_length)
     return made.train()
@@ -73,26 +79,38 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     config = loaded(f"init_from = {name}", AutoConfig, found)
     record = ARCHITECTURES.get(config.model_type)
     if record is None:
-        raise BadInput(f"init_from = {name}: is a {config.model_type}; give a model of type {either([*ARCHITECTURES])}")
+        raise BadInput(
+            f"init_from = {name}: is a {config.model_type}; give a model of type {either([*ARCHITECTURES])}"
+        )
     if getattr(config, "quantization_config", None):
-        raise BadInput(f"init_from = {name}: its weights are quantized; give the model that it was made from")
+        raise BadInput(
+            f"init_from = {name}: its weights are quantized; give the model that it was made from"
+        )
     faults = [
         f"{key} = {getattr(config, key)}: {record.label}'s is {values[0]}"
         for key, values in record.required.items()
         if getattr(config, key) not in values
     ]
-    own, rows, context = record.model_keys(config), config.vocab_size, config.max_position_embeddings
+    own, rows, context = (
+        record.model_keys(config),
+        config.vocab_size,
+        config.max_position_embeddings,
+    )
     own["intermediate_size"] = own["intermediate_size"] or 4 * own["n_embd"]
     for key, value in own.items():
         stated = getattr(model, key)
         if key != "vocab_size" and stated not in (None, value):
-            faults.append(f"{key} = {stated}, the model's is {value}; leave {key} out (--{key} none)")
+            faults.append(
+                f"{key} = {stated}, the model's is {value}; leave {key} out (--{key} none)"
+            )
     if model.vocab_size is not None and model.vocab_size < rows:
         remedy = f"use --vocab_size {padded(rows)}, or leave it out"
         faults.append(f"vocab_size = {model.vocab_size}: its vocabulary has {rows} rows; {remedy}")
     if model.sequence_length > context:
         remedy = f"use --sequence_length {context}"
-        faults.append(f"sequence_length = {model.sequence_length}: its context is {context} tokens; {remedy}")
+        faults.append(
+            f"sequence_length = {model.sequence_length}: its context is {context} tokens; {remedy}"
+        )
     if faults:
         raise BadInput(f"init_from = {name}: {fault}" for fault in faults)
     return config
@@ -105,10 +123,14 @@ def _load_whole(what: str, name: str, **how) -> tuple[PreTrainedModel, list[str]
     """
     model, info = loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **how)
     if lacks := sorted(info["missing_keys"]):
-        raise BadInput(f"{what}: its weights do not match its config.json: it lacks {lacks[0]}; give the whole model")
+        raise BadInput(
+            f"{what}: its weights do not match its config.json: it lacks {lacks[0]}; give the whole model"
+        )
     for key, tensor in model.named_parameters():
         if tensor.is_floating_point() and tensor.itemsize > 1 and not tensor.isfinite().all():
-            raise BadInput(f"{what}: {key} holds values that are not finite; give a model that has not diverged")
+            raise BadInput(
+                f"{what}: {key} holds values that are not finite; give a model that has not diverged"
+            )
     return model, sorted(info["unexpected_keys"])
 
 

@@ -10,7 +10,9 @@ def rows_needed(tokenizer: PreTrainedTokenizerBase) -> int:
     return 1 + max(tokenizer.get_vocab().values())
 
 
-def refuse_missing_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+def refuse_missing_rows(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str
+) -> None:
     """Raise BadInput if the tokenizer has ids beyond the rows of the model's embedding.
 
     Args:

@@ -16,9 +16,15 @@ from torch.distributed.tensor import DTensor, Replicate
 from ursa_minor.model.architectures import ARCHITECTURES, Architecture
 from ursa_minor.optim import adamw
 
-QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: steepest at 0; singular values end between about 0.7 and 1.2
+QUINTIC = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # Jordan's: steepest at 0; singular values end between about 0.7 and 1.2
 ROUNDS = 5
-MOST_ELEMENTS = 2**26  # in matrices that are updated together: bounds the memory, and is enough to fill a GPU
+MOST_ELEMENTS = (
+    2**26
+)  # in matrices that are updated together: bounds the memory, and is enough to fill a GPU
 
 
 def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[dict]:
@@ -27,12 +33,19 @@ def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[
     others: list[tuple[str, nn.Parameter]] = []
     for name, parameter in model.named_parameters():
         if adamw.is_hidden_matrix(name, parameter, record):
-            parts = next((count for ending, count in record.fused.items() if name.endswith(ending)), 1)
+            parts = next(
+                (count for ending, count in record.fused.items() if name.endswith(ending)), 1
+            )
             hidden.setdefault((parts, *parameter.shape), []).append(parameter)
         else:
             others.append((name, parameter))
     found = [
-        {"params": params, "weight_decay": weight_decay, "parts": count, "scale": step_scale(rows, columns // count)}
+        {
+            "params": params,
+            "weight_decay": weight_decay,
+            "parts": count,
+            "scale": step_scale(rows, columns // count),
+        }
         for (count, rows, columns), params in hidden.items()
     ]
     return [*found, *adamw.groups(others, weight_decay)]
@@ -60,7 +73,9 @@ class Muon(torch.optim.AdamW):
         super().__init__([own | group for group in groups], fused=True, **settings)
 
     def __setstate__(self, state: dict) -> None:
-        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's own expects its moments in every state
+        torch.optim.Optimizer.__setstate__(
+            self, state
+        )  # AdamW's own expects its moments in every state
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
@@ -88,8 +103,12 @@ class Muon(torch.optim.AdamW):
         stack = orthogonalize(stack.to(_product_dtype(stack.device)))
         stack = torch.cat(stack.chunk(group["parts"]), dim=-1)
         for parameter, update in zip(parameters, stack, strict=True):
-            if isinstance(parameter, DTensor):  # each process has made the whole, and takes its rows
-                whole = DTensor.from_local(update, parameter.device_mesh, [Replicate()], run_check=False)
+            if isinstance(
+                parameter, DTensor
+            ):  # each process has made the whole, and takes its rows
+                whole = DTensor.from_local(
+                    update, parameter.device_mesh, [Replicate()], run_check=False
+                )
                 update = whole.redistribute(placements=parameter.placements)
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(update, alpha=-group["lr"] * group["scale"])
@@ -119,7 +138,9 @@ def _product_dtype(device: torch.device) -> torch.dtype:
     """
     if device.type != "cuda":
         return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return (
+        torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    )
 
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
@@ -129,7 +150,9 @@ def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = x / torch.linalg.matrix_norm(x, keepdim=True, dtype=torch.float32).clamp(min=1e-7).to(x.dtype)
+    x = x / torch.linalg.matrix_norm(x, keepdim=True, dtype=torch.float32).clamp(min=1e-7).to(
+        x.dtype
+    )
     a, b, c = QUINTIC
     for _ in range(ROUNDS):
         gram = x @ x.mT
@@ -144,7 +167,9 @@ class TrainerMuon:
     arguments, and calls it with its model and the given ones. Query, key and value of a GPT-2 are made orthogonal each.
     """
 
-    def __call__(self, model: nn.Module, *, lr: float, weight_decay: float = 0.1, **settings) -> Muon:
+    def __call__(
+        self, model: nn.Module, *, lr: float, weight_decay: float = 0.1, **settings
+    ) -> Muon:
         """Return the optimizer of a model's weights. Raises ValueError for a model that is neither GPT-2 nor Llama.
 
         Args:
@@ -152,6 +177,8 @@ class TrainerMuon:
         """
         kind = model.config.model_type
         if kind not in ARCHITECTURES:
-            raise ValueError(f"model_type = {kind}: Muon knows the hidden matrices of {', '.join(ARCHITECTURES)}")
+            raise ValueError(
+                f"model_type = {kind}: Muon knows the hidden matrices of {', '.join(ARCHITECTURES)}"
+            )
         more: dict[str, Any] = {"momentum": 0.95, "betas": (0.9, 0.95), "eps": 1e-8} | settings
         return Muon(groups(model, ARCHITECTURES[kind], weight_decay), lr=lr, **more)

@@ -49,7 +49,9 @@ class Record:
     package: str | None = None
 
 
-def build(model: "PreTrainedModel", settings: keys.Optimizer, *, shard: bool = False) -> "torch.optim.Optimizer":
+def build(
+    model: "PreTrainedModel", settings: keys.Optimizer, *, shard: bool = False
+) -> "torch.optim.Optimizer":
     """Build the recipe's optimizer of a model's weights, with a learning rate of 0: ``set_lr`` sets it for each update.
 
     Weight decay acts on tensors of two or more dimensions only (not on biases and norms).
@@ -62,7 +64,9 @@ def build(model: "PreTrainedModel", settings: keys.Optimizer, *, shard: bool = F
     kind, arguments = record.make(settings)
     groups = record.groups(model, settings)
     if shard:
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # its package brings TorchScript's warnings
+        from torch.distributed.optim import (
+            ZeroRedundancyOptimizer,
+        )  # its package brings TorchScript's warnings
 
         return ZeroRedundancyOptimizer(groups, kind, lr=0.0, **arguments)
     return kind(groups, lr=0.0, **arguments)
@@ -156,7 +160,9 @@ def _muon_keeps(group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch
 
 
 OPTIMIZERS = {
-    "adamw": Record(groups=_groups, make=_adamw, moments=Moments(8.0, 8.0, 8.0), keeps=_adamw_keeps),
+    "adamw": Record(
+        groups=_groups, make=_adamw, moments=Moments(8.0, 8.0, 8.0), keeps=_adamw_keeps
+    ),
     "adamw_8bit": Record(
         groups=_groups,
         make=_adamw_8bit,
@@ -164,5 +170,7 @@ OPTIMIZERS = {
         keeps=_adamw_8bit_keeps,
         package=BITSANDBYTES,
     ),
-    "muon": Record(groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0), keeps=_muon_keeps),
+    "muon": Record(
+        groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0), keeps=_muon_keeps
+    ),
 }

@@ -20,7 +20,9 @@ class Update:
     grad_norm: float  # before clipping
     applied: bool
     overflow: bool  # not applied because fp16 gradients overflowed: the scale was lowered, the model is sound
-    objective: float | None = None  # the loss that is minimized, or None if that is the cross entropy
+    objective: float | None = (
+        None  # the loss that is minimized, or None if that is the cross entropy
+    )
 
     @property
     def reason(self) -> str:
@@ -85,7 +87,9 @@ def update(
     mean_objective = means[0] if means else None
     minimized = mean_loss if mean_objective is None else mean_objective
     applied = math.isfinite(minimized) and math.isfinite(grad_norm)
-    before = 0.0 if applied else scaler.get_scale()  # read from the device only where an overflow is possible
+    before = (
+        0.0 if applied else scaler.get_scale()
+    )  # read from the device only where an overflow is possible
     if applied:
         scaler.step(optimizer)
     scaler.update()

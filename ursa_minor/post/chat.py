@@ -19,21 +19,37 @@ log = logging.getLogger(__name__)
 TOKENS = BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 # ChatML, as many chat models speak it. `generation` marks what TRL's assistant_only_loss trains on: the assistant's words,
 # and the token that ends them, so that the model learns to stop.
-TEMPLATE = "".join(map(str.strip, Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8").splitlines()))
+TEMPLATE = "".join(
+    map(
+        str.strip, Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8").splitlines()
+    )
+)
 
 
 def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput for a model with a template, without free rows, or whose tokenizer cannot write the template."""
     if tokenizer.chat_template is not None or {*TOKENS} & {*tokenizer.get_vocab()}:
-        raise BadInput("--chat: the model has a chat template, or tokens of a chat, already; leave --chat out")
-    first, rows, needed = 1 + max(tokenizer.get_vocab().values()), model.config.vocab_size, len(TOKENS)
+        raise BadInput(
+            "--chat: the model has a chat template, or tokens of a chat, already; leave --chat out"
+        )
+    first, rows, needed = (
+        1 + max(tokenizer.get_vocab().values()),
+        model.config.vocab_size,
+        len(TOKENS),
+    )
     if (free := rows - first) < needed:
         remedy = f"train with --vocab_size {padded(first + needed)}, or --tokenizer_vocab_size {rows - needed} or less"
-        raise BadInput(f"--chat: needs {needed} rows of padding, and {max(free, 0)} of {rows} are free; {remedy}")
+        raise BadInput(
+            f"--chat: needs {needed} rows of padding, and {max(free, 0)} of {rows} are free; {remedy}"
+        )
     try:
-        tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])  # what the template writes beside the messages
+        tokenization.Encoder(tokenizer)(
+            ["user\nassistant\nsystem"]
+        )  # what the template writes beside the messages
     except BadInput as error:
-        raise BadInput(f"--chat: {error}; a chat needs a tokenizer that can write user, assistant and system") from None
+        raise BadInput(
+            f"--chat: {error}; a chat needs a tokenizer that can write user, assistant and system"
+        ) from None
 
 
 def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -53,7 +69,9 @@ def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None
         for part in (model.get_input_embeddings(), model.get_output_embeddings()):
             part.weight[ids] = part.weight[:first].mean(0)
     generation = model.generation_config
-    generation.suppress_tokens = [i for i in generation.suppress_tokens or () if i not in ids] or None
+    generation.suppress_tokens = [
+        i for i in generation.suppress_tokens or () if i not in ids
+    ] or None
     generation.eos_token_id = sorted({tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END)})
     generation.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
 
@@ -84,7 +102,9 @@ def converse(
             while len(ids := prompt_ids(tokenizer, said)) > room and len(said) > 1:
                 del said[:2]
             if len(ids) > room:
-                raise BadInput(f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer")
+                raise BadInput(
+                    f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer"
+                )
         except BadInput as error:
             log.warning(error)
             said.pop()
@@ -92,10 +112,14 @@ def converse(
         length = min(how.max_new_tokens, context - len(ids))
         this = dataclasses.replace(how, max_new_tokens=length, seed=how.seed + number)
         new = sampling.sample(model, ids, tokenizer, this, streamer)
-        said.append({"role": "assistant", "content": tokenization.decode_continuation(tokenizer, ids, new)})
+        said.append(
+            {"role": "assistant", "content": tokenization.decode_continuation(tokenizer, ids, new)}
+        )
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, said: list[dict[str, str]]) -> list[int]:
     """Return the ids of a chat up to where the assistant is to answer. Raises BadInput for what it cannot write."""
     tokenization.Encoder(tokenizer)([message["content"] for message in said])
-    return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"]
+    return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]

@@ -35,19 +35,29 @@ def read(key: str, path: str) -> list[Text]:
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs each error that it raises
     where = f"{key} = {path}"
-    names = [] if path.startswith(URL) else [os.path.abspath(name) for name in find_files(key, [path])]  # noqa: PTH100
+    names = (
+        [] if path.startswith(URL) else [os.path.abspath(name) for name in find_files(key, [path])]
+    )
     kinds = {TABLE_FORMATS.get(Path(name).suffix) for name in names}
     if len(kinds) != 1 or None in kinds:
-        raise BadInput(f"{where}: must be files of rows that are here, of one kind: {', '.join(TABLE_FORMATS)}")
+        raise BadInput(
+            f"{where}: must be files of rows that are here, of one kind: {', '.join(TABLE_FORMATS)}"
+        )
     try:  # streamed, so that nothing of an earlier file of this name is in a cache; a list of theirs is not expanded
         files = {"train": DataFilesList(names, [])}
         rows = list(datasets.load_dataset(*kinds, data_files=files, split="train", streaming=True))
     except Exception as error:  # each of datasets' readers raises its own kinds
         raise BadInput(f"{where}: cannot be read: {error.__cause__ or error!r}") from None
     prompts = [row.get("prompt") for row in rows]
-    if not prompts or len({type(prompt) for prompt in prompts}) != 1 or not all(map(_is_prompt, prompts)):
+    if (
+        not prompts
+        or len({type(prompt) for prompt in prompts}) != 1
+        or not all(map(_is_prompt, prompts))
+    ):
         columns = f"; the columns are {', '.join(rows[0])}" if rows else ""
-        rule = "must be a text, or each one's a list of messages with role and content, and none empty"
+        rule = (
+            "must be a text, or each one's a list of messages with role and content, and none empty"
+        )
         raise BadInput(f"{where}: each row's prompt {rule}{columns}")
     return prompts
 
@@ -55,7 +65,9 @@ def read(key: str, path: str) -> list[Text]:
 def _is_prompt(value: Any) -> bool:
     messages = value if isinstance(value, list) else [{"role": "user", "content": value}]
     return bool(value) and all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+        isinstance(one, dict)
+        and isinstance(one.get("role"), str)
+        and isinstance(one.get("content"), str)
         for one in messages
     )
 
@@ -64,13 +76,17 @@ def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> list[
     """Return the ids that TRL makes of prompts."""
     if isinstance(prompts[0], str):
         return tokenizer(list(prompts))["input_ids"]
-    return tokenizer.apply_chat_template(list(prompts), add_generation_prompt=True, return_dict=True)["input_ids"]
+    return tokenizer.apply_chat_template(
+        list(prompts), add_generation_prompt=True, return_dict=True
+    )["input_ids"]
 
 
 def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> None:
     """Raise BadInput if the tokenizer cannot encode the prompts, or if chats have no template."""
     if len({type(prompt) for prompt in prompts}) > 1:
-        raise BadInput("prompts, held_out: some are texts and some are messages; give both in one form")
+        raise BadInput(
+            "prompts, held_out: some are texts and some are messages; give both in one form"
+        )
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
         remedy = "python export_model.py RUN --chat --out FOLDER makes one that has"
         raise BadInput(f"the prompts are messages, and the model has no chat template; {remedy}")
@@ -111,17 +127,23 @@ def drop_long(
         shortest = min(lengths)
         advice = "Give shorter prompts, or a model with a longer context"
         if shortest < context:
-            advice = f"Use max_completion_length of {context - shortest} or less, or shorter prompts"
+            advice = (
+                f"Use max_completion_length of {context - shortest} or less, or shorter prompts"
+            )
         raise BadInput(
             f"{where}: all {len(prompts):,} prompts are too long: {rule}, and the shortest has {shortest}. {advice}"
         )
     dropped = len(prompts) - len(kept)
     if dropped:
-        log.warning(f"{where}: {dropped:,} of {len(prompts):,} prompts are dropped because they are too long: {rule}")
+        log.warning(
+            f"{where}: {dropped:,} of {len(prompts):,} prompts are dropped because they are too long: {rule}"
+        )
     return kept
 
 
-def require_batch(where: str, prompts: Sequence[Text], *, completions: int, num_generations: int) -> None:
+def require_batch(
+    where: str, prompts: Sequence[Text], *, completions: int, num_generations: int
+) -> None:
     """Raise BadInput if the prompts do not fill one batch: TRL would then end without a step.
 
     Args:
@@ -145,7 +167,9 @@ def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: st
     if stop is not None:
         (ids,) = tokenization.Encoder(tokenizer)([stop])
         if len(ids) != 1:
-            raise BadInput(f"stop = {stop!r}: must be one token of the model's tokenizer, and is {len(ids)}")
+            raise BadInput(
+                f"stop = {stop!r}: must be one token of the model's tokenizer, and is {len(ids)}"
+            )
         ends = [*ends, *ids.tolist()]
     model.generation_config.eos_token_id = sorted({*ends})
 
@@ -196,7 +220,12 @@ def score(
     Raises:
         BadInput: every call of the reward failed, or the model computes NaN.
     """
-    was_training, own, calls, faults = model.training, model.generation_config, reward.calls, reward.faults
+    was_training, own, calls, faults = (
+        model.training,
+        model.generation_config,
+        reward.calls,
+        reward.faults,
+    )
     model.eval()
     model.generation_config = GenerationConfig()  # its own may ask for beams, or to sample
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -206,8 +235,12 @@ def score(
             texts = prompts[start : start + ROWS]
             ids = encode(tokenizer, texts)
             width = max(map(len, ids))
-            rows = torch.tensor([[padding] * (width - len(row)) + row for row in ids], device=model.device)
-            mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=model.device)
+            rows = torch.tensor(
+                [[padding] * (width - len(row)) + row for row in ids], device=model.device
+            )
+            mask = torch.tensor(
+                [[0] * (width - len(row)) + [1] * len(row) for row in ids], device=model.device
+            )
             out = model.generate(
                 rows,
                 attention_mask=mask,
@@ -222,5 +255,7 @@ def score(
     finally:
         model.train(was_training).generation_config = own
     if reward.faults - faults == reward.calls - calls:
-        raise BadInput(f"reward {reward.__name__}: every call failed; the first {reward.first_fault}")
+        raise BadInput(
+            f"reward {reward.__name__}: every call failed; the first {reward.first_fault}"
+        )
     return statistics.fmean(values)

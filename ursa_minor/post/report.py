@@ -28,7 +28,13 @@ class Report(TrainerCallback):
     """
 
     def __init__(
-        self, folder: Path | None, title: str, score: Callable[[], float], score_steps: int, *, resumed: bool = False
+        self,
+        folder: Path | None,
+        title: str,
+        score: Callable[[], float],
+        score_steps: int,
+        *,
+        resumed: bool = False,
     ):
         self.folder, self.title, self.score, self.score_steps = folder, title, score, score_steps
         self.rows: list[dict] = read_metrics(folder / METRICS) if folder and resumed else []
@@ -54,13 +60,19 @@ class Report(TrainerCallback):
             try:
                 draw_rewards(self.rows, self.folder / "reward.png", self.title)
             except ImportError:
-                log.info("reward.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers")
+                log.info(
+                    "reward.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers"
+                )
 
     def _add(self, row: dict) -> None:
         self.rows.append(row)
-        sampled, held_out = (f"{row[key]:.3f}" if key in row else "" for key in ("train/reward", "eval/reward"))
+        sampled, held_out = (
+            f"{row[key]:.3f}" if key in row else "" for key in ("train/reward", "eval/reward")
+        )
         seconds = time.perf_counter() - self.begun
-        log.info(f"step {row['step']:4}  reward {sampled:5}  held out {held_out:5}  {seconds:5.0f} s")
+        log.info(
+            f"step {row['step']:4}  reward {sampled:5}  held out {held_out:5}  {seconds:5.0f} s"
+        )
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
             lines = [files.to_json(row) + "\n" for row in self.rows]

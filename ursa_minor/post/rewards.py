@@ -79,7 +79,9 @@ def find(name: str) -> Reward:
     try:
         found = runpy.run_path(path).get(function)
     except Exception as error:
-        raise BadInput(f"reward = {name}: {path} cannot be run: {format_exception_only(error)[-1].strip()}") from None
+        raise BadInput(
+            f"reward = {name}: {path} cannot be run: {format_exception_only(error)[-1].strip()}"
+        ) from None
     if not callable(found):
         raise BadInput(f"reward = {name}: {path} has no function {function}")
     return found
@@ -101,7 +103,9 @@ class CheckedReward:
         self.calls = self.faults = 0
         self.first_fault: str | None = None
 
-    def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: object) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Text], completions: Sequence[Text], **_: object
+    ) -> list[float]:
         """Return each completion's reward."""
         return [self._one(plain(p), plain(c)) for p, c in zip(prompts, completions, strict=True)]
 
@@ -135,26 +139,43 @@ class ModelReward:
         self.calls, self.faults, self.first_fault = 0, 0, None
         device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
-            if "ForSequenceClassification" not in str(kind := AutoConfig.from_pretrained(folder).architectures):
-                raise BadInput(f"reward = {folder}: is not a reward model but {kind}; train one: trl reward")
-            self.judge = pipeline("text-classification", folder, function_to_apply="none", device=device)
+            if "ForSequenceClassification" not in str(
+                kind := AutoConfig.from_pretrained(folder).architectures
+            ):
+                raise BadInput(
+                    f"reward = {folder}: is not a reward model but {kind}; train one: trl reward"
+                )
+            self.judge = pipeline(
+                "text-classification", folder, function_to_apply="none", device=device
+            )
         except (OSError, KeyError, RuntimeError) as error:
-            raise BadInput(f"reward = {folder}: cannot be loaded: {format_exception_only(error)[-1].strip()}") from None
+            raise BadInput(
+                f"reward = {folder}: cannot be loaded: {format_exception_only(error)[-1].strip()}"
+            ) from None
         tokenizer = self.tokenizer = self.judge.tokenizer
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as RewardTrainer does
 
-    def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: object) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Text], completions: Sequence[Text], **_: object
+    ) -> list[float]:
         """Return each completion's reward; texts are ended as TRL's RewardTrainer ends them."""
         self.calls += len(prompts)
-        answers = [plain(each).partition(self.stop)[0] if self.stop else plain(each) for each in completions]
+        answers = [
+            plain(each).partition(self.stop)[0] if self.stop else plain(each)
+            for each in completions
+        ]
         texts = [
             prompt + answer + self.tokenizer.eos_token
             if isinstance(prompt, str)
-            else self.tokenizer.apply_chat_template([*prompt, {"role": "assistant", "content": answer}], tokenize=False)
+            else self.tokenizer.apply_chat_template(
+                [*prompt, {"role": "assistant", "content": answer}], tokenize=False
+            )
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         cut = {"truncation": True, "max_length": self.judge.model.config.max_position_embeddings}
-        found = self.judge(texts, batch_size=len(texts), padding=True, add_special_tokens=False, **cut)
+        found = self.judge(
+            texts, batch_size=len(texts), padding=True, add_special_tokens=False, **cut
+        )
         return [row["score"] for row in found]
 
 

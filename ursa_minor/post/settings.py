@@ -23,15 +23,27 @@ from ursa_minor.recipe import command_line, loading, rules
 class Task:
     """The model to improve, the reward, and the prompts."""
 
-    model: str = field(metadata={"help": "a run folder, a model folder, or a Hub id (ID or ID@REVISION)"})
-    reward: str = field(
-        metadata={"help": "addition, brackets, python_compiles, a reward model's folder, or file.py:function"}
+    model: str = field(
+        metadata={"help": "a run folder, a model folder, or a Hub id (ID or ID@REVISION)"}
     )
-    prompts: str = field(metadata={"help": "a file of rows with a column prompt (.jsonl, .parquet, .csv), or a glob"})
-    held_out: str = field(metadata={"help": "another one, which the model is scored on before, meanwhile and after"})
+    reward: str = field(
+        metadata={
+            "help": "addition, brackets, python_compiles, a reward model's folder, or file.py:function"
+        }
+    )
+    prompts: str = field(
+        metadata={"help": "a file of rows with a column prompt (.jsonl, .parquet, .csv), or a glob"}
+    )
+    held_out: str = field(
+        metadata={"help": "another one, which the model is scored on before, meanwhile and after"}
+    )
     held_out_steps: int = field(default=20, metadata={"help": "score it every so many steps"})
-    stop: str | None = field(default=None, metadata={"help": "a token that ends a completion, besides the end of text"})
-    env: dict[str, str] | None = field(default=None, metadata={"help": "variables of the environment (file only)"})
+    stop: str | None = field(
+        default=None, metadata={"help": "a token that ends a completion, besides the end of text"}
+    )
+    env: dict[str, str] | None = field(
+        default=None, metadata={"help": "variables of the environment (file only)"}
+    )
 
 
 # The least value of a number where TRL accepts less and fails at it later.
@@ -52,7 +64,12 @@ PATHS = (
 )
 ABOVE_0 = ("learning_rate", "temperature")
 # Types that differ from TRL's own, which it or post_train.py cannot use.
-HINTS = {"scale_rewards": str | bool, "output_dir": str, "max_completion_length": int, "num_generations": int}
+HINTS = {
+    "scale_rewards": str | bool,
+    "output_dir": str,
+    "max_completion_length": int,
+    "num_generations": int,
+}
 NAMES = rules.TYPE_NAMES | {types.NoneType: "null", dict: "a mapping"}
 
 
@@ -61,10 +78,15 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
 
     Raises BadInput with every fault found: file, key, value, rule.
     """
-    parser = HfArgumentParser([Task, config], allow_abbrev=False, description="Improve a model by a checked reward.")
+    parser = HfArgumentParser(
+        [Task, config], allow_abbrev=False, description="Improve a model by a checked reward."
+    )
     parser.add_argument("--config", metavar="FILE", help="for example recipes/post/addition.yaml")
     for action in parser._actions:
-        action.default, action.required = argparse.SUPPRESS, False  # the file, or the class itself, has the default
+        action.default, action.required = (
+            argparse.SUPPRESS,
+            False,
+        )  # the file, or the class itself, has the default
         if action.type is string_to_bool:
             # HfArgumentParser requires a value where the default is null.
             action.nargs = "?"
@@ -75,11 +97,17 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
     if "config" not in given:
         raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
     file = command_line.find_recipe(given.pop("config"), "config")
-    fields = {one.name: one for part in (Task, config) for one in dataclasses.fields(part) if one.init}
+    fields = {
+        one.name: one for part in (Task, config) for one in dataclasses.fields(part) if one.init
+    }
     hints = typing.get_type_hints(Task) | typing.get_type_hints(config) | HINTS
     values = loading.read_file(file) | given
     faults = _expand_paths(values)
-    faults += [f"{wording.shown(n)}: no such key{wording.nearest(n, fields)}" for n in values if n not in fields]
+    faults += [
+        f"{wording.shown(n)}: no such key{wording.nearest(n, fields)}"
+        for n in values
+        if n not in fields
+    ]
     for name, one in fields.items():
         if name in values:
             several = typing.get_origin(hints[name]) in (types.UnionType, typing.Union)

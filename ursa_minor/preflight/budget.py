@@ -12,10 +12,21 @@ from ursa_minor.preflight.data_throughput import Supply
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
-SIZES = ("gpt2_small", "gpt2_124m", "gpt2_350m", "gpt2_774m", "gpt2_1558m")  # recipes that a budget chooses from
-TRAINING_SHARE = 0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100, start and checkpoints the rest
+SIZES = (
+    "gpt2_small",
+    "gpt2_124m",
+    "gpt2_350m",
+    "gpt2_774m",
+    "gpt2_1558m",
+)  # recipes that a budget chooses from
+TRAINING_SHARE = (
+    0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100, start and checkpoints the rest
+)
 LEAST_PARAMETERS = 5e7  # below, the law's level means nothing
-FEWEST_UPDATES, LEAST_BATCH = 2000, 2**16  # a short run halves its recipe's batch for that, and not below
+FEWEST_UPDATES, LEAST_BATCH = (
+    2000,
+    2**16,
+)  # a short run halves its recipe's batch for that, and not below
 LAW = f"""Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 (Besiroglu et al. 2024). It was fitted to MassiveText with a
 vocabulary of 32,000, from 70M parameters and 5B tokens up: it ranks sizes, and your text and tokenizer have another level.
 In D a text counts at most {MANY_EPOCHS} times.
@@ -30,7 +41,9 @@ def expected_loss(parameters: float, tokens: float) -> float:
     return 1.8172 + 482.01 / parameters**0.3478 + 2085.43 / tokens**0.3658
 
 
-def plan(recipe: keys.Recipe, card: gpus.Card, count: int, hours: float, given: Supply, price: float) -> dict | None:
+def plan(
+    recipe: keys.Recipe, card: gpus.Card, count: int, hours: float, given: Supply, price: float
+) -> dict | None:
     """Return the estimate of a recipe cut or stretched to the hours, or None where no card holds it.
 
     Args:
@@ -47,7 +60,9 @@ def plan(recipe: keys.Recipe, card: gpus.Card, count: int, hours: float, given: 
 
     batch, rate = shared(recipe.batch.tokens_per_step), recipe.schedule.learning_rate
     for _ in range(2):  # a smaller batch has another speed
-        first = run_estimate.estimate_run(keys.replace(recipe, tokens_per_step=batch), card, count, 0)
+        first = run_estimate.estimate_run(
+            keys.replace(recipe, tokens_per_step=batch), card, count, 0
+        )
         if not first["fits"] or first["shared_out"]:
             return None
         tokens = first["tokens_per_second"] * seconds
@@ -79,7 +94,9 @@ def plan(recipe: keys.Recipe, card: gpus.Card, count: int, hours: float, given: 
 
 def command(row: Mapping, path: str, changes: Mapping[str, Any]) -> str:
     """Return the command that trains the recipe of an estimate, with changes."""
-    flags = shlex.join(word for name, value in changes.items() for word in (f"--{name}", str(value)))
+    flags = shlex.join(
+        word for name, value in changes.items() for word in (f"--{name}", str(value))
+    )
     launcher = gpus.launcher(gpus.preset(row["card"], row["count"]), row["count"])
     return f"{launcher} train.py --recipe {paths.quoted(path)} {flags}".rstrip()
 
@@ -98,11 +115,17 @@ def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
                 "updates": f"{found['updates']:,}",
             }
         loss = found and found["expected_loss"]
-        table.append(cells | {"expected loss": f"{loss:.2f}" if loss else "n/a" if found else "does not fit"})
+        table.append(
+            cells | {"expected loss": f"{loss:.2f}" if loss else "n/a" if found else "does not fit"}
+        )
     hours = f"{rounded(row['all_hours'])} h: training {rounded(row['hours'])}, waiting for data"
     rest = f"{rounded(row['waiting_hours'])}, the rest for evaluations and checkpoints"
     lines = [f"{row['count']} x {row['card']}, {hours} {rest}"]
-    lines += [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"] if "cost" in row else []
+    lines += (
+        [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"]
+        if "cost" in row
+        else []
+    )
     lines += [
         "",
         *run_estimate.aligned(table),
@@ -113,4 +136,6 @@ def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
     if row["epochs"] and row["epochs"] > MANY_EPOCHS:
         why = f"{row['epochs']:.1f} epochs: more than {MANY_EPOCHS} teach little, and the loss counts {MANY_EPOCHS}"
         lines.append(f"note      {why}: give more text, or fewer hours")
-    return "\n".join([*lines, "", command(row, best, row["changes"]), "", LAW, run_estimate.SOURCES])
+    return "\n".join(
+        [*lines, "", command(row, best, row["changes"]), "", LAW, run_estimate.SOURCES]
+    )

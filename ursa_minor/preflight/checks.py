@@ -33,17 +33,30 @@ TRAINING_STEP = "-m ursa_minor.preflight.trials training_step"
 
 def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
     """Yield verdicts on the recipe of this ``path`` here, and what is waited for; ``quick``: one trial of three."""
-    remedy = "install Python 3.11 or newer; make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else ""
-    yield Check("python", ERROR if remedy else OK, f"{platform.python_version()} on {platform.platform()}", remedy)
+    remedy = (
+        "install Python 3.11 or newer; make PYTHON=python3.12 ..."
+        if sys.version_info < (3, 11)
+        else ""
+    )
+    yield Check(
+        "python",
+        ERROR if remedy else OK,
+        f"{platform.python_version()} on {platform.platform()}",
+        remedy,
+    )
     ranges = compatibility.read_ranges(REQUIREMENTS.read_text(encoding="utf-8"))
-    installed = {name: next((one.version for one in distributions(name=name)), None) for name in ranges}
+    installed = {
+        name: next((one.version for one in distributions(name=name)), None) for name in ranges
+    }
     yield from compatibility.packages(ranges, installed)
     yield from examine_disk(recipe)
     yield Check("torch", TRYING, "is being imported")
     try:
         import torch  # noqa: F401
     except Exception as error:  # a missing CUDA library, or a wheel for another processor
-        yield Check("torch", ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment")
+        yield Check(
+            "torch", ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment"
+        )
         return
     if installed["transformers"] and installed["accelerate"]:
         yield from examine_cards(path, quick)
@@ -57,14 +70,23 @@ def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
         shards += checkpoints
     for folder, needed, is_data in ((runs, checkpoints, False), (data, shards, True)):
         free = None
-        with files.skipping(files.NOT_SUPPORTED):  # some file systems do not report their free space
+        with files.skipping(
+            files.NOT_SUPPORTED
+        ):  # some file systems do not report their free space
             free = shutil.disk_usage(folder).free
         if free is not None:
             yield compatibility.disk(free, needed, str(folder), shards=is_data)
         if lacks_inodes(folder):
-            yield Check("disk", ERROR, f"{folder}: no inodes are left (df -i)", "delete files, of whatever size")
+            yield Check(
+                "disk",
+                ERROR,
+                f"{folder}: no inodes are left (df -i)",
+                "delete files, of whatever size",
+            )
     if kind := files.network_mount(runs):
-        remedy = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
+        remedy = (
+            "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
+        )
         yield Check("mount", WARNING, f"{runs} lies on a network file system ({kind})", remedy)
 
 
@@ -84,21 +106,29 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
     usable = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     mine = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in usable]
     here = [name for name, _ in mine] or [card["name"] for card in listed]
-    yield compatibility.build(torch.__version__, cuda, len(mine), known.capability if known else None, driver)
+    yield compatibility.build(
+        torch.__version__, cuda, len(mine), known.capability if known else None, driver
+    )
     for name in here:
         known = gpus.find(name)
         text = (
-            run_estimate.expectation(known) if known else "It is not in ursa_minor/base/gpus.csv: no mfu, no estimates"
+            run_estimate.expectation(known)
+            if known
+            else "It is not in ursa_minor/base/gpus.csv: no mfu, no estimates"
         )
         yield Check("card", OK if known else WARNING, f"{name}. {text}")
-    for name, capability in dict(mine).items() if cuda else ():  # torch for AMD cards names its kernels otherwise
+    for name, capability in (
+        dict(mine).items() if cuda else ()
+    ):  # torch for AMD cards names its kernels otherwise
         yield compatibility.architecture(name, capability, torch.cuda.get_arch_list(), driver)
     yield from examine_cudnn([capability for _, capability in mine])
     if not here:
         yield Check("card", OK, f"none: CPU, {torch.get_num_threads()} threads")
     preset = gpus.preset(here[0] if here else "", len(here))
     preset = "mps" if torch.backends.mps.is_available() else preset
-    yield Check("launch", OK, f"{gpus.launcher(preset, len(here))} train.py --recipe {paths.quoted(path)}")
+    yield Check(
+        "launch", OK, f"{gpus.launcher(preset, len(here))} train.py --recipe {paths.quoted(path)}"
+    )
     if mine or not driver:
         yield from examine_trials([capability for _, capability in mine], preset, quick)
 
@@ -116,7 +146,9 @@ def examine_cudnn(capabilities: list[compatibility.Pair]) -> Iterator[Check]:
         return
     if version is None:
         return
-    yield compatibility.cudnn_attention(capabilities, version, deprioritized=cudnn.is_deprioritized())
+    yield compatibility.cudnn_attention(
+        capabilities, version, deprioritized=cudnn.is_deprioritized()
+    )
     package_name = f"nvidia-cudnn-cu{torch.version.cuda.partition('.')[0]}"
     package = next(iter(distributions(name=package_name)), None)
     if package is None:  # the torch of a container or of conda
@@ -156,9 +188,7 @@ def examine_trials(mine: list[compatibility.Pair], preset: str, quick: bool) -> 
     step = {"device": "cuda" if mine else "cpu", "precision": half if mine else "no"}
     backend, count, megabytes = ("nccl", len(mine), 256) if len(mine) > 1 else ("gloo", 2, 64)
     ring = {"backend": backend, "megabytes": megabytes}
-    several = (
-        f"-m torch.distributed.run --standalone --nproc_per_node {count} -m ursa_minor.preflight.trials all_reduce"
-    )
+    several = f"-m torch.distributed.run --standalone --nproc_per_node {count} -m ursa_minor.preflight.trials all_reduce"
     trials = [  # the name of its line, its words, its arguments, its time limit, whether training needs it here
         (half, TRAINING_STEP, step, 120, True),
         ("compile", TRAINING_STEP, step | {"compiled": True}, 300, run_estimate.compiles(preset)),
@@ -171,7 +201,9 @@ def examine_trials(mine: list[compatibility.Pair], preset: str, quick: bool) -> 
             yield Check(name, OK, found["text"])
             continue
         level = ERROR if needed else WARNING
-        yield Check(name, level, f"its trial fails: {found['problem']}", compatibility.REMEDIES[name])
+        yield Check(
+            name, level, f"its trial fails: {found['problem']}", compatibility.REMEDIES[name]
+        )
         if name == half:  # nothing trains
             return
 
@@ -182,17 +214,28 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
     After ``seconds`` it is killed, and in any case what it has started.
     """
     # A fresh cache: what is tried is the compiler, not what it left behind.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache, tempfile.TemporaryFile() as words:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache,
+        tempfile.TemporaryFile() as words,
+    ):
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
         process = subprocess.Popen(
-            command, stdin=DEVNULL, stdout=words, stderr=words, cwd=ROOT, env=environment, start_new_session=True
+            command,
+            stdin=DEVNULL,
+            stdout=words,
+            stderr=words,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
         )
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             return {"problem": f"no answer in {seconds:.0f} s"}
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # all its processes have ended
+            with contextlib.suppress(
+                ProcessLookupError, PermissionError
+            ):  # all its processes have ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         words.seek(0)
@@ -209,4 +252,7 @@ def nvidia_smi() -> list[dict[str, str]]:
     query, out = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         out = subprocess.check_output(query, stderr=DEVNULL, text=True, timeout=SMI_SECONDS)
-    return [found.groupdict() for found in re.finditer(r"(?P<name>.+), (?P<driver>[\d.]+)$", out, re.MULTILINE)]
+    return [
+        found.groupdict()
+        for found in re.finditer(r"(?P<name>.+), (?P<driver>[\d.]+)$", out, re.MULTILINE)
+    ]

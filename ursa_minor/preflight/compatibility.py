@@ -12,9 +12,17 @@ from ursa_minor.base import cudnn
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
-OPTIONAL = ("wandb", "nvidia-ml-py")  # without them a run lacks reports to Weights & Biases, or watts
+OPTIONAL = (
+    "wandb",
+    "nvidia-ml-py",
+)  # without them a run lacks reports to Weights & Biases, or watts
 # Versions that fail between two that work; requirements.txt excludes them.
-BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"}
+BROKEN = {
+    (
+        "accelerate",
+        "1.14.0",
+    ): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"
+}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
 OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
 NO_HALF = 'mixed_precision: "no" in the accelerate YAML; where that fails too, reinstall torch and its driver'
@@ -26,7 +34,9 @@ REMEDIES = {  # of trials without a result
     "all-reduce": "between cards try NCCL_P2P_DISABLE=1, NCCL_DEBUG=INFO shows where it hangs, and docker needs --gpus "
     "all --ipc=host; between CPUs try GLOO_SOCKET_IFNAME=lo",
 }
-CUDNN_REMEDY = "take the folder of the other cuDNN out of LD_LIBRARY_PATH, so that torch loads its own"
+CUDNN_REMEDY = (
+    "take the folder of the other cuDNN out of LD_LIBRARY_PATH, so that torch loads its own"
+)
 Pair = tuple[int, int]  # a compute capability
 
 
@@ -40,7 +50,9 @@ class Check:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.level:8} {self.name}: {self.text}" + (f". Remedy: {self.remedy}" if self.remedy else "")
+        return f"{self.level:8} {self.name}: {self.text}" + (
+            f". Remedy: {self.remedy}" if self.remedy else ""
+        )
 
 
 def read_ranges(text: str) -> dict[str, SpecifierSet]:
@@ -55,11 +67,22 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
     for name, taken in ranges.items():
         version, remedy = installed.get(name), f'pip install "{name}{taken}"'
         if version is None:
-            found.append(Check(name, WARNING if name in OPTIONAL else ERROR, "not installed", remedy))
+            found.append(
+                Check(name, WARNING if name in OPTIONAL else ERROR, "not installed", remedy)
+            )
         elif fault := BROKEN.get((name, version)):
             found.append(Check(name, ERROR, f"{version} is installed: {fault}", remedy))
-        elif not taken.contains(version, prereleases=True):  # a build's own mark (2.13.0+cpu) makes no difference
-            found.append(Check(name, WARNING, f"{version} is installed; the tests were run with {taken}", remedy))
+        elif not taken.contains(
+            version, prereleases=True
+        ):  # a build's own mark (2.13.0+cpu) makes no difference
+            found.append(
+                Check(
+                    name,
+                    WARNING,
+                    f"{version} is installed; the tests were run with {taken}",
+                    remedy,
+                )
+            )
     versions = ", ".join(f"{name} {installed[name]}" for name in ranges if installed.get(name))
     text = f"{len(ranges) - len(found)} of {len(ranges)} are within the ranges of requirements.txt: {versions}"
     return [Check("packages", OK, text), *found]
@@ -84,7 +107,9 @@ def reaches(driver: str, cuda: int) -> bool:
     return Version(driver) >= Version(OLDEST_DRIVER.get(cuda, "0"))
 
 
-def build(version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None) -> Check:
+def build(
+    version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None
+) -> Check:
     """Judge torch's build, of a CUDA version (``13.0``) or None, and the driver, where torch can use so many cards.
 
     The capability of the ``first`` card, where known, chooses the wheel; ``driver`` is None where the machine has no
@@ -112,20 +137,30 @@ def served(capability: Pair, arch_list: list[str]) -> bool:
     sm_80 runs on 8.0 and later minors of the same major; sm_90a on 9.0 only; sm_100f on its family; compute_80 is
     PTX, which the driver compiles for anything from 8.0 on (CUDA C++ Programming Guide, "Compute Capabilities").
     """
-    for kind, major, minor, end in re.findall(r"\b(sm|compute)_(\d+)(\d)([af]?)\b", " ".join(arch_list)):
+    for kind, major, minor, end in re.findall(
+        r"\b(sm|compute)_(\d+)(\d)([af]?)\b", " ".join(arch_list)
+    ):
         listed = (int(major), int(minor))
-        same = capability == listed if end == "a" else capability[0] == listed[0] and capability >= listed
+        same = (
+            capability == listed
+            if end == "a"
+            else capability[0] == listed[0] and capability >= listed
+        )
         if same or (kind == "compute" and not end and capability >= listed):
             return True
     return False
 
 
-def architecture(name: str, capability: Pair, arch_list: list[str], driver: str | None = None) -> Check:
+def architecture(
+    name: str, capability: Pair, arch_list: list[str], driver: str | None = None
+) -> Check:
     """Judge whether torch's build holds kernels for a card, naming the wheels that do."""
     text = f"{name} (sm_{capability[0]}{capability[1]}); it has {' '.join(arch_list)}"
     if served(capability, arch_list):
         return Check("kernels", OK, f"torch has kernels for {text}")
-    return Check("kernels", ERROR, f"torch has no kernels for {text}", reinstall(capability, driver))
+    return Check(
+        "kernels", ERROR, f"torch has no kernels for {text}", reinstall(capability, driver)
+    )
 
 
 def cudnn_attention(capabilities: Iterable[Pair], version: int, *, deprioritized: bool) -> Check:
@@ -141,7 +176,9 @@ def cudnn_attention(capabilities: Iterable[Pair], version: int, *, deprioritized
     if version >= cudnn.FIXED or not has_hopper:
         return Check("cudnn", OK, name)
     if deprioritized:
-        return Check("cudnn", OK, f"{name}; PyTorch prefers other attention kernels ({cudnn.VARIABLE})")
+        return Check(
+            "cudnn", OK, f"{name}; PyTorch prefers other attention kernels ({cudnn.VARIABLE})"
+        )
     text = f"the attention of {name} may return NaN gradients on Hopper GPUs where it has a mask (pytorch#196678)"
     remedy = (
         f"export {cudnn.VARIABLE}=1 for TRL and document_mask (post_train.py sets it), or install "
@@ -187,11 +224,20 @@ def cudnn_library(library: CudnnLibrary) -> Check | None:
 
 def disk(free_bytes: int, need_bytes: float, folder: str, *, shards: bool) -> Check:
     """Judge a folder's free space against what goes there: checkpoints, or ``shards`` and what else is on their disk."""
-    name, what = ("data disk", "token shards, and checkpoints on the same disk") if shards else ("disk", "checkpoints")
+    name, what = (
+        ("data disk", "token shards, and checkpoints on the same disk")
+        if shards
+        else ("disk", "checkpoints")
+    )
     text = f"{free_bytes / 1e9:.1f} GB free at {folder}; up to {need_bytes / 1e9:.1f} GB are needed for {what}"
     if free_bytes >= need_bytes:
         return Check(name, OK, text)
     if shards:
         remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
         return Check(name, WARNING, text, remedy)
-    return Check(name, ERROR, text, "free some, or give --output_dir on another disk, or a lower save_total_limit")
+    return Check(
+        name,
+        ERROR,
+        text,
+        "free some, or give --output_dir on another disk, or a lower save_total_limit",
+    )

@@ -14,7 +14,9 @@ from ursa_minor.recipe import keys
 TOKEN_BYTES = 4.5  # of English text, by GPT-2's tokenizer
 SENT_BYTES = 2.9  # of Parquet, for such a token: FineWeb-Edu's sample-10BT is 28.5 GB
 READY_BYTES = 2.0  # of an id in a token file
-SAMPLE = re.compile(r"sample-(\d+)BT")  # FineWeb's names of its samples, in billions of GPT-2's tokens
+SAMPLE = re.compile(
+    r"sample-(\d+)BT"
+)  # FineWeb's names of its samples, in billions of GPT-2's tokens
 
 
 class Supply(NamedTuple):
@@ -47,15 +49,21 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
         return PREPARED._replace(text=text)
     if speed:
         return Supply(text, speed, "as you say")
-    fetched = all(keys.hub_id(source) and source.data_dir for source in given)  # ids, which need no core
-    limits = {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
+    fetched = all(
+        keys.hub_id(source) and source.data_dir for source in given
+    )  # ids, which need no core
+    limits = (
+        {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
+    )
     if not fetched:
         from ursa_minor.data.preparation import measure  # imports Transformers
 
         core, free = measure.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
         words = f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"
         limits[words] = free * core
-    return Supply(text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link")
+    return Supply(
+        text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link"
+    )
 
 
 def _amount(source: keys.Data) -> tuple[float, bool]:
@@ -66,7 +74,9 @@ def _amount(source: keys.Data) -> tuple[float, bool]:
     try:
         found = None if here else find_sources.find_source(source)
         if found is None or manifests.is_complete(found.folder):
-            train = manifests.describe_folder(found.folder if found else Path(str(source.data_dir)))["splits"]["train"]
+            train = manifests.describe_folder(
+                found.folder if found else Path(str(source.data_dir))
+            )["splits"]["train"]
             return sum(row["tokens"] for row in train), True
     except BadInput:  # it is on another machine, or its text is not there yet
         return text, here

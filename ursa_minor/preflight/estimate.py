@@ -13,7 +13,9 @@ from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.recipe import keys
 
 # Fitted to plain PyTorch GPT-2 124M on 20 cards, measured by others (benchmarks/estimate_cards.py); none by us.
-PRODUCT_LIMIT = 2.05e15  # FLOP/s: what keeps products as narrow as these from the fastest cards' rates
+PRODUCT_LIMIT = (
+    2.05e15  # FLOP/s: what keeps products as narrow as these from the fastest cards' rates
+)
 BANDWIDTH_SHARE = 0.75  # of the data sheet's
 # What a card without flash attention reaches of all this: languini-kitchen's V100, the only one measured, reached 0.40;
 # the same code, which does not use flash attention, reached 0.50 to 0.59 on newer cards.
@@ -21,7 +23,9 @@ WITHOUT_FLASH = 0.4
 CONTEXT_BYTES = 0.8 * 2**30  # what CUDA and its libraries take of a card before the first tensor
 MOST_TOKENS = 2**16  # of a micro-batch on a card
 LOSS_ROWS = 2**13  # tokens whose logits exist at once (ursa_minor/model/loss.py)
-IN_BUCKETS = {"gradients": 0.5}  # "shared by half a process": DDP's buckets hold each gradient once more
+IN_BUCKETS = {
+    "gradients": 0.5
+}  # "shared by half a process": DDP's buckets hold each gradient once more
 HEADROOM = 0.92  # of the free memory may be planned: the allocator's gaps take the rest
 
 GPT2_124M = Shape(12, 768, 50304, 1024)
@@ -69,7 +73,9 @@ def memory(
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     shards = shards or {}
     half_stream = half and "weights" in shards
-    block, again = shape.record.saved_activation_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
+    block, again = shape.record.saved_activation_bytes(
+        shape, half=half, compiled=compiled, half_stream=half_stream
+    )
     small = compiled and half
     backward = shape.record.backward_bytes(shape) if small else 0
     kept, later = {
@@ -84,7 +90,7 @@ def memory(
         logits = min(tokens, LOSS_ROWS) * shape.vocab_size * (5 if compiled else 12)
         logits += 8 * head + 12 * d * tokens if tokens > LOSS_ROWS else 0
     # Of the weights in half precision there is one block at a time where it is gathered, or cast, again.
-    cast = head if small and checkpointing == "full" or "half copies" in shards else n
+    cast = head if (small and checkpointing == "full") or "half copies" in shards else n
     passing = tokens * kept + max(logits, tokens * later)
     part = {
         "weights": 4.0 * n,
@@ -101,7 +107,9 @@ def memory(
     return {name: size / shards.get(name, 1) for name, size in part.items()}
 
 
-def largest_micro_batch(shape: Shape, free_bytes: float, *, most_tokens: int = MOST_TOKENS, **how) -> int:
+def largest_micro_batch(
+    shape: Shape, free_bytes: float, *, most_tokens: int = MOST_TOKENS, **how
+) -> int:
     """Return the largest micro-batch whose memory fits; 0: not even one sequence does.
 
     Args:
@@ -110,7 +118,11 @@ def largest_micro_batch(shape: Shape, free_bytes: float, *, most_tokens: int = M
         how: the arguments of ``memory``.
     """
     sizes = range(max(1, most_tokens // shape.sequence_length), 0, -1)
-    fitting = (n for n in sizes if sum(memory(shape, micro_batch=n, **how).values()) <= HEADROOM * free_bytes)
+    fitting = (
+        n
+        for n in sizes
+        if sum(memory(shape, micro_batch=n, **how).values()) <= HEADROOM * free_bytes
+    )
     return next(fitting, 0)
 
 
@@ -131,7 +143,9 @@ def memory_traffic_bytes(shape: Shape) -> float:
 def seconds_per_token(shape: Shape, card: Card) -> float:
     """Return one card's seconds a token: matrix products at the rate that it reaches, then all else at its bandwidth."""
     products = computed_flops(shape) * (1 / (1e12 * card.product_teraflops) + 1 / PRODUCT_LIMIT)
-    seconds = products + memory_traffic_bytes(shape) / (BANDWIDTH_SHARE * 1e9 * card.gigabytes_per_second)
+    seconds = products + memory_traffic_bytes(shape) / (
+        BANDWIDTH_SHARE * 1e9 * card.gigabytes_per_second
+    )
     return seconds if card.modern else seconds / WITHOUT_FLASH
 
 
@@ -142,11 +156,19 @@ def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
     tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * steps)
     fetched = not all(map(keys.is_here, keys.sources(recipe.data)))
     shards = tokens * (2 if shape.vocab_size <= 65_536 else 4) if fetched else 0.0
-    return 12.0 * shape.parameters * (kept + 1), float(shards)  # weights and two moments in fp32; one more is half-made
+    return 12.0 * shape.parameters * (kept + 1), float(
+        shards
+    )  # weights and two moments in fp32; one more is half-made
 
 
 def run(
-    shape: Shape, card: Card, *, tokens: int, tokens_per_step: int, work: float = 1.0, count: int = 1
+    shape: Shape,
+    card: Card,
+    *,
+    tokens: int,
+    tokens_per_step: int,
+    work: float = 1.0,
+    count: int = 1,
 ) -> dict[str, float]:
     """Return ``tokens_per_second``, ``mfu`` (a share of all cards' peak), ``hours``, ``kilowatt_hours``.
 

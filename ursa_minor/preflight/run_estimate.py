@@ -13,16 +13,23 @@ from ursa_minor.preflight.data_throughput import PREPARED, Supply
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import make_plan
 
-FIGURES = {"tokens/s": "tokens_per_second", "hours": "hours", "waiting": "waiting_hours", "kWh": "kilowatt_hours"}
+FIGURES = {
+    "tokens/s": "tokens_per_second",
+    "hours": "hours",
+    "waiting": "waiting_hours",
+    "kWh": "kilowatt_hours",
+}
 FIGURES |= {"cost": "cost"}  # of a table, by head
 SHARED = ("weights", "gradients", "moments", "half copies")
-SOURCES = (
-    "Memory, speed, time and energy are estimated (docs/cards.md says how well); parameters and FLOPs are counted."
-)
+SOURCES = "Memory, speed, time and energy are estimated (docs/cards.md says how well); parameters and FLOPs are counted."
 
 
 def estimate_run(
-    recipe: keys.Recipe, card: gpus.Card, count: int, price_per_hour: float, supply: Supply = PREPARED
+    recipe: keys.Recipe,
+    card: gpus.Card,
+    count: int,
+    price_per_hour: float,
+    supply: Supply = PREPARED,
 ) -> dict:
     """Return the estimate of a run on ``count`` of a card, as its preset would run it; ``fits`` is False where none does.
 
@@ -34,7 +41,10 @@ def estimate_run(
     if recipe.optimizer.shard_optimizer:
         shards["moments"] = count
     how: dict[str, Any] = {"half": True, "compiled": compiles(card.name), "shards": shards}
-    how |= {"optimizer": recipe.optimizer.optimizer, "checkpointing": recipe.model.gradient_checkpointing}
+    how |= {
+        "optimizer": recipe.optimizer.optimizer,
+        "checkpointing": recipe.model.gradient_checkpointing,
+    }
     ways = [how, how | {"checkpointing": "full"}]
     if count > 1:  # the model itself is sharded, as zero3_x8.yaml does, which is not compiled
         ways.append(ways[-1] | {"compiled": False, "shards": dict.fromkeys(SHARED, count)})
@@ -60,7 +70,14 @@ def estimate_run(
     size = plan.per_device_train_batch_size
     # full: the forward pass, a third of the work, is done once more. mlp: so little that it does not show.
     work = 4 / 3 if how["checkpointing"] == "full" else 1.0
-    run = estimate.run(shape, card, tokens=tokens, tokens_per_step=recipe.batch.tokens_per_step, work=work, count=count)
+    run = estimate.run(
+        shape,
+        card,
+        tokens=tokens,
+        tokens_per_step=recipe.batch.tokens_per_step,
+        work=work,
+        count=count,
+    )
     row |= {
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
@@ -72,7 +89,10 @@ def estimate_run(
         "waiting_hours": supply.waiting_seconds(tokens, 3600 * run["hours"]) / 3600,
     }
     if price_per_hour:
-        row |= {"price_per_hour": price_per_hour, "cost": (row["hours"] + row["waiting_hours"]) * price_per_hour}
+        row |= {
+            "price_per_hour": price_per_hour,
+            "cost": (row["hours"] + row["waiting_hours"]) * price_per_hour,
+        }
     return row
 
 
@@ -118,7 +138,9 @@ def describe(recipe: keys.Recipe, card: gpus.Card, row: dict) -> str:
         listed = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
         how = [card.precision, "compiled" if row["compiled"] else "not compiled"]
         how += [f"--gradient_checkpointing {checkpointing}"] if checkpointing != "none" else []
-        how += ["sharded (zero3_x8.yaml), whose gathering is not counted"] if row["shared_out"] else []
+        how += (
+            ["sharded (zero3_x8.yaml), whose gathering is not counted"] if row["shared_out"] else []
+        )
         said["memory"] = f"{sum(parts.values()) / 2**30:.1f} GiB a card: {listed}"
         said["micro-batch"] = (
             f"{row['per_device_train_batch_size']} sequences of {recipe.model.sequence_length:,} tokens, "
@@ -130,7 +152,9 @@ def describe(recipe: keys.Recipe, card: gpus.Card, row: dict) -> str:
         said["energy"] = f"{rounded(row['kilowatt_hours'])} kWh, the cards alone at full power"
         if "cost" in row:
             paid = rounded(row["hours"] + row["waiting_hours"])
-            said["cost"] = f"{rounded(row['cost'])} for {paid} h, at {row['price_per_hour']:g} an hour for the machine"
+            said["cost"] = (
+                f"{rounded(row['cost'])} for {paid} h, at {row['price_per_hour']:g} an hour for the machine"
+            )
     figures = [f"{one.figure:,.0f} tokens/s measured on one card ({one.source})" for one in known]
     said["GPT-2 124M"] = ", ".join(figures) or "never measured on this card"
     sheet = f"{card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, {card.gigabytes_per_second:g} GB/s, {card.watts:g} W"
@@ -140,10 +164,20 @@ def describe(recipe: keys.Recipe, card: gpus.Card, row: dict) -> str:
 
 def reader(row: Mapping[str, Any]) -> str:
     """Return whether the data keep up with an estimated run, and the remedy where they do not."""
-    remedy = "Run prepare_data.py before they are rented, or use a machine with more CPU cores (--cores)"
-    waiting = f"the cards wait {rounded(row['waiting_hours'])} h. {remedy}" if row["waiting_hours"] else "no waiting"
+    remedy = (
+        "Run prepare_data.py before they are rented, or use a machine with more CPU cores (--cores)"
+    )
+    waiting = (
+        f"the cards wait {rounded(row['waiting_hours'])} h. {remedy}"
+        if row["waiting_hours"]
+        else "no waiting"
+    )
     speed = row["reader_tokens_per_second"]
-    return f"{rounded(speed)} tokens/s ({row['reader']}): {waiting}" if speed else f"{row['reader']}: {waiting}"
+    return (
+        f"{rounded(speed)} tokens/s ({row['reader']}): {waiting}"
+        if speed
+        else f"{row['reader']}: {waiting}"
+    )
 
 
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:
@@ -153,16 +187,17 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
         cells = {"card": card.name, "micro-batch": "does not fit"}
         if row["fits"]:
             mark = " *" if row["gradient_checkpointing"] == "full" else ""
-            cells |= {"micro-batch": f"{row['per_device_train_batch_size']}{mark}", "MFU": f"{row['mfu']:.0%}"}
+            cells |= {
+                "micro-batch": f"{row['per_device_train_batch_size']}{mark}",
+                "MFU": f"{row['mfu']:.0%}",
+            }
             cells |= {head: rounded(row[name]) for head, name in FIGURES.items() if name in row}
         measured = f"{card.training.figure:,.0f}" if card.training else "never"
         body.append(cells | {"124M, measured": measured})
     first = rows[0]
     title = f"{recipe.saving.name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
     title += counted(first["count"], "card", "cards")
-    notes = (
-        "* with --gradient_checkpointing full; waiting: hours for the data, beside the others; measured: tokens/s of "
-    )
+    notes = "* with --gradient_checkpointing full; waiting: hours for the data, beside the others; measured: tokens/s of "
     notes += "GPT-2 124M on one card, by others; --card NAME says more"
     return "\n".join([title, "", *aligned(body), "", notes, SOURCES])
 
@@ -172,12 +207,17 @@ def aligned(rows: list[dict[str, str]]) -> list[str]:
     heads = {head: head for row in rows for head in row}
     cells = [[row.get(head, "") for head in heads] for row in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in cells
+    ]
 
 
 def compiles(preset: str) -> bool:
     """Return whether the accelerate YAML of this name compiles the model."""
-    return "dynamo_config" in yaml.safe_load((gpus.PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
+    return "dynamo_config" in yaml.safe_load(
+        (gpus.PRESETS / f"{preset}.yaml").read_text(encoding="utf-8")
+    )
 
 
 def in_short(tokens: int) -> str:

@@ -23,7 +23,14 @@ from ursa_minor.recipe import keys
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TURNS = 9  # the first is left out of the medians
-SHAPE: dict[str, Any] = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128, "seed": 1}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 512,
+    "sequence_length": 64,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 128,
+    "seed": 1,
+}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
@@ -50,7 +57,9 @@ def training_step(*, device: str, precision: str, compiled: bool = False) -> str
     text = f"compiled in {first[0]:.0f} s, then " if compiled else ""
     text += f"a step of a tiny GPT-2 takes {1000 * seconds:.1f} ms on {device}"
     if compiled or precision != "no":
-        text += f"; in plain fp32, beside it, {1000 * fp32_seconds:.1f} ms (a tiny model gains little)"
+        text += (
+            f"; in plain fp32, beside it, {1000 * fp32_seconds:.1f} ms (a tiny model gains little)"
+        )
     return text
 
 
@@ -81,7 +90,11 @@ def all_reduce(*, backend: str, megabytes: int = 64) -> str:
     A ring moves 2 (n - 1) / n of the bytes over each link (NCCL's tests call that the bus bandwidth). nccl: process i
     takes card i. One process that dies or raises, as on a wrong sum, ends them all.
     """
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if backend == "nccl" else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if backend == "nccl"
+        else torch.device("cpu")
+    )
     if backend == "nccl":
         torch.cuda.set_device(device)
     dist.init_process_group(backend)

@@ -7,7 +7,9 @@ from ursa_minor.base.wording import either
 from ursa_minor.recipe.keys import Recipe
 from ursa_minor.recipe.rules import divisors
 
-MANY_EPOCHS = 4  # beyond these, reading again teaches much less than new text would (Muennighoff et al. 2023)
+MANY_EPOCHS = (
+    4  # beyond these, reading again teaches much less than new text would (Muennighoff et al. 2023)
+)
 
 
 @dataclass(frozen=True)
@@ -46,5 +48,7 @@ def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) ->
     share = sequences // num_processes
     if ceiling is None and recipe.batch.per_device_train_batch_size != "auto":
         ceiling = recipe.batch.per_device_train_batch_size
-    micro_batch = next(size for size in range(min(ceiling or share, share), 0, -1) if share % size == 0)
+    micro_batch = next(
+        size for size in range(min(ceiling or share, share), 0, -1) if share % size == 0
+    )
     return Plan(num_processes, sequences, micro_batch, share // micro_batch)

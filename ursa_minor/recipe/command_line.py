@@ -40,12 +40,20 @@ USUAL = [
     "optimizer",
     "per_device_train_batch_size",
 ]
-PROFILE_UPDATES = 13  # what --profile takes: the first ones are left out (ursa_minor/reporting/profiler.py)
+PROFILE_UPDATES = (
+    13  # what --profile takes: the first ones are left out (ursa_minor/reporting/profiler.py)
+)
 # Flags of train.py that are not recipe keys, as read_flags takes them.
 TRAIN_MODES = {
-    "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, tasks; then stop"),
+    "eval_only": (
+        bool,
+        "score the newest checkpoint (or init_from): validation split, tasks; then stop",
+    ),
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
-    "extend_steps": (int, "train a finished wsd run so many steps longer, from before its decay phase, as another run"),
+    "extend_steps": (
+        int,
+        "train a finished wsd run so many steps longer, from before its decay phase, as another run",
+    ),
     "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
 }
 
@@ -69,7 +77,9 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     flags, modes = read_flags(argv, "Pre-train GPT-2 from a recipe.", TRAIN_MODES)
     if "push_pending" in modes:
         if flags or len(modes) > 1:
-            raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
+            raise BadInput(
+                f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out"
+            )
         modes["push_pending"] = expand_option("push_pending", modes["push_pending"])
         return None, modes, []
     reader_argv = argv_of(flags)
@@ -78,7 +88,9 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
         _refuse_name_of_extension(recipe_file, flags)
     recipe = load_recipe(recipe_file, flags, modes)
     if "extend_steps" in modes and "max_hours" in flags and recipe.schedule.max_hours:
-        raise BadInput("--max_hours has no effect with --extend_steps, which states the length. Leave it out")
+        raise BadInput(
+            "--max_hours has no effect with --extend_steps, which states the length. Leave it out"
+        )
     max_steps = recipe.schedule.max_steps
     if "profile" in modes and "extend_steps" not in modes and max_steps < PROFILE_UPDATES:
         raise BadInput(
@@ -148,7 +160,9 @@ def read_flags(
     for name in USUAL:
         _add_flag(usual, name)
     size_names = "|".join(sizes.names_of(sizes.GPT2_SIZES))
-    size_help = "shape of this GPT-2; AdamW recipes also get its learning rate and batch (docs/knobs.md)"
+    size_help = (
+        "shape of this GPT-2; AdamW recipes also get its learning rate and batch (docs/knobs.md)"
+    )
     usual.add_argument("--size", metavar=size_names, help=size_help)
     modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
     for name, (wanted, help) in extras.items():
@@ -156,7 +170,9 @@ def read_flags(
     for title, part in SLICES.items():
         group = parser.add_argument_group(title, part.__doc__)
         for field in dataclasses.fields(part):
-            if field.name not in USUAL and TYPES[field.name] != list[dict]:  # mappings do not fit into a flag
+            if (
+                field.name not in USUAL and TYPES[field.name] != list[dict]
+            ):  # mappings do not fit into a flag
                 _add_flag(group, field.name)
     flags = vars(parse_flags(parser, argv))
     if "size" in flags:
@@ -227,14 +243,18 @@ def number_of_steps(text: str) -> int:
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     field, wanted = FIELDS[name], TYPES[name]
     about, choices = field.metadata, () if wanted in (int, float) else field.metadata["allowed"]
-    words = "|".join(choices[: wording.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (name in AUTO)
+    words = "|".join(choices[: wording.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (
+        name in AUTO
+    )
     default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
     options: dict[str, Any] = {}
     if rules.is_list(wanted):
         options["nargs"] = "+"
     elif wanted is bool:
         options |= {"nargs": "?", "const": "true"}
-    group.add_argument(f"--{name}", metavar=words, help=(about["help"] + default).replace("%", "%%"), **options)
+    group.add_argument(
+        f"--{name}", metavar=words, help=(about["help"] + default).replace("%", "%%"), **options
+    )
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -263,7 +283,9 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     if not unknown:
         return known
 
-    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]  # a value may be a secret
+    flags = [
+        word.partition("=")[0] for word in unknown if word.startswith("-")
+    ]  # a value may be a secret
     if not flags:
         message = f"{unknown[0]} is not a flag. Write each value after its flag"
         if other_flags.RECIPE_KEY in names:

@@ -56,7 +56,9 @@ def replace_source(file_values: Values, flag_values: Mapping[str, Any]) -> Value
     if not own_sources or repeats:
         return file_values
     dropped = [name for name in SOURCE_KEYS if file_values.get(name)]
-    log.info(f"--{flag} replaces the recipe's data source; these keys of the recipe are ignored: {', '.join(dropped)}")
+    log.info(
+        f"--{flag} replaces the recipe's data source; these keys of the recipe are ignored: {', '.join(dropped)}"
+    )
     return _without(file_values, dropped)
 
 
@@ -66,7 +68,9 @@ def replace_model(file_values: Values, flag_values: Mapping[str, Any]) -> Values
     The keys that are dropped are logged.
     """
     model = flag_values.get("init_from")
-    if not isinstance(model, str) or _model_path(model) == _model_path(file_values.get("init_from")):
+    if not isinstance(model, str) or _model_path(model) == _model_path(
+        file_values.get("init_from")
+    ):
         return file_values
     dropped = [name for name in REPLACED_BY_INIT_FROM if name in file_values]
     stated = [name for name in dropped if file_values[name] is not None]
@@ -110,7 +114,10 @@ def drop_ineffective(
         dropped.append(name)
         result[name] = _value_when_dropped(name, values[name])
     if dropped:
-        log.info("With these flags, keys of the recipe have no effect and are ignored: " + ", ".join(dropped))
+        log.info(
+            "With these flags, keys of the recipe have no effect and are ignored: "
+            + ", ".join(dropped)
+        )
     return result
 
 

@@ -19,13 +19,31 @@ import yaml
 
 from ursa_minor.base import paths
 from ursa_minor.base.redaction import redact_url
-from ursa_minor.recipe.effects import AnyOf, Condition, KeyIs, KeyIsSet, ListIncludes, ModeIs, SourceIs
+from ursa_minor.recipe.effects import (
+    AnyOf,
+    Condition,
+    KeyIs,
+    KeyIsSet,
+    ListIncludes,
+    ModeIs,
+    SourceIs,
+)
 from ursa_minor.recipe.source_kind import STDLIB, SourceKind
 
 ABSENT = dataclasses.MISSING
 Auto = Literal["auto"]
 # Names of trackers: of Accelerate's classes (accelerate.tracking).
-TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+TRACKERS = (
+    "aim",
+    "clearml",
+    "comet_ml",
+    "dvclive",
+    "mlflow",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
 TRAINED_TOKENIZERS = ("bpe", "characters")  # trained on the text of the run
 # What a model that is trained on brings along.
 LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings", "rope_theta")
@@ -43,8 +61,20 @@ MULTIBLIMP = {language: int(pairs) for language, pairs in (row.split(",") for ro
 TASKS: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag")
 TASKS += ("lambada_openai", "piqa", "winogrande", *(f"multiblimp_{code}" for code in MULTIBLIMP))
 # Keys of a source in a mixture: those that say which source it is, and those that default to the recipe's values.
-SOURCE_NAMES = ("data_dir", "data_files", "dataset_name", "dataset_config_name", "dataset_revision", "validation_files")
-SOURCE_RULES: tuple[str, ...] = ("text_column", "token_column", "validation_fraction", "validation_tokens")
+SOURCE_NAMES = (
+    "data_dir",
+    "data_files",
+    "dataset_name",
+    "dataset_config_name",
+    "dataset_revision",
+    "validation_files",
+)
+SOURCE_RULES: tuple[str, ...] = (
+    "text_column",
+    "token_column",
+    "validation_fraction",
+    "validation_tokens",
+)
 SOURCE_RULES += ("limit_tokens", "shard_tokens")
 # Keys that choose the data source, of which a recipe has one, and keys that describe only that source.
 SOURCE_CHOICES = ("data_dir", "data_files", "sources", "dataset_name")
@@ -87,7 +117,14 @@ def key(
         path: what kind of path the value is; None if it is not a path.
     """
     off_values = (None, off) if default else (None, off, default)
-    metadata = {"help": help, "kind": kind, "allowed": allowed, "effect": effect, "off": off_values, "path": path}
+    metadata = {
+        "help": help,
+        "kind": kind,
+        "allowed": allowed,
+        "effect": effect,
+        "off": off_values,
+        "path": path,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -122,7 +159,9 @@ llama = functools.partial(science, None, effect=LLAMA)
 class Data:
     """The data and their order. The source is one of `data_dir`, `data_files`, `sources` (a mixture), `dataset_name`."""
 
-    dataset_name: str | None = data(None, "data set of the Hub, or python_stdlib (the running Python's own source)")
+    dataset_name: str | None = data(
+        None, "data set of the Hub, or python_stdlib (the running Python's own source)"
+    )
     dataset_config_name: str | None = data(
         None, "subset of the data set, for example sample-10BT of fineweb-edu", effect=HUB_DATASET
     )
@@ -135,7 +174,9 @@ class Data:
         effect=(TABULAR, KeyIs("token_column", (None,))),
     )
     token_column: str | None = data(
-        None, "column with lists of the tokenizer's ids, for data that is tokenized", effect=(TABULAR,)
+        None,
+        "column with lists of the tokenizer's ids, for data that is tokenized",
+        effect=(TABULAR,),
     )
     data_files: list[str] | None = data(
         None, "files: paths, globs, URLs; a text file or a table's row is a document", path="path"
@@ -165,9 +206,13 @@ class Data:
         "or hf://datasets/OWNER/NAME[@REVISION][/FOLDER], from where they are fetched",
         path="path",
     )
-    sources: list[dict] | None = data(None, "a mixture, in the recipe file: mappings of a weight and the keys above")
+    sources: list[dict] | None = data(
+        None, "a mixture, in the recipe file: mappings of a weight and the keys above"
+    )
     tokenizer: str = data(
-        ABSENT, "bpe or characters (made from your text), a Hub id or a folder; else init_from's", path="name"
+        ABSENT,
+        "bpe or characters (made from your text), a Hub id or a folder; else init_from's",
+        path="name",
     )
     tokenizer_vocab_size: int = data(
         4096, "size of a bpe made from your text; small for a small model", (257, 10**6), effect=BPE
@@ -179,20 +224,34 @@ class Data:
         effect=BPE,
     )
     limit_tokens: int = data(
-        0, "prepare about this many train tokens and no more; 0 = all", (0, 2**50), effect=(PREPARED,)
+        0,
+        "prepare about this many train tokens and no more; 0 = all",
+        (0, 2**50),
+        effect=(PREPARED,),
     )
     shard_tokens: int = data(
-        100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1), effect=(TOKENIZED,)
+        100_000_000,
+        "tokens of a shard; training begins with the first ones",
+        (2, 2**31 - 1),
+        effect=(TOKENIZED,),
     )
     stream_keep: str = run(
-        "all", "consumed: delete train shards that no kept checkpoint needs (one epoch)", ("all", "consumed")
+        "all",
+        "consumed: delete train shards that no kept checkpoint needs (one epoch)",
+        ("all", "consumed"),
     )
-    prepared_data_dir: str = run("data", "where prepared shards are kept", effect=(PREPARED,), path="folder")
+    prepared_data_dir: str = run(
+        "data", "where prepared shards are kept", effect=(PREPARED,), path="folder"
+    )
     data_device: str = run(
-        "auto", "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small", ("auto", "cpu", "cuda")
+        "auto",
+        "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small",
+        ("auto", "cpu", "cuda"),
     )
     data_seed: int = required("order of the windows", (0, 2**31 - 1))
-    shuffle_block_tokens: int = science(2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40))
+    shuffle_block_tokens: int = science(
+        2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,26 +259,43 @@ class Model:
     """GPT2Config's own names where it has one, else LlamaConfig's. What init_from's model brings along may be left out."""
 
     architecture: str | None = science(
-        "gpt2", "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", tuple(ARCHITECTURES)
+        "gpt2",
+        "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries",
+        tuple(ARCHITECTURES),
     )
     n_layer: int | None = required("number of blocks; GPT-2 has 12, 24, 36 or 48", (1, 1000))
     n_head: int | None = required("attention heads; n_embd / 64 is usual", (1, 1000))
-    num_key_value_heads: int | None = llama("llama: heads of keys and values; fewer: a smaller cache in use", (1, 1000))
+    num_key_value_heads: int | None = llama(
+        "llama: heads of keys and values; fewer: a smaller cache in use", (1, 1000)
+    )
     n_embd: int | None = required("width; GPT-2 has 768, 1024, 1280 or 1600", (1, 100_000))
     intermediate_size: int | None = science(
         None, "width within the MLP; gpt2: else 4 n_embd; llama: 8/3 n_embd", (1, 1_000_000)
     )
-    vocab_size: int | None = required("rows of the embedding: the tokenizer's, padded for speed", (2, 10_000_000))
-    tie_word_embeddings: bool | None = llama("llama: the head is the embedding, as gpt2's always is")
-    rope_theta: float | None = llama("llama: base of the rotary positions; 10000 is good", (1.0, 1e9))
-    sequence_length: int = required("context in tokens, as long as the documents need (n_positions)", (2, 1_000_000))
+    vocab_size: int | None = required(
+        "rows of the embedding: the tokenizer's, padded for speed", (2, 10_000_000)
+    )
+    tie_word_embeddings: bool | None = llama(
+        "llama: the head is the embedding, as gpt2's always is"
+    )
+    rope_theta: float | None = llama(
+        "llama: base of the rotary positions; 10000 is good", (1.0, 1e9)
+    )
+    sequence_length: int = required(
+        "context in tokens, as long as the documents need (n_positions)", (2, 1_000_000)
+    )
     resid_pdrop: float = required(
-        "dropout after attention and MLP; 0 is good, for many epochs try 0.1", (0.0, 0.99), effect=GPT2, off=0.0
+        "dropout after attention and MLP; 0 is good, for many epochs try 0.1",
+        (0.0, 0.99),
+        effect=GPT2,
+        off=0.0,
     )
     embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), effect=GPT2, off=0.0)
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
     init_from: str | None = science(
-        None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id (ID@REVISION)", path="name"
+        None,
+        "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id (ID@REVISION)",
+        path="name",
     )
     initializer_range: float = science(
         0.02,
@@ -239,9 +315,15 @@ class Model:
 class Loss:
     """The training loss; evaluation is always the mean of -log p."""
 
-    document_mask: bool = science(False, "attention stays within a document; for many short documents a window")
-    label_smoothing: float = science(0.0, "share of a target's probability, spread over the vocabulary", (0.0, 0.99))
-    z_loss: float = science(0.0, "weight of the mean squared log of softmax's denominator; try 1e-4", (0.0, 1.0))
+    document_mask: bool = science(
+        False, "attention stays within a document; for many short documents a window"
+    )
+    label_smoothing: float = science(
+        0.0, "share of a target's probability, spread over the vocabulary", (0.0, 0.99)
+    )
+    z_loss: float = science(
+        0.0, "weight of the mean squared log of softmax's denominator; try 1e-4", (0.0, 1.0)
+    )
 
     @property
     def has_objective(self) -> bool:
@@ -253,7 +335,9 @@ class Loss:
 class Batch:
     """How much text one update sees."""
 
-    tokens_per_step: int = required("tokens in one update, over all processes; few for a small model", (1, 2**40))
+    tokens_per_step: int = required(
+        "tokens in one update, over all processes; few for a small model", (1, 2**40)
+    )
     per_device_train_batch_size: int | Auto = run(
         "auto", "most sequences of a micro-batch; auto = what the memory holds", (1, 2**20)
     )
@@ -268,13 +352,21 @@ class Optimizer:
         "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW; fewer tokens",
         tuple(OPTIMIZERS),
     )
-    weight_decay: float = required("decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0))
+    weight_decay: float = required(
+        "decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0)
+    )
     muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), effect=MUON)
     adam_beta1: float = required("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
-    adam_beta2: float = required("AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999))
+    adam_beta2: float = required(
+        "AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999)
+    )
     adam_epsilon: float = required("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
-    max_grad_norm: float = required("clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9))
-    shard_optimizer: bool = run(False, "each process keeps its share of the moments (ZeRO-1), to save memory")
+    max_grad_norm: float = required(
+        "clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9)
+    )
+    shard_optimizer: bool = run(
+        False, "each process keeps its share of the moments (ZeRO-1), to save memory"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,15 +375,21 @@ class Schedule:
 
     max_steps: int = required("number of updates", (1, 10**9))
     max_hours: float = run(
-        0.0, "wall time from the first update, in hours; fewer updates are planned to fit; 0 = no limit", (0.0, 1e6)
+        0.0,
+        "wall time from the first update, in hours; fewer updates are planned to fit; 0 = no limit",
+        (0.0, 1e6),
     )
-    learning_rate: float = required("peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0))
+    learning_rate: float = required(
+        "peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0)
+    )
     min_lr_ratio: float = required(
         "learning rate at step max_steps / peak; 0.1 is usual",
         (0.0, 1.0),
         effect=(KeyIs("lr_scheduler_type", FALLING),),
     )
-    warmup_steps: int = required("updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9))
+    warmup_steps: int = required(
+        "updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9)
+    )
     lr_scheduler_type: str = required(
         "shape after the warm-up; wsd: the peak, then a linear decay", (*FALLING, "constant")
     )
@@ -309,33 +407,61 @@ class Evaluation:
 
     logging_steps: int = run(10, "steps between rows of metrics.jsonl", (0, 10**9))
     eval_steps: int = run(250, "steps between validations", (0, 10**9))
-    eval_on_start: bool = run(True, "also validate, score and sample before the first update", effect=EVALUATED)
-    eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split", (0, 2**40), effect=VALIDATED_OR_EVAL_ONLY)
+    eval_on_start: bool = run(
+        True, "also validate, score and sample before the first update", effect=EVALUATED
+    )
+    eval_tokens: int = run(
+        0, "tokens of a validation; 0 = the whole split", (0, 2**40), effect=VALIDATED_OR_EVAL_ONLY
+    )
     early_stopping_patience: int = run(
-        0, "end after so many validations without a lower loss; 0 = no", (0, 10**6), effect=VALIDATED
+        0,
+        "end after so many validations without a lower loss; 0 = no",
+        (0, 10**6),
+        effect=VALIDATED,
     )
     sample_steps: int = run(0, "steps between samples", (0, 10**9))
     sample_prompts: list[str] = run(
-        (), "texts that the samples continue; none: beginnings of validation documents", effect=SAMPLED
+        (),
+        "texts that the samples continue; none: beginnings of validation documents",
+        effect=SAMPLED,
     )
     sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6), effect=SAMPLED)
-    sample_temperature: float = run(0.8, "sampling temperature; 0 = greedy", (0.0, 100.0), effect=SAMPLED)
+    sample_temperature: float = run(
+        0.8, "sampling temperature; 0 = greedy", (0.0, 100.0), effect=SAMPLED
+    )
     sample_top_k: int = run(
-        200, "sample among this many likeliest tokens; 0 = all", (0, 10**6), effect=SAMPLED_AT_RANDOM
+        200,
+        "sample among this many likeliest tokens; 0 = all",
+        (0, 10**6),
+        effect=SAMPLED_AT_RANDOM,
     )
     sample_top_p: float = run(
-        1.0, "sample among the likeliest that hold this probability; 1.0 = all", (1e-6, 1.0), effect=SAMPLED_AT_RANDOM
+        1.0,
+        "sample among the likeliest that hold this probability; 1.0 = all",
+        (1e-6, 1.0),
+        effect=SAMPLED_AT_RANDOM,
     )
-    tasks: list[str] = run((), "tasks that the run is scored on (docs/evaluation.md)", TASKS, effect=SCORED)
-    task_steps: int = run(0, "steps between scores of the tasks; small models stay near chance", (0, 10**9))
-    task_limit: int = run(0, "the first so many items of each task; 0 = all", (0, 10**9), effect=SCORED)
+    tasks: list[str] = run(
+        (), "tasks that the run is scored on (docs/evaluation.md)", TASKS, effect=SCORED
+    )
+    task_steps: int = run(
+        0, "steps between scores of the tasks; small models stay near chance", (0, 10**9)
+    )
+    task_limit: int = run(
+        0, "the first so many items of each task; 0 = all", (0, 10**9), effect=SCORED
+    )
     task_files: list[str] | None = run(
-        None, "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's", effect=SCORED, path="assignment"
+        None,
+        "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's",
+        effect=SCORED,
+        path="assignment",
     )
 
     def files_of(self, task: str) -> list[str] | None:
         """Return the files of a task's items; None: the Hub's."""
-        return [file.partition("=")[2] for file in self.task_files or () if file.startswith(f"{task}=")] or None
+        return [
+            file.partition("=")[2] for file in self.task_files or () if file.startswith(f"{task}=")
+        ] or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,11 +470,17 @@ class Saving:
 
     save_steps: int = run(1000, "steps between checkpoints: what a crash can cost", (0, 10**9))
     load_best_model_at_end: bool = run(
-        False, "model/ has the weights of the lowest validation loss, not the last", effect=VALIDATED
+        False,
+        "model/ has the weights of the lowest validation loss, not the last",
+        effect=VALIDATED,
     )
-    save_total_limit: int = run(2, "newest checkpoints that are kept: 2 or more; 0 = all", (0, 10**6))
+    save_total_limit: int = run(
+        2, "newest checkpoints that are kept: 2 or more; 0 = all", (0, 10**6)
+    )
     output_dir: str | None = run(None, "run folder; without it runs/<run_name>", path="folder")
-    run_name: str | None = run(None, "name of the run, its folder and in trackers; else the recipe's")
+    run_name: str | None = run(
+        None, "name of the run, its folder and in trackers; else the recipe's"
+    )
     resume_from_checkpoint: str = run(
         "auto", "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION)", path="name"
     )
@@ -379,26 +511,38 @@ class Saving:
 class Machine:
     """Settings of the machine that the accelerate YAML has no key for. Nothing here changes the result."""
 
-    tf32: bool | Auto = run("auto", "fp32 matrix products with 10 bits of mantissa, faster; auto = from Ampere on")
-    deterministic: bool = run(False, "only kernels that repeat their bits: a card, too, resumes to the bit; slower")
+    tf32: bool | Auto = run(
+        "auto", "fp32 matrix products with 10 bits of mantissa, faster; auto = from Ampere on"
+    )
+    deterministic: bool = run(
+        False, "only kernels that repeat their bits: a card, too, resumes to the bit; slower"
+    )
     compile_mode: str = run(
         "default",
         "torch.compile's mode where the run is compiled; default: the accelerate YAML's",
         ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     )
-    ddp_timeout: int = run(600, "seconds after which a process that others wait for counts as lost", (1, 10**6))
+    ddp_timeout: int = run(
+        600, "seconds after which a process that others wait for counts as lost", (1, 10**6)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
     """Trackers, beside metrics.jsonl, which is always written."""
 
-    report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", ("none", *TRACKERS))
+    report_to: list[str] | None = run(
+        None, "none, or trackers beside metrics.jsonl", ("none", *TRACKERS)
+    )
     project_name: str = run("ursa-minor", "project name in trackers", effect=TRACKED)
     reference_curve: str | None = run(
-        None, "a published run's losses, drawn beside this one's: a file of recipes/references/", path="repository file"
+        None,
+        "a published run's losses, drawn beside this one's: a file of recipes/references/",
+        path="repository file",
     )
-    tags: list[str] = run((), "tags of the run in wandb, and of the model on the Hub", effect=TAGGED)
+    tags: list[str] = run(
+        (), "tags of the run in wandb, and of the model on the Hub", effect=TAGGED
+    )
 
     @property
     def names(self) -> list[str]:
@@ -414,7 +558,9 @@ class Hub:
     hub_model_id: str | None = run(
         None, "repository: NAME, or OWNER/NAME; without it the run's name, yours", effect=PUSHED
     )
-    hub_private_repo: bool = run(True, "whether a repository that is made is private", effect=PUSHED)
+    hub_private_repo: bool = run(
+        True, "whether a repository that is made is private", effect=PUSHED
+    )
     hub_strategy: str = run(
         "every_save",
         "when the model is pushed; or with the newest full checkpoint, to resume from, or with all of them",
@@ -450,18 +596,27 @@ class Recipe:
 SLICES = typing.get_type_hints(Recipe)
 FIELDS = {field.name: field for part in SLICES.values() for field in dataclasses.fields(part)}
 # The type of each key, and whether it may also be none or auto.
-_HINTS = {name: hint for part in SLICES.values() for name, hint in typing.get_type_hints(part).items()}
+_HINTS = {
+    name: hint for part in SLICES.values() for name, hint in typing.get_type_hints(part).items()
+}
 OPTIONAL = {name for name, hint in _HINTS.items() if type(None) in typing.get_args(hint)}
 AUTO = {name for name, hint in _HINTS.items() if Auto in typing.get_args(hint)}
 TYPES: dict[str, Any] = {
-    name: typing.get_args(hint)[0] if name in OPTIONAL | AUTO else hint for name, hint in _HINTS.items()
+    name: typing.get_args(hint)[0] if name in OPTIONAL | AUTO else hint
+    for name, hint in _HINTS.items()
 }
 
 
 def deal(values: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a flat mapping of keys."""
     parts = {
-        name: part(**{field.name: values[field.name] for field in dataclasses.fields(part) if field.name in values})
+        name: part(
+            **{
+                field.name: values[field.name]
+                for field in dataclasses.fields(part)
+                if field.name in values
+            }
+        )
         for name, part in SLICES.items()
     }
     return Recipe(**parts)
@@ -498,7 +653,8 @@ def map_paths(values: Mapping[str, Any], change: Callable[[str, str], str]) -> d
         return f"{task}={change(name, file)}" if equals else value
 
     return {
-        name: changed(name, value) if name == "sources" or _path_kind(name) else value for name, value in values.items()
+        name: changed(name, value) if name == "sources" or _path_kind(name) else value
+        for name, value in values.items()
     }
 
 
@@ -561,7 +717,9 @@ def as_yaml(recipe: Recipe) -> str:
 
     ``load_recipe`` reads it back to the same run from any folder.
     """
-    values = map_paths(_without_secrets(recipe), lambda name, path: paths.literal(absolute(name, path)))
+    values = map_paths(
+        _without_secrets(recipe), lambda name, path: paths.literal(absolute(name, path))
+    )
     return _to_yaml(values)
 
 
@@ -576,7 +734,11 @@ def fixed(recipe: Recipe) -> dict[str, Any]:
 
     A checkpoint states them and may be pushed or moved, so a local path is shortened.
     """
-    science = {name: value for name, value in flat(recipe).items() if FIELDS[name].metadata["kind"] == "science"}
+    science = {
+        name: value
+        for name, value in flat(recipe).items()
+        if FIELDS[name].metadata["kind"] == "science"
+    }
     return map_paths(science, shortened)
 
 
@@ -589,14 +751,19 @@ def _without_secrets(recipe: Recipe) -> dict[str, Any]:
 
 
 def _to_yaml(values: Mapping[str, Any]) -> str:
-    stated = {name: value for name, value in values.items() if value not in (None, ())}  # these are defaults
+    stated = {
+        name: value for name, value in values.items() if value not in (None, ())
+    }  # these are defaults
     return yaml.safe_dump(stated, sort_keys=False, allow_unicode=True)
 
 
 def sources(data: Data) -> list[Data]:
     """Return the run's sources: one, or those of a mixture, with the recipe's rules where they state none."""
     names = dict.fromkeys(SOURCE_NAMES)
-    stated = [{name: value for name, value in given.items() if name != "weight"} for given in _mixture(data)]
+    stated = [
+        {name: value for name, value in given.items() if name != "weight"}
+        for given in _mixture(data)
+    ]
     return [dataclasses.replace(data, **names | given) for given in stated] or [data]
 
 

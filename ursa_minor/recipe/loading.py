@@ -48,13 +48,19 @@ class _Loader(yaml.SafeLoader):
 def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
     """Return keys with those values as numbers that are to be numbers, in a mixture's sources too."""
     numbers = {"weight"} | {name for name, wanted in TYPES.items() if wanted in (int, float)}
-    found = {name: rules.number_of(value) if name in numbers else value for name, value in values.items()}
+    found = {
+        name: rules.number_of(value) if name in numbers else value for name, value in values.items()
+    }
     if isinstance(found.get("sources"), list):
-        found["sources"] = [_with_numbers(each) if isinstance(each, dict) else each for each in found["sources"]]
+        found["sources"] = [
+            _with_numbers(each) if isinstance(each, dict) else each for each in found["sources"]
+        ]
     return found
 
 
-def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Collection[str] = ()) -> Recipe:
+def load_recipe(
+    path: Path, flags: Mapping[str, Any] | None = None, modes: Collection[str] = ()
+) -> Recipe:
     """Read a recipe file, apply the flags, and check the result.
 
     Args:
@@ -83,8 +89,10 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
     faults += [unknown_name(str(name), FIELDS) for name in values if name not in FIELDS]
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
-        if needed and (name not in values or values[name] is None and name in OPTIONAL):
-            faults.append(f"{name} is missing: {field.metadata['help']}. It has no default; state it")
+        if needed and (name not in values or (values[name] is None and name in OPTIONAL)):
+            faults.append(
+                f"{name} is missing: {field.metadata['help']}. It has no default; state it"
+            )
         elif name in values and (rule := _broken_rule(name, values)):
             faults.append(f"{name} = {shown(values[name])}: {rule}")
     if not faults:
@@ -93,7 +101,11 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None, modes: Colle
     if not faults:
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
         values = data_source.drop_ineffective(values, file_values, stated, flags, modes)
-        values |= {name: float(values[name]) for name in values if TYPES[name] is float and values[name] is not None}
+        values |= {
+            name: float(values[name])
+            for name in values
+            if TYPES[name] is float and values[name] is not None
+        }
         values["run_name"] = path.stem if values["run_name"] is None else values["run_name"]
         values["output_dir"] = values["output_dir"] or f"runs/{values['run_name']}"
         if size_note:
@@ -173,7 +185,9 @@ def _advise(values: Mapping[str, Any]) -> None:
         log.info(f"warmup_steps = {warmup} is at least half of max_steps = {steps}; {usual}")
     if 20 <= steps < 2 * evaluations:  # a shorter run is a trial
         few = "the curve of the validation loss has few points"
-        log.info(f"eval_steps = {evaluations}, max_steps = {steps}: {few}; for ten: --eval_steps {steps // 10}")
+        log.info(
+            f"eval_steps = {evaluations}, max_steps = {steps}: {few}; for ten: --eval_steps {steps // 10}"
+        )
 
 
 def _blamed(path: Path, fault: str, flags: Mapping[str, Any], size_flags: Mapping[str, str]) -> str:
@@ -220,7 +234,11 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
 def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str:
     """Return what to do about a key that is fixed; a finished run is trained longer by another command."""
     run = recipe.saving.run_dir
-    if name != "max_steps" or now <= (then[name] or now) or not (run / run_files.MODEL_FOLDER).is_dir():
+    if (
+        name != "max_steps"
+        or now <= (then[name] or now)
+        or not (run / run_files.MODEL_FOLDER).is_dir()
+    ):
         return f"Give another {recipe.saving.option_of_another_run}, or set it back"
     command = f"python train.py --recipe {paths.quoted(run / RUN_RECIPE)}"
     finish = run_files.read_finish(run)
@@ -228,7 +246,9 @@ def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str
     if finish and not finish.stopped_early:
         length = finish.step  # max_hours may have planned another one
     more = now - length
-    has_checkpoint = any(run_files.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*"))
+    has_checkpoint = any(
+        run_files.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*")
+    )
     if has_checkpoint and then["lr_scheduler_type"] in ("wsd", "constant"):
         if finish and finish.stopped_early:
             return (
@@ -241,7 +261,9 @@ def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str
         more = now - finish.step
         reason = f"Early stopping ended it at step {finish.step}. "
         if has_checkpoint:
-            reason += f"To continue it to step {then[name]}: {command} --early_stopping_patience 0. "
+            reason += (
+                f"To continue it to step {then[name]}: {command} --early_stopping_patience 0. "
+            )
     elif has_checkpoint or then["lr_scheduler_type"] not in ("wsd", "constant"):
         reason = "Its learning rate has ended. "
     else:
@@ -259,9 +281,15 @@ def read_file(path: Path) -> dict[str, Any]:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
         places = (str(path), f"recipes/{path.stem}.yaml")
-        near = [wording.nearest_beside(place, lambda file: file.suffix == ".yaml") for place in places]
+        near = [
+            wording.nearest_beside(place, lambda file: file.suffix == ".yaml") for place in places
+        ]
         raise BadInput(f"{path}: no such recipe{near[0] or near[1]}") from None
-    except (OSError, yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date, another encoding
+    except (
+        OSError,
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # ValueError: an impossible date, another encoding
         where = str(error)
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
             where = f"line {error.problem_mark.line + 1}: {error.problem}"
@@ -269,7 +297,9 @@ def read_file(path: Path) -> dict[str, Any]:
     if values is None:
         raise BadInput(f"{path}: the recipe is empty")
     if not isinstance(values, dict):
-        raise BadInput(f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}")
+        raise BadInput(
+            f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}"
+        )
     return values
 
 

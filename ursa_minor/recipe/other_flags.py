@@ -11,10 +11,10 @@ from dataclasses import dataclass
 RECIPE_KEY = "tokens_per_step"
 
 LAUNCHER_ADVICE = "Start several processes with torchrun or accelerate launch"
-PRECISION_ADVICE = "The precision is chosen automatically. To set it, use accelerate launch --mixed_precision"
-COMPILE_ADVICE = (
-    "Compilation is set by dynamo_backend in the files of accelerate_configs/, which are for accelerate launch"
+PRECISION_ADVICE = (
+    "The precision is chosen automatically. To set it, use accelerate launch --mixed_precision"
 )
+COMPILE_ADVICE = "Compilation is set by dynamo_backend in the files of accelerate_configs/, which are for accelerate launch"
 ATTENTION_ADVICE = "PyTorch's scaled dot-product attention is always used"
 LOADER_ADVICE = "There is no DataLoader: batches are read from memory-mapped files"
 RESUME_ADVICE = "The same command resumes a run automatically"
@@ -56,7 +56,9 @@ LLM_C = (
         ours="data_dir",
         advice="It is one folder. Files with val in their names are the validation split",
     ),
-    OtherFlag(names="e", ours="size", advice="For weights of Transformers instead of a size use init_from"),
+    OtherFlag(
+        names="e", ours="size", advice="For weights of Transformers instead of a size use init_from"
+    ),
     OtherFlag(names="o", ours="output_dir"),
     OtherFlag(names="n", ours="save_steps"),
     OtherFlag(names="nk", ours="save_total_limit"),
@@ -80,7 +82,11 @@ LLM_C = (
         ours="shard_optimizer",
         advice="It is true for 1. For 2 and 3 use accelerate_configs/zero2_x8.yaml or zero3_x8.yaml",
     ),
-    OtherFlag(names="r", ours="gradient_checkpointing", advice="It is none for 0, and mlp or full to recompute"),
+    OtherFlag(
+        names="r",
+        ours="gradient_checkpointing",
+        advice="It is none for 0, and mlp or full to recompute",
+    ),
     OtherFlag(names="pn pr pg pi pm pf pp ps", advice=LAUNCHER_ADVICE),
     OtherFlag(names="w", advice="The optimizer's weights are always fp32"),
     OtherFlag(names="sl sg", advice="Updates with a loss or norm that is not finite are skipped"),
@@ -107,7 +113,9 @@ NANOGPT = (
     OtherFlag(names="batch_size", ours="per_device_train_batch_size", advice=MICRO_BATCH_ADVICE),
     OtherFlag(names="block_size", ours="sequence_length"),
     OtherFlag(names="dropout", ours="resid_pdrop embd_pdrop attn_pdrop"),
-    OtherFlag(names="bias", advice="GPT-2 always has biases. A model with architecture llama has none"),
+    OtherFlag(
+        names="bias", advice="GPT-2 always has biases. A model with architecture llama has none"
+    ),
     OtherFlag(names="beta1", ours="adam_beta1"),
     OtherFlag(names="beta2", ours="adam_beta2"),
     OtherFlag(names="grad_clip", ours="max_grad_norm"),
@@ -136,7 +144,9 @@ NANOGPT_SAMPLE = (
 )
 
 TRANSFORMERS = (
-    OtherFlag(names="gradient_accumulation_steps", ours="tokens_per_step", advice=ACCUMULATION_ADVICE),
+    OtherFlag(
+        names="gradient_accumulation_steps", ours="tokens_per_step", advice=ACCUMULATION_ADVICE
+    ),
     OtherFlag(names="num_train_epochs", ours="max_steps", advice=EPOCHS_ADVICE),
     OtherFlag(names="warmup_ratio", ours="warmup_steps", advice=RATIO_ADVICE),
     OtherFlag(names="lr_scheduler_kwargs", ours="min_lr_ratio decay_ratio"),
@@ -188,7 +198,9 @@ TRANSFORMERS = (
         advice="The same command resumes a run. Another name starts a new one",
     ),
     OtherFlag(names="model_name_or_path", ours="init_from"),
-    OtherFlag(names="config_overrides", ours="n_layer n_head n_embd", advice="Give each value as a flag"),
+    OtherFlag(
+        names="config_overrides", ours="n_layer n_head n_embd", advice="Give each value as a flag"
+    ),
     OtherFlag(names="model_type", ours="architecture", advice="Its values are gpt2 and llama"),
     OtherFlag(names="config_name", ours="size"),
     OtherFlag(names="tokenizer_name", ours="tokenizer"),
@@ -205,7 +217,9 @@ TRANSFORMERS = (
         advice="It is a number of tokens",
     ),
     OtherFlag(names="max_eval_samples", ours="eval_tokens", advice=EVAL_TOKENS_ADVICE),
-    OtherFlag(names="streaming", ours="stream_keep", advice="A data set of the Hub is always streamed"),
+    OtherFlag(
+        names="streaming", ours="stream_keep", advice="A data set of the Hub is always streamed"
+    ),
     OtherFlag(names="trust_remote_code", advice="Code from the Hub is never executed"),
 )
 
@@ -254,7 +268,9 @@ LITGPT = (
 )
 
 NANOCHAT = (
-    OtherFlag(names="device_batch_size", ours="per_device_train_batch_size", advice=MICRO_BATCH_ADVICE),
+    OtherFlag(
+        names="device_batch_size", ours="per_device_train_batch_size", advice=MICRO_BATCH_ADVICE
+    ),
     OtherFlag(names="total_batch_size", ours="tokens_per_step", advice="It is a number of tokens"),
     OtherFlag(names="max_seq_len", ours="sequence_length"),
     OtherFlag(names="num_iterations", ours="max_steps"),
@@ -281,7 +297,9 @@ OTHERS = (
         advice="python train.py chooses the settings for the GPU. To state them, use accelerate "
         "launch --config_file with a file of accelerate_configs/",
     ),
-    OtherFlag(names="steps num_steps num_train_steps total_steps iters iterations", ours="max_steps"),
+    OtherFlag(
+        names="steps num_steps num_train_steps total_steps iters iterations", ours="max_steps"
+    ),
     OtherFlag(names="lr max_lr peak_lr", ours="learning_rate"),
     OtherFlag(names="min_learning_rate", ours="min_lr_ratio", advice=MIN_LR_ADVICE),
     OtherFlag(
@@ -311,7 +329,9 @@ OTHERS = (
         ours="warmup_steps",
         advice=RATIO_ADVICE,
     ),
-    OtherFlag(names="precision mixed_precision amp amp_dtype use_amp enable_amp", advice=PRECISION_ADVICE),
+    OtherFlag(
+        names="precision mixed_precision amp amp_dtype use_amp enable_amp", advice=PRECISION_ADVICE
+    ),
     OtherFlag(names="use_compile enable_compile no_compile", advice=COMPILE_ADVICE),
     OtherFlag(names="enable_tf32 allow_tf32", ours="tf32"),
     OtherFlag(
@@ -324,7 +344,9 @@ OTHERS = (
         "use_flash_attn enable_flash_attention enable_sdpa",
         advice=ATTENTION_ADVICE,
     ),
-    OtherFlag(names="num_workers prefetch_factor pin_memory persistent_workers", advice=LOADER_ADVICE),
+    OtherFlag(
+        names="num_workers prefetch_factor pin_memory persistent_workers", advice=LOADER_ADVICE
+    ),
     OtherFlag(
         names="model model_name model_size",
         ours="size",
@@ -336,7 +358,9 @@ OTHERS = (
     OtherFlag(names="val_every eval_freq", ours="eval_steps"),
     OtherFlag(names="checkpoint_every save_freq", ours="save_steps"),
     OtherFlag(names="log_every log_freq", ours="logging_steps"),
-    OtherFlag(names="resume resume_from resume_path", ours="resume_from_checkpoint", advice=RESUME_ADVICE),
+    OtherFlag(
+        names="resume resume_from resume_path", ours="resume_from_checkpoint", advice=RESUME_ADVICE
+    ),
     OtherFlag(names="wandb use_wandb", ours="report_to", advice="Its value for W&B is wandb"),
     OtherFlag(names="hub_repo hub_repo_id repo_id", ours="hub_model_id"),
     OtherFlag(names="data input input_file train_data data_path text_file", ours="data_files"),

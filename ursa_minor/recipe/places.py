@@ -69,7 +69,9 @@ def contains_run(folder: Path) -> bool:
     return (folder / METRICS).is_file() or (folder / "checkpoints").is_dir()
 
 
-def _moved(values: Mapping[str, Any], flags: Collection[str], before: Path, now: Path) -> dict[str, Any]:
+def _moved(
+    values: Mapping[str, Any], flags: Collection[str], before: Path, now: Path
+) -> dict[str, Any]:
     """Return the values of recipe.yaml for a run folder that was moved together with files that it names.
 
     The moved folder is the outermost parent of the run folder below which all names are as before. A local path inside

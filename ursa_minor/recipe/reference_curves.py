@@ -37,10 +37,20 @@ def load(name: str) -> Reference:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
         tokens = [float(step * found["tokens_per_step"]) for step in found["loss"]]
-        curve = Reference(found["label"], found["validation"], tokens, [*map(float, found["loss"].values())])
+        curve = Reference(
+            found["label"], found["validation"], tokens, [*map(float, found["loss"].values())]
+        )
         if tokens != sorted({*tokens}) or not all(map(math.isfinite, curve.losses)):
             raise ValueError("its steps do not rise, or a loss is not finite")
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        OSError,
+        yaml.YAMLError,
+        UnicodeDecodeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
         raise BadInput(
             f"reference_curve = {name}: cannot be read ({' '.join(str(error).split())}); give a file like "
             f"recipes/references/gpt2_124m_llmc.yaml: label, source, validation, tokens_per_step, loss by step"

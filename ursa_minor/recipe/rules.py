@@ -19,7 +19,9 @@ RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 # The words that HfArgumentParser of Transformers accepts for a boolean, in any case.
 TRUE_WORDS = ("true", "t", "yes", "y", "1")
 FALSE_WORDS = ("false", "f", "no", "n", "0")
-FRACTION_RULE = "must be an integer: fractions of max_steps are not supported, give the number of steps"
+FRACTION_RULE = (
+    "must be an integer: fractions of max_steps are not supported, give the number of steps"
+)
 TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 TYPE_NAMES |= {list[str]: "a list of texts, as [a, b]", list[dict]: "a list of mappings"}
 
@@ -36,7 +38,11 @@ def key_fault(name: str, value: Any) -> str | None:
         return must
     if wanted in (int, float):
         least, most = about["allowed"]
-        return None if least <= value <= most else f"must be between {least} and {most} ({about['help']})"  # nor is NaN
+        return (
+            None
+            if least <= value <= most
+            else f"must be between {least} and {most} ({about['help']})"
+        )  # nor is NaN
     for each in value if isinstance(value, list) else [value]:
         if about["allowed"] and each not in about["allowed"]:
             return f"must be {either(about['allowed'])}{nearest(each, about['allowed'])}"
@@ -166,7 +172,11 @@ def _no_effect(name: str, values: Mapping[str, Any]) -> str:
 
 def number_of(value: Any) -> Any:
     """Return the number that a text such as 6e-4 stands for, an int where it is whole; all else as it is."""
-    if not isinstance(value, str) or not EXPONENT.fullmatch(value) or not math.isfinite(number := float(value)):
+    if (
+        not isinstance(value, str)
+        or not EXPONENT.fullmatch(value)
+        or not math.isfinite(number := float(value))
+    ):
         return value
     return int(number) if number.is_integer() else number
 
@@ -227,7 +237,9 @@ def _without_quotes(text: str, name: str) -> str | None:
 
 def _fits(value: Any, wanted: Any) -> bool:
     if is_list(wanted):
-        return isinstance(value, list) and all(isinstance(item, typing.get_args(wanted)) for item in value)
+        return isinstance(value, list) and all(
+            isinstance(item, typing.get_args(wanted)) for item in value
+        )
     if isinstance(value, bool) or wanted is bool:
         return isinstance(value, bool) and wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)

@@ -166,7 +166,9 @@ def change(name: str, recipe: dict[str, Any], flags: Mapping[str, Any]) -> SizeC
     flag_values = {key: rules.from_text(text, key) for key, text in flags.items()}
     model = (recipe | flag_values).get("init_from")
     if model is not None:
-        raise BadInput(f"--size {name}: init_from = {model} brings the shape of its model. Leave --size out")
+        raise BadInput(
+            f"--size {name}: init_from = {model} brings the shape of its model. Leave --size out"
+        )
     if _has_shape_of(size, recipe):
         return SizeChange(size.shape)
 

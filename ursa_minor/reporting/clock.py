@@ -23,7 +23,9 @@ class Clock:
     @property
     def elapsed(self) -> float:
         """Seconds of training so far, also before a resume."""
-        return self._before + (time.perf_counter() - self._since if self._since is not None else 0.0)
+        return self._before + (
+            time.perf_counter() - self._since if self._since is not None else 0.0
+        )
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -47,7 +49,10 @@ class Clock:
         now = self.elapsed
         seconds = max(now - self._window_start, 1e-9)
         speed = self._window_tokens / seconds
-        result = {"tokens_per_second": speed, "ms_per_step": 1000 * seconds / max(self._window_updates, 1)}
+        result = {
+            "tokens_per_second": speed,
+            "ms_per_step": 1000 * seconds / max(self._window_updates, 1),
+        }
         self._window_tokens, self._window_updates, self._window_start = 0, 0, now
         if self.peak_flops and (mfu := speed * self.flops_per_token / self.peak_flops) <= 1:
             result["mfu"] = mfu  # more only means that the peak is another card's

@@ -17,18 +17,47 @@ from ursa_minor.recipe import keys
 from ursa_minor.recipe.reference_curves import Reference
 
 # Okabe and Ito's colors, which color-blind people can distinguish; their yellow is too light for a line.
-BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7".split()  # noqa: SIM905
+BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = [
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+]
 SCORES = {"acc": (GREEN, "o"), "acc_norm": (BLUE, "s"), "acc_token_norm": (VERMILLION, "^")}
-AXES = {"tokens": "tokens", "steps": "step", "hours": "hours of training", "minutes": "minutes of training"}
+AXES = {
+    "tokens": "tokens",
+    "steps": "step",
+    "hours": "hours of training",
+    "minutes": "minutes of training",
+}
 LOSSES = {"train/loss": ("train", BLUE), "eval/loss": ("validation", VERMILLION)}
 # Small panels: what they show, as which words, in which color.
 SIDES = {"train/lr": ("learning rate", GREEN), "train/grad_norm": ("gradient norm", PURPLE)}
 SIDES |= {"tokens_per_second": ("tokens / s", BLUE), "mfu": ("MFU", ORANGE)}
-STYLE = {"text.parse_math": False, "font.size": 10, "legend.fontsize": 9, "axes.grid": True, "grid.alpha": 0.3}
-STYLE |= {"axes.spines.top": False, "legend.framealpha": 0.8, "axes.titlesize": 12, "axes.xmargin": 0.01}
+STYLE = {
+    "text.parse_math": False,
+    "font.size": 10,
+    "legend.fontsize": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+}
+STYLE |= {
+    "axes.spines.top": False,
+    "legend.framealpha": 0.8,
+    "axes.titlesize": 12,
+    "axes.xmargin": 0.01,
+}
 WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
 MOST_UPDATES = 4000  # rows of updates that a picture is drawn from: more than it has pixels
-SIZES = {(12, 768): "GPT-2 124M", (24, 1024): "GPT-2 355M", (36, 1280): "GPT-2 774M", (48, 1600): "GPT-2 1558M"}
+SIZES = {
+    (12, 768): "GPT-2 124M",
+    (24, 1024): "GPT-2 355M",
+    (36, 1280): "GPT-2 774M",
+    (48, 1600): "GPT-2 1558M",
+}
 SMOOTHED = 25  # of this many parts of a run a smoothed point is the mean of one
 WARM_UP = 0.1  # of a run: what stands higher than the rest there would squash the rest
 
@@ -54,7 +83,9 @@ class Thinned:
         if self._updates > MOST_UPDATES * self._stride:
             self._stride *= 2
             number = itertools.count()  # every second update of those that are left
-            self.rows = [one for one in self.rows if "train/loss" not in one or next(number) % 2 == 0]
+            self.rows = [
+                one for one in self.rows if "train/loss" not in one or next(number) % 2 == 0
+            ]
 
 
 def scored_all_items(rows: Sequence[Mapping], task: Task) -> bool:
@@ -76,7 +107,9 @@ def published_scores(model: keys.Model) -> Published:
         for name in [size, "GPT-3 124M"] if size == "GPT-2 124M" else [size]:
             for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
                 if value is not None:
-                    found.setdefault(task.metric(score), {})[name] = value / 100 if score in task.shares else value
+                    found.setdefault(task.metric(score), {})[name] = (
+                        value / 100 if score in task.shares else value
+                    )
     return found
 
 
@@ -97,7 +130,9 @@ def draw_curves(
     """
     others = published or {}
     # What draws it, its height in inches, what it shows.
-    panels: list[tuple[Callable, float, list[str]]] = [(partial(_draw_loss, reference), 3.2, [*LOSSES])]
+    panels: list[tuple[Callable, float, list[str]]] = [
+        (partial(_draw_loss, reference), 3.2, [*LOSSES])
+    ]
     for task in records().values():
         panels.append((partial(_draw_scores, others, task), 2.8, [*map(task.metric, task.shares)]))
     panels += [(partial(_draw_side, name, *how), 1.2, [name]) for name, how in SIDES.items()]
@@ -113,10 +148,18 @@ def draw_curves(
 def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
     """Draw post-training's rows into ``path`` (PNG) over steps: the sampled completions' reward and the held-out one."""
     sampled, held_out = (series(rows, name, "steps") for name in ("train/reward", "eval/reward"))
-    reached = " to ".join(f"{value:.3f}" for value in held_out[1][[0, -1]]) if len(held_out[1]) else ""
+    reached = (
+        " to ".join(f"{value:.3f}" for value in held_out[1][[0, -1]]) if len(held_out[1]) else ""
+    )
     with picture(path, [3.2], ["steps"]) as (axes,):
         axes.plot(*sampled, color=SKY, linewidth=0.9, label="sampled, prompts that it learns from")
-        axes.plot(*held_out, color=VERMILLION, marker="o", markersize=4, label=f"greedy, held-out prompts: {reached}")
+        axes.plot(
+            *held_out,
+            color=VERMILLION,
+            marker="o",
+            markersize=4,
+            label=f"greedy, held-out prompts: {reached}",
+        )
         axes.set(ylabel="mean reward", title=title)
         axes.legend(loc="lower right")
 
@@ -149,8 +192,12 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
 
 def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> None:
     lines, levels = [series(rows, name) for name in LOSSES], {}
-    known = [row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")]
-    ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None  # the same text each time
+    known = [
+        row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")
+    ]
+    ratio = (
+        known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None
+    )  # the same text each time
     for row in rows:
         if _is_number(row.get("baseline/bigram")):
             levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"]
@@ -159,18 +206,28 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> No
     axes.plot(*lines[0], color=SKY, linewidth=0.6, alpha=0.45)
     for (places, values), (name, color) in zip(lines, LOSSES.values(), strict=True):
         if len(values):
-            points = {"marker": "o", "markersize": 4} if name == "validation" or len(values) < 2 else {}
+            points = (
+                {"marker": "o", "markersize": 4} if name == "validation" or len(values) < 2 else {}
+            )
             drawn = _smoothed(values) if name == "train" else values
-            axes.plot(places, drawn, color=color, linewidth=1.6, label=f"{name} {drawn[-1]:.3f}", **points)
-    for (label, value), color in zip(levels.items(), itertools.cycle((BLACK, GREEN, PURPLE, ORANGE)), strict=False):
+            axes.plot(
+                places, drawn, color=color, linewidth=1.6, label=f"{name} {drawn[-1]:.3f}", **points
+            )
+    for (label, value), color in zip(
+        levels.items(), itertools.cycle((BLACK, GREEN, PURPLE, ORANGE)), strict=False
+    ):
         axes.axhline(value, color=color, linestyle="--", linewidth=1, label=label)
     if reference:
         most = max((float(places[-1]) for places, _ in lines if len(places)), default=0.0)
-        axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)
+        axes.plot(
+            *reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words
+        )
     axes.set(ylabel="loss (nats per token)", ylim=view(lines, levels.values()))
     axes.legend(loc="upper right")
     if ratio:
-        bits = axes.secondary_yaxis("right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio))
+        bits = axes.secondary_yaxis(
+            "right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio)
+        )
         bits.set_ylabel("bits per byte")
 
 
@@ -190,12 +247,16 @@ def _draw_scores(published: Published, task: Task, axes, rows: Sequence[Mapping]
         errors = series(rows, f"{name}_stderr")[1]
         label = f"{score} {100 * values[-1]:.2f}"
         if len(errors) == len(values):
-            axes.fill_between(tokens, values - errors, values + errors, color=color, alpha=0.2, linewidth=0)
+            axes.fill_between(
+                tokens, values - errors, values + errors, color=color, alpha=0.2, linewidth=0
+            )
             label += f" ± {100 * errors[-1]:.2f}"
         axes.plot(tokens, values, color=color, marker=marker, markersize=4, label=label)
         lines = published.get(name, {}) if is_comparable else {}
         for whose, value in lines.items():
-            axes.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{whose}: {100 * value:.2f}")
+            axes.axhline(
+                value, color=color, linestyle="--", linewidth=1, label=f"{whose}: {100 * value:.2f}"
+            )
     if task.chance:
         axes.axhline(task.chance, color=BLACK, linestyle="--", linewidth=1, label="chance")
     items = series(rows, task.metric("items"))[1]
@@ -218,8 +279,14 @@ def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.nd
     key = "tokens" if x == "tokens" else "step"
     found = [row for row in rows if _is_number(row.get(name)) and _is_number(row.get(key))]
     places = np.array([row[key] for row in found], dtype=float)
-    if x in ("hours", "minutes"):  # an evaluation has no time of its own, for the clock stands still meanwhile
-        clock = [(0, 0.0), *((row["step"], row["elapsed_seconds"]) for row in rows if "elapsed_seconds" in row)]
+    if x in (
+        "hours",
+        "minutes",
+    ):  # an evaluation has no time of its own, for the clock stands still meanwhile
+        clock = [
+            (0, 0.0),
+            *((row["step"], row["elapsed_seconds"]) for row in rows if "elapsed_seconds" in row),
+        ]
         steps, seconds = zip(*clock, strict=True)
         places = np.interp(places, steps, seconds) / {"hours": 3600, "minutes": 60}[x]
     return places, np.array([row[name] for row in found], dtype=float)
@@ -229,12 +296,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def view(drawn: Sequence[tuple[np.ndarray, np.ndarray]], levels: Collection[float] = ()) -> tuple[float, float]:
+def view(
+    drawn: Sequence[tuple[np.ndarray, np.ndarray]], levels: Collection[float] = ()
+) -> tuple[float, float]:
     """Return a range of y that shows these lines after their warm-up, and the levels; rare outliers leave it at the top."""
     drawn = [(places, values) for places, values in drawn if len(places)]
     later = [values[places >= WARM_UP * places.max()] for places, values in drawn]
     # A line from outside to its only later points shows little: it is shown whole.
-    later = [part if len(part) > 2 else values for part, (_, values) in zip(later, drawn, strict=True)]
+    later = [
+        part if len(part) > 2 else values for part, (_, values) in zip(later, drawn, strict=True)
+    ]
     low = min([*(values.min() for _, values in drawn), *levels], default=0.0)
     high = max([*(np.quantile(values, 0.995) for values in later), *levels], default=1.0)
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0

@@ -49,8 +49,12 @@ def profiling(
     def write(recorded: profile) -> None:
         recorded.export_chrome_trace(str(folder / "trace.json.gz"))
         which = "self_device_time_total" if on_card else "self_cpu_time_total"
-        files.write_text(table, recorded.key_averages().table(sort_by=which, max_name_column_width=60))
-        log.info(f"profile of {RECORDED} updates in {folder}/: table.txt, and trace.json.gz for ui.perfetto.dev")
+        files.write_text(
+            table, recorded.key_averages().table(sort_by=which, max_name_column_width=60)
+        )
+        log.info(
+            f"profile of {RECORDED} updates in {folder}/: table.txt, and trace.json.gz for ui.perfetto.dev"
+        )
 
     def step() -> None:
         nonlocal updates
@@ -60,7 +64,9 @@ def profiling(
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_card else [])]
     plan = schedule(wait=SKIPPED, warmup=WARM_UP, active=RECORDED, repeat=1)
-    with profile(activities=activities, schedule=plan, on_trace_ready=write, acc_events=True) as recording:
+    with profile(
+        activities=activities, schedule=plan, on_trace_ready=write, acc_events=True
+    ) as recording:
         yield step
     if not table.is_file():
         done = counted(updates, "update", "updates")

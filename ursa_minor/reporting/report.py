@@ -53,19 +53,29 @@ class Report:
     def __init__(self, recipe: keys.Recipe, state: RunState, clock: Clock, *, is_main: bool):
         self._recipe, self._clock, self._is_main = recipe, clock, is_main
         self._first_step, self._validation_loss = state.step, 0.0
-        self._measured: tuple[int, float] | None = None  # step and seconds that the time left is counted from
+        self._measured: tuple[int, float] | None = (
+            None  # step and seconds that the time left is counted from
+        )
         self._hinted = self._undrawn = False
         self._unreported: Callable[[], None] | None = None
         # tqdm needs a line to draw on
         drawn = is_main and sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines
         self._bar = tqdm(
-            total=state.max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True, disable=not drawn
+            total=state.max_steps,
+            initial=state.step,
+            bar_format=BAR,
+            dynamic_ncols=True,
+            disable=not drawn,
         )
         self._line_at = -float(LINE_SECONDS)  # the first line comes at once
         if not is_main:
             return
         run_dir = recipe.saving.run_dir
-        metrics, samples, self._picture = run_dir / METRICS, run_dir / "samples.txt", run_dir / "curves.png"
+        metrics, samples, self._picture = (
+            run_dir / METRICS,
+            run_dir / "samples.txt",
+            run_dir / "curves.png",
+        )
         self._rows, self._drawn = curves.Thinned(), time.monotonic()
         sent = self._drop_future(metrics, state.step)
         notes = BYTES if recipe.model.init_from else NOISE + BYTES
@@ -108,10 +118,19 @@ class Report:
     def loss(self, step: int, split: str, result: dict[str, float] | None) -> None:
         """Report the loss of a split; None: a request to stop has ended the evaluation."""
         if result is not None:
-            self._validation_loss = result["loss"] if split == "validation" else self._validation_loss
-            self._evaluated(step, "eval" if split == "validation" else split, result, describe_loss(split, result))
+            self._validation_loss = (
+                result["loss"] if split == "validation" else self._validation_loss
+            )
+            self._evaluated(
+                step,
+                "eval" if split == "validation" else split,
+                result,
+                describe_loss(split, result),
+            )
 
-    def scores(self, step: int, task: Task, result: dict[str, float] | None, revision: str | None = None) -> None:
+    def scores(
+        self, step: int, task: Task, result: dict[str, float] | None, revision: str | None = None
+    ) -> None:
         """Report a task's scores.
 
         Args:
@@ -141,7 +160,15 @@ class Report:
                     f"{option}). If the loss was rising, add data or train for fewer steps"
                 )
 
-    def update(self, state: RunState, update: Update, lr: float, device: torch.device, *, is_due: bool = True) -> None:
+    def update(
+        self,
+        state: RunState,
+        update: Update,
+        lr: float,
+        device: torch.device,
+        *,
+        is_due: bool = True,
+    ) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better.
 
         Args:
@@ -185,13 +212,21 @@ class Report:
         if self._is_main and time.monotonic() - self._drawn >= at_least:
             published, name = curves.published_scores(self._recipe.model), self._recipe.saving.name
             try:
-                curves.draw_curves(self._rows.rows, self._picture, name, published=published, reference=self._reference)
+                curves.draw_curves(
+                    self._rows.rows,
+                    self._picture,
+                    name,
+                    published=published,
+                    reference=self._reference,
+                )
             except (OSError, ImportError) as error:  # a full disk; no matplotlib
                 fix = ""
                 if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                     fix = f" ({space_fix(self._picture)})"
                 if not self._undrawn:
-                    log.warning(f"{self._picture} was not drawn: {error}{fix}. It is tried again later")
+                    log.warning(
+                        f"{self._picture} was not drawn: {error}{fix}. It is tried again later"
+                    )
                 self._undrawn = True
             self._drawn = time.monotonic()
 
@@ -204,7 +239,9 @@ class Report:
                     log.error(lost)
             self._trackers.close()
 
-    def _evaluated(self, step: int, prefix: str, result: Mapping[str, float | str], words: str) -> None:
+    def _evaluated(
+        self, step: int, prefix: str, result: Mapping[str, float | str], words: str
+    ) -> None:
         self.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
         log.info(f"step {step}: {words}")
         self.draw(at_least=PICTURE_SECONDS)
@@ -226,7 +263,9 @@ class Report:
         self._bar.set_description_str("  ".join(words), refresh=False)
         self._bar.total = total  # another one once max_hours has planned it
         self._bar.update(step - self._bar.n)
-        if self._bar.disable and (time.monotonic() - self._line_at >= LINE_SECONDS or step >= total):
+        if self._bar.disable and (
+            time.monotonic() - self._line_at >= LINE_SECONDS or step >= total
+        ):
             self._line_at = time.monotonic()
             log.info(f"step {step:{len(str(total))}d}/{total}  {'  '.join(words)}")
 
@@ -260,7 +299,7 @@ def due(step: int, interval: int, last: bool = False, at_start: bool = True) -> 
     Args:
         at_start: and before the first update.
     """
-    return interval > 0 and (last or step % interval == 0 and (step > 0 or at_start))
+    return interval > 0 and (last or (step % interval == 0 and (step > 0 or at_start)))
 
 
 def _samples_before(path: Path, first_step: int) -> str:

@@ -177,7 +177,9 @@ class Trackers:
 
         for name in names:
             last_place = last_places.get(name, -1)
-            started = self._guarded(name, _start, name, recipe, self.ids.get(name), first_step, last_place)
+            started = self._guarded(
+                name, _start, name, recipe, self.ids.get(name), first_step, last_place
+            )
             if started is None:
                 continue
             self._open[name] = started
@@ -224,7 +226,9 @@ class Trackers:
         except BaseException as error:  # SystemExit does not end the run either
             self._open.pop(name, None)
             reason = one_line(f"{type(error).__name__}: {error}").rstrip(".: ")
-            log.warning(f"{name}: switched off: {reason}. The run continues; metrics.jsonl has every number")
+            log.warning(
+                f"{name}: switched off: {reason}. The run continues; metrics.jsonl has every number"
+            )
             return None
 
 
@@ -286,7 +290,9 @@ def _samples_page(name: str, samples: list[tuple[str, str]]) -> Any:
     return import_module(name).Html(page)
 
 
-def _start(name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, last_place: int) -> OpenTracker | None:
+def _start(
+    name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, last_place: int
+) -> OpenTracker | None:
     """Start or continue a run in a tracker.
 
     Args:
@@ -387,7 +393,9 @@ def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_place: int) -> Op
     return OpenTracker(tracker, last_place, run_id)
 
 
-def _create(name: str, project: str, recipe: keys.Recipe, options: dict[str, Any]) -> GeneralTracker:
+def _create(
+    name: str, project: str, recipe: keys.Recipe, options: dict[str, Any]
+) -> GeneralTracker:
     """Return Accelerate's tracker of this name, started."""
     tracker_class = LOGGER_TYPE_TO_CLASS[name]
     if tracker_class.requires_logging_directory:

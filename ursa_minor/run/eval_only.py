@@ -31,17 +31,27 @@ def refuse_without_weights(recipe: keys.Recipe, *, fetched: bool = False) -> Non
         fetched: what is on the Hub is here by now; else a run that resumes from there passes.
     """
     saving = recipe.saving
-    here = recipe.model.init_from or begins_at(saving) or checkpoint.list_checkpoints(saving.checkpoints)
+    here = (
+        recipe.model.init_from
+        or begins_at(saving)
+        or checkpoint.list_checkpoints(saving.checkpoints)
+    )
     if not here and (fetched or not pull.is_address(saving.resume_from_checkpoint)):
         if (saving.run_dir / MODEL_FOLDER).is_dir():
             raise BadInput(
                 f"eval_only: {saving.run_dir} contains no checkpoint; score its model: --init_from {saving.run_dir}"
             )
-        raise BadInput(f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL")
+        raise BadInput(
+            f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL"
+        )
 
 
 def score(
-    recipe: keys.Recipe, corpus: Corpus, tests: Mapping[Task, Encoded], model: PreTrainedModel, accelerator: Accelerator
+    recipe: keys.Recipe,
+    corpus: Corpus,
+    tests: Mapping[Task, Encoded],
+    model: PreTrainedModel,
+    accelerator: Accelerator,
 ) -> str:
     """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as a JSON line.
 
@@ -49,18 +59,26 @@ def score(
         BadInput: the model's loss, or a log-likelihood of a task's item, is not finite.
     """
     begun_from = recipe.model.init_from
-    path = None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
+    path = (
+        None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
+    )
     refuse_without_weights(recipe, fetched=True)
     if path is not None:
         then = checkpoint.read_state(path)["science"]
         begun = {name: then[name] for name in vars(recipe.model) if name in then}
-        loading.refuse_changed_science(path, keys.fixed(recipe) | begun, recipe)  # how it was trained changes no score
+        loading.refuse_changed_science(
+            path, keys.fixed(recipe) | begun, recipe
+        )  # how it was trained changes no score
         checkpoint.load_weights(path, model)
     auto = recipe.batch.per_device_train_batch_size == "auto"
     free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
-    ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None  # what trains fits here, too
+    ceiling = (
+        propose_micro_batch(recipe, free_bytes, accelerator) if auto else None
+    )  # what trains fits here, too
     plan = make_plan(recipe, accelerator.num_processes, ceiling)
-    evaluator = Evaluator(recipe, corpus, tests, WholeModel(model, recipe.model, accelerator.device), accelerator)
+    evaluator = Evaluator(
+        recipe, corpus, tests, WholeModel(model, recipe.model, accelerator.device), accelerator
+    )
     loss = evaluator.loss("validation", plan.per_device_train_batch_size)
     if loss is not None and not math.isfinite(loss["loss"]):
         raise not_finite("the validation split", loss["loss"])

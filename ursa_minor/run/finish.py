@@ -45,7 +45,11 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
         run.report.last_update()
         step = run.checkpoints.load_best(run.state)
         if corpus.test:
-            run.report.loss(run.state.step, "test", run.evaluator.loss("test", run.plan.per_device_train_batch_size))
+            run.report.loss(
+                run.state.step,
+                "test",
+                run.evaluator.loss("test", run.plan.per_device_train_batch_size),
+            )
         with run.evaluator.model() as whole:
             if is_main:
                 stock_export.write(whole, run_dir / MODEL_FOLDER, corpus.tokenizer)
@@ -120,7 +124,9 @@ def stopped_early(step: int, since_best: int) -> str:
     return f"step {step}: early stopping, after {evaluations} without a lower validation loss"
 
 
-def diverged(step: int, reason: str, in_a_row: int, attention_kernel: str | None) -> TrainingStopped:
+def diverged(
+    step: int, reason: str, in_a_row: int, attention_kernel: str | None
+) -> TrainingStopped:
     """Return the error of a run whose updates are skipped.
 
     Args:

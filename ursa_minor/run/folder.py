@@ -9,7 +9,15 @@ from accelerate.utils import broadcast_object_list
 
 from ursa_minor.base import console, files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.run_files import FINISH, LOG, MODEL_FOLDER, PARTIAL, STEP, clear_partial, read_finish
+from ursa_minor.base.run_files import (
+    FINISH,
+    LOG,
+    MODEL_FOLDER,
+    PARTIAL,
+    STEP,
+    clear_partial,
+    read_finish,
+)
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.recipe import keys, loading
 from ursa_minor.reporting.trackers import IDS
@@ -26,18 +34,24 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
     old = run_dir / "recipe.yaml"
     for place in (run_dir, recipe.saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
         if fault := files.unusable(place):
-            raise BadInput(f"output_dir = {run_dir}: {fault}; give another --run_name or --output_dir, or correct that")
+            raise BadInput(
+                f"output_dir = {run_dir}: {fault}; give another --run_name or --output_dir, or correct that"
+            )
     if begin := begins_at(recipe.saving):
         checkpoint.find_newest(recipe.saving.checkpoints, begin)
     if not old.is_file():
         found = run_dir.iterdir() if run_dir.is_dir() else ()
         if any(path.name != LOCK and not PARTIAL.fullmatch(path.name) for path in found):
-            raise BadInput(f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours")
+            raise BadInput(
+                f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours"
+            )
         return
     if holds_results(recipe.saving):
         loading.refuse_changed_science(old, keys.fixed(loading.load_recipe(old)), recipe)
     if asked == "none" and checkpoint.list_checkpoints(recipe.saving.checkpoints):
-        raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another {option}")
+        raise BadInput(
+            f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another {option}"
+        )
 
 
 def holds_results(saving: keys.Saving) -> bool:
@@ -48,7 +62,11 @@ def holds_results(saving: keys.Saving) -> bool:
     run_dir, pushes = saving.run_dir, saving.run_dir / PENDING
     models = [run_dir / MODEL_FOLDER, *run_dir.glob(f".{MODEL_FOLDER}.old-*")]
     staged = pushes.is_dir() and any(STEP.fullmatch(path.name) for path in pushes.iterdir())
-    return bool(checkpoint.list_checkpoints(saving.checkpoints)) or staged or any(map(os.path.lexists, models))
+    return (
+        bool(checkpoint.list_checkpoints(saving.checkpoints))
+        or staged
+        or any(map(os.path.lexists, models))
+    )
 
 
 def nothing_left(recipe: keys.Recipe, accelerator: Accelerator) -> str | None:
@@ -125,7 +143,11 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
         clear_partial(run_dir)
         clear_partial(recipe.saving.checkpoints)
         path, text = run_dir / "recipe.yaml", keys.as_yaml(recipe)
-        if not holds_results(recipe.saving) and path.is_file() and path.read_bytes() != text.encode():
+        if (
+            not holds_results(recipe.saving)
+            and path.is_file()
+            and path.read_bytes() != text.encode()
+        ):
             for name in (IDS, FINISH, "tensorboard"):  # new curves: those are another run's
                 files.remove(run_dir / name)
         files.write_text(path, text)

@@ -43,7 +43,9 @@ class Publisher:
         described: the files that describe a model in addition to its weights, by name.
     """
 
-    def __init__(self, recipe: keys.Recipe, repo_id: str | None, facts: Facts, described: Mapping[str, str]):
+    def __init__(
+        self, recipe: keys.Recipe, repo_id: str | None, facts: Facts, described: Mapping[str, str]
+    ):
         self._recipe = recipe
         self._repo_id = repo_id
         self._facts = facts
@@ -59,7 +61,9 @@ class Publisher:
         """Push a checkpoint before the end of the run. Called in the background of training."""
         if self._pusher and self._recipe.hub.hub_strategy != "end":
             step = checkpoint.step_of(path)
-            self._submit(step, {**self._described, "model.safetensors": path / checkpoint.MODEL}, step)
+            self._submit(
+                step, {**self._described, "model.safetensors": path / checkpoint.MODEL}, step
+            )
 
     def finished(self, step: int, weights_step: int) -> None:
         """Push ``model/`` at the end of the run.
@@ -69,7 +73,9 @@ class Publisher:
             weights_step: the step of the weights in ``model/``, the best or the last.
         """
         if self._pusher:
-            model_files = {path.name: path for path in (self._run_dir / run_files.MODEL_FOLDER).iterdir()}
+            model_files = {
+                path.name: path for path in (self._run_dir / run_files.MODEL_FOLDER).iterdir()
+            }
             self._submit(step, model_files, weights_step)
 
     def wait(self, stopped_by: signal.Signals | None, give_up: Callable[[], bool]) -> None:
@@ -102,13 +108,19 @@ class Publisher:
         assert self._pusher and self._repo_id  # only called if the run pushes
         recipe = self._recipe
         try:
-            rows = [row for row in run_files.read_metrics(self._run_dir / run_files.METRICS) if row["step"] <= step]
+            rows = [
+                row
+                for row in run_files.read_metrics(self._run_dir / run_files.METRICS)
+                if row["step"] <= step
+            ]
             card = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
             new_push = push.Push(
                 step=step,
                 repo_id=self._repo_id,
                 private=recipe.hub.hub_private_repo,
-                title=" ".join(f"{recipe.saving.name}, step {step}: {_losses_at(step, rows)}".split()),
+                title=" ".join(
+                    f"{recipe.saving.name}, step {step}: {_losses_at(step, rows)}".split()
+                ),
                 keep=recipe.hub.hub_strategy == "all_checkpoints",
             )
             self._pusher.submit(new_push, card, self._files_of(step, model_files, rows))
@@ -161,7 +173,10 @@ def check(recipe: keys.Recipe) -> str | None:
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
     run_dir = recipe.saving.run_dir
-    begun = checkpoint.list_checkpoints(recipe.saving.checkpoints) or (run_dir / run_files.MODEL_FOLDER).is_dir()
+    begun = (
+        checkpoint.list_checkpoints(recipe.saving.checkpoints)
+        or (run_dir / run_files.MODEL_FOLDER).is_dir()
+    )
     repo_id, note = push.check(
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,

@@ -43,15 +43,23 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     if accelerator.is_main_process:
         try:
             found[:2] = checkpoint.find_newest(folder, begins_at(recipe.saving))
-            if found[0] is None and pull.is_address(asked):  # later starts of the same command resume from this folder
+            if found[0] is None and pull.is_address(
+                asked
+            ):  # later starts of the same command resume from this folder
                 minutes = client.DEADLINE_SECONDS // 60
-                log.info(f"hub      fetching {asked}; a Hub that does not answer is asked again for {minutes} minutes")
+                log.info(
+                    f"hub      fetching {asked}; a Hub that does not answer is asked again for {minutes} minutes"
+                )
                 # A run that pushes there begins there: one command for the first machine and for those after it.
                 own = recipe.hub.pushes_checkpoints and asked == f"hub://{recipe.hub.hub_model_id}"
                 with stopping.ending_at_once():
-                    found[0] = pull.fetch_checkpoint(asked, folder, recipe.saving.run_dir, may_begin=own)
+                    found[0] = pull.fetch_checkpoint(
+                        asked, folder, recipe.saving.run_dir, may_begin=own
+                    )
                 if found[0] is None:
-                    log.info(f"hub      nothing was pushed to {asked} yet: the run begins at step 0")
+                    log.info(
+                        f"hub      nothing was pushed to {asked} yet: the run begins at step 0"
+                    )
         except BadInput as error:
             found[2] = error.lines
     broadcast_object_list(found)
@@ -125,7 +133,9 @@ def other_length(saved: dict, schedule: keys.Schedule) -> Length | None:
         saved_length = planned
         length = dataclasses.replace(planned, max_steps=schedule.max_steps)
     for step in range(saved["step"]):
-        if learning_rate(step, saved_schedule, saved_length) != learning_rate(step, schedule, length):
+        if learning_rate(step, saved_schedule, saved_length) != learning_rate(
+            step, schedule, length
+        ):
             return None
     return length
 
@@ -151,9 +161,13 @@ class Checkpoints:
     accelerator: Accelerator
     on_disk: Callable[[Path], None]
     saved_step: int = 0
-    _writer: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "checkpoint"))
+    _writer: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, 1, "checkpoint")
+    )
     _writing: Future | None = None
-    _copies: dict[str, torch.Tensor] = field(default_factory=dict)  # kept, for new memory costs more than the copying
+    _copies: dict[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # kept, for new memory costs more than the copying
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -178,9 +192,13 @@ class Checkpoints:
             if saved["planned"]:
                 saved["planned"] = dataclasses.asdict(length)
             saved["since_best"] = 0  # early stopping counts from here
-        loading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
+        loading.refuse_changed_science(
+            path, saved["science"], recipe
+        )  # a path may lead to another run
         self.corpus.refuse_other(path, saved["data"])
-        checkpoint.load(path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
+        checkpoint.load(
+            path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps
+        )
         if accelerator.scaler is not None and saved["scaler"]:
             accelerator.scaler.load_state_dict(saved["scaler"])
         state = RunState.begin(recipe.schedule, saved)
@@ -189,13 +207,17 @@ class Checkpoints:
         patience = recipe.evaluation.early_stopping_patience
         best = recipe.saving.checkpoints / step_name(state.best_step or 0)
         is_elsewhere = path.parent != best.parent
-        is_lost = not best.is_dir() and not state.stops_early(patience)  # a run that has ended stays ended
+        is_lost = not best.is_dir() and not state.stops_early(
+            patience
+        )  # a run that has ended stays ended
         if recipe.saving.load_best_model_at_end and (is_elsewhere or is_lost):
             state.forget_best()
         self.saved_step = state.step
         notes.append(f"resumed from {path}")
         if state.planned and recipe.schedule.max_hours:
-            notes.append(f"max_hours has planned {state.max_steps} steps in this run; this length stays")
+            notes.append(
+                f"max_hours has planned {state.max_steps} steps in this run; this length stays"
+            )
         if state.step >= state.max_steps:
             notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
         elif state.stops_early(patience):
@@ -204,7 +226,9 @@ class Checkpoints:
                 f"To continue it, give an --early_stopping_patience above {state.since_best}, or 0"
             )
         if saved["threads"] != (threads := torch.get_num_threads()):
-            notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {threads}")
+            notes.append(
+                f"note: it ran with {saved['threads']} threads; bits may differ with {threads}"
+            )
         return state, notes
 
     def save_alone(self, state: RunState) -> None:
@@ -233,11 +257,16 @@ class Checkpoints:
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
         tensors = self._copy(weights), self._copy(moments)
-        keep_steps = self.keep_step(state), state.best_step if saving.load_best_model_at_end else None
+        keep_steps = (
+            self.keep_step(state),
+            state.best_step if saving.load_best_model_at_end else None,
+        )
         is_last = state.has_ended(self.recipe.evaluation.early_stopping_patience)
 
         def write() -> None:
-            checkpoint.write(saving.checkpoints, tensors, beside, saving.save_total_limit, keep_steps)
+            checkpoint.write(
+                saving.checkpoints, tensors, beside, saving.save_total_limit, keep_steps
+            )
             if not is_last:
                 self.on_disk(path)
 
@@ -266,9 +295,14 @@ class Checkpoints:
 
     def oldest_step(self, state: RunState) -> int:
         """Return the step of the oldest checkpoint that a run resumes from; one that is kept as the best is not."""
-        kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.recipe.saving.checkpoints)]
+        kept = [
+            checkpoint.step_of(path)
+            for path in checkpoint.list_checkpoints(self.recipe.saving.checkpoints)
+        ]
         limit = self.recipe.saving.save_total_limit or len(kept)
-        return min(kept[:limit] + [step for step in kept[limit:] if step != state.best_step], default=0)
+        return min(
+            kept[:limit] + [step for step in kept[limit:] if step != state.best_step], default=0
+        )
 
     def load_best(self, state: RunState) -> int:
         """Load the weights of the lowest validation loss, where that is asked for; return the step of the weights now.
@@ -282,7 +316,9 @@ class Checkpoints:
         fault = [checkpoint.find_fault(path) if self.accelerator.is_main_process else None]
         broadcast_object_list(fault)
         if fault[0]:
-            log.error(f"{path}, of the lowest validation loss: {fault[0]}. The last weights are kept")
+            log.error(
+                f"{path}, of the lowest validation loss: {fault[0]}. The last weights are kept"
+            )
             return state.step
         checkpoint.load_weights(path, self.model)
         return state.best_step

@@ -82,19 +82,32 @@ def open_run(
     """
     tokenizer, device = corpus.tokenizer, accelerator.device
     model = build(recipe.model, eos_token_id=tokenizer.eos_token_id).to(device)
-    zero1 = recipe.optimizer.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
+    zero1 = (
+        recipe.optimizer.shard_optimizer
+        and accelerator.num_processes > 1
+        and not accelerator.is_fsdp2
+    )
     optimizer = optimizers.build(model, recipe.optimizer, shard=zero1)
-    module, optimizer = prepare(loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator)
+    module, optimizer = prepare(
+        loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator
+    )
     facts = facts_of(recipe, model, tokenizer, accelerator)
     described = stock_export.describe(model.config, tokenizer) if repo_id else {}
     publish = Publisher(recipe, repo_id, facts, described)
     checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
     state, notes = checkpoints.resume()
     tried = state.micro_batch, state.exchange_each
-    plan = fit_micro_batch(recipe, module, accelerator, stop, begin=tried, moments_exist=state.step > 0)
+    plan = fit_micro_batch(
+        recipe, module, accelerator, stop, begin=tried, moments_exist=state.step > 0
+    )
     state.micro_batch, state.exchange_each = plan.per_device_train_batch_size, plan.exchange_each
-    if any(test.commit and state.tasks.get(task.name, test.commit) != test.commit for task, test in tests.items()):
-        items = read_items(recipe.evaluation, accelerator, state.tasks)  # scores stay comparable: of the same items
+    if any(
+        test.commit and state.tasks.get(task.name, test.commit) != test.commit
+        for task, test in tests.items()
+    ):
+        items = read_items(
+            recipe.evaluation, accelerator, state.tasks
+        )  # scores stay comparable: of the same items
         tests = encode_items(items, tokenizer, recipe.model.sequence_length)
     state.tasks |= {task.name: test.commit for task, test in tests.items() if test.commit}
 
@@ -102,13 +115,29 @@ def open_run(
     for line in [*header(recipe, plan, corpus, tests, facts, accelerator, kernel), *notes]:
         log.info(line)
     peak = gpus.peak_flops(facts.hardware, accelerator.mixed_precision)
-    if accelerator.is_main_process and not state.has_ended(recipe.evaluation.early_stopping_patience):
-        files.remove(recipe.saving.run_dir / FINISH)  # of a run that early stopping ended and that now continues
+    if accelerator.is_main_process and not state.has_ended(
+        recipe.evaluation.early_stopping_patience
+    ):
+        files.remove(
+            recipe.saving.run_dir / FINISH
+        )  # of a run that early stopping ended and that now continues
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
     report = Report(recipe, state, clock, is_main=accelerator.is_main_process)
     whole_model = WholeModel(model, recipe.model, device)
     evaluator = Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested)
-    return Run(model, module, optimizer, plan, state, clock, report, evaluator, checkpoints, publish, kernel)
+    return Run(
+        model,
+        module,
+        optimizer,
+        plan,
+        state,
+        clock,
+        report,
+        evaluator,
+        checkpoints,
+        publish,
+        kernel,
+    )
 
 
 def header(
@@ -168,7 +197,11 @@ def attention_kernel(recipe: keys.Recipe, plan: Plan, accelerator: Accelerator) 
 
 def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> str:
     mode, layers = recipe.machine.compile_mode, recipe.model.gradient_checkpointing
-    zero1 = recipe.optimizer.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
+    zero1 = (
+        recipe.optimizer.shard_optimizer
+        and accelerator.num_processes > 1
+        and not accelerator.is_fsdp2
+    )
     options = {
         f"precision {facts.precision}": True,
         "TF32": torch.get_float32_matmul_precision() == "high",

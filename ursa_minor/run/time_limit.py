@@ -98,7 +98,9 @@ class TimeBudget:
             self._durations[activity].append(now - self._counted_until)
         self._counted_until = now
 
-    def plan(self, step: int, share: Callable[[list], object] = broadcast_object_list) -> Length | None:
+    def plan(
+        self, step: int, share: Callable[[list], object] = broadcast_object_list
+    ) -> Length | None:
         """Return the planned length, once, after ``PLANNING_UPDATES`` updates of this process.
 
         Every process calls this after each update. The main process decides. Without time for

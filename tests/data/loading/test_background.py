@@ -73,7 +73,9 @@ def clock(monkeypatch):
 def logged(monkeypatch):
     found = Logged()
     monkeypatch.setattr(
-        background.log, "handle", lambda record: found.put(record.getMessage().removeprefix("data     "))
+        background.log,
+        "handle",
+        lambda record: found.put(record.getMessage().removeprefix("data     ")),
     )
     return found
 
@@ -102,16 +104,25 @@ def ended(one):
 # The process.
 
 
-def test_lines_are_logged_in_order_before_the_end_is_known_and_a_good_end_is_the_end(start, logged, monkeypatch):
+def test_lines_are_logged_in_order_before_the_end_is_known_and_a_good_end_is_the_end(
+    start, logged, monkeypatch
+):
     """A signal to the trainer's session does not reach it; it prints for all processes."""
     monkeypatch.setenv("RANK", "3")
     printed = b"one\n  two  \n\nodd " + "é".encode() + b" \xff\n" + b"a line\n" * 2000
     about = "import os, sys; print(os.environ['RANK'], os.getsid(0) == os.getpid(), flush=True)"
     one = start(f"{about}; sys.stdout.buffer.write({printed!r})")
     ended(one)
-    assert logged.all() == ["0 True", "one", "  two", "", "odd é \ufffd", *["a line"] * 2000] and one.done
+    assert (
+        logged.all() == ["0 True", "one", "  two", "", "odd é \ufffd", *["a line"] * 2000]
+        and one.done
+    )
     for status, kind, words in (
-        (3, TrainingStopped, r"the reader stopped with exit status 3 \(see above\); what was trained so far is saved"),
+        (
+            3,
+            TrainingStopped,
+            r"the reader stopped with exit status 3 \(see above\); what was trained so far is saved",
+        ),
         (2, BadInput, r"could not be prepared \(see above\)"),
     ):
         with pytest.raises(kind, match=words):
@@ -119,13 +130,17 @@ def test_lines_are_logged_in_order_before_the_end_is_known_and_a_good_end_is_the
         assert logged.all() == ["why"], "and it is not started again"
 
 
-def test_a_killed_process_is_restarted_with_a_message_and_sent_what_is_wanted_until_it_is_closed(start, logged):
+def test_a_killed_process_is_restarted_with_a_message_and_sent_what_is_wanted_until_it_is_closed(
+    start, logged
+):
     one, died = start(ECHO), start(DIE)
     pid = int(logged.next().split()[1])
     for windows in (0, 7, 8, 8, 5, 9):
         one.prefetch(windows)
         one.check()
-    assert [logged.next() for _ in range(4)] == [f"sent {windows}" for windows in (0, 7, 8, 9)]  # only more is news
+    assert [logged.next() for _ in range(4)] == [
+        f"sent {windows}" for windows in (0, 7, 8, 9)
+    ]  # only more is news
     assert pid == one._process.pid and not one.done
     os.kill(pid, signal.SIGKILL)
     one._process.wait(timeout=SECONDS)
@@ -143,7 +158,9 @@ def test_a_killed_process_is_restarted_with_a_message_and_sent_what_is_wanted_un
     assert one._process is process and process.returncode == 0 and logged.all() == []
 
 
-def test_process_that_is_killed_again_and_again_stops_training_unless_it_has_lived_for_long(start, logged, clock):
+def test_process_that_is_killed_again_and_again_stops_training_unless_it_has_lived_for_long(
+    start, logged, clock
+):
     one = start(f"print('begins', flush=True)\n{DIE}")
     for lived in (600, 1, 10_000, 599, 599, 0, 0):
         clock.now += lived
@@ -151,18 +168,27 @@ def test_process_that_is_killed_again_and_again_stops_training_unless_it_has_liv
     words = r"killed 6 times in a row \(signal 9\); what was trained so far is saved, and"
     with pytest.raises(TrainingStopped, match=words):
         ended(one)
-    restarts = [f"the reader was killed (signal 9); restart {number} of 5" for number in (1, 2, 1, 2, 3, 4, 5)]
-    assert logged.all() == [line for restart in restarts for line in ("begins", restart)] + ["begins"]
+    restarts = [
+        f"the reader was killed (signal 9); restart {number} of 5"
+        for number in (1, 2, 1, 2, 3, 4, 5)
+    ]
+    assert logged.all() == [line for restart in restarts for line in ("begins", restart)] + [
+        "begins"
+    ]
 
 
 def test_process_ends_when_its_parent_is_killed():
     pipe = subprocess.PIPE
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
     pid = int(parent.stdout.readline().split()[2])
     assert parent.stdout.readline() == "data     sent 0\n" and pid != parent.pid
     parent.kill()
     try:
-        parent.communicate(timeout=SECONDS)  # returns when all that hold its standard error are gone
+        parent.communicate(
+            timeout=SECONDS
+        )  # returns when all that hold its standard error are gone
     except subprocess.TimeoutExpired:
         os.kill(pid, signal.SIGKILL)
         raise AssertionError("the reader's process outlives its parent") from None
@@ -206,7 +232,9 @@ def test_data_that_is_complete_is_not_read_again(clock):
     assert clock.sleeps == 0 and story.data_wait.waited_seconds == 0
 
 
-def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_logs_it_now_and_then(clock, caplog):
+def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_logs_it_now_and_then(
+    clock, caplog
+):
     story = Story(100, 2)
 
     def meanwhile():
@@ -218,11 +246,15 @@ def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_
     assert story.wait(5, 5) is None
     assert story.have[1] == 5 and clock.sleeps == 3 and story.data_wait.waited_seconds == 3
     assert story.checks == 10 and not caplog.messages  # of a short wait
-    assert story.wait(50, 50) is None and clock.sleeps == 40 and story.data_wait.waited_seconds == 40
+    assert (
+        story.wait(50, 50) is None and clock.sleeps == 40 and story.data_wait.waited_seconds == 40
+    )
     assert caplog.messages == ["data     waiting: 83 of 100 windows are there"]
 
 
-def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_has_its_windows(clock, caplog):
+def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_has_its_windows(
+    clock, caplog
+):
     for error in (BadInput(["one", "two"]), TrainingStopped("one\ntwo")):
         story = Story(9, error=error)
         assert story.wait(5) == "one\ntwo" == story.wait(5)
@@ -237,13 +269,25 @@ def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_
     assert story.data_wait.waited_seconds == 0  # before training: not training's wait
 
 
-def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_that_fails_or_is_to_stop(clock):
+def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_that_fails_or_is_to_stop(
+    clock,
+):
     story = Story(9)
     behind = [True, True, False]
-    assert story.wait(5, any_of=lambda mine, failed, stop, growing: [behind.pop(0), failed, stop, True]) is None
+    assert (
+        story.wait(
+            5, any_of=lambda mine, failed, stop, growing: [behind.pop(0), failed, stop, True]
+        )
+        is None
+    )
     assert clock.sleeps == 2 and not behind
-    assert story.wait(50, any_of=lambda behind, failed, stop, growing: [behind, failed, True, growing]) is None
-    found = story.wait(5, any_of=lambda behind, failed, stop, growing: [behind, True, stop, growing])
+    assert (
+        story.wait(50, any_of=lambda behind, failed, stop, growing: [behind, failed, True, growing])
+        is None
+    )
+    found = story.wait(
+        5, any_of=lambda behind, failed, stop, growing: [behind, True, stop, growing]
+    )
     assert found == "the reader of another process failed (see above)" and clock.sleeps == 2
     clock.meanwhile = lambda: setattr(story, "stopping", True)
     assert story.wait(50) is None and clock.sleeps == 3

@@ -27,7 +27,9 @@ GOLDEN_MIXTURE = [
 def write(path, ids, dtype=np.uint16):
     """A file with a header and these ids; return what append() wants."""
     path.write_bytes(bytes(HEADER) + np.array(ids, dtype=dtype).tobytes())
-    ids_map = np.memmap(path, dtype, mode="r", offset=HEADER, shape=(len(ids),)) if len(ids) else None
+    ids_map = (
+        np.memmap(path, dtype, mode="r", offset=HEADER, shape=(len(ids),)) if len(ids) else None
+    )
     return path, len(ids), ids_map, HEADER
 
 
@@ -40,7 +42,11 @@ def opened(folder, *parts, length=4, vocab_size=1000, dtype=np.uint16, name="tra
 
 
 def all_draws(*sources):
-    pairs = [(number, window) for number, source in enumerate(sources) for window in range(source.num_windows)]
+    pairs = [
+        (number, window)
+        for number, source in enumerate(sources)
+        for window in range(source.num_windows)
+    ]
     return np.array(pairs, dtype=np.int64)
 
 
@@ -51,7 +57,12 @@ def read(source, window):
 
 
 def order(**changes):
-    known = {"weights": (1.0,), "sequence_length": 4, "sequences_per_step": 4, "micro_batch_size": 2}
+    known = {
+        "weights": (1.0,),
+        "sequence_length": 4,
+        "sequences_per_step": 4,
+        "micro_batch_size": 2,
+    }
     known |= {"num_processes": 1, "seed": 1, "block_tokens": 2**26}
     return window_order.TrainOrder(**(known | changes))
 
@@ -59,7 +70,9 @@ def order(**changes):
 def draws_of(given, steps, num_windows):
     """The draws of these steps as pairs, in the order of their positions, over all processes and micro-steps."""
     micro_steps = given.sequences_per_step // (given.micro_batch_size * given.num_processes)
-    places = [(s, m, r) for s in steps for m in range(micro_steps) for r in range(given.num_processes)]
+    places = [
+        (s, m, r) for s in steps for m in range(micro_steps) for r in range(given.num_processes)
+    ]
     return [tuple(pair) for place in places for pair in given.windows(*place, num_windows).tolist()]
 
 
@@ -78,7 +91,9 @@ def small_mixture(draw):
         "seed": draw.randint(0, 2**31 - 1),
         "block_tokens": draw.choice([1, length * 3, length * 7, length * 16 + 1, 2**26]),
     }
-    return changes, [draw.randint(1, round(share * window_order.CYCLE)) for share in order(**changes).shares()]
+    return changes, [
+        draw.randint(1, round(share * window_order.CYCLE)) for share in order(**changes).shares()
+    ]
 
 
 def shared_out(draw, changes, processes):
@@ -104,10 +119,18 @@ def test_every_token_is_a_target_once_and_no_window_crosses_a_shard(tmp_path):
     source = opened(tmp_path, range(21), [], range(21, 42), range(90, 92), range(42, 62), [7])
     for batches in (window_batches.Mapped([source], CPU), window_batches.Resident([source], CPU)):
         inputs, targets = batches.batch(all_draws(source))
-        assert inputs.shape == (14, 4) and (inputs[:, 1:] == targets[:, :-1]).all() and (targets == inputs + 1).all()
+        assert (
+            inputs.shape == (14, 4)
+            and (inputs[:, 1:] == targets[:, :-1]).all()
+            and (targets == inputs + 1).all()
+        )
         assert sorted(targets.flatten().tolist()) == [*range(1, 21), *range(22, 42), *range(43, 59)]
         assert (inputs[:, 0] // 21 == targets[:, -1] // 21).all()
-    assert (source.num_tokens, source.num_windows, source.dropped_tokens) == (65, 14, 3 * 1 + 3 + 2 + 1)
+    assert (source.num_tokens, source.num_windows, source.dropped_tokens) == (
+        65,
+        14,
+        3 * 1 + 3 + 2 + 1,
+    )
 
 
 ID_READERS = {
@@ -142,18 +165,34 @@ def test_a_deleted_shard_keeps_its_numbers_and_is_refused_with_a_remedy(tmp_path
     assert (source.num_windows, source.num_tokens, read(source, 5)) == (10, 42, [0, 1, 2, 3, 4])
     for name in ("read", "Mapped", "Resident"):
         with pytest.raises(
-            BadInput, match="gone.bin: was deleted by stream_keep.*delete the folder to stream it again$"
+            BadInput,
+            match="gone.bin: was deleted by stream_keep.*delete the folder to stream it again$",
         ):
             ID_READERS[name](source)
 
 
 def test_shards_whose_windows_all_lie_before_are_released_for_deletion_once(tmp_path):
-    for window, released in ((0, []), (4, []), (5, [0, 1]), (7, [0, 1]), (8, [0, 1, 2]), (10, [0, 1, 2, 3])):
-        source = opened(tmp_path, range(21), range(3), range(13), range(9))  # windows 0 to 4, none, 5 to 7, 8 to 9
-        assert source.release_before(window) == [tmp_path / f"train_{number}.bin" for number in released]
+    for window, released in (
+        (0, []),
+        (4, []),
+        (5, [0, 1]),
+        (7, [0, 1]),
+        (8, [0, 1, 2]),
+        (10, [0, 1, 2, 3]),
+    ):
+        source = opened(
+            tmp_path, range(21), range(3), range(13), range(9)
+        )  # windows 0 to 4, none, 5 to 7, 8 to 9
+        assert source.release_before(window) == [
+            tmp_path / f"train_{number}.bin" for number in released
+        ]
         assert source.release_before(window) == [] and source.num_windows == 10
         assert window == 10 or read(source, 9)[0] == 4
-        with contextlib.nullcontext() if window < 5 else pytest.raises(BadInput, match="train_0.bin: was deleted"):
+        with (
+            contextlib.nullcontext()
+            if window < 5
+            else pytest.raises(BadInput, match="train_0.bin: was deleted")
+        ):
             read(source, 0)
 
 
@@ -179,12 +218,24 @@ def test_the_order_is_the_same_for_any_number_of_processes_and_any_micro_batch(s
 
 def test_order_stays_within_shuffle_blocks_and_differs_by_epoch_seed_block_and_source():
     def epoch(number, seed=1, weights=(1.0, 0.0)):
-        given = order(weights=weights, sequences_per_step=60, micro_batch_size=60, seed=seed, block_tokens=80)
+        given = order(
+            weights=weights, sequences_per_step=60, micro_batch_size=60, seed=seed, block_tokens=80
+        )
         return [window for _, window in draws_of(given, [number], [60, 60])]
 
     first = epoch(0)
-    assert [sorted(first[i : i + 20]) for i in (0, 20, 40)] == [list(range(i, i + 20)) for i in (0, 20, 40)]
-    assert len({tuple(given) for given in (first, epoch(1), epoch(0, seed=2), epoch(0, weights=(0.0, 1.0)))}) == 4
+    assert [sorted(first[i : i + 20]) for i in (0, 20, 40)] == [
+        list(range(i, i + 20)) for i in (0, 20, 40)
+    ]
+    assert (
+        len(
+            {
+                tuple(given)
+                for given in (first, epoch(1), epoch(0, seed=2), epoch(0, weights=(0.0, 1.0)))
+            }
+        )
+        == 4
+    )
     assert [window - 20 for window in first[20:40]] != first[:20]
 
 
@@ -200,9 +251,20 @@ def test_order_never_changes_between_versions():
     given = order(sequences_per_step=12, micro_batch_size=12, seed=1337, block_tokens=32)
     for step in (0, 1):
         assert draws_of(given, [step], [12]) == [(0, window) for window in GOLDEN[step]]
-    given = order(weights=(0.6, 0.3, 0.1), sequences_per_step=16, micro_batch_size=16, seed=1337, block_tokens=32)
+    given = order(
+        weights=(0.6, 0.3, 0.1),
+        sequences_per_step=16,
+        micro_batch_size=16,
+        seed=1337,
+        block_tokens=32,
+    )
     for step, golden in zip((0, 64), GOLDEN_MIXTURE, strict=True):
-        assert " ".join(f"{source}.{window}" for source, window in draws_of(given, [step], [90, 20, 7])) == golden
+        assert (
+            " ".join(
+                f"{source}.{window}" for source, window in draws_of(given, [step], [90, 20, 7])
+            )
+            == golden
+        )
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (3.0, 0.0, 2.0, 0.7)])
@@ -211,13 +273,16 @@ def test_every_cycle_holds_each_sources_share_to_one_place(weights):
     exact = [weight / sum(weights) for weight in weights]
     assert sum(given.shares()) == 1
     assert all(
-        abs(share - wanted) < 1 / window_order.CYCLE for share, wanted in zip(given.shares(), exact, strict=True)
+        abs(share - wanted) < 1 / window_order.CYCLE
+        for share, wanted in zip(given.shares(), exact, strict=True)
     )
     draws = draws_of(given, range(3 * window_order.CYCLE // 64), [10] * len(weights))
     arrangements = set()
     for begin in range(0, len(draws), window_order.CYCLE):
         sources = [source for source, _ in draws[begin : begin + window_order.CYCLE]]
-        assert [sources.count(s) / window_order.CYCLE for s in range(len(weights))] == given.shares()
+        assert [
+            sources.count(s) / window_order.CYCLE for s in range(len(weights))
+        ] == given.shares()
         arrangements.add(tuple(sources))
     assert len(arrangements) == (3 if len(weights) > 1 else 1)
 
@@ -242,7 +307,10 @@ def test_a_step_reads_the_same_windows_while_a_stream_grows_and_when_it_is_compl
         changes, num_windows = small_mixture(draw)
         given = order(**changes)
         for step in steps_of(changes):
-            known = [None if need <= have else have for need, have in zip(given.needed(step), num_windows, strict=True)]
+            known = [
+                None if need <= have else have
+                for need, have in zip(given.needed(step), num_windows, strict=True)
+            ]
             if set(known) == set(num_windows):
                 break
             assert draws_of(given, [step], known) == draws_of(given, [step], num_windows)
@@ -260,9 +328,15 @@ def test_a_step_needs_each_block_that_was_begun_and_none_that_no_later_one_reads
         by_step = [draws_of(given, [step], [None] * len(num_windows)) for step in steps]
         for step in steps[: len(steps) // 2 : 7]:
             before, later = sum(by_step[: step + 1], []), sum(by_step[step:], [])
-            last = [max(drawn_from(source, before), default=-block) for source in range(len(num_windows))]
+            last = [
+                max(drawn_from(source, before), default=-block)
+                for source in range(len(num_windows))
+            ]
             assert given.needed(step) == [window // block * block + block for window in last]
-            first = [min(drawn_from(source, later)) // block * block for source in range(len(num_windows))]
+            first = [
+                min(drawn_from(source, later)) // block * block
+                for source in range(len(num_windows))
+            ]
             assert given.oldest_needed(step) == first
 
 
@@ -273,7 +347,15 @@ def test_a_step_needs_each_block_that_was_begun_and_none_that_no_later_one_reads
 def two_sources(tmp_path):
     return [
         opened(tmp_path, range(21), range(21, 42), range(5), name="a"),
-        opened(tmp_path, range(500, 530), [], range(70000, 70013), vocab_size=80000, dtype=np.uint32, name="b"),
+        opened(
+            tmp_path,
+            range(500, 530),
+            [],
+            range(70000, 70013),
+            vocab_size=80000,
+            dtype=np.uint32,
+            name="b",
+        ),
     ]
 
 
@@ -281,7 +363,11 @@ def two_sources(tmp_path):
 def test_inputs_and_targets_are_the_windows_that_were_asked_for_in_whole_tensors(two_sources, kind):
     batches = kind(two_sources, CPU)
     inputs, targets = batches.batch(np.array([[1, 8], [0, 1], [1, 0]]))
-    assert inputs.dtype == targets.dtype == torch.int64 and inputs.is_contiguous() and targets.is_contiguous()
+    assert (
+        inputs.dtype == targets.dtype == torch.int64
+        and inputs.is_contiguous()
+        and targets.is_contiguous()
+    )
     assert not (inputs.data_ptr() % 16 or targets.data_ptr() % 16)
     assert inputs.tolist() == [[70004, 70005, 70006, 70007], [4, 5, 6, 7], [500, 501, 502, 503]]
     inputs.zero_()  # they are nobody else's
@@ -307,13 +393,19 @@ def test_batches_in_flight_to_a_gpu_are_not_overwritten(two_sources, kind):
 # Validation
 
 
-@pytest.mark.parametrize("processes, batch_size, max_windows, wanted", [(3, 2, 0, 11), (2, 5, 6, 6), (4, 1, 1, 1)])
-def test_validation_gives_each_window_once_over_the_processes(tmp_path, processes, batch_size, max_windows, wanted):
+@pytest.mark.parametrize(
+    "processes, batch_size, max_windows, wanted", [(3, 2, 0, 11), (2, 5, 6, 6), (4, 1, 1, 1)]
+)
+def test_validation_gives_each_window_once_over_the_processes(
+    tmp_path, processes, batch_size, max_windows, wanted
+):
     source, firsts = opened(tmp_path, range(45)), []
     draws = window_order.eval_draws([source.num_windows], [1.0], max_windows=max_windows)
     for rank in range(processes):
         shared = {"batch_size": batch_size, "rank": rank, "num_processes": processes}
-        for inputs, targets in window_batches.eval_batches(window_batches.Mapped([source], CPU), draws, **shared):
+        for inputs, targets in window_batches.eval_batches(
+            window_batches.Mapped([source], CPU), draws, **shared
+        ):
             assert 0 < len(inputs) <= batch_size and (targets == inputs + 1).all()
             firsts += inputs[:, 0].tolist()
     assert sorted(firsts) == [4 * (i * source.num_windows // wanted) for i in range(wanted)]
@@ -328,7 +420,9 @@ def test_validation_gives_each_window_once_over_the_processes(tmp_path, processe
         ([1000, 1000, 1000], [1, 1e-6, 0], 50, [50, 1, 1]),
     ],
 )
-def test_validation_of_a_mixture_follows_the_weights_spread_over_each_split(num_windows, weights, max_windows, counts):
+def test_validation_of_a_mixture_follows_the_weights_spread_over_each_split(
+    num_windows, weights, max_windows, counts
+):
     draws = window_order.eval_draws(num_windows, weights, max_windows=max_windows)
     for source, (have, count) in enumerate(zip(num_windows, counts, strict=True)):
         assert drawn_from(source, draws.tolist()) == [i * have // count for i in range(count)]

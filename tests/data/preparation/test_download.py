@@ -53,13 +53,20 @@ def place(served, prepared, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (own,) = (prepared / "data").glob("*/tokenizer")
     shutil.copytree(own, tmp_path / "tokenizer")
-    (tmp_path / "tiny.yaml").write_text(RECIPE.replace("tokenizer: characters", "tokenizer: tokenizer"))
+    (tmp_path / "tiny.yaml").write_text(
+        RECIPE.replace("tokenizer: characters", "tokenizer: tokenizer")
+    )
     served.faults, served.log = [], []
     return tmp_path
 
 
 def hub(server) -> dict[str, str]:
-    return {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "10"}
+    return {
+        "HF_ENDPOINT": server.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_ETAG_TIMEOUT": "10",
+    }
 
 
 def reached(server, folder: Path, flags: tuple[str, ...]) -> None:
@@ -86,9 +93,20 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith(".lock"))
 
 
-def test_a_run_that_is_killed_while_files_are_fetched_equals_one_on_the_same_files_in_a_folder(served, place):
+def test_a_run_that_is_killed_while_files_are_fetched_equals_one_on_the_same_files_in_a_folder(
+    served, place
+):
     here, source = served.folder / "datasets" / "me" / "tokens" / "npy", f"{REPOSITORY}@main/npy/"
-    words = ("--recipe", "tiny.yaml", "--shuffle_block_tokens", "1200", "--eval_steps", "0", "--sample_steps", "0")
+    words = (
+        "--recipe",
+        "tiny.yaml",
+        "--shuffle_block_tokens",
+        "1200",
+        "--eval_steps",
+        "0",
+        "--sample_steps",
+        "0",
+    )
     run("train.py", *words, "--data_dir", str(here), "--run_name", "here")
     away = (*words, "--data_dir", source, "--stream_keep", "consumed", "--run_name", "away")
     child = str(ROOT / "tests" / "recorded_training.py")
@@ -104,7 +122,10 @@ def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_co
 ):
     served.faults = [["GET .*/resolve/.*train_000003", "503", 10**6]]
     status, _ = prepare(served)
-    manifest, there = manifests.read_manifest(fetched()), served.folder / "datasets" / "me" / "tokens"
+    manifest, there = (
+        manifests.read_manifest(fetched()),
+        served.folder / "datasets" / "me" / "tokens",
+    )
     assert status == 1 and not manifest["complete"] and len(manifest["splits"]["train"]) == 3
     before, served.commit = served.commit, "beef" + "0" * 36
     try:
@@ -119,7 +140,9 @@ def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_co
     assert manifest["complete"] and manifest["revision"] == before
     for row in (row for found in manifest["splits"].values() for row in found):
         assert (there / row["file"]).read_bytes() == (fetched() / row["file"]).read_bytes()
-    assert names(fetched()) == sorted([*(path.name for path in there.glob("*.bin")), "manifest.json"])
+    assert names(fetched()) == sorted(
+        [*(path.name for path in there.glob("*.bin")), "manifest.json"]
+    )
 
 
 def test_a_fault_on_the_way_is_tried_again_and_each_file_comes_whole(served, place):
@@ -141,7 +164,9 @@ def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
         served.allowed = lambda name, headers: True
         path.write_bytes(whole)
     assert status == 1 and len(waits) == remote.TRIES - 1
-    assert "fineweb_train_000001.bin" not in names(fetched()) and "fineweb_train_000000.bin" in names(fetched())
+    assert "fineweb_train_000001.bin" not in names(
+        fetched()
+    ) and "fineweb_train_000000.bin" in names(fetched())
     assert prepare(served) == (0, []) and manifests.is_complete(fetched())
 
 
@@ -153,11 +178,19 @@ def damage(path: Path, whole: bytes, damaged: bool) -> None:
 def test_a_file_that_is_missing_or_has_changed_is_fetched_again(served, place):
     prepare(served)
     (fetched() / "fineweb_train_000001.bin").unlink()
-    damage(fetched() / "fineweb_train_000004.bin", (fetched() / "fineweb_train_000004.bin").read_bytes(), True)
+    damage(
+        fetched() / "fineweb_train_000004.bin",
+        (fetched() / "fineweb_train_000004.bin").read_bytes(),
+        True,
+    )
     served.log = []
     assert prepare(served)[0] == 0
     assert not [*manifests.faults(fetched(), manifests.read_manifest(fetched())["splits"]["train"])]
-    gets = {line.rpartition("/")[2] for line in served.log if line.startswith("GET") and "/resolve/" in line}
+    gets = {
+        line.rpartition("/")[2]
+        for line in served.log
+        if line.startswith("GET") and "/resolve/" in line
+    }
     assert gets == {"fineweb_train_000001.bin", "fineweb_train_000004.bin"}
 
 
@@ -169,9 +202,27 @@ def test_consumed_keeps_a_bounded_number_of_files_on_the_disk_and_trains_on_all(
             most[0] = max(most[0], sum(1 for _ in Path("data").glob("*/*train*.bin")))
 
     watching = threading.Thread(target=watch)
-    flags = ("--data_dir", REPOSITORY, "--stream_keep", "consumed", "--max_steps", "75", "--save_steps", "8")
+    flags = (
+        "--data_dir",
+        REPOSITORY,
+        "--stream_keep",
+        "consumed",
+        "--max_steps",
+        "75",
+        "--save_steps",
+        "8",
+    )
     flags += ("--per_device_train_batch_size", "8", "--logging_steps", "25")
-    flags += ("--shuffle_block_tokens", "1200", "--save_total_limit", "2", "--eval_steps", "0", "--sample_steps", "0")
+    flags += (
+        "--shuffle_block_tokens",
+        "1200",
+        "--save_total_limit",
+        "2",
+        "--eval_steps",
+        "0",
+        "--sample_steps",
+        "0",
+    )
     watching.start()
     try:
         run("train.py", "--recipe", "tiny.yaml", *flags, **hub(served))
@@ -189,11 +240,25 @@ def test_what_is_not_there_is_named_and_nothing_is_made(served, place):
     (tokens / "only").mkdir(exist_ok=True)
     shutil.copy(tokens / "fineweb_train_000000.bin", tokens / "only")
     for source, words in (
-        ("hf://datasets/me/nowhere", "data_dir = hf://datasets/me/nowhere: HTTP status 404. Check the name"),
+        (
+            "hf://datasets/me/nowhere",
+            "data_dir = hf://datasets/me/nowhere: HTTP status 404. Check the name",
+        ),
         ("hf://datasets/me/tokens/empty", "HTTP status 404"),
-        ("hf://datasets/me/tokens/only", "data_dir = hf://datasets/me/tokens/only: holds no validation shards"),
+        (
+            "hf://datasets/me/tokens/only",
+            "data_dir = hf://datasets/me/tokens/only: holds no validation shards",
+        ),
     ):
-        done = run("prepare_data.py", "--recipe", "tiny.yaml", "--data_dir", source, expect=2, **hub(served))
+        done = run(
+            "prepare_data.py",
+            "--recipe",
+            "tiny.yaml",
+            "--data_dir",
+            source,
+            expect=2,
+            **hub(served),
+        )
         assert words in done.stderr and not [*Path().glob("data/*/manifest.json")]
     words = ("prepare_data.py", "--recipe", "tiny.yaml", "--data_dir", REPOSITORY)
     assert f"train: {FILES} files" in run(*words, "--dry_run", **hub(served)).stdout

@@ -24,7 +24,10 @@ CASES = [("bpe", 249, 1), ("a/b", 249, 1), ("bpe", 250, 0), ("characters", 100, 
 
 @pytest.mark.parametrize("name, text_bytes, warned", CASES)
 def test_a_tokenizer_that_does_not_fit_the_text_is_warned_of(caplog, name, text_bytes, warned):
-    splits = {"validation": [{"tokens": 100, "text_bytes": 100}], "train": [{"tokens": 100, "text_bytes": text_bytes}]}
+    splits = {
+        "validation": [{"tokens": 100, "text_bytes": 100}],
+        "train": [{"tokens": 100, "text_bytes": text_bytes}],
+    }
     manifest = {"splits": splits, "counts": {"train": {}}, "tokenizer": {"name": name}}
     progress.log_amounts(manifest)
     found = [line for line in caplog.messages if "does not fit this text" in line]

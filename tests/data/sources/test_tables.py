@@ -61,7 +61,9 @@ def running(tmp_path_factory):
 def waits(monkeypatch):
     """The client's waits, which are only noted."""
     noted = []
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None)
+    monkeypatch.setattr(
+        remote.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None
+    )
     return noted
 
 
@@ -89,12 +91,19 @@ def write_parquet(path, rows):
 
 
 def json_lines(rows):
-    return b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
+    return b"".join(
+        (row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows
+    )
 
 
 def tables(files=None, column="text", **more):
     config = keys.Data(data_seed=1, tokenizer="characters", text_column=column, **more)
-    return FoundSource(config, "it", {}, files={split: [*map(str, names)] for split, names in (files or {}).items()})
+    return FoundSource(
+        config,
+        "it",
+        {},
+        files={split: [*map(str, names)] for split, names in (files or {}).items()},
+    )
 
 
 def open_files(names, column="text"):
@@ -125,8 +134,12 @@ def test_a_table_behind_a_url_is_fetched_once_whatever_fails_on_the_way_and_then
     server.faults = [[".", kind, 1] for kind in KINDS]
     assert texts([url]) == ROWS and len(server.log) == len(KINDS) + 1
     tries = [re.search(r"; try \d+ of 10 in ([\d.]+) s$", line) for line in caplog.messages]
-    assert [found and float(found[1]) for found in tries] == waits and waits[3] == 8, caplog.messages
-    assert texts([url.replace("a.b", "c.d")], 300) == ROWS[300:] and len(server.log) == len(KINDS) + 1
+    assert [found and float(found[1]) for found in tries] == waits and waits[3] == 8, (
+        caplog.messages
+    )
+    assert (
+        texts([url.replace("a.b", "c.d")], 300) == ROWS[300:] and len(server.log) == len(KINDS) + 1
+    )
 
 
 def test_what_a_url_does_not_give_is_refused_and_nothing_of_it_is_kept(server, waits):
@@ -136,7 +149,9 @@ def test_what_a_url_does_not_give_is_refused_and_nothing_of_it_is_kept(server, w
         with pytest.raises(BadInput, match=rf"a.csv: HTTP status {status}.*may read it"):
             texts([url])
     server.faults = fault(PAGE, times=ALWAYS)
-    with pytest.raises(BadInput, match=f"^{url}: the answer of {url} looks like a proxy's or log-in page"):
+    with pytest.raises(
+        BadInput, match=f"^{url}: the answer of {url} looks like a proxy's or log-in page"
+    ):
         texts([url])
     assert waits == [1] and not any(path.is_file() for path in Path().rglob("*"))
 
@@ -158,11 +173,15 @@ def failing(faults):
 
 def answer(status, asked=None):
     error = OSError("no answer")
-    error.response = types.SimpleNamespace(status_code=status, headers={"Retry-After": asked} if asked else {})
+    error.response = types.SimpleNamespace(
+        status_code=status, headers={"Retry-After": asked} if asked else {}
+    )
     return error
 
 
-def test_faults_are_retried_from_the_row_where_they_began_and_a_new_row_begins_the_count_anew(waits, caplog):
+def test_faults_are_retried_from_the_row_where_they_began_and_a_new_row_begins_the_count_anew(
+    waits, caplog
+):
     faults = [(0, answer(503))] + [(360, answer(503))] * 5 + [(500, ConnectionError())] * 9
     assert list(remote.retried("hf://a", failing(faults), 0)) == ROWS
     assert waits == [1, 1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -171,9 +190,16 @@ def test_faults_are_retried_from_the_row_where_they_began_and_a_new_row_begins_t
 
 
 def test_retry_after_is_obeyed_and_bounded(waits):
-    for asked, waited in (("7", 7), ("100000", remote.LONGEST_ASKED_SECONDS), ("0", 1), ("soon", 1)):
+    for asked, waited in (
+        ("7", 7),
+        ("100000", remote.LONGEST_ASKED_SECONDS),
+        ("0", 1),
+        ("soon", 1),
+    ):
         waits.clear()
-        assert list(remote.retried("hf://a", failing([(2, answer(429, asked))]), 0)) == ROWS and waits == [waited]
+        assert list(
+            remote.retried("hf://a", failing([(2, answer(429, asked))]), 0)
+        ) == ROWS and waits == [waited]
 
 
 def test_used_up_tries_stop_with_file_and_row_from_where_it_is_resumed(waits):
@@ -182,7 +208,10 @@ def test_used_up_tries_stop_with_file_and_row_from_where_it_is_resumed(waits):
         found += (text for text in remote.retried("hf://a", failing([(4, answer(503))] * 10), 0))
     said = "hf://a: row 4: failed 10 times in a row, last with HTTP status 503. What was read before is kept; the same "
     assert str(stopped.value) == said + "command resumes from there" and waits[-1] == 60
-    with pytest.raises(TrainingStopped, match="^me/corpus: failed 10 times in a row.*--prefetch where there is one$"):
+    with pytest.raises(
+        TrainingStopped,
+        match="^me/corpus: failed 10 times in a row.*--prefetch where there is one$",
+    ):
         next(remote.retried("me/corpus", failing([(-1, ConnectionError())] * 10)))
 
 
@@ -195,9 +224,13 @@ def corpus(running):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_reading_from_any_row_gives_the_rest_and_from_one_that_is_gone_no_silent_end(corpus, waits, name):
+def test_reading_from_any_row_gives_the_rest_and_from_one_that_is_gone_no_silent_end(
+    corpus, waits, name
+):
     ((_, read),) = open_files([corpus / name])["train"]
-    near = {k + d for k in (0, 100, 200, 256, 300, 512, 600, 700) for d in (-1, 0, 1) if 0 <= k + d <= N}
+    near = {
+        k + d for k in (0, 100, 200, 256, 300, 512, 600, 700) for d in (-1, 0, 1) if 0 <= k + d <= N
+    }
     for row in sorted(near):
         assert [text for text, _ in read(row)] == ROWS[row:], row
     with pytest.raises(BadInput, match=f"{name}: row {N + 1}: .*ended after {N} rows"):
@@ -207,10 +240,13 @@ def test_reading_from_any_row_gives_the_rest_and_from_one_that_is_gone_no_silent
 def test_an_error_that_the_client_takes_for_the_end_is_no_end(corpus, monkeypatch):
     whole = pq.ParquetFile.iter_batches
     monkeypatch.setattr(
-        pq.ParquetFile, "iter_batches", lambda *given, **named: itertools.islice(whole(*given, **named), 0)
+        pq.ParquetFile,
+        "iter_batches",
+        lambda *given, **named: itertools.islice(whole(*given, **named), 0),
     )
     with pytest.raises(
-        BadInput, match="a.parquet: row 0: cannot be read: TruncatedError: ended after 0 rows, before row 100"
+        BadInput,
+        match="a.parquet: row 0: cannot be read: TruncatedError: ended after 0 rows, before row 100",
     ):
         texts([corpus / "a.parquet"])
 
@@ -233,7 +269,9 @@ def test_odd_parquet_files_and_arrow_files_with_a_footer_and_as_a_stream_are_rea
     words = pa.array(["a", None, "a", "b"])
     for column in (words.dictionary_encode(), words.cast(pa.string_view()), pa.nulls(4)):
         pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-        assert texts([tmp_path / "a.parquet"]) == ([None] * 4 if column.null_count == 4 else ["a", None, "a", "b"])
+        assert texts([tmp_path / "a.parquet"]) == (
+            [None] * 4 if column.null_count == 4 else ["a", None, "a", "b"]
+        )
     table = pa.table({"id": [0, 1], "text": ["a", "b"]})
     write_table(tmp_path / "a.arrow", table)
     with pa.ipc.new_file(tmp_path / "b.arrow", table.schema) as writer:
@@ -243,9 +281,13 @@ def test_odd_parquet_files_and_arrow_files_with_a_footer_and_as_a_stream_are_rea
 
 
 def test_what_is_no_text_is_a_row_without_text(tmp_path):
-    rows = dict.fromkeys((b'{"text": null}', b'{"id": 1}', b'{"text": ""}', b'{"text": " \\n\\t"}', b'{"text": 5}'))
+    rows = dict.fromkeys(
+        (b'{"text": null}', b'{"id": 1}', b'{"text": ""}', b'{"text": " \\n\\t"}', b'{"text": 5}')
+    )
     rows = {b'\xef\xbb\xbf{"text": "first"}': "first"} | rows
-    rows |= dict.fromkeys((b'{"text": {"a": 1}}', b'{"text": ["a"]}', b'{"text": true}', b"", b"  \r", b'"a text"'))
+    rows |= dict.fromkeys(
+        (b'{"text": {"a": 1}}', b'{"text": ["a"]}', b'{"text": true}', b"", b"  \r", b'"a text"')
+    )
     rows |= {
         b'{"text": "2020-01-01"}': "2020-01-01",
         b'{"text": "half \\ud83d", "more": {"b": [1]}}': "half \ud83d",
@@ -264,13 +306,30 @@ def test_what_is_no_text_is_a_row_without_text(tmp_path):
 
 def test_each_text_of_a_csv_is_text(tmp_path):
     """Also what pandas takes for no text or for a number, and where it would take a chunk of 10,000 for numbers."""
-    rows = [*"None NA null nan N/A <NA> 12 1e3 -inf True 2020-01-01".split(), "", " ", " kept ", "a,b", 'a "b"']  # noqa: SIM905
-    rows += ["two\r\nlines", "NUL \0 end", "\u2028 é \x85", "x" * 200_000, *map(str, range(10_500)), "last"]
+    rows = [
+        *["None", "NA", "null", "nan", "N/A", "<NA>", "12", "1e3", "-inf", "True", "2020-01-01"],
+        "",
+        " ",
+        " kept ",
+        "a,b",
+        'a "b"',
+    ]
+    rows += [
+        "two\r\nlines",
+        "NUL \0 end",
+        "\u2028 é \x85",
+        "x" * 200_000,
+        *map(str, range(10_500)),
+        "last",
+    ]
     (tmp_path / "a.csv").write_text("\ufeffid,text\r\n\r\n", encoding="utf-8", newline="")
     with open(tmp_path / "a.csv", "a", newline="", encoding="utf-8") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(enumerate(rows))
     wanted = [row if row.strip() else None for row in rows]
-    assert texts([tmp_path / "a.csv"]) == wanted and texts([tmp_path / "a.csv"], row=10_400) == wanted[10_400:]
+    assert (
+        texts([tmp_path / "a.csv"]) == wanted
+        and texts([tmp_path / "a.csv"], row=10_400) == wanted[10_400:]
+    )
     (tmp_path / "one.csv").write_text("text\nplain\n\nNone\r\n7", newline="")
     assert texts([tmp_path / "one.csv"]) == ["plain", "None", "7"]
     (tmp_path / "none.csv").write_text("\n\n")
@@ -302,23 +361,47 @@ def test_a_column_that_holds_no_text_is_refused_with_what_the_columns_hold(tmp_p
 def test_zstandard_is_refused_without_the_package_that_reads_all_of_a_file(tmp_path, monkeypatch):
     monkeypatch.setitem(fsspec.compression.compr, "zstd", lambda file, mode: file)
     (tmp_path / "a.jsonl.zst").write_bytes(b"")
-    with pytest.raises(BadInput, match="a.jsonl.zst: is compressed with .*, which needs: pip install backports.zstd"):
+    with pytest.raises(
+        BadInput,
+        match="a.jsonl.zst: is compressed with .*, which needs: pip install backports.zstd",
+    ):
         texts([tmp_path / "a.jsonl.zst"])
 
 
 def damaged(folder):
     """Files that are not what their names say: the bytes, how the name ends, rows before the fault, what is said."""
     table = (folder / "a.parquet").read_bytes()
-    lines, records = ((folder / name).read_bytes().splitlines(keepends=True)[:301] for name in ("a.jsonl", "a.csv"))
+    lines, records = (
+        (folder / name).read_bytes().splitlines(keepends=True)[:301]
+        for name in ("a.jsonl", "a.csv")
+    )
     packed = (folder / "a.jsonl.gz").read_bytes()
     third = pq.ParquetFile(folder / "a.parquet").metadata.row_group(3).column(1)
-    begin, size = third.dictionary_page_offset or third.data_page_offset, third.total_compressed_size
+    begin, size = (
+        third.dictionary_page_offset or third.data_page_offset,
+        third.total_compressed_size,
+    )
     return {
         "array": (b'[\n{"text": "a"}\n]\n', "json", [0], "is a JSON array.*jq"),
-        "line": (b"".join([*lines[:300], b'{"text": "cut\n', *lines]), "jsonl", [300], "line 301: is not JSON"),
+        "line": (
+            b"".join([*lines[:300], b'{"text": "cut\n', *lines]),
+            "jsonl",
+            [300],
+            "line 301: is not JSON",
+        ),
         "truncated.gz": (packed[: len(packed) // 2], "jsonl.gz", range(N), r"row \d+: .*EOFError"),
-        "damaged.gz": (packed[:-8] + b"\0" * 8, "jsonl.gz", range(N + 1), r"row \d+: .*BadGzipFile"),
-        "pages": (table[:begin] + b"\xff" * size + table[begin + size :], "parquet", range(301), r"row \d+: .*OSError"),
+        "damaged.gz": (
+            packed[:-8] + b"\0" * 8,
+            "jsonl.gz",
+            range(N + 1),
+            r"row \d+: .*BadGzipFile",
+        ),
+        "pages": (
+            table[:begin] + b"\xff" * size + table[begin + size :],
+            "parquet",
+            range(301),
+            r"row \d+: .*OSError",
+        ),
         "no Parquet": (lines[0] * 50, "parquet", [0], "ArrowInvalid: .*magic bytes not found"),
         "ragged": (
             b"".join([*records, b"31,a text, in two\n"]),
@@ -327,12 +410,28 @@ def damaged(folder):
             "line 302: 3 fields, and 2 in the header",
         ),
         "bytes": (b"".join([*records, b"31,\xff\n"]), "csv", [299], "line 302: is not UTF-8"),
-        "quotes": (b"".join([*records, b'31,"open\n', *records]), "csv", [299], "line 302: .*unexpected end of data"),
+        "quotes": (
+            b"".join([*records, b'31,"open\n', *records]),
+            "csv",
+            [299],
+            "line 302: .*unexpected end of data",
+        ),
     }
 
 
 @pytest.mark.parametrize(
-    "kind", ["array", "line", "truncated.gz", "damaged.gz", "pages", "no Parquet", "ragged", "bytes", "quotes"]
+    "kind",
+    [
+        "array",
+        "line",
+        "truncated.gz",
+        "damaged.gz",
+        "pages",
+        "no Parquet",
+        "ragged",
+        "bytes",
+        "quotes",
+    ],
 )
 def test_a_local_file_that_is_not_what_its_name_says_is_refused_at_once_with_file_and_place(
     corpus, tmp_path, waits, kind
@@ -348,7 +447,10 @@ def test_a_local_file_that_is_not_what_its_name_says_is_refused_at_once_with_fil
 
 
 def test_a_disk_that_fails_for_a_while_is_read_on(corpus, waits, monkeypatch):
-    real, faults = remote.open_file, [OSError(code, "no") for code in (errno.EIO, errno.ESTALE, errno.EMFILE)]
+    real, faults = (
+        remote.open_file,
+        [OSError(code, "no") for code in (errno.EIO, errno.ESTALE, errno.EMFILE)],
+    )
 
     def opened(name):
         if faults:
@@ -364,7 +466,9 @@ def test_the_amount_of_text_is_estimated_before_it_is_read(corpus, server, name)
     true = sum(len(row.encode()) for row in ROWS)
     for path in (str(corpus / name), f"{server.url}/files/{name}"):
         found = hub_tables.expected_text_bytes([path, path], tables().config)
-        assert 0.9 * 2 * true < found < 1.1 * 2 * true * (1.1 if name.endswith(".csv") else 1)  # all of it is counted
+        assert (
+            0.9 * 2 * true < found < 1.1 * 2 * true * (1.1 if name.endswith(".csv") else 1)
+        )  # all of it is counted
 
 
 # A data set of the Hub.
@@ -380,14 +484,20 @@ def served(tmp_path_factory):
     for place in ("corpus/sample", "lines", "tabs", "plain"):
         (folder / "datasets" / "me" / place).mkdir(parents=True)
     for number, rows in enumerate((ROWS[: N // 2], ROWS[N // 2 :])):
-        write_parquet(folder / f"datasets/me/corpus/sample/train-{number:05d}-of-00002.parquet", rows)
+        write_parquet(
+            folder / f"datasets/me/corpus/sample/train-{number:05d}-of-00002.parquet", rows
+        )
     lines = gzip.compress(json_lines([{"text": row} for row in ROWS]))
     (folder / "datasets/me/lines/train-00000.json.gz").write_bytes(lines)
     (folder / "datasets/me/tabs/a.csv").write_text("id\ttext\n0\ta\n")
-    (folder / "datasets/me/tabs/README.md").write_text('---\nconfigs:\n- config_name: a\n  sep: "\\t"\n---\n')
+    (folder / "datasets/me/tabs/README.md").write_text(
+        '---\nconfigs:\n- config_name: a\n  sep: "\\t"\n---\n'
+    )
     (folder / "datasets/me/plain/a.txt").write_text("words")
     files = "  data_files:\n  - split: train\n    path: sample/*"
-    (folder / "datasets/me/corpus/README.md").write_text(f"---\nconfigs:\n- config_name: sample\n{files}\n---\n")
+    (folder / "datasets/me/corpus/README.md").write_text(
+        f"---\nconfigs:\n- config_name: sample\n{files}\n---\n"
+    )
     with DataServer(folder) as server:
         server.keeps_commits = True
         yield server
@@ -410,7 +520,10 @@ class Hub:
         """Read a data set, or Parquet ``files``, from the beginning; return what came of it."""
         self.server.faults, self.server.log = [*faults], []
         in_fork(self._read, how)
-        found, met = json.loads(Path("found.json").read_text()), not any(times for *_, times in self.server.faults)
+        found, met = (
+            json.loads(Path("found.json").read_text()),
+            not any(times for *_, times in self.server.faults),
+        )
         return types.SimpleNamespace(**found, log=self.server.log, met=met)
 
     def prepare(self, *faults):
@@ -423,8 +536,16 @@ class Hub:
 
     def _connect(self):
         """Make this process's client one of the server; return its waits, which are noted only, and what is logged."""
-        os.environ |= {"HF_ENDPOINT": self.server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-        os.environ |= {"HF_HOME": "home", "HF_HUB_DOWNLOAD_TIMEOUT": "1", "HF_HUB_ETAG_TIMEOUT": "1"}
+        os.environ |= {
+            "HF_ENDPOINT": self.server.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        os.environ |= {
+            "HF_HOME": "home",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+            "HF_HUB_ETAG_TIMEOUT": "1",
+        }
         shutil.rmtree("home", ignore_errors=True)
         for module in (huggingface_hub.constants, datasets.config):
             importlib.reload(module)
@@ -438,7 +559,13 @@ class Hub:
 
     def _read(self, how):
         waits, said = self._connect()
-        given = {"name": "me/corpus", "config": "sample", "pinned": None, "column": "text", "files": {}} | how
+        given = {
+            "name": "me/corpus",
+            "config": "sample",
+            "pinned": None,
+            "column": "text",
+            "files": {},
+        } | how
         dataset = {"dataset_name": given["name"], "dataset_config_name": given["config"]}
         source = tables(given["files"] and {"train": given["files"]}, given["column"], **dataset)
         found, stopped, commit, parts, versions = [], None, None, [], given.get("versions", {})
@@ -449,7 +576,12 @@ class Hub:
                 found += (text for text, _ in read(0))
         except (BadInput, TrainingStopped) as error:
             stopped = f"{type(error).__name__}: {error}"
-        kept = {"equal": found == ROWS, "begins": found == ROWS[: len(found)], "rows": len(found), "stopped": stopped}
+        kept = {
+            "equal": found == ROWS,
+            "begins": found == ROWS[: len(found)],
+            "rows": len(found),
+            "stopped": stopped,
+        }
         kept |= {"waits": [wait for wait in waits if wait], "said": said, "versions": versions}
         Path("found.json").write_text(json.dumps(kept | {"commit": commit, "parts": parts}))
 
@@ -459,8 +591,14 @@ class Hub:
 
 
 def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
-    clean, lines, pinned = hub.read(), hub.read(name="me/lines", config=None), hub.read(pinned=COMMIT)
-    assert all(done.equal and not done.said and done.commit == COMMIT for done in (clean, lines, pinned))
+    clean, lines, pinned = (
+        hub.read(),
+        hub.read(name="me/lines", config=None),
+        hub.read(pinned=COMMIT),
+    )
+    assert all(
+        done.equal and not done.said and done.commit == COMMIT for done in (clean, lines, pinned)
+    )
     asked = [line for line in clean.log[1:] + pinned.log if "c0ffee" not in line]
     assert not asked, "after the first contact everything is asked for by commit"
 
@@ -470,18 +608,26 @@ def test_files_of_the_hub_by_pattern_are_all_of_them_at_the_commit_of_the_first_
     hub.server.commit = "e" * 40
     again = hub.read(files=[f"{SAMPLE}/*.parquet"], versions=first.versions)
     assert first.equal and first.met and first.said and again.equal and first.parts == again.parts
-    assert [Path(name).name for name in first.parts] == [f"train-0000{i}-of-00002.parquet" for i in range(2)]
+    assert [Path(name).name for name in first.parts] == [
+        f"train-0000{i}-of-00002.parquet" for i in range(2)
+    ]
     assert all("c0ffee" in line for line in first.log + again.log if "/resolve/" in line)
     done = hub.read(files=[f"{SAMPLE}/*.csv.parquet"])
-    assert re.match(r"BadInput: hf://datasets/me/corpus/sample/\*.csv.parquet: .*may read", done.stopped)
+    assert re.match(
+        r"BadInput: hf://datasets/me/corpus/sample/\*.csv.parquet: .*may read", done.stopped
+    )
 
 
 def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
     """Its list of subsets too, and where it asks to wait it is obeyed."""
-    faults = fault("503", method="^GET /api/datasets/me/corpus$") + fault("silent", method="GET .*/tree/")
+    faults = fault("503", method="^GET /api/datasets/me/corpus$") + fault(
+        "silent", method="GET .*/tree/"
+    )
     faults += fault("503", times=9, method="README") + fault("lie", method=SECOND_FILE)
     done = hub.read(*faults, *fault("429:33", method="GET .*train-00000"))
-    assert done.equal and done.met and len(done.said) >= len(done.waits) > 0 and max(done.waits) >= 33, done
+    assert (
+        done.equal and done.met and len(done.said) >= len(done.waits) > 0 and max(done.waits) >= 33
+    ), done
     assert hub.server.outwaited == 0, "every request has a time-out"
 
 
@@ -490,10 +636,16 @@ def test_what_the_hub_does_not_have_is_bad_input_at_once(hub):
     for wanted, done in {
         "me/nothing: HTTP status 404. Check the name": hub.read(name="me/nothing"),
         ".*'samples' not found. Available: .*'sample'": hub.read(config="samples"),
-        "dataset_name = me/tabs: holds no Parquet.*refs/convert/parquet": hub.read(name="me/tabs", config=None),
-        "dataset_name = me/plain: holds no Parquet.*refs/convert/parquet": hub.read(name="me/plain", config=None),
+        "dataset_name = me/tabs: holds no Parquet.*refs/convert/parquet": hub.read(
+            name="me/tabs", config=None
+        ),
+        "dataset_name = me/plain: holds no Parquet.*refs/convert/parquet": hub.read(
+            name="me/plain", config=None
+        ),
         f".*{column}": hub.read(column="txt"),
-        ".*HTTP status 403.*that you may read it": hub.read(*fault("403", times=ALWAYS, method=SECOND_FILE)),
+        ".*HTTP status 403.*that you may read it": hub.read(
+            *fault("403", times=ALWAYS, method=SECOND_FILE)
+        ),
     }.items():
         assert re.match(f"BadInput: {wanted}", done.stopped) and sum(done.waits) <= 1, done
 
@@ -507,20 +659,31 @@ def test_a_run_that_was_cut_off_goes_on_with_the_commit_of_its_first_contact(hub
     status, _, manifest = hub.prepare([SECOND_FILE, "ok", 1], [SECOND_FILE, "503", ALWAYS])
     assert status == 1 and manifest["splits"]["train"] and not manifest["complete"]
     hub.server.commit = "d" * 40
-    assert hub.prepare() == whole and whole[0] == 0 and whole[2]["complete"] and whole[2]["revision"] == COMMIT
+    assert (
+        hub.prepare() == whole
+        and whole[0] == 0
+        and whole[2]["complete"]
+        and whole[2]["revision"] == COMMIT
+    )
     assert not [line for line in hub.server.log if "/resolve/" in line and COMMIT not in line]
 
 
 def test_a_cursor_is_applied_to_no_other_file_than_its_own(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second, more = (shutil.copy(corpus / "a.jsonl", tmp_path / f"{name}.jsonl") for name in "abc")
-    wanted = keys.Data(data_seed=1, tokenizer="characters", validation_tokens=500, shard_tokens=9000)
+    first, second, more = (
+        shutil.copy(corpus / "a.jsonl", tmp_path / f"{name}.jsonl") for name in "abc"
+    )
+    wanted = keys.Data(
+        data_seed=1, tokenizer="characters", validation_tokens=500, shard_tokens=9000
+    )
 
     def source(*names):  # a pattern of the Hub: what it matches may change
         return FoundSource(wanted, "pattern", {}, files={"train": [*map(str, names)]})
 
     source().folder.mkdir(parents=True)
-    stopping = types.SimpleNamespace(wait=lambda rows: rows and "train_00001" in rows[-1]["file"] and 1 / 0)
+    stopping = types.SimpleNamespace(
+        wait=lambda rows: rows and "train_00001" in rows[-1]["file"] and 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         prepare.prepare(source(first, second), stopping)
     for names in ((first, more, second), (first, second, more), (first, more)):

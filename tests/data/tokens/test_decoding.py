@@ -5,9 +5,25 @@ import random
 import odd_tokenizers
 import pytest
 
-from ursa_minor.data.tokens.tokenizer import CUT, Continuation, decode, decode_continuation, encode_prompt
+from ursa_minor.data.tokens.tokenizer import (
+    CUT,
+    Continuation,
+    decode,
+    decode_continuation,
+    encode_prompt,
+)
 
-PROMPTS = ["", "river", "river ", " river", "The Cafe\u0301 ", "it '", "\n\n", "the 中文 🙂 stone", odd_tokenizers.TEXT]
+PROMPTS = [
+    "",
+    "river",
+    "river ",
+    " river",
+    "The Cafe\u0301 ",
+    "it '",
+    "\n\n",
+    "the 中文 🙂 stone",
+    odd_tokenizers.TEXT,
+]
 TEXTS = [" stone", "the river", "中文 🙂", "'t.", " n't", "  ", "é"]
 INVALID = [0xE4, 0xFF, 0x41]  # bytes that make no character
 
@@ -33,8 +49,14 @@ def test_prompt_and_pieces_are_the_text_of_all_ids(kind, length):
         written = [i for _ in range(length) for i in known(tokenizer, draw.choice(TEXTS))][:length]
         for new_ids in ([], drawn, written):
             whole = decode(tokenizer, [*prompt_ids, *new_ids])
-            assert decode(tokenizer, prompt_ids) + "".join(pieces(tokenizer, prompt_ids, new_ids)) == whole
-            assert decode(tokenizer, prompt_ids) + decode_continuation(tokenizer, prompt_ids, new_ids) == whole
+            assert (
+                decode(tokenizer, prompt_ids) + "".join(pieces(tokenizer, prompt_ids, new_ids))
+                == whole
+            )
+            assert (
+                decode(tokenizer, prompt_ids) + decode_continuation(tokenizer, prompt_ids, new_ids)
+                == whole
+            )
 
 
 @pytest.mark.parametrize("kind", ["llama", "metaspace_first", "metaspace_always"])
@@ -43,7 +65,9 @@ def test_the_first_new_word_keeps_its_space(kind):
     stone = tokenizer.convert_tokens_to_ids("▁stone")
     for prompt in ("river", "the river "):
         assert decode_continuation(tokenizer, encode_prompt(tokenizer, prompt), [stone]) == " stone"
-    assert decode_continuation(tokenizer, encode_prompt(tokenizer, ""), [stone]) == "stone", "a document begins"
+    assert decode_continuation(tokenizer, encode_prompt(tokenizer, ""), [stone]) == "stone", (
+        "a document begins"
+    )
 
 
 @pytest.mark.parametrize("kind", ["llama", "byte_level", "lower_case"])
@@ -59,7 +83,9 @@ def test_an_incomplete_character_leaves_those_before_it():
     tokenizer = odd_tokenizers.llama()
     first, *rest = (tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "中".encode())
     ids = encode_prompt(tokenizer, "the 中文")
-    assert decode(tokenizer, [*ids, first]) == decode(tokenizer, [*ids, first, rest[0]]) == "the 中文"
+    assert (
+        decode(tokenizer, [*ids, first]) == decode(tokenizer, [*ids, first, rest[0]]) == "the 中文"
+    )
     assert decode_continuation(tokenizer, ids, [first, *rest, first]) == "中"
 
 

@@ -17,8 +17,12 @@ from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
 
 
-def make_writer(folder, *, split="train", part=0, first_number=0, vocab_size=1000, shard_tokens=10**6):
-    return shards.ShardWriter(folder, split, part, first_number, np.arange(vocab_size) % 7, shard_tokens)
+def make_writer(
+    folder, *, split="train", part=0, first_number=0, vocab_size=1000, shard_tokens=10**6
+):
+    return shards.ShardWriter(
+        folder, split, part, first_number, np.arange(vocab_size) % 7, shard_tokens
+    )
 
 
 def write(folder, ids, **how):
@@ -41,7 +45,9 @@ def npy(array):
 
 
 def ids_of(folder, rows):
-    return np.concatenate([shards.open_ids(folder / row["file"], row["tokens"])[0] for row in rows]).tolist()
+    return np.concatenate(
+        [shards.open_ids(folder / row["file"], row["tokens"])[0] for row in rows]
+    ).tolist()
 
 
 def touch(path, seconds):
@@ -70,16 +76,25 @@ def test_every_format_is_recognised_by_contents_and_name(tmp_path, name, body, l
     path = tmp_path / name
     path.write_bytes(body)
     ids, offset = shards.open_ids(path, layout[2])
-    assert (offset, ids.dtype, len(ids)) == layout and type(ids) is np.ndarray and not ids.flags.writeable
+    assert (
+        (offset, ids.dtype, len(ids)) == layout
+        and type(ids) is np.ndarray
+        and not ids.flags.writeable
+    )
     assert ids.tolist() == np.frombuffer(body, layout[1], offset=offset).tolist()
-    with pytest.raises(BadInput, match=rf"{name}: has {layout[2]} tokens, manifest.json says 50: .*; put the old file"):
+    with pytest.raises(
+        BadInput,
+        match=rf"{name}: has {layout[2]} tokens, manifest.json says 50: .*; put the old file",
+    ):
         shards.open_ids(path, 50)
 
 
 @pytest.mark.parametrize("number", [errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("offered", ["private maps", "no maps"])
 @pytest.mark.parametrize("name", ["a_train_1.bin", "train.bin", "a_train_1.npy"])
-def test_token_file_is_read_where_it_cannot_be_mapped(tmp_path, monkeypatch, caplog, name, offered, number):
+def test_token_file_is_read_where_it_cannot_be_mapped(
+    tmp_path, monkeypatch, caplog, name, offered, number
+):
     """FUSE with direct_io offers private maps only."""
     ids = np.array([5, 6, 50256], dtype="<u2")
     bodies = {"a_train_1.bin": llm_c(ids), "train.bin": ids.tobytes(), "a_train_1.npy": npy(ids)}
@@ -103,7 +118,11 @@ def test_token_file_is_read_where_it_cannot_be_mapped(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     "name, body, words",
     [
-        ("a.bin", llm_c([1], magic=20240522), "begins with 20240522, 1: a token file begins with 20240520, 1 (llm.c)"),
+        (
+            "a.bin",
+            llm_c([1], magic=20240522),
+            "begins with 20240522, 1: a token file begins with 20240520, 1 (llm.c)",
+        ),
         ("a.bin", np.arange(900, dtype="<u2").tobytes(), "or is named *.npy, train.bin or val.bin"),
         ("train.bin", llm_c([1], version=2), "begins with 20240520, 2"),
         ("a.bin", llm_c([1, 2], count=3), "3 tokens take 1030 bytes, the file has 1028: cut short"),
@@ -114,10 +133,18 @@ def test_token_file_is_read_where_it_cannot_be_mapped(tmp_path, monkeypatch, cap
         ("train.bin", b"\x01\x00\x02", "1 tokens take 2 bytes, the file has 3"),
         ("a.npy", bytes(200), "the magic string is not correct"),
         ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"descr", b"desc\n"), ""),
-        ("a.npy", npy(np.arange(3, dtype="<i8")), "dtype <i8: ids are (tokens,) and <u2, <u4, <i4; save it with"),
+        (
+            "a.npy",
+            npy(np.arange(3, dtype="<i8")),
+            "dtype <i8: ids are (tokens,) and <u2, <u4, <i4; save it with",
+        ),
         ("a.npy", npy(np.zeros((3, 1), dtype="<u2")), "shape (3, 1)"),
         ("a.npy", npy(np.arange(3, dtype="<u2"))[:-1], ""),
-        ("a.npy", npy(np.arange(3, dtype="<u2")) + b"x", "3 tokens take 134 bytes, the file has 135"),
+        (
+            "a.npy",
+            npy(np.arange(3, dtype="<u2")) + b"x",
+            "3 tokens take 134 bytes, the file has 135",
+        ),
     ],
 )
 def test_what_is_no_whole_token_file_is_refused_with_file_and_remedy(tmp_path, name, body, words):
@@ -149,20 +176,33 @@ def test_an_object_array_is_never_unpickled_and_a_negative_id_is_beyond_every_vo
     assert ids.dtype == np.uint32 and ids[:2].tolist() == [0, 50256] and (ids[2:] >= 2**31).all()
 
 
-@pytest.mark.parametrize("vocab_size, itemsize, magic", [(65536, 2, (20240520, 1)), (65537, 4, (20240801, 7))])
+@pytest.mark.parametrize(
+    "vocab_size, itemsize, magic", [(65536, 2, (20240520, 1)), (65537, 4, (20240801, 7))]
+)
 def test_written_ids_are_read_back_in_llm_c_format(tmp_path, vocab_size, itemsize, magic):
     ids = np.arange(vocab_size - 12, vocab_size)
     (row,) = write(tmp_path, ids, vocab_size=vocab_size)
     path = tmp_path / "train_00000_00000.bin"
     text_bytes = sum(int(i) % 7 for i in ids)
-    assert row == {"file": path.name, "tokens": 12, "text_bytes": text_bytes, "sha256": files.sha256(path)}
+    assert row == {
+        "file": path.name,
+        "tokens": 12,
+        "text_bytes": text_bytes,
+        "sha256": files.sha256(path),
+    }
     assert np.fromfile(path, "<i4", count=256).tolist() == [*magic, 12, *[0] * 253]
     assert np.fromfile(path, f"<u{itemsize}", offset=1024).tolist() == ids.tolist()
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def test_shards_are_cut_where_they_are_full_and_lose_nothing_and_sorted_names_are_the_order(tmp_path):
-    writer, ids, rows = make_writer(tmp_path, part=2, first_number=95, shard_tokens=10), np.arange(95), []
+def test_shards_are_cut_where_they_are_full_and_lose_nothing_and_sorted_names_are_the_order(
+    tmp_path,
+):
+    writer, ids, rows = (
+        make_writer(tmp_path, part=2, first_number=95, shard_tokens=10),
+        np.arange(95),
+        [],
+    )
     for begin in range(0, 95, 19):
         for row, on in writer.fill(np.concatenate([[7, 7], ids[begin : begin + 19]]), 2):
             assert row["tokens"] == 10 and begin + on - 2 == 10 * (len(rows) + 1)
@@ -171,7 +211,9 @@ def test_shards_are_cut_where_they_are_full_and_lose_nothing_and_sorted_names_ar
     assert [row["tokens"] for row in rows] == [10] * 9 + [5] and writer.finish() is None
     for number, row in enumerate(rows):
         assert row["file"] == f"train_00002_{95 + number:05d}.bin"
-        assert row["text_bytes"] == sum(i % 7 for i in range(number * 10, number * 10 + row["tokens"]))
+        assert row["text_bytes"] == sum(
+            i % 7 for i in range(number * 10, number * 10 + row["tokens"])
+        )
         assert row["sha256"] == files.sha256(tmp_path / row["file"])
     rows += write(tmp_path, range(95, 99), part=11, shard_tokens=2)
     names = [row["file"] for row in rows]
@@ -181,9 +223,13 @@ def test_shards_are_cut_where_they_are_full_and_lose_nothing_and_sorted_names_ar
         make_writer(tmp_path, part=100_000)
 
 
-def test_a_shard_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_has_a_row(tmp_path, monkeypatch):
+def test_a_shard_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_has_a_row(
+    tmp_path, monkeypatch
+):
     calls = []
-    monkeypatch.setattr(shards.files, "fsync", lambda path: calls.append((path.name, os.listdir(tmp_path))))
+    monkeypatch.setattr(
+        shards.files, "fsync", lambda path: calls.append((path.name, os.listdir(tmp_path)))
+    )
     write(tmp_path, [1, 2])
     temporary, final = ".train_00000_00000.bin.tmp", "train_00000_00000.bin"
     assert calls == [(temporary, [temporary]), (tmp_path.name, [final])]
@@ -211,15 +257,34 @@ def test_a_damaged_manifest_is_refused_with_a_remedy(tmp_path, body, words):
     assert line.endswith("delete the folder and prepare it again")
 
 
-LLM_C, UINT16, RAW = llm_c(range(7)), npy(np.arange(7, dtype="<u2")), np.arange(7, dtype="<u2").tobytes()
+LLM_C, UINT16, RAW = (
+    llm_c(range(7)),
+    npy(np.arange(7, dtype="<u2")),
+    np.arange(7, dtype="<u2").tobytes(),
+)
 
 
 @pytest.mark.parametrize(
     "body, train, validation, other",
     [
-        (LLM_C, ["fineweb_train_000001.bin", "fineweb_train_000002.bin"], "fineweb_val_000000.bin", "LICENSE.bin"),
-        (LLM_C, ["TinyStories_train.bin"], "TinyStories_validation_0.bin", "._TinyStories_train.bin"),
-        (UINT16, ["edufineweb_train_000001.npy", "edufineweb_train_000010.npy"], "edufineweb_val_000000.npy", "a.npy"),
+        (
+            LLM_C,
+            ["fineweb_train_000001.bin", "fineweb_train_000002.bin"],
+            "fineweb_val_000000.bin",
+            "LICENSE.bin",
+        ),
+        (
+            LLM_C,
+            ["TinyStories_train.bin"],
+            "TinyStories_validation_0.bin",
+            "._TinyStories_train.bin",
+        ),
+        (
+            UINT16,
+            ["edufineweb_train_000001.npy", "edufineweb_train_000010.npy"],
+            "edufineweb_val_000000.npy",
+            "a.npy",
+        ),
         (RAW, ["train.bin"], "val.bin", "meta.pkl"),
     ],
     ids=["modded-nanogpt", "words", "build-nanogpt", "nanoGPT"],
@@ -232,21 +297,33 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
     before = {path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]}
     described = manifests.describe_folder(tmp_path)
     named = {"train": train, "validation": [validation], "test": ["corpus_test_0.bin"]}
-    splits = {split: [{"file": name, "tokens": 7} for name in names] for split, names in named.items()}
+    splits = {
+        split: [{"file": name, "tokens": 7} for name in names] for split, names in named.items()
+    }
     assert described == {"splits": splits, "tokenizer": None, "complete": True}
     for rows in described["splits"].values():
-        assert ids_of(tmp_path, rows) == [*range(7)] * len(rows) and not [*manifests.faults(tmp_path, rows)]
+        assert ids_of(tmp_path, rows) == [*range(7)] * len(rows) and not [
+            *manifests.faults(tmp_path, rows)
+        ]
         manifests.refuse_changed(tmp_path, rows)
-    assert before == {path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]}
+    assert before == {
+        path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]
+    }
 
 
 @pytest.mark.parametrize(
     "names, words",
     [
         (None, "data_dir = .*/data: no such folder; prepare_data.py makes one"),
-        (["a_train_0.bin"], "holds no validation shards .* between underscores.*; give a folder that"),
+        (
+            ["a_train_0.bin"],
+            "holds no validation shards .* between underscores.*; give a folder that",
+        ),
         (["a_train_val_0.bin"], "a_train_val_0.bin: its name says train and validation; rename it"),
-        (["train_00000_00000.bin", "val_00000_00000.bin"], "no manifest.json: not prepared to the end; run prepare_d"),
+        (
+            ["train_00000_00000.bin", "val_00000_00000.bin"],
+            "no manifest.json: not prepared to the end; run prepare_d",
+        ),
     ],
 )
 def test_a_folder_that_cannot_be_trained_on_is_refused_with_what_would_do(tmp_path, names, words):
@@ -267,20 +344,28 @@ def manifest_of(rows, complete):
 def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete):
     """Which may lie elsewhere, and have grown meanwhile unless it was complete."""
     (tmp_path / "copy").mkdir()
-    rows, copied = (write(folder, range(30), shard_tokens=10) for folder in (tmp_path, tmp_path / "copy"))
+    rows, copied = (
+        write(folder, range(30), shard_tokens=10) for folder in (tmp_path, tmp_path / "copy")
+    )
     before = manifests.contents(manifest_of(rows[:2], complete))
     manifests.refuse_other_contents(tmp_path, before, manifest_of(copied[:2], complete))
     other = [rows[0], rows[1] | {"sha256": "0" * 64}]
     for found in [other, rows[1::-1], rows[:1], *([rows] if complete else [])]:
-        with pytest.raises(BadInput, match="was trained on other data than this; give the same text, or another"):
+        with pytest.raises(
+            BadInput, match="was trained on other data than this; give the same text, or another"
+        ):
             manifests.refuse_other_contents(tmp_path, before, manifest_of(found, True))
     if not complete:
         manifests.refuse_other_contents(tmp_path, before, manifest_of(rows, True))
     with pytest.raises(BadInput, match="give --dataset_revision abc, or another --run_name"):
-        manifests.refuse_other_contents(tmp_path, before, manifest_of(other, complete) | {"revision": "def"})
+        manifests.refuse_other_contents(
+            tmp_path, before, manifest_of(other, complete) | {"revision": "def"}
+        )
 
 
-def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_read(tmp_path, monkeypatch):
+def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_read(
+    tmp_path, monkeypatch
+):
     folder = tmp_path / "data"
     folder.mkdir()
     rows = write(folder, range(50), shard_tokens=20)
@@ -296,7 +381,9 @@ def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_r
         with pytest.raises(BadInput) as caught:
             manifests.refuse_changed(place, rows)
         (line,) = caught.value.lines
-        assert line.startswith(f"{place / changed.name}: its SHA-256 is not the one of manifest.json")
+        assert line.startswith(
+            f"{place / changed.name}: its SHA-256 is not the one of manifest.json"
+        )
     (folder / rows[0]["file"]).unlink()
     monkeypatch.setattr(shards.files, "sha256", lambda path: pytest.fail(f"read {path}"))
     manifests.refuse_changed(folder, [rows[0], {"file": changed.name, "tokens": 20}, rows[2]])

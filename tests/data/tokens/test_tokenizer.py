@@ -15,9 +15,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import DocumentEncoder
 
-TEXT = (
-    "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 a\u00a0b\u2028c\x85 end\n<|endoftext|> <|en"
-)
+TEXT = "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 a\u00a0b\u2028c\x85 end\n<|endoftext|> <|en"
 MAKERS = {
     "bpe": lambda texts: tokenization.train_bpe(texts, 320),
     "bpe of GPT-2's split": lambda texts: tokenization.train_bpe(texts, 320, "gpt2"),
@@ -35,14 +33,26 @@ def ids_of(tokenizer, text):
     return ids
 
 
-def test_text_survives_ids_also_of_a_saved_tokenizer_which_has_the_same_fingerprint(tokenizer, tmp_path):
+def test_text_survives_ids_also_of_a_saved_tokenizer_which_has_the_same_fingerprint(
+    tokenizer, tmp_path
+):
     wanted, before = ids_of(tokenizer, TEXT), tokenization.fingerprint(tokenizer)
     tokenizer("end", truncation=True, max_length=5)
     tokenizer.save_pretrained(tmp_path)
     assert wanted.dtype == np.uint32
-    for loaded in (tokenizer, tokenization.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
-        assert ids_of(loaded, TEXT).tolist() == wanted.tolist() and loaded.decode(wanted.tolist()) == TEXT
-        assert len(loaded) == len(tokenizer) and loaded.eos_token == loaded.bos_token == "<|endoftext|>"
+    for loaded in (
+        tokenizer,
+        tokenization.load(str(tmp_path)),
+        AutoTokenizer.from_pretrained(tmp_path),
+    ):
+        assert (
+            ids_of(loaded, TEXT).tolist() == wanted.tolist()
+            and loaded.decode(wanted.tolist()) == TEXT
+        )
+        assert (
+            len(loaded) == len(tokenizer)
+            and loaded.eos_token == loaded.bos_token == "<|endoftext|>"
+        )
         assert tokenization.fingerprint(loaded) == before
 
 
@@ -54,7 +64,10 @@ ENCODERS += [(tokenization.make_encoder, "bpe"), (tokenization.make_encoder, "ch
 @pytest.mark.parametrize(("encode", "tokenizer"), ENCODERS, indirect=["tokenizer"])
 def test_end_of_text_written_in_a_text_is_ordinary_text(encode, tokenizer):
     encoder = encode(tokenizer)
-    assert tokenizer.eos_token_id not in encoder([TEXT])[0] and tokenizer.decode(encoder([TEXT])[0].tolist()) == TEXT
+    assert (
+        tokenizer.eos_token_id not in encoder([TEXT])[0]
+        and tokenizer.decode(encoder([TEXT])[0].tolist()) == TEXT
+    )
     assert tokenizer.eos_token_id not in tokenization.encode_prompt(tokenizer, "<|endoftext|>")
     assert encoder([]) == [] and [len(ids) for ids in encoder(["", "a"])] == [0, 1]
 
@@ -71,50 +84,85 @@ def test_bytes_of_a_sentencepiece_vocabulary_sum_to_the_bytes_of_the_text_and_it
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefé"]
     merges = [("▁", "a"), ("b", "c"), ("▁a", "bc")]
     vocabulary = {word: i for i, word in enumerate([*words, "▁a", "bc", "▁abc"])}
-    made = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made = Tokenizer(
+        models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
     )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
     text = "abc  é 中\U0001f600\nabc <0xE4> fed"
     ids = ids_of(tokenizer, text)
-    assert vocabulary["▁abc"] in ids and vocabulary["<0xE4>"] in ids  # the second byte of a Chinese character
+    assert (
+        vocabulary["▁abc"] in ids and vocabulary["<0xE4>"] in ids
+    )  # the second byte of a Chinese character
     assert tokenization.token_bytes(tokenizer)[ids].sum() == len(text.encode()) + 1
 
 
 def test_characters_stand_in_code_point_order_and_a_bpe_has_every_byte_and_at_most_the_asked_size():
     made = tokenization.make_characters(["cab", "d"])
-    assert ids_of(made, "abcd").tolist() == [0, 1, 2, 3] and made.eos_token_id == 4 and len(made) == 5
+    assert (
+        ids_of(made, "abcd").tolist() == [0, 1, 2, 3] and made.eos_token_id == 4 and len(made) == 5
+    )
     made = tokenization.train_bpe(["abc abd" * 5], 300)
     assert 257 <= len(made) <= 300 and made.decode(ids_of(made, TEXT).tolist()) == TEXT
     assert made.decode(tokenization.encode_prompt(made, "end")) == "end"
-    assert tokenization.encode_prompt(made, "") == [made.eos_token_id]  # the beginning of a document
+    assert tokenization.encode_prompt(made, "") == [
+        made.eos_token_id
+    ]  # the beginning of a document
 
 
 @pytest.mark.parametrize("content", [None, "{"])
 def test_a_folder_that_holds_no_tokenizer_is_refused_with_a_remedy(tmp_path, content):
     (tmp_path / ("other.json" if content is None else "tokenizer.json")).write_text(content or "")
-    for of_model, remedy in ((False, "; bpe or characters"), (True, "that this machine can reach$")):
-        with pytest.raises(BadInput, match=f"cannot be loaded .*Give a folder with tokenizer.json.*{remedy}") as caught:
+    for of_model, remedy in (
+        (False, "; bpe or characters"),
+        (True, "that this machine can reach$"),
+    ):
+        with pytest.raises(
+            BadInput, match=f"cannot be loaded .*Give a folder with tokenizer.json.*{remedy}"
+        ) as caught:
             tokenization.load(str(tmp_path), of_model)
-        assert len(caught.value.lines) == 1 and "\n" not in caught.value.lines[0] and str(tmp_path) in str(caught.value)
+        assert (
+            len(caught.value.lines) == 1
+            and "\n" not in caught.value.lines[0]
+            and str(tmp_path) in str(caught.value)
+        )
 
 
-def test_a_tokenizer_without_end_of_text_whose_ids_have_gaps_or_that_changes_the_text_is_refused(tmp_path):
+def test_a_tokenizer_without_end_of_text_whose_ids_have_gaps_or_that_changes_the_text_is_refused(
+    tmp_path,
+):
     made = MAKERS["bpe"]([TEXT])
     made.backend_tokenizer.normalizer = normalizers.NFC()
     encode = DocumentEncoder(made, "owner/name")
     assert next(encode([("\u00e9", True)], 0)).text_bytes == 2
-    with pytest.raises(BadInput, match="owner/name: its ids stand for 2 bytes where row 7 has 3: it changes the text"):
+    with pytest.raises(
+        BadInput,
+        match="owner/name: its ids stand for 2 bytes where row 7 has 3: it changes the text",
+    ):
         next(encode([("e\u0301", True)], 7))
     made.eos_token = made.bos_token = None
     made.save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="no end-of-text"):
         tokenization.load(str(tmp_path))
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token=""))
-    with pytest.raises(BadInput, match="tokenizer = owner/name: its ids have gaps; use another tokenizer"):
-        DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="b"), "owner/name")
+    with pytest.raises(
+        BadInput, match="tokenizer = owner/name: its ids have gaps; use another tokenizer"
+    ):
+        DocumentEncoder(
+            PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="b"), "owner/name"
+        )
 
 
 KINDS = {
@@ -139,7 +187,9 @@ def test_a_bpe_is_trained_on_a_text_without_a_break_and_no_token_is_longer_than_
     assert made.decode(ids_of(made, text[-5000:]).tolist()) == text[-5000:]
 
 
-@pytest.mark.parametrize(("split", "wanted"), [("gpt2", "a0c92df654fb"), ("qwen35", "c79832d980b3")])
+@pytest.mark.parametrize(
+    ("split", "wanted"), [("gpt2", "a0c92df654fb"), ("qwen35", "c79832d980b3")]
+)
 def test_a_trained_bpe_never_changes_between_versions(split, wanted):
     """GPT-2's split as it was before words had a bound: a run that is resumed makes its tokenizer again."""
     texts = [text for kind, text in KINDS.items() if kind != "code"]
@@ -159,7 +209,9 @@ def test_a_letter_and_its_marks_stay_in_one_word_of_the_new_split_and_a_token_ho
 
 def changed(edit):
     """A BPE of ours after a change of its definition."""
-    made = tokenization.train_bpe([TEXT * 3, "def define defined other others another"], 320, "gpt2")
+    made = tokenization.train_bpe(
+        [TEXT * 3, "def define defined other others another"], 320, "gpt2"
+    )
     definition = json.loads(made.backend_tokenizer.to_str())
     edit(definition)
     backend = Tokenizer.from_str(json.dumps(definition))
@@ -182,7 +234,12 @@ def swap_two_ids(definition):
 
 
 def add_word(definition):
-    word = dict(definition["added_tokens"][0], content="zebra", id=len(definition["model"]["vocab"]), special=False)
+    word = dict(
+        definition["added_tokens"][0],
+        content="zebra",
+        id=len(definition["model"]["vocab"]),
+        special=False,
+    )
     definition["added_tokens"].append(word)
 
 
@@ -196,8 +253,12 @@ CHANGES = {
     "a token that has no merge": lambda d: d["model"]["merges"].pop(),
 }
 UNLIKE_GPT2 = {name: (lambda edit=edit: changed(edit)) for name, edit in CHANGES.items()} | {
-    "two merges to one token": lambda: byte_level([("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]),
-    "a token that its merges never reach": lambda: byte_level([("b", "c"), ("a", "b"), ("ab", "c")]),
+    "two merges to one token": lambda: byte_level(
+        [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]
+    ),
+    "a token that its merges never reach": lambda: byte_level(
+        [("b", "c"), ("a", "b"), ("ab", "c")]
+    ),
     "one id a character": lambda: tokenization.make_characters([TEXT, *tokenization.HARD_TEXTS]),
 }
 
@@ -217,7 +278,9 @@ def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids(split):
     made = tokenization.train_bpe(KINDS.values(), 1000, split)
     encoder = tokenization.make_encoder(made)
     assert encoder.tiktoken
-    texts = [text.replace("<|endoftext|>", "") for text in (*KINDS.values(), *tokenization.HARD_TEXTS)]
+    texts = [
+        text.replace("<|endoftext|>", "") for text in (*KINDS.values(), *tokenization.HARD_TEXTS)
+    ]
     for text, ids in zip(texts, encoder(texts), strict=True):
         assert ids.tolist() == made.encode(text, add_special_tokens=False)
     run = " " * 1_000_000 if split == "gpt2" else ""  # more than tiktoken takes
@@ -229,13 +292,18 @@ def test_a_tokenizer_unlike_gpt2s_is_told_by_its_definition_and_left_to_its_own_
     made = UNLIKE_GPT2[kind]()
     assert tokenization._as_tiktoken(made) is None
     text = "def abc zebra others' defined don't 1234  x\n"
-    assert tokenization.make_encoder(made)([text])[0].tolist() == made.encode(text, add_special_tokens=False)
+    assert tokenization.make_encoder(made)([text])[0].tolist() == made.encode(
+        text, add_special_tokens=False
+    )
 
 
 def test_tiktoken_with_another_split_is_found_out_and_not_used(monkeypatch):
     for pattern in (r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", r"'s| ?\S+|\s+"):
         monkeypatch.setattr(tiktoken_ext.openai_public, "r50k_pat_str", pattern)
-        assert tokenization.make_encoder(tokenization.train_bpe(KINDS.values(), 1000, "gpt2")).tiktoken is None
+        assert (
+            tokenization.make_encoder(tokenization.train_bpe(KINDS.values(), 1000, "gpt2")).tiktoken
+            is None
+        )
 
 
 def test_without_tiktoken_or_with_another_merge_table_the_tokenizer_encodes(monkeypatch):
@@ -252,18 +320,33 @@ def test_without_tiktoken_or_with_another_merge_table_the_tokenizer_encodes(monk
 @pytest.mark.slow
 def test_both_libraries_class_every_character_alike():
     """Each of the merges shows whether a character is split from a letter, a digit, a sign or a space before it."""
-    made = byte_level([(before, byte) for before in "a1.Ġ" for byte in sorted(pre_tokenizers.ByteLevel.alphabet())])
+    made = byte_level(
+        [
+            (before, byte)
+            for before in "a1.Ġ"
+            for byte in sorted(pre_tokenizers.ByteLevel.alphabet())
+        ]
+    )
     encoder = tokenization.make_encoder(made)
     assert encoder.tiktoken
     # Letters, digits and spaces end at U+323AF (Unicode 16); of ideographs and private use every eighth is enough.
-    wide = [range(0x3400, 0xA000), range(0xAC00, 0xF900), range(0x17000, 0x1AFF0), range(0x20000, 0x32400)]
-    codes = [code for code in range(0x32400) if code % 8 == 0 or not any(code in field for field in wide)]
+    wide = [
+        range(0x3400, 0xA000),
+        range(0xAC00, 0xF900),
+        range(0x17000, 0x1AFF0),
+        range(0x20000, 0x32400),
+    ]
+    codes = [
+        code for code in range(0x32400) if code % 8 == 0 or not any(code in field for field in wide)
+    ]
     codes = [code for code in codes if not 0xD800 <= code < 0xE000]
     shown = [
         "".join(f"a{chr(c)}1{chr(c)}.{chr(c)} {chr(c)}\n" for c in codes[i : i + 1000])
         for i in range(0, len(codes), 1000)
     ]
-    for text, got, wanted in zip(shown, encoder(shown), tokenization.Encoder(made)(shown), strict=True):
+    for text, got, wanted in zip(
+        shown, encoder(shown), tokenization.Encoder(made)(shown), strict=True
+    ):
         assert np.array_equal(got, wanted), f"they part between {text[1]!r} and {text[-2]!r}"
 
 
@@ -280,7 +363,11 @@ def test_a_tokenizers_settings_do_not_touch_the_ids_nor_the_other_way_round(enco
 
 @pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
 def test_what_a_tokenizer_cannot_write_is_refused_in_words(encode):
-    with pytest.raises(BadInput, match="no id for 'x' 'é': they do not stand in the text it was made from"):
+    with pytest.raises(
+        BadInput, match="no id for 'x' 'é': they do not stand in the text it was made from"
+    ):
         encode(tokenization.make_characters(["abc"]))(["abc", "aéxb"])
-    with pytest.raises(BadInput, match=r"cannot write this text: '\\ud800' is half of a surrogate pair"):
+    with pytest.raises(
+        BadInput, match=r"cannot write this text: '\\ud800' is half of a surrogate pair"
+    ):
         encode(MAKERS["bpe"]([TEXT]))(["fine", "a\ud800b"])

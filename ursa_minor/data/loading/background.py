@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
 LIVED_SECONDS = 600.0
 RESUMES = "what was trained so far is saved, and the same command resumes"
-POLL_SECONDS, LOG_SECONDS = 0.2, 30.0  # while training waits: between two checks, between two messages
+POLL_SECONDS, LOG_SECONDS = (
+    0.2,
+    30.0,
+)  # while training waits: between two checks, between two messages
 REFRESH_SECONDS = 1.0  # while it does not: between two checks
 PREPARE = Path(__file__).parents[2] / "prepare_data.py"
 
@@ -59,14 +62,20 @@ class Preparation:
         elif status == 2:
             raise BadInput("the data could not be prepared (see above)")
         elif status > 0:  # it has retried what can be retried
-            raise TrainingStopped(f"the reader stopped with exit status {status} (see above); {RESUMES}")
+            raise TrainingStopped(
+                f"the reader stopped with exit status {status} (see above); {RESUMES}"
+            )
         else:  # killed: out of memory, for example
-            self._failures = 1 + (self._failures if time.monotonic() - self._started < LIVED_SECONDS else 0)
+            self._failures = 1 + (
+                self._failures if time.monotonic() - self._started < LIVED_SECONDS else 0
+            )
             if self._failures > RESTARTS:
                 raise TrainingStopped(
                     f"the reader was killed {self._failures} times in a row (signal {-status}); {RESUMES}"
                 )
-            log.warning(f"data     the reader was killed (signal {-status}); restart {self._failures} of {RESTARTS}")
+            log.warning(
+                f"data     the reader was killed (signal {-status}); restart {self._failures} of {RESTARTS}"
+            )
             self._start()
 
     def prefetch(self, windows: int) -> None:
@@ -106,7 +115,9 @@ class Preparation:
                 log.info(f"data     {line.rstrip()}")
 
     def _send_target(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended: check() will find that, or has
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # it has ended: check() will find that, or has
             self._input.write(f"{self._target}\n")
             self._input.flush()
 
@@ -141,7 +152,11 @@ class DataWait:
             time.sleep(POLL_SECONDS)
 
     def wait(
-        self, needed: Sequence[int], have: Callable[[], list[int]], stopping: Callable[[], bool], any_of: Callable
+        self,
+        needed: Sequence[int],
+        have: Callable[[], list[int]],
+        stopping: Callable[[], bool],
+        any_of: Callable,
     ) -> str | None:
         """Return when every process has what it needs, or one stops; or why training cannot continue.
 
@@ -160,12 +175,16 @@ class DataWait:
             except (BadInput, TrainingStopped) as error:
                 failure = str(error)
             behind = not complete and any(map(int.__lt__, have(), needed))
-            behind, failed, stop, self._growing = any_of(behind, failure is not None, stopping(), not complete)
+            behind, failed, stop, self._growing = any_of(
+                behind, failure is not None, stopping(), not complete
+            )
             if failed:
                 return failure or "the reader of another process failed (see above)"
             if stop or not behind:
                 break
-            self._log_now_and_then(f"{sum(map(min, have(), needed)):,} of {sum(needed):,} windows are there")
+            self._log_now_and_then(
+                f"{sum(map(min, have(), needed)):,} of {sum(needed):,} windows are there"
+            )
             time.sleep(POLL_SECONDS)
         self.waited_seconds += time.perf_counter() - begin
         return None
@@ -182,7 +201,10 @@ class DataWait:
                 reader.prefetch(windows)
                 reader.check()
         # Reading the manifests costs a millisecond: not at every step while there is enough.
-        if all(map(int.__ge__, have, needed)) and time.monotonic() - self._refreshed <= REFRESH_SECONDS:
+        if (
+            all(map(int.__ge__, have, needed))
+            and time.monotonic() - self._refreshed <= REFRESH_SECONDS
+        ):
             return False
         self._refreshed = time.monotonic()
         return self.refresh()

@@ -46,7 +46,9 @@ class Resident:
 
     def batch(self, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs_BT and targets_BT, (B, T) int64 on the device, of ``draws``, (B, 2): source, window."""
-        starts = np.array([self._starts[source][window] for source, window in draws.tolist()], dtype=np.int64)
+        starts = np.array(
+            [self._starts[source][window] for source, window in draws.tolist()], dtype=np.int64
+        )
         starts_B1 = _to_device(starts, self._device)[:, None]
         return _inputs_and_targets(self._ids[starts_B1 + self._places_T1].long())
 

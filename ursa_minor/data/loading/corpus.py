@@ -23,7 +23,9 @@ from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
 
-RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
+RESIDENT_BYTES = (
+    2**30
+)  # data_device = auto: train ids up to this size (4 bytes each) live on the card
 PROMPTS, PROMPT_TOKENS, PROMPT_WORDS = 3, 8, 4  # of samples, where the recipe has none
 
 
@@ -38,7 +40,9 @@ class OpenedSource:
     Raises BadInput where the shards are not what the manifest says, or hold no window.
     """
 
-    def __init__(self, weight: float, folder: Path, manifest: dict, model: keys.Model, *, consumed: bool):
+    def __init__(
+        self, weight: float, folder: Path, manifest: dict, model: keys.Model, *, consumed: bool
+    ):
         self.weight, self.folder, self.manifest = weight, folder, manifest
         self._model, self._consumed = model, consumed
         self.validation = self.open("validation")
@@ -46,7 +50,9 @@ class OpenedSource:
 
     def open(self, split: str) -> windows.Windows:
         """Return the windows of a split's shards."""
-        assert self._model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
+        assert (
+            self._model.vocab_size is not None
+        )  # of init_from, pretrained.complete has filled it in
         opened = windows.Windows(self._model.sequence_length, self._model.vocab_size)
         self._append(opened, split, 0)
         return opened
@@ -64,7 +70,11 @@ class OpenedSource:
         for row in rows:
             path = self.folder / row["file"]
             deleted = self._consumed and not path.exists()
-            opened.append(path, row["tokens"], *((None, 0) if deleted else shards.open_ids(path, row["tokens"])))
+            opened.append(
+                path,
+                row["tokens"],
+                *((None, 0) if deleted else shards.open_ids(path, row["tokens"])),
+            )
         if self.manifest["tokenizer"] is None and os.environ.get("RANK", "0") == "0":
             opened.check_ids()  # shards that others made; ours were checked when they were written
         if not opened.num_windows and (self.manifest["complete"] or split != "train"):
@@ -94,10 +104,15 @@ class Corpus:
         self._recipe, self._consumed = recipe, recipe.data.stream_keep == "consumed"
         data, model = recipe.data, recipe.model
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each shard is an open file
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (most_files, most_files)
+        )  # each shard is an open file
         asked = keys.sources(data)
         found = [None if keys.is_here(each) else find_source(each) for each in asked]
-        folders = [one.folder if one else Path(str(each.data_dir)) for one, each in zip(found, asked, strict=True)]
+        folders = [
+            one.folder if one else Path(str(each.data_dir))
+            for one, each in zip(found, asked, strict=True)
+        ]
         self._weights = keys.weights(data)
         if self._consumed:
             plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
@@ -117,7 +132,9 @@ class Corpus:
         self.bytes_per_token[: len(self.tokenizer)] = tokenization.token_bytes(self.tokenizer)
         self.sources = [
             OpenedSource(weight, folder, manifest, model, consumed=self._consumed)
-            for weight, folder, manifest in zip(self._weights, folders, source_manifests, strict=True)
+            for weight, folder, manifest in zip(
+                self._weights, folders, source_manifests, strict=True
+            )
         ]
         has_test = len(source_manifests) == 1 and "test" in source_manifests[0]["splits"]
         self.test = self.sources[0].open("test") if has_test else None
@@ -161,19 +178,30 @@ class Corpus:
             block_tokens=self._recipe.data.shuffle_block_tokens,
         )
 
-    def train_batches(self, device: torch.device) -> window_batches.Mapped | window_batches.Resident:
+    def train_batches(
+        self, device: torch.device
+    ) -> window_batches.Mapped | window_batches.Resident:
         """Return where batches come from: memory-mapped files, or ids that live on the card whole (data_device)."""
         wanted, train = self._recipe.data.data_device, [source.train for source in self.sources]
         if wanted == "cuda" and device.type != "cuda":
             raise BadInput(f"data_device = cuda: this run is on {device}; use --data_device auto")
         if wanted == "cuda" and not self.complete:
-            raise BadInput("data_device = cuda needs all of the data: run prepare_data.py first, or use auto")
+            raise BadInput(
+                "data_device = cuda needs all of the data: run prepare_data.py first, or use auto"
+            )
         small = self.complete and 4 * sum(split.num_tokens for split in train) <= RESIDENT_BYTES
         whole = wanted == "cuda" or (wanted == "auto" and device.type == "cuda" and small)
         return (window_batches.Resident if whole else window_batches.Mapped)(train, device)
 
     def eval_batches(
-        self, split: str, *, max_tokens: int, batch_size: int, device: torch.device, rank: int, num_processes: int
+        self,
+        split: str,
+        *,
+        max_tokens: int,
+        batch_size: int,
+        device: torch.device,
+        rank: int,
+        num_processes: int,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield this process's share of a split: inputs_BT and targets_BT, (B, T) int64.
 
@@ -188,7 +216,9 @@ class Corpus:
         draws = window_order.eval_draws(
             [opened.num_windows for opened in found],
             self._weights,
-            max_windows=max(1, max_tokens // self._recipe.model.sequence_length) if max_tokens else 0,
+            max_windows=max(1, max_tokens // self._recipe.model.sequence_length)
+            if max_tokens
+            else 0,
         )
         batches = window_batches.Mapped(found, device)
         return window_batches.eval_batches(
@@ -201,7 +231,9 @@ class Corpus:
         failure = self.data_wait.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
         if self._consumed and not failure:
             try:
-                order.refuse_second_epoch(step + 1, self.epoch_windows)  # how long an epoch is may not be known earlier
+                order.refuse_second_epoch(
+                    step + 1, self.epoch_windows
+                )  # how long an epoch is may not be known earlier
             except BadInput as error:
                 return str(error)
         return failure
@@ -215,7 +247,10 @@ class Corpus:
 
     def contents(self) -> list[dict]:
         """Return the identity of each source, which a resumed run must find again."""
-        return [{"weight": source.weight} | manifests.contents(source.manifest) for source in self.sources]
+        return [
+            {"weight": source.weight} | manifests.contents(source.manifest)
+            for source in self.sources
+        ]
 
     def refuse_other(self, where: Path, before: list[dict]) -> None:
         """Raise BadInput unless the data begins as it was ``before``; what is being read anew is waited for."""
@@ -228,8 +263,15 @@ class Corpus:
 
         def there() -> bool:
             # Of data that had ended it is known only at its end, or beyond it, that this ends at the same place.
-            growing = ((state, source.manifest) for state, source in pairs if not source.manifest["complete"])
-            enough = (len(new["splits"]["train"]) >= old["shards"] + old["complete"] for old, new in growing)
+            growing = (
+                (state, source.manifest)
+                for state, source in pairs
+                if not source.manifest["complete"]
+            )
+            enough = (
+                len(new["splits"]["train"]) >= old["shards"] + old["complete"]
+                for old, new in growing
+            )
             return all(enough) or self.refresh()
 
         self.data_wait.until(there, "the shards that the checkpoint has seen")
@@ -240,9 +282,15 @@ class Corpus:
         """Yield what the run reads, a line a source, and what the user should know about where it lies."""
         read = order.read_before(self._recipe.schedule.max_steps)
         for source, windows_read, share in zip(self.sources, read, order.shares(), strict=True):
-            folder, train, manifest = source.folder, source.train, manifests.describe_folder(source.folder)
+            folder, train, manifest = (
+                source.folder,
+                source.train,
+                manifests.describe_folder(source.folder),
+            )
             tokens, complete = windows_read * train.sequence_length, manifest["complete"]
-            there = sum(row["tokens"] for row in manifest["splits"]["train"])  # more than are opened, while it grows
+            there = sum(
+                row["tokens"] for row in manifest["splits"]["train"]
+            )  # more than are opened, while it grows
             epochs = f" ({tokens / there:.2f} epochs)" if complete else ""
             state = "" if complete else " so far, more are being read"
             part = f", {share:.1%} of its windows" if share < 1 else ""
@@ -257,7 +305,9 @@ class Corpus:
                     f"note     more than {MANY_EPOCHS} epochs: the model begins to learn this text by heart, and the "
                     f"validation loss may rise. {remedy}"
                 )
-            held_out, trained = (_bytes_per_token(manifest["splits"][name]) for name in ("validation", "train"))
+            held_out, trained = (
+                _bytes_per_token(manifest["splits"][name]) for name in ("validation", "train")
+            )
             if held_out and trained and not 3 / 4 < held_out / trained < 4 / 3:
                 remedy = ": --validation_files FILE" if self._recipe.data.data_files else ""
                 yield (
@@ -278,15 +328,26 @@ class Corpus:
             validation.read(window, row_T1)
             for start in np.flatnonzero(row_T1[:-1] == end):
                 ids = row_T1[start + 1 : start + 1 + PROMPT_TOKENS]
-                text = tokenization.decode(self.tokenizer, ids[np.cumsum(ids == end) == 0].tolist())  # of this document
+                text = tokenization.decode(
+                    self.tokenizer, ids[np.cumsum(ids == end) == 0].tolist()
+                )  # of this document
                 found.append(text.partition("\n")[0])
-        if len(found) == 1 and self._recipe.data.data_files and not self._recipe.data.validation_files:
-            found = self._first_words() or [found[0].partition(" ")[2] or found[0]]  # it was cut, maybe within a word
+        if (
+            len(found) == 1
+            and self._recipe.data.data_files
+            and not self._recipe.data.validation_files
+        ):
+            found = self._first_words() or [
+                found[0].partition(" ")[2] or found[0]
+            ]  # it was cut, maybe within a word
         return [text for text in found if text.strip()][:PROMPTS] or [""]
 
     def _first_words(self) -> list[str]:
         """Return the first words of the validation split's first line of words, if any."""
-        validation, row_T1 = self.sources[0].validation, np.empty(self._recipe.model.sequence_length + 1, np.int64)
+        validation, row_T1 = (
+            self.sources[0].validation,
+            np.empty(self._recipe.model.sequence_length + 1, np.int64),
+        )
         for window in range(min(validation.num_windows, 100)):
             validation.read(window, row_T1)
             for line in tokenization.decode(self.tokenizer, row_T1.tolist()).split("\n")[1:-1]:
@@ -297,7 +358,9 @@ class Corpus:
 
 def _bytes_per_token(rows: list[dict]) -> float:
     """Return the mean of a split's shards; 0 of those that others made, which do not state it."""
-    return sum(row.get("text_bytes", 0) for row in rows) / max(1, sum(row["tokens"] for row in rows))
+    return sum(row.get("text_bytes", 0) for row in rows) / max(
+        1, sum(row["tokens"] for row in rows)
+    )
 
 
 class TrainBatches:
@@ -309,10 +372,14 @@ class TrainBatches:
 
     def __call__(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs_BT and targets_BT, (B, T) int64 on the device."""
-        return self._batches.batch(self.order.windows(step, micro_step, self._rank, self._corpus.epoch_windows))
+        return self._batches.batch(
+            self.order.windows(step, micro_step, self._rank, self._corpus.epoch_windows)
+        )
 
 
-def open_tokenizer(recipe: keys.Recipe, manifest_by_folder: dict[Path, dict]) -> PreTrainedTokenizerFast:
+def open_tokenizer(
+    recipe: keys.Recipe, manifest_by_folder: dict[Path, dict]
+) -> PreTrainedTokenizerFast:
     """Return the tokenizer that the shards of all folders, with their manifests, were made with.
 
     Raises BadInput when they do not fit it, or each other.
@@ -327,12 +394,19 @@ def open_tokenizer(recipe: keys.Recipe, manifest_by_folder: dict[Path, dict]) ->
         )
     tokenizer = tokenization.load(name)
     fingerprint = tokenization.fingerprint(tokenizer)
-    for folder, made in ((folder, manifest["tokenizer"]) for folder, manifest in manifest_by_folder.items()):
+    for folder, made in (
+        (folder, manifest["tokenizer"]) for folder, manifest in manifest_by_folder.items()
+    ):
         other = made and made["fingerprint"] != fingerprint
-        if made and wanted not in (made["name"], *keys.TRAINED_TOKENIZERS):  # the same one may have two names
+        if made and wanted not in (
+            made["name"],
+            *keys.TRAINED_TOKENIZERS,
+        ):  # the same one may have two names
             other = other or tokenization.fingerprint(tokenization.load(wanted)) != fingerprint
         if other:
-            raise BadInput(f"tokenizer = {wanted}: the shards in {folder} were made with another tokenizer")
+            raise BadInput(
+                f"tokenizer = {wanted}: the shards in {folder} were made with another tokenizer"
+            )
     begun_from = recipe.model.init_from
     if begun_from not in (None, name) and _fingerprint_at(begun_from) not in (None, fingerprint):
         raise BadInput(
@@ -356,9 +430,15 @@ def _fingerprint_at(model: str) -> str | None:
         return None
 
 
-def _start_reader(number: int, source: FoundSource | None, argv: Sequence[str]) -> Preparation | None:
+def _start_reader(
+    number: int, source: FoundSource | None, argv: Sequence[str]
+) -> Preparation | None:
     """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
-    if source is None or os.environ.get("LOCAL_RANK", "0") != "0" or manifests.is_complete(source.folder):
+    if (
+        source is None
+        or os.environ.get("LOCAL_RANK", "0") != "0"
+        or manifests.is_complete(source.folder)
+    ):
         return None
     return Preparation(reader_command(argv, number))
 

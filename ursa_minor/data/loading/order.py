@@ -41,13 +41,17 @@ class TrainOrder:
     def __post_init__(self):
         drawn = sum(weight > 0 for weight in self.weights)
         if not 1 <= drawn <= CYCLE:
-            raise BadInput(f"sources: {drawn} have a weight above 0: must be 1 to {CYCLE}; remove some, or join them")
+            raise BadInput(
+                f"sources: {drawn} have a weight above 0: must be 1 to {CYCLE}; remove some, or join them"
+            )
 
     def number(self, micro_step: int, rank: int) -> int:
         """Return which micro-batch of its step this is: its sequences are the same for any number of processes."""
         return micro_step * self.num_processes + rank
 
-    def windows(self, step: int, micro_step: int, rank: int, num_windows: Sequence[int | None]) -> np.ndarray:
+    def windows(
+        self, step: int, micro_step: int, rank: int, num_windows: Sequence[int | None]
+    ) -> np.ndarray:
         """Return the draws of one micro-batch, (B, 2) int64: source, window.
 
         Args:
@@ -80,7 +84,9 @@ class TrainOrder:
 
     def refuse_second_epoch(self, max_steps: int, most_windows: Sequence[int | None]) -> None:
         """Raise BadInput where the run reads more than ``most_windows`` of a source (None: not known)."""
-        for source, (read, most) in enumerate(zip(self.read_before(max_steps), most_windows, strict=True)):
+        for source, (read, most) in enumerate(
+            zip(self.read_before(max_steps), most_windows, strict=True)
+        ):
             if most is not None and read > most:
                 raise BadInput(
                     f"stream_keep = consumed: the run reads {read:,} windows of source {source}, which has at most "
@@ -102,7 +108,11 @@ class TrainOrder:
         epoch, place = (0, turn) if num_windows is None else divmod(turn, num_windows)
         block, place = divmod(place, self._block_windows)
         first = block * self._block_windows
-        length = self._block_windows if num_windows is None else min(self._block_windows, num_windows - first)
+        length = (
+            self._block_windows
+            if num_windows is None
+            else min(self._block_windows, num_windows - first)
+        )
         return first + int(_block(self.seed, epoch, block, source, length)[place])
 
     @cached_property
@@ -146,7 +156,9 @@ def _permutation(length: int, *key: int) -> np.ndarray:
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(key))).permutation(length)
 
 
-def eval_draws(num_windows: Sequence[int], weights: Sequence[float], *, max_windows: int) -> np.ndarray:
+def eval_draws(
+    num_windows: Sequence[int], weights: Sequence[float], *, max_windows: int
+) -> np.ndarray:
     """Return the draws that a loss is measured on, (n, 2) int64: source, window.
 
     Args:

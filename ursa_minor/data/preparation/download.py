@@ -36,12 +36,19 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
     folder, limit = source.folder, source.config.limit_tokens
     manifest = manifests.read_manifest(folder)
     newer_than = folder / shards.MANIFEST if target else None
-    broken = [row for _, row in repair.broken_rows(source, manifest, newer_than)] if manifest else []
+    broken = (
+        [row for _, row in repair.broken_rows(source, manifest, newer_than)] if manifest else []
+    )
     if manifest and manifest["complete"] and not broken:
         return
     commit, listed = listing(source, manifest["revision"] if manifest else None)
     if manifest is None:
-        manifest = {"source": source.name, "identity": source.identity, "revision": commit, "tokenizer": None}
+        manifest = {
+            "source": source.name,
+            "identity": source.identity,
+            "revision": commit,
+            "tokenizer": None,
+        }
         held_out = [_fetch_one(source, commit, file) for file in listed["validation"]]
         manifest |= {"splits": {"validation": held_out, "train": []}, "complete": False}
         files.write_json(folder / shards.MANIFEST, manifest)
@@ -68,7 +75,10 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
 def describe(source: FoundSource) -> str:
     """Return a summary of the files to fetch, in lines."""
     commit, listed = listing(source, None)
-    lines = [f"{split}: {len(f)} files, {sum(file.size for file in f) / 1e9:.2f} GB" for split, f in listed.items()]
+    lines = [
+        f"{split}: {len(f)} files, {sum(file.size for file in f) / 1e9:.2f} GB"
+        for split, f in listed.items()
+    ]
     return "\n".join([f"{source.config.data_dir} at {commit}, into {source.folder}", *lines])
 
 
@@ -81,12 +91,12 @@ def listing(source: FoundSource, pinned: str | None) -> tuple[str, dict[str, lis
     place = {"path_in_repo": folder or None, "revision": commit, "repo_type": "dataset"}
     found = retry(what, lambda: list(hub.list_repo_tree(repo_id, **place)))
     splits: dict[str, list[RepoFile]] = {"validation": [], "train": []}
-    for file in sorted((file for file in found if isinstance(file, RepoFile)), key=lambda file: file.path):
+    for file in sorted(
+        (file for file in found if isinstance(file, RepoFile)), key=lambda file: file.path
+    ):
         splits.get(shards.split_of(PurePosixPath(file.path)) or "", []).append(file)
     if missing := [split for split, held in splits.items() if not held]:
-        words = (
-            f"holds no {' and no '.join(missing)} shards (named .bin or .npy, with train or val between underscores)"
-        )
+        words = f"holds no {' and no '.join(missing)} shards (named .bin or .npy, with train or val between underscores)"
         raise BadInput(f"{what}: {words}; give the folder that does: .../NAME/FOLDER")
     return commit, splits
 
@@ -102,11 +112,15 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
         try:
             path = Path(huggingface_hub.hf_hub_download(repo_id, file.path, **place))
         except OSError as error:
-            if type(error) is OSError and error.errno is None:  # how the client says that bytes are missing
+            if (
+                type(error) is OSError and error.errno is None
+            ):  # how the client says that bytes are missing
                 raise TruncatedError(" ".join(str(error).split())) from None
             raise
         sha256 = files.sha256(path)
-        is_whole = sha256 == file.lfs.sha256 if file.lfs else git_hash(path.read_bytes()) == file.blob_id
+        is_whole = (
+            sha256 == file.lfs.sha256 if file.lfs else git_hash(path.read_bytes()) == file.blob_id
+        )
         if path.stat().st_size != file.size or not is_whole:
             path.unlink()
             raise TruncatedError(f"{path.name} arrived damaged: its size or hash is not the Hub's")

@@ -23,21 +23,33 @@ CORE_SECONDS = 1.0  # for which an estimate encodes
 def dry_run(source: FoundSource) -> str:
     """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
     if source.config.token_column:
-        raise BadInput("--dry_run: measures how fast text is encoded, and token_column holds none; leave it out")
+        raise BadInput(
+            "--dry_run: measures how fast text is encoded, and token_column holds none; leave it out"
+        )
     _, parts = open_parts(source, None, {})
     name, config = source.config.tokenizer, source.config
     if name in keys.TRAINED_TOKENIZERS:
-        size = config.tokenizer_vocab_size if name == "bpe" else 257  # characters: at most all bytes
-        tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size, config.tokenizer_split)
+        size = (
+            config.tokenizer_vocab_size if name == "bpe" else 257
+        )  # characters: at most all bytes
+        tokenizer = tokenization.train_bpe(
+            islice(first_texts(parts["train"]), 1000), size, config.tokenizer_split
+        )
     else:
         tokenizer = tokenization.load(name)
     encode = DocumentEncoder(tokenizer, name)
     tokens, text_bytes, seconds = _timed(encode, parts["train"], DRY_RUN_SECONDS)
     if not text_bytes:
         raise BadInput(f"{source.name}: no text in its first rows")
-    whole, itemsize = max(expected_text_bytes(source, parts["train"]), text_bytes), 2 if len(tokenizer) <= 2**16 else 4
+    whole, itemsize = (
+        max(expected_text_bytes(source, parts["train"]), text_bytes),
+        2 if len(tokenizer) <= 2**16 else 4,
+    )
     total = min(whole * tokens / text_bytes, config.limit_tokens or math.inf)
-    held, used = counted(len(parts["train"]), "file", "files"), counted(encode.threads, "thread", "threads")
+    held, used = (
+        counted(len(parts["train"]), "file", "files"),
+        counted(encode.threads, "thread", "threads"),
+    )
     lines = (
         f"{source.name}: {held}, about {whole / 1e6:,.1f} MB of text, {total:,.0f} tokens (estimated)",
         f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)",
@@ -68,7 +80,11 @@ def _timed(encode: DocumentEncoder, parts: list[Part], limit: float) -> tuple[in
         now = time.perf_counter() - started
         if now > limit and text_bytes >= BATCH_CHARACTERS:
             break
-        tokens, text_bytes, seconds = tokens + len(document.ids), text_bytes + document.text_bytes, now
+        tokens, text_bytes, seconds = (
+            tokens + len(document.ids),
+            text_bytes + document.text_bytes,
+            now,
+        )
     return tokens, text_bytes, seconds
 
 

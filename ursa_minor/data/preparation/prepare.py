@@ -123,18 +123,30 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
     log.info(f"prepared in {time.perf_counter() - begun:.1f} s")
 
 
-def open_source(source: FoundSource, manifest: dict | None, target: PrefetchTarget | None = None) -> Opened:
+def open_source(
+    source: FoundSource, manifest: dict | None, target: PrefetchTarget | None = None
+) -> Opened:
     """Open what is to be read. Raises BadInput when the folder's tokenizer is not the one that its manifest names."""
     folder, name = source.folder, source.config.tokenizer
     versions = manifest.get("versions", {}) if manifest else {}
     revision, parts = open_parts(source, manifest["revision"] if manifest else None, versions)
     tokenizer = open_tokenizer(source, parts)
-    identity = {"name": name, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
-    if manifest and {**manifest["tokenizer"], "name": name} != identity:  # a local one may have been moved
-        raise BadInput(f"{folder / 'tokenizer'} does not match the shards beside it; delete {folder}")
+    identity = {
+        "name": name,
+        "fingerprint": tokenization.fingerprint(tokenizer),
+        "size": len(tokenizer),
+    }
+    if (
+        manifest and {**manifest["tokenizer"], "name": name} != identity
+    ):  # a local one may have been moved
+        raise BadInput(
+            f"{folder / 'tokenizer'} does not match the shards beside it; delete {folder}"
+        )
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if target else 0
     encode = DocumentEncoder(tokenizer, name, trainers, ids=source.config.token_column is not None)
-    return Opened(source, parts, encode, {"revision": revision, "versions": versions, "tokenizer": identity})
+    return Opened(
+        source, parts, encode, {"revision": revision, "versions": versions, "tokenizer": identity}
+    )
 
 
 def held_out_splits(
@@ -187,7 +199,9 @@ def train_split(opened: Opened, manifest: dict, target: PrefetchTarget | None) -
     limit = source.config.limit_tokens
     expected_bytes = 0.0 if target else expected_text_bytes(source, parts)
     progress = Progress(manifest, expected_bytes, limit)
-    for shard, following, document in opened.write("train", manifest["cursor"], rows, limit, source.folder):
+    for shard, following, document in opened.write(
+        "train", manifest["cursor"], rows, limit, source.folder
+    ):
         if document:
             tally.update(document.counts)
             progress.count(document)
@@ -234,11 +248,15 @@ def finish(folder: Path, manifest: dict) -> None:
     files.write_json(folder / shards.MANIFEST, final)
 
 
-def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple[str | None, dict[str, list[Part]]]:
+def open_parts(
+    source: FoundSource, pinned: str | None, versions: dict
+) -> tuple[str | None, dict[str, list[Part]]]:
     """Return the pinned commit (None for files) and the parts of each split."""
     if source.parts is not None:
         return None, source.parts
-    from ursa_minor.data.sources import tables as hub_tables  # imports datasets, which text does not need
+    from ursa_minor.data.sources import (
+        tables as hub_tables,
+    )  # imports datasets, which text does not need
 
     return hub_tables.open_tables(source, pinned, versions)
 

@@ -20,7 +20,10 @@ class PrefetchTarget:
     """The number of windows that train.py will soon need: it writes that to standard input, and ends this by closing it."""
 
     def __init__(self, recipe: keys.Recipe):
-        self.sequence_length, self.bounded = recipe.model.sequence_length, recipe.data.stream_keep == "consumed"
+        self.sequence_length, self.bounded = (
+            recipe.model.sequence_length,
+            recipe.data.stream_keep == "consumed",
+        )
         self._target, self._changed = -1, threading.Condition()
         os.nice(10)  # the trainer goes first where they share cores
         threading.Thread(target=self._listen, daemon=True).start()
@@ -68,8 +71,14 @@ class Progress:
             total = min(total, self._limit * self._bytes / max(1, self._tokens))
         speed = (self._bytes - self._bytes_before) / (now - self._started)
         # The first rows may have no text at all.
-        left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total and speed else ""
-        log.info(f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}")
+        left = (
+            f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left"
+            if total and speed
+            else ""
+        )
+        log.info(
+            f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}"
+        )
 
 
 def amounts(rows: list[dict]) -> tuple[int, int]:
@@ -84,12 +93,20 @@ def log_amounts(manifest: dict) -> None:
         tokens, text_bytes = amounts(rows)
         if not tokens:
             continue
-        counts = [f"{noun.replace('_', ' ')} {n:,}" for noun, n in manifest["counts"].get(split, {}).items() if n]
+        counts = [
+            f"{noun.replace('_', ' ')} {n:,}"
+            for noun, n in manifest["counts"].get(split, {}).items()
+            if n
+        ]
         fit = f"{text_bytes / tokens:.2f} bytes per token"
-        log.info(f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {fit}; {', '.join(counts)}")
+        log.info(
+            f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {fit}; {', '.join(counts)}"
+        )
         if split == "train" and name != "characters" and text_bytes < FEW_BYTES * tokens:
             remedy = (
-                "Give it more text" if name == "bpe" else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
+                "Give it more text"
+                if name == "bpe"
+                else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
             )
             log.warning(
                 f"{fit}: the tokenizer does not fit this text, and a model sees less of it at a time. {remedy}, with "

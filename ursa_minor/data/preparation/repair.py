@@ -33,7 +33,9 @@ def repair(source: FoundSource, *, every: bool = True) -> None:
     if manifest is None:
         return
     if every:
-        log.info(f"{folder}: every byte of {sum(map(len, manifest['splits'].values()))} shards is checked")
+        log.info(
+            f"{folder}: every byte of {sum(map(len, manifest['splits'].values()))} shards is checked"
+        )
     broken: dict[tuple[str, int], list[str]] = {}
     for split, row in broken_rows(source, manifest, None if every else folder / shards.MANIFEST):
         broken.setdefault((split, shards.part_of(row)), []).append(row["file"])
@@ -44,7 +46,9 @@ def repair(source: FoundSource, *, every: bool = True) -> None:
         log.info(f"{folder}: missing or changed, made again: {', '.join(wanted)[:200]}")
         rows, place = of_part(manifest, split, part), {"part": part, "row": 0, "token": 0}
         rows = rows[: 1 + max(number for number, row in enumerate(rows) if row["file"] in wanted)]
-        if split == "train" and "validation" not in opened.parts:  # the first documents are validation's
+        if (
+            split == "train" and "validation" not in opened.parts
+        ):  # the first documents are validation's
             place["token"] = sum(row["tokens"] for row in of_part(manifest, "validation", part))
         scratch.mkdir()
         written = opened.write(split, place, [], sum(row["tokens"] for row in rows), scratch)
@@ -66,11 +70,15 @@ def of_part(manifest: dict, split: str, part: int) -> list[dict]:
     return [row for row in manifest["splits"][split] if shards.part_of(row) == part]
 
 
-def broken_rows(source: FoundSource, manifest: dict, newer_than: Path | None) -> Iterator[tuple[str, dict]]:
+def broken_rows(
+    source: FoundSource, manifest: dict, newer_than: Path | None
+) -> Iterator[tuple[str, dict]]:
     """Yield split and row of each shard that is missing, unless it may be, or that has changed (``shards.faults``)."""
     folder = source.folder
     for split, rows in manifest["splits"].items():
-        if split == "train" and source.config.stream_keep == "consumed":  # what has been trained on is deleted
+        if (
+            split == "train" and source.config.stream_keep == "consumed"
+        ):  # what has been trained on is deleted
             rows = [row for row in rows if (folder / row["file"]).exists()]
         for row, _ in manifests.faults(folder, rows, newer_than):
             yield split, row

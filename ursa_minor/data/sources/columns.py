@@ -27,7 +27,9 @@ class Column(NamedTuple):
         if not ids.size:
             return None
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
-            raise Unreadable(f"row {row}: is not a list of ids, whole numbers from 0; leave the row out")
+            raise Unreadable(
+                f"row {row}: is not a list of ids, whole numbers from 0; leave the row out"
+            )
         return ids.astype(np.uint32)
 
 
@@ -57,7 +59,9 @@ def refuse_column(name: str, column: Column, types: Mapping[str, str]) -> None:
     key = "text_column" if column.holds == TEXT else "token_column"
     said = "no such column" if found is None else f"holds {found}, not {column.holds}"
     listed = ", ".join(f"{other} ({holds or 'nothing'})" for other, holds in types.items())[:1000]
-    raise BadInput(f"{name}: {key} = {column.name}: {said}; give one of {column.holds}: it has {listed}")
+    raise BadInput(
+        f"{name}: {key} = {column.name}: {said}; give one of {column.holds}: it has {listed}"
+    )
 
 
 def arrow_values(cells: Any, column: Column) -> Any:
@@ -71,6 +75,9 @@ def refuse_arrow(name: str, column: Column, schema: Any) -> None:
     for field in schema:
         kind = field.type.value_type if str(field.type).startswith("dictionary") else field.type
         word, held = str(kind), str(getattr(kind, "value_type", ""))  # of a list
-        is_text, is_ids = word in ("string", "large_string", "string_view"), held.startswith(("int", "uint"))
+        is_text, is_ids = (
+            word in ("string", "large_string", "string_view"),
+            held.startswith(("int", "uint")),
+        )
         types[field.name] = TEXT if is_text else IDS if is_ids else "" if word == "null" else word
     refuse_column(name, column, types)

@@ -50,9 +50,13 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
         for name in matches or [pattern]:
             path = Path(name)
             if ODD_NAME.search(name):
-                raise BadInput(f"{key}: {name!a}: a name with a control character or no UTF-8; rename the file")
+                raise BadInput(
+                    f"{key}: {name!a}: a name with a control character or no UTF-8; rename the file"
+                )
             if os.path.isdir(path):  # noqa: PTH112  (of a name that is too long Path's own raises)
-                raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
+                raise BadInput(
+                    f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'"
+                )
             if not os.path.isfile(path):  # noqa: PTH113
                 raise BadInput(no_such_file(key, str(path)))
             if not path.stat().st_size:
@@ -90,7 +94,9 @@ def download(key: str, url: str, prepared_data_dir: Path) -> Path:
         try:
             remote.fetch(url, path)
         except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
-            raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
+            raise BadInput(
+                f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE"
+            ) from None
 
     path = remote.copy_of(url, prepared_data_dir)
     retry(f"{key}: {url}", fetch)

@@ -39,13 +39,21 @@ UNPACK |= {
     ".zst": "unzstd",
 }
 NAME_BYTES = 240  # of a source in its folder's name, which has 255 in all
-NO_DATA = "no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)"
-NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
+NO_DATA = (
+    "no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)"
+)
+NO_VALIDATION = (
+    "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
+)
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
 FORMATS = {"csv": 3}  # formats of single kinds
-TOKENIZER_FILE = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)")
+TOKENIZER_FILE = re.compile(
+    r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)"
+)
 
-Row = tuple[Any, bool]  # a text (str), or its ids ((n,) uint32), or None; whether a document begins with it
+Row = tuple[
+    Any, bool
+]  # a text (str), or its ids ((n,) uint32), or None; whether a document begins with it
 Part = tuple[str, Callable[[int], Iterator[Row]]]
 
 
@@ -57,9 +65,15 @@ class FoundSource:
     name: str
     identity: Mapping[str, Any]
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # of text, by split
-    files: Mapping[str, list[str]] | None = None  # of tables, by split; {}: a data set of the Hub, which has them
-    most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
-    repository: tuple[str, str | None, str] | None = None  # or token files of the Hub: id, revision, folder
+    files: Mapping[str, list[str]] | None = (
+        None  # of tables, by split; {}: a data set of the Hub, which has them
+    )
+    most_tokens: int | None = (
+        None  # no tokenizer makes more of it; None: not known without reading it
+    )
+    repository: tuple[str, str | None, str] | None = (
+        None  # or token files of the Hub: id, revision, folder
+    )
 
     @property
     def folder(self) -> Path:
@@ -90,14 +104,20 @@ def _tokenizer_contents(name: str) -> list[list[str]] | None:
     folder = Path(name)
     if name in keys.TRAINED_TOKENIZERS or not folder.is_dir():
         return None
-    return [[path.name, files.sha256(path)] for path in sorted(folder.iterdir()) if TOKENIZER_FILE.match(path.name)]
+    return [
+        [path.name, files.sha256(path)]
+        for path in sorted(folder.iterdir())
+        if TOKENIZER_FILE.match(path.name)
+    ]
 
 
 def _find(config: Data) -> FoundSource:
     if config.data_dir:
         return _repository(config)
     if config.validation_files and not config.data_files:
-        raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
+        raise BadInput(
+            "validation_files: go with data_files only; any other source keeps a part of its own"
+        )
     if config.data_files:
         kind, splits = _own_files(config)
         return _table_files(config, kind, splits) if kind else _text_files(config, splits)
@@ -110,7 +130,10 @@ def _find(config: Data) -> FoundSource:
 
 def has_urls(config: Data) -> bool:
     """Return whether a source's files lie elsewhere: to find it may then fetch them."""
-    return any(name.startswith(URL) for name in [*(config.data_files or ()), *(config.validation_files or ())])
+    return any(
+        name.startswith(URL)
+        for name in [*(config.data_files or ()), *(config.validation_files or ())]
+    )
 
 
 def refuse_absent(config: Data) -> None:
@@ -119,7 +142,11 @@ def refuse_absent(config: Data) -> None:
         raise BadInput(NO_DATA)
     for key in ("data_files", "validation_files"):
         for pattern in getattr(config, key) or ():
-            if not pattern.startswith(URL) and not has_magic(pattern) and not os.path.lexists(pattern):
+            if (
+                not pattern.startswith(URL)
+                and not has_magic(pattern)
+                and not os.path.lexists(pattern)
+            ):
                 raise BadInput(no_such_file(key, pattern))
 
 
@@ -146,8 +173,14 @@ def _repository(config: Data) -> FoundSource:
     place = keys.REPOSITORY.fullmatch(address)
     assert place is not None  # rules.py has seen it
     revision, folder = place[2] and unquote(place[2]), place[3] or ""
-    identity = {"format": FORMAT, "data_dir": address.rstrip("/"), "limit_tokens": config.limit_tokens}
-    return FoundSource(config, place[1].rpartition("/")[2], identity, repository=(place[1], revision, folder))
+    identity = {
+        "format": FORMAT,
+        "data_dir": address.rstrip("/"),
+        "limit_tokens": config.limit_tokens,
+    }
+    return FoundSource(
+        config, place[1].rpartition("/")[2], identity, repository=(place[1], revision, folder)
+    )
 
 
 def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
@@ -156,10 +189,16 @@ def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
     train = find_files("data_files", config.data_files or [], kept)
     held_out = find_files("validation_files", config.validation_files or [], kept)
     if twice := set(map(resolved_name, train)) & set(map(resolved_name, held_out)):
-        raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
-    kinds = {reader.name if (reader := reader_of(name)) else None: name for name in [*train, *held_out]}
+        raise BadInput(
+            f"validation_files: {min(twice)} is also in data_files: it would be trained on"
+        )
+    kinds = {
+        reader.name if (reader := reader_of(name)) else None: name for name in [*train, *held_out]
+    }
     if len(kinds) > 1:
-        raise BadInput(f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind")
+        raise BadInput(
+            f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind"
+        )
     return next(iter(kinds)), {"train": train} | ({"validation": held_out} if held_out else {})
 
 
@@ -170,11 +209,15 @@ def _text_files(config: Data, splits: dict[str, list[str]]) -> FoundSource:
     hashes = {split: [[p.name, files.sha256(p)] for p in found] for split, found in paths.items()}
     identity = _identity(config, **{"validation": config.validation_fraction} | hashes)
     parts = _text_parts(paths, config.validation_fraction)
-    return FoundSource(config, paths["train"][0].stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
+    return FoundSource(
+        config, paths["train"][0].stem, identity, parts, most_tokens=_most_tokens(paths["train"])
+    )
 
 
 def _table_files(config: Data, kind: str, splits: dict[str, list[str]]) -> FoundSource:
-    identity = _identity(config, validation=config.validation_tokens, text_column=config.text_column)
+    identity = _identity(
+        config, validation=config.validation_tokens, text_column=config.text_column
+    )
     identity |= {"format": FORMATS.get(kind, FORMAT)} | {
         split: [*map(_stamp, names)] for split, names in splits.items()
     }
@@ -187,15 +230,26 @@ def _stdlib(config: Data) -> FoundSource:
         raise BadInput(NO_VALIDATION)
     paths = stdlib_files(config.validation_fraction)
     hashes = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
-    parts = {split: [(STDLIB, _reading(text_format.whole_files, found))] for split, found in paths.items()}
+    parts = {
+        split: [(STDLIB, _reading(text_format.whole_files, found))]
+        for split, found in paths.items()
+    }
     most_tokens = _most_tokens(paths["train"])
-    return FoundSource(config, STDLIB, _identity(config, files=hashes), parts, most_tokens=most_tokens)
+    return FoundSource(
+        config, STDLIB, _identity(config, files=hashes), parts, most_tokens=most_tokens
+    )
 
 
 def _hub_dataset(config: Data) -> FoundSource:
     asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
-    identity = _identity(config, validation=config.validation_tokens, **{name: getattr(config, name) for name in asked})
-    return FoundSource(config, _folder_name(str(config.dataset_name).split("/")[-1]), identity, files={})
+    identity = _identity(
+        config,
+        validation=config.validation_tokens,
+        **{name: getattr(config, name) for name in asked},
+    )
+    return FoundSource(
+        config, _folder_name(str(config.dataset_name).split("/")[-1]), identity, files={}
+    )
 
 
 def _folder_name(name: str) -> str:
@@ -205,11 +259,16 @@ def _folder_name(name: str) -> str:
 def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dict[str, list[Part]]:
     name = paths["train"][0].name
     if "validation" in paths:
-        return {split: [(name, _reading(text_format.rows, found))] for split, found in paths.items()}
+        return {
+            split: [(name, _reading(text_format.rows, found))] for split, found in paths.items()
+        }
 
     def rows(held_out: bool) -> Iterator[Row]:
         lengths = (len(piece) for path in paths["train"] for piece in text_format.pieces(path))
-        left, begun = int(sum(lengths) * (1 - validation_fraction)), False  # characters; nanoGPT's rule
+        left, begun = (
+            int(sum(lengths) * (1 - validation_fraction)),
+            False,
+        )  # characters; nanoGPT's rule
         for whole, begins in text_format.rows(paths["train"]):
             if piece := whole[left:] if held_out else whole[:left]:
                 yield piece, begins or not begun

@@ -24,13 +24,17 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 60
 BLOCK_BYTES = 2**20
 DOWNLOADS = "downloads"  # files behind URLs, within prepared_data_dir
-DOWNLOAD_BYTES = 20 * 10**9  # an answer without an end fills no disk; more comes from the Hub, which is streamed
+DOWNLOAD_BYTES = (
+    20 * 10**9
+)  # an answer without an end fills no disk; more comes from the Hub, which is streamed
 SUFFIX_BYTES = 200  # of a URL in its copy's name: a name has 255 in all
 
 
 def copy_of(url: str, prepared_data_dir: str | Path) -> Path:
     """Return where the copy of a file behind a URL is kept; its query, which may be a signature, makes no other file."""
-    name = (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
+    name = (
+        (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
+    )
     digest = hashlib.sha256(redact_url(url).encode()).hexdigest()
     return Path(prepared_data_dir, DOWNLOADS, f"{digest[:12]}-{name}").absolute()
 
@@ -44,14 +48,21 @@ def fetch(url: str, path: Path) -> None:
     if path.is_file():
         return
     if is_redacted(url):
-        raise BadInput(f"{url}: its user, password or query was left out here; give the whole URL: --data_files URL")
+        raise BadInput(
+            f"{url}: its user, password or query was left out here; give the whole URL: --data_files URL"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     headers = {"Accept-Encoding": "identity"}
     with files.replacing(path) as temporary, temporary.open("wb") as file:
-        with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS) as answer:
+        with httpx.stream(
+            "GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS
+        ) as answer:
             answer.raise_for_status()
             for block in moving(answer.iter_bytes()):
-                if not file.tell() and path.suffix.lower() not in (".html", ".htm"):  # the user asked for a page
+                if not file.tell() and path.suffix.lower() not in (
+                    ".html",
+                    ".htm",
+                ):  # the user asked for a page
                     refuse_page(block, answer.headers, str(answer.url))
                 if file.write(block) and file.tell() > DOWNLOAD_BYTES:
                     raise BadInput(
@@ -68,7 +79,9 @@ def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
     place = filesystem.resolve_path(pattern)
     if (root := f"hf://{place.root}") not in versions:
         ask = functools.partial(huggingface_hub.HfApi().repo_info, timeout=TIMEOUT_SECONDS)
-        versions[root] = {"commit": ask(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha}
+        versions[root] = {
+            "commit": ask(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha
+        }
     path = f"{place.root.partition('@')[0]}@{versions[root]['commit']}/{place.path_in_repo}"
     if not (found := sorted(filesystem.glob(path))):
         raise FileNotFoundError(pattern)
@@ -87,12 +100,20 @@ def is_http(name: str) -> bool:
 
 def file_size(name: str) -> int:
     """Return a file's size in bytes."""
-    return huggingface_hub.HfFileSystem().size(name) if name.startswith("hf://") else Path(name).stat().st_size
+    return (
+        huggingface_hub.HfFileSystem().size(name)
+        if name.startswith("hf://")
+        else Path(name).stat().st_size
+    )
 
 
 def open_file(name: str) -> Any:
     """Open a file without decompressing it."""
-    return huggingface_hub.HfFileSystem().open(name) if name.startswith("hf://") else Path(name).open("rb")
+    return (
+        huggingface_hub.HfFileSystem().open(name)
+        if name.startswith("hf://")
+        else Path(name).open("rb")
+    )
 
 
 def unpacked(name: str, raw: Any) -> Any:
@@ -101,8 +122,13 @@ def unpacked(name: str, raw: Any) -> Any:
     from fsspec.utils import infer_compression
 
     # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
-    if Path(path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
-        raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd")
+    if (
+        Path(path_of(name)).suffix.lower() == ".zst"
+        and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile"
+    ):
+        raise BadInput(
+            f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd"
+        )
     compression = infer_compression(path_of(name))
     return compr[compression](raw, mode="rb") if compression else raw
 

@@ -36,5 +36,7 @@ def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
         else:
             splits["validation" if held_out else "train"].append(path)
     if not splits["train"] or not splits["validation"]:
-        raise BadInput(f"dataset_name = {STDLIB}: {root} holds no Python source to train on; use --data_files FILE...")
+        raise BadInput(
+            f"dataset_name = {STDLIB}: {root} holds no Python source to train on; use --data_files FILE..."
+        )
     return {split: paths for split, paths in splits.items() if paths}

@@ -44,7 +44,9 @@ def open_tables(
     """
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
-    client = logging.getLogger("huggingface_hub")  # which retries a few times by itself, and warns of it
+    client = logging.getLogger(
+        "huggingface_hub"
+    )  # which retries a few times by itself, and warns of it
     client.handlers, client.propagate = [*logging.getLogger("ursa_minor").handlers], False
     config, splits = source.config, {}
     column = Column(config.token_column, IDS) if config.token_column else Column(config.text_column)
@@ -57,20 +59,33 @@ def open_tables(
             assert reader is not None  # else it is text
             if name.startswith("hf://"):
                 found = retry(name, remote.hub_files, name, versions)
-            parts += [(file, partial(_read, reader, file, column, config.prepared_data_dir)) for file in found]
+            parts += [
+                (file, partial(_read, reader, file, column, config.prepared_data_dir))
+                for file in found
+            ]
     return None, splits
 
 
-def _open_dataset(config: Data, column: Column, pinned: str | None) -> tuple[str, dict[str, list[Part]]]:
+def _open_dataset(
+    config: Data, column: Column, pinned: str | None
+) -> tuple[str, dict[str, list[Part]]]:
     """Open the train split of a data set of the Hub at a commit."""
     name = str(config.dataset_name)
     ask = partial(huggingface_hub.HfApi().dataset_info, timeout=remote.TIMEOUT_SECONDS)
     commit = pinned or retry(name, lambda: ask(name, revision=config.dataset_revision).sha)
-    builder = retry(name, lambda: datasets.load_dataset_builder(name, config.dataset_config_name, revision=commit))
-    found = {str(split): [str(file) for file in names] for split, names in builder.config.data_files.items()}
+    builder = retry(
+        name,
+        lambda: datasets.load_dataset_builder(name, config.dataset_config_name, revision=commit),
+    )
+    found = {
+        str(split): [str(file) for file in names]
+        for split, names in builder.config.data_files.items()
+    }
     if "train" not in found:
         raise BadInput(f"dataset_name = {name}: has no split train, only {', '.join(found)}")
-    kinds = {base.__name__.lower() for base in type(builder).__mro__}  # its own class has the data set's name in it
+    kinds = {
+        base.__name__.lower() for base in type(builder).__mro__
+    }  # its own class has the data set's name in it
     reader = next((one for one in READERS if one.name in kinds), None)
     options = getattr(builder.config, "pd_read_csv_kwargs", None)
     if reader is None or options not in (None, CsvConfig().pd_read_csv_kwargs):
@@ -79,7 +94,9 @@ def _open_dataset(config: Data, column: Column, pinned: str | None) -> tuple[str
             f"--dataset_revision refs/convert/parquet"
         )
     kept = config.prepared_data_dir
-    return commit, {"train": [(file, partial(_read, reader, file, column, kept)) for file in found["train"]]}
+    return commit, {
+        "train": [(file, partial(_read, reader, file, column, kept)) for file in found["train"]]
+    }
 
 
 def expected_text_bytes(names: list[str], config: Data) -> float:
@@ -88,7 +105,11 @@ def expected_text_bytes(names: list[str], config: Data) -> float:
     Parquet's footer states that; of JSON lines or CSV the beginning is read. What is behind URLs is as large as the first.
     """
     first = _local(names[0], config.prepared_data_dir)
-    sizes = [retry(name, remote.file_size, name) for name in names[:SIZES_ASKED] if not remote.is_http(name)]
+    sizes = [
+        retry(name, remote.file_size, name)
+        for name in names[:SIZES_ASKED]
+        if not remote.is_http(name)
+    ]
     mean = sum(sizes) / len(sizes) if sizes else remote.file_size(first)
     return len(names) * mean * retry(first, _text_share, first, config.text_column)
 
@@ -99,13 +120,20 @@ def _text_share(name: str, text_column: str) -> float:
             footer = pq.ParquetFile(raw).metadata
             groups = map(footer.row_group, range(footer.num_row_groups))
             columns = (group.column(i) for group in groups for i in range(footer.num_columns))
-            text_bytes = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == text_column)
+            text_bytes = sum(
+                c.total_uncompressed_size for c in columns if c.path_in_schema == text_column
+            )
             return text_bytes / remote.file_size(name)
         unpacked = remote.unpacked(name, raw)
         head = unpacked.read(SAMPLE_BYTES)
         share = 1.0 if unpacked is raw else len(head) / max(1, raw.tell())
-    with contextlib.suppress(ValueError, AttributeError):  # CSV, or one line longer than the sample: all of it is text
-        rows = [files.parse_json(line).get(text_column) or "" for line in head.splitlines()[:-1] or [head]]
+    with contextlib.suppress(
+        ValueError, AttributeError
+    ):  # CSV, or one line longer than the sample: all of it is text
+        rows = [
+            files.parse_json(line).get(text_column) or ""
+            for line in head.splitlines()[:-1] or [head]
+        ]
         share *= sum(len(text.encode()) for text in rows) / max(1, len(head))
     return share
 
@@ -119,7 +147,9 @@ def _local(name: str, prepared_data_dir: str) -> str:
     return name if name.startswith("hf://") else str(Path(name).absolute())
 
 
-def _read(reader: Reader, name: str, column: Column, prepared_data_dir: str, start: int) -> Iterator[Row]:
+def _read(
+    reader: Reader, name: str, column: Column, prepared_data_dir: str, start: int
+) -> Iterator[Row]:
     """Yield one file's rows from one on, each once whatever fails."""
     file = _local(name, prepared_data_dir)
 

@@ -44,20 +44,28 @@ class DocumentEncoder:
         bytes_per_token: (vocabulary,) int64, bytes of text that each id stands for.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, name: str, trainers: int = 0, *, ids: bool = False):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, name: str, trainers: int = 0, *, ids: bool = False
+    ):
         if max(tokenizer.get_vocab().values()) >= len(tokenizer):
             raise BadInput(f"tokenizer = {name}: its ids have gaps; use another tokenizer")
         self.bytes_per_token = tokenization.token_bytes(tokenizer)
         self._encode = tokenization.make_encoder(tokenizer)
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
-        self._prefix = int(tokenization.marks_spaces(tokenizer))  # bytes that it may set before a text
+        self._prefix = int(
+            tokenization.marks_spaces(tokenizer)
+        )  # bytes that it may set before a text
         self._ids, self._place = ids, split_points.place(tokenizer.backend_tokenizer)
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
     def __call__(self, rows: Iterator[Row], first_row: int) -> Iterator[Document]:
         """Yield each row's Document, in order. Raises BadInput for a tokenizer that changes the text."""
-        numbered: Iterator[NumberedRow] = ((number, *row) for number, row in enumerate(rows, first_row))
-        if not self._ids and self._place is not text_format.GPT2:  # where a long text is cut already
+        numbered: Iterator[NumberedRow] = (
+            (number, *row) for number, row in enumerate(rows, first_row)
+        )
+        if (
+            not self._ids and self._place is not text_format.GPT2
+        ):  # where a long text is cut already
             numbered = split_points.pieces(numbered, self._place)
         with ThreadPoolExecutor(self.threads) as pool:
             waiting = deque()
@@ -81,7 +89,10 @@ class DocumentEncoder:
                     f"tokenizer = {self._name}: its ids stand for {text_bytes} bytes where row {number} has {size}: it "
                     f"changes the text, so bits per byte would be wrong. Use a byte-level one"
                 )
-            counts = {"documents": int(begins and text is not None), "without_text": int(text is None)}
+            counts = {
+                "documents": int(begins and text is not None),
+                "without_text": int(text is None),
+            }
             counts["surrogates_replaced"] = int(kept != (text or ""))
             if begins and text is not None:
                 ids = np.concatenate([self._end_of_text, ids])
@@ -89,7 +100,11 @@ class DocumentEncoder:
         return documents
 
     def _of_ids(self, number: int, ids: np.ndarray | None) -> Document:
-        counts = {"documents": int(ids is not None), "without_text": int(ids is None), "surrogates_replaced": 0}
+        counts = {
+            "documents": int(ids is not None),
+            "without_text": int(ids is None),
+            "surrogates_replaced": 0,
+        }
         if ids is None:
             return Document(number, NO_IDS, 0, counts)
         if ids.max() >= len(self.bytes_per_token):
@@ -99,7 +114,12 @@ class DocumentEncoder:
             )
         inner = np.flatnonzero(ids != self._end_of_text)
         ids = ids[inner[0] : inner[-1] + 1] if len(inner) else NO_IDS
-        return Document(number, np.concatenate([self._end_of_text, ids]), int(self.bytes_per_token[ids].sum()), counts)
+        return Document(
+            number,
+            np.concatenate([self._end_of_text, ids]),
+            int(self.bytes_per_token[ids].sum()),
+            counts,
+        )
 
 
 def batched(rows: Iterable[NumberedRow]) -> Iterator[list[NumberedRow]]:

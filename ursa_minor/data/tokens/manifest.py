@@ -15,16 +15,24 @@ def read_manifest(folder: Path) -> dict | None:
     path = folder / MANIFEST
     try:
         manifest = files.read_json(path)
-        manifest["tokenizer"], manifest["complete"]  # noqa: B018  (raises KeyError)
+        manifest["tokenizer"], manifest["complete"]
         for row in (row for rows in manifest["splits"].values() for row in rows):
-            if Path(row["file"]).name != row["file"] or type(row["tokens"]) is not int or row["tokens"] < 0:
+            if (
+                Path(row["file"]).name != row["file"]
+                or type(row["tokens"]) is not int
+                or row["tokens"] < 0
+            ):
                 raise ValueError(f"{row}: file is a name in this folder, tokens is a count")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}; change its permissions") from None
+        raise BadInput(
+            f"{path}: cannot be read: {error.strerror}; change its permissions"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: not a manifest ({error!r}); delete the folder and prepare it again") from None
+        raise BadInput(
+            f"{path}: not a manifest ({error!r}); delete the folder and prepare it again"
+        ) from None
     return manifest
 
 
@@ -59,9 +67,13 @@ def _splits_by_name(folder: Path) -> dict[str, list[dict]]:
     for path in sorted(folder.iterdir()):
         if OUR_NAME.fullmatch(path.name):
             ours = f"{path.name} is a shard of ours, but there is no {MANIFEST}"
-            raise BadInput(f"data_dir = {folder}: {ours}: not prepared to the end; run prepare_data.py again")
+            raise BadInput(
+                f"data_dir = {folder}: {ours}: not prepared to the end; run prepare_data.py again"
+            )
         if split := split_of(path):
-            splits.setdefault(split, []).append({"file": path.name, "tokens": len(open_ids(path)[0])})
+            splits.setdefault(split, []).append(
+                {"file": path.name, "tokens": len(open_ids(path)[0])}
+            )
     return splits
 
 
@@ -74,7 +86,11 @@ def fingerprint(rows: list[dict]) -> str:
 def contents(manifest: dict) -> dict:
     """Return the identity of a train split so far, which a resumed run must find again; the split may still grow."""
     rows = manifest["splits"]["train"]
-    found = {"shards": len(rows), "fingerprint": fingerprint(rows), "complete": manifest["complete"]}
+    found = {
+        "shards": len(rows),
+        "fingerprint": fingerprint(rows),
+        "complete": manifest["complete"],
+    }
     return found | {"revision": manifest.get("revision")}
 
 
@@ -100,7 +116,9 @@ def refuse_changed(folder: Path, rows: list[dict]) -> None:
         raise BadInput(lines)
 
 
-def faults(folder: Path, rows: list[dict], newer_than: Path | None = None) -> Iterator[tuple[dict, str]]:
+def faults(
+    folder: Path, rows: list[dict], newer_than: Path | None = None
+) -> Iterator[tuple[dict, str]]:
     """Yield each row whose file is missing, or is not what the row says, with its fault.
 
     Args:
@@ -114,6 +132,8 @@ def faults(folder: Path, rows: list[dict], newer_than: Path | None = None) -> It
                 continue
             newer = newer_than is None or path.stat().st_mtime_ns > newer_than.stat().st_mtime_ns
             if newer and files.sha256(path) != row["sha256"]:
-                raise BadInput(f"{path}: its SHA-256 is not the one of {MANIFEST}: changed since then; {RESTORE}")
+                raise BadInput(
+                    f"{path}: its SHA-256 is not the one of {MANIFEST}: changed since then; {RESTORE}"
+                )
         except BadInput as error:
             yield row, str(error)

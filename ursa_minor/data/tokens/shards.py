@@ -24,13 +24,20 @@ log = logging.getLogger(__name__)
 
 # llm.c, dev/data/data_common.py: 256 int32 of header: magic, version, number of tokens, zeros; then the ids.
 HEADER_BYTES = 1024
-FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
+FORMATS: dict[tuple[int, int], np.dtype] = {
+    (20240520, 1): np.dtype("<u2"),
+    (20240801, 7): np.dtype("<u4"),
+}
 MANIFEST = "manifest.json"
 # nanoGPT, data/*/prepare.py: uint16 ids and nothing else, so that only the name shows what they are.
 HEADERLESS = ("train.bin", "val.bin")
 # build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that is beyond every
 # vocabulary, and is refused as such.
-NPY_DTYPES: dict[str, np.dtype] = {"<u2": np.dtype("<u2"), "<u4": np.dtype("<u4"), "<i4": np.dtype("<u4")}
+NPY_DTYPES: dict[str, np.dtype] = {
+    "<u2": np.dtype("<u2"),
+    "<u4": np.dtype("<u4"),
+    "<i4": np.dtype("<u4"),
+}
 SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
 # FUSE with direct_io maps a file for one process ("c") but does not share the map ("r").
@@ -65,7 +72,9 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
             rule = f"a token file begins with {known} or is named *.npy, {' or '.join(HEADERLESS)}"
             raise ValueError(f"begins with {magic}, {version}: {rule}")
         if size != (expected := offset + count * dtype.itemsize):
-            raise ValueError(f"{count} tokens take {expected} bytes, the file has {size}: cut short or damaged")
+            raise ValueError(
+                f"{count} tokens take {expected} bytes, the file has {size}: cut short or damaged"
+            )
         if tokens not in (None, count):
             raise ValueError(f"has {count} tokens, {MANIFEST} says {tokens}: changed since then")
         mapped = _map(path, dtype, offset, count)
@@ -88,7 +97,12 @@ def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None
     for start in range(0, len(ids), CHECK_TOKENS):
         some = ids[start : start + CHECK_TOKENS]
         refuse_id_beyond_vocabulary(
-            path, some, vocab_size, start=start, offset=offset + start * ids.itemsize, item_bytes=ids.itemsize
+            path,
+            some,
+            vocab_size,
+            start=start,
+            offset=offset + start * ids.itemsize,
+            item_bytes=ids.itemsize,
         )
 
 
@@ -160,10 +174,18 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, split: str, part: int, first_number: int, bytes_per_token: np.ndarray, shard_tokens: int
+        self,
+        folder: Path,
+        split: str,
+        part: int,
+        first_number: int,
+        bytes_per_token: np.ndarray,
+        shard_tokens: int,
     ):
         if part > 99_999:
-            raise BadInput(f"{folder}: source file {part}: shard names count to 99999; join the source files")
+            raise BadInput(
+                f"{folder}: source file {part}: shard names count to 99999; join the source files"
+            )
         word = "val" if split == "validation" else split
         self.folder, self.prefix, self.number = folder, f"{word}_{part:05d}_", first_number
         self.bytes_per_token, self.shard_tokens = bytes_per_token, shard_tokens

@@ -45,7 +45,9 @@ HARD_TEXTS = [  # where two splitters or two merge loops could part
 ]
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, split: str = "qwen35") -> PreTrainedTokenizerFast:
+def train_bpe(
+    texts: Iterable[str], vocab_size: int, split: str = "qwen35"
+) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE (no unknown token) of at most ``vocab_size`` ids.
 
     ``split``, the regex that parts words: gpt2, or Qwen 3.5's, which keeps a letter and its marks together (GPT-2's ends
@@ -54,9 +56,13 @@ def train_bpe(texts: Iterable[str], vocab_size: int, split: str = "qwen35") -> P
     What the split leaves whole is learnt from in pieces of LONGEST_WORD bytes: no token is longer.
     """
     tokenizer = Tokenizer(models.BPE())
-    words: list[Any] = [] if split == "gpt2" else [pre_tokenizers.Split(Regex(split_points.QWEN35), "isolated")]
+    words: list[Any] = (
+        [] if split == "gpt2" else [pre_tokenizers.Split(Regex(split_points.QWEN35), "isolated")]
+    )
     words.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, pre_tokenizers.FixedLength(LONGEST_WORD)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*words, pre_tokenizers.FixedLength(LONGEST_WORD)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -89,22 +95,34 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
 
     Raises BadInput when it cannot be had, has no fast form, or has no end-of-text token.
     """
-    from transformers import AutoTokenizer  # here, for it imports torch, which a reader of text does not need
+    from transformers import (
+        AutoTokenizer,
+    )  # here, for it imports torch, which a reader of text does not need
 
     option = "--model " if of_model else "tokenizer = "
     where = f"{option}{name}"
     location, revision = model_id.parse(name, option)
     at_revision = {"revision": revision} if revision else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location, use_fast=True, trust_remote_code=False, **at_revision)
-    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
+        tokenizer = AutoTokenizer.from_pretrained(
+            location, use_fast=True, trust_remote_code=False, **at_revision
+        )
+    except (
+        Exception
+    ) as error:  # the Hub client, the cache and the parsers each raise their own kinds
         remedy = "a folder with tokenizer.json, or a Hub id that this machine can reach"
         remedy += "" if of_model else "; bpe or characters makes one from the text"
         raise BadInput(f"{where}: cannot be loaded ({first_line(error)}). Give {remedy}") from None
     if not getattr(tokenizer, "is_fast", False):
-        raise BadInput(f"{where}: has no fast (tokenizers) form; choose one that has tokenizer.json")
-    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # Transformers made it of a model's config
-        raise BadInput(f"{where}: holds no tokenizer; give the one of the model's training: a folder or a Hub id")
+        raise BadInput(
+            f"{where}: has no fast (tokenizers) form; choose one that has tokenizer.json"
+        )
+    if not set(tokenizer.get_vocab()) - set(
+        tokenizer.all_special_tokens
+    ):  # Transformers made it of a model's config
+        raise BadInput(
+            f"{where}: holds no tokenizer; give the one of the model's training: a folder or a Hub id"
+        )
     if tokenizer.eos_token_id is None:
         raise BadInput(f"{where}: has no end-of-text (eos) token to join documents with")
     return tokenizer
@@ -136,7 +154,9 @@ class Encoder:
         if self.tiktoken is not None:
             # About a million spaces overflow its regex's stack, and it takes no half of a surrogate pair.
             with contextlib.suppress(ValueError):
-                return [self.tiktoken.encode_to_numpy(text, disallowed_special=()) for text in texts]
+                return [
+                    self.tiktoken.encode_to_numpy(text, disallowed_special=()) for text in texts
+                ]
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
@@ -186,7 +206,9 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return text.rstrip(CUT)
 
 
-def decode_continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], new_ids: Sequence[int]) -> str:
+def decode_continuation(
+    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], new_ids: Sequence[int]
+) -> str:
     """Return the text that new ids add to the text of a prompt, as ``Continuation`` decodes it."""
     continuation = Continuation(tokenizer, prompt_ids)
     return continuation.add(new_ids) + continuation.finish()
@@ -277,7 +299,10 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     if '"ByteLevel"' in decoder:
         counts = [len(text) if text is not None else 0 for text in texts]
     elif marks_spaces(tokenizer):
-        counts = [1 if BYTE.fullmatch(text or "") else len((text or "").replace(SPACE, " ").encode()) for text in texts]
+        counts = [
+            1 if BYTE.fullmatch(text or "") else len((text or "").replace(SPACE, " ").encode())
+            for text in texts
+        ]
     else:
         counts = [len(tokenizer.decode([i]).encode("utf-8")) for i in range(size)]
     table = np.array(counts, dtype=np.int64)
@@ -294,7 +319,9 @@ def marks_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return a SHA-256 that changes when any id could: of the tokenizer's whole definition."""
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    kept = {name: definition[name] for name in ("model", "pre_tokenizer", "normalizer", "added_tokens")}
+    kept = {
+        name: definition[name] for name in ("model", "pre_tokenizer", "normalizer", "added_tokens")
+    }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -318,7 +345,9 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
     """
     try:
         import tiktoken
-        from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pattern, written so that it runs faster
+        from tiktoken_ext.openai_public import (
+            r50k_pat_str,
+        )  # GPT-2's pattern, written so that it runs faster
     except ImportError:
         return None
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -334,7 +363,11 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
         or tokenizer.eos_token_id is None
     ):
         return None
-    vocabulary = {text: i for text, i in model["vocab"].items() if text not in {token["content"] for token in added}}
+    vocabulary = {
+        text: i
+        for text, i in model["vocab"].items()
+        if text not in {token["content"] for token in added}
+    }
     byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
     merged = [left + right for left, right in model["merges"]]
     if vocabulary.keys() != {*byte_of, *merged}:
@@ -347,15 +380,24 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
     return tiktoken.Encoding(
         "the tokenizer's BPE",
         pat_str=r50k_pat_str if regex == "gpt2" else regex,
-        mergeable_ranks={bytes(map(byte_of.__getitem__, text)): i for text, i in vocabulary.items()},
-        special_tokens={tokenizer.eos_token: tokenizer.eos_token_id},  # never asked for; with none it is 3 times slower
+        mergeable_ranks={
+            bytes(map(byte_of.__getitem__, text)): i for text, i in vocabulary.items()
+        },
+        special_tokens={
+            tokenizer.eos_token: tokenizer.eos_token_id
+        },  # never asked for; with none it is 3 times slower
     )
 
 
-def _cannot_write(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], error: Exception) -> str:
+def _cannot_write(
+    tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], error: Exception
+) -> str:
     known, text = tokenizer.get_vocab(), "".join(documents)
     unknown = sorted(set(text) - set(known))
-    if all(len(token) == 1 for token in known if token not in tokenizer.all_special_tokens) and unknown:
+    if (
+        all(len(token) == 1 for token in known if token not in tokenizer.all_special_tokens)
+        and unknown
+    ):
         shown = " ".join(map(repr, unknown[:10])) + (" ..." if len(unknown) > 10 else "")
         return f"the character tokenizer has no id for {shown}: they do not stand in the text it was made from"
     if half := re.search("[\ud800-\udfff]", text):

@@ -39,6 +39,8 @@ CHALLENGE = replace(
     files=("ARC-Challenge/test-00000-of-00001.parquet", 1),
     config="ARC-Challenge",
     published={"GPT-2 124M": (None, 22.70)},
-    citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",),
+    citations=(
+        "GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",
+    ),
 )
 TASKS = (EASY, CHALLENGE)

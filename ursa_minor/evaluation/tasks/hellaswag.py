@@ -34,7 +34,11 @@ def _clean(text: str) -> str:
 TASK = Task(
     name="hellaswag",
     label="HellaSwag",
-    scores={"acc": HARNESS, "acc_norm": f"{HARNESS}: per character", "acc_token_norm": f"{OTHERS}: mean per token"},
+    scores={
+        "acc": HARNESS,
+        "acc_norm": f"{HARNESS}: per character",
+        "acc_token_norm": f"{OTHERS}: mean per token",
+    },
     chance=1 / ENDINGS,
     size=10_042,
     dataset=("Rowan/hellaswag", "validation"),

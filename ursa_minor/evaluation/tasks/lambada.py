@@ -27,6 +27,8 @@ TASKS = (
         fields={"text": Text(is_scored=True)},
         questions=questions,
         published={"GPT-2 124M": (32.56, 40.06)},
-        citations=("GPT-2 124M: EleutherAI/lm-evaluation-harness#2159 (its own run on openai-community/gpt2)",),
+        citations=(
+            "GPT-2 124M: EleutherAI/lm-evaluation-harness#2159 (its own run on openai-community/gpt2)",
+        ),
     ),
 )

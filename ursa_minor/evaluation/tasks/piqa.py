@@ -30,6 +30,8 @@ TASKS = (
         },
         questions=questions,
         published={"GPT-2 124M": (None, 62.51)},
-        citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",),
+        citations=(
+            "GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",
+        ),
     ),
 )

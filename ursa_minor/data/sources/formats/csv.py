@@ -20,7 +20,9 @@ def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]
     from ursa_minor.data.sources import remote
 
     with remote.whole(name) as file:
-        records = csv.reader(TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), strict=True, **dialect)
+        records = csv.reader(
+            TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), strict=True, **dialect
+        )
         header = next(filter(None, records), [])
         refuse_column(name, column, dict.fromkeys(header, TEXT))
         line, held, place = records.line_num + 1, [], header.index(column.name)
@@ -38,7 +40,9 @@ def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]
             fault = f"is not a record of a CSV ({error}); correct it, or write another format"
             raise Unreadable(f"line {line}: {fault}") from None
         except UnicodeEncodeError:
-            fault = "is not UTF-8; convert it, for example: iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
+            fault = (
+                "is not UTF-8; convert it, for example: iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
+            )
             raise Unreadable(f"line {line}: {fault}") from None
     yield from held  # a record that is cut short looks like a whole one: now the end is known to be the file's
 

@@ -15,7 +15,14 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import Unreadable
 from ursa_minor.data.sources.columns import IDS, ROWS, TEXT, Column, Reader, refuse_column
 
-TYPES = {str: TEXT, int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
+TYPES = {
+    str: TEXT,
+    int: "numbers",
+    float: "numbers",
+    bool: "booleans",
+    list: "lists",
+    dict: "objects",
+}
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
@@ -42,7 +49,9 @@ def json_object(name: str, number: int, line: bytes) -> dict:
     try:
         value = files.parse_json(line) if line else None
     except ValueError as error:
-        raise Unreadable(f"line {number + 1}: is not JSON ({error}); correct it: a line is one object") from None
+        raise Unreadable(
+            f"line {number + 1}: is not JSON ({error}); correct it: a line is one object"
+        ) from None
     return value if isinstance(value, dict) else {}
 
 
@@ -54,7 +63,10 @@ def _types(name: str, lines: list[tuple[int, bytes]]) -> dict[str, str]:
             for field, value in json_object(name, number, line).items():
                 is_ids = isinstance(value, list) and all(type(one) is int for one in value)
                 types[field].add(IDS if is_ids else TYPES.get(type(value), ""))
-    return {field: TEXT if TEXT in held else " and ".join(sorted(held - {""})) for field, held in types.items()}
+    return {
+        field: TEXT if TEXT in held else " and ".join(sorted(held - {""}))
+        for field, held in types.items()
+    }
 
 
 READER = Reader("json", rows)

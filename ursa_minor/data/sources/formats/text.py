@@ -8,7 +8,9 @@ from pathlib import Path
 
 from ursa_minor.base.errors import BadInput
 
-WHOLE_CHARACTERS = 2**26  # most of a text without a place to cut: its ids take some 130 bytes a character
+WHOLE_CHARACTERS = (
+    2**26
+)  # most of a text without a place to cut: its ids take some 130 bytes a character
 # Each matches from anywhere to the last place where a text may be cut.
 # Before a space or newline that follows no white space: GPT-2's regex never joins the two sides.
 GPT2 = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
@@ -52,7 +54,9 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
 def _not_text(path: Path, offset: int) -> BadInput:
     """Return the error of a byte that no UTF-8 text has, or of a NUL, which no text has."""
     with path.open("rb") as file:
-        encoding = "UTF-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "LATIN1"
+        encoding = (
+            "UTF-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "LATIN1"
+        )
         file.seek(offset)
         byte = file.read(1)[0]
     remedy = f"if it is text, convert it, for example: iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > new.txt"

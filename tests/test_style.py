@@ -1,0 +1,76 @@
+"""Expressions that are hard to read: nested conditional expressions, and comprehensions with several loops or conditions."""
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Files with violations that are older than the rule, and their number. The list only becomes shorter.
+EXCEPTIONS = ROOT / "tests" / "style_exceptions.json"
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def hard_expressions(tree: ast.AST) -> list[int]:
+    """Return the line of each violation."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.IfExp):
+            nested = [node.test, node.body, node.orelse]
+            if any(isinstance(part, ast.IfExp) for part in nested):
+                lines.append(node.lineno)
+        if isinstance(node, COMPREHENSIONS):
+            conditions = sum(len(loop.ifs) for loop in node.generators)
+            if len(node.generators) > 1 or conditions > 1:
+                lines.append(node.lineno)
+    return lines
+
+
+def violations() -> dict[str, list[int]]:
+    """Return the lines of the violations of each Python file in the repository."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    found = {}
+    for name in listed.stdout.split("\0"):
+        path = ROOT / name
+        if path.is_file():
+            lines = hard_expressions(ast.parse(path.read_text(encoding="utf-8"), name))
+            if lines:
+                found[name] = lines
+    return found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "a if b else c if d else e",
+        "[x for row in rows for x in row]",
+        "{x for x in row if x if y}",
+    ],
+)
+def test_hard_expression_is_a_violation(code):
+    assert hard_expressions(ast.parse(code)) == [1]
+
+
+def test_readable_expression_is_no_violation():
+    assert not hard_expressions(ast.parse("[x if y else z for x in row if x]"))
+
+
+def test_only_listed_files_have_hard_expressions():
+    exceptions = json.loads(EXCEPTIONS.read_text(encoding="utf-8"))
+    too_many = {}
+    for name, lines in violations().items():
+        if len(lines) > exceptions.get(name, 0):
+            too_many[name] = lines
+    assert not too_many, "write a loop, an if statement or a helper with a name"
+
+
+def test_exceptions_are_removed_when_they_are_fixed():
+    exceptions = json.loads(EXCEPTIONS.read_text(encoding="utf-8"))
+    found = violations()
+    assert exceptions == {name: len(found.get(name, [])) for name in exceptions}
