@@ -114,8 +114,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
             "--budget: give --price_per_card_hour or --price_per_machine_hour, too",
         ),
     ]
-    if faults := [message for wrong, message in table if wrong]:
-        raise BadInput(faults)
+    if problems := [message for wrong, message in table if wrong]:
+        raise BadInput(problems)
     asked.estimate |= any((asked.size, asked.card, asked.all_cards, given))
     if asked.recipe:
         asked.recipe = command_line.expand_option("recipe", asked.recipe)
@@ -187,8 +187,8 @@ def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
     wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
-    remedy = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, and "
-    remedy += "HF_HUB_OFFLINE=1"
+    fix = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, and "
+    fix += "HF_HUB_OFFLINE=1"
     for name, url in wanted:
         yield Check(name, TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
         problem = reach(url, NETWORK_SECONDS)
@@ -196,7 +196,7 @@ def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
         if not problem or (problem.startswith("HTTP Error 4") and name == "hub"):
             yield Check(name, OK, f"{url} answers")
             continue
-        yield Check(name, ERROR if needs_hub(recipe) else WARNING, f"{url}: {problem}", remedy)
+        yield Check(name, ERROR if needs_hub(recipe) else WARNING, f"{url}: {problem}", fix)
         if name == "hub":  # one line is enough
             return
 

@@ -42,11 +42,11 @@ MAKING = (
     "dataset_config_name",
     "sources",
 )
-LOSSES = {
+LOSS_LABELS = {
     "eval/loss": "validation loss\n(nats per token)",
     "train/loss": "train loss\n(nats per token)",
 }
-LOSSES["eval/bits_per_byte"] = "validation loss\n(bits per byte)"
+LOSS_LABELS["eval/bits_per_byte"] = "validation loss\n(bits per byte)"
 # Keys that decide which tokens a validation loss is computed on.
 UNLIKE_VALIDATION = ("eval_tokens", "validation_tokens", "validation_fraction", "validation_files")
 SHORT = 0.2  # hours, below which minutes are shown
@@ -454,7 +454,7 @@ def draw(
             if reference and (name, x) == ("eval/loss", "tokens"):
                 places, values = reference.until(max(float(places[-1]) for places, _ in lines))
                 axes.plot(places, values, ":", color=curves.BLACK, label=reference.words)
-            axes.set(ylabel=LOSSES[name], ylim=curves.view(lines))
+            axes.set(ylabel=LOSS_LABELS[name], ylim=curves.view(lines))
             axes.legend(loc="upper right", fontsize=8, ncols=1 + len(columns) // 9)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ursa_minor.base import console, files, paths, wording
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.base.launch import check_launch
 from ursa_minor.model.resolve import find
 from ursa_minor.recipe import command_line, keys
 
@@ -23,7 +23,7 @@ from ursa_minor.recipe import command_line, keys
 def main(argv: list[str] | None = None, task: str | None = None) -> int:
     """Score, print the tables and the JSON lines, write and push what was args for; ``task``: the only one."""
     args = parse(sys.argv[1:] if argv is None else argv, task)
-    refuse_incomplete_launch(os.environ)
+    check_launch(os.environ)
     console.start()
     find(args.model)
     console.importing()
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
 
     client.bound_client()
     if args.push_to_hub:
-        card_scores.refuse_unknown(args.push_to_hub)
+        card_scores.check_model_exists(args.push_to_hub)
     pushed = True
     for record, line in score_model.run(args):
         if args.push_to_hub:

@@ -17,7 +17,7 @@ from ursa_minor.base import console, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.shell import ollama_name, path_word
-from ursa_minor.model.resolve import refuse_absent
+from ursa_minor.model.resolve import check_source_exists
 from ursa_minor.recipe import command_line
 
 
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     """Export, read back, measure; print one table."""
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
-    refuse_absent(asked.model, "")
+    check_source_exists(asked.model, "")
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     from ursa_minor.export import convert
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     from ursa_minor.post import chat
 
     client.bound_client()
-    refusals = [chat.refuse_chat] * asked.chat + [gguf_export.refuse] * bool(asked.gguf)
+    refusals = [chat.check_chat] * asked.chat + [gguf_export.refuse] * bool(asked.gguf)
     print(convert.convert(asked, refusals, chat.add_chat if asked.chat else None))
     if asked.chat:
         print(chat_commands(Path(asked.out)))
@@ -108,19 +108,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--eval_tokens", type=int, default=65536, metavar="N", help=tokens_help)
     command_line.add_switch(parser, "--overwrite", "replace an earlier export")
     asked = command_line.parse_flags(parser, argv)
-    faults = []
+    problems = []
     if asked.gguf and asked.dtype == "int8":
-        faults.append(
+        problems.append(
             "--gguf, --dtype int8: llama.cpp has an int8 of its own; use --gguf q8_0 without --dtype"
         )
     if not 0 <= asked.prune < 1:
-        faults.append(
+        problems.append(
             f"--prune {asked.prune}: must be 0 or more and below 1: the share of weights to set to zero"
         )
     if asked.eval_tokens < 0:
-        faults.append(f"--eval_tokens {asked.eval_tokens}: must be 0 (all) or more")
-    if faults:
-        raise BadInput(faults)
+        problems.append(f"--eval_tokens {asked.eval_tokens}: must be 0 (all) or more")
+    if problems:
+        raise BadInput(problems)
     asked.trim_vocab |= bool(asked.gguf)
     return asked
 

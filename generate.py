@@ -57,16 +57,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1337)
     asked = command_line.parse_flags(parser, argv)
-    found = [(flag, rules.key_fault(key, getattr(asked, flag))) for flag, key in RANGES.items()]
-    faults = [f"--{flag} {getattr(asked, flag)}: {fault}" for flag, fault in found if fault]
+    found = [(flag, rules.key_problem(key, getattr(asked, flag))) for flag, key in RANGES.items()]
+    problems = [f"--{flag} {getattr(asked, flag)}: {problem}" for flag, problem in found if problem]
     if asked.num_samples < 1:
-        faults.append(f"--num_samples {asked.num_samples}: must be 1 or more")
+        problems.append(f"--num_samples {asked.num_samples}: must be 1 or more")
     if asked.chat and (asked.prompt or asked.num_samples > 1):
-        faults.append(
+        problems.append(
             "--chat: reads messages from the terminal; leave --prompt and --num_samples out"
         )
-    if faults:
-        raise BadInput(faults)
+    if problems:
+        raise BadInput(problems)
     return asked
 
 
@@ -82,17 +82,17 @@ def print_samples(asked: argparse.Namespace) -> None:
     from ursa_minor.evaluation import sampling
     from ursa_minor.hub import client
     from ursa_minor.model import pretrained
-    from ursa_minor.model.adapters import refuse_hub_adapter
-    from ursa_minor.model.vocabulary import refuse_missing_rows
+    from ursa_minor.model.adapters import check_no_hub_adapter
+    from ursa_minor.model.vocabulary import check_embedding_rows
     from ursa_minor.post import chat
 
     client.bound_client()
 
     disable_progress_bar()
-    refuse_hub_adapter(name, f"--model {asked.model}")
+    check_no_hub_adapter(name, f"--model {asked.model}")
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
-    refuse_missing_rows(model, tokenizer, f"--model {asked.model}")
+    check_embedding_rows(model, tokenizer, f"--model {asked.model}")
     how = sampling.Sampling(
         **{one.name: getattr(asked, one.name) for one in dataclasses.fields(sampling.Sampling)}
     )
@@ -100,11 +100,9 @@ def print_samples(asked: argparse.Namespace) -> None:
     if asked.chat:
         if tokenizer.chat_template is None:
             model = paths.quoted(asked.model)
-            remedy = (
-                f"python export_model.py {model} --chat --out exports/chat makes a model that has"
-            )
+            fix = f"python export_model.py {model} --chat --out exports/chat makes a model that has"
             raise BadInput(
-                f"--chat: {asked.model} has no chat template; {remedy}; tune it then (docs/post_training.md)"
+                f"--chat: {asked.model} has no chat template; {fix}; tune it then (docs/post_training.md)"
             )
         chat.converse(model, tokenizer, messages(), how, streamer)
         return

@@ -16,7 +16,7 @@ from pathlib import Path
 from ursa_minor.base import console, cudnn, files, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput, errno_of
-from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.base.launch import check_launch
 from ursa_minor.base.run_files import METRICS
 
 log = logging.getLogger("ursa_minor.post_train")
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     )  # TRL's use of it
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     log.info("start    importing torch and Transformers")
-    refuse_incomplete_launch(os.environ)
+    check_launch(os.environ)
     post_train(*parse(sys.argv[1:] if argv is None else argv))
     return 0
 
@@ -66,9 +66,9 @@ def post_train(task, settings) -> None:
     from ursa_minor.export import stock as stock_export
     from ursa_minor.hub import client
     from ursa_minor.model import pretrained
-    from ursa_minor.model.adapters import refuse_hub_adapter
+    from ursa_minor.model.adapters import check_no_hub_adapter
     from ursa_minor.model.resolve import find
-    from ursa_minor.model.vocabulary import refuse_missing_rows
+    from ursa_minor.model.vocabulary import check_embedding_rows
     from ursa_minor.post import positions, rewards
     from ursa_minor.post import prompts as prompt_sets
     from ursa_minor.post.report import Report
@@ -95,7 +95,7 @@ def post_train(task, settings) -> None:
     )
     where = f"model = {task.model}"
     name = find(task.model, "model = ")
-    refuse_hub_adapter(name, where)
+    check_no_hub_adapter(name, where)
     tokenizer = tokenization.load(name, of_model=True)
     prompt_sets.check(tokenizer, [*prompts, *held_out])
     # Loading the config is cheap: prompts are dropped before the weights are loaded.
@@ -110,7 +110,7 @@ def post_train(task, settings) -> None:
     )
     held_out = prompt_sets.drop_long(f"held_out = {task.held_out}", tokenizer, held_out, **limits)
     model = pretrained.load(name).float()
-    refuse_missing_rows(model, tokenizer, where)
+    check_embedding_rows(model, tokenizer, where)
     prompt_sets.stop_at(model, tokenizer, task.stop)
     positions.derive_positions(model)
 
@@ -141,9 +141,9 @@ def post_train(task, settings) -> None:
         stock_export.write(model, folder / "model", tokenizer)
     scores = [row["eval/reward"] for row in report.rows if "eval/reward" in row]
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
-    if reward.faults:
+    if reward.problems:
         log.warning(
-            f"{reward.faults:,} of {reward.calls:,} calls of the reward failed, and count 0"
+            f"{reward.problems:,} of {reward.calls:,} calls of the reward failed, and count 0"
         )
     command = f"python generate.py --model {paths.quoted(folder)}"
     log.info(f"{folder}/model/: for AutoModelForCausalLM.from_pretrained; {command}")

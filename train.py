@@ -23,7 +23,7 @@ from ursa_minor.base.cli import (
 from ursa_minor.recipe import command_line, keys
 
 if __name__ == "__main__":  # before the imports below, which take seconds
-    if status := command_line.refuse_at_once(sys.argv[1:]):
+    if status := command_line.check_before_imports(sys.argv[1:]):
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    importing torch and Transformers", file=sys.stderr, flush=True)
@@ -31,7 +31,7 @@ if __name__ == "__main__":  # before the imports below, which take seconds
 
     recipe = command_line.parse_training(sys.argv[1:])[0]
     for source in keys.sources(recipe.data) if recipe else ():
-        if status := exit_on_bad_input(find_sources.refuse_absent)(source):
+        if status := exit_on_bad_input(find_sources.check_source_exists)(source):
             sys.exit(status)
 
 import numpy as np
@@ -41,15 +41,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from ursa_minor.base import console
 from ursa_minor.base.errors import TrainingStopped
-from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.base.launch import check_launch
 from ursa_minor.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
 from ursa_minor.data.loading.corpus import Corpus, TrainBatches
 from ursa_minor.evaluation.encoded_task import Encoded
-from ursa_minor.evaluation.evaluator import encode_items, read_items, refuse_prompts
+from ursa_minor.evaluation.evaluator import check_prompts, encode_items, read_items
 from ursa_minor.evaluation.task import Task
 from ursa_minor.hub import client, push
 from ursa_minor.machine import device as hardware
-from ursa_minor.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
+from ursa_minor.machine.accelerator import check_kernels, make_accelerator, sync_gradients
 from ursa_minor.machine.micro_batch import save_when_out_of_memory
 from ursa_minor.model import pretrained
 from ursa_minor.model.build import build
@@ -61,7 +61,7 @@ from ursa_minor.reporting import trackers
 from ursa_minor.reporting.profiler import profiling
 from ursa_minor.reporting.report import due
 from ursa_minor.run import finish, folder, publish
-from ursa_minor.run.eval_only import refuse_without_weights, score
+from ursa_minor.run.eval_only import check_has_weights, score
 from ursa_minor.run.resume import extended
 from ursa_minor.run.setup import open_run
 from ursa_minor.run.time_limit import CHECKPOINT, SAMPLES, TASKS, UPDATE, VALIDATION, TimeBudget
@@ -84,24 +84,24 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     recipe, modes, reader_argv = command_line.parse_training(argv)
     if recipe is None:  # works in any folder
         return publish.push_pending(Path(modes["push_pending"]))
-    refuse_incomplete_launch(os.environ)
+    check_launch(os.environ)
     trackers.drop_overridden(recipe, reader_argv)
     if "extend_steps" in modes:
         recipe = extended(recipe, modes["extend_steps"])
     stated_rows = recipe.model.vocab_size
     recipe = pretrained.complete(recipe)
-    vocabulary.refuse_larger_tokenizer(recipe, stated_rows)
+    vocabulary.check_tokenizer_fits(recipe, stated_rows)
 
     # Fail early: nothing is written before this is through.
     make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
     trains, repo_id = "eval_only" not in modes, None
-    (folder.refuse_foreign_run if trains else refuse_without_weights)(recipe)
+    (folder.check_run_folder if trains else check_has_weights)(recipe)
     if trains:
         trackers.check(recipe.tracking.names)
         repo_id = publish.check(recipe)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
     device = hardware.this_device()
-    refuse_missing_kernels(device)
+    check_kernels(device)
     accelerator = make_accelerator(device, recipe.machine)
     if trains:
         optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         if trains:
-            refuse_prompts(recipe.evaluation, corpus.tokenizer)
+            check_prompts(recipe.evaluation, corpus.tokenizer)
             with folder.held(recipe, accelerator):
                 status = train(
                     recipe, corpus, tests, accelerator, repo_id, profiled="profile" in modes
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
             line, status = score(recipe, corpus, tests, model, accelerator), 0
             if accelerator.is_main_process:
                 print(line)
-        accelerator.end_training()  # not after a fault: it would wait for processes that are lost
+        accelerator.end_training()  # not after a problem: it would wait for processes that are lost
     return status
 
 

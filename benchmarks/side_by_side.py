@@ -25,7 +25,7 @@ from ursa_minor.base import paths
 from ursa_minor.data.loading.corpus import Corpus, TrainBatches
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.machine import device as hardware
-from ursa_minor.machine.accelerator import refuse_impossible
+from ursa_minor.machine.accelerator import check_supported
 from ursa_minor.optim import update
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
@@ -314,7 +314,7 @@ def settle(asked: argparse.Namespace) -> hardware.Device:
     asked.precision = asked.precision or found.precision
     os.environ["ACCELERATE_MIXED_PRECISION"] = asked.precision
     os.environ["ACCELERATE_DYNAMO_BACKEND"] = "inductor" if asked.compile else "no"
-    refuse_impossible(found, os.environ)
+    check_supported(found, os.environ)
     return found
 
 

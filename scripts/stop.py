@@ -44,9 +44,9 @@ def main(names: list) -> int:
         print(f"error: LIMIT={limit!r}: give a whole number of seconds", file=sys.stderr)
         return 2
     for run in map(Path, names or sorted(Path().glob("runs/*"))):
-        name, lock, fault = ascii(str(run)), run / ".lock", ""  # odd characters are written out
+        name, lock, problem = ascii(str(run)), run / ".lock", ""  # odd characters are written out
         if lock.is_symlink():
-            fault = "its .lock is a link, which no trainer makes"
+            problem = "its .lock is a link, which no trainer makes"
         elif lock.is_file() and (pids := holders(lock)):
             pid = lock.read_bytes()[:20].decode("ascii", "replace").strip()
             if pid in pids:
@@ -58,12 +58,12 @@ def main(names: list) -> int:
                     flush=True,
                 )
             else:
-                fault = f"process {pids[0]} holds its .lock, which names {pid!r}; if it is a trainer, kill it yourself"
+                problem = f"process {pids[0]} holds its .lock, which names {pid!r}; if it is a trainer, kill it yourself"
         elif names and not run.is_dir():
-            fault = "there is no such run"
-        if fault:
+            problem = "there is no such run"
+        if problem:
             failed = True
-            print(f"error: {name}: {fault}", file=sys.stderr)
+            print(f"error: {name}: {problem}", file=sys.stderr)
 
     if not waiting and not failed:
         print(

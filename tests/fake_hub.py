@@ -1,4 +1,4 @@
-"""A Hub on localhost for tests: model repositories with LFS ("basic") uploads, and faults on demand.
+"""A Hub on localhost for tests: model repositories with LFS ("basic") uploads, and problems on demand.
 
 ``server.environment()`` has what turns a process to it, before it imports huggingface_hub (checked with 2.4.0).
 """
@@ -95,7 +95,7 @@ class HubServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
-        self.faults: list[Fault] = []
+        self.problems: list[Fault] = []
         self.requests: list[Request] = []
         self.read_only: set[str] = set()
         self.xet: os.PathLike | str | None = None
@@ -175,18 +175,24 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append(Request(self.command, path, token, str(self.headers), body))
             line = f"{self.command} {path}"
-            fault = next(
-                (one for one in self.server.faults if one.times > 0 and re.search(one.match, line)),
+            problem = next(
+                (
+                    one
+                    for one in self.server.problems
+                    if one.times > 0 and re.search(one.match, line)
+                ),
                 None,
             )
-            if fault:
-                fault.times -= 1
-        kind = fault.kind if fault else None
+            if problem:
+                problem.times -= 1
+        kind = problem.kind if problem else None
         if kind == "status":
-            self.error(fault.status, fault.message, headers=fault.headers)
+            self.error(problem.status, problem.message, headers=problem.headers)
         elif kind == "say":
             self.answer(
-                fault.message.encode(), 200, {"Content-Type": "application/json", **fault.headers}
+                problem.message.encode(),
+                200,
+                {"Content-Type": "application/json", **problem.headers},
             )
         elif kind in ("hang", "drop"):
             if kind == "hang":

@@ -19,11 +19,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 
 class DataServer(ThreadingHTTPServer):
-    """Serves a folder. ``faults``: (pattern of "METHOD path", kind, times) are met in order, each until used up.
+    """Serves a folder. ``problems``: (pattern of "METHOD path", kind, times) are met in order, each until used up.
 
     Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
     (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "empty" (none, promised as all),
-    "garbage" (an answer that is not HTTP), "silent" (no answer in time), "drip" (a byte now and then), "ok" (no fault:
+    "garbage" (an answer that is not HTTP), "silent" (no answer in time), "drip" (a byte now and then), "ok" (no problem:
     what it meets is passed to no later one), and what begins with one of "[{< ": it is the answer itself, JSON or
     (called) HTML.
     """
@@ -32,7 +32,7 @@ class DataServer(ThreadingHTTPServer):
 
     def __init__(self, folder: Path):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.folder, self.faults, self.log, self.lock = Path(folder), [], [], threading.Lock()
+        self.folder, self.problems, self.log, self.lock = Path(folder), [], [], threading.Lock()
         self.allowed: Callable[[str, Message], bool] = lambda path, headers: True  # else 403
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.commit, self.model_commits = "c0ffee" + "0" * 34, 1
@@ -58,13 +58,13 @@ class DataServer(ThreadingHTTPServer):
     def handle_error(self, request, client_address):
         pass  # a client that went away
 
-    def fault_for(self, line: str) -> str | None:
+    def problem_for(self, line: str) -> str | None:
         with self.lock:
             self.log.append(line)
-            for fault in self.faults:
-                pattern, kind, times = fault
+            for problem in self.problems:
+                pattern, kind, times = problem
                 if times and re.search(pattern, line):
-                    fault[2] -= 1
+                    problem[2] -= 1
                     return kind
         return None
 
@@ -88,37 +88,40 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, body: bool):
         path = unquote(urlsplit(self.path).path)
-        fault = self.server.fault_for(f"{self.command} {path}")
+        problem = self.server.problem_for(f"{self.command} {path}")
         if not self.server.allowed(self.path, self.headers):
-            fault = "403"
-        if fault == "reset":
+            problem = "403"
+        if problem == "reset":
             self.connection.shutdown(2)
             return
-        if fault == "silent":
+        if problem == "silent":
             self.server.outwaited += not self.server.closing.wait(30)
             self.close_connection = True
             return
-        if fault == "garbage":
+        if problem == "garbage":
             self.wfile.write(b"HTTP/1.1 two hundred\r\n\r\n")
             self.close_connection = True
             return
-        if fault and fault[0] in "[{< ":
-            kind = "application/json" if fault[0] in "[{" else "text/html"
-            self.send(200, fault.encode(), [("Content-Type", kind)], body)
+        if problem and problem[0] in "[{< ":
+            kind = "application/json" if problem[0] in "[{" else "text/html"
+            self.send(200, problem.encode(), [("Content-Type", kind)], body)
             return
-        if fault and fault[0].isdigit():
-            status, _, after = fault.partition(":")
+        if problem and problem[0].isdigit():
+            status, _, after = problem.partition(":")
             self.send(int(status), b"no", [("Retry-After", after)] if after else [], body)
             return
         if match := re.fullmatch(r"/files/(.+)", path):
-            self.file(self.server.folder / "files" / match[1], [], body, fault)
+            self.file(self.server.folder / "files" / match[1], [], body, problem)
         elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.file(
-                self.server.folder / "datasets" / match[1] / match[3], self.of_commit(), body, fault
+                self.server.folder / "datasets" / match[1] / match[3],
+                self.of_commit(),
+                body,
+                problem,
             )
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.file(
-                self.server.folder / "models" / match[1] / match[3], self.of_model(), body, fault
+                self.server.folder / "models" / match[1] / match[3], self.of_model(), body, problem
             )
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
             self.model(match[1], match[2] or "", body)
@@ -228,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
             }
             self.send(200, json.dumps(about).encode(), [], body)
 
-    def file(self, path: Path, headers: list, body: bool, fault: str | None):
+    def file(self, path: Path, headers: list, body: bool, problem: str | None):
         if not path.is_file():
             self.send(404, b"{}", [("X-Error-Code", "EntryNotFound"), *headers], body)
             return
@@ -240,10 +243,10 @@ class _Handler(BaseHTTPRequestHandler):
             begin, end = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)
             headers.append(("Content-Range", f"bytes {begin}-{end}/{len(data)}"))
             data, status = data[begin : end + 1], 206
-        if fault in ("lie", "empty"):
-            data = data[: 0 if fault == "empty" else len(data) // 2]
-        self.send(status, data, headers, body and fault != "drip", half=fault == "short")
-        if fault == "drip":
+        if problem in ("lie", "empty"):
+            data = data[: 0 if problem == "empty" else len(data) // 2]
+        self.send(status, data, headers, body and problem != "drip", half=problem == "short")
+        if problem == "drip":
             with contextlib.suppress(OSError):  # the client gives up
                 for byte in data:
                     self.wfile.write(bytes([byte]))

@@ -92,7 +92,7 @@ def kill_in_save(stage: str, number: int) -> None:
     )
     stages = {checkpoint.STATE: "state", checkpoint.MANIFEST: "manifest"}
     after(files, "write_json", lambda args: at(stages.get(args[0].name, "")))
-    after(checkpoint, "find_fault", lambda args: at("rename"))
+    after(checkpoint, "find_problem", lambda args: at("rename"))
     remove = files.remove
 
     def half_removed(path):

@@ -26,7 +26,7 @@ def losses(run_name: str, key: str = "train/loss") -> dict[int, float]:
 def final_state(run_name: str, step: int = 12) -> dict:
     """Everything of a checkpoint that must not depend on interruptions."""
     path = Path("runs") / run_name / "checkpoints" / f"step-{step:08d}"
-    assert checkpoint.find_fault(path) is None
+    assert checkpoint.find_problem(path) is None
     state = json.loads((path / "state.json").read_text())
     for name in TIMES:
         state.pop(name, None)

@@ -1,4 +1,4 @@
-"""Expressions that are hard to read: nested conditional expressions, and comprehensions with several loops or conditions."""
+"""Expressions that are hard to read: nested conditions, and comprehensions with several loops."""
 
 import ast
 import json
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# Files with violations that are older than the rule, and their number. The list only becomes shorter.
+# Files with violations that are older than the rule, and their number.
+# The list only becomes shorter.
 EXCEPTIONS = ROOT / "tests" / "style_exceptions.json"
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 

@@ -43,9 +43,9 @@ def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_
         lambda: open(tmp_path / ("a" * 300)),
         PermissionError(errno.EACCES, "x", b"runs/x"),
     ]
-    for status, faults in cases.items():
-        for fault in faults:
-            assert raising(fault)() == status
+    for status, problems in cases.items():
+        for problem in problems:
+            assert raising(problem)() == status
             line = capsys.readouterr().err
             assert line.startswith("error: ") and line.count("\n") == 1 and line.count(": ") >= 2, (
                 line
@@ -66,19 +66,19 @@ def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_
 
 def test_a_full_disk_has_a_name_also_where_a_library_in_rust_meets_it(tmp_path, capsys):
     """So do errors that the write itself raised, which have none."""
-    for fault in (filled, Exception("I/O error: No space left on device (os error 28)")):
-        assert raising(fault)() == 1
+    for problem in (filled, Exception("I/O error: No space left on device (os error 28)")):
+        assert raising(problem)() == 1
         assert capsys.readouterr().err.startswith("error: No space left on device: free some space")
         with (
             pytest.raises(OSError, match="No space left on device: '.*/runs'"),
             files.naming(tmp_path / "runs"),
         ):
-            raising(fault).__wrapped__()
+            raising(problem).__wrapped__()
         with (
             pytest.raises(OSError, match="No space left on device: '.*/a'"),
             files.replacing(tmp_path / "a"),
         ):
-            raising(fault).__wrapped__()
+            raising(problem).__wrapped__()
 
 
 def without_inodes(place):

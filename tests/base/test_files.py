@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from ursa_minor.base import files
-from ursa_minor.base.errors import BadInput, Unsupported, machine_fault
+from ursa_minor.base.errors import BadInput, Unsupported, machine_error
 
 
 def test_windows_is_answered_in_a_line_that_names_wsl_2():
@@ -165,7 +165,7 @@ def test_file_system_that_cannot_rename_folders_is_named(tmp_path, monkeypatch, 
     monkeypatch.setattr(os, "rename", refusing(number))
     with pytest.raises(Unsupported) as caught, files.making(tmp_path / "made"):
         pass
-    (line,) = machine_fault(caught.value).lines
+    (line,) = machine_error(caught.value).lines
     assert (
         line.startswith(f"{tmp_path}/made: the file system cannot rename this")
         and "--output_dir" in line
@@ -266,12 +266,12 @@ def test_a_folder_that_cannot_be_used_is_known_before_it_is_made(tmp_path, monke
         "gone/x": "gone",
         "loop/x": "loop",
     }
-    for name, fault in (places | dict.fromkeys(("new/x", ".", "link/new"))).items():
+    for name, problem in (places | dict.fromkeys(("new/x", ".", "link/new"))).items():
         for place in (Path(name), tmp_path / name):
             why = files.unusable(place)
             assert (
-                f"{fault} is not a folder that this user may write to" in why
-                if fault
+                f"{problem} is not a folder that this user may write to" in why
+                if problem
                 else why is None
             ), name
     monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path / "link")

@@ -7,7 +7,7 @@ import pytest
 from push_helpers import Clock
 
 from ursa_minor.base import http
-from ursa_minor.base.http import Unreadable, moving, refuse_page, retry_after
+from ursa_minor.base.http import Unreadable, check_no_html_page, moving, retry_after
 
 SILLY = ("", "²", "-5", "nan", "1e3", "soon", "Wed, 99 Oct 2026 07:28:00 GMT")
 
@@ -48,7 +48,7 @@ def test_a_page_is_known_by_its_type_and_its_begin_together():
         with pytest.raises(
             Unreadable, match="the answer of http://h/a looks like a proxy's or log-in page"
         ):
-            refuse_page(begin, html, "http://h/a")
-        refuse_page(begin, {"Content-Type": "text/plain"}, "http://h/a")
+            check_no_html_page(begin, html, "http://h/a")
+        check_no_html_page(begin, {"Content-Type": "text/plain"}, "http://h/a")
     for begin in (b"", b"text of <html>", b'{"text": "<html>"}', b"<htmlx>"):
-        refuse_page(begin, html, "http://h/a")
+        check_no_html_page(begin, html, "http://h/a")

@@ -3,7 +3,7 @@
 import pytest
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.base.launch import check_launch
 
 WHOLE = {
     "RANK": "1",
@@ -59,7 +59,7 @@ WHOLE = {
 )
 def test_incomplete_launch_is_rejected_in_one_line(environment, message):
     with pytest.raises(BadInput) as caught:
-        refuse_incomplete_launch(environment)
+        check_launch(environment)
     (line,) = caught.value.lines
     assert message in line and "torchrun --nproc_per_node N or accelerate launch" in line
     assert (
@@ -86,4 +86,4 @@ def test_incomplete_launch_is_rejected_in_one_line(environment, message):
     ],
 )
 def test_single_process_and_complete_launch_are_accepted(environment):
-    refuse_incomplete_launch(environment)
+    check_launch(environment)

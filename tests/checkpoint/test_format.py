@@ -185,13 +185,13 @@ def test_every_single_flipped_bit_is_found(tmp_path):
         changed = bytearray(data)
         changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         (path / name).write_bytes(changed)
-        fault = checkpoint.find_fault(path)
+        problem = checkpoint.find_problem(path)
         # White space of the manifest may flip to other white space; every value in it must be as it was.
-        assert fault or (
+        assert problem or (
             name == checkpoint.MANIFEST and json.loads(data) == json.loads(bytes(changed))
         ), name
         (path / name).write_bytes(data)
-    assert checkpoint.find_fault(path) is None
+    assert checkpoint.find_problem(path) is None
 
 
 def test_newest_that_verifies_is_taken_others_are_named_and_strangers_are_ignored(tmp_path):
@@ -208,7 +208,7 @@ def test_newest_that_verifies_is_taken_others_are_named_and_strangers_are_ignore
     ]
     assert [line.split("/")[-1] for line in skipped] == lines
     good.rename(tmp_path / "step-00000005")
-    assert "step 1" in checkpoint.find_fault(tmp_path / "step-00000005")
+    assert "step 1" in checkpoint.find_problem(tmp_path / "step-00000005")
     with pytest.raises(BadInput, match="no checkpoint verifies"):
         checkpoint.find_newest(tmp_path)
 
@@ -256,10 +256,10 @@ def test_a_manifest_or_a_state_that_says_odd_things_is_damage_also_with_a_manife
     for text in ('{"step": 3}', "[]", "[" * 100_000):
         (path / checkpoint.STATE).write_text(text)
         sign(path)
-        assert checkpoint.find_fault(path).startswith("state.json ")
+        assert checkpoint.find_problem(path).startswith("state.json ")
     for odd in (manifest | {"step": "2"}, manifest | {"files": []}, []):
         (path / checkpoint.MANIFEST).write_text(json.dumps(odd))
-        assert checkpoint.find_fault(path).startswith("manifest.json ")
+        assert checkpoint.find_problem(path).startswith("manifest.json ")
 
 
 def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
@@ -312,7 +312,7 @@ def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path,
     assert steps_in(tmp_path) == [3, 2]  # a later one is not an older one
     save(tmp_path, 3, keep=2)  # the damaged one is replaced
     with monkeypatch.context() as damaged, pytest.raises(OSError, match="injected"):
-        damaged.setattr(checkpoint, "find_fault", lambda path: "injected")
+        damaged.setattr(checkpoint, "find_problem", lambda path: "injected")
         save(tmp_path, 4, keep=2)
     assert steps_in(tmp_path) == [4, 3, 2]
 
@@ -332,7 +332,7 @@ def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path,
         assert not checkpoint.list_checkpoints(folder)  # training continues before it is there
         go.set()
         checkpoints.save(RunState(10, 1, step=2))
-        assert checkpoint.find_fault(folder / "step-00000001") is None
+        assert checkpoint.find_problem(folder / "step-00000001") is None
     other = make(1)
     load(folder / "step-00000001", *other)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other[0].state_dict().items())
@@ -449,7 +449,7 @@ def test_tensors_that_are_not_the_run_s_are_refused_by_file_and_name_though_ever
     else:
         (path / file).write_bytes(b"x" * 100)
     sign(path)
-    assert checkpoint.find_fault(path) is None
+    assert checkpoint.find_problem(path) is None
     model = gpt2(1)
     with pytest.raises(BadInput) as refused:
         load(path, model, built(model))

@@ -193,7 +193,7 @@ def test_revision_is_known_if_all_items_are_scored(laid_out, tmp_path, name):
                 BadInput,
                 match=f"--push_to_hub me/m: .* of all {task.size} items of {task.dataset[0]}",
             ):
-                score_model.refuse_incomplete([test], "me/m")
+                score_model.check_complete([test], "me/m")
 
 
 def test_every_name_of_the_recipe_has_a_record_and_no_other():

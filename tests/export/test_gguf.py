@@ -152,11 +152,11 @@ def test_weight_that_would_become_infinite_is_refused(
         model.get_parameter(weight).flatten()[1] = value
     stock = stock_export.as_stock(model, tokenizer, trim_vocab=True)
     if limit is None:
-        gguf_export.refuse_overflow(stock, precision)
+        gguf_export.check_overflow(stock, precision)
         return
     words = f"{weight} has values up to {abs(value):.6g}, but {limit}. Use --gguf f32"
     with pytest.raises(BadInput, match=f"^{re.escape(words)}$"):
-        gguf_export.refuse_overflow(stock, precision)
+        gguf_export.check_overflow(stock, precision)
     with pytest.raises(BadInput, match=re.escape(words)):
         gguf_export.write(stock, tokenizer, tmp_path, "mine", precision)
     assert not list(tmp_path.iterdir())

@@ -131,7 +131,7 @@ class Started:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
             }
-            shared |= {"TORCHELASTIC_RUN_ID": "faults", "LOCAL_WORLD_SIZE": str(ranks)}
+            shared |= {"TORCHELASTIC_RUN_ID": "problems", "LOCAL_WORLD_SIZE": str(ranks)}
             several = [
                 shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)
             ]
@@ -171,7 +171,7 @@ def run(command: Sequence[str], cwd: Path, seconds: float = SECONDS, **how) -> D
     return Started(command, cwd, **how).wait(seconds)
 
 
-def fault_of(done: Done, *culprits: str) -> str | None:
+def problem_of(done: Done, *culprits: str) -> str | None:
     """Return why a command that did not succeed does not hold: it takes too long, has a traceback, names no culprit.
 
     Args:
@@ -201,7 +201,7 @@ def ends(
 ) -> str | None:
     """Return why a start after some damage does not hold: it names no culprit, or it ends with other bits."""
     if done.code != 0:
-        return fault_of(done, *culprits)
+        return problem_of(done, *culprits)
     if "Traceback" in done.stderr:
         return "success, with a traceback"
     return difference(bits_of(folder / RUN, steps), wanted)

@@ -61,7 +61,7 @@ def flipped(
         done = commands.run(
             ("prepare_data.py", *commands.TRAIN[1:3], "--verify", str(path.parent)), folder
         )
-        return commands.fault_of(done, path.name) if done.code else "the flipped bit was not seen"
+        return commands.problem_of(done, path.name) if done.code else "the flipped bit was not seen"
     if kind == "shard":
         shutil.rmtree(folder / LAST)  # so that there is something to train
     return commands.ends(commands.run(commands.TRAIN, folder), folder, wanted, path.name)
@@ -104,13 +104,13 @@ def prepared_again(whole: Path, wanted: dict, how: str, seed: float, folder: Pat
     shard = shards[int(seed * len(shards))]
     WAYS[how](shard, seed)
     done = commands.run(commands.TRAIN, folder)
-    if not done.code or (why := commands.fault_of(done, shard.name)):
+    if not done.code or (why := commands.problem_of(done, shard.name)):
         return why if done.code else commands.ends(done, folder, wanted)
     if how == "to_folder":
         shard.rmdir()
     again = commands.run(("prepare_data.py", *commands.TRAIN[1:3]), folder)
     if again.code:
-        return f"preparing again: {commands.fault_of(again, shard.name) or 'refused'}"
+        return f"preparing again: {commands.problem_of(again, shard.name) or 'refused'}"
     return commands.ends(commands.run(commands.TRAIN, folder), folder, wanted)
 
 

@@ -1,7 +1,7 @@
 """A Hub that fails and loses answers, while a run pushes.
 
 Training never ends for it. What is not on the Hub waits on disk, is stated, and is sent later: then the repository
-holds what a push without a fault has brought there.
+holds what a push without a problem has brought there.
 """
 
 import random
@@ -47,31 +47,31 @@ PUSHES = (
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """Each fault at each request of a push."""
+    """Each problem at each request of a push."""
     _, wanted = commands.finished(base, shared)
     (reference := shared / "reference").mkdir()
     with HubServer() as server:
         commands.must(_run(commands.copy(base, reference), server, *PUSHES))
         pushed = _pushed(server)
     for asked in ASKED:
-        for name, fault in FAULTS.items():
-            yield f"{asked}: {name}", partial(failing, base, wanted, pushed, asked, fault)
+        for name, problem in FAULTS.items():
+            yield f"{asked}: {name}", partial(failing, base, wanted, pushed, asked, problem)
 
 
 def failing(
-    base: Path, wanted: dict, pushed: tuple, asked: str, fault: dict, folder: Path
+    base: Path, wanted: dict, pushed: tuple, asked: str, problem: dict, folder: Path
 ) -> str | None:
     """Be a case: train and push to a Hub that answers a request so."""
     commands.copy(base, folder)
     with HubServer() as server:
-        server.faults.append(Fault(asked, **fault))
+        server.problems.append(Fault(asked, **problem))
         done = _run(folder, server, *PUSHES)
         early = done.code == 2 and not (folder / "runs").exists()
-        if early and (why := commands.fault_of(done, ID, "push_to_hub", "license")):
+        if early and (why := commands.problem_of(done, ID, "push_to_hub", "license")):
             return why
         if not early and (done.code != 0 or "Traceback" in done.stderr):
             return f"the run ends with {done.code}: {done.stderr[-300:]}"
-        server.faults.clear()
+        server.problems.clear()
         if early:
             done = _run(folder, server, *PUSHES)
         if list((folder / commands.RUN / "hub").glob("step-*")):
@@ -81,9 +81,7 @@ def failing(
             if done.code != 0:
                 return f"--push_pending ends with {done.code}: {done.stderr[-300:]}"
         if _pushed(server) != pushed:
-            return (
-                f"on the Hub are {sorted(server.tags(ID))}, not what a push without a fault brings"
-            )
+            return f"on the Hub are {sorted(server.tags(ID))}, not what a push without a problem brings"
     return commands.difference(commands.bits_of(folder / commands.RUN), wanted)
 
 

@@ -91,7 +91,7 @@ def may_mount(folder: Path) -> bool:
 
 
 def _resumes(done: commands.Done, wanted: dict, folder: Path) -> str | None:
-    if done.code and (why := commands.fault_of(done, *FULL)):
+    if done.code and (why := commands.problem_of(done, *FULL)):
         return why
     if "Traceback" in done.stderr:
         return "success, with a traceback"

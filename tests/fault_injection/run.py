@@ -6,7 +6,7 @@
     python tests/fault_injection/run.py --only cuts --case 17        one case, whose folder is kept
 
 A case holds when the command ends in success with the bits, or the number of documents, that a reference has, or in
-exit status 1 or 2 with one line that names the culprit. A traceback, a hang and a wrong result are faults.
+exit status 1 or 2 with one line that names the culprit. A traceback, a hang and a wrong result are problems.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def main() -> int:
         about |= {"cpus": os.cpu_count(), "seconds": round(seconds), "tried": tried, "held": held}
         other = [] if tree == ROOT else [commit(tree)]
         seed = [] if asked.seed == SEED else [f"seed{asked.seed}"]
-        path = folder / f"{'-'.join(['faults', *other, about['date'], *seed, *asked.only])}.json"
+        path = folder / f"{'-'.join(['problems', *other, about['date'], *seed, *asked.only])}.json"
         path.write_text(
             json.dumps(about | {"campaigns": results}, indent=1, ensure_ascii=False) + "\n"
         )
@@ -109,7 +109,7 @@ def attack(name: str, asked: argparse.Namespace, base: Path, scratch: Path) -> d
     From the base folder, a random generator and a folder for what the cases share a campaign yields (title, hit) of each
     case; hit(folder) returns None, or why it does not hold.
     """
-    began, faults = time.perf_counter(), []
+    began, problems = time.perf_counter(), []
     shared = scratch / name
     shared.mkdir()
     cases = list(enumerate(CAMPAIGNS[name](base, random.Random(f"{name} {asked.seed}"), shared)))
@@ -127,7 +127,7 @@ def attack(name: str, asked: argparse.Namespace, base: Path, scratch: Path) -> d
         except Exception:
             why = f"the campaign itself fails: {traceback.format_exc()}"
         if why:
-            faults.append({"case": number, "what": title, "why": why})
+            problems.append({"case": number, "what": title, "why": why})
             print(f"{name} {number}: {title}: {why}", flush=True)
         if asked.case is None:
             subprocess.run(
@@ -139,13 +139,13 @@ def attack(name: str, asked: argparse.Namespace, base: Path, scratch: Path) -> d
     with ThreadPoolExecutor(asked.workers) as pool:
         list(pool.map(one, cases))
     seconds = round(time.perf_counter() - began, 1)
-    faults.sort(key=lambda fault: fault["case"])
-    print(f"{name}: {len(cases) - len(faults)} of {len(cases)} held, {seconds} s", flush=True)
+    problems.sort(key=lambda problem: problem["case"])
+    print(f"{name}: {len(cases) - len(problems)} of {len(cases)} held, {seconds} s", flush=True)
     return {
         "tried": len(cases),
-        "held": len(cases) - len(faults),
+        "held": len(cases) - len(problems),
         "seconds": seconds,
-        "faults": faults,
+        "problems": problems,
     }
 
 

@@ -20,7 +20,7 @@ def test_token_is_in_no_file_no_message_and_no_request_but_its_header_and_the_te
     server.make(ID)
     stage(pending, 1, 2)
     for match in [*ENDPOINTS.values(), "whoami"]:
-        server.faults = [
+        server.problems = [
             Fault(match, status=403, message=f"{TOKEN} may not, hf_oauth_{'x.Y-' * 9} neither")
         ]
         push.push_pending(pending)
@@ -47,7 +47,7 @@ def test_client_has_time_outs_also_where_it_asks_for_none(server, monkeypatch):
     monkeypatch.setitem(client.TIMEOUT_SECONDS, "read", 0.1)
     client.bound_client()
     server.make(ID, private=False)
-    server.faults = [Fault("whoami|tree|info", 1000, "hang")]
+    server.problems = [Fault("whoami|tree|info", 1000, "hang")]
     begun = time.monotonic()
     for call in (HfApi().whoami, lambda: list(HfApi().list_repo_tree(ID))):
         with pytest.raises(Exception, match="timed out"):
@@ -58,7 +58,7 @@ def test_client_has_time_outs_also_where_it_asks_for_none(server, monkeypatch):
 def test_the_clients_own_waits_are_bounded_whatever_the_server_asks_for(server, clock):
     client.bound_client()
     server.make(ID, private=False)
-    server.faults = [Fault("tree", 3, status=429, headers={"Retry-After": "99999999"})]
+    server.problems = [Fault("tree", 3, status=429, headers={"Retry-After": "99999999"})]
     assert (
         len(list(HfApi().list_repo_tree(ID))) == 1
         and max(clock.waits) <= client.CLIENT_WAIT_SECONDS + 1
@@ -68,7 +68,7 @@ def test_the_clients_own_waits_are_bounded_whatever_the_server_asks_for(server, 
 def test_a_page_of_a_proxy_is_said_to_be_one(server, tmp_path):
     server.make(ID)
     html = {"Content-Type": "Text/HTML; charset=utf-8"}
-    server.faults = [
+    server.problems = [
         Fault("GET", 1, "say", message="<!doctype html><title>Log in</title>", headers=html)
     ]
     with pytest.raises(

@@ -126,11 +126,11 @@ def test_address_without_a_checkpoint_no_token_and_no_network_are_refused_with_a
 def test_fetch_that_gave_up_goes_on_from_what_it_has_and_survives_a_hub_that_is_down_for_a_while(
     pushed, new
 ):
-    pushed.faults = [Fault("GET .*optimizer", 10**6)]
+    pushed.problems = [Fault("GET .*optimizer", 10**6)]
     with pytest.raises(TrainingStopped, match=r"HTTP status 503.*\. The same command resumes"):
         fetch(new)
-    faults = ((ENDPOINTS["info"], "status"), ("GET .*metrics", "status"), ("GET .*state", "drop"))
-    pushed.faults = [Fault(match, 6, kind) for match, kind in faults]  # down for a while
+    problems = ((ENDPOINTS["info"], "status"), ("GET .*metrics", "status"), ("GET .*state", "drop"))
+    pushed.problems = [Fault(match, 6, kind) for match, kind in problems]  # down for a while
     pushed.requests.clear()
     del last(pushed)["metrics.jsonl"]  # a checkpoint without its log is one
     assert held(fetch(new)) == parts(12) and not (new / "metrics.jsonl").exists()
@@ -155,10 +155,10 @@ def test_a_run_that_pushes_there_begins_where_nothing_was_pushed_and_nowhere_els
     push.push_pending(pending)
     with pytest.raises(BadInput, match="has no full checkpoint"):
         begins(ID)
-    server.faults.append(Fault("GET /api/models/", times=float("inf"), status=503))
+    server.problems.append(Fault("GET /api/models/", times=float("inf"), status=503))
     with pytest.raises(TrainingStopped, match="503"):  # it may hold a step
         begins("me/nothing")
-    server.faults.clear()
+    server.problems.clear()
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(BadInput, match="HTTP status 401"):
         begins(ID)

@@ -201,20 +201,20 @@ LOST = [Fault(ENDPOINTS["commit"], 1, "drop")]
 LOST += [Fault(ENDPOINTS[name], 1, "lose") for name in ("create", "put", "commit", "tag")]
 
 
-@pytest.mark.parametrize("faults", [DOWN, LOST], ids=["down", "lost"])
-def test_push_survives_a_failing_hub(server, pending, faults, monkeypatch):
-    monkeypatch.setattr(client, "DEADLINE_SECONDS", 10**4)  # one fault after the other
+@pytest.mark.parametrize("problems", [DOWN, LOST], ids=["down", "lost"])
+def test_push_survives_a_failing_hub(server, pending, problems, monkeypatch):
+    monkeypatch.setattr(client, "DEADLINE_SECONDS", 10**4)  # one problem after the other
     stage(pending, 1, 2)
-    server.faults = faults
+    server.problems = problems
     assert push.push_pending(pending) == 0
-    assert not any(fault.times for fault in faults)
+    assert not any(problem.times for problem in problems)
     assert_arrived(server, pending, 1, 2)
 
 
 @pytest.mark.parametrize("endpoint", ["commit", "tag"])
 def test_next_process_finds_what_a_lost_answer_made(server, pending, monkeypatch, endpoint):
     stage(pending, 1, 2)
-    server.faults = [Fault(ENDPOINTS[endpoint], kind="lose")]
+    server.problems = [Fault(ENDPOINTS[endpoint], kind="lose")]
     with monkeypatch.context() as patched:
         patched.setattr(client, "DEADLINE_SECONDS", 0)
         assert push.push_pending(pending) == 2
@@ -245,7 +245,7 @@ def test_unreachable_hub_is_tried_until_the_deadline(server, pending, clock, mon
 def test_statuses_that_may_pass_are_retried(server, pending, clock):
     stage(pending, 1)
     statuses = [408, 409, 412, 423, 425, 429, 500, 502, 504]
-    server.faults = [Fault(ENDPOINTS["commit"], 1, status=status) for status in statuses]
+    server.problems = [Fault(ENDPOINTS["commit"], 1, status=status) for status in statuses]
     assert push.push_pending(pending) == 0
     assert clock.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert_arrived(server, pending, 1)
@@ -258,12 +258,12 @@ def test_statuses_that_may_pass_are_retried(server, pending, clock):
 def test_refusal_is_logged_and_not_retried(server, pending, clock, caplog, endpoint, status):
     server.make(ID)
     stage(pending, 1, 2)
-    server.faults = [Fault(ENDPOINTS[endpoint], 1000, status=status, message="no, because")]
+    server.problems = [Fault(ENDPOINTS[endpoint], 1000, status=status, message="no, because")]
     assert push.push_pending(pending) == 2
     assert not clock.waits
     (message,) = caplog.messages
     assert f"{tag(1)} is not on the Hub: HTTP status {status}" in message
-    server.faults.clear()
+    server.problems.clear()
     assert push.push_pending(pending) == 0
     assert_arrived(server, pending, 1, 2)
 
@@ -307,7 +307,7 @@ def test_push_follows_a_renamed_repository(server, pending):
 
 def test_retry_after_beyond_the_deadline_ends_the_push(server, pending, clock):
     stage(pending, 1)
-    server.faults = [Fault(ENDPOINTS["refs"], 1, status=429, headers={"Retry-After": "3600"})]
+    server.problems = [Fault(ENDPOINTS["refs"], 1, status=429, headers={"Retry-After": "3600"})]
     assert push.push_pending(pending) == 1
     assert not clock.waits and server.count("refs") == 1
 
@@ -315,7 +315,7 @@ def test_retry_after_beyond_the_deadline_ends_the_push(server, pending, clock):
 def test_retry_after_is_respected(server, pending, clock):
     stage(pending, 1)
     for wait, endpoint in ((70, "refs"), (71, "commit"), (72, "tag")):
-        server.faults.append(
+        server.problems.append(
             Fault(ENDPOINTS[endpoint], 1, status=429, headers={"Retry-After": str(wait)})
         )
     assert push.push_pending(pending) == 0
@@ -349,7 +349,7 @@ def test_push_through_xet(server, pending, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     server.xet = tmp_path / "xet"
     stage(pending, 1)
-    server.faults = [Fault(ENDPOINTS["commit"], 1), Fault(ENDPOINTS["commit"], 1, "lose")]
+    server.problems = [Fault(ENDPOINTS["commit"], 1), Fault(ENDPOINTS["commit"], 1, "lose")]
     assert push.push_pending(pending) == 0
     assert server.titles(ID) == [title(1)] and server.tags(ID) == {tag(1): title(1)}
     stored = {
@@ -419,7 +419,7 @@ def test_card_damaged_between_attempts_is_left_alone(server, pending):
     stage(pending, 1)
     push.push_pending(pending)
     stage(pending, 2)
-    server.faults = [Fault(ENDPOINTS["commit"], 1, status=403)]
+    server.problems = [Fault(ENDPOINTS["commit"], 1, status=403)]
     assert push.push_pending(pending) == 1
     text = edit_card(server, lambda text: text.replace("# Step 1", "# Step 1\nMine."))
     assert push.push_pending(pending) == 0
@@ -439,11 +439,11 @@ def test_card_that_is_no_utf8_text_is_left_alone(server, pending, caplog):
 def test_push_succeeds_if_the_old_card_cannot_be_read(server, pending, caplog, status):
     server.make(ID).commits[-1].files["README.md"] = b"# Mine"
     stage(pending, 1)
-    server.faults = [Fault("(GET|HEAD) .*/resolve/.*README", 10**6, status=status)]
+    server.problems = [Fault("(GET|HEAD) .*/resolve/.*README", 10**6, status=status)]
     assert push.push_pending(pending) == 0 and not waiting(pending)
     assert server.files(ID)["README.md"] == b"# Mine" and tag(1) in server.tags(ID)
     assert f"it cannot be read: HTTP status {status}" in caplog.text
-    server.faults.clear()
+    server.problems.clear()
     stage(pending, 2)
     assert push.push_pending(pending) == 0
     assert card_of(server).endswith("<!-- ursa-minor:end -->\n") and "# Mine" in card_of(server)
@@ -451,7 +451,7 @@ def test_push_succeeds_if_the_old_card_cannot_be_read(server, pending, caplog, s
 
 def test_push_succeeds_without_a_card_that_the_hub_refuses(server, pending, caplog):
     stage(pending, 1)
-    server.faults = [Fault(ENDPOINTS["validate"], status=400)]
+    server.problems = [Fault(ENDPOINTS["validate"], status=400)]
     assert push.push_pending(pending) == 0 and not waiting(pending)
     assert (
         "README.md" not in server.files(ID)
@@ -479,7 +479,7 @@ def test_check_makes_nothing_finds_the_owner_and_refuses_a_license_that_the_hub_
     for token in ({"role": "write"}, scope("me", "repo.content.read", "repo.write")):
         server.login["auth"]["accessToken"] = token
         assert check("run") == ("me/run", "") == check("me/run")
-    server.faults = [
+    server.problems = [
         Fault("validate-yaml", 1, status=400, message='"license" must be one of [mit, ...]')
     ]
     assert re.match(
@@ -504,7 +504,7 @@ def test_check_refuses_a_malformed_id_no_login_and_a_token_or_owner_that_may_not
         patched.delenv("HF_TOKEN")
         assert re.match("push_to_hub = true: no login.*hf auth login, or set HF_TOKEN", refusal())
     assert not server.requests
-    server.faults = [Fault("whoami", status=401)]
+    server.problems = [Fault("whoami", status=401)]
     assert re.match("hub_model_id = run: HTTP status 401.*hf auth login", refusal())
     server.login["orgs"] = [
         {"name": "readers", "roleInOrg": "read"},
@@ -538,7 +538,7 @@ def test_check_refuses_another_runs_repository_only_to_a_new_run_and_names_a_pub
 def test_check_lets_a_run_start_when_the_hub_is_down(server, monkeypatch):
     server.make(ID)
     for endpoint in ("whoami", "validate", "info", "auth-check", "refs"):
-        server.faults = [Fault(ENDPOINTS.get(endpoint, endpoint), 100)]
+        server.problems = [Fault(ENDPOINTS.get(endpoint, endpoint), 100)]
         repo_id, note = check()
         assert repo_id == "run" and note.startswith("the Hub cannot be reached now (")
     for name, value, words in (

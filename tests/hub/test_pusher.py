@@ -34,7 +34,7 @@ def pusher(server, pending) -> push.Pusher:
 @pytest.fixture
 def hanging(server) -> HubServer:
     """The Hub does not answer the next upload until its ``ending`` is set."""
-    server.faults = [Fault(ENDPOINTS["put"], 1, "hang")]
+    server.problems = [Fault(ENDPOINTS["put"], 1, "hang")]
     return server
 
 
@@ -95,7 +95,7 @@ def test_step_that_is_staged_is_not_staged_again(hanging, pusher, pending, tmp_p
 
 
 def test_failed_push_is_sent_with_the_next_one(server, pusher, pending, tmp_path, caplog):
-    server.faults = [Fault(ENDPOINTS["commit"], 1, status=403)]
+    server.problems = [Fault(ENDPOINTS["commit"], 1, status=403)]
     submit(pusher, tmp_path, 1)
     wait_for_failures(caplog)
     assert waiting(pending) == [tag(1)] and not server.tags(ID)
@@ -105,7 +105,7 @@ def test_failed_push_is_sent_with_the_next_one(server, pusher, pending, tmp_path
 
 
 def test_failed_push_is_sent_again_at_the_end(server, pusher, pending, tmp_path, caplog):
-    server.faults = [Fault(ENDPOINTS["commit"], 1, status=403)]
+    server.problems = [Fault(ENDPOINTS["commit"], 1, status=403)]
     submit(pusher, tmp_path, 1)
     wait_for_failures(caplog)
     assert pusher.wait(20) == 0
@@ -113,7 +113,7 @@ def test_failed_push_is_sent_again_at_the_end(server, pusher, pending, tmp_path,
 
 
 def test_pushes_wait_behind_a_failed_one(server, pusher, pending, tmp_path, caplog):
-    server.faults = [Fault(ENDPOINTS["commit"], 10**6, status=403)]
+    server.problems = [Fault(ENDPOINTS["commit"], 10**6, status=403)]
     submit(pusher, tmp_path, 1)
     wait_for_failures(caplog)
     for step in (2, 3):
@@ -121,7 +121,7 @@ def test_pushes_wait_behind_a_failed_one(server, pusher, pending, tmp_path, capl
     assert pusher.wait(20) == 2
     assert waiting(pending) == [tag(1), tag(3)]
     assert caplog.text.count("is not on the Hub") == 1  # the same failure is logged once
-    server.faults.clear()
+    server.problems.clear()
     assert pusher.wait(20) == 0
     assert_arrived(server, pending, 1, 3)
 
@@ -130,10 +130,10 @@ def test_hub_that_is_back_gets_what_is_staged(
     server, pusher, pending, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(client, "DEADLINE_SECONDS", 10)
-    server.faults = [Fault(ENDPOINTS["refs"], 10**6)]
+    server.problems = [Fault(ENDPOINTS["refs"], 10**6)]
     submit(pusher, tmp_path, 1)
     wait_for_failures(caplog)
-    server.faults.clear()
+    server.problems.clear()
     submit(pusher, tmp_path, 2)
     assert pusher.wait(20) == 0
     assert caplog.messages[0].startswith(
@@ -143,12 +143,12 @@ def test_hub_that_is_back_gets_what_is_staged(
 
 
 def test_silent_hub_delays_neither_submit_nor_wait(server, pusher, pending, tmp_path):
-    server.faults = [Fault(".*", 10**6, "hang")]
+    server.problems = [Fault(".*", 10**6, "hang")]
     for step in (1, 2):
         submit(pusher, tmp_path, step)
     assert pusher.wait(0.1) == 2
     assert push.is_uploading()
-    server.faults.clear()
+    server.problems.clear()
     server.ending.set()
     assert pusher.wait(20) == 0
     assert not push.is_uploading()

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.machine import accelerator
 from ursa_minor.machine import device as hardware
+from ursa_minor.machine.accelerator import check_supported as refuse
 from ursa_minor.machine.accelerator import make_accelerator
-from ursa_minor.machine.accelerator import refuse_impossible as refuse
 from ursa_minor.recipe import keys
 
 CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)

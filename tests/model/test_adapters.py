@@ -105,7 +105,7 @@ def test_adapter_on_the_hub_is_refused(workplace, monkeypatch, name, source):
     with pytest.raises(
         BadInput, match=f"^--model {name} contains a PEFT adapter for you/base"
     ) as error:
-        adapters.refuse_hub_adapter(name, f"--model {name}")
+        adapters.check_no_hub_adapter(name, f"--model {name}")
     program = program_of(error.value)
     assert (
         f"Model.from_pretrained({source})" in program
@@ -116,7 +116,7 @@ def test_adapter_on_the_hub_is_refused(workplace, monkeypatch, name, source):
 
 def test_complete_models_and_unreachable_repositories_pass(workplace):
     write(Path("whole"), "config.json", "model.safetensors")
-    adapters.refuse_adapter(Path("whole"), "")
-    adapters.refuse_adapter(Path("nowhere"), "")
-    adapters.refuse_hub_adapter("whole", "")
-    adapters.refuse_hub_adapter("no-one/nothing", "")
+    adapters.check_no_adapter(Path("whole"), "")
+    adapters.check_no_adapter(Path("nowhere"), "")
+    adapters.check_no_hub_adapter("whole", "")
+    adapters.check_no_hub_adapter("no-one/nothing", "")

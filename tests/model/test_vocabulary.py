@@ -11,7 +11,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model import pretrained, vocabulary
-from ursa_minor.preflight.vocabulary import refuse_larger_tokenizer
+from ursa_minor.preflight.vocabulary import check_tokenizer_fits
 from ursa_minor.recipe import keys
 
 
@@ -43,13 +43,13 @@ def test_tokenizer_larger_than_the_embedding_is_refused(folder, last_id, gap):
     words = rf"^--model m: the tokenizer has ids up to {last_id}, .* has 320. .*embeddings\({last_id + 1}\)"
     model = pretrained.load(str(folder))
     with pytest.raises(BadInput, match=words):
-        vocabulary.refuse_missing_rows(model, tokenizer, "--model m")
+        vocabulary.check_embedding_rows(model, tokenizer, "--model m")
     model.resize_token_embeddings(last_id + 1)
-    vocabulary.refuse_missing_rows(model, tokenizer, "--model m")
+    vocabulary.check_embedding_rows(model, tokenizer, "--model m")
 
 
 def test_rows_of_padding_are_allowed(folder):
-    vocabulary.refuse_missing_rows(pretrained.load(str(folder)), enlarge(folder, 319), "--model m")
+    vocabulary.check_embedding_rows(pretrained.load(str(folder)), enlarge(folder, 319), "--model m")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_init_from_needs_rows_for_the_tokenizer(folder, vocab_size, last_id, wor
     )
     complete = pretrained.complete(recipe)
     if words is None:
-        refuse_larger_tokenizer(complete, vocab_size)
+        check_tokenizer_fits(complete, vocab_size)
         return
     with pytest.raises(BadInput, match=words):
-        refuse_larger_tokenizer(complete, vocab_size)
+        check_tokenizer_fits(complete, vocab_size)

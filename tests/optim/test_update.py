@@ -59,21 +59,21 @@ def test_a_good_update_changes_the_weights_and_clears_the_gradients(fp16):
     assert all(p.grad is None for p in case.parameters)
 
 
-@pytest.mark.parametrize("fault", ["loss", "gradient", "another process"])
+@pytest.mark.parametrize("problem", ["loss", "gradient", "another process"])
 @pytest.mark.parametrize("fp16", [False, True])
-def test_a_bad_loss_or_gradient_changes_neither_weights_nor_moments(fault, fp16):
+def test_a_bad_loss_or_gradient_changes_neither_weights_nor_moments(problem, fp16):
     case = Case(scaler() if fp16 else None)
     before = case.bits()
     case.gradients()
-    if fault == "gradient":
+    if problem == "gradient":
         case.parameters[0].grad[1, 2] = -INF
-    elsewhere = torch.tensor([NAN if fault == "another process" else 0.0, 0.0])
+    elsewhere = torch.tensor([NAN if problem == "another process" else 0.0, 0.0])
     got = case.update(
-        loss=NAN if fault == "loss" else 1.0, reduce_mean=lambda tensor: tensor + elsewhere
+        loss=NAN if problem == "loss" else 1.0, reduce_mean=lambda tensor: tensor + elsewhere
     )
     assert not got.applied and case.unchanged(before)
     assert all(p.grad is None for p in case.parameters)
-    assert got.overflow is (fp16 and fault == "gradient") and got.overflow != (
+    assert got.overflow is (fp16 and problem == "gradient") and got.overflow != (
         "not finite" in got.reason
     )
     case.gradients()

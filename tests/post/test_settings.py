@@ -1,4 +1,4 @@
-"""Post-training's file and flags: each value is checked before TRL takes it, and every fault is a line."""
+"""Post-training's file and flags: each value is checked before TRL takes it, and every problem is a line."""
 
 import os
 from dataclasses import dataclass

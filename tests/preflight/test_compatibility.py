@@ -1,4 +1,4 @@
-"""Verdicts on simulated facts: every combination that is known to be bad has its error and its remedy."""
+"""Verdicts on simulated facts: every combination that is known to be bad has its error and its fix."""
 
 import pytest
 from conftest import ROOT
@@ -34,16 +34,18 @@ def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one
     warned = dict.fromkeys(("numpy", "wandb", "nvidia-ml-py"), "warning")
     assert levels == warned | {"packages": "ok", "tqdm": "error"}
     numpy = next(check for check in found if check.name == "numpy")
-    assert "2.0.0" in numpy.text and numpy.remedy == 'pip install "numpy<=2.4.6,>=2.1"'
+    assert "2.0.0" in numpy.text and numpy.fix == 'pip install "numpy<=2.4.6,>=2.1"'
     assert found[0].text.startswith("1 of 5")
 
 
 def test_a_version_that_fails_between_two_that_work_is_an_error_and_left_out_of_our_ranges():
     ranges = compatibility.read_ranges((ROOT / "requirements.txt").read_text())
-    for (name, version), fault in compatibility.BROKEN.items():
+    for (name, version), problem in compatibility.BROKEN.items():
         (check,) = compatibility.packages({name: ranges[name]}, {name: version})[-1:]
-        assert not ranges[name].contains(version) and check.level == "error" and fault in check.text
-        assert "pip install" in check.remedy and f"!={version}" in check.remedy
+        assert (
+            not ranges[name].contains(version) and check.level == "error" and problem in check.text
+        )
+        assert "pip install" in check.fix and f"!={version}" in check.fix
 
 
 def build(version="2.13.0", cuda="13.0", *, usable=0, first=(8, 9), driver="580.95.05"):
@@ -54,10 +56,8 @@ def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_r
     bad = build("2.13.0+cpu", None)
     assert bad.level == build().level == "error" and "CPU build" in bad.text
     wheel = "pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130"
-    assert (
-        wheel in bad.remedy and "whl/cu126" in build("2.13.0+cpu", None, driver="550.54.14").remedy
-    )
-    assert "--index-url" in build("2.13.0+cpu", None, first=None).remedy  # nvidia-smi gives none
+    assert wheel in bad.fix and "whl/cu126" in build("2.13.0+cpu", None, driver="550.54.14").fix
+    assert "--index-url" in build("2.13.0+cpu", None, first=None).fix  # nvidia-smi gives none
     assert build(driver=None).level == build(usable=2).level == "ok"
     assert "CUDA_VISIBLE_DEVICES" in build().text
 
@@ -69,9 +69,9 @@ def test_a_driver_older_than_torchs_cuda_is_an_error_and_may_take_an_older_cuda_
         "finds no usable card" in build(cuda=cuda, driver=driver).text for driver, cuda in good
     )
     assert all("driver is too old" in build(cuda=cuda, driver=driver).text for driver, cuda in old)
-    fixable = build(driver="550.54.14").remedy
+    fixable = build(driver="550.54.14").fix
     assert "driver 580.65.06 or newer" in fixable and "whl/cu126" in fixable
-    assert "whl" not in build(driver="470.82.01").remedy
+    assert "whl" not in build(driver="470.82.01").fix
 
 
 def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_we_name():
@@ -100,7 +100,7 @@ def test_a_card_without_kernels_is_an_error_that_names_the_wheels_that_serve_it(
         ((3, 5), CU130, "470.1", "no current torch"),  # Kepler
     ):
         verdict = compatibility.architecture("a card", capability, arch_list, driver)
-        assert verdict.level == "error" and wheel in verdict.remedy
+        assert verdict.level == "error" and wheel in verdict.fix
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_cudnn_version_is_decoded(version, text):
 def test_old_cudnn_on_hopper_is_a_warning(capabilities, version, deprioritized, level):
     check = compatibility.cudnn_attention(capabilities, version, deprioritized=deprioritized)
     assert check.level == level and f"cuDNN {cudnn.version_text(version)}" in check.text
-    assert ("export TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in check.remedy) == (level == "warning")
+    assert ("export TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in check.fix) == (level == "warning")
 
 
 OWN = "/env/nvidia/cudnn/lib"
@@ -167,9 +167,7 @@ def test_cudnn_that_shadows_the_package_is_a_warning(version, loaded, search_pat
     if words is None:
         assert check is None
     else:
-        assert (
-            check.level == "warning" and words in check.text and "LD_LIBRARY_PATH" in check.remedy
-        )
+        assert check.level == "warning" and words in check.text and "LD_LIBRARY_PATH" in check.fix
 
 
 def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
@@ -181,7 +179,5 @@ def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
     ):
         check = compatibility.disk(int(size), 24.5e9, "/d", shards=shards)
         assert (
-            check.level == level
-            and bool(check.remedy) == (level != "ok")
-            and "24.5 GB" in check.text
+            check.level == level and bool(check.fix) == (level != "ok") and "24.5 GB" in check.text
         )

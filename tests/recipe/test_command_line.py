@@ -127,18 +127,18 @@ def test_yaml_spellings_of_true_are_booleans(recipe_file, text):
 
 
 @pytest.mark.parametrize(
-    ("line", "remedy"),
+    ("line", "fix"),
     [
         ('push_to_hub: "True"', "write true without quotes"),
         ('push_to_hub: "0"', "write false without quotes"),
         ('init_from: "null"\nnum_key_value_heads: "none"', "write null without quotes"),
     ],
 )
-def test_quoted_yaml_value_is_refused_with_its_literal(recipe_file, line, remedy):
+def test_quoted_yaml_value_is_refused_with_its_literal(recipe_file, line, fix):
     with recipe_file.open("a") as file:
         file.write(f"{line}\n")
     (message,) = refused(recipe_file)
-    assert message.endswith(remedy)
+    assert message.endswith(fix)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The recipe: what it accepts, what it refuses, and that each remedy it prints works."""
+"""The recipe: what it accepts, what it refuses, and that each fix it prints works."""
 
 import logging
 import os
@@ -413,7 +413,7 @@ def test_more_max_steps_for_a_finished_run_names_the_true_reason(
     changes = {"run_name": "r", "lr_scheduler_type": schedule, "decay_ratio": 0.2}
     before = keys.fixed(recipe(tmp_path, **changes, max_steps=12))
     with pytest.raises(BadInput) as caught:
-        loading.refuse_changed_science(
+        loading.check_same_hyperparameters(
             Path("run"), before, recipe(tmp_path, **changes, max_steps=20)
         )
     (message,) = caught.value.lines
@@ -603,13 +603,13 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
     before = keys.fixed(recipe(tmp_path))
     with pytest.raises(BadInput) as caught:
-        loading.refuse_changed_science(
+        loading.check_same_hyperparameters(
             Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1)
         )
-    remedy = "fixed for a run. Give another --run_name, or set it back"
+    fix = "fixed for a run. Give another --run_name, or set it back"
     changes = ("seed = 1, asked for 7", "label_smoothing = 0.0, asked for 0.1")
-    assert set(caught.value.lines) == {f"run: {change}: {remedy}" for change in changes}
-    loading.refuse_changed_science(
+    assert set(caught.value.lines) == {f"run: {change}: {fix}" for change in changes}
+    loading.check_same_hyperparameters(
         Path("run"), before, recipe(tmp_path, eval_steps=7, data_files=["b"])
     )
 
@@ -623,7 +623,7 @@ def test_run_of_another_version_is_refused(tmp_path, name):
     with pytest.raises(
         BadInput, match=rf"run was written by another version .* \({name}\)\. .* another --run_name"
     ):
-        loading.refuse_changed_science(Path("run"), before, recipe(tmp_path))
+        loading.check_same_hyperparameters(Path("run"), before, recipe(tmp_path))
 
 
 # What a run reads.

@@ -357,7 +357,7 @@ def test_changed_hyperparameter_suggests_output_dir_where_it_is_given(here):
     before = keys.fixed(load(here))
     changed = load(here, {"output_dir": "elsewhere", "learning_rate": "5e-4"})
     with pytest.raises(BadInput, match="Give another --output_dir, or set it back"):
-        loading.refuse_changed_science(Path("run"), before, changed)
+        loading.check_same_hyperparameters(Path("run"), before, changed)
 
 
 def test_extension_of_a_run_takes_no_name(here):

@@ -33,7 +33,7 @@ def recipe(run_dir, **changes):
 
 def begin(asked):
     """Do what each start does before it trains."""
-    folder.refuse_foreign_run(asked)
+    folder.check_run_folder(asked)
     with folder.held(asked, ALONE):
         pass
 
@@ -81,7 +81,7 @@ def test_the_science_of_a_run_that_has_left_something_is_fixed(run_dir, result):
     (run_dir / result).mkdir(parents=True)
     (run_dir / "trackers.json").write_text("{}")
     with pytest.raises(BadInput, match="learning_rate = 0.003, asked for 0.5: fixed for a run"):
-        folder.refuse_foreign_run(recipe(run_dir, learning_rate=0.5))
+        folder.check_run_folder(recipe(run_dir, learning_rate=0.5))
     begin(recipe(run_dir, data_files=["moved"]))  # what it holds is compared instead
     assert (run_dir / "trackers.json").exists()
 
@@ -95,7 +95,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_prepare
     with pytest.raises(
         BadInput, match=f"^output_dir = {run_dir}: {tmp_path / name} is not a folder that"
     ):
-        folder.refuse_foreign_run(recipe(run_dir))
+        folder.check_run_folder(recipe(run_dir))
 
 
 def test_a_second_trainer_in_a_run_folder_is_refused_with_the_pid_of_the_first(run_dir):
@@ -113,7 +113,7 @@ def test_a_folder_of_other_files_is_left_as_it_is(run_dir):
         run_dir.mkdir(parents=True)
         (run_dir / name).write_text("x")
         with pytest.raises(BadInput, match="not a run folder of ours"):
-            folder.refuse_foreign_run(recipe(run_dir))
+            folder.check_run_folder(recipe(run_dir))
         assert [path.name for path in Path(run_dir).iterdir()] == [name]
 
 

@@ -178,7 +178,7 @@ def test_a_cpu_build_beside_a_card_ends_with_1_and_the_wheel(capsys, tmp_path, m
         "ok       card: NVIDIA GeForce RTX 4090. GPT-2 124M on one" in out and "rtx4090.yaml" in out
     )
     assert out.splitlines()[-1].startswith("1 error,") and "fp32" not in out
-    assert re.search("^error    torch: .* Remedy: pip", out, re.MULTILINE)
+    assert re.search("^error    torch: .* Fix: pip", out, re.MULTILINE)
 
 
 def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
@@ -230,12 +230,12 @@ def test_every_trial_has_its_line_and_one_that_hangs_its_level(
         if check.level != compatibility.TRYING
     ]
     assert ", ".join(f"{check.name} {check.level}" for check in found) == said
-    remedies = " ".join(check.remedy for check in found)
+    fixes = " ".join(check.fix for check in found)
     if failing == "compiled":
-        assert "apt install g++ python3-dev" in remedies and "conservative.yaml" in remedies
+        assert "apt install g++ python3-dev" in fixes and "conservative.yaml" in fixes
     if failing == "nccl":
         assert all(
-            word in remedies
+            word in fixes
             for word in ("NCCL_P2P_DISABLE=1", "NCCL_DEBUG=INFO", "GLOO_SOCKET_IFNAME=lo")
         )
 

@@ -275,7 +275,7 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(
 ):
     """With the real clients, against a Hub on localhost."""
     card = hub.folder / "models/me/model/README.md"
-    monkeypatch.setattr(score_model, "refuse_incomplete", lambda *_: None)  # these are 40 items
+    monkeypatch.setattr(score_model, "check_complete", lambda *_: None)  # these are 40 items
     push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
     done = run(*push, **hub.environment)
     asked = [line for line in hub.log if "Rowan/hellaswag" in line]
@@ -315,7 +315,7 @@ def test_scores_of_some_items_are_not_pushed(place, hub):
 def test_damaged_card_gets_no_scores(place, hub, monkeypatch):
     card = hub.folder / "models/me/model/README.md"
     card.write_text("---\nlicense: [mit\n---\nMine.\n")
-    monkeypatch.setattr(score_model, "refuse_incomplete", lambda *_: None)
+    monkeypatch.setattr(score_model, "check_complete", lambda *_: None)
     push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
     done = run(*push, expect=1, **hub.environment)
     assert "its README.md is left as it is: its metadata block is not valid YAML" in done.stderr
@@ -330,7 +330,7 @@ def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "start", lambda: None)  # it would take this process's messages
     monkeypatch.setattr(score_model, "run", lambda *asked: [(TASK, line)])
-    monkeypatch.setattr(card_scores, "refuse_unknown", lambda model_id: None)
+    monkeypatch.setattr(card_scores, "check_model_exists", lambda model_id: None)
     monkeypatch.setattr(
         card_scores, "_add", lambda *_: (_ for _ in ()).throw(ConnectionError("gone"))
     )

@@ -1,4 +1,4 @@
-"""The campaign of faults itself: its judge, and that it sees a fault that was put in."""
+"""The campaign of problems itself: its judge, and that it sees a problem that was put in."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def done(code, stderr, stdout=""):
     ],
 )
 def test_the_judge_lets_one_line_that_names_the_culprit_hold_and_nothing_else(code, stderr, why):
-    assert commands.fault_of(done(code, stderr), "a.csv") == why
+    assert commands.problem_of(done(code, stderr), "a.csv") == why
 
 
 @pytest.mark.slow
@@ -61,4 +61,4 @@ def test_a_fault_that_is_put_in_is_found(tmp_path):
     (written,) = tmp_path.glob("faults-*.json")
     bits = json.loads(written.read_text())["campaigns"]["bits"]
     assert 0 < bits["held"] < bits["tried"] == 50
-    assert any("optimizer.safetensors" in fault["what"] for fault in bits["faults"])
+    assert any("optimizer.safetensors" in problem["what"] for problem in bits["problems"])

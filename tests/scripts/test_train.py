@@ -439,7 +439,7 @@ def test_a_signal_to_the_launcher_saves_and_leaves_no_process(workplace, number)
     end_launcher(pid, number)
     assert "the same command resumes" in Path(err).read_text()
     (path,) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
-    assert checkpoint.find_fault(path) is None
+    assert checkpoint.find_problem(path) is None
 
 
 @pytest.mark.slow

@@ -180,12 +180,12 @@ def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_
 
 def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workplace):
     with HubServer() as server:
-        server.faults.append(Fault("POST .*/commit/", times=float("inf"), status=403))
+        server.problems.append(Fault("POST .*/commit/", times=float("inf"), status=403))
         said = train(server, *PUSHED, "--run_name", "p")
         assert said.count("is not on the Hub") == 1 and "--push_pending runs/p" in said
         steps = ["step-00000003", "step-00000012"]  # the last step replaces the others that waited
         assert waiting(Path("runs/p/hub")) == steps and server.tags("me/p") == {}
-        server.faults.clear()
+        server.problems.clear()
         train(server, "--push_pending", "runs/p")
         assert list(server.tags("me/p")) == steps and len(server.titles("me/p")) == 2
         train(server, "--push_pending", "runs/p")
@@ -204,7 +204,7 @@ def test_a_push_that_cannot_be_made_ends_no_run(workplace, monkeypatch):
 def hanging_hub() -> Iterator[HubServer]:
     """A Hub that never answers an upload, until its ``ending`` is set."""
     with HubServer() as server:
-        server.faults = [Fault("PUT /lfs/", float("inf"), "hang")]
+        server.problems = [Fault("PUT /lfs/", float("inf"), "hang")]
         yield server
 
 
@@ -247,7 +247,7 @@ def test_hanging_upload_does_not_keep_the_process(
     assert last_lines[1].endswith("the command: python train.py --push_pending runs/p")
 
     staged = waiting(Path("runs/p/hub"))
-    hanging_hub.faults.clear()
+    hanging_hub.problems.clear()
     hanging_hub.ending.set()
     train(hanging_hub, "--push_pending", "runs/p")
     assert list(hanging_hub.tags("me/p")) == staged
@@ -339,7 +339,7 @@ def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_n
 
 
 @pytest.mark.parametrize(
-    "fault, begins",
+    "problem, begins",
     [
         pytest.param(Fault("PUT /lfs/", kind="hang"), 4, id="an upload hangs"),
         pytest.param(
@@ -351,15 +351,15 @@ def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_n
     ],
 )
 def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no_more(
-    fresh_machines, fault, begins
+    fresh_machines, problem, begins
 ):
     server = fresh_machines.server
     fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
-    server.faults.append(fault)
+    server.problems.append(problem)
     environment = fresh_machines.next() | {"STOP_AT": "8:0", "STOP_BY": "SIGTERM"}
     pid, _, said = fork(WITNESS, fresh_machines.flags, environment)
     wait_until(
-        lambda: fault.times == 0 and "stopped by SIGTERM after step 8" in Path(said).read_text()
+        lambda: problem.times == 0 and "stopped by SIGTERM after step 8" in Path(said).read_text()
     )
     os.kill(pid, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

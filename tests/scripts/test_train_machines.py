@@ -19,7 +19,7 @@ from ursa_minor.base import files, gpus
 from ursa_minor.base.errors import BadInput
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.machine import device as hardware
-from ursa_minor.machine.accelerator import refuse_missing_kernels
+from ursa_minor.machine.accelerator import check_kernels
 from ursa_minor.machine.micro_batch import propose_micro_batch
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
@@ -133,7 +133,7 @@ def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(
         and "Traceback" not in said
     )
     path = Path("runs/k/checkpoints/step-00000005")
-    assert checkpoint.find_fault(path) is None
+    assert checkpoint.find_problem(path) is None
     run("train.py", *TINY, "--run_name", "k", processes=processes)
     assert final_state("k") == final_state("whole" if processes == 1 else "two")
 
@@ -395,9 +395,9 @@ def test_a_card_that_torch_has_no_kernels_for_is_refused_with_the_build_that_has
     with pytest.raises(
         BadInput, match=r"no kernels for Tesla V100-SXM2-16GB \(sm_70\).*pip install"
     ):
-        refuse_missing_kernels(v100)
-    refuse_missing_kernels(dataclasses.replace(v100, capability=(8, 6)))
-    refuse_missing_kernels(hardware.Device("cpu", "CPU", 2**34))
+        check_kernels(v100)
+    check_kernels(dataclasses.replace(v100, capability=(8, 6)))
+    check_kernels(hardware.Device("cpu", "CPU", 2**34))
 
 
 # A real card, where there is one.

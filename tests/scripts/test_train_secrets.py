@@ -62,7 +62,7 @@ def own(workplace):
     return workplace
 
 
-def refuse_secrets(*said: str | bytes) -> None:
+def check_no_secrets(*said: str | bytes) -> None:
     """Assert that no secret stands in a file below this folder, or in what was printed or sent."""
     seen = {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     seen |= {
@@ -111,7 +111,7 @@ def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(
             f"{request.path} {request.headers}".encode() + request.body for request in hub.requests
         ]
     assert names == [name for name in names if list(Path().rglob(f"*{name}*"))]
-    refuse_secrets(done.stdout, done.stderr, *sent)
+    check_no_secrets(done.stdout, done.stderr, *sent)
 
 
 def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(own, server):
@@ -131,7 +131,7 @@ def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(
     assert not server.log, "the file is known by its redacted URL"
     other = run("train.py", *ROWS, "--data_files", url(server, "b.jsonl"), expect=2)
     assert "runs/r/checkpoints/step-00000012" in other.stderr
-    refuse_secrets(
+    check_no_secrets(
         *(
             words
             for done in (first, again, by_recipe, other)
@@ -167,7 +167,7 @@ def test_a_preparation_goes_on_with_a_renewed_token_where_it_was(own, server):
         "prepare_data.py", *flags, *(one.replace("canarytoken", "canaryagain") for one in urls)
     )
     assert done.stdout.strip() == str(path.parent) and json.loads(path.read_text())["complete"]
-    refuse_secrets(killed.stderr, done.stderr)
+    check_no_secrets(killed.stderr, done.stderr)
 
 
 NO_URL = "data_files, number 1: is not a URL"

@@ -297,7 +297,7 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     if kwargs.get("generator") is not None:  # a card's own cannot be made here
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     if len(cards) < len(tensors) or name in INDEXING:
-        _refuse_two_sides(
+        _check_one_side(
             func, args, [tensor for tensor in tensors if not isinstance(tensor, CudaTensor)]
         )
     if (
@@ -359,7 +359,7 @@ def _product_type(dtype: torch.dtype) -> str:
     return "tf32" if dtype == torch.float32 and allowed else _named(dtype)
 
 
-def _refuse_two_sides(func: torch._ops.OpOverload, args: tuple, others: list[Tensor]) -> None:
+def _check_one_side(func: torch._ops.OpOverload, args: tuple, others: list[Tensor]) -> None:
     """Raise RuntimeError as a card does for ``others``, the CPU's tensors, unless the operation takes them."""
     if func.overloadpacket in INDEXING and isinstance(args[0], CudaTensor):
         indices = [index for index in args[1] if index is not None]

@@ -19,7 +19,7 @@ from ursa_minor.evaluation import likelihood, sampling
 from ursa_minor.evaluation.validation import validation_loss
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine import micro_batch
-from ursa_minor.machine.accelerator import make_accelerator, refuse_cuda_graphs
+from ursa_minor.machine.accelerator import check_cuda_graphs, make_accelerator
 from ursa_minor.model.attention import kernel_taken
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import NextTokenLoss
@@ -75,7 +75,7 @@ def test_check_setup_reports_a_cudnn_that_torch_refuses(monkeypatch):
         with mock.patch.object(torch.backends.cudnn, "version", refuse):
             (check,) = checks.examine_cudnn([(9, 0)])
         assert check.level == "error" and check.text.startswith("cuDNN version incompatibility")
-        assert "LD_LIBRARY_PATH" in check.remedy
+        assert "LD_LIBRARY_PATH" in check.fix
 
     on(H200, work)
 
@@ -201,10 +201,10 @@ def test_documents_apart_take_flex_attention_in_a_compiled_step(document_mask, c
 def test_cuda_graphs_are_refused_for_several_micro_batches(mode):
     def work(machine):
         accelerator = make_accelerator(hardware.this_device(), keys.Machine(compile_mode=mode))
-        refuse_cuda_graphs(1, accelerator)
+        check_cuda_graphs(1, accelerator)
         words = f"compile_mode = {mode}.* of 2 micro-batches.* --compile_mode max-autotune-no-cudagraphs"
         with pytest.raises(BadInput, match=words):
-            refuse_cuda_graphs(2, accelerator)
+            check_cuda_graphs(2, accelerator)
 
     on(A6000, work)
 
@@ -212,7 +212,7 @@ def test_cuda_graphs_are_refused_for_several_micro_batches(mode):
 def test_modes_without_cuda_graphs_take_several_micro_batches():
     def work(machine):
         machine_keys = keys.Machine(compile_mode="max-autotune-no-cudagraphs")
-        refuse_cuda_graphs(2, make_accelerator(hardware.this_device(), machine_keys))
+        check_cuda_graphs(2, make_accelerator(hardware.this_device(), machine_keys))
 
     on(A6000, work)
 
@@ -339,7 +339,7 @@ def test_the_product_chooses_for_each_card_what_it_can(card):
     on(card, work)
 
 
-def refuse_float64() -> None:
+def check_no_float64() -> None:
     """Make the simulated GPU one without float64, as Apple's are."""
     real = CudaTensor.__new__
 
@@ -370,7 +370,7 @@ def test_sums_need_no_float64_on_the_gpu(endings):
             return [*loss.values(), *answer.nats]
 
         expected = scores()
-        refuse_float64()
+        check_no_float64()
         with pytest.raises(TypeError):
             torch.zeros(1, dtype=torch.float64, device=CUDA)
         assert scores() == pytest.approx(expected, rel=1e-12)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from ursa_minor.base import console
-from ursa_minor.base.errors import BadInput, TrainingStopped, machine_fault
+from ursa_minor.base.errors import BadInput, TrainingStopped, machine_error
 
 SILENT_SECONDS = 1.0  # how long a process that prints no error waits for the one that does
 
@@ -55,10 +55,10 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _output_is_closed():
                 return 1
-            fault = machine_fault(error)
-            if fault is None:
+            problem = machine_error(error)
+            if problem is None:
                 raise
-            return _print(fault)
+            return _print(problem)
 
     return wrapper
 
@@ -109,18 +109,16 @@ def _show_uncaught(
 
     Ctrl-C shows nothing, because the exit status states it.
     """
-    fault = machine_fault(error)
-    if fault is not None:
-        _print(fault)
+    problem = machine_error(error)
+    if problem is not None:
+        _print(problem)
     elif (
         isinstance(error, ModuleNotFoundError)
         and error.name
         and not error.name.startswith("ursa_minor")
     ):
-        remedy = "make environment && source .venv/bin/activate, or pip install -r requirements.txt"
-        sys.stderr.write(
-            f"error: {error.name} is not installed for {sys.executable}. Remedy: {remedy}\n"
-        )
+        fix = "make environment && source .venv/bin/activate, or pip install -r requirements.txt"
+        sys.stderr.write(f"error: {error.name} is not installed for {sys.executable}. Fix: {fix}\n")
     elif kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
 

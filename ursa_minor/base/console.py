@@ -72,7 +72,7 @@ def _show(line: str, stream: TextIO | None) -> None:
     try:
         from tqdm import (
             tqdm,
-        )  # here, so that a Python without packages comes as far as entry's remedy
+        )  # here, so that a Python without packages comes as far as entry's fix
 
         tqdm.write(_wrapped(line) if terminal.isatty() else line, file=terminal)
         terminal.flush()

@@ -1,4 +1,4 @@
-"""Bad input and faults of the machine: what the user can do about them, one line each, and the exit status."""
+"""Bad input and problems of the machine: what the user can do about them, one line each, and the exit status."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from ursa_minor.base.redaction import one_line, redact
 
 
 class BadInput(ValueError):
-    """One or more things the user can correct; ``lines`` holds one message each (file, key, value, rule, remedy).
+    """One or more things the user can correct; ``lines`` holds one message each (file, key, value, rule, fix).
 
     ``alone``: only this process knows, so it prints them whichever it is.
     """
@@ -22,7 +22,7 @@ class BadInput(ValueError):
 
 
 class TrainingStopped(Exception):
-    """The run cannot continue through no fault of the input (three bad updates in a row, for example); exit status 1.
+    """The run cannot continue through no problem of the input (three bad updates in a row, for example); exit status 1.
 
     Attributes as BadInput's.
     """
@@ -45,7 +45,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(named)
 
 
-# What a system call answers where the machine, not the program, is at fault, and what the user can do. Of the first kind
+# What a system call answers where the machine, not the program, is at problem, and what the user can do. Of the first kind
 # is the place, which the user has chosen: bad input; of the second the machine's state: it may pass.
 RIGHTS = "use another place, or change its permissions"
 OTHER_PLACE = "a part of this path is a file, or a link that leads nowhere; give another place"
@@ -65,12 +65,12 @@ PLACE |= dict.fromkeys(
 )
 DISK_FAILS = "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again"
 RESUMES = "the same command resumes"
-STATE = {
+ERRNO_FIXES = {
     errno.ENOSPC: f"free some space; {RESUMES}",
     errno.EDQUOT: f"a quota limits space or the number of files (quota -s): delete some; {RESUMES}",
 }
-STATE |= dict.fromkeys((errno.EIO, errno.ESTALE), DISK_FAILS)
-STATE |= {
+ERRNO_FIXES |= dict.fromkeys((errno.EIO, errno.ESTALE), DISK_FAILS)
+ERRNO_FIXES |= {
     errno.EFBIG: "raise the limit (ulimit -f); the same command resumes",
     errno.EMFILE: "raise the limit (ulimit -n); the same command resumes",
     errno.ENFILE: "too many files are open on this machine; the same command resumes",
@@ -129,7 +129,7 @@ def first_line(error: BaseException) -> str:
 
 
 def errno_of(error: BaseException) -> int | None:
-    """Return the number of a system call's answer behind an error, where it is one of ``PLACE`` or ``STATE``."""
+    """Return the number of a system call's answer behind an error, where it is one of ``PLACE`` or ``ERRNO_FIXES``."""
     if isinstance(error, (BadInput, TrainingStopped)):
         return None
     written = RUST.search(str(error))
@@ -140,17 +140,17 @@ def errno_of(error: BaseException) -> int | None:
         if isinstance(error, OSError)
         else None
     )
-    return number if number in PLACE or number in STATE else None
+    return number if number in PLACE or number in ERRNO_FIXES else None
 
 
-def machine_fault(error: BaseException) -> BadInput | None:
-    """Return a fault of the machine, or of a place on it, as one line; None: the error is of another kind.
+def machine_error(error: BaseException) -> BadInput | None:
+    """Return a problem of the machine, or of a place on it, as one line; None: the error is of another kind.
 
     A place has a name; what is wrong with the machine may have none.
     """
     if isinstance(error, MemoryError) or MEMORY.search(str(error)):
-        remedy = "end other programs, or raise the limit (ulimit -v); the same command resumes"
-        return BadInput(f"memory ran out: {remedy}", 1, alone=True)
+        fix = "end other programs, or raise the limit (ulimit -v); the same command resumes"
+        return BadInput(f"memory ran out: {fix}", 1, alone=True)
     if isinstance(error, Unsupported):
         return BadInput(str(error), 2, alone=True)
     number = errno_of(error)
@@ -162,7 +162,7 @@ def machine_fault(error: BaseException) -> BadInput | None:
     where = f"{name}: " if name is not None else ""
     if number in PLACE:
         return BadInput(f"{where}{os.strerror(number)}: {PLACE[number]}", 2, alone=True)
-    fix = STATE[number]
+    fix = ERRNO_FIXES[number]
     if number == errno.ENOSPC and isinstance(name, (str, Path)):
         fix = f"{space_fix(name)}; {RESUMES}"
     return BadInput(f"{where}{os.strerror(number)}: {fix}", 1, alone=True)

@@ -249,7 +249,7 @@ def row_of(path: Path) -> dict[str, Any]:
     return {"size": path.stat().st_size, "sha256": sha256(path)}
 
 
-def fault_of(path: Path, row: dict[str, Any]) -> str | None:
+def problem_of(path: Path, row: dict[str, Any]) -> str | None:
     """Return how a file differs from its ``row_of`` then, or None where every byte is as it was. Raises OSError."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):

@@ -88,7 +88,7 @@ def reach(url: str, seconds: float) -> str:
     return ""
 
 
-def refuse_page(begin: bytes, headers: Mapping[str, str], url: str) -> None:
+def check_no_html_page(begin: bytes, headers: Mapping[str, str], url: str) -> None:
     """Raise Unreadable for an answer that is HTML by its headers and by the bytes that it begins with."""
     if "html" in headers.get("Content-Type", "").lower() and PAGE.match(begin):
         raise Unreadable(

@@ -13,7 +13,7 @@ MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 HOW = "Start several processes with torchrun --nproc_per_node N or accelerate launch --num_processes N"
 
 
-def refuse_incomplete_launch(environment: Mapping[str, str]) -> None:
+def check_launch(environment: Mapping[str, str]) -> None:
     """Check the variables by which the processes of a run find each other.
 
     Raises BadInput where they ask for several processes, or for a place among them, and are incomplete or contradict

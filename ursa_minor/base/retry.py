@@ -27,7 +27,7 @@ def retry(what: str, call: Callable[..., Any], *args) -> Any:
 
 
 def retried(what: str, read: Callable[[int], Iterator[Any]], row: int = -1) -> Iterator[Any]:
-    """Yield what ``read(row)`` yields, each row once: after a fault it is called again with the row of the fault.
+    """Yield what ``read(row)`` yields, each row once: after a problem it is called again with the row of the problem.
 
     After each failure in a row the wait is longer, to a limit; every retry is logged. What a parser says of a local file
     is final; of a remote one it is when a second reading says the same. ``row``: below 0: there are none to be named.
@@ -66,14 +66,14 @@ def retried(what: str, read: Callable[[int], Iterator[Any]], row: int = -1) -> I
             )
         failures, last = failures + 1 if row == last[0] else 1, (row, reason)
         if failures == TRIES:
-            remedy = (
+            fix = (
                 ""
                 if status
                 else "; without a network, first prepare_data.py ... --prefetch where there is one"
             )
             raise TrainingStopped(
                 f"{where}: failed {TRIES} times in a row, last with {reason}. What was read before is kept; the same "
-                f"command resumes from there{remedy}"
+                f"command resumes from there{fix}"
             )
         wait = max(
             min(asked, LONGEST_ASKED_SECONDS), min(LONGEST_WAIT_SECONDS, 2 ** (failures - 1))

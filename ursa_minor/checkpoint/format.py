@@ -82,8 +82,8 @@ def write(
             files.fsync(
                 folder.parent / METRICS
             )  # a power cut leaves no step without the rows before it
-    if fault := find_fault(path):
-        raise OSError(f"{path}: does not read back as written: {fault}")
+    if problem := find_problem(path):
+        raise OSError(f"{path}: does not read back as written: {problem}")
     try:
         clear_partial(folder)
         kept = [other for other in list_checkpoints(folder) if other.name <= path.name]
@@ -150,8 +150,8 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def find_fault(path: Path) -> str | None:
-    """Return the fault of a checkpoint, file first, or None when every byte is as it was written and can be read."""
+def find_problem(path: Path) -> str | None:
+    """Return the problem of a checkpoint, file first, or None when every byte is as it was written and can be read."""
     name = MANIFEST
     try:
         manifest = files.read_json(path / MANIFEST)
@@ -162,8 +162,8 @@ def find_fault(path: Path) -> str | None:
         if type(step) is not int or path.name != step_name(step):
             return f"{MANIFEST} is of step {step!r:.40}"
         for name, row in rows.items():
-            if fault := files.fault_of(path / name, row):
-                return f"{name} {fault}"
+            if problem := files.problem_of(path / name, row):
+                return f"{name} {problem}"
         if (told := files.read_json(path / STATE)["step"]) != step:
             return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -194,9 +194,9 @@ def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, l
     there, skipped = list_checkpoints(folder), []
     mine = [path for path in there if begin is None or is_mine(path)]
     for path in mine:
-        if not (fault := find_fault(path)):
+        if not (problem := find_problem(path)):
             return path, skipped
-        skipped.append(f"{path}: {fault}")
+        skipped.append(f"{path}: {problem}")
     if begin is None:
         if skipped:
             raise BadInput(
@@ -238,11 +238,11 @@ def _hash_of_weights(path: Path) -> str:
 
 def read_state(path: Path) -> dict:
     """Return a verified checkpoint's ``state.json``. Raises BadInput when the checkpoint does not verify."""
-    fault = _no_checkpoint(path) or find_fault(path)
-    if fault:
+    problem = _no_checkpoint(path) or find_problem(path)
+    if problem:
         near = "" if path.exists() else nearest_beside(str(path), Path.is_dir)
-        remedy = f"give auto, none or a sound step-XXXXXXXX folder{near}"
-        raise BadInput(f"resume_from_checkpoint = {path}: {fault}; {remedy}")
+        fix = f"give auto, none or a sound step-XXXXXXXX folder{near}"
+        raise BadInput(f"resume_from_checkpoint = {path}: {problem}; {fix}")
     return files.read_json(path / STATE)
 
 

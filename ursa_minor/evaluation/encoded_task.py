@@ -118,7 +118,7 @@ class Encoded:
         Raises:
             BadInput: a log-likelihood is not finite. The message names the item.
         """
-        self._refuse_not_finite(answers)
+        self._check_finite(answers)
         if self.task.scores is LAST_WORD:
             nats, greedy = (
                 np.concatenate(self.sums(answers)),
@@ -140,7 +140,7 @@ class Encoded:
         names = [f"{score}{end}" for score in self.task.scores for end in ("", "_stderr")]
         return {name: found[name] for name in names} | {"items": len(self.items)}
 
-    def _refuse_not_finite(self, answers: Sequence[Answer]) -> None:
+    def _check_finite(self, answers: Sequence[Answer]) -> None:
         for text in range(len(self.tokens)):
             for item, nats in zip(self.items, self.sums(answers, text), strict=True):
                 invalid = np.flatnonzero(~np.isfinite(nats))
@@ -204,13 +204,13 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
     try:
         encoded = tokenizer(different, add_special_tokens=False, verbose=False, truncation=False)
     except Exception as error:  # tokenizers raises bare Exceptions
-        remedy = (
+        fix = (
             "; its ids are the characters of one text: take tokenizer: bpe"
             if "UNK" in str(error)
             else ""
         )
         raise BadInput(
-            f"the tokenizer cannot write the items' text: {first_line(error)}{remedy}"
+            f"the tokenizer cannot write the items' text: {first_line(error)}{fix}"
         ) from None
     known = dict(zip(different, encoded["input_ids"], strict=True))
     return [known[text] for text in texts]

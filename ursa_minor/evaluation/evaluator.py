@@ -46,10 +46,10 @@ def read_items(
                 found[task] = task_data.read(
                     task, evaluation.files_of(name), evaluation.task_limit, known.get(name)
                 )
-            except BadInput as fault:
+            except BadInput as problem:
                 if evaluation.files_of(name):
                     raise
-                log.warning(f"left out: {fault}")
+                log.warning(f"left out: {problem}")
     everywhere = gather_object([{task.name: rows.commit for task, rows in found.items()}])
     return {
         task: rows
@@ -65,14 +65,14 @@ def encode_items(
     return {task: Encoded(task, rows, tokenizer, sequence_length) for task, rows in found.items()}
 
 
-def refuse_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFast) -> None:
+def check_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput with the first prompt of samples that the tokenizer has no ids for."""
     for prompt in evaluation.sample_prompts if evaluation.sample_steps else ():
         try:
             encode_prompt(tokenizer, prompt)
         except BadInput as error:
-            remedy = "give other words: --sample_prompts TEXT..., or --sample_steps 0"
-            raise BadInput(f"sample_prompts = {prompt!r}: {error}; {remedy}") from None
+            fix = "give other words: --sample_prompts TEXT..., or --sample_steps 0"
+            raise BadInput(f"sample_prompts = {prompt!r}: {error}; {fix}") from None
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ def read_rows(path: Path, fields: Collection[str]) -> Iterator[RawRow]:
     if path.suffix.lower() == ".tsv" or _is_tab_separated(first_text):
         yield from _tsv_rows(path, lines)
     else:
-        _refuse_document(path, text, first_text, fields)
-        _refuse_csv(path, first_text, fields)
+        _check_not_document(path, text, first_text, fields)
+        _check_not_csv(path, first_text, fields)
         yield from _json_rows(path, lines)
 
 
@@ -176,7 +176,7 @@ def _decoded(path: Path, data: bytes) -> str:
     Raises:
         BadInput: the file is of another kind. The message names a command that converts it.
     """
-    _refuse_binary_kinds(path, data)
+    _check_text_kind(path, data)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -188,7 +188,7 @@ def _decoded(path: Path, data: bytes) -> str:
         ) from None
 
 
-def _refuse_binary_kinds(path: Path, data: bytes) -> None:
+def _check_text_kind(path: Path, data: bytes) -> None:
     head = data[:HEAD_BYTES]
     for signature, kind, command in COMPRESSED:
         if head.startswith(signature):
@@ -237,7 +237,7 @@ def _is_tab_separated(line: str) -> bool:
     return "\t" in line and not line.startswith(("{", "["))
 
 
-def _refuse_document(path: Path, text: str, first_text: str, fields: Collection[str]) -> None:
+def _check_not_document(path: Path, text: str, first_text: str, fields: Collection[str]) -> None:
     """Raise BadInput for a file that is one JSON value with all items."""
     first_value = _json_value(first_text)
     if isinstance(first_value, dict) and not first_value.keys().isdisjoint(fields):
@@ -273,7 +273,7 @@ def _json_value(text: str) -> object:
         return None
 
 
-def _refuse_csv(path: Path, first_text: str, fields: Collection[str]) -> None:
+def _check_not_csv(path: Path, first_text: str, fields: Collection[str]) -> None:
     if first_text.startswith("{"):
         return
     delimiter = max(",;", key=first_text.count)

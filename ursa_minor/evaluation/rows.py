@@ -8,7 +8,7 @@ from typing import Any
 
 from ursa_minor.base import files
 from ursa_minor.base.wording import either
-from ursa_minor.evaluation.task import Answer, Choices, Row, Task, Text, Texts
+from ursa_minor.evaluation.task import Answer, Choices, Task, TaskRow, Text, Texts
 
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -49,11 +49,11 @@ def validate(task: Task, row: object, *, is_published: bool = False) -> dict[str
         )
     fields = {name: _validated_field(task, row, name) for name in task.fields}
     if not is_published:
-        _refuse_empty_texts(task, fields)
+        _check_no_empty_texts(task, fields)
     return fields
 
 
-def _refuse_empty_texts(task: Task, fields: dict[str, Any]) -> None:
+def _check_no_empty_texts(task: Task, fields: dict[str, Any]) -> None:
     """Raise ValueError for a text to be scored that has only spaces, or nothing."""
     for name, value in fields.items():
         field = task.fields[name]
@@ -64,7 +64,7 @@ def _refuse_empty_texts(task: Task, fields: dict[str, Any]) -> None:
             raise ValueError(f"{name} has an empty text")
 
 
-def _validated_field(task: Task, row: Row, name: str) -> Any:
+def _validated_field(task: Task, row: TaskRow, name: str) -> Any:
     field = task.fields[name]
     value = row[name]
     match field:
@@ -121,7 +121,7 @@ def _choices(name: str, value: object, field: Choices) -> tuple[tuple[str, ...],
     return texts, labels
 
 
-def _labels(task: Task, row: Row, field: Answer) -> Sequence:
+def _labels(task: Task, row: TaskRow, field: Answer) -> Sequence:
     """Return the labels that an ``Answer`` field may have."""
     if not isinstance(field.labels, str):
         return field.labels

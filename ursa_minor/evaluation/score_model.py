@@ -28,14 +28,14 @@ from ursa_minor.evaluation.task import Task
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import make_accelerator
 from ursa_minor.model import pretrained
-from ursa_minor.model.adapters import refuse_hub_adapter
+from ursa_minor.model.adapters import check_no_hub_adapter
 from ursa_minor.model.precision import precision_of
 from ursa_minor.model.resolve import find
-from ursa_minor.model.vocabulary import refuse_missing_rows
+from ursa_minor.model.vocabulary import check_embedding_rows
 
 log = logging.getLogger(__name__)
 
-METRICS = Path(__file__).parents[2] / "metrics"
+METRICS_FOLDER = Path(__file__).parents[2] / "metrics"
 FEW = 100  # items, below which a score is nearly chance
 
 
@@ -47,7 +47,7 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     """
     disable_progress_bar()  # Transformers' own bars, over loading one file
     name, records = find(asked.model), task_data.records()
-    refuse_hub_adapter(name, f"--model {asked.model}")
+    check_no_hub_adapter(name, f"--model {asked.model}")
     tokenizer = tokenization.load(name, of_model=True)
     found = [
         task_data.read(records[task], asked.task_files.get(task), asked.limit)
@@ -56,14 +56,14 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = make_accelerator(hardware.this_device(), precision="no")
     model = pretrained.load(name).to(accelerator.device)
-    refuse_missing_rows(model, tokenizer, f"--model {asked.model}")
+    check_embedding_rows(model, tokenizer, f"--model {asked.model}")
     length = likelihood.context_length(model.config)
     tests = [
         Encoded(records[task], rows, tokenizer, length)
         for task, rows in zip(asked.tasks, found, strict=True)
     ]
     if asked.push_to_hub:
-        refuse_incomplete(tests, asked.push_to_hub)
+        check_complete(tests, asked.push_to_hub)
     precision = precision_of(model, accelerator.mixed_precision)
     lines, rows = [], []
     catch_interrupts()
@@ -100,7 +100,7 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     return lines
 
 
-def refuse_incomplete(tests: Sequence[Encoded], model_id: str) -> None:
+def check_complete(tests: Sequence[Encoded], model_id: str) -> None:
     """Raise BadInput unless all items of each public data set are scored: a model card claims that."""
     for test in tests:
         if test.revision is None:
@@ -148,7 +148,9 @@ def by_evaluate() -> dict[str, Metric]:
     with tempfile.TemporaryDirectory(prefix="metrics-") as folder:
         evaluate.config.HF_MODULES_CACHE = folder
         how = {"keep_in_memory": True, "cache_dir": folder}
-        return {name: evaluate.load(str(METRICS / name), **how).compute for name in metrics.PLAIN}
+        return {
+            name: evaluate.load(str(METRICS_FOLDER / name), **how).compute for name in metrics.PLAIN
+        }
 
 
 def table(task: Task, line: Mapping[str, Any], where: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-Row = Mapping[str, Any]  # of a data set
+TaskRow = Mapping[str, Any]  # of a data set
 RULES = {
     "acc": "the likeliest ending",
     "acc_norm": "the likeliest ending per character",
@@ -101,7 +101,7 @@ class Task:
     dataset: tuple[str, str]
     files: tuple[str, int]
     fields: Mapping[str, Field]
-    questions: Callable[[Row], tuple[Question, ...]]
+    questions: Callable[[TaskRow], tuple[Question, ...]]
     revision: str | None = None
     config: str | None = None
     published: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)

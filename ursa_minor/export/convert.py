@@ -30,10 +30,10 @@ from ursa_minor.export import compression
 from ursa_minor.export import gguf as gguf_export
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model import pretrained
-from ursa_minor.model.adapters import refuse_hub_adapter
+from ursa_minor.model.adapters import check_no_hub_adapter
 from ursa_minor.model.build import build
 from ursa_minor.model.resolve import find
-from ursa_minor.model.vocabulary import refuse_missing_rows
+from ursa_minor.model.vocabulary import check_embedding_rows
 from ursa_minor.recipe import keys, loading
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ BATCH_TOKENS, FEW = (
 Change = Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]
 
 
-class Text(NamedTuple):
+class HeldOutText(NamedTuple):
     """The text that the loss is measured on, as windows of ids."""
 
     name: str
@@ -78,11 +78,11 @@ def convert(
     if asked.dtype == "int8":
         compression.require_int8()
     out = Path(asked.out).resolve()
-    refuse_taken(out, asked)
+    check_free(out, asked)
     model, tokenizer = open_model(asked.model)
     for refuse in refusals:
         refuse(model, tokenizer)
-    refuse_unstorable(asked, model, tokenizer)
+    check_storable(asked, model, tokenizer)
     text = find_text(asked, model, tokenizer)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     before = measure(model, text)
@@ -117,7 +117,7 @@ def convert(
     return f"{asked.model} -> {asked.out}\n\n{table(before, after)}\n\n{measured}"
 
 
-def refuse_unstorable(
+def check_storable(
     asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Raise BadInput for a weight that is not finite, or that one of the files cannot store.
@@ -129,7 +129,7 @@ def refuse_unstorable(
         model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
     )
     if asked.gguf:
-        gguf_export.refuse_overflow(stock, asked.gguf)
+        gguf_export.check_overflow(stock, asked.gguf)
 
 
 def not_finite_message(asked: argparse.Namespace, before: dict[str, float]) -> str:
@@ -142,10 +142,10 @@ def not_finite_message(asked: argparse.Namespace, before: dict[str, float]) -> s
     )
 
 
-def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
+def check_free(out: Path, asked: argparse.Namespace) -> None:
     """Raise BadInput unless ``out`` is free, or holds an export that may be replaced."""
-    if fault := files.unusable(out.parent):
-        raise BadInput(f"--out {asked.out}: {fault}; give another folder")
+    if problem := files.unusable(out.parent):
+        raise BadInput(f"--out {asked.out}: {problem}; give another folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not asked.overwrite or not out.is_dir() or out == Path(asked.model).resolve():
@@ -174,10 +174,10 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if run_dir and not (run_dir / "model").is_dir():
         return open_checkpoint(run_dir)
     found = find(name, "")
-    refuse_hub_adapter(found, name)
+    check_no_hub_adapter(found, name)
     tokenizer = tokenization.load(found, of_model=True)
     model = pretrained.load(found)
-    refuse_missing_rows(model, tokenizer, name)
+    check_embedding_rows(model, tokenizer, name)
     if getattr(model.config, "quantization_config", None):
         raise BadInput(f"{name}: is quantized already; export the model that it was made from")
     return model, tokenizer
@@ -228,7 +228,7 @@ def data_folders(recipe: keys.Recipe) -> list[Path]:
 
 def find_text(
     asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> Text | None:
+) -> HeldOutText | None:
     """Return the text to measure on, if any: --text, else the run's validation split."""
     window, run_dir = (
         min(likelihood.context_length(model.config) or LONGEST, LONGEST),
@@ -261,7 +261,11 @@ def find_text(
     draws = window_order.eval_draws(
         [each.num_windows for each in opened], weights, max_windows=most
     )
-    return Text(f"{len(draws) * window:,} tokens of {name}", opened, draws) if len(draws) else None
+    return (
+        HeldOutText(f"{len(draws) * window:,} tokens of {name}", opened, draws)
+        if len(draws)
+        else None
+    )
 
 
 def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -> np.ndarray:
@@ -291,7 +295,7 @@ def validation_shards(
     ):
         raise BadInput(f"{folder} was made with another tokenizer than the model's")
     rows = manifest["splits"].get("validation", [])
-    manifests.refuse_changed(folder, rows)
+    manifests.check_unchanged(folder, rows)
     return [
         (path := folder / row["file"], row["tokens"], *shards.open_ids(path, row["tokens"]))
         for row in rows
@@ -318,7 +322,7 @@ def computes(model: PreTrainedModel) -> bool:
     return bool(model(ids[None], use_cache=False).logits.isfinite().all())
 
 
-def measure(model: PreTrainedModel, text: Text | None) -> dict[str, float]:
+def measure(model: PreTrainedModel, text: HeldOutText | None) -> dict[str, float]:
     """Return the bytes of a model's weights, their share of zeros and, where there is a text, its loss in nats per token.
 
     On a CPU the model then computes in fp32.

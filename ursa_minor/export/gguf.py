@@ -53,25 +53,25 @@ PARAMETER stop <|im_end|>
 
 def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput where llama.cpp would compute or split otherwise, or the gguf package is missing."""
-    config, faults = model.config, []
+    config, problems = model.config, []
     if _split_name(tokenizer) is None:
-        faults.append(
+        problems.append(
             "llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe"
         )
     found = config.to_dict()
     found |= found.get("rope_parameters") or {}
     for name, usual in COMPUTED.items():
         if found.get(name, usual[0]) not in usual:
-            faults.append(
+            problems.append(
                 f"the model's {name} = {found[name]}: must be {either(usual)}, with which llama.cpp computes"
             )
     if find_spec("gguf") is None:
-        faults.append("needs the gguf package: pip install gguf")
-    if faults:
-        raise BadInput(f"--gguf: {fault}" for fault in faults)
+        problems.append("needs the gguf package: pip install gguf")
+    if problems:
+        raise BadInput(f"--gguf: {problem}" for problem in problems)
 
 
-def refuse_overflow(stock: PreTrainedModel, precision: str) -> None:
+def check_overflow(stock: PreTrainedModel, precision: str) -> None:
     """Raise BadInput for a weight that the GGUF file would store as infinity.
 
     Args:

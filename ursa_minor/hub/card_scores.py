@@ -17,7 +17,7 @@ CARD = "README.md"
 KIND = {"task_type": "text-generation", "task_name": "Text Generation"}
 
 
-def refuse_unknown(model_id: str) -> None:
+def check_model_exists(model_id: str) -> None:
     """Raise BadInput unless the card can be found."""
     try:
         client.api().model_info(model_id)

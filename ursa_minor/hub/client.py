@@ -26,9 +26,9 @@ from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.http import (
     ASKED,
     Unreadable,
+    check_no_html_page,
     http_status_and_retry_after,
     moving,
-    refuse_page,
     retry_after,
 )
 from ursa_minor.base.redaction import one_line
@@ -72,7 +72,7 @@ def _check(answer: Any) -> None:
         raw = answer.iter_raw
         answer.iter_raw = lambda *how, **more: moving(raw(*how, **more))
         if "html" in headers.get("Content-Type", "").lower():
-            refuse_page(answer.read(), headers, str(answer.request.url))
+            check_no_html_page(answer.read(), headers, str(answer.request.url))
     elif asked := headers.get("Retry-After"):
         headers[ASKED], headers["Retry-After"] = (
             asked,
@@ -119,8 +119,8 @@ def retry(
 
 
 @contextlib.contextmanager
-def refusing(where: str, remedy: str, later: str = "") -> Iterator[None]:
-    """Raise BadInput with ``remedy`` for what is refused for good, TrainingStopped with ``later`` for what may pass."""
+def refusing(where: str, fix: str, later: str = "") -> Iterator[None]:
+    """Raise BadInput with ``fix`` for what is refused for good, TrainingStopped with ``later`` for what may pass."""
     try:
         yield
     except (BadInput, TrainingStopped):
@@ -128,7 +128,7 @@ def refusing(where: str, remedy: str, later: str = "") -> Iterator[None]:
     except Exception as error:  # each layer of the client has kinds of its own
         why = f"{where}: {describe(error)}"
         if _is_refusal(error) or isinstance(error, (HFValidationError, OfflineModeIsEnabled)):
-            raise BadInput(f"{why}. {remedy}") from None
+            raise BadInput(f"{why}. {fix}") from None
         raise TrainingStopped(f"{why}{later}") from None
 
 

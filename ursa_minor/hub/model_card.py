@@ -26,7 +26,7 @@ from ursa_minor.recipe import keys
 
 TEMPLATE = Path(__file__).with_name("model_card.jinja")
 TASKS = list(records().values())
-LOSSES = {
+CARD_LOSSES = {
     "eval/loss": "validation loss, nats per token",
     "eval/bits_per_byte": "validation, bits per byte",
     "test/loss": "test loss, nats per token",
@@ -139,7 +139,7 @@ def _newest(rows: Iterable[Mapping]) -> dict[str, Measured]:
 
 def _figures(newest: Mapping[str, Measured]) -> Iterator[Figure]:
     """Yield what was measured, from the newest value of each metric."""
-    for name, words in LOSSES.items():
+    for name, words in CARD_LOSSES.items():
         if name in newest:
             yield _loss(name, words, newest[name])
     for task in TASKS:

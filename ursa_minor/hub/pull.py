@@ -43,8 +43,8 @@ def fetch_checkpoint(
         raise BadInput(
             f"{where}: is not an address of the Hub. Give hub://OWNER/NAME, or hub://OWNER/NAME@step-00005000"
         )
-    remedy = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
-    with client.refusing(where, remedy, ". The same command resumes from what was fetched"):
+    fix = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
+    with client.refusing(where, fix, ". The same command resumes from what was fetched"):
         return _fetch(address, where, checkpoints, run_dir, may_begin)
 
 
@@ -99,12 +99,12 @@ def _fetch(
             f"{where}: {newest}{run_files.MANIFEST} cannot be read ({type(error).__name__})"
         ) from None
     if path.exists():
-        refuse_damaged(path, rows, f"or it is not the one that {where} names: move {path} away")
+        check_intact(path, rows, f"or it is not the one that {where} names: move {path} away")
     else:
         for name in PARTS:
             fetched(newest + name)
         try:
-            refuse_damaged(staging / newest, rows, f"try again, or another revision than {where}")
+            check_intact(staging / newest, rows, f"try again, or another revision than {where}")
         except BadInput:
             shutil.rmtree(staging)
             raise
@@ -121,12 +121,12 @@ def _fetch(
     return path
 
 
-def refuse_damaged(folder: Path, rows: dict[str, dict], remedy: str) -> None:
+def check_intact(folder: Path, rows: dict[str, dict], fix: str) -> None:
     """Raise BadInput where a file is not there as its row has it."""
     for name, row in rows.items():
         try:
-            fault = files.fault_of(folder / name, row)
+            problem = files.problem_of(folder / name, row)
         except (OSError, KeyError, TypeError) as error:  # it is gone, or the row is none
-            fault = f"cannot be read ({type(error).__name__})"
-        if fault:
-            raise BadInput(f"{folder / name}: {fault}; {remedy}")
+            problem = f"cannot be read ({type(error).__name__})"
+        if problem:
+            raise BadInput(f"{folder / name}: {problem}; {fix}")

@@ -33,7 +33,7 @@ from ursa_minor.hub.pull import CHECKPOINT, NEWEST, PARTS
 
 log = logging.getLogger(__name__)
 
-TOKENS = "https://huggingface.co/settings/tokens"
+TOKEN_SETTINGS_URL = "https://huggingface.co/settings/tokens"
 # Names that a push may contain.
 ALLOWED = re.compile(
     r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md|recipe\.yaml|curves\.png"
@@ -67,9 +67,9 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, 
             run, or the Hub refuses the metadata.
     """
     where = f"hub_model_id = {repo_id}"
-    remedy = f"Give NAME or OWNER/NAME; check the login (hf auth login) and the token: {TOKENS}"
+    fix = f"Give NAME or OWNER/NAME; check the login (hf auth login) and the token: {TOKEN_SETTINGS_URL}"
     try:
-        with client.refusing(where, remedy):
+        with client.refusing(where, fix):
             validate_repo_id(repo_id)
             if get_token() is None:
                 raise BadInput(
@@ -101,7 +101,9 @@ def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -
         repo_id = f"{user}/{repo_id}"
     owner = repo_id.split("/")[0]
     where = f"hub_model_id = {repo_id}"
-    new_token = f"make a fine-grained one that may write to {owner}'s repositories: {TOKENS}"
+    new_token = (
+        f"make a fine-grained one that may write to {owner}'s repositories: {TOKEN_SETTINGS_URL}"
+    )
     exists = api.repo_exists(repo_id)
     if token.get("role") == "read":
         raise BadInput(f"{where}: the token may only read; {new_token}")

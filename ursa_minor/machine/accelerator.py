@@ -22,7 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.rendezvous import rendezvous
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.base.launch import check_launch
 from ursa_minor.base.stopping import raise_on_lost_peer
 from ursa_minor.base.wording import counted
 from ursa_minor.machine.device import Device
@@ -42,12 +42,12 @@ def make_accelerator(
         machine: None: every key's default.
         precision: without a YAML: this one (no, fp16, bf16); None: the best that the device has.
 
-    Raises BadInput when the YAML or ``machine`` asks for what the device cannot do, with the remedy, and for a launch
+    Raises BadInput when the YAML or ``machine`` asks for what the device cannot do, with the fix, and for a launch
     that is incomplete.
     """
     machine = machine or keys.Machine()
-    refuse_incomplete_launch(os.environ)
-    refuse_impossible(device, os.environ, machine.tf32, machine.compile_mode)
+    check_launch(os.environ)
+    check_supported(device, os.environ, machine.tf32, machine.compile_mode)
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     wanted = os.environ["ACCELERATE_MIXED_PRECISION"] if launched else precision or device.precision
     if (
@@ -149,7 +149,7 @@ def autocast(accelerator: Accelerator) -> contextlib.AbstractContextManager:
     return torch.autocast(accelerator.device.type, dtype) if dtype else contextlib.nullcontext()
 
 
-def refuse_impossible(
+def check_supported(
     device: Device,
     environment: Mapping[str, str],
     tf32: bool | str = "auto",
@@ -208,8 +208,8 @@ def refuse_impossible(
          f"tf32 = true: {device.name} has no TF32 (Ampere and later have); use --tf32 auto"),
     ]
     # fmt: on
-    if faults := [message for applies, message in table if applies]:
-        raise BadInput(faults)
+    if problems := [message for applies, message in table if applies]:
+        raise BadInput(problems)
 
 
 def prepare(
@@ -240,17 +240,17 @@ def compiler_of(accelerator: Accelerator) -> str:
     return accelerator.state.dynamo_plugin.backend.value.lower()
 
 
-def refuse_missing_kernels(device: Device) -> None:
+def check_kernels(device: Device) -> None:
     """Raise BadInput where this build of torch has no kernels for the card: its first product would be a traceback."""
     if device.capability is not None:
         verdict = compatibility.architecture(
             device.name, device.capability, torch.cuda.get_arch_list()
         )
         if verdict.level == compatibility.ERROR:
-            raise BadInput(f"{verdict.text}; {verdict.remedy}")
+            raise BadInput(f"{verdict.text}; {verdict.fix}")
 
 
-def refuse_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerator) -> None:
+def check_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerator) -> None:
     """Raise BadInput for CUDA graphs and several micro-batches: a graph run again overwrites gradients that wait.
 
     https://github.com/pytorch/pytorch/issues/169545
@@ -261,8 +261,8 @@ def refuse_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerato
         and mode in ("reduce-overhead", "max-autotune")
         and count > 1
     ):
-        remedy = (
+        fix = (
             "use --compile_mode max-autotune-no-cudagraphs, or a --tokens_per_step that fits in one"
         )
-        fault = f"its CUDA graphs would overwrite the gradients of {count} micro-batches a step"
-        raise BadInput(f"compile_mode = {mode}: {fault}; {remedy}")
+        problem = f"its CUDA graphs would overwrite the gradients of {count} micro-batches a step"
+        raise BadInput(f"compile_mode = {mode}: {problem}; {fix}")

@@ -18,7 +18,7 @@ from ursa_minor.base.errors import BadInput, TrainingStopped, first_line, is_out
 from ursa_minor.base.stopping import StopRequest
 from ursa_minor.base.wording import counted
 from ursa_minor.machine import device as hardware
-from ursa_minor.machine.accelerator import compiler_of, refuse_cuda_graphs, sync_gradients
+from ursa_minor.machine.accelerator import check_cuda_graphs, compiler_of, sync_gradients
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import Plan, make_plan
@@ -80,7 +80,7 @@ def fit_micro_batch(
     while True:
         plan = make_plan(recipe, accelerator.num_processes, ceiling)
         size, several = plan.per_device_train_batch_size, plan.gradient_accumulation_steps > 1
-        refuse_cuda_graphs(plan.gradient_accumulation_steps, accelerator)
+        check_cuda_graphs(plan.gradient_accumulation_steps, accelerator)
         if accelerator.is_fsdp2:
             plan = dataclasses.replace(
                 plan, exchange_each=several and (exchange_each or not recovers)
@@ -157,7 +157,7 @@ def _how(recipe: keys.Recipe, accelerator: Accelerator) -> dict[str, Any]:
 
 
 def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
-    """Return the message of a lack of memory at a micro-batch of ``size`` sequences, with the remedy."""
+    """Return the message of a lack of memory at a micro-batch of ``size`` sequences, with the fix."""
     return (
         f"per_device_train_batch_size = {recipe.batch.per_device_train_batch_size}: {hardware.device_name(device)} runs "
         f"out of memory at a micro-batch of {size} x {recipe.model.sequence_length} tokens. Use "
@@ -170,7 +170,7 @@ def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
 def save_when_out_of_memory(
     recipe: keys.Recipe, plan: Plan, device: torch.device, save: Callable[[], object]
 ) -> Iterator[None]:
-    """End the run with a checkpoint and a remedy when memory runs out inside the block after all.
+    """End the run with a checkpoint and a fix when memory runs out inside the block after all.
 
     This process does so alone: the others may be in an exchange already, and end with it.
     """
@@ -217,9 +217,9 @@ def runs_out_of_memory(
             if not isinstance(error, (TorchDynamoException, InductorError)):
                 raise
             reason = first_line(getattr(error, "inner_exception", None) or error)[:200]
-            remedy = 'dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no, trains without it'
+            fix = 'dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no, trains without it'
             raise BadInput(
-                f"torch.compile fails here: {reason}. check_setup.py has more; {remedy}"
+                f"torch.compile fails here: {reason}. check_setup.py has more; {fix}"
             ) from None
     finally:
         room = None  # noqa: F841  (freed here)

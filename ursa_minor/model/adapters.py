@@ -13,7 +13,7 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def refuse_adapter(folder: Path, where: str) -> None:
+def check_no_adapter(folder: Path, where: str) -> None:
     """Raise BadInput if a folder contains a PEFT adapter, with or without a complete model.
 
     With both, Transformers loads the adapter where PEFT is installed and ignores it elsewhere.
@@ -32,10 +32,10 @@ def refuse_adapter(folder: Path, where: str) -> None:
     raise BadInput(_message(where, fields, _quote(str(folder)), tokenizer, f"{folder}-merged"))
 
 
-def refuse_hub_adapter(name: str, where: str) -> None:
+def check_no_hub_adapter(name: str, where: str) -> None:
     """Raise BadInput if a Hub id, or id@revision, is a repository with a PEFT adapter.
 
-    A local path passes, because ``refuse_adapter`` checks it. So does a repository that cannot be
+    A local path passes, because ``check_no_adapter`` checks it. So does a repository that cannot be
     reached, because loading the model reports that.
     """
     if Path(name).exists():

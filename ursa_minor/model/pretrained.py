@@ -10,7 +10,7 @@ from transformers.activations import NewGELUActivation
 from ursa_minor.base import files, model_id
 from ursa_minor.base.errors import BadInput, errno_of, first_line
 from ursa_minor.base.wording import either
-from ursa_minor.model.adapters import refuse_hub_adapter
+from ursa_minor.model.adapters import check_no_hub_adapter
 from ursa_minor.model.architectures import ARCHITECTURES, padded
 from ursa_minor.model.attention import CAUSAL
 from ursa_minor.model.resolve import find
@@ -54,10 +54,8 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
         )
     embedding, head = made.get_input_embeddings(), made.get_output_embeddings()
     if config.tie_word_embeddings and head.weight is not embedding.weight:
-        remedy = 'which differ in its weights; write "tie_word_embeddings": false there'
-        raise BadInput(
-            f"init_from = {name}: its config.json ties the head to the embedding, {remedy}"
-        )
+        fix = 'which differ in its weights; write "tie_word_embeddings": false there'
+        raise BadInput(f"init_from = {name}: its config.json ties the head to the embedding, {fix}")
     if model.vocab_size > rows:
         made.resize_token_embeddings(model.vocab_size, mean_resizing=False)
         with torch.no_grad():
@@ -75,7 +73,7 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
     found = find(name, "init_from = ")
-    refuse_hub_adapter(found, f"init_from = {name}")
+    check_no_hub_adapter(found, f"init_from = {name}")
     config = loaded(f"init_from = {name}", AutoConfig, found)
     record = ARCHITECTURES.get(config.model_type)
     if record is None:
@@ -86,7 +84,7 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
         raise BadInput(
             f"init_from = {name}: its weights are quantized; give the model that it was made from"
         )
-    faults = [
+    problems = [
         f"{key} = {getattr(config, key)}: {record.label}'s is {values[0]}"
         for key, values in record.required.items()
         if getattr(config, key) not in values
@@ -100,19 +98,19 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     for key, value in own.items():
         stated = getattr(model, key)
         if key != "vocab_size" and stated not in (None, value):
-            faults.append(
+            problems.append(
                 f"{key} = {stated}, the model's is {value}; leave {key} out (--{key} none)"
             )
     if model.vocab_size is not None and model.vocab_size < rows:
-        remedy = f"use --vocab_size {padded(rows)}, or leave it out"
-        faults.append(f"vocab_size = {model.vocab_size}: its vocabulary has {rows} rows; {remedy}")
+        fix = f"use --vocab_size {padded(rows)}, or leave it out"
+        problems.append(f"vocab_size = {model.vocab_size}: its vocabulary has {rows} rows; {fix}")
     if model.sequence_length > context:
-        remedy = f"use --sequence_length {context}"
-        faults.append(
-            f"sequence_length = {model.sequence_length}: its context is {context} tokens; {remedy}"
+        fix = f"use --sequence_length {context}"
+        problems.append(
+            f"sequence_length = {model.sequence_length}: its context is {context} tokens; {fix}"
         )
-    if faults:
-        raise BadInput(f"init_from = {name}: {fault}" for fault in faults)
+    if problems:
+        raise BadInput(f"init_from = {name}: {problem}" for problem in problems)
     return config
 
 
@@ -146,8 +144,8 @@ def loaded(what: str, kind: Any, name: str, **how) -> Any:
         return kind.from_pretrained(location, trust_remote_code=False, **how)
     except Exception as error:
         if errno_of(error) in files.NO_MAPPING:
-            remedy = "the file system cannot map files into memory; copy the model to another one"
-            raise BadInput(f"{what}: cannot be loaded: {remedy}") from None
+            fix = "the file system cannot map files into memory; copy the model to another one"
+            raise BadInput(f"{what}: cannot be loaded: {fix}") from None
         raise BadInput(f"{what}: cannot be loaded: {first_line(error)}") from None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from ursa_minor.base import model_id, paths
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import nearest_beside
-from ursa_minor.model.adapters import refuse_adapter
+from ursa_minor.model.adapters import check_no_adapter
 
 
 def find(name: str, asked: str = "--model ") -> str:
@@ -20,9 +20,9 @@ def find(name: str, asked: str = "--model ") -> str:
     """
     path = Path(name)
     if (path / "model").is_dir():
-        refuse_adapter(path / "model", f"{asked}{name}")
+        check_no_adapter(path / "model", f"{asked}{name}")
         return str(path / "model")
-    refuse_adapter(path, f"{asked}{name}")
+    check_no_adapter(path, f"{asked}{name}")
     if path.is_dir() and (path / "checkpoints").is_dir():
         out = paths.quoted(f"exports/{path.name}")
         raise BadInput(
@@ -31,11 +31,11 @@ def find(name: str, asked: str = "--model ") -> str:
         )
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         raise BadInput(f"{asked}{name}: holds no model; give a folder with config.json and weights")
-    refuse_absent(name, asked)
+    check_source_exists(name, asked)
     return name
 
 
-def refuse_absent(name: str, asked: str = "--model ") -> None:
+def check_source_exists(name: str, asked: str = "--model ") -> None:
     """Raise BadInput for a name that is neither there nor may be a Hub id; it names the nearest folder."""
     if Path(name).exists():
         return

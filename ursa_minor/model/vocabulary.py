@@ -10,7 +10,7 @@ def rows_needed(tokenizer: PreTrainedTokenizerBase) -> int:
     return 1 + max(tokenizer.get_vocab().values())
 
 
-def refuse_missing_rows(
+def check_embedding_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str
 ) -> None:
     """Raise BadInput if the tokenizer has ids beyond the rows of the model's embedding.

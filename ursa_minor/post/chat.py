@@ -16,7 +16,7 @@ from ursa_minor.model.architectures import padded
 
 log = logging.getLogger(__name__)
 
-TOKENS = BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
+CHAT_TOKENS = BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 # ChatML, as many chat models speak it. `generation` marks what TRL's assistant_only_loss trains on: the assistant's words,
 # and the token that ends them, so that the model learns to stop.
 TEMPLATE = "".join(
@@ -26,21 +26,21 @@ TEMPLATE = "".join(
 )
 
 
-def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+def check_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput for a model with a template, without free rows, or whose tokenizer cannot write the template."""
-    if tokenizer.chat_template is not None or {*TOKENS} & {*tokenizer.get_vocab()}:
+    if tokenizer.chat_template is not None or {*CHAT_TOKENS} & {*tokenizer.get_vocab()}:
         raise BadInput(
             "--chat: the model has a chat template, or tokens of a chat, already; leave --chat out"
         )
     first, rows, needed = (
         1 + max(tokenizer.get_vocab().values()),
         model.config.vocab_size,
-        len(TOKENS),
+        len(CHAT_TOKENS),
     )
     if (free := rows - first) < needed:
-        remedy = f"train with --vocab_size {padded(first + needed)}, or --tokenizer_vocab_size {rows - needed} or less"
+        fix = f"train with --vocab_size {padded(first + needed)}, or --tokenizer_vocab_size {rows - needed} or less"
         raise BadInput(
-            f"--chat: needs {needed} rows of padding, and {max(free, 0)} of {rows} are free; {remedy}"
+            f"--chat: needs {needed} rows of padding, and {max(free, 0)} of {rows} are free; {fix}"
         )
     try:
         tokenization.Encoder(tokenizer)(
@@ -57,14 +57,14 @@ def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None
 
     The tokens' rows begin at the mean of all others (padding rows have learnt never to be). END stops generation beside
     the end of text; padding is a token of its own: were it the end of text, a tuned model would not learn to stop, for
-    padding is left out of the loss (TRL #1623). Raises BadInput where ``refuse_chat`` does.
+    padding is left out of the loss (TRL #1623). Raises BadInput where ``check_chat`` does.
     """
-    refuse_chat(model, tokenizer)
+    check_chat(model, tokenizer)
     first = 1 + max(tokenizer.get_vocab().values())
     tokenizer.add_special_tokens({"pad_token": PAD, "extra_special_tokens": [BEGIN, END]})
     tokenizer.chat_template = TEMPLATE
-    ids = tokenizer.convert_tokens_to_ids(list(TOKENS))
-    assert sorted(ids) == list(range(first, first + len(TOKENS))), ids
+    ids = tokenizer.convert_tokens_to_ids(list(CHAT_TOKENS))
+    assert sorted(ids) == list(range(first, first + len(CHAT_TOKENS))), ids
     with torch.no_grad():
         for part in (model.get_input_embeddings(), model.get_output_embeddings()):
             part.weight[ids] = part.weight[:first].mean(0)

@@ -88,8 +88,8 @@ def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> None:
             "prompts, held_out: some are texts and some are messages; give both in one form"
         )
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
-        remedy = "python export_model.py RUN --chat --out FOLDER makes one that has"
-        raise BadInput(f"the prompts are messages, and the model has no chat template; {remedy}")
+        fix = "python export_model.py RUN --chat --out FOLDER makes one that has"
+        raise BadInput(f"the prompts are messages, and the model has no chat template; {fix}")
     tokenization.Encoder(tokenizer)([plain(prompt) for prompt in prompts])
 
 
@@ -220,11 +220,11 @@ def score(
     Raises:
         BadInput: every call of the reward failed, or the model computes NaN.
     """
-    was_training, own, calls, faults = (
+    was_training, own, calls, problems = (
         model.training,
         model.generation_config,
         reward.calls,
-        reward.faults,
+        reward.problems,
     )
     model.eval()
     model.generation_config = GenerationConfig()  # its own may ask for beams, or to sample
@@ -254,8 +254,8 @@ def score(
             values += reward(texts, completions_of(tokenizer, texts, out[:, width:].tolist()))
     finally:
         model.train(was_training).generation_config = own
-    if reward.faults - faults == reward.calls - calls:
+    if reward.problems - problems == reward.calls - calls:
         raise BadInput(
-            f"reward {reward.__name__}: every call failed; the first {reward.first_fault}"
+            f"reward {reward.__name__}: every call failed; the first {reward.first_problem}"
         )
     return statistics.fmean(values)

@@ -13,7 +13,7 @@ from traceback import format_exception_only
 import torch
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.model.adapters import refuse_adapter
+from ursa_minor.model.adapters import check_no_adapter
 
 log = logging.getLogger(__name__)
 
@@ -94,14 +94,14 @@ class CheckedReward:
         stop: what ends a completion; the reward is given the text before it, as padding behind it may be text.
 
     Attributes:
-        calls, faults: how many there were.
-        first_fault: what the first was, None where there was none.
+        calls, problems: how many there were.
+        first_problem: what the first was, None where there was none.
     """
 
     def __init__(self, name: str, reward: Reward, stop: str | None):
         self.__name__, self.reward, self.stop = name.rpartition(":")[2], reward, stop
-        self.calls = self.faults = 0
-        self.first_fault: str | None = None
+        self.calls = self.problems = 0
+        self.first_problem: str | None = None
 
     def __call__(
         self, prompts: Sequence[Text], completions: Sequence[Text], **_: object
@@ -116,13 +116,13 @@ class CheckedReward:
             value = self.reward(prompt, completion)
             if math.isfinite(value):
                 return float(value)
-            fault = f"returned {value}"
+            problem = f"returned {value}"
         except Exception as error:  # also of what is no number
-            fault = f"raised {format_exception_only(error)[-1].strip()}"
-        self.faults += 1
-        if self.first_fault is None:
-            self.first_fault = f"{fault} for prompt {prompt!r}, completion {completion!r}"
-            log.warning(f"reward {self.__name__} {self.first_fault}; this counts 0")
+            problem = f"raised {format_exception_only(error)[-1].strip()}"
+        self.problems += 1
+        if self.first_problem is None:
+            self.first_problem = f"{problem} for prompt {prompt!r}, completion {completion!r}"
+            log.warning(f"reward {self.__name__} {self.first_problem}; this counts 0")
         return 0.0
 
 
@@ -136,7 +136,7 @@ class ModelReward:
         from transformers import AutoConfig, pipeline  # here, for they take seconds
 
         self.__name__, self.stop = folder, stop
-        self.calls, self.faults, self.first_fault = 0, 0, None
+        self.calls, self.problems, self.first_problem = 0, 0, None
         device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
             if "ForSequenceClassification" not in str(
@@ -181,7 +181,7 @@ class ModelReward:
 
 def checked(name: str, stop: str | None) -> CheckedReward | ModelReward:
     """Return the reward of a name: one of ours, a user's own, or a reward model's folder."""
-    refuse_adapter(Path(name), f"reward = {name}")
+    check_no_adapter(Path(name), f"reward = {name}")
     if Path(name, "config.json").is_file():
         return ModelReward(name, stop)
     return CheckedReward(name, find(name), stop)

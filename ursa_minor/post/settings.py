@@ -76,7 +76,7 @@ NAMES = rules.TYPE_NAMES | {types.NoneType: "null", dict: "a mapping"}
 def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
     """Return the Task and TRL's ``config`` that ``--config FILE --key value ...`` asks for.
 
-    Raises BadInput with every fault found: file, key, value, rule.
+    Raises BadInput with every problem found: file, key, value, rule.
     """
     parser = HfArgumentParser(
         [Task, config], allow_abbrev=False, description="Improve a model by a checked reward."
@@ -102,8 +102,8 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
     }
     hints = typing.get_type_hints(Task) | typing.get_type_hints(config) | HINTS
     values = loading.read_file(file) | given
-    faults = _expand_paths(values)
-    faults += [
+    problems = _expand_paths(values)
+    problems += [
         f"{wording.shown(n)}: no such key{wording.nearest(n, fields)}"
         for n in values
         if n not in fields
@@ -115,12 +115,12 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
             value = values[name] if str in options else rules.number_of(values[name])
             value = float(value) if type(value) is int and float in options else value
             if rule := _broken_rule(name, value, options):
-                faults.append(f"{name} = {wording.shown(values[name])}: must be {rule}")
+                problems.append(f"{name} = {wording.shown(values[name])}: must be {rule}")
             values[name] = value
         elif one.default is one.default_factory is dataclasses.MISSING:
-            faults.append(f"{name} is missing: {one.metadata['help']}")
-    if faults:
-        raise BadInput(f"{file}: {fault}" for fault in faults)
+            problems.append(f"{name} is missing: {one.metadata['help']}")
+    if problems:
+        raise BadInput(f"{file}: {problem}" for problem in problems)
     try:
         task, settings = parser.parse_dict(values)
         os.environ.update(task.env or {})
@@ -131,14 +131,14 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
 
 def _expand_paths(values: dict[str, Any]) -> list[str]:
     """Expand the paths among the values in place; return one line for each path that cannot be expanded."""
-    faults = []
+    problems = []
     for name in PATHS:
         if isinstance(path := values.get(name), str):
             try:
                 values[name] = paths.expand(path)
             except ValueError as error:
-                faults.append(f"{name} = {wording.shown(path)}: {error}")
-    return faults
+                problems.append(f"{name} = {wording.shown(path)}: {error}")
+    return problems
 
 
 def refusal(error: Exception, where: str = "") -> BadInput:

@@ -33,16 +33,16 @@ TRAINING_STEP = "-m ursa_minor.preflight.trials training_step"
 
 def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
     """Yield verdicts on the recipe of this ``path`` here, and what is waited for; ``quick``: one trial of three."""
-    remedy = (
+    fix = (
         "install Python 3.11 or newer; make PYTHON=python3.12 ..."
         if sys.version_info < (3, 11)
         else ""
     )
     yield Check(
         "python",
-        ERROR if remedy else OK,
+        ERROR if fix else OK,
         f"{platform.python_version()} on {platform.platform()}",
-        remedy,
+        fix,
     )
     ranges = compatibility.read_ranges(REQUIREMENTS.read_text(encoding="utf-8"))
     installed = {
@@ -84,10 +84,8 @@ def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
                 "delete files, of whatever size",
             )
     if kind := files.network_mount(runs):
-        remedy = (
-            "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
-        )
-        yield Check("mount", WARNING, f"{runs} lies on a network file system ({kind})", remedy)
+        fix = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
+        yield Check("mount", WARNING, f"{runs} lies on a network file system ({kind})", fix)
 
 
 def _standing(wanted: Path) -> Path:

@@ -42,16 +42,16 @@ Pair = tuple[int, int]  # a compute capability
 
 @dataclass(frozen=True)
 class Check:
-    """A verdict: ``level`` is ok, warning or error; ``remedy`` is what to do, empty where there is nothing to do."""
+    """A verdict: ``level`` is ok, warning or error; ``fix`` is what to do, empty where there is nothing to do."""
 
     name: str
     level: str
     text: str
-    remedy: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
         return f"{self.level:8} {self.name}: {self.text}" + (
-            f". Remedy: {self.remedy}" if self.remedy else ""
+            f". Fix: {self.fix}" if self.fix else ""
         )
 
 
@@ -65,13 +65,11 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
     """Compare installed versions (None: not there) with ranges: one line for all within theirs, one for each other."""
     found = []
     for name, taken in ranges.items():
-        version, remedy = installed.get(name), f'pip install "{name}{taken}"'
+        version, fix = installed.get(name), f'pip install "{name}{taken}"'
         if version is None:
-            found.append(
-                Check(name, WARNING if name in OPTIONAL else ERROR, "not installed", remedy)
-            )
-        elif fault := BROKEN.get((name, version)):
-            found.append(Check(name, ERROR, f"{version} is installed: {fault}", remedy))
+            found.append(Check(name, WARNING if name in OPTIONAL else ERROR, "not installed", fix))
+        elif problem := BROKEN.get((name, version)):
+            found.append(Check(name, ERROR, f"{version} is installed: {problem}", fix))
         elif not taken.contains(
             version, prereleases=True
         ):  # a build's own mark (2.13.0+cpu) makes no difference
@@ -80,7 +78,7 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
                     name,
                     WARNING,
                     f"{version} is installed; the tests were run with {taken}",
-                    remedy,
+                    fix,
                 )
             )
     versions = ", ".join(f"{name} {installed[name]}" for name in ranges if installed.get(name))
@@ -120,15 +118,15 @@ def build(
         return Check("torch", OK, text)
     if not cuda:
         text += ": a CPU build, but the machine has an NVIDIA card"
-        remedy = reinstall(first, driver, f"torch=={version.partition('+')[0]}")
+        fix = reinstall(first, driver, f"torch=={version.partition('+')[0]}")
     elif reaches(driver, major := int(cuda.partition(".")[0])):
         text += ": it finds no usable card on a machine that has one; does CUDA_VISIBLE_DEVICES hide it?"
-        remedy = "nvidia-smi must list the card; a reboot ends a half-done driver update"
+        fix = "nvidia-smi must list the card; a reboot ends a half-done driver update"
     else:
         text += ": the driver is too old for it"
         older = f", or torch for CUDA 12: {reinstall(first, driver)}" if reaches(driver, 12) else ""
-        remedy = f"install driver {OLDEST_DRIVER[major]} or newer{older}"
-    return Check("torch", ERROR, text, remedy)
+        fix = f"install driver {OLDEST_DRIVER[major]} or newer{older}"
+    return Check("torch", ERROR, text, fix)
 
 
 def served(capability: Pair, arch_list: list[str]) -> bool:
@@ -180,11 +178,11 @@ def cudnn_attention(capabilities: Iterable[Pair], version: int, *, deprioritized
             "cudnn", OK, f"{name}; PyTorch prefers other attention kernels ({cudnn.VARIABLE})"
         )
     text = f"the attention of {name} may return NaN gradients on Hopper GPUs where it has a mask (pytorch#196678)"
-    remedy = (
+    fix = (
         f"export {cudnn.VARIABLE}=1 for TRL and document_mask (post_train.py sets it), or install "
         f"torch {cudnn.FIXED_TORCH} or newer, which has cuDNN {cudnn.version_text(cudnn.FIXED)}"
     )
-    return Check("cudnn", WARNING, text, remedy)
+    return Check("cudnn", WARNING, text, fix)
 
 
 @dataclass(frozen=True)
@@ -233,8 +231,8 @@ def disk(free_bytes: int, need_bytes: float, folder: str, *, shards: bool) -> Ch
     if free_bytes >= need_bytes:
         return Check(name, OK, text)
     if shards:
-        remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
-        return Check(name, WARNING, text, remedy)
+        fix = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
+        return Check(name, WARNING, text, fix)
     return Check(
         name,
         ERROR,

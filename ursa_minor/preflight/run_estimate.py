@@ -163,12 +163,12 @@ def describe(recipe: keys.Recipe, card: gpus.Card, row: dict) -> str:
 
 
 def reader(row: Mapping[str, Any]) -> str:
-    """Return whether the data keep up with an estimated run, and the remedy where they do not."""
-    remedy = (
+    """Return whether the data keep up with an estimated run, and the fix where they do not."""
+    fix = (
         "Run prepare_data.py before they are rented, or use a machine with more CPU cores (--cores)"
     )
     waiting = (
-        f"the cards wait {rounded(row['waiting_hours'])} h. {remedy}"
+        f"the cards wait {rounded(row['waiting_hours'])} h. {fix}"
         if row["waiting_hours"]
         else "no waiting"
     )

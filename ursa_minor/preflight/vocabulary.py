@@ -11,7 +11,7 @@ from ursa_minor.model.vocabulary import missing_rows_message, rows_needed
 from ursa_minor.recipe import keys
 
 
-def refuse_larger_tokenizer(recipe: keys.Recipe, stated_rows: int | None) -> None:
+def check_tokenizer_fits(recipe: keys.Recipe, stated_rows: int | None) -> None:
     """Raise BadInput if the tokenizer of a recipe has ids beyond the embedding of ``init_from``.
 
     A recipe that states ``vocab_size`` may add rows to the embedding. Without it, only rows of

@@ -13,7 +13,7 @@ from typing import Any
 from ursa_minor.base import paths, wording
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.launch import refuse_incomplete_launch
+from ursa_minor.base.launch import check_launch
 from ursa_minor.base.wording import shown
 from ursa_minor.recipe import other_flags, rules, sizes
 from ursa_minor.recipe.keys import (
@@ -59,20 +59,20 @@ TRAIN_MODES = {
 
 
 @exit_on_bad_input
-def refuse_at_once(argv: Sequence[str]) -> None:
+def check_before_imports(argv: Sequence[str]) -> None:
     """Answer ``--help``, and a command of train.py that its flags, recipe or launch make wrong; needs no torch.
 
     Returns the exit status, 0 where the command may continue.
     """
     parse_training(argv)
-    refuse_incomplete_launch(os.environ)
+    check_launch(os.environ)
 
 
 def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], list[str]]:
     """Read the command line of train.py.
 
     Returns: the recipe, None with push_pending, which needs none; the modes given; and the argv by which another script
-    reads the same recipe. Raises BadInput with every fault found.
+    reads the same recipe. Raises BadInput with every problem found.
     """
     flags, modes = read_flags(argv, "Pre-train GPT-2 from a recipe.", TRAIN_MODES)
     if "push_pending" in modes:
@@ -85,7 +85,7 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     reader_argv = argv_of(flags)
     recipe_file = find_recipe(flags.pop("recipe", RECIPE))
     if "extend_steps" in modes:
-        _refuse_name_of_extension(recipe_file, flags)
+        _check_file_extension(recipe_file, flags)
     recipe = load_recipe(recipe_file, flags, modes)
     if "extend_steps" in modes and "max_hours" in flags and recipe.schedule.max_hours:
         raise BadInput(
@@ -116,7 +116,7 @@ def expand_option(option: str, path: str) -> str:
         raise BadInput(f"--{option} {path}: {error}") from None
 
 
-def _refuse_name_of_extension(recipe_file: Path, flags: Mapping[str, Any]) -> None:
+def _check_file_extension(recipe_file: Path, flags: Mapping[str, Any]) -> None:
     """Raise BadInput where --extend_steps gets a run's recipe.yaml and a name or folder for the extended run."""
     options = [f"--{name}" for name in ("run_name", "output_dir") if name in flags]
     if recipe_file.name == RUN_RECIPE and options:
@@ -265,7 +265,7 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     Raises BadInput for a flag that the parser does not know, naming the nearest one.
     """
     parser._negative_number_matcher = NEGATIVE
-    parser.error = _refuse  # type: ignore[method-assign]  # its own would exit with a usage text
+    parser.error = _raise_bad_input  # type: ignore[method-assign]  # its own would exit with a usage text
     words = [_with_underscores(word) for word in argv]
     words = _with_values_of_switches(parser, words)
 
@@ -338,5 +338,5 @@ def _unknown_flag(parser: argparse.ArgumentParser, flag: str, names: Collection[
     return unknown_name(flag, names, "--")
 
 
-def _refuse(message: str) -> typing.NoReturn:
+def _raise_bad_input(message: str) -> typing.NoReturn:
     raise BadInput(message)

@@ -82,23 +82,23 @@ def load_recipe(
     ]
     file_values = stated if several else data_source.replace_source(stated, flag_values)
     file_values = data_source.replace_model(file_values, flag_values)
-    values, faults = places.expand(file_values | flag_values)
+    values, problems = places.expand(file_values | flag_values)
     if path.name == RUN_RECIPE:
         values = places.follow_run_folder(values, stated, flags, path.parent)
     _begin_from_model(values)
-    faults += [unknown_name(str(name), FIELDS) for name in values if name not in FIELDS]
+    problems += [unknown_name(str(name), FIELDS) for name in values if name not in FIELDS]
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or (values[name] is None and name in OPTIONAL)):
-            faults.append(
+            problems.append(
                 f"{name} is missing: {field.metadata['help']}. It has no default; state it"
             )
         elif name in values and (rule := _broken_rule(name, values)):
-            faults.append(f"{name} = {shown(values[name])}: {rule}")
-    if not faults:
-        faults += several
-        faults += rules.source_faults(values.get("sources"))
-    if not faults:
+            problems.append(f"{name} = {shown(values[name])}: {rule}")
+    if not problems:
+        problems += several
+        problems += rules.source_problems(values.get("sources"))
+    if not problems:
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
         values = data_source.drop_ineffective(values, file_values, stated, flags, modes)
         values |= {
@@ -113,10 +113,10 @@ def load_recipe(
         _settle_warmup(values)
         if path.name != RUN_RECIPE:  # said as the run began
             _advise(values)
-        faults += rules.recipe_faults(values)
-        faults += rules.ineffective_flags(values | dict.fromkeys(modes, True), flags)
-    if faults:
-        raise BadInput(_blamed(path, fault, flags, size_flags) for fault in faults)
+        problems += rules.recipe_problems(values)
+        problems += rules.ineffective_flags(values | dict.fromkeys(modes, True), flags)
+    if problems:
+        raise BadInput(_blamed(path, problem, flags, size_flags) for problem in problems)
     return deal(values)
 
 
@@ -147,7 +147,7 @@ def _expand_size(values: dict[str, Any], flags: Mapping[str, Any]) -> _Expanded:
 def _broken_rule(name: str, values: Mapping[str, Any]) -> str | None:
     """Return the rule that a key's value breaks; None if it breaks none."""
     fraction_error = rules.fraction_error(name, values[name], values.get("max_steps"))
-    return fraction_error or rules.key_fault(name, values[name])
+    return fraction_error or rules.key_problem(name, values[name])
 
 
 def unknown_name(name: str, known: Collection[str], dashes: str = "") -> str:
@@ -190,7 +190,9 @@ def _advise(values: Mapping[str, Any]) -> None:
         )
 
 
-def _blamed(path: Path, fault: str, flags: Mapping[str, Any], size_flags: Mapping[str, str]) -> str:
+def _blamed(
+    path: Path, problem: str, flags: Mapping[str, Any], size_flags: Mapping[str, str]
+) -> str:
     """Return an error message with its source in front: the flags that it names, else the file.
 
     Args:
@@ -198,16 +200,16 @@ def _blamed(path: Path, fault: str, flags: Mapping[str, Any], size_flags: Mappin
     """
     named = {}
     for name, value in flags.items():
-        if re.search(rf"\b{name} = ", fault):
+        if re.search(rf"\b{name} = ", problem):
             named[name] = size_flags.get(name) or f"--{name} {shown(value)}"
-    key = fault.partition(" = ")[0]
+    key = problem.partition(" = ")[0]
     if [*named] == [key] and key not in size_flags:  # the flag repeats the key and its value
-        fault = fault.partition(": ")[2]
+        problem = problem.partition(": ")[2]
     source = ", ".join(dict.fromkeys(named.values())) or path
-    return f"{source}: {fault}"
+    return f"{source}: {problem}"
 
 
-def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
+def check_same_hyperparameters(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
     """Raise BadInput with each key whose value is not the one that a run began with.
 
     Args:

@@ -14,16 +14,16 @@ from ursa_minor.recipe import keys
 
 def expand(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a recipe's keys and values with expanded paths, and one line for each path that cannot be expanded."""
-    faults = []
+    problems = []
 
     def expanded(name: str, path: str) -> str:
         try:
             return paths.expand(path)
         except ValueError as error:
-            faults.append(f"{name} = {shown(path)}: {error}")
+            problems.append(f"{name} = {shown(path)}: {error}")
             return path
 
-    return keys.map_paths(values, expanded), faults
+    return keys.map_paths(values, expanded), problems
 
 
 def follow_run_folder(

@@ -1,4 +1,4 @@
-"""The rules of keys' values and of their combinations; each fault is one line: key, value, rule, remedy."""
+"""The rules of keys' values and of their combinations; each problem is one line: key, value, rule, fix."""
 
 import contextlib
 import math
@@ -26,7 +26,7 @@ TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or 
 TYPE_NAMES |= {list[str]: "a list of texts, as [a, b]", list[dict]: "a list of mappings"}
 
 
-def key_fault(name: str, value: Any) -> str | None:
+def key_problem(name: str, value: Any) -> str | None:
     """Return what a key's value must be, where it is not; None: it is."""
     about, wanted = keys.FIELDS[name].metadata, keys.TYPES[name]
     if (value is None and name in keys.OPTIONAL) or (value == "auto" and name in keys.AUTO):
@@ -53,7 +53,7 @@ def key_fault(name: str, value: Any) -> str | None:
     return None
 
 
-def recipe_faults(values: Mapping[str, Any]) -> Iterator[str]:
+def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors of values in combination."""
     r = SimpleNamespace(**values)
     if r.tokens_per_step % r.sequence_length:
@@ -66,8 +66,8 @@ def recipe_faults(values: Mapping[str, Any]) -> Iterator[str]:
     if not r.init_from:  # which brings its own
         yield from _architecture_faults(r)
     if r.shard_optimizer and not keys.OPTIMIZERS[r.optimizer]:
-        remedy = "use --shard_optimizer false, or --optimizer adamw"
-        yield f"optimizer = {r.optimizer}: its moments cannot be sharded (shard_optimizer = true); {remedy}"
+        fix = "use --shard_optimizer false, or --optimizer adamw"
+        yield f"optimizer = {r.optimizer}: its moments cannot be sharded (shard_optimizer = true); {fix}"
     decay_steps = round(r.decay_ratio * r.max_steps)  # as optim/schedule.py rounds
     if r.lr_scheduler_type == "wsd" and r.warmup_steps + decay_steps > r.max_steps:
         longest = math.floor(100 * (1 - r.warmup_steps / r.max_steps)) / 100
@@ -83,8 +83,8 @@ def recipe_faults(values: Mapping[str, Any]) -> Iterator[str]:
     mixture = r.sources
     if r.tokenizer in keys.TRAINED_TOKENIZERS and (mixture or r.token_column):
         asked = "a mixture" if mixture else f"token_column = {r.token_column}"
-        remedy = "give a Hub id, or a folder such as the tokenizer/ that prepare_data.py makes"
-        yield f"tokenizer = {r.tokenizer}: is made from one source's text, and {asked} needs one that exists; {remedy}"
+        fix = "give a Hub id, or a folder such as the tokenizer/ that prepare_data.py makes"
+        yield f"tokenizer = {r.tokenizer}: is made from one source's text, and {asked} needs one that exists; {fix}"
     folders = [str(source.get("data_dir") or "hf://") for source in (values, *(mixture or ()))]
     if r.stream_keep == "consumed" and not all(folder.startswith("hf://") for folder in folders):
         yield "stream_keep = consumed: deletes shards once read, and data_dir holds yours. Use --stream_keep all"
@@ -98,7 +98,7 @@ def recipe_faults(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _architecture_faults(r: SimpleNamespace) -> Iterator[str]:
-    """Yield the faults of the model's keys for its architecture."""
+    """Yield the problems of the model's keys for its architecture."""
     needed = keys.ARCHITECTURES.get(r.architecture, ())
     usual = {"num_key_value_heads": r.n_head, "intermediate_size": -(-8 * r.n_embd // 192) * 64}
     for name, value in (usual | {"tie_word_embeddings": "true", "rope_theta": 10000.0}).items():
@@ -113,20 +113,20 @@ def _architecture_faults(r: SimpleNamespace) -> Iterator[str]:
         yield f"n_embd / n_head = {width}: rotary positions turn pairs, so it must be even"
 
 
-def source_faults(sources: Sequence[Mapping[Any, Any]] | None) -> Iterator[str]:
+def source_problems(sources: Sequence[Mapping[Any, Any]] | None) -> Iterator[str]:
     """Yield the errors of a mixture. Its sources are checked like the recipe's own keys."""
     for number, source in enumerate(sources or (), 1):
-        for fault in _source_faults(source):
-            yield f"sources, number {number}: {fault}"
+        for problem in _source_problems(source):
+            yield f"sources, number {number}: {problem}"
 
 
-def _source_faults(source: Mapping[Any, Any]) -> Iterator[str]:
+def _source_problems(source: Mapping[Any, Any]) -> Iterator[str]:
     known = ("weight", *keys.SOURCE_NAMES, *keys.SOURCE_RULES)
     for name, value in source.items():
         if name not in known:
             yield f"{name}: no such key{nearest(str(name), known)}"
-        elif name != "weight" and (fault := key_fault(name, value)):
-            yield f"{name} = {shown(value)}: {fault}"
+        elif name != "weight" and (problem := key_problem(name, value)):
+            yield f"{name} = {shown(value)}: {problem}"
     weight: Any = source.get("weight")
     if not (_fits(weight, float) and 0 < weight < math.inf):
         yield f"weight = {shown(weight)}: must be a number above 0, its share of the windows beside the other weights"
@@ -217,7 +217,7 @@ def fraction_error(name: str, value: Any, max_steps: Any) -> str | None:
     fraction = fraction_of_steps(name, value)
     if fraction is None:
         return None
-    if name == "max_steps" or key_fault("max_steps", max_steps):
+    if name == "max_steps" or key_problem("max_steps", max_steps):
         return FRACTION_RULE
     steps = max(1, round(fraction * max_steps))
     return f"{FRACTION_RULE}. For {fraction:.4g} of the {max_steps:,} steps use --{name} {steps}"

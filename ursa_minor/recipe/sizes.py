@@ -224,7 +224,7 @@ def _why_only_the_shape_changes(recipe: Mapping[str, Any], with_flags: Mapping[s
     needed = ("tokens_per_step", "sequence_length", *SCALED_KEYS)
     for settings in (recipe, with_flags):
         for key in needed:
-            if rules.key_fault(key, settings.get(key)):
+            if rules.key_problem(key, settings.get(key)):
                 return f"{key} is not valid"  # the recipe is refused for it
     return ""
 
@@ -289,7 +289,7 @@ def _warmup_before_decay(
     warmup_steps = settings["warmup_steps"]
     max_steps = settings["max_steps"]
     decay_ratio = with_flags.get("decay_ratio", keys.FIELDS["decay_ratio"].default)
-    if rules.key_fault("decay_ratio", decay_ratio):
+    if rules.key_problem("decay_ratio", decay_ratio):
         return warmup_steps  # the recipe is refused for it
 
     def fits(warmup_steps: int, max_steps: int) -> bool:

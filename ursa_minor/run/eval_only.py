@@ -24,7 +24,7 @@ from ursa_minor.recipe.batching import make_plan
 from ursa_minor.run.resume import begins_at, find_checkpoint
 
 
-def refuse_without_weights(recipe: keys.Recipe, *, fetched: bool = False) -> None:
+def check_has_weights(recipe: keys.Recipe, *, fetched: bool = False) -> None:
     """Raise BadInput where neither ``init_from`` nor a checkpoint here has weights to score.
 
     Args:
@@ -62,11 +62,11 @@ def score(
     path = (
         None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
     )
-    refuse_without_weights(recipe, fetched=True)
+    check_has_weights(recipe, fetched=True)
     if path is not None:
         then = checkpoint.read_state(path)["science"]
         begun = {name: then[name] for name in vars(recipe.model) if name in then}
-        loading.refuse_changed_science(
+        loading.check_same_hyperparameters(
             path, keys.fixed(recipe) | begun, recipe
         )  # how it was trained changes no score
         checkpoint.load_weights(path, model)

@@ -27,15 +27,15 @@ from ursa_minor.run.resume import begins_at
 LOCK = ".lock"
 
 
-def refuse_foreign_run(recipe: keys.Recipe) -> None:
+def check_run_folder(recipe: keys.Recipe) -> None:
     """Raise BadInput when the run folder holds another recipe's run, or is not a run folder."""
     run_dir, asked = recipe.saving.run_dir, recipe.saving.resume_from_checkpoint
     option = recipe.saving.option_of_another_run
     old = run_dir / "recipe.yaml"
     for place in (run_dir, recipe.saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
-        if fault := files.unusable(place):
+        if problem := files.unusable(place):
             raise BadInput(
-                f"output_dir = {run_dir}: {fault}; give another --run_name or --output_dir, or correct that"
+                f"output_dir = {run_dir}: {problem}; give another --run_name or --output_dir, or correct that"
             )
     if begin := begins_at(recipe.saving):
         checkpoint.find_newest(recipe.saving.checkpoints, begin)
@@ -47,7 +47,7 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
             )
         return
     if holds_results(recipe.saving):
-        loading.refuse_changed_science(old, keys.fixed(loading.load_recipe(old)), recipe)
+        loading.check_same_hyperparameters(old, keys.fixed(loading.load_recipe(old)), recipe)
     if asked == "none" and checkpoint.list_checkpoints(recipe.saving.checkpoints):
         raise BadInput(
             f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another {option}"

@@ -78,7 +78,7 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
         raise BadInput(f"--extend_steps {steps}: must be at least 1")
     length = None  # of the finished run: the newest checkpoint has it, if max_hours planned it
     for path in checkpoint.list_checkpoints(saving.checkpoints):
-        if checkpoint.find_fault(path) is not None:
+        if checkpoint.find_problem(path) is not None:
             continue
         if length is None:
             length = planned_length(checkpoint.read_state(path)) or Length.of(schedule)
@@ -192,10 +192,10 @@ class Checkpoints:
             if saved["planned"]:
                 saved["planned"] = dataclasses.asdict(length)
             saved["since_best"] = 0  # early stopping counts from here
-        loading.refuse_changed_science(
+        loading.check_same_hyperparameters(
             path, saved["science"], recipe
         )  # a path may lead to another run
-        self.corpus.refuse_other(path, saved["data"])
+        self.corpus.check_same_data(path, saved["data"])
         checkpoint.load(
             path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps
         )
@@ -243,7 +243,7 @@ class Checkpoints:
         accelerator, saving = self.accelerator, self.recipe.saving
         weights, moments = checkpoint.gather(self.model, self.optimizer)
         path = saving.checkpoints / step_name(state.step)
-        again = state.step == self.saved_step and checkpoint.find_fault(path) is None
+        again = state.step == self.saved_step and checkpoint.find_problem(path) is None
         if not (accelerator.is_main_process or alone) or again:
             return
         self.saved_step = state.step
@@ -313,11 +313,11 @@ class Checkpoints:
             return state.step
         self.finish()
         path = self.recipe.saving.checkpoints / step_name(state.best_step)
-        fault = [checkpoint.find_fault(path) if self.accelerator.is_main_process else None]
-        broadcast_object_list(fault)
-        if fault[0]:
+        problem = [checkpoint.find_problem(path) if self.accelerator.is_main_process else None]
+        broadcast_object_list(problem)
+        if problem[0]:
             log.error(
-                f"{path}, of the lowest validation loss: {fault[0]}. The last weights are kept"
+                f"{path}, of the lowest validation loss: {problem[0]}. The last weights are kept"
             )
             return state.step
         checkpoint.load_weights(path, self.model)

@@ -56,7 +56,7 @@ def place(served, prepared, tmp_path, monkeypatch):
     (tmp_path / "tiny.yaml").write_text(
         RECIPE.replace("tokenizer: characters", "tokenizer: tokenizer")
     )
-    served.faults, served.log = [], []
+    served.problems, served.log = [], []
     return tmp_path
 
 
@@ -120,7 +120,7 @@ def test_a_run_that_is_killed_while_files_are_fetched_equals_one_on_the_same_fil
 def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_commit_of_the_first_contact(
     served, place
 ):
-    served.faults = [["GET .*/resolve/.*train_000003", "503", 10**6]]
+    served.problems = [["GET .*/resolve/.*train_000003", "503", 10**6]]
     status, _ = prepare(served)
     manifest, there = (
         manifests.read_manifest(fetched()),
@@ -129,7 +129,7 @@ def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_co
     assert status == 1 and not manifest["complete"] and len(manifest["splits"]["train"]) == 3
     before, served.commit = served.commit, "beef" + "0" * 36
     try:
-        served.faults, served.log = [], []
+        served.problems, served.log = [], []
         assert prepare(served)[0] == 0
     finally:
         served.commit = before
@@ -146,11 +146,13 @@ def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_co
 
 
 def test_a_fault_on_the_way_is_tried_again_and_each_file_comes_whole(served, place):
-    served.faults = [["GET .*/resolve/.*train_000002", "429:7", 2], ["GET .*/tree/", "503", 1]]
-    served.faults += [["GET .*/resolve/.*train_000005", "empty", 2]]
+    served.problems = [["GET .*/resolve/.*train_000002", "429:7", 2], ["GET .*/tree/", "503", 1]]
+    served.problems += [["GET .*/resolve/.*train_000005", "empty", 2]]
     status, waits = prepare(served)
     assert status == 0 and len(waits) >= 4 and max(waits) >= 7 and manifests.is_complete(fetched())
-    assert not [*manifests.faults(fetched(), manifests.read_manifest(fetched())["splits"]["train"])]
+    assert not [
+        *manifests.problems(fetched(), manifests.read_manifest(fetched())["splits"]["train"])
+    ]
 
 
 def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
@@ -185,7 +187,9 @@ def test_a_file_that_is_missing_or_has_changed_is_fetched_again(served, place):
     )
     served.log = []
     assert prepare(served)[0] == 0
-    assert not [*manifests.faults(fetched(), manifests.read_manifest(fetched())["splits"]["train"])]
+    assert not [
+        *manifests.problems(fetched(), manifests.read_manifest(fetched())["splits"]["train"])
+    ]
     gets = {
         line.rpartition("/")[2]
         for line in served.log

@@ -64,7 +64,7 @@ def server(tmp_path):
     text(folder, "files/empty.txt", "")
     with DataServer(folder) as made:
         made.url += "/files"
-        made.faults = [
+        made.problems = [
             ["/page", "<!DOCTYPE html><html>Please log in</html>", 10**6],
             ["/busy", "503", 10**6],
         ]
@@ -284,10 +284,8 @@ def test_characters_lie_across_blocks_and_bytes_that_are_not_utf8_are_refused_wi
             assert f"{name}: offset {len(good)}: byte 0x{bad[0]:02x} is not UTF-8 text; " in str(
                 caught.value
             )
-            remedy = (
-                "leave it out" if bad == b"\0" else f"iconv -f LATIN1 -t UTF-8 {name} > new.txt"
-            )
-            assert str(caught.value).endswith(remedy)
+            fix = "leave it out" if bad == b"\0" else f"iconv -f LATIN1 -t UTF-8 {name} > new.txt"
+            assert str(caught.value).endswith(fix)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])

@@ -1,4 +1,4 @@
-"""A stream meets faults: each row comes once, every retry is logged, and what cannot be mended stops with file and row.
+"""A stream meets problems: each row comes once, every retry is logged, and what cannot be mended stops with file and row.
 
 All through the real ``datasets`` client and a server on localhost that misbehaves.
 """
@@ -69,8 +69,8 @@ def waits(monkeypatch):
 
 @pytest.fixture
 def server(running, tmp_path, monkeypatch):
-    """The server without faults; what is fetched goes into a folder of the test's own."""
-    running.faults, running.log = [], []
+    """The server without problems; what is fetched goes into a folder of the test's own."""
+    running.problems, running.log = [], []
     monkeypatch.chdir(tmp_path)
     return running
 
@@ -116,7 +116,7 @@ def texts(names, row=0, **more):
     return [text for text, _ in open_files(names, **more)["train"][0][1](row)]
 
 
-def fault(kind, after=0, times=1, method="."):
+def problem(kind, after=0, times=1, method="."):
     """The request after ``after`` others that match meets ``kind``."""
     return [[method, "ok", after], [method, kind, times]]
 
@@ -131,7 +131,7 @@ def test_a_table_behind_a_url_is_fetched_once_whatever_fails_on_the_way_and_then
     monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.15)
     monkeypatch.setattr(http, "SLOW_SECONDS", 0.2)
     url = f"{server.url}/files/a.jsonl.gz?download=true&sig=a.b%2Fc"
-    server.faults = [[".", kind, 1] for kind in KINDS]
+    server.problems = [[".", kind, 1] for kind in KINDS]
     assert texts([url]) == ROWS and len(server.log) == len(KINDS) + 1
     tries = [re.search(r"; try \d+ of 10 in ([\d.]+) s$", line) for line in caplog.messages]
     assert [found and float(found[1]) for found in tries] == waits and waits[3] == 8, (
@@ -145,10 +145,10 @@ def test_a_table_behind_a_url_is_fetched_once_whatever_fails_on_the_way_and_then
 def test_what_a_url_does_not_give_is_refused_and_nothing_of_it_is_kept(server, waits):
     url = f"{server.url}/files/a.csv"
     for status in ("404", "403", "401"):
-        server.faults = fault(status, times=ALWAYS)
+        server.problems = problem(status, times=ALWAYS)
         with pytest.raises(BadInput, match=rf"a.csv: HTTP status {status}.*may read it"):
             texts([url])
-    server.faults = fault(PAGE, times=ALWAYS)
+    server.problems = problem(PAGE, times=ALWAYS)
     with pytest.raises(
         BadInput, match=f"^{url}: the answer of {url} looks like a proxy's or log-in page"
     ):
@@ -159,13 +159,13 @@ def test_what_a_url_does_not_give_is_refused_and_nothing_of_it_is_kept(server, w
 # Faults while reading.
 
 
-def failing(faults):
-    """A read that fails with each of the faults, by the row at which: (row, error)."""
+def failing(problems):
+    """A read that fails with each of the problems, by the row at which: (row, error)."""
 
     def read(row):
         for number in range(row, N):
-            if faults and faults[0][0] == number:
-                raise faults.pop(0)[1]
+            if problems and problems[0][0] == number:
+                raise problems.pop(0)[1]
             yield ROWS[number]
 
     return read
@@ -182,8 +182,8 @@ def answer(status, asked=None):
 def test_faults_are_retried_from_the_row_where_they_began_and_a_new_row_begins_the_count_anew(
     waits, caplog
 ):
-    faults = [(0, answer(503))] + [(360, answer(503))] * 5 + [(500, ConnectionError())] * 9
-    assert list(remote.retried("hf://a", failing(faults), 0)) == ROWS
+    problems = [(0, answer(503))] + [(360, answer(503))] * 5 + [(500, ConnectionError())] * 9
+    assert list(remote.retried("hf://a", failing(problems), 0)) == ROWS
     assert waits == [1, 1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert caplog.messages[0] == "hf://a: row 0: HTTP status 503; try 2 of 10 in 1 s"
     assert caplog.messages[-1] == "hf://a: row 500: ConnectionError; try 10 of 10 in 60 s"
@@ -369,7 +369,7 @@ def test_zstandard_is_refused_without_the_package_that_reads_all_of_a_file(tmp_p
 
 
 def damaged(folder):
-    """Files that are not what their names say: the bytes, how the name ends, rows before the fault, what is said."""
+    """Files that are not what their names say: the bytes, how the name ends, rows before the problem, what is said."""
     table = (folder / "a.parquet").read_bytes()
     lines, records = (
         (folder / name).read_bytes().splitlines(keepends=True)[:301]
@@ -447,14 +447,14 @@ def test_a_local_file_that_is_not_what_its_name_says_is_refused_at_once_with_fil
 
 
 def test_a_disk_that_fails_for_a_while_is_read_on(corpus, waits, monkeypatch):
-    real, faults = (
+    real, problems = (
         remote.open_file,
         [OSError(code, "no") for code in (errno.EIO, errno.ESTALE, errno.EMFILE)],
     )
 
     def opened(name):
-        if faults:
-            raise faults.pop()
+        if problems:
+            raise problems.pop()
         return real(name)
 
     monkeypatch.setattr(remote, "open_file", opened)
@@ -516,19 +516,19 @@ class Hub:
     def __init__(self, server):
         self.server = server
 
-    def read(self, *faults, **how):
+    def read(self, *problems, **how):
         """Read a data set, or Parquet ``files``, from the beginning; return what came of it."""
-        self.server.faults, self.server.log = [*faults], []
+        self.server.problems, self.server.log = [*problems], []
         in_fork(self._read, how)
         found, met = (
             json.loads(Path("found.json").read_text()),
-            not any(times for *_, times in self.server.faults),
+            not any(times for *_, times in self.server.problems),
         )
         return types.SimpleNamespace(**found, log=self.server.log, met=met)
 
-    def prepare(self, *faults):
+    def prepare(self, *problems):
         """Prepare the recipe's shards; return the exit status, the names of their files and the manifest."""
-        self.server.faults, self.server.log = [*faults], []
+        self.server.problems, self.server.log = [*problems], []
         in_fork(self._prepare)
         (path,) = Path("data").glob("*/manifest.json")
         names = sorted(path.name for path in path.parent.iterdir())
@@ -620,11 +620,11 @@ def test_files_of_the_hub_by_pattern_are_all_of_them_at_the_commit_of_the_first_
 
 def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
     """Its list of subsets too, and where it asks to wait it is obeyed."""
-    faults = fault("503", method="^GET /api/datasets/me/corpus$") + fault(
+    problems = problem("503", method="^GET /api/datasets/me/corpus$") + problem(
         "silent", method="GET .*/tree/"
     )
-    faults += fault("503", times=9, method="README") + fault("lie", method=SECOND_FILE)
-    done = hub.read(*faults, *fault("429:33", method="GET .*train-00000"))
+    problems += problem("503", times=9, method="README") + problem("lie", method=SECOND_FILE)
+    done = hub.read(*problems, *problem("429:33", method="GET .*train-00000"))
     assert (
         done.equal and done.met and len(done.said) >= len(done.waits) > 0 and max(done.waits) >= 33
     ), done
@@ -644,7 +644,7 @@ def test_what_the_hub_does_not_have_is_bad_input_at_once(hub):
         ),
         f".*{column}": hub.read(column="txt"),
         ".*HTTP status 403.*that you may read it": hub.read(
-            *fault("403", times=ALWAYS, method=SECOND_FILE)
+            *problem("403", times=ALWAYS, method=SECOND_FILE)
         ),
     }.items():
         assert re.match(f"BadInput: {wanted}", done.stopped) and sum(done.waits) <= 1, done

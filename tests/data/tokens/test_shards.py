@@ -303,9 +303,9 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
     assert described == {"splits": splits, "tokenizer": None, "complete": True}
     for rows in described["splits"].values():
         assert ids_of(tmp_path, rows) == [*range(7)] * len(rows) and not [
-            *manifests.faults(tmp_path, rows)
+            *manifests.problems(tmp_path, rows)
         ]
-        manifests.refuse_changed(tmp_path, rows)
+        manifests.check_unchanged(tmp_path, rows)
     assert before == {
         path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]
     }
@@ -348,17 +348,17 @@ def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete)
         write(folder, range(30), shard_tokens=10) for folder in (tmp_path, tmp_path / "copy")
     )
     before = manifests.contents(manifest_of(rows[:2], complete))
-    manifests.refuse_other_contents(tmp_path, before, manifest_of(copied[:2], complete))
+    manifests.check_same_contents(tmp_path, before, manifest_of(copied[:2], complete))
     other = [rows[0], rows[1] | {"sha256": "0" * 64}]
     for found in [other, rows[1::-1], rows[:1], *([rows] if complete else [])]:
         with pytest.raises(
             BadInput, match="was trained on other data than this; give the same text, or another"
         ):
-            manifests.refuse_other_contents(tmp_path, before, manifest_of(found, True))
+            manifests.check_same_contents(tmp_path, before, manifest_of(found, True))
     if not complete:
-        manifests.refuse_other_contents(tmp_path, before, manifest_of(rows, True))
+        manifests.check_same_contents(tmp_path, before, manifest_of(rows, True))
     with pytest.raises(BadInput, match="give --dataset_revision abc, or another --run_name"):
-        manifests.refuse_other_contents(
+        manifests.check_same_contents(
             tmp_path, before, manifest_of(other, complete) | {"revision": "def"}
         )
 
@@ -374,19 +374,19 @@ def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_r
         touch(folder / row["file"], -100)
     changed = folder / rows[1]["file"]
     touch(changed, 200)
-    manifests.refuse_changed(folder, rows)
+    manifests.check_unchanged(folder, rows)
     flip(changed, 8 * 1040)
     touch(changed, 200)
     for place in (folder, Path(shutil.copytree(folder, tmp_path / "copy"))):
         with pytest.raises(BadInput) as caught:
-            manifests.refuse_changed(place, rows)
+            manifests.check_unchanged(place, rows)
         (line,) = caught.value.lines
         assert line.startswith(
             f"{place / changed.name}: its SHA-256 is not the one of manifest.json"
         )
     (folder / rows[0]["file"]).unlink()
     monkeypatch.setattr(shards.files, "sha256", lambda path: pytest.fail(f"read {path}"))
-    manifests.refuse_changed(folder, [rows[0], {"file": changed.name, "tokens": 20}, rows[2]])
+    manifests.check_unchanged(folder, [rows[0], {"file": changed.name, "tokens": 20}, rows[2]])
 
 
 def test_every_fault_of_a_folder_is_found_at_once_and_any_flipped_bit_is_one(tmp_path):
@@ -401,5 +401,5 @@ def test_every_fault_of_a_folder_is_found_at_once_and_any_flipped_bit_is_one(tmp
     for _ in range(50):
         bit.write_bytes(whole)
         flip(bit, draw.randrange(8 * len(whole)))
-        found = [*manifests.faults(tmp_path, rows)]
+        found = [*manifests.problems(tmp_path, rows)]
         assert [row for row, _ in found] == rows and all(row["file"] in line for row, line in found)

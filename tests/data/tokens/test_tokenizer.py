@@ -125,12 +125,12 @@ def test_characters_stand_in_code_point_order_and_a_bpe_has_every_byte_and_at_mo
 @pytest.mark.parametrize("content", [None, "{"])
 def test_a_folder_that_holds_no_tokenizer_is_refused_with_a_remedy(tmp_path, content):
     (tmp_path / ("other.json" if content is None else "tokenizer.json")).write_text(content or "")
-    for of_model, remedy in (
+    for of_model, fix in (
         (False, "; bpe or characters"),
         (True, "that this machine can reach$"),
     ):
         with pytest.raises(
-            BadInput, match=f"cannot be loaded .*Give a folder with tokenizer.json.*{remedy}"
+            BadInput, match=f"cannot be loaded .*Give a folder with tokenizer.json.*{fix}"
         ) as caught:
             tokenization.load(str(tmp_path), of_model)
         assert (

@@ -99,7 +99,7 @@ class Preparation:
             stdout=subprocess.PIPE,
             text=True,
             errors="replace",  # one odd byte must not end the relay
-            # The first process of a launch prints a fault for all; this one is always the first of its kind.
+            # The first process of a launch prints a problem for all; this one is always the first of its kind.
             env=os.environ | {"RANK": "0"},
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
         )

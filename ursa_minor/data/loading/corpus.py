@@ -66,7 +66,7 @@ class OpenedSource:
 
     def _append(self, opened: windows.Windows, split: str, first_row: int) -> None:
         rows = self.manifest["splits"][split][first_row:]
-        manifests.refuse_changed(self.folder, rows)
+        manifests.check_unchanged(self.folder, rows)
         for row in rows:
             path = self.folder / row["file"]
             deleted = self._consumed and not path.exists()
@@ -117,7 +117,7 @@ class Corpus:
         if self._consumed:
             plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
             most_windows = [_most_windows(source, model.sequence_length) for source in found]
-            self.order(plan).refuse_second_epoch(recipe.schedule.max_steps, most_windows)
+            self.order(plan).check_single_epoch(recipe.schedule.max_steps, most_windows)
         readers = [_start_reader(number, source, argv) for number, source in enumerate(found)]
         self.data_wait = DataWait(readers, self.refresh)
         streams = [source.folder / shards.MANIFEST for source in found if source]
@@ -231,7 +231,7 @@ class Corpus:
         failure = self.data_wait.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
         if self._consumed and not failure:
             try:
-                order.refuse_second_epoch(
+                order.check_single_epoch(
                     step + 1, self.epoch_windows
                 )  # how long an epoch is may not be known earlier
             except BadInput as error:
@@ -252,7 +252,7 @@ class Corpus:
             for source in self.sources
         ]
 
-    def refuse_other(self, where: Path, before: list[dict]) -> None:
+    def check_same_data(self, where: Path, before: list[dict]) -> None:
         """Raise BadInput unless the data begins as it was ``before``; what is being read anew is waited for."""
         if [state["weight"] for state in before] != [source.weight for source in self.sources]:
             raise BadInput(
@@ -276,7 +276,7 @@ class Corpus:
 
         self.data_wait.until(there, "the shards that the checkpoint has seen")
         for state, source in pairs:
-            manifests.refuse_other_contents(where, state, source.manifest)
+            manifests.check_same_contents(where, state, source.manifest)
 
     def describe(self, order: window_order.TrainOrder) -> Iterator[str]:
         """Yield what the run reads, a line a source, and what the user should know about where it lies."""
@@ -298,21 +298,21 @@ class Corpus:
             if train.dropped_tokens > 0.01 * train.num_tokens:
                 yield f"note     {train.dropped_tokens:,} of its tokens, at the ends of shards, are in no window"
             if complete and tokens > MANY_EPOCHS * there:
-                remedy = "Give more text or fewer --max_steps, a smaller model, or dropout"
+                fix = "Give more text or fewer --max_steps, a smaller model, or dropout"
                 if self._recipe.saving.load_best_model_at_end:
-                    remedy = "model/ keeps the weights of the lowest one"
+                    fix = "model/ keeps the weights of the lowest one"
                 yield (
                     f"note     more than {MANY_EPOCHS} epochs: the model begins to learn this text by heart, and the "
-                    f"validation loss may rise. {remedy}"
+                    f"validation loss may rise. {fix}"
                 )
             held_out, trained = (
                 _bytes_per_token(manifest["splits"][name]) for name in ("validation", "train")
             )
             if held_out and trained and not 3 / 4 < held_out / trained < 4 / 3:
-                remedy = ": --validation_files FILE" if self._recipe.data.data_files else ""
+                fix = ": --validation_files FILE" if self._recipe.data.data_files else ""
                 yield (
                     f"note     validation has {held_out:.2f} bytes per token, train {trained:.2f}: they may be of other "
-                    f"kinds. Validate on text like that of training{remedy}"
+                    f"kinds. Validate on text like that of training{fix}"
                 )
             if mount := files.network_mount(folder):
                 yield (

@@ -82,7 +82,7 @@ class TrainOrder:
         turns = self.read_before(step)
         return [turn // self._block_windows * self._block_windows for turn in turns]
 
-    def refuse_second_epoch(self, max_steps: int, most_windows: Sequence[int | None]) -> None:
+    def check_single_epoch(self, max_steps: int, most_windows: Sequence[int | None]) -> None:
         """Raise BadInput where the run reads more than ``most_windows`` of a source (None: not known)."""
         for source, (read, most) in enumerate(
             zip(self.read_before(max_steps), most_windows, strict=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens.shards import check_ids, refuse_id_beyond_vocabulary
+from ursa_minor.data.tokens.shards import check_ids, check_ids_in_vocabulary
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Windows:
         start = (window - shard.first_window) * self.sequence_length
         row_T1[:] = _present(shard)[start : start + self.sequence_length + 1]
         item_bytes = _present(shard).itemsize
-        refuse_id_beyond_vocabulary(
+        check_ids_in_vocabulary(
             shard.path,
             row_T1,
             self.vocab_size,

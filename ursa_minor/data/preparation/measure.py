@@ -99,7 +99,7 @@ def verify(folder: Path, vocab_size: int) -> str:
     """
     manifest = manifests.describe_folder(folder)
     rows = [row for split_rows in manifest["splits"].values() for row in split_rows]
-    errors = [error for _, error in manifests.faults(folder, rows)]
+    errors = [error for _, error in manifests.problems(folder, rows)]
     if errors:
         raise BadInput(errors)
 

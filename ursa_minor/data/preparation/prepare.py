@@ -112,7 +112,7 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
         files.write_json(folder / shards.MANIFEST, manifest)
     elif not manifest["complete"]:
         manifest |= opened.about
-        refuse_other_files(folder, manifest, parts)
+        check_same_files(folder, manifest, parts)
     begun = time.perf_counter()
     if target:
         target.wait(manifest["splits"]["train"])
@@ -221,7 +221,7 @@ def file_at(parts: list[Part], part: int) -> str | None:
     return shown_name(parts[part][0]) if part < len(parts) else None
 
 
-def refuse_other_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
+def check_same_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
     """Raise BadInput when files came or went since the manifest's cursor was written: it would be applied to another."""
     cursor, count = manifest["cursor"], manifest["files"]
     now = file_at(parts, cursor["part"])

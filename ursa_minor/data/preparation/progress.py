@@ -103,12 +103,12 @@ def log_amounts(manifest: dict) -> None:
             f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {fit}; {', '.join(counts)}"
         )
         if split == "train" and name != "characters" and text_bytes < FEW_BYTES * tokens:
-            remedy = (
+            fix = (
                 "Give it more text"
                 if name == "bpe"
                 else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
             )
             log.warning(
-                f"{fit}: the tokenizer does not fit this text, and a model sees less of it at a time. {remedy}, with "
+                f"{fit}: the tokenizer does not fit this text, and a model sees less of it at a time. {fix}, with "
                 f"more ids: --tokenizer_vocab_size N"
             )

@@ -73,12 +73,12 @@ def of_part(manifest: dict, split: str, part: int) -> list[dict]:
 def broken_rows(
     source: FoundSource, manifest: dict, newer_than: Path | None
 ) -> Iterator[tuple[str, dict]]:
-    """Yield split and row of each shard that is missing, unless it may be, or that has changed (``shards.faults``)."""
+    """Yield split and row of each shard that is missing, unless it may be, or that has changed (``shards.problems``)."""
     folder = source.folder
     for split, rows in manifest["splits"].items():
         if (
             split == "train" and source.config.stream_keep == "consumed"
         ):  # what has been trained on is deleted
             rows = [row for row in rows if (folder / row["file"]).exists()]
-        for row, _ in manifests.faults(folder, rows, newer_than):
+        for row, _ in manifests.problems(folder, rows, newer_than):
             yield split, row

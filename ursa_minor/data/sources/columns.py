@@ -48,7 +48,7 @@ class Reader:
     rows: Callable[[str, Column, int], Iterator[Any]]
 
 
-def refuse_column(name: str, column: Column, types: Mapping[str, str]) -> None:
+def check_column(name: str, column: Column, types: Mapping[str, str]) -> None:
     """Raise BadInput unless a column holds what it is to hold, or nothing.
 
     Args:
@@ -69,8 +69,8 @@ def arrow_values(cells: Any, column: Column) -> Any:
     return cells.to_numpy(zero_copy_only=False) if column.holds == IDS else cells.to_pylist()
 
 
-def refuse_arrow(name: str, column: Column, schema: Any) -> None:
-    """Do as ``refuse_column`` does for an Arrow schema."""
+def check_arrow(name: str, column: Column, schema: Any) -> None:
+    """Do as ``check_column`` does for an Arrow schema."""
     types = {}
     for field in schema:
         kind = field.type.value_type if str(field.type).startswith("dictionary") else field.type
@@ -80,4 +80,4 @@ def refuse_arrow(name: str, column: Column, schema: Any) -> None:
             held.startswith(("int", "uint")),
         )
         types[field.name] = TEXT if is_text else IDS if is_ids else "" if word == "null" else word
-    refuse_column(name, column, types)
+    check_column(name, column, types)

@@ -64,12 +64,12 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
             if not os.access(path, os.R_OK):
                 raise BadInput(f"{key}: {path}: you have no permission to read it")
             if not reader_of(name):
-                _refuse_packed(key, name)
+                _check_not_packed(key, name)
             found.setdefault(resolved_name(name), str(path))
     return list(found.values())
 
 
-def _refuse_packed(key: str, name: str) -> None:
+def _check_not_packed(key: str, name: str) -> None:
     path = Path(path_of(name).lower())
     suffix = ".tar" if path.suffix in COMPRESSED and path.stem.endswith(".tar") else path.suffix
     if suffix in UNPACK:
@@ -83,7 +83,7 @@ def download(key: str, url: str, prepared_data_dir: Path) -> Path:
 
     Raises BadInput when it cannot be had, TrainingStopped when the retries are used up.
     """
-    _refuse_packed(key, url)
+    _check_not_packed(key, url)
     if not remote.is_http(url):
         raise BadInput(
             f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "

@@ -46,15 +46,15 @@ NO_VALIDATION = (
     "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
 )
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
-FORMATS = {"csv": 3}  # formats of single kinds
+FORMAT_VERSIONS = {"csv": 3}  # formats of single kinds
 TOKENIZER_FILE = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)"
 )
 
-Row = tuple[
+SourceRow = tuple[
     Any, bool
 ]  # a text (str), or its ids ((n,) uint32), or None; whether a document begins with it
-Part = tuple[str, Callable[[int], Iterator[Row]]]
+Part = tuple[str, Callable[[int], Iterator[SourceRow]]]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def has_urls(config: Data) -> bool:
     )
 
 
-def refuse_absent(config: Data) -> None:
+def check_source_exists(config: Data) -> None:
     """Raise BadInput where no source is stated, or a file of it that lies here is not there: what is known at once."""
     if not (config.data_dir or config.data_files or config.dataset_name):
         raise BadInput(NO_DATA)
@@ -218,7 +218,7 @@ def _table_files(config: Data, kind: str, splits: dict[str, list[str]]) -> Found
     identity = _identity(
         config, validation=config.validation_tokens, text_column=config.text_column
     )
-    identity |= {"format": FORMATS.get(kind, FORMAT)} | {
+    identity |= {"format": FORMAT_VERSIONS.get(kind, FORMAT)} | {
         split: [*map(_stamp, names)] for split, names in splits.items()
     }
     name = Path(path_of(splits["train"][0])).name.split(".")[0]
@@ -263,7 +263,7 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
             split: [(name, _reading(text_format.rows, found))] for split, found in paths.items()
         }
 
-    def rows(held_out: bool) -> Iterator[Row]:
+    def rows(held_out: bool) -> Iterator[SourceRow]:
         lengths = (len(piece) for path in paths["train"] for piece in text_format.pieces(path))
         left, begun = (
             int(sum(lengths) * (1 - validation_fraction)),
@@ -280,7 +280,9 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
     return {"train": [(name, _reading(rows, False))], "validation": [(name, _reading(rows, True))]}
 
 
-def _reading(rows: Callable[..., Iterator[Row]], *args) -> Callable[[int], Iterator[Row]]:
+def _reading(
+    rows: Callable[..., Iterator[SourceRow]], *args
+) -> Callable[[int], Iterator[SourceRow]]:
     return lambda start: islice(rows(*args), start, None)
 
 

@@ -15,7 +15,7 @@ import huggingface_hub
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.http import TruncatedError, moving, refuse_page
+from ursa_minor.base.http import TruncatedError, check_no_html_page, moving
 from ursa_minor.base.redaction import is_redacted, redact_url
 from ursa_minor.recipe.source_kind import URL, path_of
 
@@ -63,7 +63,7 @@ def fetch(url: str, path: Path) -> None:
                     ".html",
                     ".htm",
                 ):  # the user asked for a page
-                    refuse_page(block, answer.headers, str(answer.url))
+                    check_no_html_page(block, answer.headers, str(answer.url))
                 if file.write(block) and file.tell() > DOWNLOAD_BYTES:
                     raise BadInput(
                         f"{url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a file that is fetched; fetch it "

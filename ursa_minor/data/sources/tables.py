@@ -1,6 +1,6 @@
 """Documents of a data set of the Hub, or of files of tables, streamed with a cursor: each row once, whatever fails.
 
-A data set of the Hub is found by ``datasets``, and pinned to a commit. Its files are read by the readers here: a fault is
+A data set of the Hub is found by ``datasets``, and pinned to a commit. Its files are read by the readers here: a problem is
 retried from the row it happened at, waits have a limit, and a file is finished only when its last row was read.
 """
 
@@ -22,7 +22,7 @@ from ursa_minor.base.retry import retried, retry
 from ursa_minor.data.sources import remote
 from ursa_minor.data.sources.columns import IDS, Column, Reader
 from ursa_minor.data.sources.files import READERS, reader_of
-from ursa_minor.data.sources.find import FoundSource, Part, Row
+from ursa_minor.data.sources.find import FoundSource, Part, SourceRow
 from ursa_minor.recipe.keys import Data
 from ursa_minor.recipe.source_kind import path_of
 
@@ -149,11 +149,11 @@ def _local(name: str, prepared_data_dir: str) -> str:
 
 def _read(
     reader: Reader, name: str, column: Column, prepared_data_dir: str, start: int
-) -> Iterator[Row]:
+) -> Iterator[SourceRow]:
     """Yield one file's rows from one on, each once whatever fails."""
     file = _local(name, prepared_data_dir)
 
-    def read(row: int) -> Iterator[Row]:
+    def read(row: int) -> Iterator[SourceRow]:
         seen = 0
         for seen, cell in enumerate(reader.rows(file, column, row), 1):
             if seen > row:

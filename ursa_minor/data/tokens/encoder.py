@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.sources.find import Row
+from ursa_minor.data.sources.find import SourceRow
 from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.tokens import split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -58,7 +58,7 @@ class DocumentEncoder:
         self._ids, self._place = ids, split_points.place(tokenizer.backend_tokenizer)
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
-    def __call__(self, rows: Iterator[Row], first_row: int) -> Iterator[Document]:
+    def __call__(self, rows: Iterator[SourceRow], first_row: int) -> Iterator[Document]:
         """Yield each row's Document, in order. Raises BadInput for a tokenizer that changes the text."""
         numbered: Iterator[NumberedRow] = (
             (number, *row) for number, row in enumerate(rows, first_row)

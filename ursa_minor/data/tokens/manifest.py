@@ -94,32 +94,32 @@ def contents(manifest: dict) -> dict:
     return found | {"revision": manifest.get("revision")}
 
 
-def refuse_other_contents(where: Path, before: dict, manifest: dict) -> None:
+def check_same_contents(where: Path, before: dict, manifest: dict) -> None:
     """Raise BadInput unless the train split begins with what it had ``before``, and ends there if it had ended."""
     rows = manifest["splits"]["train"]
     ended = not before["complete"] or (manifest["complete"] and len(rows) == before["shards"])
     if ended and fingerprint(rows[: before["shards"]]) == before["fingerprint"]:
         return
-    remedy = "give the same text"
+    fix = "give the same text"
     if (revision := before.get("revision")) and revision != manifest.get("revision"):
-        remedy = f"give --dataset_revision {revision}"
-    raise BadInput(f"{where}: was trained on other data than this; {remedy}, or another --run_name")
+        fix = f"give --dataset_revision {revision}"
+    raise BadInput(f"{where}: was trained on other data than this; {fix}, or another --run_name")
 
 
-def refuse_changed(folder: Path, rows: list[dict]) -> None:
+def check_unchanged(folder: Path, rows: list[dict]) -> None:
     """Hash each shard that is newer than the manifest, as make would; raise BadInput for those that changed.
 
     Files that are missing are passed over: opening them shows what is wrong.
     """
     there = [row for row in rows if (folder / row["file"]).exists()]
-    if lines := [line for _, line in faults(folder, there, folder / MANIFEST)]:
+    if lines := [line for _, line in problems(folder, there, folder / MANIFEST)]:
         raise BadInput(lines)
 
 
-def faults(
+def problems(
     folder: Path, rows: list[dict], newer_than: Path | None = None
 ) -> Iterator[tuple[dict, str]]:
-    """Yield each row whose file is missing, or is not what the row says, with its fault.
+    """Yield each row whose file is missing, or is not what the row says, with its problem.
 
     Args:
         newer_than: hash only what is newer than this file, as make would.

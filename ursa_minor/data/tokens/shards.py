@@ -2,7 +2,7 @@
 
 A shard of ours is llm.c's: 1,024 bytes of header, then the ids of one split, little-endian uint16 or uint32. Files
 of llm.c, modded-nanogpt, build-nanogpt and nanoGPT are read where they lie; nothing is written beside them. Nothing
-here unpickles. A fault is BadInput: file, what stands there, the rule, the remedy.
+here unpickles. A problem is BadInput: file, what stands there, the rule, the fix.
 """
 
 import functools
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # llm.c, dev/data/data_common.py: 256 int32 of header: magic, version, number of tokens, zeros; then the ids.
 HEADER_BYTES = 1024
-FORMATS: dict[tuple[int, int], np.dtype] = {
+SHARD_HEADERS: dict[tuple[int, int], np.dtype] = {
     (20240520, 1): np.dtype("<u2"),
     (20240801, 7): np.dtype("<u4"),
 }
@@ -56,8 +56,8 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
         with open(path, "rb") as file:
             head, size = file.read(12), os.fstat(file.fileno()).st_size
         magic, version, count = struct.unpack("<3i", head.ljust(12, b"\0"))
-        if (magic, version) in FORMATS:
-            offset, dtype = HEADER_BYTES, FORMATS[magic, version]
+        if (magic, version) in SHARD_HEADERS:
+            offset, dtype = HEADER_BYTES, SHARD_HEADERS[magic, version]
         elif path.suffix == ".npy" or head.startswith(npy.MAGIC_PREFIX):
             array, offset = _map_npy(path)
             if array.ndim != 1 or array.dtype.str not in NPY_DTYPES:
@@ -65,10 +65,10 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
                 raise ValueError(f"{found}; save it with np.save(path, ids.astype(np.uint16))")
             dtype = NPY_DTYPES[array.dtype.str]
             count = len(array)
-        elif path.name in HEADERLESS and magic not in dict(FORMATS.keys()):
+        elif path.name in HEADERLESS and magic not in dict(SHARD_HEADERS.keys()):
             offset, dtype, count = 0, np.dtype("<u2"), size // 2
         else:
-            known = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in FORMATS)
+            known = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
             rule = f"a token file begins with {known} or is named *.npy, {' or '.join(HEADERLESS)}"
             raise ValueError(f"begins with {magic}, {version}: {rule}")
         if size != (expected := offset + count * dtype.itemsize):
@@ -96,7 +96,7 @@ def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None
     """
     for start in range(0, len(ids), CHECK_TOKENS):
         some = ids[start : start + CHECK_TOKENS]
-        refuse_id_beyond_vocabulary(
+        check_ids_in_vocabulary(
             path,
             some,
             vocab_size,
@@ -106,7 +106,7 @@ def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None
         )
 
 
-def refuse_id_beyond_vocabulary(
+def check_ids_in_vocabulary(
     path: Path, ids: np.ndarray, vocab_size: int, *, start: int, offset: int, item_bytes: int
 ) -> None:
     """Raise BadInput if one of the ids is out of the vocabulary. The message names the first one and its place.
@@ -189,7 +189,7 @@ class ShardWriter:
         word = "val" if split == "validation" else split
         self.folder, self.prefix, self.number = folder, f"{word}_{part:05d}_", first_number
         self.bytes_per_token, self.shard_tokens = bytes_per_token, shard_tokens
-        self.format, self.dtype = list(FORMATS.items())[len(bytes_per_token) > 2**16]
+        self.format, self.dtype = list(SHARD_HEADERS.items())[len(bytes_per_token) > 2**16]
         self._file: BinaryIO | None = None
 
     def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[dict, int]]:

@@ -110,9 +110,9 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     except (
         Exception
     ) as error:  # the Hub client, the cache and the parsers each raise their own kinds
-        remedy = "a folder with tokenizer.json, or a Hub id that this machine can reach"
-        remedy += "" if of_model else "; bpe or characters makes one from the text"
-        raise BadInput(f"{where}: cannot be loaded ({first_line(error)}). Give {remedy}") from None
+        fix = "a folder with tokenizer.json, or a Hub id that this machine can reach"
+        fix += "" if of_model else "; bpe or characters makes one from the text"
+        raise BadInput(f"{where}: cannot be loaded ({first_line(error)}). Give {fix}") from None
     if not getattr(tokenizer, "is_fast", False):
         raise BadInput(
             f"{where}: has no fast (tokenizers) form; choose one that has tokenizer.json"

@@ -5,10 +5,10 @@ arXiv:1803.05457; license of the data: CC BY-SA 4.0.
 
 from dataclasses import replace
 
-from ursa_minor.evaluation.task import RULES, Answer, Choices, Question, Row, Task, Text
+from ursa_minor.evaluation.task import RULES, Answer, Choices, Question, Task, TaskRow, Text
 
 
-def questions(row: Row) -> tuple[Question, ...]:
+def questions(row: TaskRow) -> tuple[Question, ...]:
     """Return the question with its answers."""
     context = f"Question: {row['question']}\nAnswer:"
     return (Question(context, row["choices"], row["answerKey"]),)

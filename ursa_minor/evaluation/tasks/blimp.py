@@ -6,18 +6,18 @@ arXiv:1912.00582 and arXiv:2504.02768; licenses of the data: CC BY 4.0 and CC BY
 
 from dataclasses import replace
 
-from ursa_minor.evaluation.task import RULES, Question, Row, Task, Text
+from ursa_minor.evaluation.task import RULES, Question, Task, TaskRow, Text
 from ursa_minor.recipe import keys
 
 PARTS = 67  # of 1,000 pairs each, so that the mean over items is the mean over parts
 
 
-def pair(row: Row) -> tuple[Question, ...]:
+def pair(row: TaskRow) -> tuple[Question, ...]:
     """Return BLiMP's pair; lm-evaluation-harness puts a space before each sentence."""
     return (Question("", (row["sentence_good"], row["sentence_bad"]), 0),)
 
 
-def pair_of_language(row: Row) -> tuple[Question, ...]:
+def pair_of_language(row: TaskRow) -> tuple[Question, ...]:
     """Return MultiBLiMP's pair, with nothing before it."""
     return (Question("", (row["sen"], row["wrong_sen"]), 0, delimiter=""),)
 

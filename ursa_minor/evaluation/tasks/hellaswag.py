@@ -9,13 +9,13 @@ arXiv:1905.07830; license of the data: MIT.
 
 import re
 
-from ursa_minor.evaluation.task import Answer, Question, Row, Task, Text, Texts
+from ursa_minor.evaluation.task import Answer, Question, Task, TaskRow, Text, Texts
 
 ENDINGS = 4
 HARNESS, OTHERS = "lm-evaluation-harness", "build-nanogpt, llm.c"
 
 
-def questions(row: Row) -> tuple[Question, ...]:
+def questions(row: TaskRow) -> tuple[Question, ...]:
     """Return the harness's question, and the same on the text as it stands."""
     endings = row["endings"]
     right = row["label"]

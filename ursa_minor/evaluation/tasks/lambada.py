@@ -3,10 +3,10 @@
 arXiv:1606.06031; license of the data: MIT.
 """
 
-from ursa_minor.evaluation.task import LAST_WORD, Question, Row, Task, Text
+from ursa_minor.evaluation.task import LAST_WORD, Question, Task, TaskRow, Text
 
 
-def questions(row: Row) -> tuple[Question, ...]:
+def questions(row: TaskRow) -> tuple[Question, ...]:
     """Return the passage without its last word, and that word."""
     before, _, word = row["text"].rpartition(" ")
     if not word.strip():

@@ -3,10 +3,10 @@
 arXiv:1911.11641; license of the data: not stated.
 """
 
-from ursa_minor.evaluation.task import RULES, Answer, Question, Row, Task, Text
+from ursa_minor.evaluation.task import RULES, Answer, Question, Task, TaskRow, Text
 
 
-def questions(row: Row) -> tuple[Question, ...]:
+def questions(row: TaskRow) -> tuple[Question, ...]:
     """Return the goal with its two solutions."""
     context = f"Question: {row['goal']}\nAnswer:"
     return (Question(context, (row["sol1"], row["sol2"]), row["label"]),)

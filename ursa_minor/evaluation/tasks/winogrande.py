@@ -4,10 +4,10 @@ The names stand in the context, and what follows the blank is the ending of both
 arXiv:1907.10641; license of the data: CC BY.
 """
 
-from ursa_minor.evaluation.task import RULES, Answer, Question, Row, Task, Text
+from ursa_minor.evaluation.task import RULES, Answer, Question, Task, TaskRow, Text
 
 
-def questions(row: Row) -> tuple[Question, ...]:
+def questions(row: TaskRow) -> tuple[Question, ...]:
     """Return what follows the blank, once after each name."""
     before, blank, after = row["sentence"].partition("_")
     if not blank:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ursa_minor.data.sources.columns import Column, Reader, arrow_values, refuse_arrow
+from ursa_minor.data.sources.columns import Column, Reader, arrow_values, check_arrow
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
@@ -20,7 +20,7 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
             raw.seek(0)
             file = pa.ipc.open_file(raw)
             batches = map(file.get_batch, range(file.num_record_batches))
-        refuse_arrow(name, column, file.schema)
+        check_arrow(name, column, file.schema)
         for batch in batches:
             batch.validate(full=True)
             yield from arrow_values(batch.column(column.name), column)

@@ -13,7 +13,7 @@ from typing import Any
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import Unreadable
-from ursa_minor.data.sources.columns import IDS, ROWS, TEXT, Column, Reader, refuse_column
+from ursa_minor.data.sources.columns import IDS, ROWS, TEXT, Column, Reader, check_column
 
 TYPES = {
     str: TEXT,
@@ -33,7 +33,7 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
         lines = enumerate(file)
         head = list(islice(lines, ROWS))
         if not start and (types := _types(name, head)):
-            refuse_column(name, column, types)
+            check_column(name, column, types)
         for number, line in chain(head, lines):
             yield json_object(name, number, line).get(column.name) if number >= start else None
 

@@ -5,7 +5,7 @@ from itertools import repeat
 from typing import Any
 
 from ursa_minor.base.http import TruncatedError
-from ursa_minor.data.sources.columns import ROWS, Column, Reader, arrow_values, refuse_arrow
+from ursa_minor.data.sources.columns import ROWS, Column, Reader, arrow_values, check_arrow
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
@@ -17,7 +17,7 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     with remote.open_file(name) as raw:
         # With pre_buffer Arrow keeps all of a file that was read until its end.
         file, row = pq.ParquetFile(raw, pre_buffer=False), 0
-        refuse_arrow(name, column, file.schema_arrow)
+        check_arrow(name, column, file.schema_arrow)
         for group in range(file.num_row_groups):
             end = row + file.metadata.row_group(group).num_rows
             if end <= start:

@@ -59,10 +59,10 @@ def _not_text(path: Path, offset: int) -> BadInput:
         )
         file.seek(offset)
         byte = file.read(1)[0]
-    remedy = f"if it is text, convert it, for example: iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > new.txt"
+    fix = f"if it is text, convert it, for example: iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > new.txt"
     if not byte and encoding != "UTF-16":
-        remedy = "it is not text; leave it out"
-    return BadInput(f"{path}: offset {offset}: byte 0x{byte:02x} is not UTF-8 text; {remedy}")
+        fix = "it is not text; leave it out"
+    return BadInput(f"{path}: offset {offset}: byte 0x{byte:02x} is not UTF-8 text; {fix}")
 
 
 def rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
