@@ -12,27 +12,14 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-if __name__ == "__main__":
-    PARENT = os.getppid()  # noted first: a launcher may die during the imports below
-
-from ursa_minor.base.cli import (
-    exit_on_bad_input,
-    run_and_exit,
-)  # first: it says why another import fails
+from ursa_minor.base import cli
+from ursa_minor.preflight import train_command
 from ursa_minor.recipe import command_line, keys
 
-if __name__ == "__main__":  # before the imports below, which take seconds
-    if status := command_line.check_before_imports(sys.argv[1:]):
-        sys.exit(status)
-    if os.environ.get("RANK", "0") == "0":
-        print("start    importing torch and Transformers", file=sys.stderr, flush=True)
-    from ursa_minor.data.sources import find as find_sources
-
-    recipe = command_line.parse_training(sys.argv[1:])[0]
-    for source in keys.sources(recipe.data) if recipe else ():
-        if status := exit_on_bad_input(find_sources.check_source_exists)(source):
-            sys.exit(status)
+PARENT = os.getppid()  # noted now, because the launcher may die during the slow imports
+COMMAND = cli.parse_before_imports(__name__, train_command.parse)
 
 import numpy as np
 import torch
@@ -41,7 +28,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from ursa_minor.base import console
 from ursa_minor.base.errors import TrainingStopped
-from ursa_minor.base.launch import check_launch
 from ursa_minor.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
 from ursa_minor.data.loading.corpus import Corpus, TrainBatches
 from ursa_minor.evaluation.encoded_task import Encoded
@@ -52,7 +38,6 @@ from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import check_kernels, make_accelerator, sync_gradients
 from ursa_minor.machine.micro_batch import save_when_out_of_memory
 from ursa_minor.model import pretrained
-from ursa_minor.model.build import build
 from ursa_minor.optim import optimizers, update
 from ursa_minor.optim.schedule import learning_rate, set_lr
 from ursa_minor.preflight import vocabulary
@@ -60,9 +45,8 @@ from ursa_minor.recipe.batching import make_plan
 from ursa_minor.reporting import trackers
 from ursa_minor.reporting.profiler import profiling
 from ursa_minor.reporting.report import due
-from ursa_minor.run import finish, folder, publish
-from ursa_minor.run.eval_only import check_has_weights, score
-from ursa_minor.run.resume import extended
+from ursa_minor.run import eval_only, finish, folder, publish
+from ursa_minor.run.resume import extended, saved_task_commits
 from ursa_minor.run.setup import open_run
 from ursa_minor.run.time_limit import CHECKPOINT, SAMPLES, TASKS, UPDATE, VALIDATION, TimeBudget
 
@@ -71,66 +55,89 @@ log = logging.getLogger("ursa_minor.train")
 BAD_UPDATES_IN_A_ROW = 3
 
 
-@exit_on_bad_input
-def main(argv: list[str] | None = None, parent: int | None = None) -> int:
-    """Run the command line; return the exit status: 0 done, 1 failed, 2 bad input, 128 + n for signal n.
+@cli.exit_on_bad_input
+def main(
+    argv: list[str] | None = None,
+    command: command_line.TrainCommand | None = None,
+    parent: int | None = None,
+) -> int:
+    """Run the command line.
 
-    A run that ``max_hours`` stops before its end also has status 0.
+    Args:
+        argv: the words after the script's name, or None for those of this process.
+        command: the parsed command line, if it was parsed before the imports.
+        parent: process id of the launcher, or None for that of the parent process.
+
+    Returns:
+        The exit status: 0 done (also a run that ``max_hours`` stops before its end), 1 failed,
+        2 bad input, 128 + n for signal n.
     """
     end_with_launcher(parent or os.getppid())
-    console.start(is_main=os.environ.get("RANK", "0") == "0")
-    argv = sys.argv[1:] if argv is None else argv
+    if command is None:
+        console.start(is_main=cli.is_main_process())
+        command = train_command.parse(sys.argv[1:] if argv is None else argv)
     client.bound_client()
-    recipe, modes, reader_argv = command_line.parse_training(argv)
-    if recipe is None:  # works in any folder
-        return publish.push_pending(Path(modes["push_pending"]))
-    check_launch(os.environ)
-    trackers.drop_overridden(recipe, reader_argv)
+    disable_progress_bar()  # Transformers' bars for saving and loading a file
+    if command.recipe is None:
+        return publish.push_pending(Path(command.modes["push_pending"]))
+    recipe = complete_recipe(command.recipe, command.modes)
+    if "eval_only" in command.modes:
+        line = eval_only.evaluate(recipe, command.reader_argv)
+        if cli.is_main_process():
+            print(line)
+        return 0
+    trackers.drop_overridden(recipe, command.reader_argv)
+    return train_run(recipe, command.reader_argv, profiled="profile" in command.modes)
+
+
+def complete_recipe(recipe: keys.Recipe, modes: Mapping[str, Any]) -> keys.Recipe:
+    """Return the recipe with the values that ``--extend_steps`` and ``init_from`` determine.
+
+    Raises:
+        BadInput: they do not fit the recipe, or the processes cannot share a step.
+    """
     if "extend_steps" in modes:
         recipe = extended(recipe, modes["extend_steps"])
     stated_rows = recipe.model.vocab_size
     recipe = pretrained.complete(recipe)
     vocabulary.check_tokenizer_fits(recipe, stated_rows)
-
-    # Fail early: nothing is written before this is through.
     make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
-    trains, repo_id = "eval_only" not in modes, None
-    (folder.check_run_folder if trains else check_has_weights)(recipe)
-    if trains:
-        trackers.check(recipe.tracking.names)
-        repo_id = publish.check(recipe)
-    disable_progress_bar()  # Transformers' own bars, over saving and loading one file
+    return recipe
+
+
+def train_run(recipe: keys.Recipe, reader_argv: list[str], *, profiled: bool) -> int:
+    """Check what can be checked before anything is written, open the data, and train.
+
+    Args:
+        reader_argv: flags with which prepare_data.py reads the same recipe.
+        profiled: record a few updates into the run folder.
+
+    Returns:
+        The exit status.
+    """
+    folder.check_run_folder(recipe)
+    trackers.check(recipe.tracking.names)
+    repo_id = publish.check(recipe)
     device = hardware.this_device()
     check_kernels(device)
     accelerator = make_accelerator(device, recipe.machine)
-    if trains:
-        optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
-        if line := folder.nothing_left(recipe, accelerator):
-            log.info(line)
-            accelerator.end_training()
-            return 0
-    items = (
-        read_items(recipe.evaluation, accelerator)
-        if recipe.evaluation.task_steps or not trains
-        else {}
-    )
+    optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
+    nothing_left = folder.nothing_left(recipe, accelerator)
+    if nothing_left:
+        log.info(nothing_left)
+        accelerator.end_training()
+        return 0
+    items = {}
+    if recipe.evaluation.task_steps:
+        commits = saved_task_commits(recipe.saving, accelerator)
+        items = read_items(recipe.evaluation, accelerator, commits)
 
     with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
-        if trains:
-            check_prompts(recipe.evaluation, corpus.tokenizer)
-            with folder.held(recipe, accelerator):
-                status = train(
-                    recipe, corpus, tests, accelerator, repo_id, profiled="profile" in modes
-                )
-        else:
-            model = build(recipe.model, eos_token_id=corpus.tokenizer.eos_token_id).to(
-                accelerator.device
-            )
-            line, status = score(recipe, corpus, tests, model, accelerator), 0
-            if accelerator.is_main_process:
-                print(line)
-        accelerator.end_training()  # not after a problem: it would wait for processes that are lost
+        check_prompts(recipe.evaluation, corpus.tokenizer)
+        with folder.held(recipe, accelerator):
+            status = train(recipe, corpus, tests, accelerator, repo_id, profiled=profiled)
+        accelerator.end_training()  # not after an error: it would wait for processes that are lost
     return status
 
 
@@ -324,4 +331,4 @@ def seed_dropout(model: keys.Model, step: int, micro_batch: int) -> None:
 
 
 if __name__ == "__main__":
-    run_and_exit(lambda: main(parent=PARENT), push.is_uploading)
+    cli.run_and_exit(lambda: main(command=COMMAND, parent=PARENT), push.is_uploading)

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from ursa_minor.base import console
 from ursa_minor.base.errors import BadInput, TrainingStopped, machine_error
+
+Command = TypeVar("Command")
 
 SILENT_SECONDS = 1.0  # how long a process that prints no error waits for the one that does
 
@@ -31,6 +33,37 @@ def set_up_process() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
     sys.excepthook = _show_uncaught
+
+
+def is_main_process() -> bool:
+    """Return whether this is the only process, or the first one of a launch."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def parse_before_imports(name: str, parse: Callable[[list[str]], Command]) -> Command | None:
+    """Parse the command line of a script before its slow imports, so that an error appears immediately.
+
+    Args:
+        name: the ``__name__`` of the script.
+        parse: converts the words after the script's name. It raises BadInput.
+
+    Returns:
+        What ``parse`` returns, or None if the script is imported as a module.
+
+    Raises:
+        SystemExit: with status 2 for bad input, and with 0 after ``--help``.
+    """
+    if name != "__main__":
+        return None
+    console.start(is_main=is_main_process())
+    commands: list[Command] = []
+    status = exit_on_bad_input(lambda: commands.append(parse(sys.argv[1:])))()
+    if status:
+        sys.exit(status)
+    if is_main_process():
+        sys.stderr.write("start    importing torch and Transformers\n")
+        sys.stderr.flush()
+    return commands[0]
 
 
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
@@ -124,7 +157,7 @@ def _show_uncaught(
 
 
 def _print(error: BadInput | TrainingStopped) -> int:
-    if os.environ.get("RANK", "0") == "0" or error.alone:
+    if is_main_process() or error.alone:
         for line in error.lines:
             console.say(f"error: {line}")
     elif "TORCHELASTIC_RUN_ID" in os.environ:

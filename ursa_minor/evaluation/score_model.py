@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from ursa_minor.base import files
+from ursa_minor.base import files, paths
 from ursa_minor.base.cli import catch_interrupts
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import counted
@@ -35,7 +35,7 @@ from ursa_minor.model.vocabulary import check_embedding_rows
 
 log = logging.getLogger(__name__)
 
-METRICS_FOLDER = Path(__file__).parents[2] / "metrics"
+METRICS_FOLDER = paths.ROOT / "metrics"
 FEW = 100  # items, below which a score is nearly chance
 
 

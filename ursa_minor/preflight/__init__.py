@@ -5,6 +5,7 @@
 - ``budget``: hours or money -> run (``--plan``)
 - ``data_throughput``: speed of text preparation
 - ``vocabulary``: tokenizer and ``init_from`` fit each other
+- ``train_command``: the command line of train.py and the files it names
 - ``checks``: the checks of ``check_setup.py``
 - ``compatibility``: results of checks from plain values
 - ``trials``: training steps and collectives in processes of their own

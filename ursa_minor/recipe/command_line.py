@@ -8,10 +8,9 @@ import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ursa_minor.base import paths, wording
-from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import check_launch
 from ursa_minor.base.wording import shown
@@ -40,9 +39,8 @@ USUAL = [
     "optimizer",
     "per_device_train_batch_size",
 ]
-PROFILE_UPDATES = (
-    13  # what --profile takes: the first ones are left out (ursa_minor/reporting/profiler.py)
-)
+# The number of updates that --profile takes: the first ones are left out (reporting/profiler.py).
+PROFILE_UPDATES = 13
 # Flags of train.py that are not recipe keys, as read_flags takes them.
 TRAIN_MODES = {
     "eval_only": (
@@ -58,21 +56,26 @@ TRAIN_MODES = {
 }
 
 
-@exit_on_bad_input
-def check_before_imports(argv: Sequence[str]) -> None:
-    """Answer ``--help``, and a command of train.py that its flags, recipe or launch make wrong; needs no torch.
+class TrainCommand(NamedTuple):
+    """A command line of train.py.
 
-    Returns the exit status, 0 where the command may continue.
+    Attributes:
+        recipe: None with ``--push_pending``, which needs none.
+        modes: the flags given that are not recipe keys (``TRAIN_MODES``), and their values.
+        reader_argv: the flags with which prepare_data.py reads the same recipe.
     """
-    parse_training(argv)
-    check_launch(os.environ)
+
+    recipe: Recipe | None
+    modes: dict[str, Any]
+    reader_argv: list[str]
 
 
-def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], list[str]]:
-    """Read the command line of train.py.
+def parse_training(argv: Sequence[str]) -> TrainCommand:
+    """Parse the command line of train.py, and check what needs no torch.
 
-    Returns: the recipe, None with push_pending, which needs none; the modes given; and the argv by which another script
-    reads the same recipe. Raises BadInput with every problem found.
+    Raises:
+        BadInput: with every error that was found in the flags and the recipe, or with the first one
+            in the variables of the launcher.
     """
     flags, modes = read_flags(argv, "Pre-train GPT-2 from a recipe.", TRAIN_MODES)
     if "push_pending" in modes:
@@ -81,7 +84,8 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
                 f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out"
             )
         modes["push_pending"] = expand_option("push_pending", modes["push_pending"])
-        return None, modes, []
+        return TrainCommand(None, modes, [])
+
     reader_argv = argv_of(flags)
     recipe_file = find_recipe(flags.pop("recipe", RECIPE))
     if "extend_steps" in modes:
@@ -94,10 +98,11 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     max_steps = recipe.schedule.max_steps
     if "profile" in modes and "extend_steps" not in modes and max_steps < PROFILE_UPDATES:
         raise BadInput(
-            f"--profile: max_steps = {max_steps}, and a profile takes {PROFILE_UPDATES} updates; use --max_steps "
-            f"{PROFILE_UPDATES} or more, or leave out --profile"
+            f"--profile: max_steps = {max_steps}, and a profile takes {PROFILE_UPDATES} updates; "
+            f"use --max_steps {PROFILE_UPDATES} or more, or leave out --profile"
         )
-    return recipe, modes, reader_argv
+    check_launch(os.environ)
+    return TrainCommand(recipe, modes, reader_argv)
 
 
 def find_recipe(typed: str, option: str = "recipe") -> Path:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import yaml
 
+from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
-
-ROOT = Path(__file__).parents[2]
 
 
 class Reference(NamedTuple):
@@ -33,7 +32,7 @@ class Reference(NamedTuple):
 
 def load(name: str) -> Reference:
     """Read a reference curve; a name that is not here is one of the repository. Raises BadInput where it is not one."""
-    path = Path(name) if Path(name).is_file() else ROOT / name
+    path = Path(name) if Path(name).is_file() else paths.ROOT / name
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
         tokens = [float(step * found["tokens_per_step"]) for step in found["loss"]]

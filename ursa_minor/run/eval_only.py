@@ -1,7 +1,7 @@
 """``--eval_only``: score a checkpoint, or the model that a recipe begins from, and write nothing."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
@@ -9,16 +9,19 @@ from transformers import PreTrainedModel
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import MODEL_FOLDER
+from ursa_minor.base.stopping import raise_on_lost_peer
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoded_task import Encoded
-from ursa_minor.evaluation.evaluator import Evaluator
+from ursa_minor.evaluation.evaluator import Evaluator, encode_items, read_items
 from ursa_minor.evaluation.likelihood import not_finite
 from ursa_minor.evaluation.task import Task
 from ursa_minor.hub import pull
 from ursa_minor.machine import device as hardware
+from ursa_minor.machine.accelerator import check_kernels, make_accelerator
 from ursa_minor.machine.full_model import WholeModel
 from ursa_minor.machine.micro_batch import propose_micro_batch
+from ursa_minor.model.build import build
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
 from ursa_minor.run.resume import begins_at, find_checkpoint
@@ -44,6 +47,32 @@ def check_has_weights(recipe: keys.Recipe, *, fetched: bool = False) -> None:
         raise BadInput(
             f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL"
         )
+
+
+def evaluate(recipe: keys.Recipe, reader_argv: Sequence[str]) -> str:
+    """Evaluate the run's newest checkpoint, or ``init_from``, and write nothing.
+
+    Args:
+        recipe: a complete recipe.
+        reader_argv: flags with which prepare_data.py reads the same recipe.
+
+    Returns:
+        The losses and scores as a line of JSON.
+
+    Raises:
+        BadInput: there are no weights, or a loss or log-likelihood is not finite.
+    """
+    check_has_weights(recipe)
+    device = hardware.this_device()
+    check_kernels(device)
+    accelerator = make_accelerator(device, recipe.machine)
+    items = read_items(recipe.evaluation, accelerator)
+    with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
+        tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
+        model = build(recipe.model, eos_token_id=corpus.tokenizer.eos_token_id)
+        line = score(recipe, corpus, tests, model.to(accelerator.device), accelerator)
+        accelerator.end_training()  # not after an error: it would wait for processes that are lost
+    return line
 
 
 def score(

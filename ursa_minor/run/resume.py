@@ -1,5 +1,6 @@
 """Resuming from a checkpoint, and saving the next: which one, and what it holds beside the tensors."""
 
+import contextlib
 import dataclasses
 import errno
 import logging
@@ -16,9 +17,9 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from ursa_minor.base import stopping
+from ursa_minor.base import files, stopping
 from ursa_minor.base.errors import BadInput, space_fix
-from ursa_minor.base.run_files import step_name
+from ursa_minor.base.run_files import STATE, step_name
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.checkpoint.state import RunState, planned_length
 from ursa_minor.data.loading.corpus import Corpus
@@ -66,6 +67,23 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     if found[2]:
         raise BadInput(found[2])
     return found[0], found[1]
+
+
+def saved_task_commits(saving: keys.Saving, accelerator: Accelerator) -> dict[str, str]:
+    """Return the commits of the task data sets that this run has been scored on, by task.
+
+    They are those of the newest local checkpoint, which is not verified here: the commits only
+    decide which items are read. Every process calls this; the main process reads.
+    """
+    commits: list[dict[str, str]] = [{}]
+    if accelerator.is_main_process and saving.resume_from_checkpoint != "none":
+        start = begins_at(saving)
+        newest = checkpoint.list_checkpoints(saving.checkpoints)[:1]
+        for path in newest or ([start] if start else []):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                commits = [dict(files.read_json(path / STATE)["tasks"])]
+    broadcast_object_list(commits)
+    return commits[0]
 
 
 def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:

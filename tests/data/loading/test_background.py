@@ -14,7 +14,7 @@ from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data.loading import background
 from ursa_minor.data.loading.background import DataWait, Preparation
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 30  # an event that does not come in this time is a failure
 ECHO = """
 import os, sys

@@ -1,0 +1,21 @@
+"""Parse the command line of train.py and check that its files exist. Imports no torch."""
+
+from collections.abc import Sequence
+
+from ursa_minor.recipe import command_line, keys
+
+
+def parse(argv: Sequence[str]) -> command_line.TrainCommand:
+    """Parse the command line of train.py.
+
+    Raises:
+        BadInput: the command line, the recipe or the launch is wrong, or a local file of a source
+            does not exist.
+    """
+    command = command_line.parse_training(argv)
+    if command.recipe is not None:
+        from ursa_minor.data.sources import find  # slow, and --help does not need it
+
+        for source in keys.sources(command.recipe.data):
+            find.check_source_exists(source)
+    return command
