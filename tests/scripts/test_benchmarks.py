@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import ladder, side_by_side, throughput, time_to_loss, traffic
+from benchmarks import ladder, side_by_side, throughput, time_to_loss, traffic, tune_optimizers
 from ursa_minor.machine import device as hardware
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import command_line, keys
@@ -165,3 +165,52 @@ def test_two_settings_that_swap_their_values_are_two_runs(monkeypatch, tmp_path)
     for change in (first, second, second):
         runs.losses("muon", time_to_loss.TUNED["muon"] | change, 400, (1, 2))
     assert len(set(names)) == 4
+
+
+def search(folder: Path, trials: int, monkeypatch) -> tuple[list, list[str]]:
+    """Return the trials of a search, and the settings that it has trained. The losses are made up."""
+    trained = []
+
+    def train(search, settings, seeds):
+        trained.append(str(settings))
+        return {str(seed): abs(hash(str(settings))) % 1000 / 1000 for seed in seeds}
+
+    monkeypatch.setattr(tune_optimizers, "prepare_shards", lambda *_: None)
+    monkeypatch.setattr(tune_optimizers.Search, "train", train)
+    words = ["--text", "t.txt", "--optimizer", "muon", "--trials", str(trials)]
+    tune_optimizers.main([*words, "--trials_file", str(folder / "muon.json")])
+    return json.loads((folder / "muon.json").read_text())["trials"], trained
+
+
+def test_interrupted_search_continues_with_the_next_trial(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+
+    # Given one search in a piece, and one that was interrupted after three trials
+    whole, _ = search(tmp_path / "a", 6, monkeypatch)
+    search(tmp_path / "b", 3, monkeypatch)
+
+    # When the second one is continued
+    continued, trained = search(tmp_path / "b", 6, monkeypatch)
+
+    # Then it has tried the same settings, and none of them twice
+    assert [trial["settings"] for trial in continued] == [trial["settings"] for trial in whole]
+    searched = [str(trial["settings"]) for trial in continued[:3]]
+    assert not set(searched) & set(trained[:3])
+
+
+def test_search_of_another_optimizer_is_not_continued(tmp_path, monkeypatch):
+    search(tmp_path, 1, monkeypatch)
+    with pytest.raises(SystemExit, match="has another 'optimizer'"):
+        words = ["--text", "t.txt", "--optimizer", "adamw"]
+        tune_optimizers.main([*words, "--trials_file", str(tmp_path / "muon.json")])
+
+
+@pytest.mark.parametrize("optimizer", tune_optimizers.SPACE)
+def test_flags_of_every_searched_value_are_accepted(optimizer):
+    recipe = ["--recipe", "recipes/shakespeare_char.yaml"]
+    for name, values in tune_optimizers.SPACE[optimizer].items():
+        for value in values:
+            settings = tune_optimizers.BEGIN[optimizer] | {name: value}
+            flags = tune_optimizers.train_flags(optimizer, settings, 500)
+            assert command_line.parse_training([*recipe, *flags]).recipe
