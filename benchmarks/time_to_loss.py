@@ -1,20 +1,18 @@
-"""How many updates, and seconds, to a given loss: AdamW against Muon on nanoGPT's character run, each tuned by one search.
+"""Compare AdamW and Muon: updates and seconds to a given loss on nanoGPT's character run.
 
     python benchmarks/time_to_loss.py --text tinyshakespeare.txt --json headline.json
 
-trains both as tuned (``TUNED``) with the seeds that no search has seen (``HELD_OUT``), at several lengths, each with a
-schedule of its own; finds for each seed the length that ends at --target; then times one run of each in turn, alone on the
-machine, with all threads. Losses are of the whole validation split; seconds are of training, evaluations left out. About
-11 minutes on two cores. ``--text`` may be any text file or glob, and ``--recipe`` changes the model.
+trains both optimizers with their tuned settings (``TUNED``) and with seeds that no search has used
+(``HELD_OUT``). Each run has a schedule of its own length. For each seed, the number of updates to
+the target loss is interpolated between the two lengths. Then one run of each optimizer is timed,
+alternating, with all threads. Losses are of the whole validation split; seconds are of training
+without evaluations. It takes about 11 minutes on two idle cores. ``--text`` may be any text file or
+glob, and ``--recipe`` changes the model.
 
     python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part undo --json undo.json
 
-takes AdamW's tuned settings back one by one. What has found ``TUNED``, one search for both, stands at commit d9010dd.
+sets each tuned setting of AdamW back alone. ``benchmarks/tune_optimizers.py`` has found ``TUNED``.
 Finished runs are kept in --folder and not repeated.
-
-The figures in docs/fewer_tokens.md were measured with three more settings of AdamW (cautious, embedding_lr_ratio and
-vector_lr_ratio), which were removed in this release: only commit 89d43f2 can reproduce them. The search will be repeated
-with the remaining settings; until then, ``TUNED`` is what is left of the old settings.
 """
 
 import sys
