@@ -52,10 +52,10 @@ STOCK = {
 }
 TUNED = {
     "adamw": STOCK
-    | {"learning_rate": 5.6e-3, "warmup_steps": 100, "adam_beta1": 0.8, "initializer_range": 0.08},
+    | {"learning_rate": 5.6e-3, "warmup_steps": 150, "adam_beta1": 0.8, "initializer_range": 0.08},
     "muon": STOCK | {"learning_rate": 2.2e-2, "warmup_steps": 10, "muon_momentum": 0.85},
 }
-LENGTHS = {"adamw": (600, 700), "muon": (340, 400)}
+LENGTHS = {"adamw": (660, 760), "muon": (340, 400)}
 
 
 def flags(way: str, settings: dict, steps: int) -> list[str]:
