@@ -23,7 +23,8 @@ from conftest import ROOT, fork
 
 import check_setup
 from benchmarks.runs import once
-from ursa_minor.base import gpus, http
+from ursa_minor.base import gpus
+from ursa_minor.base import http as base_http
 from ursa_minor.data.preparation import measure
 from ursa_minor.model.build import build
 from ursa_minor.preflight import checks, compatibility, estimate, trials
@@ -145,7 +146,7 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
     )
     assert levels("python_stdlib", dead)["hub"] == "warning"
     assert levels("me/there", offline="1") == {"hub": "ok"} and not asked
-    monkeypatch.setattr(check_setup.shards, "is_complete", lambda folder: True)
+    monkeypatch.setattr(check_setup.manifests, "is_complete", lambda folder: True)
     assert levels("me/there", dead)["hub"] == "warning"
 
 
@@ -155,16 +156,16 @@ def test_an_address_answers_refuses_hangs_or_is_not_there(monkeypatch):
     ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        assert http.reach(url, 5) == "" and http.reach(f"{url}/missing", 5).startswith(
+        assert base_http.reach(url, 5) == "" and base_http.reach(f"{url}/missing", 5).startswith(
             "HTTP Error 404: "
         )
         server.shutdown()
-    assert http.reach("http://127.0.0.1:9", 1)
+    assert base_http.reach("http://127.0.0.1:9", 1)
     never = threading.Event()
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda *_, **__: never.wait(30)
     )  # a name server that does not answer
-    assert http.reach("http://a.name", 0.1) == "no answer in 0.1 s"
+    assert base_http.reach("http://a.name", 0.1) == "no answer in 0.1 s"
     never.set()
 
 

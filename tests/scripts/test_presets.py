@@ -99,7 +99,7 @@ def test_files_that_a_page_names_exist(page):
         "accelerate_configs/CARD.yaml",
         "scripts/run_gpt2_124M.sh",
     }
-    assert named and missing <= known | {"recipe.yaml", "X.yaml", "h100_fp8.yaml"}
+    assert named and missing <= known | {"recipe.yaml", "X.yaml", "h100_fp8.yaml", "dvc.yaml"}
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
         assert (ROOT / page).parent.joinpath(target).exists(), target
 

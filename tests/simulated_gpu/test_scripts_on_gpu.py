@@ -238,7 +238,7 @@ def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(who
     assert done.card["kernels"] == {"efficient attention._causal_attention": 2 * 2 * 15 + 1}
     assert done.card["updates"][1:] == [{"read update.update": 1}] * 13
     assert (
-        done.card["waits"]["write windows.Resident.__init__"] == 1
+        done.card["waits"]["write batches.Resident.__init__"] == 1
     )  # data_device auto, and little data
     assert done.card["profiled"] == ["CPU", "CPU", "CUDA"]  # the first for the log
     assert "kernels  attention efficient;" in done.stderr  # dropout rules FlexAttention out
@@ -280,7 +280,7 @@ def test_eval_hellaswag_halves_its_batch_and_scores_what_a_cpu_scores(whole):
         "bfloat16 likelihood._score" in half.card["products"]
         and json.loads(half.stdout)["precision"] == "bf16"
     )
-    assert "scoring.run" in str(json.loads(Path("card.json").read_text())["waits"])
+    assert "score_model.run" in str(json.loads(Path("card.json").read_text())["waits"])
 
 
 def test_export_model_measures_both_models_on_the_card(whole):
@@ -290,7 +290,7 @@ def test_export_model_measures_both_models_on_the_card(whole):
         abs(record["after"]["loss"] - record["before"]["loss"]) < 0.01
         and "this is a CPU" not in done.stdout
     )
-    products = {f"{each} conversion.LogitsLoss.forward" for each in ("float32", "bfloat16")}
+    products = {f"{each} convert.LogitsLoss.forward" for each in ("float32", "bfloat16")}
     assert products <= done.card["products"].keys()
 
 
@@ -308,7 +308,7 @@ def test_check_setup_tries_what_training_takes(whole):
     assert {f"{each} loss.NextTokenLoss.forward" for each in ("float32", "bfloat16")} <= done.card[
         "products"
     ].keys()
-    assert done.card["waits"]["synchronize probes._finish"] == 2 * 2 * 2  # trials, models, turns
+    assert done.card["waits"]["synchronize trials._finish"] == 2 * 2 * 2  # trials, models, turns
 
 
 # Two cards.

@@ -105,7 +105,7 @@ def shared_out(draw, changes, processes):
 @pytest.fixture
 def short_cycles(monkeypatch):
     """Cycles of 64 positions: small cases cross some."""
-    monkeypatch.setattr(order, "CYCLE", 64)
+    monkeypatch.setattr(window_order, "CYCLE", 64)
 
 
 def steps_of(changes):
