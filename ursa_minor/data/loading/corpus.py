@@ -20,6 +20,7 @@ from ursa_minor.data.sources.find import FoundSource, find_source
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
 from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.manifest import Manifest
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
 
@@ -41,7 +42,7 @@ class OpenedSource:
     """
 
     def __init__(
-        self, weight: float, folder: Path, manifest: dict, model: keys.Model, *, consumed: bool
+        self, weight: float, folder: Path, manifest: Manifest, model: keys.Model, *, consumed: bool
     ):
         self.weight, self.folder, self.manifest = weight, folder, manifest
         self._model, self._consumed = model, consumed
@@ -59,25 +60,24 @@ class OpenedSource:
 
     def refresh(self) -> None:
         """Open the train shards that are new."""
-        if not self.manifest["complete"]:
-            opened = len(self.manifest["splits"]["train"])
+        if not self.manifest.complete:
+            num_opened = len(self.manifest.splits["train"])
             self.manifest = manifests.describe_folder(self.folder)
-            self._append(self.train, "train", opened)
+            self._append(self.train, "train", num_opened)
 
-    def _append(self, opened: windows.Windows, split: str, first_row: int) -> None:
-        rows = self.manifest["splits"][split][first_row:]
-        manifests.check_unchanged(self.folder, rows)
-        for row in rows:
-            path = self.folder / row["file"]
-            deleted = self._consumed and not path.exists()
-            opened.append(
-                path,
-                row["tokens"],
-                *((None, 0) if deleted else shards.open_ids(path, row["tokens"])),
-            )
-        if self.manifest["tokenizer"] is None and os.environ.get("RANK", "0") == "0":
+    def _append(self, opened: windows.Windows, split: str, num_opened: int) -> None:
+        """Open the shards of a split from number ``num_opened`` on."""
+        new_shards = self.manifest.splits[split][num_opened:]
+        manifests.check_unchanged(self.folder, new_shards)
+        for shard in new_shards:
+            path = self.folder / shard.file
+            if self._consumed and not path.exists():
+                opened.append(path, shard.tokens, None, 0)
+            else:
+                opened.append(path, shard.tokens, *shards.open_ids(path, shard.tokens))
+        if self.manifest.tokenizer is None and os.environ.get("RANK", "0") == "0":
             opened.check_ids()  # shards that others made; ours were checked when they were written
-        if not opened.num_windows and (self.manifest["complete"] or split != "train"):
+        if not opened.num_windows and (self.manifest.complete or split != "train"):
             length = self._model.sequence_length
             raise BadInput(
                 f"{self.folder}: the {split} split has {opened.num_tokens} tokens, and a window needs sequence_length + 1 "
@@ -136,7 +136,7 @@ class Corpus:
                 self._weights, folders, source_manifests, strict=True
             )
         ]
-        has_test = len(source_manifests) == 1 and "test" in source_manifests[0]["splits"]
+        has_test = len(source_manifests) == 1 and "test" in source_manifests[0].splits
         self.test = self.sources[0].open("test") if has_test else None
 
     def __enter__(self) -> "Corpus":
@@ -148,7 +148,7 @@ class Corpus:
     @property
     def complete(self) -> bool:
         """Whether no source grows any more."""
-        return all(source.manifest["complete"] for source in self.sources)
+        return all(source.manifest.complete for source in self.sources)
 
     @property
     def whole(self) -> bool:
@@ -158,7 +158,7 @@ class Corpus:
     @property
     def epoch_windows(self) -> list[int | None]:
         """How many windows an epoch of each source has; None while that is not known."""
-        return [one.train.num_windows if one.manifest["complete"] else None for one in self.sources]
+        return [one.train.num_windows if one.manifest.complete else None for one in self.sources]
 
     def refresh(self) -> bool:
         """Open the train shards that are new; return ``complete``."""
@@ -263,16 +263,12 @@ class Corpus:
 
         def there() -> bool:
             # Of data that had ended it is known only at its end, or beyond it, that this ends at the same place.
-            growing = (
-                (state, source.manifest)
-                for state, source in pairs
-                if not source.manifest["complete"]
-            )
-            enough = (
-                len(new["splits"]["train"]) >= old["shards"] + old["complete"]
-                for old, new in growing
-            )
-            return all(enough) or self.refresh()
+            for state, source in pairs:
+                num_shards = len(source.manifest.splits["train"])
+                needed = state["shards"] + state["complete"]
+                if not source.manifest.complete and num_shards < needed:
+                    return self.refresh()
+            return True
 
         self.data_wait.until(there, "the shards that the checkpoint has seen")
         for state, source in pairs:
@@ -282,15 +278,13 @@ class Corpus:
         """Yield what the run reads, a line a source, and what the user should know about where it lies."""
         read = order.read_before(self._recipe.schedule.max_steps)
         for source, windows_read, share in zip(self.sources, read, order.shares(), strict=True):
-            folder, train, manifest = (
-                source.folder,
-                source.train,
-                manifests.describe_folder(source.folder),
-            )
-            tokens, complete = windows_read * train.sequence_length, manifest["complete"]
-            there = sum(
-                row["tokens"] for row in manifest["splits"]["train"]
-            )  # more than are opened, while it grows
+            folder = source.folder
+            train = source.train
+            manifest = manifests.describe_folder(folder)
+            complete = manifest.complete
+            tokens = windows_read * train.sequence_length
+            # While the folder grows, it has more tokens than are opened.
+            there = shards.count_tokens(manifest.splits["train"])
             epochs = f" ({tokens / there:.2f} epochs)" if complete else ""
             state = "" if complete else " so far, more are being read"
             part = f", {share:.1%} of its windows" if share < 1 else ""
@@ -305,9 +299,8 @@ class Corpus:
                     f"note     more than {MANY_EPOCHS} epochs: the model begins to learn this text by heart, and the "
                     f"validation loss may rise. {fix}"
                 )
-            held_out, trained = (
-                _bytes_per_token(manifest["splits"][name]) for name in ("validation", "train")
-            )
+            held_out = _bytes_per_token(manifest.splits["validation"])
+            trained = _bytes_per_token(manifest.splits["train"])
             if held_out and trained and not 3 / 4 < held_out / trained < 4 / 3:
                 fix = ": --validation_files FILE" if self._recipe.data.data_files else ""
                 yield (
@@ -356,11 +349,9 @@ class Corpus:
         return []
 
 
-def _bytes_per_token(rows: list[dict]) -> float:
-    """Return the mean of a split's shards; 0 of those that others made, which do not state it."""
-    return sum(row.get("text_bytes", 0) for row in rows) / max(
-        1, sum(row["tokens"] for row in rows)
-    )
+def _bytes_per_token(split_shards: list[shards.Shard]) -> float:
+    """Return the mean of the shards of a split. 0 if it is not known."""
+    return shards.count_text_bytes(split_shards) / max(1, shards.count_tokens(split_shards))
 
 
 class TrainBatches:
@@ -378,7 +369,7 @@ class TrainBatches:
 
 
 def open_tokenizer(
-    recipe: keys.Recipe, manifest_by_folder: dict[Path, dict]
+    recipe: keys.Recipe, manifest_by_folder: dict[Path, Manifest]
 ) -> PreTrainedTokenizerFast:
     """Return the tokenizer that the shards of all folders, with their manifests, were made with.
 
@@ -394,16 +385,15 @@ def open_tokenizer(
         )
     tokenizer = tokenization.load(name)
     fingerprint = tokenization.fingerprint(tokenizer)
-    for folder, made in (
-        (folder, manifest["tokenizer"]) for folder, manifest in manifest_by_folder.items()
-    ):
-        other = made and made["fingerprint"] != fingerprint
-        if made and wanted not in (
-            made["name"],
-            *keys.TRAINED_TOKENIZERS,
-        ):  # the same one may have two names
-            other = other or tokenization.fingerprint(tokenization.load(wanted)) != fingerprint
-        if other:
+    for folder, manifest in manifest_by_folder.items():
+        reference = manifest.tokenizer
+        if reference is None:
+            continue
+        is_other = reference.fingerprint != fingerprint
+        if wanted not in (reference.name, *keys.TRAINED_TOKENIZERS) and not is_other:
+            # The same tokenizer may have two names.
+            is_other = tokenization.fingerprint(tokenization.load(wanted)) != fingerprint
+        if is_other:
             raise BadInput(
                 f"tokenizer = {wanted}: the shards in {folder} were made with another tokenizer"
             )
