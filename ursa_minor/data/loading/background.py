@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import IO
 
+from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput, TrainingStopped
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ POLL_SECONDS, LOG_SECONDS = (
     30.0,
 )  # while training waits: between two checks, between two messages
 REFRESH_SECONDS = 1.0  # while it does not: between two checks
-PREPARE = Path(__file__).parents[2] / "prepare_data.py"
+PREPARE = paths.ROOT / "prepare_data.py"
 
 
 def reader_command(argv: Sequence[str], source: int) -> list[str]:
