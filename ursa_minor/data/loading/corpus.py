@@ -98,10 +98,12 @@ class Corpus:
         test: the windows of that split, where a single source has one.
         tokenizer: of all shards; ``bytes_per_token``: (vocab_size,) int64, bytes of text of each id.
         data_wait: the background processes.
+        is_consumed: whether shards are deleted when they have been trained on.
     """
 
     def __init__(self, recipe: keys.Recipe, argv: Sequence[str]):
-        self._recipe, self._consumed = recipe, recipe.data.stream_keep == "consumed"
+        self._recipe = recipe
+        self.is_consumed = recipe.data.stream_keep == "consumed"
         data, model = recipe.data, recipe.model
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(
@@ -114,7 +116,7 @@ class Corpus:
             for one, each in zip(found, asked, strict=True)
         ]
         self._weights = keys.weights(data)
-        if self._consumed:
+        if self.is_consumed:
             plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
             most_windows = [_most_windows(source, model.sequence_length) for source in found]
             self.order(plan).check_single_epoch(recipe.schedule.max_steps, most_windows)
@@ -131,7 +133,7 @@ class Corpus:
         self.bytes_per_token = np.zeros(model.vocab_size, dtype=np.int64)
         self.bytes_per_token[: len(self.tokenizer)] = tokenization.token_bytes(self.tokenizer)
         self.sources = [
-            OpenedSource(weight, folder, manifest, model, consumed=self._consumed)
+            OpenedSource(weight, folder, manifest, model, consumed=self.is_consumed)
             for weight, folder, manifest in zip(
                 self._weights, folders, source_manifests, strict=True
             )
@@ -153,7 +155,7 @@ class Corpus:
     @property
     def whole(self) -> bool:
         """Whether all of the train split is there: complete, and nothing of it is deleted after its use."""
-        return self.complete and not self._consumed
+        return self.complete and not self.is_consumed
 
     @property
     def epoch_windows(self) -> list[int | None]:
@@ -177,6 +179,10 @@ class Corpus:
             seed=self._recipe.data.data_seed,
             block_tokens=self._recipe.data.shuffle_block_tokens,
         )
+
+    def loader(self, plan: Plan, device: torch.device, rank: int) -> "TrainLoader":
+        """Return the training batches of the process ``rank``."""
+        return TrainLoader(self, plan, device, rank)
 
     def train_batches(
         self, device: torch.device
@@ -225,26 +231,6 @@ class Corpus:
             batches, draws, batch_size=batch_size, rank=rank, num_processes=num_processes
         )
 
-    def wait_for(self, step: int, order: window_order.TrainOrder, stop: StopRequest) -> str | None:
-        """Wait until all that ``step`` reads is there, on every process; return why it never will be, if so."""
-        have = lambda: [source.train.num_windows for source in self.sources]  # noqa: E731
-        failure = self.data_wait.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
-        if self._consumed and not failure:
-            try:
-                order.check_single_epoch(
-                    step + 1, self.epoch_windows
-                )  # how long an epoch is may not be known earlier
-            except BadInput as error:
-                return str(error)
-        return failure
-
-    def delete_consumed(self, order: window_order.TrainOrder, step: int) -> None:
-        """With stream_keep = consumed, delete the train shards that no step from ``step`` on reads."""
-        if self._consumed:
-            for source, first in zip(self.sources, order.oldest_needed(step), strict=True):
-                for path in source.train.release_before(first):
-                    path.unlink(missing_ok=True)
-
     def contents(self) -> list[dict]:
         """Return the identity of each source, which a resumed run must find again."""
         return [
@@ -274,8 +260,9 @@ class Corpus:
         for state, source in pairs:
             manifests.check_same_contents(where, state, source.manifest)
 
-    def describe(self, order: window_order.TrainOrder) -> Iterator[str]:
-        """Yield what the run reads, a line a source, and what the user should know about where it lies."""
+    def describe(self, plan: Plan) -> Iterator[str]:
+        """Yield one line for each source that the run reads, and notes on its text and its disk."""
+        order = self.order(plan)
         read = order.read_before(self._recipe.schedule.max_steps)
         for source, windows_read, share in zip(self.sources, read, order.shares(), strict=True):
             folder = source.folder
@@ -354,18 +341,58 @@ def _bytes_per_token(split_shards: list[shards.Shard]) -> float:
     return shards.count_text_bytes(split_shards) / max(1, shards.count_tokens(split_shards))
 
 
-class TrainBatches:
-    """The micro-batches of process ``rank``: a pure function of the recipe, the step and the micro-step, stateless."""
+class TrainLoader:
+    """The training micro-batches of one process.
+
+    A micro-batch depends on nothing but the recipe, the step and its number, so a loader has no
+    state that a checkpoint would save.
+    """
 
     def __init__(self, corpus: Corpus, plan: Plan, device: torch.device, rank: int):
-        self.order, self._rank = corpus.order(plan), rank
-        self._corpus, self._batches = corpus, corpus.train_batches(device)
+        self._corpus = corpus
+        self._rank = rank
+        self._order = corpus.order(plan)
+        self._batches = corpus.train_batches(device)
 
-    def __call__(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs_BT and targets_BT, (B, T) int64 on the device."""
-        return self._batches.batch(
-            self.order.windows(step, micro_step, self._rank, self._corpus.epoch_windows)
-        )
+        draws = self._order.windows(step, micro_step, self._rank, self._corpus.epoch_windows)
+        return self._batches.batch(draws)
+
+    def number(self, micro_step: int) -> int:
+        """Return the number of a micro-batch in its step, counted over all processes."""
+        return self._order.number(micro_step, self._rank)
+
+    def wait_for(self, step: int, stop: StopRequest) -> str | None:
+        """Wait until every process has the data of a step, or one of them stops.
+
+        Returns:
+            The reason if the data cannot be prepared.
+        """
+        corpus = self._corpus
+
+        def num_windows() -> list[int]:
+            return [source.train.num_windows for source in corpus.sources]
+
+        needed = self._order.needed(step)
+        failure = corpus.data_wait.wait(needed, num_windows, lambda: stop.requested, stop.any_of)
+        if failure or not corpus.is_consumed:
+            return failure
+        try:
+            # The size of an epoch may not have been known earlier.
+            self._order.check_single_epoch(step + 1, corpus.epoch_windows)
+        except BadInput as error:
+            return str(error)
+        return None
+
+    def delete_consumed(self, step: int) -> None:
+        """With stream_keep = consumed, delete the shards that neither ``step`` nor a later one reads."""
+        if not self._corpus.is_consumed:
+            return
+        oldest_windows = self._order.oldest_needed(step)
+        for source, oldest in zip(self._corpus.sources, oldest_windows, strict=True):
+            for path in source.train.release_before(oldest):
+                path.unlink(missing_ok=True)
 
 
 def open_tokenizer(
