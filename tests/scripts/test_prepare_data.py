@@ -27,7 +27,7 @@ import prepare_data
 import ursa_minor.data.sources.tables  # noqa: F401  (once, before the forks)
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.preparation import measure
+from ursa_minor.data.preparation import measure, shard_folder
 from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
@@ -602,7 +602,7 @@ def test_a_follower_waits_while_another_process_prepares_the_folder(workplace, m
     )
     with contextlib.ExitStack() as held:
         held.enter_context(files.locked(folder / ".lock", ""))
-        monkeypatch.setattr(prepare_data.time, "sleep", lambda seconds: held.close())
+        monkeypatch.setattr(shard_folder.time, "sleep", lambda seconds: held.close())
         assert f"is being prepared by process {os.getpid()}" in called("--follow")
     assert manifests.is_complete(folder)
 

@@ -37,7 +37,6 @@ from ursa_minor.recipe import keys
 log = logging.getLogger(__name__)
 
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
-LOCK = ".lock"  # held by the process that writes to the folder
 
 
 class Written(NamedTuple):

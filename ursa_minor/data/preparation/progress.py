@@ -19,7 +19,10 @@ AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead o
 
 
 class PrefetchTarget:
-    """The number of windows that train.py will soon need: it writes that to standard input, and ends this by closing it."""
+    """The number of windows that train.py will soon need.
+
+    train.py writes it to our standard input. Closing the input ends this process.
+    """
 
     def __init__(self, recipe: keys.Recipe):
         self.sequence_length, self.bounded = (
@@ -38,7 +41,7 @@ class PrefetchTarget:
         os._exit(1)  # the trainer is gone; the next one resumes from the manifest
 
     def wait(self, shards: list[Shard]) -> None:
-        """With stream_keep = consumed, return when the trainer has come near the last of these shards."""
+        """With stream_keep = consumed, wait until the trainer is close to the last shard."""
         ahead = 0
         if self.bounded:
             windows = [max(0, shard.tokens - 1) // self.sequence_length for shard in shards]
@@ -117,6 +120,7 @@ def log_amounts(manifest: Manifest) -> None:
                 else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
             )
             log.warning(
-                f"{fit}: the tokenizer does not fit this text, and a model sees less of it at a time. {fix}, with "
-                f"more ids: --tokenizer_vocab_size N"
+                f"{fit}: the tokenizer does not fit this text, "
+                f"and a model sees less of it at a time. {fix}, "
+                f"with more ids: --tokenizer_vocab_size N"
             )

@@ -1,4 +1,4 @@
-"""Shards that are missing or have changed, made again to the same bytes from the text that they were made from."""
+"""Write missing and changed shards again, with the same bytes, from the text of their source."""
 
 import logging
 import os
@@ -19,12 +19,15 @@ SCRATCH = ".again"  # where shards are written before they replace the old ones
 
 
 def repair(source: FoundSource, *, every: bool = True) -> None:
-    """Make again what is wrong with a folder's shards; where nothing is, the source is not opened.
+    """Write the missing and changed shards of a folder again.
+
+    The source is opened only if there are any.
 
     Args:
-        every: read every byte of them; else only of those that are newer than the manifest, as make would.
+        every: hash all shards. False hashes only those that are newer than the manifest.
 
-    Raises BadInput where the source no longer gives what the manifest says.
+    Raises:
+        BadInput: the new shards are not those of the manifest, because the source has changed.
     """
     folder = source.folder
     scratch = folder / SCRATCH

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class Manifest:
     @property
     def shards(self) -> list[Shard]:
         """The shards of all splits."""
-        return [shard for split_shards in self.splits.values() for shard in split_shards]
+        return list(chain.from_iterable(self.splits.values()))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
