@@ -1,47 +1,48 @@
-"""Turn a recipe's text into folders of token shards, once: documents -> tokenizer -> ids -> shards.
+"""Convert the text of a recipe to folders of token shards: documents -> tokenizer -> ids -> shards.
 
     python prepare_data.py --recipe recipes/own_text.yaml --data_files my.txt
     python prepare_data.py --recipe recipes/gpt2_124m.yaml --dry_run
     python prepare_data.py --verify data/fineweb-edu-0123456789ab
-    HF_HOME=/shared/hf python prepare_data.py --recipe recipes/gpt2_124m.yaml --prefetch    # to train without a network
+    HF_HOME=/shared/hf python prepare_data.py --recipe recipes/gpt2_124m.yaml --prefetch
 
-It takes the same recipe and flags as train.py, which starts it in the background (``--follow``) when the shards are
-not all there. The same command resumes where a stopped or killed one was: manifest.json, replaced after each shard,
-says which row of which file comes next. Of shards that are there it checks every byte, and makes again, to the same
-bytes, those that are missing or have changed.
+The last command downloads everything that training without a network needs.
+
+The recipe and the flags are those of train.py, which starts this script in the background
+(``--follow``) when shards are missing. The same command resumes after a stop or a kill:
+manifest.json, which is replaced after each shard, contains the row at which the text continues.
+Every byte of existing shards is checked. Missing and changed shards are written again with the
+same bytes.
 """
 
-import contextlib
 import logging
 import shlex
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ursa_minor.base import console, files
+from ursa_minor.base import console
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_warnings
-from ursa_minor.data.preparation import measure, prepare, repair
+from ursa_minor.data.preparation import measure
 from ursa_minor.data.preparation.progress import PrefetchTarget
+from ursa_minor.data.preparation.shard_folder import complete_folder
 from ursa_minor.data.sources import find as find_sources
-from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.sources.find import FoundSource
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.hub import client
 from ursa_minor.recipe import command_line, keys, loading
 
 log = logging.getLogger("ursa_minor")
 
-BUSY, BUSY_SECONDS = (
-    75,
-    10.0,
-)  # the exit status while another process has the folder (EX_TEMPFAIL); between two tries
 EXTRAS = {
     "verify": (str, "check every byte of this folder of shards, and stop"),
     "dry_run": (bool, "read for some seconds and print the size on disk and the time of all of it"),
     "prefetch": (
         bool,
-        "also fetch tokenizer, init_from and tasks: train.py then needs no network (HF_HUB_OFFLINE=1)",
+        "also fetch tokenizer, init_from and tasks: "
+        "train.py then needs no network (HF_HUB_OFFLINE=1)",
     ),
     "source": (int, "only this one of the recipe's sources; from 0"),
     "follow": (
@@ -53,97 +54,115 @@ EXTRAS = {
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
-    """Prepare the recipe's data and print where it lies."""
+    """Prepare the recipe's data and print the folders that contain it."""
     client.bound_client()
     argv = sys.argv[1:] if argv is None else argv
-    flags, extras = command_line.read_flags(argv, "Turn text into folders of token shards.", EXTRAS)
-    is_reader = "follow" in extras
-    # Notes on training concern only train.py, which also logs those on the data for its own reader.
-    silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.loading"
-    logging.getLogger(silenced).setLevel(logging.WARNING)
-    path = command_line.find_recipe(flags.pop("recipe", loading.RECIPE))
-    # A reader may serve `train.py --eval_only`, where more flags have an effect.
-    recipe = loading.load_recipe(path, flags, modes=("eval_only",) if is_reader else ())
-    console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
-    if "follow" in extras:
-        ignore_warnings()  # train.py stops at them and then closes standard input
-    if "verify" in extras:
-        # A model that is begun from has its own vocabulary.
-        folder = Path(command_line.expand_option("verify", extras["verify"]))
+    flags, options = command_line.read_flags(
+        argv, "Turn text into folders of token shards.", EXTRAS
+    )
+    is_reader = "follow" in options
+    recipe = load_recipe(flags, is_reader=is_reader)
+    console.start(stream=sys.stdout if is_reader else None)  # train.py reads it from there
+    if "verify" in options:
+        folder = Path(command_line.expand_option("verify", options["verify"]))
+        # With init_from, the vocabulary is that of the model.
         print(measure.verify(folder, recipe.model.vocab_size or 2**32))
         return 0
-    target = PrefetchTarget(recipe) if "follow" in extras else None
-    found = keys.sources(recipe.data)
-    if not 0 <= (only := extras.get("source", 0)) < len(found):
-        raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
-    if "prefetch" in extras:
-        fetched = prefetch(recipe)
-    elif all(map(keys.is_here, found)):
-        raise BadInput(
-            f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare"
-        )
-    for index, asked in enumerate(found):
-        if keys.is_here(asked) or extras.get("source", index) != index:
-            continue
-        source = find_sources.find_source(asked)
-        if source.repository:
-            from ursa_minor.data.preparation import (
-                download,
-            )  # imports datasets, which text does not need
-        if "dry_run" in extras:
-            print(download.describe(source) if source.repository else measure.dry_run(source))
-            continue
-        folder = source.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        busy = f"{folder} is being prepared by process {{pid}}; wait for it"
-        with contextlib.ExitStack() as held:
-            while True:
-                try:
-                    held.enter_context(files.locked(folder / prepare.LOCK, busy, BUSY))
-                    break
-                except BadInput as error:
-                    if not target or error.status != BUSY:
-                        raise
-                    log.info(
-                        str(error)
-                    )  # on a shared disk another machine's reader; or the last one, dying
-                    time.sleep(BUSY_SECONDS)
-            if source.repository:
-                download.fetch(source, target)
-            else:
-                repair.repair(source, every=target is None)
-                if not manifests.is_complete(folder):
-                    prepare.prepare(source, target)
-        if target is None:
-            print(folder)
-    if "prefetch" in extras:
-        from huggingface_hub import constants
 
-        words = shlex.join(word for word in argv if word != "--prefetch")
-        mine = [*(recipe.data.data_files or ()), *(recipe.data.validation_files or ())]
-        mine += [
-            file
-            for name in recipe.evaluation.tasks
-            for file in recipe.evaluation.files_of(name) or ()
-        ]
-        cache = [constants.HF_HOME] if fetched else []  # of the Hub
-        places = [name for name in (*cache, recipe.data.prepared_data_dir) if Path(name).is_dir()]
-        print(
-            f"to carry beside this folder and its packages: {', '.join(dict.fromkeys([*places, *mine]))}"
+    target = None
+    if is_reader:
+        ignore_warnings()  # train.py stops at them and then closes standard input
+        target = PrefetchTarget(recipe)
+    selected = select_sources(recipe, options.get("source"))
+    has_fetched = "prefetch" in options and prefetch(recipe)
+    all_sources = keys.sources(recipe.data)
+    if all(map(keys.is_here, all_sources)) and "prefetch" not in options:
+        raise BadInput(
+            f"data_dir = {all_sources[0].data_dir} is a folder of shards already: "
+            f"there is nothing to prepare"
         )
-        print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")
-        print(
-            f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}"
-        )
+    for config in selected:
+        if keys.is_here(config):
+            continue
+        source = find_sources.find_source(config)
+        if "dry_run" in options:
+            print(estimate(source))
+            continue
+        complete_folder(source, target)
+        if not is_reader:
+            print(source.folder)
+    if "prefetch" in options:
+        print_offline_instructions(recipe, argv, has_fetched=has_fetched)
     return 0
 
 
+def load_recipe(flags: dict[str, Any], *, is_reader: bool) -> keys.Recipe:
+    """Load the recipe with the flags of the command line.
+
+    Args:
+        is_reader: whether train.py started this process. Then train.py logs the notes on the
+            recipe, and more flags have an effect, because it may run with --eval_only.
+    """
+    silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.loading"
+    logging.getLogger(silenced).setLevel(logging.WARNING)
+    path = command_line.find_recipe(flags.pop("recipe", loading.RECIPE))
+    modes = ("eval_only",) if is_reader else ()
+    return loading.load_recipe(path, flags, modes=modes)
+
+
+def select_sources(recipe: keys.Recipe, number: int | None) -> Sequence[keys.Data]:
+    """Return the source with this number, or all sources of the recipe for None."""
+    sources = keys.sources(recipe.data)
+    if number is None:
+        return sources
+    if not 0 <= number < len(sources):
+        raise BadInput(f"--source {number}: the recipe has {len(sources)}, numbered from 0")
+    return sources[number : number + 1]
+
+
+def estimate(source: FoundSource) -> str:
+    """Return the size of the shards of a source and the time that their preparation takes."""
+    if source.repository:
+        from ursa_minor.data.preparation import download  # slow to import; text needs none
+
+        return download.describe(source)
+    return measure.dry_run(source)
+
+
+def print_offline_instructions(
+    recipe: keys.Recipe, argv: Sequence[str], *, has_fetched: bool
+) -> None:
+    """Print what to copy to a machine without a network, and the command to run there.
+
+    Args:
+        has_fetched: whether ``prefetch`` has put anything into HF_HOME.
+    """
+    from huggingface_hub import constants
+
+    folders = [recipe.data.prepared_data_dir]
+    if has_fetched:
+        folders.insert(0, constants.HF_HOME)
+    places = [folder for folder in folders if Path(folder).is_dir()]
+    places += recipe.data.data_files or ()
+    places += recipe.data.validation_files or ()
+    for task in recipe.evaluation.tasks:
+        places += recipe.evaluation.files_of(task) or ()
+    unique_places = ", ".join(dict.fromkeys(places))
+    words = shlex.join(word for word in argv if word != "--prefetch")
+    home = shlex.quote(constants.HF_HOME)
+    print(f"to carry beside this folder and its packages: {unique_places}")
+    print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")
+    print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={home} python train.py {words}")
+
+
 def prefetch(recipe: keys.Recipe) -> bool:
-    """Fetch into HF_HOME what a run asks the Hub for beside its data: the model that it begins from, tokenizer, tasks.
+    """Download the model, the tokenizer and the tasks of a run into HF_HOME.
 
-    Returns whether there was anything.
+    Returns:
+        Whether the run needs any of them.
 
-    Raises BadInput where one of them cannot be had.
+    Raises:
+        BadInput: one of them cannot be downloaded.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils.logging import set_verbosity_error
@@ -153,22 +172,24 @@ def prefetch(recipe: keys.Recipe) -> bool:
     from ursa_minor.model import pretrained
 
     disable_progress_bar()
-    set_verbosity_error()  # of the client, whose own retries are as many lines
-    wanted, evaluation = recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS, recipe.evaluation
-    tasks = [
-        name for name in evaluation.tasks if evaluation.task_steps and not evaluation.files_of(name)
-    ]
-    if not (recipe.model.init_from or wanted or tasks):
+    set_verbosity_error()  # the client would log each of its retries
+    needs_tokenizer = recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS
+    tasks = []
+    if recipe.evaluation.task_steps:
+        tasks = [task for task in recipe.evaluation.tasks if not recipe.evaluation.files_of(task)]
+    if not (recipe.model.init_from or needs_tokenizer or tasks):
         return False
+
     log.info(
-        f"fetching tokenizer, model, tasks into {constants.HF_HOME}; without a network it fails after a minute"
+        f"fetching tokenizer, model, tasks into {constants.HF_HOME}; "
+        f"without a network it fails after a minute"
     )
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)
-    if wanted:
+    if needs_tokenizer:
         tokenization.load(recipe.data.tokenizer)
-    for name in tasks:
-        task_data.fetch(task_data.records()[name])
+    for task in tasks:
+        task_data.fetch(task_data.records()[task])
     return True
 
 

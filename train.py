@@ -29,7 +29,7 @@ from transformers.utils.logging import disable_progress_bar
 from ursa_minor.base import console
 from ursa_minor.base.errors import TrainingStopped
 from ursa_minor.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
-from ursa_minor.data.loading.corpus import Corpus, TrainBatches
+from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.evaluator import check_prompts, encode_items, read_items
 from ursa_minor.evaluation.task import Task
@@ -174,7 +174,7 @@ def train(
         state.data_wait_seconds,
         plan.per_device_train_batch_size,
     )
-    batches = TrainBatches(corpus, plan, device, rank)
+    loader = corpus.loader(plan, device, rank)
     budget = TimeBudget(recipe, spent=state.wall_seconds, is_planned=state.planned)
     to_profile = (
         recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
@@ -224,15 +224,14 @@ def train(
                     is_best and recipe.saving.load_best_model_at_end
                 ):
                     checkpoints.save(state)
-                    corpus.delete_consumed(batches.order, checkpoints.oldest_step(state))
+                    loader.delete_consumed(checkpoints.oldest_step(state))
                     budget.count(CHECKPOINT)
             if last:
                 stopping = stop.agreed()
                 break
 
-            data_failure = corpus.wait_for(
-                step, batches.order, stop
-            )  # while the stream is behind; the same everywhere
+            # Either every process fails or none.
+            data_failure = loader.wait_for(step, stop)
             budget.start()
             if budget.is_limited:  # the main process decides
                 (is_out_of_time,) = stop.any_of(budget.is_used_up and accelerator.is_main_process)
@@ -248,10 +247,8 @@ def train(
                 for micro_step in range(plan.gradient_accumulation_steps):
                     if (stopping := stop.agreed()) or data_failure:
                         break  # the partial step is discarded: a resumed run repeats it bit for bit
-                    inputs_BT, targets_BT = batches(
-                        step, micro_step
-                    )  # a pure function: no data-loader state
-                    seed_dropout(recipe.model, step, batches.order.number(micro_step, rank))
+                    inputs_BT, targets_BT = loader.batch(step, micro_step)
+                    seed_dropout(recipe.model, step, loader.number(micro_step))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
                     with sync_gradients(
                         run.module, accelerator, enabled=last_micro or plan.exchange_each
@@ -313,7 +310,7 @@ def train(
         else:
             finish.complete(run, recipe, corpus, accelerator)
         checkpoints.finish()
-        corpus.delete_consumed(batches.order, checkpoints.oldest_step(state))
+        loader.delete_consumed(checkpoints.oldest_step(state))
     return finish.close(run, accelerator, stop, stopped=stopping)
 
 

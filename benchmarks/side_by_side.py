@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import train
 from benchmarks.runs import ROOT, flag_words, once
 from ursa_minor.base import paths
-from ursa_minor.data.loading.corpus import Corpus, TrainBatches
+from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import check_supported
@@ -225,11 +225,11 @@ def fixed_batches(
     """Return the micro-batches that ``ours`` reads, inputs_BT and targets_BT on the device."""
     recipe = loading.load_recipe(RECIPE, our_flags(asked, micro_batch, folder))
     with Corpus(recipe, []) as corpus:
-        batches = TrainBatches(corpus, make_plan(recipe, 1), device(), rank=0)
+        loader = corpus.loader(make_plan(recipe, 1), device(), rank=0)
         updates = WARM_UP + 1 + asked.rounds * (asked.steps_per_round + 1)
         return [
-            batches(*place)
-            for place in itertools.product(range(updates), range(asked.accumulation))
+            loader.batch(step, micro_step)
+            for step, micro_step in itertools.product(range(updates), range(asked.accumulation))
         ]
 
 

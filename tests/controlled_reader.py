@@ -20,21 +20,21 @@ real, finished = shards.ShardWriter.finish, []
 
 
 def finish(self):
-    row = real(self)
-    if row and row["file"].startswith("train"):
-        finished.append(row)
+    shard = real(self)
+    if shard and shard.file.startswith("train"):
+        finished.append(shard)
         if (
             len(finished) == int(os.environ.get("KILL_READER", 0))
             and not (mark := self.folder / "killed-once").exists()
         ):
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-    return row
+    return shard
 
 
-def held(self, rows):
-    wait(self, rows)
-    if len(rows) == int(os.environ.get("HOLD_READER", -1)):
+def held(self, existing):
+    wait(self, existing)
+    if len(existing) == int(os.environ.get("HOLD_READER", -1)):
         while not Path("go").exists():
             time.sleep(0.02)
 

@@ -27,7 +27,7 @@ import prepare_data
 import ursa_minor.data.sources.tables  # noqa: F401  (once, before the forks)
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.preparation import measure
+from ursa_minor.data.preparation import measure, shard_folder
 from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
@@ -135,17 +135,14 @@ def prepared_once(*flags: str) -> tuple[Path, dict[str, bytes]]:
 
 def decoded(folder: Path, split: str) -> dict[int, list[str]]:
     """The documents of a split by source file, from its shards, each of which is as the manifest says."""
-    manifest, tokenizer = (
-        manifests.read_manifest(folder),
-        tokenization.load(str(folder / "tokenizer")),
-    )
+    tokenizer = tokenization.load(str(folder / "tokenizer"))
     end, sizes = tokenizer.eos_token_id, tokenization.token_bytes(tokenizer)
     ids: dict[int, list[int]] = {}
-    for row in manifest["splits"][split]:
-        found, _ = shards.open_ids(folder / row["file"], row["tokens"])
-        assert shards.files.sha256(folder / row["file"]) == row["sha256"]
-        assert row["text_bytes"] == sizes[found[found != end]].sum()
-        ids.setdefault(shards.part_of(row), []).extend(found.tolist())
+    for shard in manifests.read_manifest(folder).splits[split]:
+        found, _ = shards.open_ids(folder / shard.file, shard.tokens)
+        assert shards.files.sha256(folder / shard.file) == shard.sha256
+        assert shard.text_bytes == sizes[found[found != end]].sum()
+        ids.setdefault(shard.part, []).extend(found.tolist())
     documents = {}
     for part, found in ids.items():
         begins = [i for i, token in enumerate(found) if token == end]
@@ -157,7 +154,7 @@ def decoded(folder: Path, split: str) -> dict[int, list[str]]:
 
 
 def counts(folder: Path, split: str = "train") -> dict[str, int]:
-    return {name: n for name, n in manifests.read_manifest(folder)["counts"][split].items() if n}
+    return {name: n for name, n in manifests.read_manifest(folder).counts[split].items() if n}
 
 
 def texts(number: int, seed: int = 0) -> list[str]:
@@ -214,8 +211,8 @@ def test_shards_hold_exactly_the_documents_of_tables(workplace):
         assert counts(folder) == {"documents": sum(map(len, train.values()))}
         assert counts(folder, "validation") == {"documents": len(held)}
         sizes: dict[int, list[int]] = {}
-        for row in manifests.read_manifest(folder)["splits"]["train"]:
-            sizes.setdefault(shards.part_of(row), []).append(row["tokens"])
+        for shard in manifests.read_manifest(folder).splits["train"]:
+            sizes.setdefault(shard.part, []).append(shard.tokens)
         assert len(sizes) == len(train), "shards are cut where files end"
         assert all(set(found[:-1]) <= {400} and found[-1] <= 400 for found in sizes.values())
 
@@ -246,9 +243,9 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
     flags = (*source("text of another split"), "--limit_tokens", "3500")
     run(ME, *TINY, *flags, PIECES="200")
     (folder,) = Path("data").glob("0-*")
-    rows, tokenizer = manifests.read_manifest(folder)["splits"]["train"], tokenization.load("qwen")
+    train, tokenizer = manifests.read_manifest(folder).splits["train"], tokenization.load("qwen")
     found = np.concatenate(
-        [shards.open_ids(folder / row["file"], row["tokens"])[0] for row in rows]
+        [shards.open_ids(folder / shard.file, shard.tokens)[0] for shard in train]
     ).tolist()
     first, second = (Path(name).read_text() for name in flags[1:3])
     train = second[: int(len(first + second) * 0.9) - len(first)]
@@ -369,10 +366,9 @@ def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(
         shutil.rmtree(folder, ignore_errors=True)
         assert killed(kill, *flags) == (kill == "shard:6")
         for number in numbers:
-            manifest = manifests.read_manifest(folder)
-            rows = [row for found in manifest["splits"].values() for row in found]
-            before = {row["file"]: (folder / row["file"]).stat().st_mtime_ns for row in rows}
-            wrong = drawn.sample(sorted(before), number or len(rows))
+            names = [shard.file for shard in manifests.read_manifest(folder).shards]
+            before = {name: (folder / name).stat().st_mtime_ns for name in names}
+            wrong = drawn.sample(sorted(before), number or len(names))
             for i, file in enumerate(wrong):
                 damage(folder / file, i % 3)
             assert number != 3 or killed(f"op:{drawn.randint(2, 4)}", *flags)
@@ -406,16 +402,16 @@ def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(wor
     (folder / "train_00000_00000.bin").unlink()
     damage(folder / "train_00000_00001.bin", 2)
     called(*flags)
-    (first, *others) = manifests.read_manifest(folder)["splits"]["train"]
-    assert not (folder / first["file"]).exists() and not [*manifests.problems(folder, others)]
+    (first, *others) = manifests.read_manifest(folder).splits["train"]
+    assert not (folder / first.file).exists() and not [*manifests.problems(folder, others)]
     stat = Path(path).stat()
     write_table(Path("0.jsonl"), texts(30)[::-1])
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # of the same size: taken for the same
     called(*flags)
-    (folder / others[1]["file"]).write_bytes(b"")
+    (folder / others[1].file).write_bytes(b"")
     refused = called(*flags, expect=2)
     assert re.search(
-        rf"{folder}/{others[1]['file']}: cannot be made again, .* or delete {folder}", refused
+        rf"{folder}/{others[1].file}: cannot be made again, .* or delete {folder}", refused
     )
 
 
@@ -496,11 +492,7 @@ def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(
     megabytes = float(re.search(r"([\d.,]+) MB on disk \(estimated", told)[1].replace(",", ""))
     folder = folder_of(*flags)
     assert f"{folder}: " in told
-    true = sum(
-        row["tokens"]
-        for found in manifests.read_manifest(folder)["splits"].values()
-        for row in found
-    )
+    true = shards.count_tokens(manifests.read_manifest(folder).shards)
     assert 0.8 * true < tokens < 1.2 * true and 0.8 * true < megabytes * 1e6 / 2 < 1.2 * true
     assert re.search(
         r"[\d.,]+ s at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread",
@@ -524,8 +516,8 @@ def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_
     with pytest.raises(BadInput, match=r"is id \d+"):
         measure.verify(Path("theirs"), 5)
     monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
-    manifest, out = manifests.read_manifest(ours), io.StringIO()
-    tokens = sum(row["tokens"] for found in manifest["splits"].values() for row in found)
+    tokens = shards.count_tokens(manifests.read_manifest(ours).shards)
+    out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert (
             prepare_data.main(["--verify", str(ours)])
@@ -589,11 +581,11 @@ def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trai
         follower.wait_for(number)
     assert follower.close() not in (0, 2, 75)
     manifest = manifests.read_manifest(folder)
-    named = {row["file"] for row in manifest["splits"]["train"]}
+    named = {shard.file for shard in manifest.splits["train"]}
     assert {path.name for path in folder.glob("train_*")} == named, (
         "nothing half-made has a shard's name"
     )
-    assert len(named) == 9 and not manifest["complete"]
+    assert len(named) == 9 and not manifest.complete
     follower = Follower(*flags)  # one that keeps all goes to the end by itself
     assert (
         os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]) == 0 and contents(folder) == whole
@@ -610,7 +602,7 @@ def test_a_follower_waits_while_another_process_prepares_the_folder(workplace, m
     )
     with contextlib.ExitStack() as held:
         held.enter_context(files.locked(folder / ".lock", ""))
-        monkeypatch.setattr(prepare_data.time, "sleep", lambda seconds: held.close())
+        monkeypatch.setattr(shard_folder.time, "sleep", lambda seconds: held.close())
         assert f"is being prepared by process {os.getpid()}" in called("--follow")
     assert manifests.is_complete(folder)
 
@@ -647,9 +639,9 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
     assert {p.name: p.read_bytes() for p in plain.glob("*.bin")} == {
         p.name: p.read_bytes() for p in given.glob("*.bin")
     }
-    kept = ("splits", "counts", "tokenizer", "complete")
     one, two = (manifests.read_manifest(folder) for folder in (plain, given))
-    assert {key: one[key] for key in kept} == {key: two[key] for key in kept}
+    for key in ("splits", "counts", "tokenizer", "complete"):
+        assert getattr(one, key) == getattr(two, key)
 
 
 @pytest.mark.parametrize(

@@ -811,7 +811,7 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
     waits = r"waiting: \d+ of \d+ windows are there"
     wait_until(lambda: re.search(waits, Path(err).read_text()) and losses("s"), 60)
     (folder,) = Path("data").glob("a0-*")
-    assert not manifests.read_manifest(folder)["complete"]
+    assert not manifests.is_complete(folder)
     # A block is 4 windows, a step 8: as many steps as there are whole blocks for were done, and no more.
     assert 1 <= len(losses("s")) == windows_of_an_epoch(folder) // 8
     Path("go").touch()
@@ -843,9 +843,9 @@ def test_consumed_shards_are_deleted_and_a_killed_run_still_resumes_exactly(stre
     assert final_state("s", 8)["model.safetensors"] == final_state("all", 8)["model.safetensors"]
     # The older checkpoint of the two that are kept is step 7: of 2 windows a step, 14 are read, 7 whole blocks.
     (folder,) = Path("data").glob("a0-*")
-    train = manifests.read_manifest(folder)["splits"]["train"]
-    ends = np.cumsum([(row["tokens"] - 1) // 16 for row in train])
-    left = [row["file"] for row, end in zip(train, ends, strict=True) if end > 14]
+    train = manifests.read_manifest(folder).splits["train"]
+    ends = np.cumsum([(shard.tokens - 1) // 16 for shard in train])
+    left = [shard.file for shard, end in zip(train, ends, strict=True) if end > 14]
     assert sorted(path.name for path in folder.glob("train_*.bin")) == left
     again = run("train.py", *flags, "--run_name", "new", expect=2)
     assert "cannot be read" in again.stderr

@@ -290,16 +290,17 @@ def validation_shards(
     Raises BadInput where they are not whole, or not of the model's tokenizer.
     """
     manifest = manifests.describe_folder(folder)
-    if manifest["tokenizer"] and manifest["tokenizer"]["fingerprint"] != tokenization.fingerprint(
-        tokenizer
-    ):
+    reference = manifest.tokenizer
+    if reference and reference.fingerprint != tokenization.fingerprint(tokenizer):
         raise BadInput(f"{folder} was made with another tokenizer than the model's")
-    rows = manifest["splits"].get("validation", [])
-    manifests.check_unchanged(folder, rows)
-    return [
-        (path := folder / row["file"], row["tokens"], *shards.open_ids(path, row["tokens"]))
-        for row in rows
-    ]
+    validation = manifest.splits.get("validation", [])
+    manifests.check_unchanged(folder, validation)
+    opened = []
+    for shard in validation:
+        path = folder / shard.file
+        ids, offset = shards.open_ids(path, shard.tokens)
+        opened.append((path, shard.tokens, ids, offset))
+    return opened
 
 
 class LogitsLoss(nn.Module):

@@ -9,6 +9,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import counted
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens.shards import count_tokens
 from ursa_minor.recipe import keys
 
 TOKEN_BYTES = 4.5  # of English text, by GPT-2's tokenizer
@@ -74,10 +75,9 @@ def _amount(source: keys.Data) -> tuple[float, bool]:
     try:
         found = None if here else find_sources.find_source(source)
         if found is None or manifests.is_complete(found.folder):
-            train = manifests.describe_folder(
-                found.folder if found else Path(str(source.data_dir))
-            )["splits"]["train"]
-            return sum(row["tokens"] for row in train), True
+            folder = found.folder if found else Path(str(source.data_dir))
+            manifest = manifests.describe_folder(folder)
+            return count_tokens(manifest.splits["train"]), True
     except BadInput:  # it is on another machine, or its text is not there yet
         return text, here
     if sample := SAMPLE.fullmatch(source.dataset_config_name or ""):

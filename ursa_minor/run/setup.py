@@ -160,7 +160,7 @@ def header(
         f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
         f"{f'; from {model.init_from}' if model.init_from else ''}"
     )
-    yield from corpus.describe(corpus.order(plan))
+    yield from corpus.describe(plan)
     yield (
         f"step     {recipe.batch.tokens_per_step:,} tokens = {counted(plan.num_processes, 'process', 'processes')} x "
         f"{counted(plan.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} x "

@@ -111,7 +111,7 @@ def test_a_run_that_is_killed_while_files_are_fetched_equals_one_on_the_same_fil
     away = (*words, "--data_dir", source, "--stream_keep", "consumed", "--run_name", "away")
     child = str(ROOT / "tests" / "recorded_training.py")
     run(child, *away, expect=-9, LEDGER="k.ledger", KILL_AT="step:5", **hub(served))
-    assert not manifests.read_manifest(fetched())["complete"]
+    assert not manifests.is_complete(fetched())
     run(child, *away, LEDGER="k.ledger", **hub(served))
     assert losses("here") == losses("away") and len(losses("here")) == 12
     assert final_state("here")["model.safetensors"] == final_state("away")["model.safetensors"]
@@ -126,7 +126,7 @@ def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_co
         manifests.read_manifest(fetched()),
         served.folder / "datasets" / "me" / "tokens",
     )
-    assert status == 1 and not manifest["complete"] and len(manifest["splits"]["train"]) == 3
+    assert status == 1 and not manifest.complete and len(manifest.splits["train"]) == 3
     before, served.commit = served.commit, "beef" + "0" * 36
     try:
         served.problems, served.log = [], []
@@ -137,9 +137,9 @@ def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_co
     gets = [line for line in served.log if line.startswith("GET") and "/resolve/" in line]
     assert not [line for line in gets if re.search("train_00000[012]|val", line)]
     manifest = manifests.read_manifest(fetched())
-    assert manifest["complete"] and manifest["revision"] == before
-    for row in (row for found in manifest["splits"].values() for row in found):
-        assert (there / row["file"]).read_bytes() == (fetched() / row["file"]).read_bytes()
+    assert manifest.complete and manifest.revision == before
+    for shard in manifest.shards:
+        assert (there / shard.file).read_bytes() == (fetched() / shard.file).read_bytes()
     assert names(fetched()) == sorted(
         [*(path.name for path in there.glob("*.bin")), "manifest.json"]
     )
@@ -150,9 +150,8 @@ def test_a_fault_on_the_way_is_tried_again_and_each_file_comes_whole(served, pla
     served.problems += [["GET .*/resolve/.*train_000005", "empty", 2]]
     status, waits = prepare(served)
     assert status == 0 and len(waits) >= 4 and max(waits) >= 7 and manifests.is_complete(fetched())
-    assert not [
-        *manifests.problems(fetched(), manifests.read_manifest(fetched())["splits"]["train"])
-    ]
+    train = manifests.read_manifest(fetched()).splits["train"]
+    assert not [*manifests.problems(fetched(), train)]
 
 
 def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
@@ -187,9 +186,8 @@ def test_a_file_that_is_missing_or_has_changed_is_fetched_again(served, place):
     )
     served.log = []
     assert prepare(served)[0] == 0
-    assert not [
-        *manifests.problems(fetched(), manifests.read_manifest(fetched())["splits"]["train"])
-    ]
+    train = manifests.read_manifest(fetched()).splits["train"]
+    assert not [*manifests.problems(fetched(), train)]
     gets = {
         line.rpartition("/")[2]
         for line in served.log
@@ -235,7 +233,7 @@ def test_consumed_keeps_a_bounded_number_of_files_on_the_disk_and_trains_on_all(
         watching.join()
     manifest = manifests.read_manifest(fetched())
     left = [name for name in names(fetched()) if "train" in name]
-    assert len(manifest["splits"]["train"]) == FILES and most[0] <= 7 and len(left) < FILES
+    assert len(manifest.splits["train"]) == FILES and most[0] <= 7 and len(left) < FILES
     assert max(losses("tiny")) == 75
 
 

@@ -682,7 +682,7 @@ def test_a_cursor_is_applied_to_no_other_file_than_its_own(corpus, tmp_path, mon
 
     source().folder.mkdir(parents=True)
     stopping = types.SimpleNamespace(
-        wait=lambda rows: rows and "train_00001" in rows[-1]["file"] and 1 / 0
+        wait=lambda found: found and "train_00001" in found[-1].file and 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         prepare.prepare(source(first, second), stopping)

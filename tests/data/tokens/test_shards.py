@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens.manifest import Manifest
+from ursa_minor.data.tokens.shards import Shard
 
 
 def make_writer(
@@ -26,10 +29,10 @@ def make_writer(
 
 
 def write(folder, ids, **how):
-    """Write ids as prepare_data.py does; return the rows."""
+    """Write ids as prepare_data.py does; return the shards."""
     writer = make_writer(folder, **how)
-    rows = [row for row, _ in writer.fill(np.asarray(ids, dtype=np.uint32))]
-    return [row for row in [*rows, writer.finish()] if row]
+    full = [shard for shard, _ in writer.fill(np.asarray(ids, dtype=np.uint32))]
+    return [shard for shard in [*full, writer.finish()] if shard]
 
 
 def llm_c(ids, magic=20240520, version=1, dtype="<u2", count=None):
@@ -44,9 +47,9 @@ def npy(array):
     return out.getvalue()
 
 
-def ids_of(folder, rows):
+def ids_of(folder, written):
     return np.concatenate(
-        [shards.open_ids(folder / row["file"], row["tokens"])[0] for row in rows]
+        [shards.open_ids(folder / shard.file, shard.tokens)[0] for shard in written]
     ).tolist()
 
 
@@ -181,15 +184,10 @@ def test_an_object_array_is_never_unpickled_and_a_negative_id_is_beyond_every_vo
 )
 def test_written_ids_are_read_back_in_llm_c_format(tmp_path, vocab_size, itemsize, magic):
     ids = np.arange(vocab_size - 12, vocab_size)
-    (row,) = write(tmp_path, ids, vocab_size=vocab_size)
+    (shard,) = write(tmp_path, ids, vocab_size=vocab_size)
     path = tmp_path / "train_00000_00000.bin"
     text_bytes = sum(int(i) % 7 for i in ids)
-    assert row == {
-        "file": path.name,
-        "tokens": 12,
-        "text_bytes": text_bytes,
-        "sha256": files.sha256(path),
-    }
+    assert shard == Shard(path.name, 12, text_bytes, files.sha256(path))
     assert np.fromfile(path, "<i4", count=256).tolist() == [*magic, 12, *[0] * 253]
     assert np.fromfile(path, f"<u{itemsize}", offset=1024).tolist() == ids.tolist()
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
@@ -198,27 +196,25 @@ def test_written_ids_are_read_back_in_llm_c_format(tmp_path, vocab_size, itemsiz
 def test_shards_are_cut_where_they_are_full_and_lose_nothing_and_sorted_names_are_the_order(
     tmp_path,
 ):
-    writer, ids, rows = (
-        make_writer(tmp_path, part=2, first_number=95, shard_tokens=10),
-        np.arange(95),
-        [],
-    )
+    writer = make_writer(tmp_path, part=2, first_number=95, shard_tokens=10)
+    ids = np.arange(95)
+    written = []
     for begin in range(0, 95, 19):
-        for row, on in writer.fill(np.concatenate([[7, 7], ids[begin : begin + 19]]), 2):
-            assert row["tokens"] == 10 and begin + on - 2 == 10 * (len(rows) + 1)
-            rows.append(row)
-    rows.append(writer.finish())
-    assert [row["tokens"] for row in rows] == [10] * 9 + [5] and writer.finish() is None
-    for number, row in enumerate(rows):
-        assert row["file"] == f"train_00002_{95 + number:05d}.bin"
-        assert row["text_bytes"] == sum(
-            i % 7 for i in range(number * 10, number * 10 + row["tokens"])
+        for shard, on in writer.fill(np.concatenate([[7, 7], ids[begin : begin + 19]]), 2):
+            assert shard.tokens == 10 and begin + on - 2 == 10 * (len(written) + 1)
+            written.append(shard)
+    written.append(writer.finish())
+    assert [shard.tokens for shard in written] == [10] * 9 + [5] and writer.finish() is None
+    for number, shard in enumerate(written):
+        assert shard.file == f"train_00002_{95 + number:05d}.bin"
+        assert shard.text_bytes == sum(
+            i % 7 for i in range(number * 10, number * 10 + shard.tokens)
         )
-        assert row["sha256"] == files.sha256(tmp_path / row["file"])
-    rows += write(tmp_path, range(95, 99), part=11, shard_tokens=2)
-    names = [row["file"] for row in rows]
-    assert names == sorted(names) and ids_of(tmp_path, rows) == list(range(99))
-    assert write(tmp_path, [1], split="validation")[0]["file"] == "val_00000_00000.bin"
+        assert shard.sha256 == files.sha256(tmp_path / shard.file)
+    written += write(tmp_path, range(95, 99), part=11, shard_tokens=2)
+    names = [shard.file for shard in written]
+    assert names == sorted(names) and ids_of(tmp_path, written) == list(range(99))
+    assert write(tmp_path, [1], split="validation")[0].file == "val_00000_00000.bin"
     with pytest.raises(BadInput, match="source file 100000: shard names count to 99999; join"):
         make_writer(tmp_path, part=100_000)
 
@@ -246,6 +242,9 @@ ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
         (ROWS % "[]", "AttributeError"),
         (ROWS % '{"train": [{"file": "../a.bin", "tokens": 7}]}', "a name in this folder"),
         (ROWS % '{"train": [{"file": "a.bin", "tokens": -7}]}', "tokens is a count"),
+        (ROWS % '{"train": [{"file": "a.bin"}]}', "tokens"),
+        (ROWS % '{}, "cursor": {"part": 0}', "row"),
+        ('{"complete": true, "splits": {}}', "tokenizer"),
     ],
 )
 def test_a_damaged_manifest_is_refused_with_a_remedy(tmp_path, body, words):
@@ -255,6 +254,40 @@ def test_a_damaged_manifest_is_refused_with_a_remedy(tmp_path, body, words):
     (line,) = caught.value.lines
     assert line.startswith(f"{tmp_path / 'manifest.json'}: not a manifest (") and words in line
     assert line.endswith("delete the folder and prepare it again")
+
+
+SHARD = {"file": "train_00000_00000.bin", "tokens": 7, "text_bytes": 9, "sha256": "ab"}
+UNFINISHED = {
+    "source": "text",
+    "identity": {"format": 2, "limit_tokens": None},
+    "revision": None,
+    "versions": {},
+    "tokenizer": {"name": "bpe", "fingerprint": "cd", "size": 300},
+    "files": 1,
+    "splits": {"validation": [], "train": [SHARD]},
+    "counts": {"validation": {}, "train": {"documents": 3}},
+    "cursor": {"part": 1, "row": 0, "token": 0, "file": None},
+    "complete": False,
+}
+DOWNLOADED = {
+    "source": "fineweb",
+    "identity": {"format": 2},
+    "revision": "d" * 40,
+    "tokenizer": None,
+    "splits": {"validation": [], "train": [{"file": "a.bin", "tokens": 7, "sha256": "ab"}]},
+    "complete": True,
+}
+
+
+@pytest.mark.parametrize("document", [UNFINISHED, DOWNLOADED])
+def test_reading_and_writing_a_manifest_keeps_its_bytes(tmp_path, document):
+    path = tmp_path / "manifest.json"
+    files.write_json(path, document)
+    before = path.read_bytes()
+    manifest = manifests.read_manifest(tmp_path)
+    path.unlink()
+    manifests.write_manifest(tmp_path, manifest)
+    assert path.read_bytes() == before
 
 
 LLM_C, UINT16, RAW = (
@@ -297,15 +330,12 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
     before = {path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]}
     described = manifests.describe_folder(tmp_path)
     named = {"train": train, "validation": [validation], "test": ["corpus_test_0.bin"]}
-    splits = {
-        split: [{"file": name, "tokens": 7} for name in names] for split, names in named.items()
-    }
-    assert described == {"splits": splits, "tokenizer": None, "complete": True}
-    for rows in described["splits"].values():
-        assert ids_of(tmp_path, rows) == [*range(7)] * len(rows) and not [
-            *manifests.problems(tmp_path, rows)
-        ]
-        manifests.check_unchanged(tmp_path, rows)
+    splits = {split: [Shard(name, 7) for name in names] for split, names in named.items()}
+    assert described == Manifest(splits=splits, tokenizer=None, complete=True)
+    for found in described.splits.values():
+        assert ids_of(tmp_path, found) == [*range(7)] * len(found)
+        assert not [*manifests.problems(tmp_path, found)]
+        manifests.check_unchanged(tmp_path, found)
     assert before == {
         path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]
     }
@@ -336,31 +366,29 @@ def test_a_folder_that_cannot_be_trained_on_is_refused_with_what_would_do(tmp_pa
         manifests.describe_folder(folder)
 
 
-def manifest_of(rows, complete):
-    return {"splits": {"train": rows}, "complete": complete, "revision": "abc"}
+def manifest_of(train, complete, revision="abc"):
+    return Manifest(splits={"train": train}, tokenizer=None, complete=complete, revision=revision)
 
 
 @pytest.mark.parametrize("complete", [False, True])
 def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete):
     """Which may lie elsewhere, and have grown meanwhile unless it was complete."""
     (tmp_path / "copy").mkdir()
-    rows, copied = (
+    first, copied = (
         write(folder, range(30), shard_tokens=10) for folder in (tmp_path, tmp_path / "copy")
     )
-    before = manifests.contents(manifest_of(rows[:2], complete))
+    before = manifests.contents(manifest_of(first[:2], complete))
     manifests.check_same_contents(tmp_path, before, manifest_of(copied[:2], complete))
-    other = [rows[0], rows[1] | {"sha256": "0" * 64}]
-    for found in [other, rows[1::-1], rows[:1], *([rows] if complete else [])]:
+    other = [first[0], replace(first[1], sha256="0" * 64)]
+    for found in [other, first[1::-1], first[:1], *([first] if complete else [])]:
         with pytest.raises(
             BadInput, match="was trained on other data than this; give the same text, or another"
         ):
             manifests.check_same_contents(tmp_path, before, manifest_of(found, True))
     if not complete:
-        manifests.check_same_contents(tmp_path, before, manifest_of(rows, True))
+        manifests.check_same_contents(tmp_path, before, manifest_of(first, True))
     with pytest.raises(BadInput, match="give --dataset_revision abc, or another --run_name"):
-        manifests.check_same_contents(
-            tmp_path, before, manifest_of(other, complete) | {"revision": "def"}
-        )
+        manifests.check_same_contents(tmp_path, before, manifest_of(other, complete, "def"))
 
 
 def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_read(
@@ -368,30 +396,30 @@ def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_r
 ):
     folder = tmp_path / "data"
     folder.mkdir()
-    rows = write(folder, range(50), shard_tokens=20)
+    written = write(folder, range(50), shard_tokens=20)
     (folder / "manifest.json").touch()
-    for row in rows:
-        touch(folder / row["file"], -100)
-    changed = folder / rows[1]["file"]
+    for shard in written:
+        touch(folder / shard.file, -100)
+    changed = folder / written[1].file
     touch(changed, 200)
-    manifests.check_unchanged(folder, rows)
+    manifests.check_unchanged(folder, written)
     flip(changed, 8 * 1040)
     touch(changed, 200)
     for place in (folder, Path(shutil.copytree(folder, tmp_path / "copy"))):
         with pytest.raises(BadInput) as caught:
-            manifests.check_unchanged(place, rows)
+            manifests.check_unchanged(place, written)
         (line,) = caught.value.lines
         assert line.startswith(
             f"{place / changed.name}: its SHA-256 is not the one of manifest.json"
         )
-    (folder / rows[0]["file"]).unlink()
+    (folder / written[0].file).unlink()
     monkeypatch.setattr(shards.files, "sha256", lambda path: pytest.fail(f"read {path}"))
-    manifests.check_unchanged(folder, [rows[0], {"file": changed.name, "tokens": 20}, rows[2]])
+    manifests.check_unchanged(folder, [written[0], Shard(changed.name, 20), written[2]])
 
 
 def test_every_fault_of_a_folder_is_found_at_once_and_any_flipped_bit_is_one(tmp_path):
-    draw, rows = random.Random(200), write(tmp_path, range(60), shard_tokens=10)
-    gone, short, other, version, changed, bit = [tmp_path / row["file"] for row in rows]
+    draw, written = random.Random(200), write(tmp_path, range(60), shard_tokens=10)
+    gone, short, other, version, changed, bit = [tmp_path / shard.file for shard in written]
     whole = bit.read_bytes()
     gone.unlink()
     short.write_bytes(short.read_bytes()[:-2])
@@ -401,5 +429,6 @@ def test_every_fault_of_a_folder_is_found_at_once_and_any_flipped_bit_is_one(tmp
     for _ in range(50):
         bit.write_bytes(whole)
         flip(bit, draw.randrange(8 * len(whole)))
-        found = [*manifests.problems(tmp_path, rows)]
-        assert [row for row, _ in found] == rows and all(row["file"] in line for row, line in found)
+        found = [*manifests.problems(tmp_path, written)]
+        assert [shard for shard, _ in found] == written
+        assert all(shard.file in line for shard, line in found)

@@ -20,6 +20,7 @@ from ursa_minor.data.sources.find import FoundSource, find_source
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
 from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.manifest import Manifest
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
 
@@ -41,7 +42,7 @@ class OpenedSource:
     """
 
     def __init__(
-        self, weight: float, folder: Path, manifest: dict, model: keys.Model, *, consumed: bool
+        self, weight: float, folder: Path, manifest: Manifest, model: keys.Model, *, consumed: bool
     ):
         self.weight, self.folder, self.manifest = weight, folder, manifest
         self._model, self._consumed = model, consumed
@@ -59,25 +60,24 @@ class OpenedSource:
 
     def refresh(self) -> None:
         """Open the train shards that are new."""
-        if not self.manifest["complete"]:
-            opened = len(self.manifest["splits"]["train"])
+        if not self.manifest.complete:
+            num_opened = len(self.manifest.splits["train"])
             self.manifest = manifests.describe_folder(self.folder)
-            self._append(self.train, "train", opened)
+            self._append(self.train, "train", num_opened)
 
-    def _append(self, opened: windows.Windows, split: str, first_row: int) -> None:
-        rows = self.manifest["splits"][split][first_row:]
-        manifests.check_unchanged(self.folder, rows)
-        for row in rows:
-            path = self.folder / row["file"]
-            deleted = self._consumed and not path.exists()
-            opened.append(
-                path,
-                row["tokens"],
-                *((None, 0) if deleted else shards.open_ids(path, row["tokens"])),
-            )
-        if self.manifest["tokenizer"] is None and os.environ.get("RANK", "0") == "0":
+    def _append(self, opened: windows.Windows, split: str, num_opened: int) -> None:
+        """Open the shards of a split from number ``num_opened`` on."""
+        new_shards = self.manifest.splits[split][num_opened:]
+        manifests.check_unchanged(self.folder, new_shards)
+        for shard in new_shards:
+            path = self.folder / shard.file
+            if self._consumed and not path.exists():
+                opened.append(path, shard.tokens, None, 0)
+            else:
+                opened.append(path, shard.tokens, *shards.open_ids(path, shard.tokens))
+        if self.manifest.tokenizer is None and os.environ.get("RANK", "0") == "0":
             opened.check_ids()  # shards that others made; ours were checked when they were written
-        if not opened.num_windows and (self.manifest["complete"] or split != "train"):
+        if not opened.num_windows and (self.manifest.complete or split != "train"):
             length = self._model.sequence_length
             raise BadInput(
                 f"{self.folder}: the {split} split has {opened.num_tokens} tokens, and a window needs sequence_length + 1 "
@@ -98,10 +98,12 @@ class Corpus:
         test: the windows of that split, where a single source has one.
         tokenizer: of all shards; ``bytes_per_token``: (vocab_size,) int64, bytes of text of each id.
         data_wait: the background processes.
+        is_consumed: whether shards are deleted when they have been trained on.
     """
 
     def __init__(self, recipe: keys.Recipe, argv: Sequence[str]):
-        self._recipe, self._consumed = recipe, recipe.data.stream_keep == "consumed"
+        self._recipe = recipe
+        self.is_consumed = recipe.data.stream_keep == "consumed"
         data, model = recipe.data, recipe.model
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(
@@ -114,7 +116,7 @@ class Corpus:
             for one, each in zip(found, asked, strict=True)
         ]
         self._weights = keys.weights(data)
-        if self._consumed:
+        if self.is_consumed:
             plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
             most_windows = [_most_windows(source, model.sequence_length) for source in found]
             self.order(plan).check_single_epoch(recipe.schedule.max_steps, most_windows)
@@ -131,12 +133,12 @@ class Corpus:
         self.bytes_per_token = np.zeros(model.vocab_size, dtype=np.int64)
         self.bytes_per_token[: len(self.tokenizer)] = tokenization.token_bytes(self.tokenizer)
         self.sources = [
-            OpenedSource(weight, folder, manifest, model, consumed=self._consumed)
+            OpenedSource(weight, folder, manifest, model, consumed=self.is_consumed)
             for weight, folder, manifest in zip(
                 self._weights, folders, source_manifests, strict=True
             )
         ]
-        has_test = len(source_manifests) == 1 and "test" in source_manifests[0]["splits"]
+        has_test = len(source_manifests) == 1 and "test" in source_manifests[0].splits
         self.test = self.sources[0].open("test") if has_test else None
 
     def __enter__(self) -> "Corpus":
@@ -148,17 +150,17 @@ class Corpus:
     @property
     def complete(self) -> bool:
         """Whether no source grows any more."""
-        return all(source.manifest["complete"] for source in self.sources)
+        return all(source.manifest.complete for source in self.sources)
 
     @property
     def whole(self) -> bool:
         """Whether all of the train split is there: complete, and nothing of it is deleted after its use."""
-        return self.complete and not self._consumed
+        return self.complete and not self.is_consumed
 
     @property
     def epoch_windows(self) -> list[int | None]:
         """How many windows an epoch of each source has; None while that is not known."""
-        return [one.train.num_windows if one.manifest["complete"] else None for one in self.sources]
+        return [one.train.num_windows if one.manifest.complete else None for one in self.sources]
 
     def refresh(self) -> bool:
         """Open the train shards that are new; return ``complete``."""
@@ -177,6 +179,10 @@ class Corpus:
             seed=self._recipe.data.data_seed,
             block_tokens=self._recipe.data.shuffle_block_tokens,
         )
+
+    def loader(self, plan: Plan, device: torch.device, rank: int) -> "TrainLoader":
+        """Return the training batches of the process ``rank``."""
+        return TrainLoader(self, plan, device, rank)
 
     def train_batches(
         self, device: torch.device
@@ -225,26 +231,6 @@ class Corpus:
             batches, draws, batch_size=batch_size, rank=rank, num_processes=num_processes
         )
 
-    def wait_for(self, step: int, order: window_order.TrainOrder, stop: StopRequest) -> str | None:
-        """Wait until all that ``step`` reads is there, on every process; return why it never will be, if so."""
-        have = lambda: [source.train.num_windows for source in self.sources]  # noqa: E731
-        failure = self.data_wait.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
-        if self._consumed and not failure:
-            try:
-                order.check_single_epoch(
-                    step + 1, self.epoch_windows
-                )  # how long an epoch is may not be known earlier
-            except BadInput as error:
-                return str(error)
-        return failure
-
-    def delete_consumed(self, order: window_order.TrainOrder, step: int) -> None:
-        """With stream_keep = consumed, delete the train shards that no step from ``step`` on reads."""
-        if self._consumed:
-            for source, first in zip(self.sources, order.oldest_needed(step), strict=True):
-                for path in source.train.release_before(first):
-                    path.unlink(missing_ok=True)
-
     def contents(self) -> list[dict]:
         """Return the identity of each source, which a resumed run must find again."""
         return [
@@ -263,34 +249,29 @@ class Corpus:
 
         def there() -> bool:
             # Of data that had ended it is known only at its end, or beyond it, that this ends at the same place.
-            growing = (
-                (state, source.manifest)
-                for state, source in pairs
-                if not source.manifest["complete"]
-            )
-            enough = (
-                len(new["splits"]["train"]) >= old["shards"] + old["complete"]
-                for old, new in growing
-            )
-            return all(enough) or self.refresh()
+            for state, source in pairs:
+                num_shards = len(source.manifest.splits["train"])
+                needed = state["shards"] + state["complete"]
+                if not source.manifest.complete and num_shards < needed:
+                    return self.refresh()
+            return True
 
         self.data_wait.until(there, "the shards that the checkpoint has seen")
         for state, source in pairs:
             manifests.check_same_contents(where, state, source.manifest)
 
-    def describe(self, order: window_order.TrainOrder) -> Iterator[str]:
-        """Yield what the run reads, a line a source, and what the user should know about where it lies."""
+    def describe(self, plan: Plan) -> Iterator[str]:
+        """Yield one line for each source that the run reads, and notes on its text and its disk."""
+        order = self.order(plan)
         read = order.read_before(self._recipe.schedule.max_steps)
         for source, windows_read, share in zip(self.sources, read, order.shares(), strict=True):
-            folder, train, manifest = (
-                source.folder,
-                source.train,
-                manifests.describe_folder(source.folder),
-            )
-            tokens, complete = windows_read * train.sequence_length, manifest["complete"]
-            there = sum(
-                row["tokens"] for row in manifest["splits"]["train"]
-            )  # more than are opened, while it grows
+            folder = source.folder
+            train = source.train
+            manifest = manifests.describe_folder(folder)
+            complete = manifest.complete
+            tokens = windows_read * train.sequence_length
+            # While the folder grows, it has more tokens than are opened.
+            there = shards.count_tokens(manifest.splits["train"])
             epochs = f" ({tokens / there:.2f} epochs)" if complete else ""
             state = "" if complete else " so far, more are being read"
             part = f", {share:.1%} of its windows" if share < 1 else ""
@@ -305,9 +286,8 @@ class Corpus:
                     f"note     more than {MANY_EPOCHS} epochs: the model begins to learn this text by heart, and the "
                     f"validation loss may rise. {fix}"
                 )
-            held_out, trained = (
-                _bytes_per_token(manifest["splits"][name]) for name in ("validation", "train")
-            )
+            held_out = _bytes_per_token(manifest.splits["validation"])
+            trained = _bytes_per_token(manifest.splits["train"])
             if held_out and trained and not 3 / 4 < held_out / trained < 4 / 3:
                 fix = ": --validation_files FILE" if self._recipe.data.data_files else ""
                 yield (
@@ -356,29 +336,67 @@ class Corpus:
         return []
 
 
-def _bytes_per_token(rows: list[dict]) -> float:
-    """Return the mean of a split's shards; 0 of those that others made, which do not state it."""
-    return sum(row.get("text_bytes", 0) for row in rows) / max(
-        1, sum(row["tokens"] for row in rows)
-    )
+def _bytes_per_token(split_shards: list[shards.Shard]) -> float:
+    """Return the mean of the shards of a split. 0 if it is not known."""
+    return shards.count_text_bytes(split_shards) / max(1, shards.count_tokens(split_shards))
 
 
-class TrainBatches:
-    """The micro-batches of process ``rank``: a pure function of the recipe, the step and the micro-step, stateless."""
+class TrainLoader:
+    """The training micro-batches of one process.
+
+    A micro-batch depends on nothing but the recipe, the step and its number, so a loader has no
+    state that a checkpoint would save.
+    """
 
     def __init__(self, corpus: Corpus, plan: Plan, device: torch.device, rank: int):
-        self.order, self._rank = corpus.order(plan), rank
-        self._corpus, self._batches = corpus, corpus.train_batches(device)
+        self._corpus = corpus
+        self._rank = rank
+        self._order = corpus.order(plan)
+        self._batches = corpus.train_batches(device)
 
-    def __call__(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs_BT and targets_BT, (B, T) int64 on the device."""
-        return self._batches.batch(
-            self.order.windows(step, micro_step, self._rank, self._corpus.epoch_windows)
-        )
+        draws = self._order.windows(step, micro_step, self._rank, self._corpus.epoch_windows)
+        return self._batches.batch(draws)
+
+    def number(self, micro_step: int) -> int:
+        """Return the number of a micro-batch in its step, counted over all processes."""
+        return self._order.number(micro_step, self._rank)
+
+    def wait_for(self, step: int, stop: StopRequest) -> str | None:
+        """Wait until every process has the data of a step, or one of them stops.
+
+        Returns:
+            The reason if the data cannot be prepared.
+        """
+        corpus = self._corpus
+
+        def num_windows() -> list[int]:
+            return [source.train.num_windows for source in corpus.sources]
+
+        needed = self._order.needed(step)
+        failure = corpus.data_wait.wait(needed, num_windows, lambda: stop.requested, stop.any_of)
+        if failure or not corpus.is_consumed:
+            return failure
+        try:
+            # The size of an epoch may not have been known earlier.
+            self._order.check_single_epoch(step + 1, corpus.epoch_windows)
+        except BadInput as error:
+            return str(error)
+        return None
+
+    def delete_consumed(self, step: int) -> None:
+        """With stream_keep = consumed, delete the shards that neither ``step`` nor a later one reads."""
+        if not self._corpus.is_consumed:
+            return
+        oldest_windows = self._order.oldest_needed(step)
+        for source, oldest in zip(self._corpus.sources, oldest_windows, strict=True):
+            for path in source.train.release_before(oldest):
+                path.unlink(missing_ok=True)
 
 
 def open_tokenizer(
-    recipe: keys.Recipe, manifest_by_folder: dict[Path, dict]
+    recipe: keys.Recipe, manifest_by_folder: dict[Path, Manifest]
 ) -> PreTrainedTokenizerFast:
     """Return the tokenizer that the shards of all folders, with their manifests, were made with.
 
@@ -394,16 +412,15 @@ def open_tokenizer(
         )
     tokenizer = tokenization.load(name)
     fingerprint = tokenization.fingerprint(tokenizer)
-    for folder, made in (
-        (folder, manifest["tokenizer"]) for folder, manifest in manifest_by_folder.items()
-    ):
-        other = made and made["fingerprint"] != fingerprint
-        if made and wanted not in (
-            made["name"],
-            *keys.TRAINED_TOKENIZERS,
-        ):  # the same one may have two names
-            other = other or tokenization.fingerprint(tokenization.load(wanted)) != fingerprint
-        if other:
+    for folder, manifest in manifest_by_folder.items():
+        reference = manifest.tokenizer
+        if reference is None:
+            continue
+        is_other = reference.fingerprint != fingerprint
+        if wanted not in (reference.name, *keys.TRAINED_TOKENIZERS) and not is_other:
+            # The same tokenizer may have two names.
+            is_other = tokenization.fingerprint(tokenization.load(wanted)) != fingerprint
+        if is_other:
             raise BadInput(
                 f"tokenizer = {wanted}: the shards in {folder} were made with another tokenizer"
             )

@@ -19,7 +19,7 @@ from ursa_minor.data.tokens.shards import check_ids, check_ids_in_vocabulary
 
 
 @dataclass
-class _Shard:
+class _OpenedShard:
     path: Path
     ids: np.ndarray | None  # None: its file is deleted
     offset: int  # bytes from the file's start to the first id
@@ -40,7 +40,7 @@ class Windows:
     def __init__(self, sequence_length: int, vocab_size: int):
         self.sequence_length, self.vocab_size = sequence_length, vocab_size
         self.num_tokens = self.num_windows = self.dropped_tokens = 0
-        self._shards: list[_Shard] = []
+        self._shards: list[_OpenedShard] = []
 
     def append(self, path: Path, tokens: int, ids: np.ndarray | None, offset: int) -> None:
         """Add the next shard.
@@ -51,7 +51,7 @@ class Windows:
             offset: bytes from the file's start to the first id, for messages.
         """
         windows = max(0, (tokens - 1) // self.sequence_length)
-        self._shards.append(_Shard(path, ids, offset, self.num_windows, windows))
+        self._shards.append(_OpenedShard(path, ids, offset, self.num_windows, windows))
         self.num_tokens += tokens
         self.num_windows += windows
         self.dropped_tokens += tokens - windows * self.sequence_length
@@ -98,7 +98,7 @@ class Windows:
         return found
 
 
-def _present(shard: _Shard) -> np.ndarray:
+def _present(shard: _OpenedShard) -> np.ndarray:
     if shard.ids is None:
         raise BadInput(
             f"{shard.path}: was deleted by stream_keep = consumed after it had been trained on; "

@@ -1,5 +1,8 @@
-"""Write a source's token shards into a folder. ``prepare_data.py`` runs this, by hand or in the background of a run.
+"""Write the token shards of a source into a folder.
 
+``prepare_data.py`` runs this, started by a user or by ``train.py`` in the background.
+
+- ``shard_folder``: lock the folder of a source; repair, write or download its shards
 - ``prepare``: the main loop: documents -> shards, resumable
 - ``repair``: write missing or changed shards again
 - ``download``: fetch token files from the Hub

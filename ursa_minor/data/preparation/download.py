@@ -16,11 +16,12 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import TruncatedError
 from ursa_minor.base.retry import retry
-from ursa_minor.data.preparation import repair
 from ursa_minor.data.preparation.progress import PrefetchTarget
+from ursa_minor.data.preparation.repair import broken_shards
 from ursa_minor.data.sources.find import FoundSource
-from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens.manifest import Manifest, read_manifest, write_manifest
+from ursa_minor.data.tokens.shards import Shard
 
 log = logging.getLogger(__name__)
 
@@ -33,43 +34,54 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
     used up.
     """
     huggingface_hub.utils.disable_progress_bars()
-    folder, limit = source.folder, source.config.limit_tokens
-    manifest = manifests.read_manifest(folder)
-    newer_than = folder / shards.MANIFEST if target else None
-    broken = (
-        [row for _, row in repair.broken_rows(source, manifest, newer_than)] if manifest else []
-    )
-    if manifest and manifest["complete"] and not broken:
-        return
-    commit, listed = listing(source, manifest["revision"] if manifest else None)
+    folder = source.folder
+    manifest = read_manifest(folder)
+    pinned_revision = None
+    broken: list[Shard] = []
+    if manifest is not None:
+        pinned_revision = manifest.revision
+        newer_than = folder / shards.MANIFEST if target else None
+        broken = [shard for _, shard in broken_shards(source, manifest, newer_than)]
+        if manifest.complete and not broken:
+            return
+
+    commit, listed = listing(source, pinned_revision)
     if manifest is None:
-        manifest = {
-            "source": source.name,
-            "identity": source.identity,
-            "revision": commit,
-            "tokenizer": None,
-        }
-        held_out = [_fetch_one(source, commit, file) for file in listed["validation"]]
-        manifest |= {"splits": {"validation": held_out, "train": []}, "complete": False}
-        files.write_json(folder / shards.MANIFEST, manifest)
-    named = {Path(file.path).name: file for found in listed.values() for file in found}
-    for row in broken:
-        if _fetch_one(source, commit, named[row["file"]]) != row:
+        validation = [_fetch_one(source, commit, file) for file in listed["validation"]]
+        manifest = Manifest(
+            source=source.name,
+            identity=source.identity,
+            revision=commit,
+            tokenizer=None,
+            splits={"validation": validation, "train": []},
+            complete=False,
+        )
+        write_manifest(folder, manifest)
+
+    file_by_name = {Path(file.path).name: file for found in listed.values() for file in found}
+    for shard in broken:
+        if _fetch_one(source, commit, file_by_name[shard.file]) != shard:
             raise BadInput(
-                f"{folder / row['file']}: is not what {shards.MANIFEST} says; delete {folder} to fetch it anew"
+                f"{folder / shard.file}: is not what {shards.MANIFEST} says; "
+                f"delete {folder} to fetch it anew"
             )
-    rows = manifest["splits"]["train"]
-    for file in listed["train"][len(rows) :]:
-        if 0 < limit <= sum(row["tokens"] for row in rows):
+
+    limit = source.config.limit_tokens
+    train_shards = manifest.splits["train"]
+    for file in listed["train"][len(train_shards) :]:
+        if 0 < limit <= shards.count_tokens(train_shards):
             break
         if target:
-            target.wait(rows)
-        rows.append(_fetch_one(source, commit, file))
-        files.write_json(folder / shards.MANIFEST, manifest)
-        tokens = sum(row["tokens"] for row in rows)
-        log.info(f"{tokens:,} train tokens are here, {len(rows)} of {len(listed['train'])} files")
+            target.wait(train_shards)
+        train_shards.append(_fetch_one(source, commit, file))
+        write_manifest(folder, manifest)
+        tokens = shards.count_tokens(train_shards)
+        log.info(
+            f"{tokens:,} train tokens are here, {len(train_shards)} of {len(listed['train'])} files"
+        )
     shutil.rmtree(folder / ".fetch", ignore_errors=True)
-    files.write_json(folder / shards.MANIFEST, manifest | {"complete": True})
+    manifest.complete = True
+    write_manifest(folder, manifest)
 
 
 def describe(source: FoundSource) -> str:
@@ -101,13 +113,13 @@ def listing(source: FoundSource, pinned: str | None) -> tuple[str, dict[str, lis
     return commit, splits
 
 
-def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
-    """Fetch a file into the folder, and return its row. It has its name there only once it is known to be whole."""
+def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> Shard:
+    """Fetch a file into the folder, and return its shard. It has its name there only once it is known to be whole."""
     assert source.repository is not None
     folder, (repo_id, _, _) = source.folder, source.repository
     where = f"hf://datasets/{repo_id}@{commit}/{file.path}"
 
-    def get() -> dict:
+    def get() -> Shard:
         place = {"repo_type": "dataset", "revision": commit, "local_dir": folder / ".fetch"}
         try:
             path = Path(huggingface_hub.hf_hub_download(repo_id, file.path, **place))
@@ -128,6 +140,6 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
         files.fsync(path)
         path.replace(folder / path.name)
         files.fsync(folder)
-        return {"file": path.name, "tokens": tokens, "sha256": sha256}
+        return Shard(path.name, tokens, sha256=sha256)
 
     return retry(where, get)

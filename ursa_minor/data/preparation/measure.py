@@ -98,22 +98,21 @@ def verify(folder: Path, vocab_size: int) -> str:
         BadInput: with every error that was found.
     """
     manifest = manifests.describe_folder(folder)
-    rows = [row for split_rows in manifest["splits"].values() for row in split_rows]
-    errors = [error for _, error in manifests.problems(folder, rows)]
+    errors = [error for _, error in manifests.problems(folder, manifest.shards)]
     if errors:
         raise BadInput(errors)
 
-    has_hashes = manifest["tokenizer"] is not None
-    if has_hashes:
-        vocab_size = manifest["tokenizer"]["size"]
+    compared = "sizes (there are no hashes to compare with)"
+    if manifest.tokenizer is not None:
+        compared = "sizes, hashes"
+        vocab_size = manifest.tokenizer.size
     num_tokens = 0
-    for row in rows:
-        path = folder / row["file"]
+    for shard in manifest.shards:
+        path = folder / shard.file
         ids, offset = shards.open_ids(path)
         shards.check_ids(path, ids, offset, vocab_size)
         num_tokens += len(ids)
 
-    compared = "sizes, hashes" if has_hashes else "sizes (there are no hashes to compare with)"
-    state = "" if manifest["complete"] else "; its preparation is not finished"
-    intact = f"{len(rows)} shards, {num_tokens:,} tokens are whole"
+    state = "" if manifest.complete else "; its preparation is not finished"
+    intact = f"{len(manifest.shards)} shards, {num_tokens:,} tokens are whole"
     return f"{folder}: {intact}: {compared}, ids below {vocab_size}{state}"

@@ -9,9 +9,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
@@ -20,68 +21,117 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.sources.remote import shown_name
-from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens import shards
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, well_formed
+from ursa_minor.data.tokens.manifest import (
+    Cursor,
+    Manifest,
+    Position,
+    TokenizerReference,
+    read_manifest,
+    write_manifest,
+)
+from ursa_minor.data.tokens.shards import Shard, ShardWriter, count_tokens
 from ursa_minor.recipe import keys
 
 log = logging.getLogger(__name__)
 
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
-LOCK = ".lock"  # held by the process that writes to the folder
+
+
+class Written(NamedTuple):
+    """One step of ``SourceEncoder.write``.
+
+    Attributes:
+        shard: a shard that was completed, if any.
+        next_position: where the next shard begins.
+        document: a document that was written to its end, if any.
+    """
+
+    shard: Shard | None
+    next_position: Position
+    document: Document | None
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A source that is open.
+class SourceEncoder:
+    """A source that is open, together with the tokenizer that encodes it.
 
     Attributes:
-        parts: of each split.
-        about: what a manifest says of it: commit, tokenizer, and versions, which are filled in while reading.
+        parts: the source files of each split.
+        encode: converts documents to ids.
+        revision: see ``Manifest``, as the two attributes below.
+        versions: is filled in while the source is read.
+        tokenizer: the reference to the tokenizer of the folder.
     """
 
     source: FoundSource
     parts: dict[str, list[Part]]
     encode: DocumentEncoder
-    about: dict
+    revision: str | None
+    versions: dict[str, dict[str, str]]
+    tokenizer: TokenizerReference
 
     def write(
-        self, split: str, place: dict[str, int], rows: list[dict], limit: int, folder: Path
-    ) -> Iterator[tuple[dict | None, dict[str, int], Document | None]]:
-        """Write a split's shards into a folder; a split without parts takes its documents from the train split's.
+        self, split: str, start: Position, existing: list[Shard], limit: int, folder: Path
+    ) -> Iterator[Written]:
+        """Write the shards of a split into a folder.
+
+        A shard never contains text of two source files.
 
         Args:
-            place: where to begin: part, row, and how many ids from there on are left out.
-            rows: of the split's shards that are there; the caller adds those that are yielded.
-            limit: end with the document that reaches so many tokens, of ``rows`` too; 0: with the last part.
+            split: a split without source files takes its documents from those of the train split.
+            start: where to begin.
+            existing: the shards of the split that are written already. The caller appends those
+                that are yielded.
+            limit: stop after the document that reaches this number of tokens, including those of
+                ``existing``. 0 continues to the end of the source.
+            folder: where the shards are written.
 
-        Yields the row of each shard that is full and where the next one begins; each document that is written to its
-        end; and, where a part ends, the row of the shard that is not full, if any. A shard never holds text of two parts.
+        Yields:
+            Each shard that is full, each document that is written to its end, and at the end of
+            each source file the shard that is not full, if any.
         """
-        parts, done = self.parts.get(split, self.parts["train"]), sum(row["tokens"] for row in rows)
-        sizes, shard_tokens = self.encode.bytes_per_token, self.source.config.shard_tokens
-        for part in range(place["part"], len(parts)):
-            row, skip = (place["row"], place["token"]) if part == place["part"] else (0, 0)
-            if 0 < limit <= done and not skip:  # a document that was begun is brought to its end
+        parts = self.parts.get(split, self.parts["train"])
+        num_tokens = count_tokens(existing)
+        for part in range(start.part, len(parts)):
+            begin = start if part == start.part else Position(part, 0, 0)
+            skipped = begin.token  # ids of the first document that are in earlier shards
+            is_inside_document = skipped > 0
+            if 0 < limit <= num_tokens and not is_inside_document:
                 return
-            number = sum(shards.part_of(row) == part for row in rows)
-            writer = shards.ShardWriter(folder, split, part, number, sizes, shard_tokens)
-            current, end, following = -1, 0, {"part": part + 1, "row": 0, "token": 0}
-            for document in self.encode(parts[part][1](row), row):
-                first = end if document.row == current else 0  # a long text comes in pieces
-                current, end = document.row, first + len(document.ids)
-                if len(document.ids) < skip:
-                    skip -= len(document.ids)
+
+            first_number = sum(shard.part == part for shard in existing)
+            writer = ShardWriter(
+                folder,
+                split,
+                part,
+                first_number,
+                self.encode.bytes_per_token,
+                self.source.config.shard_tokens,
+            )
+            next_position = Position(part + 1, 0, 0)
+            current_row = -1
+            row_tokens = 0  # ids of the current row so far
+            _, read_rows = parts[part]
+            for document in self.encode(read_rows(begin.row), begin.row):
+                # A long text comes in several pieces with the same row number.
+                first_token = row_tokens if document.row == current_row else 0
+                current_row = document.row
+                row_tokens = first_token + len(document.ids)
+                if len(document.ids) < skipped:
+                    skipped -= len(document.ids)
                     continue
-                for shard, upto in writer.fill(document.ids, skip):
-                    yield shard, {"part": part, "row": current, "token": first + upto}, None
-                done, skip = done + len(document.ids) - skip, 0
-                yield None, following, document
-                if 0 < limit <= done:
-                    following = {"part": part, "row": current + 1, "token": 0}
+                for shard, num_written in writer.fill(document.ids, skipped):
+                    position = Position(part, current_row, first_token + num_written)
+                    yield Written(shard, position, None)
+                num_tokens += len(document.ids) - skipped
+                skipped = 0
+                yield Written(None, next_position, document)
+                if 0 < limit <= num_tokens:
+                    next_position = Position(part, current_row + 1, 0)
                     break
-            yield writer.finish(), following, None
+            yield Written(writer.finish(), next_position, None)
 
 
 def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
@@ -90,96 +140,109 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
     The manifest is replaced after each shard.
 
     Args:
-        source: what to read, and the folder to write to.
+        source: what to read, and the folder to write to, which is not complete.
         target: how far to go, when train.py reads the shards while they are written. None: to the end.
     """
+    started = time.perf_counter()
     folder = source.folder
-    manifest = manifests.read_manifest(folder)
+    manifest = read_manifest(folder)
     opened = open_source(source, manifest, target)
-    parts = opened.parts["train"]
+    train_parts = opened.parts["train"]
     if manifest is None:
-        splits, counts, begin = held_out_splits(opened)
-        manifest = {
-            "source": source.name,
-            "identity": source.identity,
-            **opened.about,
-            "files": len(parts),
-            "splits": splits | {"train": []},
-            "counts": counts | {"train": {}},
-            "cursor": begin | {"file": file_at(parts, begin["part"])},
-            "complete": False,
-        }
-        files.write_json(folder / shards.MANIFEST, manifest)
-    elif not manifest["complete"]:
-        manifest |= opened.about
-        check_same_files(folder, manifest, parts)
-    begun = time.perf_counter()
+        held_out = write_held_out_splits(opened)
+        manifest = Manifest(
+            source=source.name,
+            identity=source.identity,
+            revision=opened.revision,
+            versions=opened.versions,
+            tokenizer=opened.tokenizer,
+            files=len(train_parts),
+            splits=held_out.splits | {"train": []},
+            counts=held_out.counts | {"train": {}},
+            cursor=cursor_at(held_out.train_begin, train_parts),
+            complete=False,
+        )
+        write_manifest(folder, manifest)
+    else:
+        manifest.revision = opened.revision
+        manifest.versions = opened.versions
+        manifest.tokenizer = opened.tokenizer
+        check_same_files(folder, manifest, train_parts)
     if target:
-        target.wait(manifest["splits"]["train"])
-    if not manifest["complete"]:
-        train_split(opened, manifest, target)
+        target.wait(manifest.splits["train"])
+    write_train_split(opened, manifest, target)
     finish(folder, manifest)
     log_amounts(manifest)
-    log.info(f"prepared in {time.perf_counter() - begun:.1f} s")
+    log.info(f"prepared in {time.perf_counter() - started:.1f} s")
 
 
 def open_source(
-    source: FoundSource, manifest: dict | None, target: PrefetchTarget | None = None
-) -> Opened:
-    """Open what is to be read. Raises BadInput when the folder's tokenizer is not the one that its manifest names."""
-    folder, name = source.folder, source.config.tokenizer
-    versions = manifest.get("versions", {}) if manifest else {}
-    revision, parts = open_parts(source, manifest["revision"] if manifest else None, versions)
+    source: FoundSource, manifest: Manifest | None, target: PrefetchTarget | None = None
+) -> SourceEncoder:
+    """Open a source for reading.
+
+    Args:
+        manifest: of the folder, if it was begun.
+        target: given if a training on this machine reads the shards, which then needs its cores.
+
+    Raises:
+        BadInput: the tokenizer of the folder is not the one that its manifest names.
+    """
+    name = source.config.tokenizer
+    pinned_revision = None
+    versions: dict[str, dict[str, str]] = {}
+    if manifest is not None:
+        pinned_revision = manifest.revision
+        versions = manifest.versions or {}
+    revision, parts = open_parts(source, pinned_revision, versions)
     tokenizer = open_tokenizer(source, parts)
-    identity = {
-        "name": name,
-        "fingerprint": tokenization.fingerprint(tokenizer),
-        "size": len(tokenizer),
-    }
-    if (
-        manifest and {**manifest["tokenizer"], "name": name} != identity
-    ):  # a local one may have been moved
-        raise BadInput(
-            f"{folder / 'tokenizer'} does not match the shards beside it; delete {folder}"
-        )
+    reference = TokenizerReference(name, tokenization.fingerprint(tokenizer), len(tokenizer))
+    if manifest is not None and manifest.tokenizer is not None:
+        expected = replace(manifest.tokenizer, name=name)  # a local folder may have been moved
+        if reference != expected:
+            raise BadInput(
+                f"{source.folder / 'tokenizer'} does not match the shards beside it; "
+                f"delete {source.folder}"
+            )
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if target else 0
     encode = DocumentEncoder(tokenizer, name, trainers, ids=source.config.token_column is not None)
-    return Opened(
-        source, parts, encode, {"revision": revision, "versions": versions, "tokenizer": identity}
-    )
+    return SourceEncoder(source, parts, encode, revision, versions, reference)
 
 
-def held_out_splits(
-    opened: Opened,
-) -> tuple[dict[str, list[dict]], dict[str, dict], dict[str, int]]:
-    """Write every split but train, in one go: training can then begin as soon as its first block is there.
+class HeldOutSplits(NamedTuple):
+    """All splits but train: their shards and document statistics, and where train begins."""
+
+    splits: dict[str, list[Shard]]
+    counts: dict[str, dict[str, int]]
+    train_begin: Position
+
+
+def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
+    """Write every split but train completely, so that training can begin with the first train shard.
 
     A source without a validation part takes the first documents of its train split, up to ``validation_tokens``.
-
-    Returns:
-        Rows by split, counts by split, and where the train split begins.
     """
     folder = opened.source.folder
     config = opened.source.config
-    start = {"part": 0, "row": 0, "token": 0}
+    start = Position(0, 0, 0)
     train_begin = start
-    splits: dict[str, list[dict]] = {}
-    counts: dict[str, dict] = {}
+    splits: dict[str, list[Shard]] = {}
+    counts: dict[str, dict[str, int]] = {}
     others = [name for name in opened.parts if name not in ("validation", "train")]
     for split in ("validation", *others):
         is_taken_from_train = split not in opened.parts
         limit = config.validation_tokens if is_taken_from_train else 0
-        rows = splits.setdefault(split, [])
+        split_shards = splits.setdefault(split, [])
         tally: Counter = Counter()
-        for shard, following, document in opened.write(split, start, rows, limit, folder):
-            if shard:
-                rows.append(shard)
-            if document:
-                tally.update(document.counts)
+        for written in opened.write(split, start, split_shards, limit, folder):
+            if written.shard:
+                split_shards.append(written.shard)
+            if written.document:
+                tally.update(written.document.counts)
             if is_taken_from_train:
-                train_begin = following
+                train_begin = written.next_position
         counts[split] = dict(tally)
-        num_tokens = sum(row["tokens"] for row in rows)
+        num_tokens = count_tokens(split_shards)
         if num_tokens < limit:
             key = "token_column" if config.token_column else "text_column"
             raise BadInput(
@@ -187,65 +250,76 @@ def held_out_splits(
                 f"validation_tokens = {limit}; give --{key} with one of more text, "
                 f"--validation_tokens {max(1, num_tokens // 10)}, or, with data_files, --validation_files"
             )
-    return splits, counts, train_begin
+    return HeldOutSplits(splits, counts, train_begin)
 
 
-def train_split(opened: Opened, manifest: dict, target: PrefetchTarget | None) -> None:
-    """Write the train split from the manifest's cursor on."""
+def write_train_split(
+    opened: SourceEncoder, manifest: Manifest, target: PrefetchTarget | None
+) -> None:
+    """Write the train split from the manifest's cursor to its end."""
+    assert manifest.cursor is not None  # there is one until the folder is complete
+    assert manifest.counts is not None
     source = opened.source
-    parts = opened.parts["train"]
-    rows = manifest["splits"]["train"]
-    tally = Counter(manifest["counts"]["train"])
+    train_parts = opened.parts["train"]
+    train_shards = manifest.splits["train"]
+    tally = Counter(manifest.counts["train"])
     limit = source.config.limit_tokens
-    expected_bytes = 0.0 if target else expected_text_bytes(source, parts)
-    progress = Progress(manifest, expected_bytes, limit)
-    for shard, following, document in opened.write(
-        "train", manifest["cursor"], rows, limit, source.folder
-    ):
-        if document:
-            tally.update(document.counts)
-            progress.count(document)
+    expected_bytes = 0.0 if target else expected_text_bytes(source, train_parts)
+    num_documents = tally["documents"]
+    progress = Progress(train_shards, num_documents, expected_bytes, limit)
+    for written in opened.write("train", manifest.cursor, train_shards, limit, source.folder):
+        if written.document:
+            tally.update(written.document.counts)
+            progress.count(written.document)
             continue
-        if shard:
-            rows.append(shard)
+        if written.shard:
+            train_shards.append(written.shard)
         # If the shard ends inside a document, that document is counted later, at its end.
-        manifest["counts"]["train"] = dict(tally)
-        manifest["cursor"] = following | {"file": file_at(parts, following["part"])}
-        files.write_json(source.folder / shards.MANIFEST, manifest)
+        manifest.counts["train"] = dict(tally)
+        manifest.cursor = cursor_at(written.next_position, train_parts)
+        write_manifest(source.folder, manifest)
         if target:  # the trainer may be far behind, and only a few shards are kept
-            target.wait(rows)
+            target.wait(train_shards)
 
 
-def file_at(parts: list[Part], part: int) -> str | None:
-    """Return the name of a source's file, as a manifest holds it; None behind the last one."""
-    return shown_name(parts[part][0]) if part < len(parts) else None
+def cursor_at(position: Position, parts: list[Part]) -> Cursor:
+    """Return a position together with the name of its source file."""
+    file = None
+    if position.part < len(parts):
+        name, _ = parts[position.part]
+        file = shown_name(name)
+    return Cursor(position.part, position.row, position.token, file=file)
 
 
-def check_same_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
-    """Raise BadInput when files came or went since the manifest's cursor was written: it would be applied to another."""
-    cursor, count = manifest["cursor"], manifest["files"]
-    now = file_at(parts, cursor["part"])
-    then = cursor["file"]
-    if then != now or count != len(parts):
+def check_same_files(folder: Path, manifest: Manifest, parts: list[Part]) -> None:
+    """Check that the cursor of a manifest is applied to the source files that it was written for.
+
+    Raises:
+        BadInput: source files were added or removed.
+    """
+    cursor = manifest.cursor
+    assert cursor is not None  # there is one until the folder is complete
+    file_now = cursor_at(cursor, parts).file
+    if cursor.file != file_now or manifest.files != len(parts):
         raise BadInput(
-            f"{folder}: stopped at {then or 'the end'}, file {cursor['part'] + 1} of {count}; the source now has "
-            f"{now or 'no file'} there, of {len(parts)}. Give the same files, or, to read these again, delete the folder"
+            f"{folder}: stopped at {cursor.file or 'the end'}, file {cursor.part + 1} of {manifest.files}; "
+            f"the source now has {file_now or 'no file'} there, of {len(parts)}. "
+            f"Give the same files, or, to read these again, delete the folder"
         )
 
 
-def finish(folder: Path, manifest: dict) -> None:
-    """Write the manifest of a complete folder. It does not depend on where earlier processes stopped."""
-    if not manifest["splits"]["train"]:
+def finish(folder: Path, manifest: Manifest) -> None:
+    """Mark a folder as complete. Its manifest does not depend on where earlier processes stopped."""
+    if not manifest.splits["train"]:
         raise BadInput(
             f"{folder}: no train text is left; use a smaller --validation_tokens, or --validation_files with data_files"
         )
     for path in folder.glob(".*.tmp*"):  # of killed processes
         files.remove(path)
-    final = manifest | {"complete": True}
-    final.pop("cursor", None)
-    if not final.get("versions"):
-        final.pop("versions", None)
-    files.write_json(folder / shards.MANIFEST, final)
+    manifest.complete = True
+    manifest.cursor = None
+    manifest.versions = manifest.versions or None
+    write_manifest(folder, manifest)
 
 
 def open_parts(

@@ -7,6 +7,8 @@ import threading
 import time
 
 from ursa_minor.data.tokens.encoder import Document
+from ursa_minor.data.tokens.manifest import Manifest
+from ursa_minor.data.tokens.shards import Shard, count_text_bytes, count_tokens
 from ursa_minor.recipe import keys
 
 log = logging.getLogger(__name__)
@@ -17,7 +19,10 @@ AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead o
 
 
 class PrefetchTarget:
-    """The number of windows that train.py will soon need: it writes that to standard input, and ends this by closing it."""
+    """The number of windows that train.py will soon need.
+
+    train.py writes it to our standard input. Closing the input ends this process.
+    """
 
     def __init__(self, recipe: keys.Recipe):
         self.sequence_length, self.bounded = (
@@ -35,10 +40,12 @@ class PrefetchTarget:
                 self._changed.notify()
         os._exit(1)  # the trainer is gone; the next one resumes from the manifest
 
-    def wait(self, rows: list[dict]) -> None:
-        """With stream_keep = consumed, return when the trainer has come near the last of these shards."""
-        windows = [max(0, row["tokens"] - 1) // self.sequence_length for row in rows]
-        ahead = sum(windows) - AHEAD_SHARDS * max(windows, default=0) if self.bounded else 0
+    def wait(self, shards: list[Shard]) -> None:
+        """With stream_keep = consumed, wait until the trainer is close to the last shard."""
+        ahead = 0
+        if self.bounded:
+            windows = [max(0, shard.tokens - 1) // self.sequence_length for shard in shards]
+            ahead = sum(windows) - AHEAD_SHARDS * max(windows, default=0)
         with self._changed:
             self._changed.wait_for(lambda: ahead <= self._target)
 
@@ -47,16 +54,22 @@ class Progress:
     """The visible progress: a line now and then.
 
     Args:
-        manifest: where an earlier process has ended.
-        expected_bytes: of text in all; 0 where that is not known.
-        limit_tokens: after which it ends; 0: never.
+        existing: the train shards that an earlier process has written.
+        num_documents: number of documents in them.
+        expected_bytes: size of the whole text. 0 if it is not known.
+        limit_tokens: number of tokens after which the preparation ends. 0 if there is no limit.
     """
 
-    def __init__(self, manifest: dict, expected_bytes: float, limit_tokens: int):
-        self._expected, self._limit = expected_bytes, limit_tokens
-        self._documents = manifest["counts"]["train"].get("documents", 0)
-        self._tokens, self._bytes = amounts(manifest["splits"]["train"])
-        self._bytes_before, self._started = self._bytes, time.perf_counter()
+    def __init__(
+        self, existing: list[Shard], num_documents: int, expected_bytes: float, limit_tokens: int
+    ):
+        self._expected = expected_bytes
+        self._limit = limit_tokens
+        self._documents = num_documents
+        self._tokens = count_tokens(existing)
+        self._bytes = count_text_bytes(existing)
+        self._bytes_before = self._bytes
+        self._started = time.perf_counter()
         self._shown = self._started
 
     def count(self, document: Document) -> None:
@@ -81,21 +94,19 @@ class Progress:
         )
 
 
-def amounts(rows: list[dict]) -> tuple[int, int]:
-    """Return the tokens of shards, and the bytes of text that they stand for."""
-    return sum(row["tokens"] for row in rows), sum(row["text_bytes"] for row in rows)
-
-
-def log_amounts(manifest: dict) -> None:
-    """Log what there is in each split; warn of a tokenizer that does not fit the text."""
-    name = manifest["tokenizer"]["name"]
-    for split, rows in manifest["splits"].items():
-        tokens, text_bytes = amounts(rows)
+def log_amounts(manifest: Manifest) -> None:
+    """Log the amount of text in each split, and warn of a tokenizer that does not fit the text."""
+    assert manifest.tokenizer is not None  # the folder was encoded here
+    assert manifest.counts is not None
+    name = manifest.tokenizer.name
+    for split, shards in manifest.splits.items():
+        tokens = count_tokens(shards)
+        text_bytes = count_text_bytes(shards)
         if not tokens:
             continue
         counts = [
             f"{noun.replace('_', ' ')} {n:,}"
-            for noun, n in manifest["counts"].get(split, {}).items()
+            for noun, n in manifest.counts.get(split, {}).items()
             if n
         ]
         fit = f"{text_bytes / tokens:.2f} bytes per token"
@@ -109,6 +120,7 @@ def log_amounts(manifest: dict) -> None:
                 else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
             )
             log.warning(
-                f"{fit}: the tokenizer does not fit this text, and a model sees less of it at a time. {fix}, with "
-                f"more ids: --tokenizer_vocab_size N"
+                f"{fit}: the tokenizer does not fit this text, "
+                f"and a model sees less of it at a time. {fix}, "
+                f"with more ids: --tokenizer_vocab_size N"
             )

@@ -1,4 +1,4 @@
-"""Shards that are missing or have changed, made again to the same bytes from the text that they were made from."""
+"""Write missing and changed shards again, with the same bytes, from the text of their source."""
 
 import logging
 import os
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.preparation.prepare import open_source
+from ursa_minor.data.preparation.prepare import SourceEncoder, open_source
 from ursa_minor.data.sources.find import FoundSource
-from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens.manifest import Manifest, Position, problems, read_manifest
+from ursa_minor.data.tokens.shards import MANIFEST, Shard, count_tokens
 
 log = logging.getLogger(__name__)
 
@@ -19,66 +19,89 @@ SCRATCH = ".again"  # where shards are written before they replace the old ones
 
 
 def repair(source: FoundSource, *, every: bool = True) -> None:
-    """Make again what is wrong with a folder's shards; where nothing is, the source is not opened.
+    """Write the missing and changed shards of a folder again.
+
+    The source is opened only if there are any.
 
     Args:
-        every: read every byte of them; else only of those that are newer than the manifest, as make would.
+        every: hash all shards. False hashes only those that are newer than the manifest.
 
-    Raises BadInput where the source no longer gives what the manifest says.
+    Raises:
+        BadInput: the new shards are not those of the manifest, because the source has changed.
     """
     folder = source.folder
     scratch = folder / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
-    manifest = manifests.read_manifest(folder)
+    manifest = read_manifest(folder)
     if manifest is None:
         return
+    newer_than = None if every else folder / MANIFEST
     if every:
-        log.info(
-            f"{folder}: every byte of {sum(map(len, manifest['splits'].values()))} shards is checked"
-        )
-    broken: dict[tuple[str, int], list[str]] = {}
-    for split, row in broken_rows(source, manifest, None if every else folder / shards.MANIFEST):
-        broken.setdefault((split, shards.part_of(row)), []).append(row["file"])
-    if not broken and (folder / "tokenizer").is_dir():
+        log.info(f"{folder}: every byte of {len(manifest.shards)} shards is checked")
+    broken_files: dict[tuple[str, int], list[str]] = {}
+    for split, shard in broken_shards(source, manifest, newer_than):
+        broken_files.setdefault((split, shard.part), []).append(shard.file)
+    if not broken_files and (folder / "tokenizer").is_dir():
         return
+
     opened = open_source(source, manifest)
-    for (split, part), wanted in broken.items():
+    for (split, part), wanted in broken_files.items():
         log.info(f"{folder}: missing or changed, made again: {', '.join(wanted)[:200]}")
-        rows, place = of_part(manifest, split, part), {"part": part, "row": 0, "token": 0}
-        rows = rows[: 1 + max(number for number, row in enumerate(rows) if row["file"] in wanted)]
-        if (
-            split == "train" and "validation" not in opened.parts
-        ):  # the first documents are validation's
-            place["token"] = sum(row["tokens"] for row in of_part(manifest, "validation", part))
-        scratch.mkdir()
-        written = opened.write(split, place, [], sum(row["tokens"] for row in rows), scratch)
-        if [shard for shard, _, _ in written if shard][: len(rows)] != rows:
-            raise BadInput(
-                f"{folder / wanted[-1]}: cannot be made again, because its source has changed; put the old one back, or "
-                f"delete {folder} to read all of it again"
-            )
-        for file in wanted:
-            (scratch / file).replace(folder / file)
-        files.fsync(folder)
-        shutil.rmtree(scratch)
+        write_again(opened, manifest, split, part, wanted)
     with files.skipping(files.NO_MODES):  # otherwise train.py reads the shards once more
-        os.utime(folder / shards.MANIFEST)  # newer than the shards
+        os.utime(folder / MANIFEST)  # newer than the shards
 
 
-def of_part(manifest: dict, split: str, part: int) -> list[dict]:
-    """Return the rows of the shards of a split that were made from one source file."""
-    return [row for row in manifest["splits"][split] if shards.part_of(row) == part]
+def write_again(
+    opened: SourceEncoder, manifest: Manifest, split: str, part: int, wanted: list[str]
+) -> None:
+    """Write some shards of one source file again.
+
+    Args:
+        wanted: their file names.
+
+    Raises:
+        BadInput: the new shards are not those of the manifest.
+    """
+    folder = opened.source.folder
+    scratch = folder / SCRATCH
+    expected = shards_of_part(manifest, split, part)
+    last_wanted = max(n for n, shard in enumerate(expected) if shard.file in wanted)
+    expected = expected[: last_wanted + 1]
+    begin = Position(part, 0, 0)
+    if split == "train" and "validation" not in opened.parts:
+        # The first documents of the train split were taken for validation.
+        begin = Position(part, 0, count_tokens(shards_of_part(manifest, "validation", part)))
+
+    scratch.mkdir()
+    steps = opened.write(split, begin, [], count_tokens(expected), scratch)
+    shards = [step.shard for step in steps if step.shard]
+    if shards[: len(expected)] != expected:
+        raise BadInput(
+            f"{folder / wanted[-1]}: cannot be made again, because its source has changed; "
+            f"put the old one back, or delete {folder} to read all of it again"
+        )
+    for file in wanted:
+        (scratch / file).replace(folder / file)
+    files.fsync(folder)
+    shutil.rmtree(scratch)
 
 
-def broken_rows(
-    source: FoundSource, manifest: dict, newer_than: Path | None
-) -> Iterator[tuple[str, dict]]:
-    """Yield split and row of each shard that is missing, unless it may be, or that has changed (``shards.problems``)."""
+def shards_of_part(manifest: Manifest, split: str, part: int) -> list[Shard]:
+    """Return the shards of a split that were written from one source file."""
+    return [shard for shard in manifest.splits[split] if shard.part == part]
+
+
+def broken_shards(
+    source: FoundSource, manifest: Manifest, newer_than: Path | None
+) -> Iterator[tuple[str, Shard]]:
+    """Yield the split and the shard for each shard that is damaged (``manifest.problems``).
+
+    With stream_keep = consumed, a missing train shard is not damaged: it is deleted after its use.
+    """
     folder = source.folder
-    for split, rows in manifest["splits"].items():
-        if (
-            split == "train" and source.config.stream_keep == "consumed"
-        ):  # what has been trained on is deleted
-            rows = [row for row in rows if (folder / row["file"]).exists()]
-        for row, _ in manifests.problems(folder, rows, newer_than):
-            yield split, row
+    for split, shards in manifest.splits.items():
+        if split == "train" and source.config.stream_keep == "consumed":
+            shards = [shard for shard in shards if (folder / shard.file).exists()]
+        for shard, _ in problems(folder, shards, newer_than):
+            yield split, shard

@@ -10,7 +10,8 @@ import logging
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, Literal
 
@@ -44,6 +45,38 @@ OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
 CHECK_TOKENS = 2**24  # ids that are checked in one go: bounds the memory of a check
 MAPPING_MODES: tuple[Literal["r", "c"], ...] = ("r", "c")
 RESTORE = "put the old file back, or fetch or prepare it again"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A token file of a folder, as the manifest lists it. The fields are the keys of the JSON.
+
+    Attributes:
+        file: name of the file in its folder.
+        tokens: number of ids.
+        text_bytes: size of the encoded text. None if the file was not written by this project.
+        sha256: hash of the file. None if the folder has no manifest.
+    """
+
+    file: str
+    tokens: int
+    text_bytes: int | None = None
+    sha256: str | None = None
+
+    @property
+    def part(self) -> int:
+        """Number of the source file that a shard of this project was written from."""
+        return int(self.file.split("_")[1])
+
+
+def count_tokens(shards: Iterable[Shard]) -> int:
+    """Return the number of tokens of several shards."""
+    return sum(shard.tokens for shard in shards)
+
+
+def count_text_bytes(shards: Iterable[Shard]) -> int:
+    """Return how many bytes of text several shards were encoded from, as far as it is known."""
+    return sum(shard.text_bytes or 0 for shard in shards)
 
 
 def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
@@ -192,8 +225,12 @@ class ShardWriter:
         self.format, self.dtype = list(SHARD_HEADERS.items())[len(bytes_per_token) > 2**16]
         self._file: BinaryIO | None = None
 
-    def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[dict, int]]:
-        """Write a document's ids from ``begin`` on; yield the row of each shard that they fill, and where they continue."""
+    def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[Shard, int]]:
+        """Write the ids of a document from ``begin`` on.
+
+        Yields:
+            Each shard that they fill, and the index of the first id that is not in it.
+        """
         while begin < len(ids):
             if self._file is None:
                 self._path = self.folder / f"{self.prefix}{self.number:05d}.bin"
@@ -207,29 +244,26 @@ class ShardWriter:
             self._tokens += len(some)
             self._text_bytes += int(self.bytes_per_token[some].sum())
             begin += len(some)
-            if self._tokens == self.shard_tokens and (row := self.finish()):
-                yield row, begin
+            if self._tokens == self.shard_tokens:
+                shard = self.finish()
+                assert shard is not None  # it contains the ids that were just written
+                yield shard, begin
 
-    def finish(self) -> dict | None:
-        """Make the current shard durable; return its row: file, tokens, text_bytes, sha256. None if it is empty."""
+    def finish(self) -> Shard | None:
+        """Make the current shard durable and return it. Return None if there is no current shard."""
         if self._file is None:
             return None
         with files.naming(self._path):
             self._file.seek(0)
             self._file.write(struct.pack("<3i", *self.format, self._tokens))
             self._file.close()
-        row = {"file": self._path.name, "tokens": self._tokens, "text_bytes": self._text_bytes}
-        row["sha256"] = files.sha256(self._temporary)
+        sha256 = files.sha256(self._temporary)
         files.fsync(self._temporary)
         self._temporary.replace(self._path)
         files.fsync(self.folder)
-        self._file, self.number = None, self.number + 1
-        return row
-
-
-def part_of(row: dict) -> int:
-    """Return the number of the source file that a shard of ours was made from."""
-    return int(row["file"].split("_")[1])
+        self._file = None
+        self.number += 1
+        return Shard(self._path.name, self._tokens, self._text_bytes, sha256)
 
 
 def split_of(path: PurePath) -> str | None:

@@ -1,0 +1,70 @@
+"""Bring the folder of a source up to date while no other process writes to it."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ursa_minor.base import files
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data.preparation import prepare, repair
+from ursa_minor.data.preparation.progress import PrefetchTarget
+from ursa_minor.data.sources.find import FoundSource
+from ursa_minor.data.tokens import manifest as manifests
+
+log = logging.getLogger(__name__)
+
+LOCK = ".lock"  # held by the process that writes to the folder
+BUSY = 75  # exit status while another process holds the lock (EX_TEMPFAIL)
+BUSY_SECONDS = 10.0  # between two attempts to get the lock
+
+
+def complete_folder(source: FoundSource, target: PrefetchTarget | None) -> None:
+    """Write or download the shards of a source that are missing or damaged.
+
+    Args:
+        target: how far to go, when train.py reads the shards while they are written. This
+            function then waits for another process that prepares the same folder.
+
+    Raises:
+        BadInput: another process prepares the folder, or the source cannot be read.
+        TrainingStopped: the retries of a download are used up.
+    """
+    folder = source.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder, waits=target is not None):
+        if source.repository:
+            from ursa_minor.data.preparation import download  # slow to import; text needs none
+
+            download.fetch(source, target)
+            return
+        repair.repair(source, every=target is None)
+        if not manifests.is_complete(folder):
+            prepare.prepare(source, target)
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path, *, waits: bool) -> Iterator[None]:
+    """Hold the lock of a folder.
+
+    Args:
+        waits: whether to wait for another process that holds the lock.
+
+    Raises:
+        BadInput: another process holds the lock, and ``waits`` is false.
+    """
+    busy = f"{folder} is being prepared by process {{pid}}; wait for it"
+    with contextlib.ExitStack() as stack:
+        is_locked = False
+        while not is_locked:
+            try:
+                stack.enter_context(files.locked(folder / LOCK, busy, BUSY))
+                is_locked = True
+            except BadInput as error:
+                if not waits or error.status != BUSY:
+                    raise
+                # The reader of another machine, or an earlier one that has not ended yet.
+                log.info(str(error))
+                time.sleep(BUSY_SECONDS)
+        yield
