@@ -33,7 +33,10 @@ CARD_CORES = 8  # that are rented with a card
 FLAGS: dict[
     str, tuple[type, str]
 ] = {  # what each takes (bool: nothing; a number: above 0) and does
-    "recipe": (str, f"default: {loading.RECIPE}; of --plan: the best of {len(budget.SIZES)}"),
+    "recipe": (
+        str,
+        f"default: {loading.DEFAULT_RECIPE}; of --plan: the best of {len(budget.RECIPES)}",
+    ),
     "quick": (bool, "without compiler and all-reduce"),
     "json": (bool, "one JSON object on standard output, not lines"),
     "estimate": (bool, "what the recipe will take, not what the machine is"),
@@ -120,7 +123,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if asked.recipe:
         asked.recipe = command_line.expand_option("recipe", asked.recipe)
     elif not asked.plan:
-        asked.recipe = loading.RECIPE
+        asked.recipe = loading.DEFAULT_RECIPE
     return asked
 
 
@@ -261,7 +264,7 @@ def show_plan(asked: argparse.Namespace) -> int:
     price = price_of(asked, count)
     hours, plans = asked.hours or asked.budget / price, {}
     for path in (
-        [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in budget.SIZES]
+        [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in budget.RECIPES]
     ):
         recipe = load(path)
         plans[path] = budget.plan(

@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     # Notes on training concern only train.py, which also logs those on the data for its own reader.
     silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.loading"
     logging.getLogger(silenced).setLevel(logging.WARNING)
-    path = command_line.find_recipe(flags.pop("recipe", loading.RECIPE))
+    path = command_line.find_recipe(flags.pop("recipe", loading.DEFAULT_RECIPE))
     # A reader may serve `train.py --eval_only`, where more flags have an effect.
     recipe = loading.load_recipe(path, flags, modes=("eval_only",) if is_reader else ())
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there

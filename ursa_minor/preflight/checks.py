@@ -182,8 +182,11 @@ def library_folders(name: str) -> list[str]:
 
 def examine_trials(mine: list[compatibility.Pair], preset: str, quick: bool) -> Iterator[Check]:
     """Yield verdicts on what was tried on cards of these capabilities: steps, the compiler, the all-reduce."""
-    half = "fp32" if not mine else "bf16" if mine[0] >= (8, 0) else "fp16"
-    step = {"device": "cuda" if mine else "cpu", "precision": half if mine else "no"}
+    half = "fp32"
+    step = {"device": "cpu", "precision": "no"}
+    if mine:
+        half = "bf16" if mine[0] >= gpus.AMPERE else "fp16"
+        step = {"device": "cuda", "precision": half}
     backend, count, megabytes = ("nccl", len(mine), 256) if len(mine) > 1 else ("gloo", 2, 64)
     ring = {"backend": backend, "megabytes": megabytes}
     several = f"-m torch.distributed.run --standalone --nproc_per_node {count} -m ursa_minor.preflight.trials all_reduce"
