@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from conftest import RECIPE, ROOT, in_fork, run
 from http_server import DataServer
-from tests.runs import final_state, losses
+from run_results import final_state, losses
 
 import prepare_data
-from ursa_minor.data.sources import remote
+from ursa_minor.base import retry
 from ursa_minor.data.tokens import manifest as manifests
 
 TOKENS, FILES = 1200, 9  # of a train file; train files
@@ -74,7 +74,7 @@ def reached(server, folder: Path, flags: tuple[str, ...]) -> None:
     os.environ.update(hub(server))
     importlib.reload(huggingface_hub.constants)
     waits = []
-    remote.time.sleep = waits.append
+    retry.time.sleep = waits.append
     status = prepare_data.main(["--recipe", "tiny.yaml", *flags])
     (folder / "status.json").write_text(json.dumps([status, waits]))
 
@@ -165,7 +165,7 @@ def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
     finally:
         served.allowed = lambda name, headers: True
         path.write_bytes(whole)
-    assert status == 1 and len(waits) == remote.TRIES - 1
+    assert status == 1 and len(waits) == retry.TRIES - 1
     assert "fineweb_train_000001.bin" not in names(
         fetched()
     ) and "fineweb_train_000000.bin" in names(fetched())

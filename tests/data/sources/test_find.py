@@ -13,6 +13,7 @@ import pytest
 from http_server import DataServer
 from odd_texts import random_text
 
+from ursa_minor.base import retry
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.sources import remote
@@ -580,7 +581,7 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
 def test_failed_download_is_stated_and_leaves_nothing(
     tmp_path, downloads, server, name, reason, monkeypatch
 ):
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(retry.time, "sleep", lambda seconds: None)
     url = f"{server.url}/{name}"
     with pytest.raises((BadInput, TrainingStopped)) as caught:
         find(data_files=[text(tmp_path, "t.txt", "x" * 20)], validation_files=[url])
@@ -591,7 +592,7 @@ def test_failed_download_is_stated_and_leaves_nothing(
 def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(
     downloads, server, monkeypatch
 ):
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(retry.time, "sleep", lambda seconds: None)
     (kept,) = find_sources.find_files("data_files", [f"{server.url}/page.html?x=1"])
     assert Path(kept).read_bytes().startswith(b"<!DOCTYPE html>")
     message = refused(data_files=[f"{server.url}/page?token=SECRET"])

@@ -28,7 +28,7 @@ from conftest import RECIPE, in_fork
 from http_server import DataServer
 
 import prepare_data
-from ursa_minor.base import http
+from ursa_minor.base import http, retry
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data.preparation import prepare
 from ursa_minor.data.sources import remote
@@ -62,7 +62,7 @@ def waits(monkeypatch):
     """The client's waits, which are only noted."""
     noted = []
     monkeypatch.setattr(
-        remote.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None
+        retry.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None
     )
     return noted
 
@@ -144,7 +144,7 @@ def test_a_table_behind_a_url_is_fetched_once_whatever_fails_on_the_way_and_then
 
 def test_what_a_url_does_not_give_is_refused_and_nothing_of_it_is_kept(server, waits):
     url = f"{server.url}/files/a.csv"
-    for status in ("404", "403", "401"):
+    for status in ("404", "403", "401", "422", "451"):
         server.problems = problem(status, times=ALWAYS)
         with pytest.raises(BadInput, match=rf"a.csv: HTTP status {status}.*may read it"):
             texts([url])
@@ -183,7 +183,7 @@ def test_faults_are_retried_from_the_row_where_they_began_and_a_new_row_begins_t
     waits, caplog
 ):
     problems = [(0, answer(503))] + [(360, answer(503))] * 5 + [(500, ConnectionError())] * 9
-    assert list(remote.retried("hf://a", failing(problems), 0)) == ROWS
+    assert list(retry.retried("hf://a", failing(problems), 0)) == ROWS
     assert waits == [1, 1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert caplog.messages[0] == "hf://a: row 0: HTTP status 503; try 2 of 10 in 1 s"
     assert caplog.messages[-1] == "hf://a: row 500: ConnectionError; try 10 of 10 in 60 s"
@@ -192,27 +192,28 @@ def test_faults_are_retried_from_the_row_where_they_began_and_a_new_row_begins_t
 def test_retry_after_is_obeyed_and_bounded(waits):
     for asked, waited in (
         ("7", 7),
-        ("100000", remote.LONGEST_ASKED_SECONDS),
+        ("100000", retry.LONGEST_ASKED_SECONDS),
         ("0", 1),
         ("soon", 1),
     ):
         waits.clear()
         assert list(
-            remote.retried("hf://a", failing([(2, answer(429, asked))]), 0)
+            retry.retried("hf://a", failing([(2, answer(429, asked))]), 0)
         ) == ROWS and waits == [waited]
 
 
 def test_used_up_tries_stop_with_file_and_row_from_where_it_is_resumed(waits):
     found = []
     with pytest.raises(TrainingStopped) as stopped:
-        found += (text for text in remote.retried("hf://a", failing([(4, answer(503))] * 10), 0))
+        found += (text for text in retry.retried("hf://a", failing([(4, answer(503))] * 10), 0))
     said = "hf://a: row 4: failed 10 times in a row, last with HTTP status 503. What was read before is kept; the same "
     assert str(stopped.value) == said + "command resumes from there" and waits[-1] == 60
     with pytest.raises(
         TrainingStopped,
         match="^me/corpus: failed 10 times in a row.*--prefetch where there is one$",
     ):
-        next(remote.retried("me/corpus", failing([(-1, ConnectionError())] * 10)))
+        read = failing([(0, ConnectionError())] * 10)
+        retry.retry("me/corpus", lambda: next(read(0)))
 
 
 # Local files: where a row begins, what a row is, what cannot be read.
@@ -552,7 +553,7 @@ class Hub:
         client.bound_client()
         client.TIMEOUT_SECONDS["read"] = remote.TIMEOUT_SECONDS = 0.3
         waits, said, logged = [], [], logging.Handler()
-        remote.time.sleep = waits.append
+        retry.time.sleep = waits.append
         logged.emit = lambda record: said.append(record.getMessage())
         logging.getLogger("ursa_minor").addHandler(logged)
         return waits, said
