@@ -12,28 +12,27 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
 from ursa_minor.base import console, files, gpus, paths
 from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.http import reach
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.wording import counted
-from ursa_minor.data.sources import find as find_sources
-from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.preflight import budget, checks, data_throughput, run_estimate
-from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
+from ursa_minor.preflight.compatibility import ERROR, TRYING, WARNING
 from ursa_minor.recipe import command_line, keys, loading, sizes
 
-NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
 FLAGS: dict[
     str, tuple[type, str]
 ] = {  # what each takes (bool: nothing; a number: above 0) and does
-    "recipe": (str, f"default: {loading.RECIPE}; of --plan: the best of {len(budget.SIZES)}"),
+    "recipe": (
+        str,
+        f"default: {loading.DEFAULT_RECIPE}; of --plan: the best of {len(budget.RECIPES)}",
+    ),
     "quick": (bool, "without compiler and all-reduce"),
     "json": (bool, "one JSON object on standard output, not lines"),
     "estimate": (bool, "what the recipe will take, not what the machine is"),
@@ -120,7 +119,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if asked.recipe:
         asked.recipe = command_line.expand_option("recipe", asked.recipe)
     elif not asked.plan:
-        asked.recipe = loading.RECIPE
+        asked.recipe = loading.DEFAULT_RECIPE
     return asked
 
 
@@ -150,7 +149,7 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
     found = []
     for check in chain(
-        checks.examine(recipe, asked.recipe, quick=asked.quick), examine_network(recipe)
+        checks.examine(recipe, asked.recipe, quick=asked.quick), checks.examine_network(recipe)
     ):
         trying, line = check.level == TRYING, redact(str(check))
         if sys.stderr.isatty():  # what is waited for is shown for as long as it is
@@ -171,61 +170,6 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
             )
         )
     return int(ERROR in levels)
-
-
-def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
-    """Yield verdicts on the Hub and the recipe's data sets there, where they would be asked."""
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on") or not asks_hub(
-        recipe
-    ):
-        yield Check(
-            "hub",
-            OK,
-            "no request is made: nothing of the recipe needs it, or HF_HUB_OFFLINE is set",
-        )
-        return
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
-    wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
-    fix = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, and "
-    fix += "HF_HUB_OFFLINE=1"
-    for name, url in wanted:
-        yield Check(name, TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
-        problem = reach(url, NETWORK_SECONDS)
-        # A refusal of its front page is an answer; of a data set's page it is not.
-        if not problem or (problem.startswith("HTTP Error 4") and name == "hub"):
-            yield Check(name, OK, f"{url} answers")
-            continue
-        yield Check(name, ERROR if needs_hub(recipe) else WARNING, f"{url}: {problem}", fix)
-        if name == "hub":  # one line is enough
-            return
-
-
-def needs_hub(recipe: keys.Recipe) -> bool:
-    """Return whether the run would stop without the Hub: it streams a data set of which not all shards are here."""
-    asked = [source for source in keys.sources(recipe.data) if keys.hub_id(source)]
-    return any(
-        not manifests.is_complete(find_sources.find_source(source).folder) for source in asked
-    )
-
-
-def asks_hub(recipe: keys.Recipe) -> bool:
-    """Return whether the run may ask the Hub: for data, a tokenizer, a model, a task, a checkpoint, or to push."""
-    names = {recipe.data.tokenizer, recipe.model.init_from} - {None, *keys.TRAINED_TOKENIZERS}
-    addresses = [name for source in keys.sources(recipe.data) for name in source.data_files or ()]
-    return (
-        needs_hub(recipe)
-        or recipe.hub.push_to_hub
-        or (
-            recipe.evaluation.task_steps > 0
-            and not all(map(recipe.evaluation.files_of, recipe.evaluation.tasks))
-        )
-        or any(not Path(str(name)).is_dir() for name in names)
-        or any(
-            name.startswith(("hf://", "hub://"))
-            for name in [*addresses, recipe.saving.resume_from_checkpoint]
-        )
-    )
 
 
 def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
@@ -261,7 +205,7 @@ def show_plan(asked: argparse.Namespace) -> int:
     price = price_of(asked, count)
     hours, plans = asked.hours or asked.budget / price, {}
     for path in (
-        [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in budget.SIZES]
+        [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in budget.RECIPES]
     ):
         recipe = load(path)
         plans[path] = budget.plan(

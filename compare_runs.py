@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.paths import argument, path_argument
-from ursa_minor.base.run_files import Finish, read_finish, read_metrics
+from ursa_minor.base.run_files import METRICS, RECIPE, Finish, read_finish, read_metrics
 from ursa_minor.base.wording import counted, nearest_beside
 from ursa_minor.evaluation.task_data import records
 from ursa_minor.recipe import command_line, keys, loading, reference_curves
@@ -179,7 +179,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def find_metrics(name: str) -> Path:
     """Return a run's metrics.jsonl. Raises BadInput where there is none."""
-    path = Path(name) / "metrics.jsonl" if Path(name).is_dir() else Path(name)
+    path = Path(name) / METRICS if Path(name).is_dir() else Path(name)
     if not path.is_file():
         near = nearest_beside(f"runs/{name}", Path.is_dir) or nearest_beside(name, Path.is_dir)
         raise BadInput(f"{path}: no such file; give a run's folder or its metrics.jsonl{near}")
@@ -239,7 +239,7 @@ def could_be_grouped(paths: Sequence[Path]) -> bool:
 
 def recipe_file(metrics: Path) -> Path:
     """Return where the recipe of a run is, by its metrics.jsonl."""
-    return metrics.with_name(loading.RUN_RECIPE)
+    return metrics.with_name(RECIPE)
 
 
 def read_recipe(metrics: Path) -> dict[str, object]:

@@ -17,7 +17,7 @@ from ursa_minor.base import console, cudnn, files, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput, errno_of
 from ursa_minor.base.launch import check_launch
-from ursa_minor.base.run_files import METRICS
+from ursa_minor.base.run_files import METRICS, MODEL_FOLDER
 
 log = logging.getLogger("ursa_minor.post_train")
 
@@ -79,7 +79,7 @@ def post_train(task, settings) -> None:
     folder, longest = Path(settings.output_dir), settings.max_completion_length
     if why := files.unusable(folder):
         raise BadInput(f"output_dir = {folder}: {why}; give another --output_dir")
-    if (folder / "model").exists():
+    if (folder / MODEL_FOLDER).exists():
         raise BadInput(
             f"output_dir = {folder}: holds a model already; give another --output_dir, or remove it"
         )
@@ -138,7 +138,7 @@ def post_train(task, settings) -> None:
             raise
         raise refusal(error) from error
     if trainer.accelerator.is_main_process:
-        stock_export.write(model, folder / "model", tokenizer)
+        stock_export.write(model, folder / MODEL_FOLDER, tokenizer)
     scores = [row["eval/reward"] for row in report.rows if "eval/reward" in row]
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
     if reward.problems:

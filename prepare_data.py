@@ -105,7 +105,7 @@ def load_recipe(flags: dict[str, Any], *, is_reader: bool) -> keys.Recipe:
     """
     silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.loading"
     logging.getLogger(silenced).setLevel(logging.WARNING)
-    path = command_line.find_recipe(flags.pop("recipe", loading.RECIPE))
+    path = command_line.find_recipe(flags.pop("recipe", loading.DEFAULT_RECIPE))
     modes = ("eval_only",) if is_reader else ()
     return loading.load_recipe(path, flags, modes=modes)
 

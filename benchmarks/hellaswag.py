@@ -34,8 +34,8 @@ from ursa_minor.evaluation.encoded_task import Encoded
 from ursa_minor.evaluation.tasks import hellaswag
 from ursa_minor.machine import device as hardware
 from ursa_minor.model import pretrained
+from ursa_minor.model.dtypes import DTYPES
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WAYS = ("two", "three", "harness:1", "harness:8")
 
 

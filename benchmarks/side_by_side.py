@@ -26,6 +26,7 @@ from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import check_supported
+from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.optim import update
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
@@ -35,7 +36,6 @@ RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
 SIZES = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024}
 # Nothing beside training: no evaluation, no sample, no checkpoint.
 QUIET = {f"{name}_steps": "0" for name in ("eval", "task", "sample", "save")}
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ADAMW = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the recipe's
 WARM_UP = 2  # updates before the first turn: compiling, moments
 TOKENS = 2**22  # ids in the file that is read
@@ -248,7 +248,7 @@ def plain_loop(
 ) -> None:
     """Train as most repositories do: autocast, scale, backward; unscale, clip, step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    kind, half, feed = device().type, HALF.get(asked.precision), itertools.cycle(batches)
+    kind, half, feed = device().type, HALF_DTYPES.get(asked.precision), itertools.cycle(batches)
     scaler = torch.amp.GradScaler(kind, enabled=asked.precision == "fp16")
     while True:
         losses = []

@@ -42,7 +42,6 @@ from transformers import GPT2LMHeadModel
 from benchmarks.runs import flag_words, write_json
 from benchmarks.side_by_side import (
     ADAMW,
-    HALF,
     RECIPE,
     Turns,
     about,
@@ -66,6 +65,7 @@ from ursa_minor.base import gpus, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.machine import device as hardware
+from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.preflight import estimate
 
 # The variants.
@@ -278,7 +278,7 @@ def ceiling(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Tu
     Attention is SDPA's kernel forward and backward: bare products, which write T x T scores, would be slower.
     """
     kind, tokens = (
-        {"device": device(), "dtype": HALF.get(asked.precision, torch.float32)},
+        {"device": device(), "dtype": HALF_DTYPES.get(asked.precision, torch.float32)},
         micro_batch * asked.sequence_length,
     )
     work = []

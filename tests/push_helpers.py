@@ -15,8 +15,8 @@ from fake_hub import HubServer
 from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
-from ursa_minor.base import files
-from ursa_minor.hub import card_merge, client, push
+from ursa_minor.base import files, retry
+from ursa_minor.hub import card_merge, push
 
 ID, TOKEN = "me/run", "hf_" + "Canary" * 6
 # What a push asks of the Hub, in order.
@@ -51,7 +51,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(client, "time", clock)
+    monkeypatch.setattr(retry, "time", clock)
     monkeypatch.setattr(_http, "time", clock)
     monkeypatch.setattr(file_download, "time", clock)
     return clock

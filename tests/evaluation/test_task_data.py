@@ -15,9 +15,11 @@ import torch
 import yaml
 from conftest import ROOT, run
 from http_server import DataServer
+from huggingface_hub import constants
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import eval_tasks
+from ursa_minor.base import retry
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -253,6 +255,52 @@ def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_
     wanted = r"blimp \(nyu-mll/blimp of the Hub\) cannot .* hf download nyu-mll/blimp --include"
     with pytest.raises(BadInput, match=wanted):
         task_data.read(task_data.records()["blimp"])
+
+
+# Fetched from the Hub
+
+
+@pytest.fixture
+def waits(hub, tmp_path, monkeypatch):
+    """Direct this process to the Hub on localhost. Return the waits, which take no time."""
+    task_rows.lay_out(tmp_path / "hub")
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    seconds = []
+    monkeypatch.setattr(retry.time, "sleep", seconds.append)
+    return seconds
+
+
+# The client itself retries most statuses of a download, but not 409.
+@pytest.mark.parametrize(
+    ("request_line", "status"), [("/api/datasets/", "503"), ("/resolve/", "409")]
+)
+def test_task_is_fetched_again_after_a_passing_error(hub, waits, caplog, request_line, status):
+    task = task_data.records()["lambada_openai"]
+    hub.problems = [[request_line, status, 1]]
+    paths, commit = task_data.fetch(task)
+    assert [path.name for path in paths] == ["lambada_test_en.jsonl"]
+    assert commit == task.revision
+    assert waits == [1]
+    assert f"HTTP status {status}; asked again in 1 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [("451", "451"), ("429:3600", "429"), ("reset", "disconnected")],
+    ids=["final", "asks for a long wait", "no answer"],
+)
+def test_task_that_cannot_be_fetched_is_refused_immediately(hub, waits, answer, reason):
+    task = task_data.records()["lambada_openai"]
+    hub.problems = [["/api/datasets/", answer, 10**6]]
+    with pytest.raises(BadInput, match=f"cannot be loaded: .*{reason}"):
+        task_data.fetch(task)
+    assert not waits
+    assert len(hub.log) == 1
 
 
 # In training

@@ -253,7 +253,11 @@ def test_statuses_that_may_pass_are_retried(server, pending, clock):
 
 @pytest.mark.parametrize(
     ("endpoint", "status"),
-    [("put", 403), *(("commit", status) for status in (400, 401, 403, 404, 413)), ("tag", 403)],
+    [
+        ("put", 403),
+        *(("commit", status) for status in (400, 401, 403, 404, 413, 422, 451)),
+        ("tag", 403),
+    ],
 )
 def test_refusal_is_logged_and_not_retried(server, pending, clock, caplog, endpoint, status):
     server.make(ID)

@@ -13,7 +13,7 @@ import compare_runs
 import eval_tasks
 import export_model
 import generate
-from ursa_minor.base import paths
+from ursa_minor.base import paths, run_files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.hub import model_card
 from ursa_minor.machine import run_info
@@ -487,7 +487,7 @@ def test_new_run_does_not_start_where_the_old_one_did(here, flags, start):
         "output_dir": str(folder),
         "resume_from_checkpoint": str(old),
     }
-    path = write(folder / loading.RUN_RECIPE, **changes)
+    path = write(folder / run_files.RECIPE, **changes)
     (folder / "metrics.jsonl").touch()
     wanted = str(old) if start == "OLD" else start
     assert loading.load_recipe(path, flags).saving.resume_from_checkpoint == wanted

@@ -10,6 +10,7 @@ from conftest import ROOT
 
 import check_setup
 import prepare_data
+from ursa_minor.base import run_files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.recipe import command_line, keys, loading, sizes
 
@@ -161,7 +162,7 @@ def test_own_size_of_a_recipe_changes_nothing(caplog, recipe, size):
 
 def test_run_recipe_repeats_its_size_without_another_change(tmp_path):
     sized = loading.load_recipe(recipe_path("gpt2_124m"), {"size": "d48"})
-    path = tmp_path / loading.RUN_RECIPE
+    path = tmp_path / run_files.RECIPE
     path.write_text(keys.as_yaml(sized))
     assert settings(path, "--size", "gpt2-xl") == tuple(keys.flat(sized)[name] for name in SETTINGS)
     back = loading.load_recipe(path, {"size": "d12"})

@@ -6,8 +6,8 @@ from conftest import ROOT
 from matplotlib.figure import Figure
 
 from ursa_minor.evaluation.tasks.hellaswag import TASK
-from ursa_minor.recipe import keys, loading, reference_curves
-from ursa_minor.reporting.curves import SIZES, Thinned, draw_curves, published_scores
+from ursa_minor.recipe import keys, loading, reference_curves, sizes
+from ursa_minor.reporting.curves import Thinned, draw_curves, published_scores
 
 TRAIN = [
     {"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0}
@@ -99,7 +99,7 @@ def test_published_figures_have_the_rows_own_names_and_units_and_are_of_the_same
     assert found["hellaswag/acc_token_norm"] == {"GPT-2 124M": 0.2955, "GPT-3 124M": 0.3370}
     larger = keys.replace(recipe, n_layer=24, n_embd=1024).model
     assert published_scores(larger)["hellaswag/acc_token_norm"].keys() == {"GPT-2 355M"}
-    assert {*SIZES.values()} <= {*TASK.published}
+    assert {size.label for size in sizes.GPT2_SIZES} <= {*TASK.published}
 
 
 def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_path, drawn):

@@ -29,6 +29,7 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from conftest import ROOT, Done
 
+from ursa_minor.base import run_files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.recipe import command_line, keys, loading
@@ -199,7 +200,7 @@ def read_trackio(run_dir: Path) -> list[dict]:
 
 
 def ids_of(run_dir: Path) -> dict[str, str]:
-    return json.loads((run_dir / trackers.IDS).read_text())
+    return json.loads((run_dir / run_files.TRACKER_IDS).read_text())
 
 
 class WandbServer(http.server.ThreadingHTTPServer):
@@ -414,7 +415,11 @@ def test_wandb_online_has_one_curve_after_kills(run_dir, wandb_server):
     assert offline.startswith("logged: wandb: offline, because no login was found (wandb login)")
     assert offline.count("\n") == 1
     assert f'for part in {run_dir}/wandb/offline-*; do wandb sync "$part"; done' in offline
-    assert {path.name for path in run_dir.iterdir()} == {"wandb", "metrics.jsonl", trackers.IDS}
+    assert {path.name for path in run_dir.iterdir()} == {
+        "wandb",
+        "metrics.jsonl",
+        run_files.TRACKER_IDS,
+    }
     assert not list(run_dir.rglob("wandb-metadata.json"))  # it would have the command line
 
     # When it is resumed with a login, killed, and resumed

@@ -24,7 +24,7 @@ from conftest import ROOT, fork
 import check_setup
 from benchmarks.runs import once
 from ursa_minor.base import gpus
-from ursa_minor.base import http as base_http
+from ursa_minor.base.http import reach
 from ursa_minor.data.preparation import measure
 from ursa_minor.model.build import build
 from ursa_minor.preflight import checks, compatibility, estimate, trials
@@ -48,7 +48,7 @@ def asked(monkeypatch):
         found.append(url)
         return "HTTP Error 404: Not Found" if "missing" in url else "refused" if ":9" in url else ""
 
-    monkeypatch.setattr(check_setup, "reach", reach)
+    monkeypatch.setattr(checks, "reach", reach)
     return found
 
 
@@ -128,7 +128,7 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
         asked.clear()
         monkeypatch.setenv("HF_ENDPOINT", hub)
         monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-        found = check_setup.examine_network(recipe(dataset_name=name, **changes))
+        found = checks.examine_network(recipe(dataset_name=name, **changes))
         return {check.name: check.level for check in found if check.level != compatibility.TRYING}
 
     assert levels("me/there") == {"hub": "ok", "data set me/there": "ok"}
@@ -146,7 +146,7 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
     )
     assert levels("python_stdlib", dead)["hub"] == "warning"
     assert levels("me/there", offline="1") == {"hub": "ok"} and not asked
-    monkeypatch.setattr(check_setup.manifests, "is_complete", lambda folder: True)
+    monkeypatch.setattr(checks.manifests, "is_complete", lambda folder: True)
     assert levels("me/there", dead)["hub"] == "warning"
 
 
@@ -156,16 +156,14 @@ def test_an_address_answers_refuses_hangs_or_is_not_there(monkeypatch):
     ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        assert base_http.reach(url, 5) == "" and base_http.reach(f"{url}/missing", 5).startswith(
-            "HTTP Error 404: "
-        )
+        assert reach(url, 5) == "" and reach(f"{url}/missing", 5).startswith("HTTP Error 404: ")
         server.shutdown()
-    assert base_http.reach("http://127.0.0.1:9", 1)
+    assert reach("http://127.0.0.1:9", 1)
     never = threading.Event()
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda *_, **__: never.wait(30)
     )  # a name server that does not answer
-    assert base_http.reach("http://a.name", 0.1) == "no answer in 0.1 s"
+    assert reach("http://a.name", 0.1) == "no answer in 0.1 s"
     never.set()
 
 

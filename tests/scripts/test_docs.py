@@ -27,7 +27,7 @@ from ursa_minor.recipe import command_line, loading
 
 def prepare_data_recipe(words):
     flags, _ = command_line.read_flags(words, "", prepare_data.EXTRAS)
-    return loading.load_recipe(Path(flags.pop("recipe", loading.RECIPE)), flags)
+    return loading.load_recipe(Path(flags.pop("recipe", loading.DEFAULT_RECIPE)), flags)
 
 
 PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", ".github/CONTRIBUTING.md")]

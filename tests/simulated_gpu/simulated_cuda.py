@@ -39,6 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import arg_tree_leaves
 from transformers import masking_utils
 
+from ursa_minor.base.gpus import AMPERE
 from ursa_minor.machine import device as hardware
 
 PRODUCT = str(Path(__file__).resolve().parents[2])
@@ -353,8 +354,7 @@ def _named(dtype: torch.dtype) -> str:
 def _product_type(dtype: torch.dtype) -> str:
     """Return what a product's factors are rounded to."""
     allowed = (
-        torch.get_float32_matmul_precision() != "highest"
-        and machine.card.capability >= hardware.AMPERE
+        torch.get_float32_matmul_precision() != "highest" and machine.card.capability >= AMPERE
     )
     return "tf32" if dtype == torch.float32 and allowed else _named(dtype)
 
@@ -427,7 +427,7 @@ def _attention(
 def _kernel(query: Tensor, mask: Tensor | None) -> str:
     """Return the kernel that PyTorch would take: its sdp_utils.cpp, in short. Raises RuntimeError where none may run."""
     capability, settings = machine.card.capability, torch.backends.cuda
-    modern, half = capability >= hardware.AMPERE, query.dtype in (torch.float16, torch.bfloat16)
+    modern, half = capability >= AMPERE, query.dtype in (torch.float16, torch.bfloat16)
     able = {
         "flash": settings.flash_sdp_enabled()
         and modern

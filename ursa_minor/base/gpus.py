@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+AMPERE = (8, 0)  # first compute capability with bf16, TF32 and PyTorch's flash attention
 PRESETS = Path(__file__).parent.parent.parent / "accelerate_configs"
 
 
@@ -59,8 +60,8 @@ class Card:
 
     @property
     def modern(self) -> bool:
-        """Whether it has bf16, TF32 and PyTorch's flash attention: from Ampere (8.0) on."""
-        return self.capability >= (8, 0)
+        """Whether it has bf16, TF32 and PyTorch's flash attention."""
+        return self.capability >= AMPERE
 
     @property
     def precision(self) -> str:

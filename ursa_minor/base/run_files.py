@@ -1,4 +1,4 @@
-"""Names in a run folder that several rooms know."""
+"""Names of the files and folders in a run folder."""
 
 import contextlib
 import os
@@ -9,15 +9,23 @@ from pathlib import Path
 
 from ursa_minor.base import files
 
-METRICS, LOG = "metrics.jsonl", "run.log"
-MODEL_FOLDER = "model"
+RECIPE = "recipe.yaml"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.txt"
+CURVES = "curves.png"
+LOG = "run.log"
 FINISH = "finished.json"
-MODEL, OPTIMIZER, STATE, MANIFEST = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "manifest.json",
-)
+TRACKER_IDS = "trackers.json"
+TENSORBOARD = "tensorboard"  # folder of its event files
+MODEL_FOLDER = "model"
+PENDING = "hub"  # folder of the pushes to send
+CHECKPOINTS = "checkpoints"
+# Files of a checkpoint:
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+
 STEP = re.compile(r"step-(\d{8})")  # a checkpoint, a push, a tag
 PARTIAL = re.compile(
     r"\.(.+)\.(tmp|old)-[0-9a-f]{8}"

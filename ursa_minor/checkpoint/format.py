@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, errno_of
 from ursa_minor.base.run_files import (
+    CHECKPOINTS,
     MANIFEST,
     METRICS,
     MODEL,
@@ -257,7 +258,7 @@ def _no_checkpoint(path: Path) -> str | None:
         return f"there is no such folder{hint}"
     if (path / MANIFEST).exists():
         return None
-    inside = [*list_checkpoints(path), *list_checkpoints(path / "checkpoints")]
+    inside = [*list_checkpoints(path), *list_checkpoints(path / CHECKPOINTS)]
     if inside:
         return f"this folder contains checkpoints; the newest is {inside[0]}"
     return f"this folder has no {MANIFEST}, so it is not a checkpoint"

@@ -4,6 +4,7 @@ The files of a data set are fetched at a commit and read without the ``datasets`
 """
 
 import itertools
+import logging
 import pkgutil
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
@@ -16,13 +17,18 @@ from huggingface_hub.utils import disable_progress_bars
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.http import http_status_and_retry_after
 from ursa_minor.base.redaction import one_line
+from ursa_minor.base.retry import call_with_retries, check_may_pass, describe
 from ursa_minor.evaluation.item_files import RawRow, read_published_rows, read_rows
 from ursa_minor.evaluation.rows import validate
 from ursa_minor.evaluation.task import Question, Task
 
+log = logging.getLogger(__name__)
+
 PROBLEMS_SHOWN = 3
 TIMEOUT_SECONDS = 30
+RETRY_SECONDS = 60  # a run does not wait longer for a task
 
 
 class Item(NamedTuple):
@@ -47,9 +53,11 @@ class Items(list[Item]):
 @cache
 def records() -> dict[str, Task]:
     """Return every task by its name: those of the files in tasks/."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent / "tasks")])
-    modules = (import_module(f"ursa_minor.evaluation.tasks.{file.name}") for file in found)
-    return {task.name: task for module in modules for task in module.TASKS}
+    tasks = {}
+    for file in pkgutil.iter_modules([str(Path(__file__).parent / "tasks")]):
+        module = import_module(f"ursa_minor.evaluation.tasks.{file.name}")
+        tasks |= {task.name: task for task in module.TASKS}
+    return tasks
 
 
 def read(
@@ -106,36 +114,81 @@ def _first_problems(problems: list[str]) -> list[str]:
 
 
 def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
-    """Return a data set's files in the cache, and their commit; what is not there is fetched."""
-    (name, split), (pattern, number), wanted = task.dataset, task.files, revision or task.revision
+    """Return a data set's files in the cache, and their commit. Files that are not there are fetched.
+
+    Args:
+        revision: the commit; None takes the task's own, else the newest.
+
+    Raises:
+        BadInput: the data set cannot be fetched, or its files are not those of the task.
+    """
     disable_progress_bars()
-    set_verbosity_error()  # of the client, whose own retries are as many lines
-    get = partial(
-        snapshot_download, name, repo_type="dataset", revision=wanted, allow_patterns=pattern
-    )
-    why = f"its {split} split is not {pattern}"
-    for local in (
-        (True, False) if wanted else (False, True)
-    ):  # a commit that is here needs no network
+    set_verbosity_error()  # of the client, which prints a line for each of its own retries
+    name, split = task.dataset
+    pattern, number = task.files
+    wanted = revision or task.revision
+    # A known commit that is in the cache needs no network. The newest one is on the Hub.
+    sources = (_find_in_cache, _fetch_from_hub) if wanted else (_fetch_from_hub, _find_in_cache)
+    reason = f"its {split} split is not {pattern}"
+    for find_folder in sources:
         try:
-            if not local:
-                HfApi().dataset_info(
-                    name, revision=wanted, timeout=TIMEOUT_SECONDS
-                )  # fails at once without a network
-            folder = Path(get(local_files_only=local))
-            if len(paths := sorted(folder.glob(pattern))) == number:
-                return paths, folder.name  # which is the commit
-        except (
-            Exception
-        ) as error:  # the Hub's client, the cache and the network each raise their own kinds
-            if not local:
-                why = f"{type(error).__name__}: {one_line(error)}"[:200]
-    what, at = (
-        f"--include '{pattern}'" if number > 1 else pattern,
-        f" --revision {wanted}" if wanted else "",
-    )
+            folder = find_folder(task, wanted)
+        except Exception as error:  # the client, the cache and the network have their own errors
+            if find_folder is _fetch_from_hub:
+                reason = f"{type(error).__name__}: {one_line(error)}"[:200]
+            continue
+        paths = sorted(folder.glob(pattern))
+        if len(paths) == number:
+            return paths, folder.name  # the name is the commit
+
+    what = f"--include '{pattern}'" if number > 1 else pattern
+    at = f" --revision {wanted}" if wanted else ""
     raise BadInput(
-        f"{task.name} ({name} of the Hub) cannot be loaded: {why.rstrip('.')}. Fetch it once, with a network: "
-        f"hf download {name} {what} --repo-type dataset{at}; or give items of your own, with {', '.join(task.fields)}: "
-        f"--task_files {task.name}=FILE"
+        f"{task.name} ({name} of the Hub) cannot be loaded: {reason.rstrip('.')}. "
+        f"Fetch it once, with a network: hf download {name} {what} --repo-type dataset{at}; "
+        f"or give items of your own, with {', '.join(task.fields)}: --task_files {task.name}=FILE"
     )
+
+
+def _find_in_cache(task: Task, revision: str | None) -> Path:
+    """Return the folder of a data set's files in the cache."""
+    pattern, _ = task.files
+    folder = snapshot_download(
+        task.dataset[0],
+        repo_type="dataset",
+        revision=revision,
+        allow_patterns=pattern,
+        local_files_only=True,
+    )
+    return Path(folder)
+
+
+def _fetch_from_hub(task: Task, revision: str | None) -> Path:
+    """Fetch a data set's files, and return their folder in the cache. Errors that may pass are retried."""
+    name, _ = task.dataset
+    pattern, _ = task.files
+
+    def log_retry(error: Exception, wait: float) -> None:
+        log.warning(f"{task.name}: {describe(error)}; asked again in {wait:g} s")
+
+    retry = partial(call_with_retries, log_retry=log_retry, deadline_seconds=RETRY_SECONDS)
+    # Without a network this fails immediately, and a run trains without the task.
+    ask = partial(HfApi().dataset_info, name, revision=revision, timeout=TIMEOUT_SECONDS)
+    retry(ask, check=_check_answered)
+    download = partial(
+        snapshot_download,
+        name,
+        repo_type="dataset",
+        revision=revision,
+        allow_patterns=pattern,
+        local_files_only=False,
+    )
+    return Path(retry(download))
+
+
+def _check_answered(error: Exception) -> float:
+    """Return the seconds that the Hub asks to wait. Raise the error if it did not answer, or if the answer is final."""
+    status, _ = http_status_and_retry_after(error)
+    if status is None:
+        raise error
+    return check_may_pass(error)

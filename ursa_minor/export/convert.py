@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from ursa_minor.base import files
+from ursa_minor.base import files, run_files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.data.loading import batches as window_batches
@@ -32,19 +32,15 @@ from ursa_minor.export import stock as stock_export
 from ursa_minor.model import pretrained
 from ursa_minor.model.adapters import check_no_hub_adapter
 from ursa_minor.model.build import build
+from ursa_minor.model.dtypes import DTYPES
 from ursa_minor.model.resolve import find
 from ursa_minor.model.vocabulary import check_embedding_rows
 from ursa_minor.recipe import keys, loading
 
 log = logging.getLogger(__name__)
 
-# int8: what is not a matrix of the blocks stays in fp16, the precision that bitsandbytes multiplies in.
-DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "int8": torch.float16,
-}
+# bitsandbytes quantizes the matrices of the blocks and multiplies in fp16, so the other weights are stored in fp16.
+EXPORT_DTYPES = {**DTYPES, "int8": DTYPES["fp16"]}
 RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
 LONGEST = 2048  # tokens of a window, for models that read more
 BATCH_TOKENS, FEW = (
@@ -92,7 +88,7 @@ def convert(
     if asked.prune:
         compression.prune(model, asked.prune)
     stock = stock_export.as_stock(
-        model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
+        model, tokenizer, dtype=EXPORT_DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
     )
     if asked.dtype == "int8":
         stock = compression.quantize(stock)
@@ -126,7 +122,7 @@ def check_storable(
     may take minutes.
     """
     stock = stock_export.as_stock(
-        model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
+        model, tokenizer, dtype=EXPORT_DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
     )
     if asked.gguf:
         gguf_export.check_overflow(stock, asked.gguf)
@@ -136,7 +132,7 @@ def not_finite_message(asked: argparse.Namespace, before: dict[str, float]) -> s
     """Return the error for an export that computes NaN or infinity; ``before``: measured on its source."""
     if asked.dtype == "fp32" or not math.isfinite(before.get("loss", 0.0)):
         return f"{asked.model}: the output of the model contains NaN or infinity, so it cannot be exported"
-    fix = stock_export.WIDER[DTYPES[asked.dtype]]
+    fix = stock_export.WIDER[EXPORT_DTYPES[asked.dtype]]
     return (
         f"--dtype {asked.dtype}: the output of the exported model contains NaN or infinity. {fix}"
     )
@@ -171,7 +167,7 @@ def check_free(out: Path, asked: argparse.Namespace) -> None:
 def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return a run's model (model/, else its newest checkpoint), a folder's, or the Hub's, and its tokenizer."""
     run_dir = run_of(name)
-    if run_dir and not (run_dir / "model").is_dir():
+    if run_dir and not (run_dir / run_files.MODEL_FOLDER).is_dir():
         return open_checkpoint(run_dir)
     found = find(name, "")
     check_no_hub_adapter(found, name)
@@ -186,22 +182,20 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
 def run_of(name: str) -> Path | None:
     """Return the run folder that ``name`` is, or whose model/ it is."""
     path = Path(name)
-    return next(
-        (
-            p
-            for p in (path, path.parent)
-            if (p / "recipe.yaml").is_file() and path in (p, p / "model")
-        ),
-        None,
-    )
+    if (path / run_files.RECIPE).is_file():
+        return path
+    run_dir = path.parent
+    if path == run_dir / run_files.MODEL_FOLDER and (run_dir / run_files.RECIPE).is_file():
+        return run_dir
+    return None
 
 
 def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return the model of a run's newest checkpoint, and the tokenizer of its data."""
-    path, damaged = checkpoint.find_newest(run_dir / "checkpoints")
+    path, damaged = checkpoint.find_newest(run_dir / run_files.CHECKPOINTS)
     if path is None:
         raise BadInput(f"{run_dir}: has neither model/ nor a checkpoint yet")
-    recipe = loading.load_recipe(run_dir / "recipe.yaml")
+    recipe = loading.load_recipe(run_dir / run_files.RECIPE)
     name = recipe.data.tokenizer
     if name in keys.TRAINED_TOKENIZERS:
         name = str(data_folders(recipe)[0] / "tokenizer")
@@ -244,7 +238,7 @@ def find_text(
         )
     elif run_dir:
         try:
-            recipe = loading.load_recipe(run_dir / "recipe.yaml")
+            recipe = loading.load_recipe(run_dir / run_files.RECIPE)
             folders, weights = data_folders(recipe), list(keys.weights(recipe.data))
             splits = [validation_shards(folder, tokenizer) for folder in folders]
         except BadInput as error:

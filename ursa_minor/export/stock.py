@@ -15,7 +15,8 @@ from transformers import (
 
 from ursa_minor.base import files
 from ursa_minor.model.architectures import ARCHITECTURES
-from ursa_minor.model.finite import DTYPE_NAMES, require_finite, require_stored
+from ursa_minor.model.dtypes import DTYPE_NAMES
+from ursa_minor.model.finite import require_finite, require_stored
 
 # What to do about a weight that a dtype cannot store.
 WIDER = {

@@ -5,14 +5,10 @@ a login): no file and no message has it.
 """
 
 import contextlib
-import errno
 import functools
-import math
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +21,16 @@ from huggingface_hub.utils.logging import set_verbosity_error
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.http import (
     ASKED,
-    Unreadable,
     check_no_html_page,
     http_status_and_retry_after,
     moving,
     retry_after,
 )
 from ursa_minor.base.redaction import one_line
+from ursa_minor.base.retry import FINAL_STATUS, call_with_retries
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
-WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again
 DEADLINE_SECONDS = 15 * 60  # from the first failure on
-PASSING = {408, 409, 412, 423, 425, 429}  # statuses below 500 that may pass
-LOCAL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 CLIENT_WAIT_SECONDS = (
     60  # of each of the client's own few retries, however long the server asks for
 )
@@ -99,23 +92,21 @@ def read_file(repo_id: str, name: str, revision: str | None) -> bytes:
 def retry(
     call: Callable[..., Any], *args, say: Callable[[str], None] | None = None, **kwargs
 ) -> Any:
-    """Call until it works; raise the last error where another attempt cannot help, or DEADLINE_SECONDS are over.
+    """Call until it works. Raise the last error if another attempt cannot help or DEADLINE_SECONDS are over.
 
     Args:
-        say: is given a line before each wait.
+        say: receives a line before each wait.
     """
-    waits, until = chain(WAIT_SECONDS, repeat(WAIT_SECONDS[-1])), math.inf
-    while True:
-        try:
-            return call(*args, **kwargs)
-        except Exception as error:
-            until = min(until, time.monotonic() + DEADLINE_SECONDS)
-            wait = max(next(waits), http_status_and_retry_after(error)[1])
-            if _is_final(error) or time.monotonic() + wait > until:
-                raise
-            if say:
-                say(f"hub      {describe(error)}; asked again in {wait:g} s")
-        time.sleep(wait)
+
+    def log_retry(error: Exception, wait: float) -> None:
+        if say:
+            say(f"hub      {describe(error)}; asked again in {wait:g} s")
+
+    return call_with_retries(
+        functools.partial(call, *args, **kwargs),
+        log_retry=log_retry,
+        deadline_seconds=DEADLINE_SECONDS,
+    )
 
 
 @contextlib.contextmanager
@@ -127,7 +118,8 @@ def refusing(where: str, fix: str, later: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # each layer of the client has kinds of its own
         why = f"{where}: {describe(error)}"
-        if _is_refusal(error) or isinstance(error, (HFValidationError, OfflineModeIsEnabled)):
+        is_refused = http_status_and_retry_after(error)[0] in FINAL_STATUS
+        if is_refused or isinstance(error, (HFValidationError, OfflineModeIsEnabled)):
             raise BadInput(f"{why}. {fix}") from None
         raise TrainingStopped(f"{why}{later}") from None
 
@@ -141,15 +133,3 @@ def describe(error: BaseException) -> str:
     text = str(error) if status is None else getattr(error, "server_message", None) or ""
     text = one_line(text)[:300]
     return f"{name}: {text}" if text else name
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether the Hub was reached and refuses for good."""
-    status = http_status_and_retry_after(error)[0]
-    return status is not None and 400 <= status < 500 and status not in PASSING
-
-
-def _is_final(error: BaseException) -> bool:
-    """Whether another attempt would end in the same way."""
-    here = isinstance(error, (BadInput, HFValidationError, OfflineModeIsEnabled, Unreadable))
-    return here or _is_refusal(error) or getattr(error, "errno", None) in LOCAL

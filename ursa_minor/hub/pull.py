@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 PARTS = (run_files.MODEL, run_files.OPTIMIZER, run_files.STATE)
 NEWEST = "last-checkpoint/"
-CHECKPOINT = rf"({NEWEST}|checkpoints/step-\d{{8}}/)"
+CHECKPOINT = rf"({NEWEST}|{run_files.CHECKPOINTS}/step-\d{{8}}/)"
 ADDRESS = re.compile(r"hub://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
@@ -90,9 +90,8 @@ def _fetch(
         manifest = files.read_json(fetched(newest + run_files.MANIFEST))
         path = checkpoints / run_files.step_name(manifest["step"])
         rows = {name: manifest["files"][name] for name in PARTS}
-        if newest not in (NEWEST, f"checkpoints/{path.name}/") or not run_files.STEP.fullmatch(
-            path.name
-        ):
+        step_folder = f"{run_files.CHECKPOINTS}/{path.name}/"
+        if newest not in (NEWEST, step_folder) or not run_files.STEP.fullmatch(path.name):
             raise ValueError
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(

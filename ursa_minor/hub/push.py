@@ -34,10 +34,12 @@ from ursa_minor.hub.pull import CHECKPOINT, NEWEST, PARTS
 log = logging.getLogger(__name__)
 
 TOKEN_SETTINGS_URL = "https://huggingface.co/settings/tokens"
+RUN_FILES = (run_files.RECIPE, run_files.METRICS, run_files.CURVES)
 # Names that a push may contain.
 ALLOWED = re.compile(
-    r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md|recipe\.yaml|curves\.png"
-    r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt|metrics\.jsonl"
+    r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md"
+    r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
+    rf"|{'|'.join(map(re.escape, RUN_FILES))}"
     rf"|{CHECKPOINT}({'|'.join(map(re.escape, (*PARTS, run_files.MANIFEST)))})"
 )
 

@@ -26,6 +26,7 @@ from ursa_minor.base.launch import check_launch
 from ursa_minor.base.stopping import raise_on_lost_peer
 from ursa_minor.base.wording import counted
 from ursa_minor.machine.device import Device
+from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.preflight import compatibility
 from ursa_minor.recipe import keys
@@ -145,8 +146,10 @@ def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: floa
 
 def autocast(accelerator: Accelerator) -> contextlib.AbstractContextManager:
     """Compute in the run's mixed precision inside the block, also where FSDP does without autocast."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-    return torch.autocast(accelerator.device.type, dtype) if dtype else contextlib.nullcontext()
+    dtype = HALF_DTYPES.get(accelerator.mixed_precision)
+    if dtype is None:
+        return contextlib.nullcontext()
+    return torch.autocast(accelerator.device.type, dtype)
 
 
 def check_supported(

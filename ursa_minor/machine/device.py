@@ -16,14 +16,11 @@ from pathlib import Path
 import torch
 from torch.utils._triton import has_triton_package
 
-from ursa_minor.base.gpus import kernel_driver
+from ursa_minor.base.gpus import AMPERE, kernel_driver
 from ursa_minor.base.wording import counted
 
 NO_FLOAT64 = ("mps",)  # devices whose tensors cannot be float64: Apple's GPUs
-AMPERE, COMPILED = (
-    (8, 0),
-    (7, 0),
-)  # the first compute capabilities with bf16 and TF32, and with Triton
+TRITON = (7, 0)  # first compute capability that Triton, the compiler's back end, supports
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Device:
     @property
     def compiles(self) -> bool:
         """Whether torch.compile works and is worth its time."""
-        return self.compiler and (self.capability or (0, 0)) >= COMPILED
+        return self.compiler and (self.capability or (0, 0)) >= TRITON
 
     @property
     def has_tf32(self) -> bool:

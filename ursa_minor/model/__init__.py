@@ -9,5 +9,6 @@
 - ``loss``: the chunked cross entropy
 - ``gpt2_norms``: LayerNorms under autocast and torch.compile
 - ``vocabulary``: a row of the embedding for each token id
+- ``dtypes``: torch dtypes by the name of the precision
 - ``precision``, ``finite``: precision of a loaded model; reject NaN and infinity
 """

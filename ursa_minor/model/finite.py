@@ -4,8 +4,6 @@ import torch
 
 from ursa_minor.base.errors import BadInput
 
-DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
 
 def require_finite(name: str, tensor: torch.Tensor) -> None:
     """Raise BadInput if a weight contains NaN or infinity."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ursa_minor.model.finite import DTYPE_NAMES
+from ursa_minor.model.dtypes import DTYPE_NAMES
 
 BITSANDBYTES = "bitsandbytes"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ursa_minor.base import model_id, paths
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.run_files import CHECKPOINTS, MODEL_FOLDER
 from ursa_minor.base.wording import nearest_beside
 from ursa_minor.model.adapters import check_no_adapter
 
@@ -19,11 +20,12 @@ def find(name: str, asked: str = "--model ") -> str:
     Raises BadInput where there is no such folder, the run has not written its model, or @REVISION is malformed.
     """
     path = Path(name)
-    if (path / "model").is_dir():
-        check_no_adapter(path / "model", f"{asked}{name}")
-        return str(path / "model")
+    model_folder = path / MODEL_FOLDER
+    if model_folder.is_dir():
+        check_no_adapter(model_folder, f"{asked}{name}")
+        return str(model_folder)
     check_no_adapter(path, f"{asked}{name}")
-    if path.is_dir() and (path / "checkpoints").is_dir():
+    if path.is_dir() and (path / CHECKPOINTS).is_dir():
         out = paths.quoted(f"exports/{path.name}")
         raise BadInput(
             f"{asked}{name}: the run has not written model/ yet; it does so at its end. Until then "

@@ -9,16 +9,11 @@ from typing import Any
 from ursa_minor.base import gpus, paths
 from ursa_minor.preflight import run_estimate
 from ursa_minor.preflight.data_throughput import Supply
-from ursa_minor.recipe import keys
+from ursa_minor.recipe import keys, sizes
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
-SIZES = (
-    "gpt2_small",
-    "gpt2_124m",
-    "gpt2_350m",
-    "gpt2_774m",
-    "gpt2_1558m",
-)  # recipes that a budget chooses from
+# Recipes that a budget chooses from; the first is smaller than GPT-2.
+RECIPES = ("gpt2_small", *(size.recipe for size in sizes.GPT2_SIZES))
 TRAINING_SHARE = (
     0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100, start and checkpoints the rest
 )

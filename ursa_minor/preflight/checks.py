@@ -21,6 +21,9 @@ from typing import Any
 
 from ursa_minor.base import cudnn, files, gpus, paths
 from ursa_minor.base.errors import first_line, lacks_inodes
+from ursa_minor.base.http import reach
+from ursa_minor.data.sources import find as find_sources
+from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.preflight import compatibility, estimate, run_estimate
 from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
 from ursa_minor.recipe import keys
@@ -28,6 +31,11 @@ from ursa_minor.recipe import keys
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements.txt"
 SMI_SECONDS = 60
+NETWORK_SECONDS = 5
+NETWORK_FIX = (
+    "check the name and HTTPS_PROXY, or log in (hf auth login); "
+    "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1"
+)
 TRAINING_STEP = "-m ursa_minor.preflight.trials training_step"
 
 
@@ -182,8 +190,11 @@ def library_folders(name: str) -> list[str]:
 
 def examine_trials(mine: list[compatibility.Pair], preset: str, quick: bool) -> Iterator[Check]:
     """Yield verdicts on what was tried on cards of these capabilities: steps, the compiler, the all-reduce."""
-    half = "fp32" if not mine else "bf16" if mine[0] >= (8, 0) else "fp16"
-    step = {"device": "cuda" if mine else "cpu", "precision": half if mine else "no"}
+    half = "fp32"
+    step = {"device": "cpu", "precision": "no"}
+    if mine:
+        half = "bf16" if mine[0] >= gpus.AMPERE else "fp16"
+        step = {"device": "cuda", "precision": half}
     backend, count, megabytes = ("nccl", len(mine), 256) if len(mine) > 1 else ("gloo", 2, 64)
     ring = {"backend": backend, "megabytes": megabytes}
     several = f"-m torch.distributed.run --standalone --nproc_per_node {count} -m ursa_minor.preflight.trials all_reduce"
@@ -204,6 +215,59 @@ def examine_trials(mine: list[compatibility.Pair], preset: str, quick: bool) -> 
         )
         if name == half:  # nothing trains
             return
+
+
+def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
+    """Yield verdicts on the Hub and the recipe's data sets there, if a run would ask the Hub."""
+    is_offline = os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
+    if is_offline or not asks_hub(recipe):
+        text = "no request is made: nothing of the recipe needs it, or HF_HUB_OFFLINE is set"
+        yield Check("hub", OK, text)
+        return
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    addresses = {"hub": hub}
+    hub_ids = {keys.hub_id(source) for source in keys.sources(recipe.data)}
+    for name in sorted(filter(None, hub_ids)):
+        addresses[f"data set {name}"] = f"{hub}/api/datasets/{name}"
+
+    for name, url in addresses.items():
+        yield Check(name, TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
+        problem = reach(url, NETWORK_SECONDS)
+        # A refusal of its front page is an answer. A refusal of a data set's page is not.
+        is_refusal = problem.startswith("HTTP Error 4")
+        if not problem or (is_refusal and name == "hub"):
+            yield Check(name, OK, f"{url} answers")
+            continue
+        level = ERROR if needs_hub(recipe) else WARNING
+        yield Check(name, level, f"{url}: {problem}", NETWORK_FIX)
+        if name == "hub":  # one line is enough
+            return
+
+
+def needs_hub(recipe: keys.Recipe) -> bool:
+    """Return whether the run would stop without the Hub: it streams a data set whose shards are not all here."""
+    for source in keys.sources(recipe.data):
+        if keys.hub_id(source):
+            folder = find_sources.find_source(source).folder
+            if not manifests.is_complete(folder):
+                return True
+    return False
+
+
+def asks_hub(recipe: keys.Recipe) -> bool:
+    """Return whether the run may ask the Hub: for data, a tokenizer, a model, a task, a checkpoint, or to push."""
+    if needs_hub(recipe) or recipe.hub.push_to_hub:
+        return True
+    evaluation = recipe.evaluation
+    if evaluation.task_steps > 0 and not all(map(evaluation.files_of, evaluation.tasks)):
+        return True
+    names = {recipe.data.tokenizer, recipe.model.init_from} - {None, *keys.TRAINED_TOKENIZERS}
+    if any(not Path(str(name)).is_dir() for name in names):
+        return True
+    addresses = [recipe.saving.resume_from_checkpoint]
+    for source in keys.sources(recipe.data):
+        addresses += source.data_files or ()
+    return any(address.startswith(("hf://", "hub://")) for address in addresses)
 
 
 def attempt(command: list[str], seconds: float) -> dict[str, Any]:

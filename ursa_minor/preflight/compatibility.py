@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ursa_minor.base import cudnn
+from ursa_minor.base import cudnn, gpus
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
@@ -91,7 +91,7 @@ def reinstall(capability: Pair | None, driver: str | None, package: str = "torch
 
     CUDA 13 begins at 7.5 (Turing) and needs driver 580; the cu126 wheels reach from Maxwell (5.0) to Hopper (9.0).
     """
-    capability = capability or (8, 0)
+    capability = capability or gpus.AMPERE
     if capability < (5, 0):
         return "no current torch serves it"
     wheel = "cu128" if capability >= (10, 0) else "cu126"

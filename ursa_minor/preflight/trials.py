@@ -18,10 +18,10 @@ from torch import nn
 
 from ursa_minor.base.errors import first_line
 from ursa_minor.model.build import build
+from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.recipe import keys
 
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TURNS = 9  # the first is left out of the medians
 SHAPE: dict[str, Any] = {
     "vocab_size": 512,
@@ -69,7 +69,8 @@ def _steps(device: str, precision: str, compiled: bool) -> Iterator[float]:
     module = NextTokenLoss(build(keys.Model(**SHAPE), eos_token_id=0)).to(device)
     run = torch.compile(module) if compiled else module
     ids = torch.randint(0, 16, (4, 65), device=device)
-    optimizer, half = torch.optim.AdamW(module.parameters(), lr=1e-3), HALF.get(precision)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    half = HALF_DTYPES.get(precision)
     while True:
         start = time.perf_counter()
         with torch.autocast(torch.device(device).type, dtype=half, enabled=half is not None):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ursa_minor.base import paths, wording
+from ursa_minor.base import paths, run_files, wording
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import check_launch
 from ursa_minor.base.wording import shown
@@ -23,7 +23,7 @@ from ursa_minor.recipe.keys import (
     TYPES,
     Recipe,
 )
-from ursa_minor.recipe.loading import RECIPE, RUN_RECIPE, load_recipe, unknown_name
+from ursa_minor.recipe.loading import DEFAULT_RECIPE, load_recipe, unknown_name
 
 # A value, where argparse before Python 3.14 takes -1e-3 for a flag.
 NEGATIVE = re.compile(r"-(\.?[0-9].*|inf(inity)?|nan)$", re.IGNORECASE)
@@ -87,7 +87,7 @@ def parse_training(argv: Sequence[str]) -> TrainCommand:
         return TrainCommand(None, modes, [])
 
     reader_argv = argv_of(flags)
-    recipe_file = find_recipe(flags.pop("recipe", RECIPE))
+    recipe_file = find_recipe(flags.pop("recipe", DEFAULT_RECIPE))
     if "extend_steps" in modes:
         _check_file_extension(recipe_file, flags)
     recipe = load_recipe(recipe_file, flags, modes)
@@ -124,7 +124,7 @@ def expand_option(option: str, path: str) -> str:
 def _check_file_extension(recipe_file: Path, flags: Mapping[str, Any]) -> None:
     """Raise BadInput where --extend_steps gets a run's recipe.yaml and a name or folder for the extended run."""
     options = [f"--{name}" for name in ("run_name", "output_dir") if name in flags]
-    if recipe_file.name == RUN_RECIPE and options:
+    if recipe_file.name == run_files.RECIPE and options:
         raise BadInput(
             f"--extend_steps: extends the run in {recipe_file.parent} and names the new run after its length; "
             f"leave {' and '.join(options)} out"
@@ -161,7 +161,7 @@ def read_flags(
         argument_default=argparse.SUPPRESS,
     )
     usual = parser.add_argument_group("usual")
-    usual.add_argument("--recipe", metavar="FILE", help=f"default: {RECIPE}")
+    usual.add_argument("--recipe", metavar="FILE", help=f"default: {DEFAULT_RECIPE}")
     for name in USUAL:
         _add_flag(usual, name)
     size_names = "|".join(sizes.names_of(sizes.GPT2_SIZES))

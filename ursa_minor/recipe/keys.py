@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import yaml
 
-from ursa_minor.base import paths
+from ursa_minor.base import paths, run_files
 from ursa_minor.base.redaction import redact_url
 from ursa_minor.recipe.effects import (
     AnyOf,
@@ -499,7 +499,7 @@ class Saving:
     @property
     def checkpoints(self) -> Path:
         """Where its checkpoints lie."""
-        return self.run_dir / "checkpoints"
+        return self.run_dir / run_files.CHECKPOINTS
 
     @property
     def name(self) -> str:
@@ -687,7 +687,8 @@ def shortened(name: str, path: str) -> str:
     place = Path(path)
     if place == Path(os.path.expanduser("~")):  # noqa: PTH111  (Path.home raises without a home)
         return "~"
-    if place.name == "model" and (place.parent / "recipe.yaml").is_file():
+    is_model_folder = place.name == run_files.MODEL_FOLDER
+    if is_model_folder and (place.parent / run_files.RECIPE).is_file():
         place = place.parent
     return place.name or path
 

@@ -29,8 +29,7 @@ from ursa_minor.recipe.keys import (
 log = logging.getLogger(__name__)
 
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
-RECIPE = "recipes/gpt2_124m.yaml"  # where none is given
-RUN_RECIPE = "recipe.yaml"  # the name of a run folder's
+DEFAULT_RECIPE = "recipes/gpt2_124m.yaml"
 
 
 class _Loader(yaml.SafeLoader):
@@ -83,7 +82,7 @@ def load_recipe(
     file_values = stated if several else data_source.replace_source(stated, flag_values)
     file_values = data_source.replace_model(file_values, flag_values)
     values, problems = places.expand(file_values | flag_values)
-    if path.name == RUN_RECIPE:
+    if path.name == run_files.RECIPE:
         values = places.follow_run_folder(values, stated, flags, path.parent)
     _begin_from_model(values)
     problems += [unknown_name(str(name), FIELDS) for name in values if name not in FIELDS]
@@ -111,7 +110,7 @@ def load_recipe(
         if size_note:
             log.info(size_note)
         _settle_warmup(values)
-        if path.name != RUN_RECIPE:  # said as the run began
+        if path.name != run_files.RECIPE:  # said as the run began
             _advise(values)
         problems += rules.recipe_problems(values)
         problems += rules.ineffective_flags(values | dict.fromkeys(modes, True), flags)
@@ -242,7 +241,7 @@ def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str
         or not (run / run_files.MODEL_FOLDER).is_dir()
     ):
         return f"Give another {recipe.saving.option_of_another_run}, or set it back"
-    command = f"python train.py --recipe {paths.quoted(run / RUN_RECIPE)}"
+    command = f"python train.py --recipe {paths.quoted(run / run_files.RECIPE)}"
     finish = run_files.read_finish(run)
     length = then[name]
     if finish and not finish.stopped_early:
@@ -316,8 +315,9 @@ def _begin_from_model(values: dict[str, Any]) -> None:
     if not isinstance(source, str):
         values["architecture"] = values.get("architecture") or FIELDS["architecture"].default
         return
-    if os.path.isdir(f"{source}/model"):  # noqa: PTH112  (of a name that is too long Path's own raises)
-        source = values["init_from"] = str(Path(source) / "model")
+    model_folder = f"{source}/{run_files.MODEL_FOLDER}"
+    if os.path.isdir(model_folder):  # noqa: PTH112  (of a name that is too long Path's own raises)
+        source = values["init_from"] = str(Path(model_folder))
     values.setdefault("tokenizer", source)
     for name in MODEL_KEYS:
         values.setdefault(name, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ursa_minor.base import paths
-from ursa_minor.base.run_files import METRICS
+from ursa_minor.base.run_files import CHECKPOINTS, METRICS
 from ursa_minor.base.wording import shown
 from ursa_minor.recipe import keys
 
@@ -66,7 +66,7 @@ def follow_run_folder(
 
 def contains_run(folder: Path) -> bool:
     """Return whether a folder contains a run that has begun."""
-    return (folder / METRICS).is_file() or (folder / "checkpoints").is_dir()
+    return (folder / METRICS).is_file() or (folder / CHECKPOINTS).is_dir()
 
 
 def _moved(

@@ -26,6 +26,8 @@ class Size:
 
     Attributes:
         names: values of ``--size``.
+        label: name in tables of published scores; empty if there are none.
+        recipe: name of the file in recipes/ that trains this size; empty if there is none.
         learning_rate: peak learning rate with AdamW.
         tokens_per_step: batch size in tokens.
     """
@@ -36,6 +38,8 @@ class Size:
     n_embd: int
     learning_rate: float
     tokens_per_step: int
+    label: str = ""
+    recipe: str = ""
 
     @property
     def shape(self) -> dict[str, int]:
@@ -45,8 +49,7 @@ class Size:
 
 # The shapes of GPT-2 under the names of llm.c and Transformers. Learning rates and batch sizes are
 # those of the GPT-3 models of about the same number of parameters: Small, Medium, Large and XL
-# (Brown et al. 2020, table 2.1). The batch sizes are rounded to powers of two, as in the recipes
-# gpt2_124m.yaml, gpt2_350m.yaml, gpt2_774m.yaml and gpt2_1558m.yaml.
+# (Brown et al. 2020, table 2.1). The batch sizes are rounded to powers of two, as in the recipes.
 GPT2_SIZES = (
     Size(
         names=("d12", "gpt2"),
@@ -55,6 +58,8 @@ GPT2_SIZES = (
         n_embd=768,
         learning_rate=6.0e-4,
         tokens_per_step=2**19,
+        label="GPT-2 124M",
+        recipe="gpt2_124m",
     ),
     Size(
         names=("d24", "gpt2-medium"),
@@ -63,6 +68,8 @@ GPT2_SIZES = (
         n_embd=1024,
         learning_rate=3.0e-4,
         tokens_per_step=2**19,
+        label="GPT-2 355M",
+        recipe="gpt2_350m",
     ),
     Size(
         names=("d36", "gpt2-large"),
@@ -71,6 +78,8 @@ GPT2_SIZES = (
         n_embd=1280,
         learning_rate=2.5e-4,
         tokens_per_step=2**19,
+        label="GPT-2 774M",
+        recipe="gpt2_774m",
     ),
     Size(
         names=("d48", "gpt2-xl"),
@@ -79,6 +88,8 @@ GPT2_SIZES = (
         n_embd=1600,
         learning_rate=2.0e-4,
         tokens_per_step=2**20,
+        label="GPT-2 1558M",
+        recipe="gpt2_1558m",
     ),
 )
 # Sizes of GPT-3 itself (the same table), for the estimates of check_setup.py. 3.2M tokens are

@@ -13,7 +13,7 @@ import numpy as np
 from ursa_minor.base import files
 from ursa_minor.evaluation.task import Task
 from ursa_minor.evaluation.task_data import records
-from ursa_minor.recipe import keys
+from ursa_minor.recipe import keys, sizes
 from ursa_minor.recipe.reference_curves import Reference
 
 # Okabe and Ito's colors, which color-blind people can distinguish; their yellow is too light for a line.
@@ -52,12 +52,6 @@ STYLE |= {
 }
 WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
 MOST_UPDATES = 4000  # rows of updates that a picture is drawn from: more than it has pixels
-SIZES = {
-    (12, 768): "GPT-2 124M",
-    (24, 1024): "GPT-2 355M",
-    (36, 1280): "GPT-2 774M",
-    (48, 1600): "GPT-2 1558M",
-}
 SMOOTHED = 25  # of this many parts of a run a smoothed point is the mean of one
 WARM_UP = 0.1  # of a run: what stands higher than the rest there would squash the rest
 
@@ -101,10 +95,18 @@ def scored_all_items(rows: Sequence[Mapping], task: Task) -> bool:
 
 def published_scores(model: keys.Model) -> Published:
     """Return published scores that a model of this shape may be compared with: metric -> model -> value."""
-    size = SIZES.get((model.n_layer or 0, model.n_embd or 0), "GPT-2 124M")
+    smallest = sizes.GPT2_SIZES[0]
+    label = smallest.label  # also for a model of another shape
+    for size in sizes.GPT2_SIZES:
+        if (size.n_layer, size.n_embd) == (model.n_layer, model.n_embd):
+            label = size.label
+    names = [label]
+    if label == smallest.label:
+        names.append("GPT-3 124M")
+
     found: dict[str, dict[str, float]] = {}
     for task in records().values():
-        for name in [size, "GPT-3 124M"] if size == "GPT-2 124M" else [size]:
+        for name in names:
             for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
                 if value is not None:
                     found.setdefault(task.metric(score), {})[name] = (

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ursa_minor.base import files
 from ursa_minor.base.errors import space_fix
 from ursa_minor.base.redaction import redact
-from ursa_minor.base.run_files import METRICS, iterate_metrics
+from ursa_minor.base.run_files import CURVES, METRICS, SAMPLES, iterate_metrics
 from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.tokens.tokenizer import CUT
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
@@ -73,8 +73,8 @@ class Report:
         run_dir = recipe.saving.run_dir
         metrics, samples, self._picture = (
             run_dir / METRICS,
-            run_dir / "samples.txt",
-            run_dir / "curves.png",
+            run_dir / SAMPLES,
+            run_dir / CURVES,
         )
         self._rows, self._drawn = curves.Thinned(), time.monotonic()
         sent = self._drop_future(metrics, state.step)

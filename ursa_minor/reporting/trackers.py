@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
-from ursa_minor.base import files
+from ursa_minor.base import files, run_files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import one_line
 from ursa_minor.base.signals import SIGNALS
@@ -36,7 +36,6 @@ TESTED = {
     "tensorboard": "tensorboard==2.21.0",
     "trackio": "trackio==0.43.0",
 }
-IDS = "trackers.json"
 STDIN = 0  # file descriptor
 
 # Environment variables that replace the default of project_name, run_name and the run's id.
@@ -152,7 +151,7 @@ class Trackers:
     ) -> None:
         names = recipe.tracking.names
         run_dir = recipe.saving.run_dir
-        path = run_dir / IDS
+        path = run_dir / run_files.TRACKER_IDS
         saved = SavedTrackers.read(path)
         self.ids = ids | saved.ids
         self._open: dict[str, OpenTracker] = {}
@@ -163,7 +162,7 @@ class Trackers:
         # A tracker that knows this run has its rows up to a place. Others have none.
         sent = max(sent, saved.place)
         last_places = {name: saved.behind.get(name, sent) for name in self.ids}
-        if (run_dir / "tensorboard").is_dir():
+        if (run_dir / run_files.TENSORBOARD).is_dir():
             last_places["tensorboard"] = saved.behind.get("tensorboard", sent)
         for name, variable in ID_VARIABLES.items():
             run_id = os.environ.get(variable)
@@ -437,8 +436,8 @@ def drop_overridden(recipe: keys.Recipe, argv: Sequence[str]) -> None:
         if argument.startswith("--") and "=" in argument:
             name, _, value = argument.removeprefix("--").partition("=")
             flags[name] = value
-    recipe_file = Path(flags.get("recipe", loading.RECIPE))
-    is_run_recipe = recipe_file.name == loading.RUN_RECIPE
+    recipe_file = Path(flags.get("recipe", loading.DEFAULT_RECIPE))
+    is_run_recipe = recipe_file.name == run_files.RECIPE
     has_default_name = is_run_recipe or recipe.saving.name == recipe_file.stem
     has_default_project = recipe.tracking.project_name == keys.FIELDS["project_name"].default
 

@@ -18,7 +18,15 @@ from accelerate import Accelerator
 
 from ursa_minor.base import cudnn, paths
 from ursa_minor.base.errors import TrainingStopped
-from ursa_minor.base.run_files import METRICS, MODEL_FOLDER, Finish, step_name
+from ursa_minor.base.run_files import (
+    CURVES,
+    LOG,
+    METRICS,
+    MODEL_FOLDER,
+    SAMPLES,
+    Finish,
+    step_name,
+)
 from ursa_minor.base.stopping import StopRequest
 from ursa_minor.base.wording import counted
 from ursa_minor.checkpoint import format as checkpoint
@@ -84,7 +92,7 @@ def finish_of(state: RunState, recipe: keys.Recipe) -> Finish:
 def contents(saving: keys.Saving) -> str:
     """Return the names of the files in the run folder that a user may want to see, and its checkpoints."""
     names = []
-    for name in ("curves.png", "samples.txt", METRICS, "run.log"):
+    for name in (CURVES, SAMPLES, METRICS, LOG):
         path = saving.run_dir / name
         if path.is_file() and path.stat().st_size:
             names.append(name)

@@ -14,14 +14,16 @@ from ursa_minor.base.run_files import (
     LOG,
     MODEL_FOLDER,
     PARTIAL,
+    PENDING,
+    RECIPE,
     STEP,
+    TENSORBOARD,
+    TRACKER_IDS,
     clear_partial,
     read_finish,
 )
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.recipe import keys, loading
-from ursa_minor.reporting.trackers import IDS
-from ursa_minor.run.publish import PENDING
 from ursa_minor.run.resume import begins_at
 
 LOCK = ".lock"
@@ -31,7 +33,7 @@ def check_run_folder(recipe: keys.Recipe) -> None:
     """Raise BadInput when the run folder holds another recipe's run, or is not a run folder."""
     run_dir, asked = recipe.saving.run_dir, recipe.saving.resume_from_checkpoint
     option = recipe.saving.option_of_another_run
-    old = run_dir / "recipe.yaml"
+    old = run_dir / RECIPE
     for place in (run_dir, recipe.saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
         if problem := files.unusable(place):
             raise BadInput(
@@ -142,13 +144,13 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     with files.locked(run_dir / LOCK, busy, users="trainers"):
         clear_partial(run_dir)
         clear_partial(recipe.saving.checkpoints)
-        path, text = run_dir / "recipe.yaml", keys.as_yaml(recipe)
+        path, text = run_dir / RECIPE, keys.as_yaml(recipe)
         if (
             not holds_results(recipe.saving)
             and path.is_file()
             and path.read_bytes() != text.encode()
         ):
-            for name in (IDS, FINISH, "tensorboard"):  # new curves: those are another run's
+            for name in (TRACKER_IDS, FINISH, TENSORBOARD):  # new curves: those are another run's
                 files.remove(run_dir / name)
         files.write_text(path, text)
         console.keep_in(run_dir / LOG)

@@ -17,8 +17,6 @@ from ursa_minor.recipe import keys
 
 log = logging.getLogger(__name__)
 
-PENDING = "hub"  # in the run folder: pushes to send
-
 
 def push_seconds(stopped_by: signal.Signals | None) -> int:
     """Return for how many seconds a run waits for the Hub.
@@ -54,7 +52,7 @@ class Publisher:
         self._num_submitted = 0
         self._pusher: push.Pusher | None = None
         if repo_id:
-            self._pusher = push.Pusher(self._run_dir / PENDING)
+            self._pusher = push.Pusher(self._run_dir / run_files.PENDING)
             self._pusher.start()
 
     def saved(self, path: Path) -> None:
@@ -140,13 +138,16 @@ class Publisher:
         """
         sources = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
         sources[run_files.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
-        sources["recipe.yaml"] = keys.public_yaml(self._recipe)
-        curves = self._run_dir / "curves.png"
+        sources[run_files.RECIPE] = keys.public_yaml(self._recipe)
+        curves = self._run_dir / run_files.CURVES
         if curves.is_file():
-            sources["curves.png"] = curves
+            sources[run_files.CURVES] = curves
 
         path = self._recipe.saving.checkpoints / run_files.step_name(step)
-        folders = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoints/{path.name}"}
+        folders = {
+            "checkpoint": "last-checkpoint",
+            "all_checkpoints": f"{run_files.CHECKPOINTS}/{path.name}",
+        }
         folder = folders.get(self._recipe.hub.hub_strategy)
         if folder and path.is_dir():
             for file in path.iterdir():
@@ -192,4 +193,4 @@ def push_pending(run_dir: Path) -> int:
     """Send what waits in a run folder; return 0 when nothing is left, else 1."""
     if not run_dir.is_dir():
         raise BadInput(f"--push_pending {run_dir}: no such run folder")
-    return 1 if push.push_pending(run_dir / PENDING) else 0
+    return 1 if push.push_pending(run_dir / run_files.PENDING) else 0

@@ -26,6 +26,7 @@ from ursa_minor.machine.micro_batch import fit_micro_batch
 from ursa_minor.machine.run_info import Facts, facts_of
 from ursa_minor.model.attention import kernel_taken
 from ursa_minor.model.build import build
+from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.model.loss import loss_module
 from ursa_minor.optim import optimizers
 from ursa_minor.preflight import run_estimate
@@ -82,12 +83,8 @@ def open_run(
     """
     tokenizer, device = corpus.tokenizer, accelerator.device
     model = build(recipe.model, eos_token_id=tokenizer.eos_token_id).to(device)
-    zero1 = (
-        recipe.optimizer.shard_optimizer
-        and accelerator.num_processes > 1
-        and not accelerator.is_fsdp2
-    )
-    optimizer = optimizers.build(model, recipe.optimizer, shard=zero1)
+    shard = uses_zero1(recipe, accelerator)
+    optimizer = optimizers.build(model, recipe.optimizer, shard=shard)
     module, optimizer = prepare(
         loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator
     )
@@ -140,6 +137,15 @@ def open_run(
     )
 
 
+def uses_zero1(recipe: keys.Recipe, accelerator: Accelerator) -> bool:
+    """Return whether each process keeps only its shard of the moments. FSDP2 shards them itself."""
+    return (
+        recipe.optimizer.shard_optimizer
+        and accelerator.num_processes > 1
+        and not accelerator.is_fsdp2
+    )
+
+
 def header(
     recipe: keys.Recipe,
     plan: Plan,
@@ -184,12 +190,11 @@ def attention_kernel(recipe: keys.Recipe, plan: Plan, accelerator: Accelerator) 
     """Return the attention kernel of a training step (cudnn, flash, efficient, math or flex), or None on a CPU."""
     if accelerator.device.type != "cuda":
         return None
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return kernel_taken(
         recipe.model,
         plan.per_device_train_batch_size,
         accelerator.device,
-        dtypes.get(accelerator.mixed_precision, torch.float32),
+        HALF_DTYPES.get(accelerator.mixed_precision, torch.float32),
         document_mask=recipe.loss.document_mask,
         compiled=compiler_of(accelerator) != "no",
     )
@@ -197,11 +202,6 @@ def attention_kernel(recipe: keys.Recipe, plan: Plan, accelerator: Accelerator) 
 
 def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> str:
     mode, layers = recipe.machine.compile_mode, recipe.model.gradient_checkpointing
-    zero1 = (
-        recipe.optimizer.shard_optimizer
-        and accelerator.num_processes > 1
-        and not accelerator.is_fsdp2
-    )
     options = {
         f"precision {facts.precision}": True,
         "TF32": torch.get_float32_matmul_precision() == "high",
@@ -209,6 +209,6 @@ def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> str
         f"compile {compiler_of(accelerator)}{f' ({mode})' if mode != 'default' else ''}": True,
         f"{layers} gradient checkpointing": layers != "none",
         "FSDP2": accelerator.is_fsdp2,
-        "ZeRO-1": zero1,
+        "ZeRO-1": uses_zero1(recipe, accelerator),
     }
     return ", ".join(option for option, holds in options.items() if holds)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from accelerate.utils import broadcast_object_list
 
+from ursa_minor.base.run_files import RECIPE
 from ursa_minor.optim.schedule import Length, shorten
 from ursa_minor.recipe import keys
 
@@ -131,7 +132,7 @@ class TimeBudget:
         """Return the last line of a run that the limit has stopped."""
         hours = self._schedule.max_hours
         more = 2 * max(hours, self.seconds / 3600)
-        recipe_file = shlex.quote(f"{self._saving.run_dir}/recipe.yaml")
+        recipe_file = shlex.quote(str(self._saving.run_dir / RECIPE))
         command = f"python train.py --recipe {recipe_file} --max_hours {more:.3g}"
         if self._saving.resume_from_checkpoint == "none":
             command += " --resume_from_checkpoint auto"
