@@ -20,7 +20,7 @@ from ursa_minor.base import console, files, gpus, paths
 from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import redact
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.preflight import budget, checks, data_throughput, run_estimate
 from ursa_minor.preflight.compatibility import ERROR, TRYING, WARNING
 from ursa_minor.recipe import command_line, keys, loading, sizes
@@ -125,7 +125,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def size_flags(asked: argparse.Namespace) -> dict[str, str]:
     """Return ``--size`` as recipe flags, with the number of steps if other flags give it."""
-    sizes.find(asked.size)
+    sizes.find_size(asked.size)
     flags = {"size": asked.size, "run_name": asked.size}
     if asked.tokens:
         recipe = load(asked.recipe, flags)
@@ -166,7 +166,7 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     else:
         print(
             ", ".join(
-                counted(levels.count(level), level, f"{level}s") for level in (ERROR, WARNING)
+                pluralize(levels.count(level), level, f"{level}s") for level in (ERROR, WARNING)
             )
         )
     return int(ERROR in levels)
@@ -178,7 +178,7 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         asked.max_steps = math.ceil(asked.tokens / recipe.batch.tokens_per_step)
     if asked.max_steps:
         recipe = keys.replace(recipe, max_steps=asked.max_steps)
-    which, first = (gpus.CARDS, asked.count or 1) if asked.all_cards else wanted_card(asked)
+    which, first = (gpus.GPUS, asked.count or 1) if asked.all_cards else wanted_card(asked)
     searched = asked.size and not (asked.count or asked.all_cards)  # the fewest that hold the model
     for count in (first << power for power in range(13 if searched else 1)):
         given, price = supply_of(recipe, asked, count), price_of(asked, count)
@@ -226,12 +226,12 @@ def show_plan(asked: argparse.Namespace) -> int:
     return 0
 
 
-def wanted_card(asked: argparse.Namespace) -> tuple[tuple[gpus.Card, ...], int]:
+def wanted_card(asked: argparse.Namespace) -> tuple[tuple[gpus.Gpu, ...], int]:
     """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
     found = [asked.card] if asked.card else [card["name"] for card in checks.nvidia_smi()]
     name = found[0] if found else "no NVIDIA card"
     if (card := gpus.find(name)) is None:
-        near = ", ".join(gpus.of_its_kind(name))
+        near = ", ".join(gpus.similar_gpus(name))
         raise BadInput(
             f"{name}: not a card in our table; give --card, one of {near}, or --all_cards"
         )
@@ -243,7 +243,9 @@ def price_of(asked: argparse.Namespace, count: int) -> float:
     return asked.price_per_machine_hour or count * (asked.price_per_card_hour or 0)
 
 
-def supply_of(recipe: keys.Recipe, asked: argparse.Namespace, count: int) -> data_throughput.Supply:
+def supply_of(
+    recipe: keys.Recipe, asked: argparse.Namespace, count: int
+) -> data_throughput.DataThroughput:
     """Return what the recipe's data give on the machine that was asked for."""
     return data_throughput.supply(
         recipe.data,

@@ -23,8 +23,8 @@ from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.paths import argument, path_argument
 from ursa_minor.base.run_files import METRICS, RECIPE, Finish, read_finish, read_metrics
-from ursa_minor.base.wording import counted, nearest_beside
-from ursa_minor.evaluation.task_data import records
+from ursa_minor.base.wording import did_you_mean_file, pluralize
+from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.recipe import command_line, keys, loading, reference_curves
 from ursa_minor.reporting import curves
 
@@ -32,7 +32,7 @@ COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.OR
 DASHES = ("-", "--", "-.")  # for more columns than colors
 POINTS = 400  # of a train loss
 # Keys that say nothing of a run.
-NAMES = ("run_name", "output_dir", "prepared_data_dir", "resume_from_checkpoint", "tags")
+NAMING_KEYS = ("run_name", "output_dir", "prepared_data_dir", "resume_from_checkpoint", "tags")
 CELL = 28  # characters of a value
 MAKING = (
     "tokenizer_vocab_size",
@@ -52,7 +52,7 @@ UNLIKE_VALIDATION = ("eval_tokens", "validation_tokens", "validation_fraction", 
 SHORT = 0.2  # hours, below which minutes are shown
 
 
-class Column(NamedTuple):
+class RunColumn(NamedTuple):
     """One run, or the runs of one group.
 
     Attributes:
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     ]
     if stopped_early:
         print(
-            f"early stopping ended {counted(len(stopped_early), 'run', 'runs')}; figures are those at the end of each run"
+            f"early stopping ended {pluralize(len(stopped_early), 'run', 'runs')}; figures are those at the end of each run"
         )
     if most == 1 and could_be_grouped(paths):
         print(
@@ -181,18 +181,20 @@ def find_metrics(name: str) -> Path:
     """Return a run's metrics.jsonl. Raises BadInput where there is none."""
     path = Path(name) / METRICS if Path(name).is_dir() else Path(name)
     if not path.is_file():
-        near = nearest_beside(f"runs/{name}", Path.is_dir) or nearest_beside(name, Path.is_dir)
+        near = did_you_mean_file(f"runs/{name}", Path.is_dir) or did_you_mean_file(
+            name, Path.is_dir
+        )
         raise BadInput(f"{path}: no such file; give a run's folder or its metrics.jsonl{near}")
     return path
 
 
 def grouped(
     paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] | None
-) -> list[Column]:
+) -> list[RunColumn]:
     """Return a column for each run, or for each group of them. Raises BadInput for labels that do not fit."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise BadInput("a run is given twice; give each once")
-    free = {*NAMES, *group, *(["data_seed"] if "seed" in group else [])}
+    free = {*NAMING_KEYS, *group, *(["data_seed"] if "seed" in group else [])}
     found: dict[str, tuple[dict, list[Path]]] = {}
     recipes = {path: keys.map_paths(read_recipe(path), from_here) for path in paths}
     if group:
@@ -218,7 +220,7 @@ def grouped(
     for label, (recipe, same) in zip(labels, found.values(), strict=True):
         runs = [*map(read_metrics, same)]
         finishes = [read_finish(path.parent) for path in same]
-        columns.append(Column(label, recipe, runs, [*map(reach, runs)], finishes))
+        columns.append(RunColumn(label, recipe, runs, [*map(reach, runs)], finishes))
     return columns
 
 
@@ -295,7 +297,7 @@ def completed(
     return complete
 
 
-def ended_alike(column: Column) -> bool:
+def ended_alike(column: RunColumn) -> bool:
     """Return whether the mean of a column's runs is that of one length.
 
     A run that early stopping has ended is finished, at whatever length.
@@ -328,7 +330,7 @@ def reach(rows: Sequence[Mapping]) -> dict[str, float]:
     }
     found |= {
         f"{task.label} {one}": task.metric(one)
-        for task in records().values()
+        for task in all_tasks().values()
         for one in task.scores
     }
     reached = {words: last[name] for words, name in found.items() if name in last}
@@ -344,7 +346,7 @@ def reach(rows: Sequence[Mapping]) -> dict[str, float]:
     return reached
 
 
-def table(columns: Sequence[Column], time: str, unsure: str) -> list[list[str]]:
+def table(columns: Sequence[RunColumn], time: str, unsure: str) -> list[list[str]]:
     """Return the cells of the table: recipe keys that differ, then what was reached, with differences between groups.
 
     Args:
@@ -411,7 +413,7 @@ def student(freedom: float) -> float:
     return t
 
 
-def same_tokens(columns: Sequence[Column]) -> bool:
+def same_tokens(columns: Sequence[RunColumn]) -> bool:
     """Return whether all have one tokenizer; one that is made from the text is another for another text."""
     made = columns[0].recipe.get("tokenizer") in keys.TRAINED_TOKENIZERS
     names = ("tokenizer", *(MAKING if made else ()))
@@ -423,7 +425,7 @@ def same_tokens(columns: Sequence[Column]) -> bool:
 
 
 def draw(
-    columns: Sequence[Column],
+    columns: Sequence[RunColumn],
     path: Path,
     reference: reference_curves.Reference | None,
     loss: str,
@@ -458,7 +460,7 @@ def draw(
             axes.legend(loc="upper right", fontsize=8, ncols=1 + len(columns) // 9)
 
 
-def drawn(axes, column: Column, number: int, name: str, x: str) -> tuple | None:
+def drawn(axes, column: RunColumn, number: int, name: str, x: str) -> tuple | None:
     """Draw one column's metric; return its line, or None where it has none."""
     import numpy as np  # here, for it takes time, and a wrong flag is answered at once
 

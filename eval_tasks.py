@@ -15,7 +15,7 @@ from ursa_minor.base import console, files, paths, wording
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import check_launch
-from ursa_minor.model.resolve import find
+from ursa_minor.model.resolve import resolve_model
 from ursa_minor.recipe import command_line, keys
 
 
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv, task)
     check_launch(os.environ)
     console.start()
-    find(args.model)
+    resolve_model(args.model)
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     from ursa_minor.evaluation import score_model
@@ -66,7 +66,7 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
             help="put the scores into the card of this model of the Hub",
         )
     else:
-        tasks_help = f"tasks: {wording.either(keys.TASKS)}; multiblimp_LANGUAGE"
+        tasks_help = f"tasks: {wording.join_or(keys.TASK_NAMES)}; multiblimp_LANGUAGE"
         parser.add_argument("--tasks", nargs="+", required=True, metavar="NAME", help=tasks_help)
     parser.set_defaults(tasks=[task], alone=bool(task), push_to_hub=None)
     args = command_line.parse_flags(parser, argv)
@@ -75,9 +75,9 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     task_files, errors = read_task_files(args)
     errors += option_errors(args, task_files)
     for name in args.tasks:
-        if name not in keys.TASKS:
-            suggestion = wording.nearest(name, keys.TASKS)
-            errors.append(f"--tasks {name}: must be {wording.either(keys.TASKS)}{suggestion}")
+        if name not in keys.TASK_NAMES:
+            suggestion = wording.did_you_mean(name, keys.TASK_NAMES)
+            errors.append(f"--tasks {name}: must be {wording.join_or(keys.TASK_NAMES)}{suggestion}")
     if errors:
         raise BadInput(errors)
 

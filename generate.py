@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ursa_minor.base import console, paths
 from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.model.resolve import find
+from ursa_minor.model.resolve import resolve_model
 from ursa_minor.recipe import command_line, rules
 
 # The key of a recipe whose range a flag has.
@@ -72,7 +72,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def print_samples(asked: argparse.Namespace) -> None:
     """Load the model; write on from the prompt, as often as asked, or chat."""
-    name = find(asked.model)
+    name = resolve_model(asked.model)
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     import torch

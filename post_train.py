@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     """Post-train as the command line asks; return the exit status."""
     # These are read when TRL is imported, or later. Trainer would spread one process over all cards of the machine.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault(cudnn.VARIABLE, "1")
+    os.environ.setdefault(cudnn.DEPRIORITIZED_VARIABLE, "1")
     if "WORLD_SIZE" not in os.environ:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     warnings.filterwarnings(
@@ -67,11 +67,11 @@ def post_train(task, settings) -> None:
     from ursa_minor.hub import client
     from ursa_minor.model import pretrained
     from ursa_minor.model.adapters import check_no_hub_adapter
-    from ursa_minor.model.resolve import find
+    from ursa_minor.model.resolve import resolve_model
     from ursa_minor.model.vocabulary import check_embedding_rows
     from ursa_minor.post import positions, rewards
     from ursa_minor.post import prompts as prompt_sets
-    from ursa_minor.post.report import Report
+    from ursa_minor.post.report import RewardReport
     from ursa_minor.post.settings import refusal
 
     client.bound_client()
@@ -94,7 +94,7 @@ def post_train(task, settings) -> None:
         prompt_sets.read("held_out", task.held_out),
     )
     where = f"model = {task.model}"
-    name = find(task.model, "model = ")
+    name = resolve_model(task.model, "model = ")
     check_no_hub_adapter(name, where)
     tokenizer = tokenization.load(name, of_model=True)
     prompt_sets.check(tokenizer, [*prompts, *held_out])
@@ -114,7 +114,7 @@ def post_train(task, settings) -> None:
     prompt_sets.stop_at(model, tokenizer, task.stop)
     positions.derive_positions(model)
 
-    report = Report(
+    report = RewardReport(
         folder if os.environ.get("RANK", "0") == "0" else None,
         f"{reward.__name__}: {task.model}",
         lambda: prompt_sets.score(model, tokenizer, held_out, reward, longest),

@@ -189,7 +189,7 @@ def prefetch(recipe: keys.Recipe) -> bool:
     if needs_tokenizer:
         tokenization.load(recipe.data.tokenizer)
     for task in tasks:
-        task_data.fetch(task_data.records()[task])
+        task_data.fetch(task_data.all_tasks()[task])
     return True
 
 

@@ -30,7 +30,7 @@ from ursa_minor.base import console
 from ursa_minor.base.errors import TrainingStopped
 from ursa_minor.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
 from ursa_minor.data.loading.corpus import Corpus
-from ursa_minor.evaluation.encoded_task import Encoded
+from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.evaluator import check_prompts, encode_items, read_items
 from ursa_minor.evaluation.task import Task
 from ursa_minor.hub import client, push
@@ -144,7 +144,7 @@ def train_run(recipe: keys.Recipe, reader_argv: list[str], *, profiled: bool) ->
 def train(
     recipe: keys.Recipe,
     corpus: Corpus,
-    tests: Mapping[Task, Encoded],
+    tests: Mapping[Task, EncodedTask],
     accelerator: Accelerator,
     repo_id: str | None,
     *,

@@ -36,15 +36,15 @@ TRAINING_SOURCES += (
     "build-nanogpt's steps, a public file",
     "build-nanogpt on Windows, not compiled, a public file",
 )
-FITTED = [card for card in gpus.CARDS if card.training and card.training.source == gpus.SCRIPT]
-OTHERS = [card for card in gpus.CARDS if card.training and card not in FITTED]
+FITTED = [card for card in gpus.GPUS if card.training and card.training.source == gpus.SCRIPT]
+OTHERS = [card for card in gpus.GPUS if card.training and card not in FITTED]
 # Tokens/s of languini-kitchen's GPT small (languini/projects/gpt/throughput_results.csv): fp16, compiled, no flash
 # attention on any card, 16,384 words, context 512.
 LANGUINI = {"v100": 43_839, "rtx3090": 55_416, "rtx4090": 88_701, "a100": 135_107}
 LANGUINI_SMALL = estimate.Shape(12, 768, 16_384, 512)
 
 
-def terms(card: gpus.Card) -> list[float]:
+def terms(card: gpus.Gpu) -> list[float]:
     """Return seconds a token, as shares of those measured: at rate M, at 1 PFLOP/s, at the data sheet's bandwidth."""
     flops, moved = (
         estimate.computed_flops(estimate.GPT2_124M),
@@ -58,7 +58,7 @@ def terms(card: gpus.Card) -> list[float]:
     return [term * card.training.figure for term in seconds]
 
 
-def fit(known: list[gpus.Card], share: float = 1.0, limited: bool = True) -> np.ndarray:
+def fit(known: list[gpus.Gpu], share: float = 1.0, limited: bool = True) -> np.ndarray:
     """Return 1/``share`` (of M), 1/R (R in PFLOP/s; 0 where not ``limited``) and 1/b of least absolute relative errors."""
     matrix = np.array([terms(card) for card in known])
     left, free, weights = (
@@ -72,12 +72,12 @@ def fit(known: list[gpus.Card], share: float = 1.0, limited: bool = True) -> np.
     return np.array([1 / share, *([] if limited else [0.0]), *found])
 
 
-def left_out(card: gpus.Card, **how) -> float:
+def left_out(card: gpus.Gpu, **how) -> float:
     """Return estimated / measured of a card that the fit has not seen."""
     return 1 / float(terms(card) @ fit([other for other in FITTED if other is not card], **how))
 
 
-def speed(card: gpus.Card, shape: estimate.Shape = estimate.GPT2_124M) -> float:
+def speed(card: gpus.Gpu, shape: estimate.Shape = estimate.GPT2_124M) -> float:
     """Return the tokens per second that ursa_minor/preflight/estimate.py says."""
     return 1 / estimate.seconds_per_token(shape, card)
 
@@ -150,7 +150,7 @@ def report() -> dict:
 # ---- what is printed elsewhere
 
 
-def estimated(card: gpus.Card, count: int = 1) -> dict:
+def estimated(card: gpus.Gpu, count: int = 1) -> dict:
     """Return what check_setup.py says of GPT-2 124M on ``count`` of a card."""
     recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
     return run_estimate.estimate_run(recipe, card, count, 0.0)
@@ -161,13 +161,13 @@ def two_digits(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
-def speed_in_words(known: gpus.Measured, card: gpus.Card) -> str:
+def speed_in_words(known: gpus.Measurement, card: gpus.Gpu) -> str:
     """Return a measured speed of one card, as a YAML's head gives it."""
     size = f"micro-batch {known.micro_batch}, " if known.micro_batch else ""
     return f"{size}{known.figure:,.0f} tokens/s, {run_estimate.mfu(card, known.figure):.0%} MFU ({known.source})"
 
 
-def preset(text: str, card: gpus.Card, count: int, stem: str) -> str:
+def preset(text: str, card: gpus.Gpu, count: int, stem: str) -> str:
     """Return a card's YAML; of ``text``, the one that there is, the card's name in the first line stays."""
     row, (name, precision) = (
         estimated(card, count),
@@ -220,7 +220,7 @@ def preset(text: str, card: gpus.Card, count: int, stem: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def last_cells(card: gpus.Card, *, all_of_them: bool) -> str:
+def last_cells(card: gpus.Gpu, *, all_of_them: bool) -> str:
     """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, too, and a good MFU."""
     row, known, mine = estimated(card), card.training, card.ours
     cells = [
@@ -244,7 +244,7 @@ def letter(source: str) -> str:
 
 def page(text: str, *, all_of_them: bool = True) -> str:
     """Return a page with its rows of cards, and its example for an A6000, as the code gives them."""
-    for card in gpus.CARDS:
+    for card in gpus.GPUS:
         begin = rf"^(\| [^|]+ \| `{card.name}\.yaml`[^|]* \|).*$"
         cells = last_cells(card, all_of_them=all_of_them)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)

@@ -30,7 +30,7 @@ from benchmarks.runs import gpt2_tokenizer, write_json
 from ursa_minor.base import paths
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, task_data
-from ursa_minor.evaluation.encoded_task import Encoded
+from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.tasks import hellaswag
 from ursa_minor.machine import device as hardware
 from ursa_minor.model import pretrained
@@ -52,7 +52,7 @@ def make_model(folder: Path) -> None:
 def ours(asked, model, tokenizer, texts: int, batch_size: int | None) -> np.ndarray:
     """Encode and score as eval_hellaswag.py does, one or both texts; return the log-likelihoods under the harness's."""
     some = task_data.Items(item._replace(questions=item.questions[:texts]) for item in asked)
-    test = Encoded(hellaswag.TASK, some, tokenizer)
+    test = EncodedTask(hellaswag.TASK, some, tokenizer)
     length = likelihood.context_length(model.config)
     found = likelihood.log_likelihoods(
         model, test.questions, context_length=length, batch_size=batch_size

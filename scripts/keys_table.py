@@ -28,7 +28,7 @@ LENGTH = ("max_steps", "warmup_steps")
 def tables() -> str:
     """Return a table for each section of a recipe."""
     parts = []
-    for section in keys.SLICES.values():
+    for section in keys.SECTIONS.values():
         parts.append(f"\n### {section.__name__}\n\n{HEADER}")
         parts += [row(field) for field in dataclasses.fields(section)]
     return "".join(parts)

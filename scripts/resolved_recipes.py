@@ -19,7 +19,7 @@ GOLDEN = ROOT / "tests" / "recipe" / "resolved_recipes.json"
 
 def resolve(name: str) -> dict:
     """Return all keys and values of a recipe in recipes/."""
-    return keys.flat(loading.load_recipe(ROOT / "recipes" / name))
+    return keys.to_dict(loading.load_recipe(ROOT / "recipes" / name))
 
 
 if __name__ == "__main__":

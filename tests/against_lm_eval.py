@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from benchmarks.runs import gpt2_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, task_data
-from ursa_minor.evaluation.encoded_task import Encoded
+from ursa_minor.evaluation.encoded_task import EncodedTask
 
 TASKS = (
     "arc_easy",
@@ -82,8 +82,8 @@ def main() -> None:
     )
     found = {}
     for name in TASKS:
-        task = task_data.records()[name]
-        test = Encoded(task, task_data.read(task), tokenizer)
+        task = task_data.all_tasks()[name]
+        test = EncodedTask(task, task_data.read(task), tokenizer)
         answers = likelihood.log_likelihoods(model, test.questions, context_length=limit)
         ours, chosen, sums = test.result(answers), test.predictions(answers), test.sums(answers)
         if name == "blimp":  # ours come in turn from the parts in the order of their files

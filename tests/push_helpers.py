@@ -133,7 +133,7 @@ def write_files(
     return card, sources
 
 
-def submit(pusher: push.Pusher, folder: Path, step: int, *, keep: bool = False) -> None:
+def submit(pusher: push.PushQueue, folder: Path, step: int, *, keep: bool = False) -> None:
     """Write a step's files below ``folder`` and submit their push."""
     pusher.submit(make_push(step, keep=keep), *write_files(folder, step))
 

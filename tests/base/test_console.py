@@ -61,22 +61,22 @@ def test_a_run_s_log_holds_what_was_shown_before_and_after_it_is_begun(tmp_path,
     path = tmp_path / "run.log"
     console.start()
     log.info("\x1bc the plan of http://me:secret@h/x")
-    console.keep_in(path)
+    console.log_to_file(path)
     log.info("step 1")
     console.say("error: bad data")  # as what ends a run is shown
     assert path.read_text() == "\\x1bc the plan of http://redacted@h/x\nstep 1\nerror: bad data\n"
     console.start()
     log.info("resumed")
-    console.keep_in(path)
+    console.log_to_file(path)
     assert path.read_text().endswith("bad data\nresumed\n") and "resumed" in capsys.readouterr().err
-    console.keep_in(tmp_path / "nowhere" / "run.log")
+    console.log_to_file(tmp_path / "nowhere" / "run.log")
     log.info("continues without")
 
 
 def test_records_of_a_library_are_redacted(tmp_path, capsys):
     """The reader of a stream gives our handler to huggingface_hub, which reports its retries."""
     console.start()
-    console.keep_in(tmp_path / "run.log")
+    console.log_to_file(tmp_path / "run.log")
     (terminal,) = logging.getLogger("ursa_minor").handlers
     library = logging.Logger("huggingface_hub")
     library.addHandler(terminal)
@@ -92,7 +92,7 @@ def test_a_terminal_that_nobody_reads_any_more_ends_no_run_and_its_file_has_the_
     """As `... 2>&1 | tee log` has it whose tee has died."""
     reader, writer = os.pipe()
     console.start()
-    console.keep_in(tmp_path / "run.log")
+    console.log_to_file(tmp_path / "run.log")
     with monkeypatch.context() as at, open(writer, "w") as terminal:
         at.setattr(sys, "stderr", terminal)
         log.info("one")

@@ -41,7 +41,7 @@ UNKNOWN += [
 
 def test_a_card_is_found_by_the_drivers_name_and_one_that_only_begins_alike_is_another():
     assert {name: gpus.find(name).name for name in KNOWN} == KNOWN
-    assert all(gpus.find(card.name) is card for card in gpus.CARDS) and not any(
+    assert all(gpus.find(card.name) is card for card in gpus.GPUS) and not any(
         map(gpus.find, UNKNOWN)
     )
 
@@ -51,16 +51,16 @@ def test_an_unknown_card_is_answered_with_its_own_series_and_without_one_with_al
         "rtx_a4600": ["a6000", "a4500", "a4000", "a40"],
         "4070": ["rtx4090", "rtx4080", "rtx4060", "rtx4060ti"],
     }
-    assert {name: gpus.of_its_kind(name) for name in nearest} == nearest
-    assert gpus.of_its_kind("h800")[0] in ("h100", "h200") and gpus.of_its_kind("2080ti") == [
-        c.name for c in gpus.CARDS
+    assert {name: gpus.similar_gpus(name) for name in nearest} == nearest
+    assert gpus.similar_gpus("h800")[0] in ("h100", "h200") and gpus.similar_gpus("2080ti") == [
+        c.name for c in gpus.GPUS
     ]
 
 
 def test_each_card_has_one_name_and_each_of_its_figures_a_source():
-    assert len({card.name for card in gpus.CARDS}) == len(gpus.CARDS)
-    assert [card.name for card in gpus.CARDS if card.precision != "bf16"] == ["t4", "v100"]
-    for card in gpus.CARDS:
+    assert len({card.name for card in gpus.GPUS}) == len(gpus.GPUS)
+    assert [card.name for card in gpus.GPUS if card.precision != "bf16"] == ["t4", "v100"]
+    for card in gpus.GPUS:
         assert (
             card.source
             and card.teraflops > 0
@@ -79,7 +79,7 @@ def test_each_card_has_one_name_and_each_of_its_figures_a_source():
 
 def test_a_card_never_measured_in_products_is_taken_at_the_share_that_its_kind_reaches():
     for geforce in (True, False):
-        kind = [card for card in gpus.CARDS if card.is_geforce == geforce]
+        kind = [card for card in gpus.GPUS if card.is_geforce == geforce]
         share = gpus.reached_share(geforce)
         assert share == statistics.median(
             card.products.figure / card.teraflops for card in kind if card.products
@@ -110,7 +110,7 @@ def test_each_card_has_a_preset_and_some_have_one_for_so_many_of_them():
     stems = [path.stem for path in (ROOT / "accelerate_configs").glob("*.yaml")]
     others = {"cpu", "mps", "conservative"}  # for any card
     assert {stem for stem in stems if not re.search(r"_\d?x\d", stem)} == {
-        card.name for card in gpus.CARDS
+        card.name for card in gpus.GPUS
     } | others
 
 

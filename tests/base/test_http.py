@@ -7,7 +7,7 @@ import pytest
 from push_helpers import Clock
 
 from ursa_minor.base import http
-from ursa_minor.base.http import Unreadable, check_no_html_page, moving, retry_after
+from ursa_minor.base.http import Unreadable, check_no_html_page, raise_if_stalled, retry_after
 
 SILLY = ("", "²", "-5", "nan", "1e3", "soon", "Wed, 99 Oct 2026 07:28:00 GMT")
 
@@ -34,11 +34,13 @@ def test_an_answer_that_trickles_fails_and_one_that_is_read_slowly_does_not(cloc
             yield each
 
     with pytest.raises(TimeoutError, match="fewer than 65,536 bytes came in 60 seconds"):
-        list(moving(sent(b"x", 9, 10**6)))
+        list(raise_if_stalled(sent(b"x", 9, 10**6)))
     assert clock.now == 63
-    whole = list(moving(sent(b"x" * 2**14, 10, 100)))  # 1.6 KB a second, for a quarter of an hour
+    whole = list(
+        raise_if_stalled(sent(b"x" * 2**14, 10, 100))
+    )  # 1.6 KB a second, for a quarter of an hour
     assert len(whole) == 100
-    for _ in moving(sent(b"x", 1, 20)):
+    for _ in raise_if_stalled(sent(b"x", 1, 20)):
         clock.sleep(100)  # what is waited here, the server has not to answer for
 
 

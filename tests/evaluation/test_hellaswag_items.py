@@ -12,8 +12,8 @@ from tokenizers import normalizers, processors
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import task_data as task_items
-from ursa_minor.evaluation.encoded_task import Encoded
-from ursa_minor.evaluation.likelihood import Answer
+from ursa_minor.evaluation.encoded_task import EncodedTask
+from ursa_minor.evaluation.likelihood import ModelAnswer
 from ursa_minor.evaluation.tasks import hellaswag
 
 ROW = {
@@ -39,7 +39,7 @@ def write(path, *rows):
 
 
 def encoded(folder, tokenizer, *rows, context_length=None):
-    return Encoded(
+    return EncodedTask(
         hellaswag.TASK, read([write(folder / "items.jsonl", *rows)]), tokenizer, context_length
     )
 
@@ -168,7 +168,7 @@ def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of
         9,
         2,
     ]
-    predictions = test.predictions([Answer(np.array(row), False) for row in LIKELIHOODS])
+    predictions = test.predictions([ModelAnswer(np.array(row), False) for row in LIKELIHOODS])
     wanted = {"acc": [3, 0, 0], "acc_norm": [2, 1, 2], "acc_token_norm": [3, 1, 1]}
     assert {name: chosen.tolist() for name, chosen in predictions.items()} == wanted
 

@@ -43,7 +43,7 @@ PAIRS = [{"sen": f"the {n} cats sit", "wrong_sen": f"the {n} cats sits"} for n i
 
 
 def read(task, *paths, **how):
-    return task_data.read(task_data.records()[task], [str(path) for path in paths], **how)
+    return task_data.read(task_data.all_tasks()[task], [str(path) for path in paths], **how)
 
 
 def questions(found):
@@ -135,7 +135,7 @@ def test_published_tsv_is_read_as_the_datasets_library_reads_it(tmp_path, monkey
     path = tmp_path / "data.tsv"
     path.write_text('sen\twrong_sen\n"She said ""yes""."\tNo.\n', encoding="utf-8")
     monkeypatch.setattr(task_data, "fetch", lambda task, revision: ([path], "commit"))
-    (item,) = task_data.read(task_data.records()["multiblimp_hin"])
+    (item,) = task_data.read(task_data.all_tasks()["multiblimp_hin"])
     assert item.questions[0].endings == ('She said "yes".', "No.")
 
 

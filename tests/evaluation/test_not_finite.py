@@ -13,7 +13,7 @@ from task_rows import DATASETS, blimp
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, sampling, score_model, task_data
-from ursa_minor.evaluation.encoded_task import Encoded
+from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.evaluator import MAX_SKIPS, Evaluator
 from ursa_minor.post import chat, rewards
 from ursa_minor.post import prompts as prompt_sets
@@ -40,8 +40,8 @@ def tokenizer():
 def encoded(task, folder):
     path = folder / "items.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[task]))
-    record = task_data.records()[task]
-    return Encoded(record, task_data.read(record, [str(path)]), tokenizer())
+    record = task_data.all_tasks()[task]
+    return EncodedTask(record, task_data.read(record, [str(path)]), tokenizer())
 
 
 @pytest.mark.parametrize(

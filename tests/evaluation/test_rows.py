@@ -8,7 +8,7 @@ import task_rows
 from ursa_minor.evaluation import task_data
 from ursa_minor.evaluation.rows import validate
 
-TASKS = task_data.records()
+TASKS = task_data.all_tasks()
 ROWS = {
     "arc_easy": {
         "question": "Q",

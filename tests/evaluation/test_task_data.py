@@ -24,7 +24,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, score_model, task_data
-from ursa_minor.evaluation.encoded_task import Encoded
+from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.tasks import hellaswag
 from ursa_minor.recipe import keys
 
@@ -149,7 +149,9 @@ GOLDEN: dict[str, tuple[list[list[float]], dict[str, float]]] = {
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_tasks_items_are_scored_as_the_harness_scored_them(laid_out, name):
     tokenizer, model = numbered()
-    test = Encoded(task_data.records()[name], task_data.read(task_data.records()[name]), tokenizer)
+    test = EncodedTask(
+        task_data.all_tasks()[name], task_data.read(task_data.all_tasks()[name]), tokenizer
+    )
     answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
     sums, scores = GOLDEN[name]
     for found, wanted in zip(test.sums(answers), sums, strict=False):
@@ -179,7 +181,7 @@ COMPLETE = {
 def test_revision_is_known_if_all_items_are_scored(laid_out, tmp_path, name):
     tokenizer, _ = numbered()
     for case, (change, limit, context, is_own, is_complete) in COMPLETE.items():
-        task = replace(task_data.records()[name], **{"size": task_rows.ROWS} | change)
+        task = replace(task_data.all_tasks()[name], **{"size": task_rows.ROWS} | change)
         own = shutil.copy(tmp_path / "datasets" / task.dataset[0] / task.files[0], tmp_path)
         if (
             is_own and Path(own).suffix == ".tsv"
@@ -188,7 +190,7 @@ def test_revision_is_known_if_all_items_are_scored(laid_out, tmp_path, name):
                 Path(own).read_text(encoding="utf-8").replace('"', ""), encoding="utf-8"
             )
         found = task_data.read(task, [own] if is_own else None, limit)
-        test = Encoded(task, found, tokenizer, context)
+        test = EncodedTask(task, found, tokenizer, context)
         assert test.revision == (found.commit if is_complete else None), case
         if not is_complete:
             with pytest.raises(
@@ -199,8 +201,8 @@ def test_revision_is_known_if_all_items_are_scored(laid_out, tmp_path, name):
 
 
 def test_every_name_of_the_recipe_has_a_record_and_no_other():
-    assert set(task_data.records()) == set(keys.TASKS)
-    for task in task_data.records().values():
+    assert set(task_data.all_tasks()) == set(keys.TASK_NAMES)
+    for task in task_data.all_tasks().values():
         assert task.fields and task.size > 0
         assert all(len(values) == len(task.scores) for values in task.published.values())
 
@@ -240,7 +242,7 @@ ROWS = {
 def test_a_row_that_is_no_item_is_refused_with_file_line_and_rule(tmp_path, name, change, words):
     (tmp_path / "rows.jsonl").write_text("\n" + json.dumps(ROWS.get(name, {}) | change) + "\n")
     with pytest.raises(BadInput) as caught:
-        task_data.read(task_data.records()[name], [str(tmp_path / "rows.jsonl")])
+        task_data.read(task_data.all_tasks()[name], [str(tmp_path / "rows.jsonl")])
     assert str(caught.value).startswith(f"{tmp_path}/rows.jsonl: line 2: ") and words in str(
         caught.value
     )
@@ -249,12 +251,12 @@ def test_a_row_that_is_no_item_is_refused_with_file_line_and_rule(tmp_path, name
 def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_with_the_command(
     laid_out, tmp_path
 ):
-    first = task_data.read(task_data.records()["blimp"], limit=10)
+    first = task_data.read(task_data.all_tasks()["blimp"], limit=10)
     assert len({item.where.rpartition("/")[0] for item in first}) == 10, "the first ones are of all"
     next((tmp_path / "datasets/nyu-mll/blimp").glob("*/*.parquet")).unlink()
     wanted = r"blimp \(nyu-mll/blimp of the Hub\) cannot .* hf download nyu-mll/blimp --include"
     with pytest.raises(BadInput, match=wanted):
-        task_data.read(task_data.records()["blimp"])
+        task_data.read(task_data.all_tasks()["blimp"])
 
 
 # Fetched from the Hub
@@ -280,7 +282,7 @@ def waits(hub, tmp_path, monkeypatch):
     ("request_line", "status"), [("/api/datasets/", "503"), ("/resolve/", "409")]
 )
 def test_task_is_fetched_again_after_a_passing_error(hub, waits, caplog, request_line, status):
-    task = task_data.records()["lambada_openai"]
+    task = task_data.all_tasks()["lambada_openai"]
     hub.problems = [[request_line, status, 1]]
     paths, commit = task_data.fetch(task)
     assert [path.name for path in paths] == ["lambada_test_en.jsonl"]
@@ -295,7 +297,7 @@ def test_task_is_fetched_again_after_a_passing_error(hub, waits, caplog, request
     ids=["final", "asks for a long wait", "no answer"],
 )
 def test_task_that_cannot_be_fetched_is_refused_immediately(hub, waits, answer, reason):
-    task = task_data.records()["lambada_openai"]
+    task = task_data.all_tasks()["lambada_openai"]
     hub.problems = [["/api/datasets/", answer, 10**6]]
     with pytest.raises(BadInput, match=f"cannot be loaded: .*{reason}"):
         task_data.fetch(task)

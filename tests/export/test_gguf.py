@@ -80,7 +80,7 @@ def made(folder, kind="gpt2", split="qwen35", precision="f32", talks=False):
     if talks:
         chat.add_chat(model, tokenizer)
     gguf_export.refuse(model, tokenizer)
-    stock = stock_export.as_stock(model, tokenizer, trim_vocab=True)
+    stock = stock_export.to_transformers(model, tokenizer, trim_vocab=True)
     stock_export.save(stock, folder, tokenizer)
     gguf_export.write(stock, tokenizer, folder, "mine", precision)
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -150,7 +150,7 @@ def test_weight_that_would_become_infinite_is_refused(
     model = built(n_embd=width, vocab_size=448)
     with torch.no_grad():
         model.get_parameter(weight).flatten()[1] = value
-    stock = stock_export.as_stock(model, tokenizer, trim_vocab=True)
+    stock = stock_export.to_transformers(model, tokenizer, trim_vocab=True)
     if limit is None:
         gguf_export.check_overflow(stock, precision)
         return

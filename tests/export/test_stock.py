@@ -61,7 +61,7 @@ def test_exported_files_are_as_the_ecosystem_reads_them(exported):
 
 
 def reloaded(model, folder, tokenizer, **how) -> GPT2LMHeadModel:
-    stock = stock_export.as_stock(model, tokenizer, **how)
+    stock = stock_export.to_transformers(model, tokenizer, **how)
     with files.making(folder, replace=True) as aside:
         stock_export.save(stock, aside, tokenizer)
     return AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -107,8 +107,8 @@ def test_overflowing_weight_is_refused_by_name(model, exported, dtype, value, wo
     with pytest.raises(
         BadInput, match=rf"^transformer.h.1.mlp.c_fc.weight has values up to {words}$"
     ):
-        stock_export.as_stock(model, exported[1], dtype=dtype)
-    stock_export.as_stock(model, exported[1])
+        stock_export.to_transformers(model, exported[1], dtype=dtype)
+    stock_export.to_transformers(model, exported[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -117,7 +117,7 @@ def test_non_finite_weight_is_refused_in_every_format(model, exported, dtype, va
     with torch.no_grad():
         model.transformer.ln_f.bias[3] = value
     with pytest.raises(BadInput, match=r"^transformer.ln_f.bias contains NaN or infinity"):
-        stock_export.as_stock(model, exported[1], dtype=dtype)
+        stock_export.to_transformers(model, exported[1], dtype=dtype)
 
 
 def test_description_is_what_export_writes_but_the_weights(model, exported):

@@ -11,11 +11,11 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation.task_data import records
+from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.export import stock as stock_export
 from ursa_minor.hub import card_merge, card_scores, model_card
-from ursa_minor.machine.run_info import Facts
+from ursa_minor.machine.run_info import RunInfo
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys, loading
 
@@ -82,7 +82,7 @@ def make(rows=(*UPDATES, VALIDATED, SCORED), recipe=RECIPE, **other) -> str:
         "tokenizer_size": 50257,
     }
     recipe = keys.replace(BASE, **recipe)
-    return model_card.model_card(repo_id, 100, rows, recipe, Facts(**facts | other), best_step)
+    return model_card.model_card(repo_id, 100, rows, recipe, RunInfo(**facts | other), best_step)
 
 
 def figures(text: str) -> dict[str, str]:
@@ -167,7 +167,7 @@ def test_metadata_have_scores_of_all_public_items_only(items):
 
 @pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "multiblimp_hin", "lambada_openai"])
 def test_results_name_part_split_and_revision(name):
-    task = records()[name]
+    task = all_tasks()[name]
     row = {"step": 100, f"{name}/items": task.size, f"{name}/revision": "c" * 40}
     row |= {f"{name}/{score}": 0.5 for score in task.scores}
     data, split = task.dataset
@@ -188,7 +188,7 @@ def test_loss_claims_no_public_data_set(sources):
 
 @pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "lambada_openai"])
 def test_evaluation_replaces_the_score_of_training(name):
-    task = records()[name]
+    task = all_tasks()[name]
     row = {"step": 100, f"{name}/items": task.size, f"{name}/revision": str(task.revision)}
     row |= {f"{name}/{score}": 0.25 for score in task.scores}
     scored = [card_scores.result(task, score, 0.5, str(task.revision)) for score in task.scores]

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the clien
 
 
 @pytest.fixture
-def pusher(server, pending) -> push.Pusher:
-    pusher = push.Pusher(pending)
+def pusher(server, pending) -> push.PushQueue:
+    pusher = push.PushQueue(pending)
     pusher.start()
     return pusher
 
@@ -187,7 +187,7 @@ def test_start_sends_what_an_earlier_process_staged(server, pending):
     shutil.copytree(
         pending / tag(1), pending / f".{tag(2)}.tmp-0123abcd"
     )  # killed while it staged this
-    pusher = push.Pusher(pending)
+    pusher = push.PushQueue(pending)
     pusher.start()
     assert pusher.wait(20) == 0
     assert_arrived(server, pending, 1)
@@ -196,7 +196,7 @@ def test_start_sends_what_an_earlier_process_staged(server, pending):
 def test_pushes_stay_staged_while_another_process_sends(server, pending):
     stage(pending, 1)
     with files.locked(pending / ".lock", "busy"):
-        assert push.Pusher(pending).wait(20) == 1
+        assert push.PushQueue(pending).wait(20) == 1
     assert not server.requests
 
 

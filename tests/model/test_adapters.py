@@ -9,7 +9,7 @@ import transformers.utils
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.model import adapters
-from ursa_minor.model.resolve import find
+from ursa_minor.model.resolve import resolve_model
 from ursa_minor.post import rewards
 
 
@@ -54,7 +54,7 @@ def test_adapter_folder_is_refused_with_merge_command(workplace, folder, names, 
     with pytest.raises(
         BadInput, match=f"^--model {name} contains a PEFT adapter for base. Merge"
     ) as error:
-        find(name)
+        resolve_model(name)
     program = program_of(error.value)
     assert "AutoPeftModelForCausalLM as Model; " in program
     assert (
@@ -69,7 +69,7 @@ def test_merge_command_writes_into_a_new_folder(workplace):
     for name in ("lora-merged", "lora-merged-2"):
         Path(name).mkdir()
     with pytest.raises(BadInput, match="and then use lora-merged-3: "):
-        find("lora")
+        resolve_model("lora")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{"])
@@ -79,7 +79,7 @@ def test_damaged_adapter_is_refused_without_base_model(workplace, text):
     with pytest.raises(
         BadInput, match="^model = lora contains a PEFT adapter, .* does not name the base model"
     ):
-        find("lora", "model = ")
+        resolve_model("lora", "model = ")
 
 
 def test_adapter_of_reward_model_is_refused(workplace):

@@ -28,12 +28,12 @@ OTHERS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.25)
 @pytest.fixture(params=ARCHITECTURES)
 def model(request) -> keys.Model:
     """A recipe's model that states what its architecture needs."""
-    stated = {key: KINDS["untied"][key] for key in keys.ARCHITECTURES[request.param]}
+    stated = {key: KINDS["untied"][key] for key in keys.ARCHITECTURE_KEYS[request.param]}
     return keys.Model(**SHAPE | {"n_head": 4}, architecture=request.param, **stated)
 
 
 def test_the_recipes_names_are_the_records_and_transformers():
-    assert set(keys.ARCHITECTURES) == set(ARCHITECTURES)
+    assert set(keys.ARCHITECTURE_KEYS) == set(ARCHITECTURES)
     assert all(
         AutoConfig.for_model(name).model_type == record.name == name
         for name, record in ARCHITECTURES.items()

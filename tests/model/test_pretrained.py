@@ -90,7 +90,9 @@ def other(request, tmp_path) -> PreTrainedModel:
 
 def completed(folder, **stated) -> keys.Model:
     """The model of a recipe that states nothing of the shape but this, when it is complete."""
-    return pretrained.complete(keys.deal(SHAPELESS | {"init_from": str(folder)} | stated)).model
+    return pretrained.complete(
+        keys.from_dict(SHAPELESS | {"init_from": str(folder)} | stated)
+    ).model
 
 
 def go_on(folder, **stated) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model import pretrained
-from ursa_minor.model.resolve import find
+from ursa_minor.model.resolve import resolve_model
 from ursa_minor.recipe import loading
 
 pytest_plugins = ["push_helpers"]
@@ -33,30 +33,30 @@ def test_a_run_stands_for_its_model_and_what_holds_none_is_refused_a_misspelt_ru
     runs,
 ):
     assert (
-        find("runs/deutsch") == "runs/deutsch/model"
-        and find("openai-community/gpt2") == "openai-community/gpt2"
+        resolve_model("runs/deutsch") == "runs/deutsch/model"
+        and resolve_model("openai-community/gpt2") == "openai-community/gpt2"
     )
     with pytest.raises(
         BadInput, match=r"^--model runs/deutch: no such folder .*; did you mean runs/deutsch\?$"
     ):
-        find("runs/deutch")
+        resolve_model("runs/deutch")
     with pytest.raises(
         BadInput, match=r"^model = nowhere/at/all: no such folder \(a Hub id is owner/name\)$"
     ):
-        find("nowhere/at/all", "model = ")
+        resolve_model("nowhere/at/all", "model = ")
     for name in ("deutsch", "deutch"):
         with pytest.raises(
             BadInput, match=f"^--model {name}: no such folder; did you mean runs/deutsch\\?$"
         ):
-            find(name)
+            resolve_model(name)
     Path("runs/gpt2_124m").mkdir()
-    assert find("gpt2") == "gpt2"  # an old id without an owner
+    assert resolve_model("gpt2") == "gpt2"  # an old id without an owner
     Path("text.txt").touch()
     for name in ("runs", "text.txt"):
         with pytest.raises(
             BadInput, match=f"^--model {name}: holds no model; give a folder with config.json"
         ):
-            find(name)
+            resolve_model(name)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_printed_export_command_is_quoted(runs):
     with pytest.raises(
         BadInput, match="python export_model.py 'runs/my run' --out 'exports/my run' makes"
     ):
-        find("runs/my run")
+        resolve_model("runs/my run")
 
 
 def test_existing_path_is_never_split_at_the_at_sign(runs):
@@ -87,16 +87,16 @@ def test_existing_path_is_never_split_at_the_at_sign(runs):
     Path("runs/a@b/model/config.json").touch()
     Path("own@v1").mkdir()
     Path("own@v1/config.json").touch()
-    assert find("runs/a@b") == "runs/a@b/model"
-    assert find("runs/a@b/model") == "runs/a@b/model"
-    assert find("own@v1") == "own@v1"
+    assert resolve_model("runs/a@b") == "runs/a@b/model"
+    assert resolve_model("runs/a@b/model") == "runs/a@b/model"
+    assert resolve_model("own@v1") == "own@v1"
 
 
 @pytest.mark.parametrize(
     "name", ["me/model@v1", "me/model@refs/pr/1", "gpt2@main", "me/model@0123abc"]
 )
 def test_hub_id_may_have_a_revision(runs, name):
-    assert find(name) == name
+    assert resolve_model(name) == name
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_malformed_revision_is_refused_with_a_fix(runs, name, words):
     Path("here/model").mkdir(parents=True)
     for option in ("--model ", "init_from = "):
         with pytest.raises(BadInput) as caught:
-            find(name, option)
+            resolve_model(name, option)
         assert str(caught.value).startswith(f"{option}{name}: ") and words in str(caught.value)
 
 
@@ -143,7 +143,7 @@ def test_model_and_tokenizer_come_from_the_given_revision(two_revisions, server,
     newest = pretrained.load(two_revisions).state_dict()
     commit = server.repositories[two_revisions].tags["v1"]
     for name in (f"{two_revisions}@v1", f"{two_revisions}@{commit}"):
-        loaded = pretrained.load(find(name)).state_dict()
+        loaded = pretrained.load(resolve_model(name)).state_dict()
         expected = pretrained.load(str(tmp_path / "v1")).state_dict()
         assert all(torch.equal(loaded[key], expected[key]) for key in expected)
         assert not all(torch.equal(loaded[key], newest[key]) for key in expected)

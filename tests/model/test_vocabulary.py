@@ -71,7 +71,7 @@ def test_rows_of_padding_are_allowed(folder):
 )
 def test_init_from_needs_rows_for_the_tokenizer(folder, vocab_size, last_id, words):
     enlarge(folder, last_id)
-    recipe = keys.deal(
+    recipe = keys.from_dict(
         yaml.safe_load(RECIPE)
         | dict.fromkeys(keys.MODEL_KEYS)
         | {"init_from": str(folder), "tokenizer": str(folder), "vocab_size": vocab_size}

@@ -26,7 +26,7 @@ def test_what_is_right_and_whole_is_worth_1():
         ("python_compiles", "x = 1\n", "# nothing\n", 0),
         ("python_compiles", "x = ", "(" * 5000, 0),
     ):
-        assert rewards.find(reward)(prompt, completion) == value
+        assert rewards.find_reward(reward)(prompt, completion) == value
 
 
 def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_named_with_what_to_give(
@@ -48,7 +48,7 @@ def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_na
         ("broken.py:short", "broken.py cannot be run: ZeroDivisionError"),
     ):
         with pytest.raises(BadInput, match=f"reward = {name}: {words}"):
-            rewards.find(name)
+            rewards.find_reward(name)
 
 
 def test_a_reward_models_folder_scores_a_text_that_ends_as_it_was_trained_on(tmp_path):

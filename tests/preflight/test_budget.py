@@ -13,7 +13,7 @@ import check_setup
 from ursa_minor.base import gpus
 from ursa_minor.data.preparation import measure as preparation_measure
 from ursa_minor.preflight import budget
-from ursa_minor.preflight.data_throughput import Supply, supply
+from ursa_minor.preflight.data_throughput import DataThroughput, supply
 from ursa_minor.recipe import command_line, keys, loading
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
@@ -101,7 +101,7 @@ def test_a_text_that_is_read_often_is_warned_of_and_counts_four_times_at_most(sa
         out.split("expected loss\n")[1].splitlines()[0].endswith("  n/a")
     )  # a model far below those of the law
     recipe = keys.replace(loading.load_recipe(Path(GPT2)), dataset_config_name=None)
-    row = budget.plan(recipe, gpus.find("t4"), 1, 100.0, Supply(1e8, 1e6), 0)
+    row = budget.plan(recipe, gpus.find("t4"), 1, 100.0, DataThroughput(1e8, 1e6), 0)
     assert row["expected_loss"] == budget.expected_loss(row["parameters"], MANY_EPOCHS * 1e8)
 
 
@@ -138,7 +138,7 @@ def test_prepared_data_and_ready_tokens_need_no_core_and_else_one_is_measured_he
     given = supply(
         keys.replace(ready, data_dir=str(tmp_path)).data, trainers=1, cores=2, link=0, speed=0
     )
-    assert given == Supply(500, math.inf, "prepared") and given.waiting_seconds(1e9, 1) == 0
+    assert given == DataThroughput(500, math.inf, "prepared") and given.waiting_seconds(1e9, 1) == 0
 
 
 def test_the_hours_of_a_plan_hold_the_waiting(said):

@@ -76,7 +76,7 @@ def test_a_driver_older_than_torchs_cuda_is_an_error_and_may_take_an_older_cuda_
 
 def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_we_name():
     wheels = {"cu126": CU126, "cu128": CU128, "cu130": CU130}
-    for card in gpus.CARDS:
+    for card in gpus.GPUS:
         own = f"sm_{card.capability[0]}{card.capability[1]}"
         assert compatibility.architecture(card.name, card.capability, [own]).level == "ok"
         for driver in ("550.54.14", "580.95.05", None):

@@ -117,7 +117,7 @@ def test_what_to_expect_of_a_card_stands_in_a_line():
 
 
 def test_no_card_is_estimated_faster_than_its_peak():
-    for card in gpus.CARDS:
+    for card in gpus.GPUS:
         for shape in (GPT2, LLAMA, estimate.Shape(48, 1600, 50304, 1024)):
             for count in (1, 8):
                 done = estimate.run(shape, card, tokens=10**9, tokens_per_step=2**19, count=count)
@@ -250,11 +250,11 @@ def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) ->
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("checkpointing", ["none", "mlp", "full"])
-@pytest.mark.parametrize("architecture", keys.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", keys.ARCHITECTURE_KEYS)
 def test_a_block_keeps_what_the_real_one_does(architecture, checkpointing, half):
     grouped = (
         {"num_key_value_heads": 2, "intermediate_size": 320}
-        if keys.ARCHITECTURES[architecture]
+        if keys.ARCHITECTURE_KEYS[architecture]
         else {}
     )
     one, two = (estimate.Shape(n, 128, 512, 100, architecture, n_head=4, **grouped) for n in (1, 2))

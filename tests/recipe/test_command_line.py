@@ -34,7 +34,7 @@ def read(recipe_file, *words):
     recipe, modes, reader_argv = command_line.parse_training(["--recipe", str(recipe_file), *words])
     flags, _ = command_line.read_flags(reader_argv, "", prepare_data.EXTRAS)
     assert loading.load_recipe(Path(flags.pop("recipe")), flags) == recipe
-    return keys.flat(recipe), modes
+    return keys.to_dict(recipe), modes
 
 
 def refused(recipe_file, *words):

@@ -53,7 +53,7 @@ def errors_of(folder, stated, **flags):
 
 def source_keys(recipe):
     """Return the data source's keys that are not at their defaults."""
-    values = keys.flat(recipe)
+    values = keys.to_dict(recipe)
     defaults = {name: keys.FIELDS[name].default for name in keys.SOURCE_KEYS}
     return {name: values[name] for name in keys.SOURCE_KEYS if values[name] != defaults[name]}
 
@@ -211,7 +211,7 @@ def test_ineffective_flag_is_an_error(tmp_path, stated, flags, reason):
 def test_effective_flag_is_accepted(tmp_path, stated, flags):
     recipe = load(tmp_path, stated, **flags)
     for name, text in flags.items():
-        assert str(keys.flat(recipe)[name]).lower() == str(text).lower()
+        assert str(keys.to_dict(recipe)[name]).lower() == str(text).lower()
 
 
 def test_glob_is_read_by_its_first_match(tmp_path, monkeypatch):
@@ -258,7 +258,7 @@ def test_eval_only_uses_flags_without_eval_steps(tmp_path):
 )
 def test_recipe_key_without_effect_is_dropped_with_note(tmp_path, caplog, stated, flags, dropped):
     caplog.set_level(logging.INFO, "ursa_minor")
-    values = keys.flat(load(tmp_path, HUB | {"text_column": None} | stated, **flags))
+    values = keys.to_dict(load(tmp_path, HUB | {"text_column": None} | stated, **flags))
     assert {name: values[name] for name in dropped} == dropped
     (note,) = [line for line in caplog.messages if line.startswith("With these flags")]
     assert note.endswith(f": {', '.join(dropped)}")

@@ -84,7 +84,7 @@ def recipe(folder, **changes):
 
 
 def with_absolute_paths(recipe):
-    return keys.deal(keys.map_paths(keys.flat(recipe), keys.absolute))
+    return keys.from_dict(keys.map_paths(keys.to_dict(recipe), keys.absolute))
 
 
 def mixture(*given, **changes):
@@ -171,7 +171,7 @@ def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
         (message,) = refused(line(tmp_path, key, text))
         assert "YAML reads this as text" in message
         written = re.search(r"write (\S+) without quotes$", message)[1]
-        assert keys.flat(loading.load_recipe(line(tmp_path, key, written)))[key] == float(
+        assert keys.to_dict(loading.load_recipe(line(tmp_path, key, written)))[key] == float(
             text.strip('"')
         )
     for text in ("1e999", '"nan"', '"inf"'):
@@ -197,8 +197,8 @@ def test_a_number_with_an_exponent_is_a_number_in_a_file_and_as_a_flag(tmp_path)
             loading.load_recipe(write(tmp_path), {key: text}),
         ):
             assert (
-                keys.flat(read)[key] == float(text)
-                and type(keys.flat(read)[key]) is keys.TYPES[key]
+                keys.to_dict(read)[key] == float(text)
+                and type(keys.to_dict(read)[key]) is keys.KEY_TYPES[key]
             )
     assert (
         loading.load_recipe(line(tmp_path, "run_name", "1e5")).saving.run_name == "1e5"
@@ -212,11 +212,11 @@ def test_wrong_type_is_refused_for_every_key(tmp_path):
         )
         return (
             [{"a": 1}, *values]
-            + [None] * (name not in keys.OPTIONAL)
+            + [None] * (name not in keys.OPTIONAL_KEYS)
             + [True] * (wanted is not bool)
         )
 
-    asked = {name: wrong(name, wanted) for name, wanted in keys.TYPES.items()}
+    asked = {name: wrong(name, wanted) for name, wanted in keys.KEY_TYPES.items()}
     for number in range(max(map(len, asked.values()))):
         values = {name: given[number % len(given)] for name, given in asked.items()}
         lines = refused(write(tmp_path, yaml.safe_dump(values)))
@@ -230,7 +230,7 @@ def test_out_of_range_is_refused_for_every_number(tmp_path):
         ranges = {
             name: field.metadata["allowed"]
             for name, field in keys.FIELDS.items()
-            if keys.TYPES[name] in (int, float)
+            if keys.KEY_TYPES[name] in (int, float)
         }
         values = {name: allowed[end] + beyond for name, allowed in ranges.items()}
         lines = refused(write(tmp_path, **values))
@@ -344,7 +344,7 @@ def test_no_value_is_a_mode_and_a_reader_is_given_what_the_run_was_given_letter_
         )
         assert modes == {"extend_steps": 5, "profile": True} and words[-1].rpartition("=")[
             2
-        ] in str(keys.flat(given))
+        ] in str(keys.to_dict(given))
         assert command_line.parse_training(for_reader)[:2] == (given, {})
 
 
@@ -411,7 +411,7 @@ def test_more_max_steps_for_a_finished_run_names_the_true_reason(
         Path("runs/r", name).mkdir(parents=True)
     Finish(step=8, **finish).write(Path("runs/r"))
     changes = {"run_name": "r", "lr_scheduler_type": schedule, "decay_ratio": 0.2}
-    before = keys.fixed(recipe(tmp_path, **changes, max_steps=12))
+    before = keys.hyperparameters(recipe(tmp_path, **changes, max_steps=12))
     with pytest.raises(BadInput) as caught:
         loading.check_same_hyperparameters(
             Path("run"), before, recipe(tmp_path, **changes, max_steps=20)
@@ -574,7 +574,7 @@ def test_flag_without_effect_is_refused(tmp_path):
         (message,) = refused(write(tmp_path), flags)
         assert message.endswith(words) and "has no effect with" in message
         in_file = {name: yaml.safe_load(value) for name, value in flags.items()}
-        assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(
+        assert keys.to_dict(recipe(tmp_path, **in_file))[next(iter(flags))] == next(
             iter(in_file.values())
         )
     flags = {"early_stopping_patience": "0", "load_best_model_at_end": "false", "eval_steps": "0"}
@@ -601,7 +601,7 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
 
 
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
-    before = keys.fixed(recipe(tmp_path))
+    before = keys.hyperparameters(recipe(tmp_path))
     with pytest.raises(BadInput) as caught:
         loading.check_same_hyperparameters(
             Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1)
@@ -617,7 +617,7 @@ def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
 @pytest.mark.parametrize("name", ["seed", "gone"])
 def test_run_of_another_version_is_refused(tmp_path, name):
     """A key of the recipe is missing in the run, or the other way round."""
-    before = {**keys.fixed(recipe(tmp_path)), "gone": False}
+    before = {**keys.hyperparameters(recipe(tmp_path)), "gone": False}
     if name == "seed":
         del before["seed"], before["gone"]
     with pytest.raises(
@@ -652,10 +652,10 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
     files = {"data_files": ["b.jsonl", secret], "validation_files": [secret]}
     for changes in (mixture(OWN | files), files):
         given = recipe(tmp_path, **changes, sample_prompts=[prompt])
-        public = keys.public(given)
+        public = keys.redacted(given)
         assert public.keys() == keys.FIELDS.keys() and public["sample_prompts"] == [prompt]
         copy = loading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml"))
-        assert keys.public(copy) == public
+        assert keys.redacted(copy) == public
         for source in (public["sources"] or [public])[:1]:
             assert source["data_files"] == ["b.jsonl", redact_url(secret)] and secret != redact_url(
                 secret

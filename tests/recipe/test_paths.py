@@ -155,7 +155,7 @@ def test_every_path_key_is_expanded(name, is_flag, here, tmp_path):
         load(here, {name: value}, **stated) if is_flag else load(here, **stated | {name: value})
     )
     wanted = f"{prefix}{place}/x"
-    assert keys.flat(recipe)[name] == ([wanted] if name in LISTS else wanted)
+    assert keys.to_dict(recipe)[name] == ([wanted] if name in LISTS else wanted)
 
 
 def test_paths_of_a_mixture_are_expanded(here, tmp_path):
@@ -271,7 +271,7 @@ def test_run_recipe_means_the_same_from_another_folder(here, tmp_path, monkeypat
     run.parent.mkdir(parents=True)
     run.write_text(keys.as_yaml(recipe), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    found = keys.flat(loading.load_recipe(run))
+    found = keys.to_dict(loading.load_recipe(run))
     assert found["data_files"][1:] == [
         f"{work}/odd[1].txt",
         f"{work}/~tilde.txt",
@@ -354,7 +354,7 @@ def test_files_that_moved_along_with_a_run_are_found(here):
 
 
 def test_changed_hyperparameter_suggests_output_dir_where_it_is_given(here):
-    before = keys.fixed(load(here))
+    before = keys.hyperparameters(load(here))
     changed = load(here, {"output_dir": "elsewhere", "learning_rate": "5e-4"})
     with pytest.raises(BadInput, match="Give another --output_dir, or set it back"):
         loading.check_same_hyperparameters(Path("run"), before, changed)
@@ -389,7 +389,7 @@ def test_paths_are_shortened_where_others_see_them(here, tmp_path):
         "reference_curve": "recipes/references/gpt2_124m_llmc.yaml",
     }
     recipe = load(here, **changes | dict.fromkeys(keys.MODEL_KEYS))
-    public = keys.public(recipe)
+    public = keys.redacted(recipe)
     wanted = {
         "data_files": ["x.txt", "*.txt", "https://h/d/a.txt"],
         "validation_files": ["held.txt"],
@@ -402,10 +402,10 @@ def test_paths_are_shortened_where_others_see_them(here, tmp_path):
         "reference_curve": "recipes/references/gpt2_124m_llmc.yaml",
     }
     assert {name: public[name] for name in wanted} == wanted
-    text = keys.public_yaml(recipe)
+    text = keys.redacted_yaml(recipe)
     assert str(tmp_path) not in text
     assert "output_dir" not in yaml.safe_load(text)
-    assert keys.fixed(recipe)["init_from"] == "a"
+    assert keys.hyperparameters(recipe)["init_from"] == "a"
     assert str(tmp_path) not in str(model_card.metadata(recipe))
 
 

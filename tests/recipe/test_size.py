@@ -33,7 +33,7 @@ def read(path, *words):
     recipe, _, reader_argv = command_line.parse_training(["--recipe", str(path), *words])
     flags, _ = command_line.read_flags(reader_argv, "", prepare_data.EXTRAS)
     assert loading.load_recipe(Path(flags.pop("recipe")), flags) == recipe
-    return keys.flat(recipe)
+    return keys.to_dict(recipe)
 
 
 def settings(path, *words):
@@ -133,7 +133,7 @@ def test_size_changes_only_the_shape_of_other_recipes(caplog, recipe, words, rea
     without_size = settings(path, *words.split())
     caplog.clear()
     flags, _ = command_line.read_flags(["--size", "d24", *words.split()], "", {})
-    found = keys.flat(loading.load_recipe(path, flags))
+    found = keys.to_dict(loading.load_recipe(path, flags))
     assert (found["n_layer"], found["n_head"], found["n_embd"]) == (24, 16, 1024)
     assert tuple(found[name] for name in SETTINGS[1:]) == without_size[1:]
     messages = [message for message in caplog.messages if message.startswith("size ")]
@@ -164,7 +164,9 @@ def test_run_recipe_repeats_its_size_without_another_change(tmp_path):
     sized = loading.load_recipe(recipe_path("gpt2_124m"), {"size": "d48"})
     path = tmp_path / run_files.RECIPE
     path.write_text(keys.as_yaml(sized))
-    assert settings(path, "--size", "gpt2-xl") == tuple(keys.flat(sized)[name] for name in SETTINGS)
+    assert settings(path, "--size", "gpt2-xl") == tuple(
+        keys.to_dict(sized)[name] for name in SETTINGS
+    )
     back = loading.load_recipe(path, {"size": "d12"})
     assert (back.batch.tokens_per_step, back.schedule.learning_rate) == (2**19, 6.0e-4)
     assert back.schedule.max_steps == 19074
@@ -182,7 +184,7 @@ def test_run_recipe_repeats_its_size_without_another_change(tmp_path):
 def test_batch_of_a_size_consists_of_whole_sequences(recipe, words, size):
     path = recipe_path(recipe)
     found = read(path, "--size", size, *words.split())
-    usual = sizes.find(size).tokens_per_step
+    usual = sizes.find_size(size).tokens_per_step
     assert found["tokens_per_step"] % found["sequence_length"] == 0
     assert abs(found["tokens_per_step"] - usual) <= usual / 8
     before = yaml.safe_load(path.read_text())

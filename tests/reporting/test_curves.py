@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.recipe import keys, loading, reference_curves, sizes
-from ursa_minor.reporting.curves import Thinned, draw_curves, published_scores
+from ursa_minor.reporting.curves import RowSampler, draw_curves, published_scores
 
 TRAIN = [
     {"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0}
@@ -165,7 +165,7 @@ def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its
 
 def test_a_long_run_is_drawn_from_few_updates_at_even_steps_and_every_evaluation():
     steps = 50_000
-    thinned = Thinned()
+    thinned = RowSampler()
     for step in range(1, steps + 1):
         thinned.add({"step": step, "train/loss": 3.0})
         if step % 500 == 0 and step >= steps // 2:

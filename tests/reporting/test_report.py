@@ -163,7 +163,7 @@ def test_a_full_disk_stops_no_report_and_loses_no_row(tmp_path, capsys, monkeypa
 
 def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_path, capsys):
     made = make(tmp_path)
-    console.keep_in(tmp_path / "run.log")
+    console.log_to_file(tmp_path / "run.log")
     made.samples(0, [("\x9b", "\x1b[2J\u202e http://me:secret@h/x\r\n")], show=True)
     made.close()
     for shown in (

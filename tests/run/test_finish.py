@@ -26,9 +26,9 @@ from ursa_minor.run import finish
     ],
 )
 def test_diverged_run_names_its_attention_backend(monkeypatch, kernel, variable, words, others):
-    monkeypatch.delenv(cudnn.VARIABLE, raising=False)
+    monkeypatch.delenv(cudnn.DEPRIORITIZED_VARIABLE, raising=False)
     if variable:
-        monkeypatch.setenv(cudnn.VARIABLE, variable)
+        monkeypatch.setenv(cudnn.DEPRIORITIZED_VARIABLE, variable)
     error = finish.diverged(7, "loss nan", 3, kernel)
     assert (
         error.status == 1

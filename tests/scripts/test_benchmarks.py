@@ -140,7 +140,7 @@ def test_every_tuned_setting_is_a_recipes_and_the_held_out_seeds_are_no_others()
     recipe = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml")]
     for way, tuned in time_to_loss.TUNED.items():
         for settings in (tuned, tuned | time_to_loss.STOCK):
-            taken = keys.flat(
+            taken = keys.to_dict(
                 command_line.parse_training([*recipe, *time_to_loss.flags(way, settings, 500)])[0]
             )
             assert {key: str(taken[key]).lower() for key in settings} == {

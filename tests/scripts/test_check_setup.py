@@ -271,12 +271,12 @@ def test_the_table_has_every_card_from_any_folder(capsys, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     out, _ = called(capsys, "--all_cards")
     assert "124,475,904 parameters, 10 B tokens" in out and "cost" not in out
-    for card, line in zip(gpus.CARDS, out.splitlines()[3:], strict=False):
+    for card, line in zip(gpus.GPUS, out.splitlines()[3:], strict=False):
         assert line.startswith(f"{card.name} ") and "%" in line
     rows = json.loads(
         called(capsys, "--all_cards", "--json", "--price_per_card_hour", "2", "--count", "4")[0]
     )
-    for row, card in zip(rows, gpus.CARDS, strict=True):
+    for row, card in zip(rows, gpus.GPUS, strict=True):
         assert (
             row["card"] == card.name
             and row["fits"]

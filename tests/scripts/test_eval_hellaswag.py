@@ -239,7 +239,7 @@ def test_a_run_trains_on_without_scores_that_are_nan(place, computes_nan):
 
 
 def test_printed_scores_are_json_where_the_perplexity_is_infinite(monkeypatch, capsys):
-    task = task_items.records()["lambada_openai"]
+    task = task_items.all_tasks()["lambada_openai"]
     line = {"acc": 0.0, "perplexity": math.inf, "perplexity_stderr": math.nan}
     monkeypatch.setattr(console, "start", lambda: None)
     monkeypatch.setattr(score_model, "run", lambda *asked: [(task, line)])

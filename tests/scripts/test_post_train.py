@@ -156,11 +156,11 @@ def test_stated_choice_about_cudnn_attention_is_kept(monkeypatch):
     seen = []
 
     def parse(argv):
-        seen.append(os.environ[cudnn.VARIABLE])
+        seen.append(os.environ[cudnn.DEPRIORITIZED_VARIABLE])
         raise BadInput("stop here")
 
     monkeypatch.setattr(post_train_script, "parse", parse)
-    monkeypatch.setenv(cudnn.VARIABLE, "0")
+    monkeypatch.setenv(cudnn.DEPRIORITIZED_VARIABLE, "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # main would set it for the whole process
     assert post_train_script.main([]) == 2
     assert seen == ["0"]
@@ -170,7 +170,7 @@ def test_cudnn_attention_is_avoided_before_torch_is_imported():
     program = (
         "import os, sys; sys.modules['torch'] = None; import post_train; post_train.main([]); "
     )
-    program += f"print(os.environ['{cudnn.VARIABLE}'])"
+    program += f"print(os.environ['{cudnn.DEPRIORITIZED_VARIABLE}'])"
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
@@ -181,12 +181,12 @@ def test_cudnn_attention_is_avoided_before_torch_is_imported():
 def test_trls_files_and_commands_avoid_cudnn_attention():
     for path in POST.glob("*.yaml"):
         settings = yaml.safe_load(path.read_text())
-        assert "model" in settings or settings["env"][cudnn.VARIABLE] == "1", path
+        assert "model" in settings or settings["env"][cudnn.DEPRIORITIZED_VARIABLE] == "1", path
     commands = re.findall(
         r"^    (.*\btrl (?:sft|dpo|reward) .*)$", POST_PAGE.read_text(), re.MULTILINE
     )
     assert len(commands) >= 5 and all(
-        line.startswith(f"{cudnn.VARIABLE}=1 trl ") for line in commands
+        line.startswith(f"{cudnn.DEPRIORITIZED_VARIABLE}=1 trl ") for line in commands
     )
 
 
@@ -406,7 +406,9 @@ def test_the_pages_commands_are_understood_by_trl(monkeypatch):
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "recipes/post").glob("*.yaml"),
     ]
-    pattern = rf"^(?:    |# )(?:{cudnn.VARIABLE}=1 )?(trl .*|.*python post_train.py .*)$"
+    pattern = (
+        rf"^(?:    |# )(?:{cudnn.DEPRIORITIZED_VARIABLE}=1 )?(trl .*|.*python post_train.py .*)$"
+    )
     found = [
         line
         for page in pages

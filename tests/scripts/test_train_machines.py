@@ -350,7 +350,7 @@ DRIVERS_NAMES |= {
 }
 
 
-@pytest.mark.parametrize("card", gpus.CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize("card", gpus.GPUS, ids=lambda card: card.name)
 def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     name = DRIVERS_NAMES.get(card.name, card.pattern)
     memory = int(card.memory_gib * 0.98 * 2**30)  # as the driver counts it

@@ -50,9 +50,9 @@ def gpt2(**shape) -> NextTokenLoss:
     ],
 )
 def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, card, version, variable, level):
-    monkeypatch.delenv(cudnn.VARIABLE, raising=False)
+    monkeypatch.delenv(cudnn.DEPRIORITIZED_VARIABLE, raising=False)
     if variable:
-        monkeypatch.setenv(cudnn.VARIABLE, variable)
+        monkeypatch.setenv(cudnn.DEPRIORITIZED_VARIABLE, variable)
 
     def work(machine):
         with mock.patch.object(torch.backends.cudnn, "version", lambda: version):

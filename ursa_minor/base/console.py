@@ -31,7 +31,7 @@ def start(is_main: bool = True, stream: TextIO | None = None) -> None:
     log.setLevel(logging.INFO)
 
 
-def keep_in(path: Path) -> None:
+def log_to_file(path: Path) -> None:
     """Append to a file what has been shown since ``start`` and what will be; one that cannot be written ends nothing."""
     for terminal in _terminals():
         with contextlib.suppress(OSError):

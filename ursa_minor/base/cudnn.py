@@ -7,7 +7,7 @@ trl#7181 for DPO and KTO, whose padded batches have masks.
 import os
 
 # Set to 1, it makes PyTorch prefer other attention kernels. PyTorch reads it before the first attention.
-VARIABLE = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+DEPRIORITIZED_VARIABLE = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 FIXED = 92600  # the first version without the defect, as torch.backends.cudnn.version() gives it
 FIXED_TORCH = "2.15"  # the first release of torch that installs it
 HOPPER = 9  # major compute capability
@@ -15,7 +15,7 @@ HOPPER = 9  # major compute capability
 
 def is_deprioritized() -> bool:
     """Return whether the environment makes PyTorch prefer other attention kernels."""
-    return os.environ.get(VARIABLE, "0") not in ("", "0")
+    return os.environ.get(DEPRIORITIZED_VARIABLE, "0") not in ("", "0")
 
 
 def version_text(version: int) -> str:

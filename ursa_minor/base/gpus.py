@@ -19,7 +19,7 @@ PRESETS = Path(__file__).parent.parent.parent / "accelerate_configs"
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A figure that somebody measured on one card, and whose it is.
 
     Attributes:
@@ -33,7 +33,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Card:
+class Gpu:
     """A card: ``name`` is also its preset's, ``pattern`` the driver's whole name of it, the rest its data sheet.
 
     Attributes:
@@ -53,9 +53,9 @@ class Card:
     gigabytes_per_second: float
     watts: float
     link_gigabytes_per_second: float
-    products: Measured | None
-    training: Measured | None
-    ours: Measured | None
+    products: Measurement | None
+    training: Measurement | None
+    ours: Measurement | None
     advised: str
 
     @property
@@ -90,28 +90,28 @@ SCRIPT = "plain PyTorch GPT-2, torch 2.8, one public script"
 SHEET = ("memory_gib", "teraflops", "gigabytes_per_second", "watts", "link_gigabytes_per_second")
 
 
-def _measured(row: Mapping[str, str], name: str) -> Measured | None:
+def _measured(row: Mapping[str, str], name: str) -> Measurement | None:
     """Return a measurement of a row of gpus.csv; None where nobody made one."""
     size = row.get(f"{name}_micro_batch")
     return (
-        Measured(float(row[name]), row[f"{name}_source"], int(size) if size else None)
+        Measurement(float(row[name]), row[f"{name}_source"], int(size) if size else None)
         if row[name]
         else None
     )
 
 
-def _card(row: Mapping[str, str]) -> Card:
+def _gpu(row: Mapping[str, str]) -> Gpu:
     """Return the card of a row of gpus.csv."""
     major, minor = map(int, row["capability"].split("."))
     values: dict[str, Any] = {name: float(row[name]) for name in SHEET}
     values |= {name: _measured(row, name) for name in ("products", "training", "ours")}
-    return Card(
+    return Gpu(
         row["name"], row["pattern"], row["source"], (major, minor), advised=row["advised"], **values
     )
 
 
 with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as _file:
-    CARDS = tuple(map(_card, csv.DictReader(_file)))
+    GPUS = tuple(map(_gpu, csv.DictReader(_file)))
 
 
 def reached_share(geforce: bool) -> float:
@@ -121,19 +121,19 @@ def reached_share(geforce: bool) -> float:
     """
     return statistics.median(
         card.products.figure / card.teraflops
-        for card in CARDS
+        for card in GPUS
         if card.products and card.is_geforce == geforce
     )
 
 
-def find(name: str) -> Card | None:
+def find(name: str) -> Gpu | None:
     """Return the card of this name, or None: a Ti, a laptop's, a slice is another.
 
     Args:
         name: the driver's whole one (NVIDIA A100-SXM4-40GB), ours (a100_40gb), or as people write it (rtx_a6000, 4090).
     """
     bare, wholes = _bare(name), (name, f"NVIDIA {name}", f"NVIDIA GeForce {name}")
-    for card in CARDS:
+    for card in GPUS:
         ours = _bare(card.name)
         drivers = any(re.fullmatch(card.pattern, whole, re.IGNORECASE) for whole in wholes)
         if drivers or bare in (ours, f"{ours}{card.memory_gib:g}gb"):
@@ -141,15 +141,15 @@ def find(name: str) -> Card | None:
     return None
 
 
-def of_its_kind(name: str) -> list[str]:
+def similar_gpus(name: str) -> list[str]:
     """Return the known cards that are nearest to an unknown one, of its series only; all where none is of its series."""
     bare = _bare(name)
     kind = _series(bare)
     series = {
-        _bare(card.name): card.name for card in CARDS if kind and _series(_bare(card.name)) == kind
+        _bare(card.name): card.name for card in GPUS if kind and _series(_bare(card.name)) == kind
     }
     if not series:
-        return [card.name for card in CARDS]
+        return [card.name for card in GPUS]
     return [series[near] for near in difflib.get_close_matches(bare, series, n=4, cutoff=0.0)]
 
 

@@ -63,7 +63,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
     return max(0.0, seconds)
 
 
-def moving(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def raise_if_stalled(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the blocks of an answer. Raises TimeoutError where fewer than SLOW_BYTES are waited for SLOW_SECONDS."""
     waited, got, begun = 0.0, 0, time.monotonic()
     for block in blocks:

@@ -41,7 +41,7 @@ SCHEMES_WITHOUT_USERS = ("hf", "hub")  # "@" separates a repository and its revi
 
 # A scheme is short, so that a long word is searched in linear time. A URL ends at white space, at a
 # quote, or before the punctuation of the sentence around it. JSON and repr() escape its slashes.
-URL = re.compile(
+URL_IN_TEXT = re.compile(
     r"[a-z][a-z0-9+.-]{0,30}:(?:\\*/){2}[^\s\"<>]*[^\s\"<>.,:;!?'`)\]}]", re.IGNORECASE
 )
 # The user of a URL without a scheme, or of one within the path of another.
@@ -64,7 +64,7 @@ def redact(text: str) -> str:
 
     A text without any of them is returned unchanged.
     """
-    text = URL.sub(lambda match: redact_url(re.sub(r"\\+/", "/", match[0])), text)
+    text = URL_IN_TEXT.sub(lambda match: redact_url(re.sub(r"\\+/", "/", match[0])), text)
     text = USER.sub(f"//{REDACTED}@", text)
     text = REQUEST_TARGET.sub(_redact_request_target, text)
     text = HUGGING_FACE_TOKEN.sub(REDACTED, text)

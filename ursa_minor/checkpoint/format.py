@@ -42,7 +42,7 @@ from ursa_minor.base.run_files import (
     clear_partial,
     step_name,
 )
-from ursa_minor.base.wording import nearest_beside
+from ursa_minor.base.wording import did_you_mean_file
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ def read_state(path: Path) -> dict:
     """Return a verified checkpoint's ``state.json``. Raises BadInput when the checkpoint does not verify."""
     problem = _no_checkpoint(path) or find_problem(path)
     if problem:
-        near = "" if path.exists() else nearest_beside(str(path), Path.is_dir)
+        near = "" if path.exists() else did_you_mean_file(str(path), Path.is_dir)
         fix = f"give auto, none or a sound step-XXXXXXXX folder{near}"
         raise BadInput(f"resume_from_checkpoint = {path}: {problem}; {fix}")
     return files.read_json(path / STATE)

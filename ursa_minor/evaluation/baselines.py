@@ -9,7 +9,7 @@ import torch
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens.tokenizer import decode
 
-MOST_TOKENS = 2**23  # of the train split; counting more would take seconds
+MOST_COUNTED_TOKENS = 2**23  # of the train split; counting more would take seconds
 BATCH = 64
 
 
@@ -22,7 +22,7 @@ def baselines(corpus: Corpus, eval_tokens: int) -> dict[str, float]:
         eval_tokens: about so many tokens of the validation split, the same as validation takes; 0: all.
     """
     source, *others = corpus.sources
-    if others or not corpus.whole or source.train.num_tokens > MOST_TOKENS:
+    if others or not corpus.whole or source.train.num_tokens > MOST_COUNTED_TOKENS:
         return {}
     where = {"device": torch.device("cpu"), "rank": 0, "num_processes": 1}
     held_out = corpus.eval_batches("validation", max_tokens=eval_tokens, batch_size=BATCH, **where)

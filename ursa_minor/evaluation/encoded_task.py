@@ -12,13 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ursa_minor.base.errors import BadInput, first_line
 from ursa_minor.evaluation import metrics
-from ursa_minor.evaluation.likelihood import Answer, EncodedQuestion, not_finite, tokens_read
+from ursa_minor.evaluation.likelihood import EncodedQuestion, ModelAnswer, not_finite, tokens_read
 from ursa_minor.evaluation.metrics import Metric
 from ursa_minor.evaluation.task import LAST_WORD, Question, Task
 from ursa_minor.evaluation.task_data import Items
 
 
-class Encoded:
+class EncodedTask:
     """Items, encoded for a tokenizer, those whose endings a model's context holds.
 
     Args:
@@ -84,14 +84,14 @@ class Encoded:
             tokens_read(question) > (context_length or math.inf) for question in self.questions
         )
 
-    def sums(self, answers: Sequence[Answer], text: int = 0) -> list[np.ndarray]:
+    def sums(self, answers: Sequence[ModelAnswer], text: int = 0) -> list[np.ndarray]:
         """Return the log-likelihoods of each item's endings under one of its texts in nats, N times (E,)."""
         sizes = [len(tokens) for own in self.tokens for tokens in own]
         found = np.split(np.concatenate([answer.nats for answer in answers]), np.cumsum(sizes)[:-1])
         begin = text % len(self.tokens) * len(self.items)
         return found[begin : begin + len(self.items)]
 
-    def predictions(self, answers: Sequence[Answer]) -> dict[str, np.ndarray]:
+    def predictions(self, answers: Sequence[ModelAnswer]) -> dict[str, np.ndarray]:
         """Return the ending chosen under each score, (N,) each; of equals the first, as in the harness."""
         if self.task.scores is LAST_WORD:  # 0: the only ending; -1: another
             return {"acc": np.array([answer.greedy - 1 for answer in answers])}
@@ -108,7 +108,7 @@ class Encoded:
         }
 
     def result(
-        self, answers: Sequence[Answer], compute: Mapping[str, Metric] = metrics.PLAIN
+        self, answers: Sequence[ModelAnswer], compute: Mapping[str, Metric] = metrics.PLAIN
     ) -> dict[str, float]:
         """Return each score, its ``_stderr``, and ``items``.
 
@@ -140,7 +140,7 @@ class Encoded:
         names = [f"{score}{end}" for score in self.task.scores for end in ("", "_stderr")]
         return {name: found[name] for name in names} | {"items": len(self.items)}
 
-    def _check_finite(self, answers: Sequence[Answer]) -> None:
+    def _check_finite(self, answers: Sequence[ModelAnswer]) -> None:
         for text in range(len(self.tokens)):
             for item, nats in zip(self.items, self.sums(answers, text), strict=True):
                 invalid = np.flatnonzero(~np.isfinite(nats))
@@ -148,7 +148,7 @@ class Encoded:
                     ending = int(invalid[0])
                     raise not_finite(f"{item.where}: ending {ending + 1}", float(nats[ending]))
 
-    def rows(self, answers: Sequence[Answer]) -> Iterator[dict]:
+    def rows(self, answers: Sequence[ModelAnswer]) -> Iterator[dict]:
         """Yield what is known of each item: sums in nats, tokens and characters of its endings, predictions, gold."""
         sums, raw, predictions = (
             self.sums(answers),

@@ -14,11 +14,11 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens.tokenizer import decode, decode_continuation, encode_prompt
 from ursa_minor.evaluation import likelihood, sampling, task_data, validation
-from ursa_minor.evaluation.encoded_task import Encoded
+from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.task import Task
 from ursa_minor.evaluation.task_data import Items
 from ursa_minor.machine.accelerator import autocast
-from ursa_minor.machine.full_model import WholeModel
+from ursa_minor.machine.full_model import FullModel
 from ursa_minor.model.loss import loss_module
 from ursa_minor.recipe import keys
 
@@ -41,7 +41,7 @@ def read_items(
     found, known = {}, commits or {}
     with accelerator.local_main_process_first():  # the others find its files in the cache
         for name in dict.fromkeys(evaluation.tasks):
-            task = task_data.records()[name]
+            task = task_data.all_tasks()[name]
             try:
                 found[task] = task_data.read(
                     task, evaluation.files_of(name), evaluation.task_limit, known.get(name)
@@ -60,9 +60,11 @@ def read_items(
 
 def encode_items(
     found: Mapping[Task, Items], tokenizer: PreTrainedTokenizerFast, sequence_length: int
-) -> dict[Task, Encoded]:
+) -> dict[Task, EncodedTask]:
     """Return each task's items, encoded, those whose endings the context holds. Raises BadInput where it holds none."""
-    return {task: Encoded(task, rows, tokenizer, sequence_length) for task, rows in found.items()}
+    return {
+        task: EncodedTask(task, rows, tokenizer, sequence_length) for task, rows in found.items()
+    }
 
 
 def check_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -87,8 +89,8 @@ class Evaluator:
 
     recipe: keys.Recipe
     corpus: Corpus
-    tests: Mapping[Task, Encoded]
-    model: WholeModel
+    tests: Mapping[Task, EncodedTask]
+    model: FullModel
     accelerator: Accelerator
     stopped: Callable[[], bool] = lambda: False
     _skips: Counter[str] = field(default_factory=Counter, init=False)  # in a row, by name

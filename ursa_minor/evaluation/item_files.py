@@ -16,7 +16,7 @@ from ursa_minor.base.errors import BadInput, first_line
 
 PARQUET = b"PAR1"
 # The first bytes of a file, the name of its kind, and the command that unpacks it.
-COMPRESSED = (
+COMPRESSION_SIGNATURES = (
     (b"\x1f\x8b", "gzip-compressed", "gzip -dc"),
     (b"BZh", "bzip2-compressed", "bzip2 -dc"),
     (b"\xfd7zXZ\x00", "xz-compressed", "xz -dc"),
@@ -190,7 +190,7 @@ def _decoded(path: Path, data: bytes) -> str:
 
 def _check_text_kind(path: Path, data: bytes) -> None:
     head = data[:HEAD_BYTES]
-    for signature, kind, command in COMPRESSED:
+    for signature, kind, command in COMPRESSION_SIGNATURES:
         if head.startswith(signature):
             suffix = Path(path.stem).suffix or ".jsonl"
             raise _wrong_kind(path, f"is {kind}", f"{command} {{old}} > {{new}}", suffix)

@@ -25,7 +25,7 @@ from ursa_minor.model.architectures import ARCHITECTURES
 EncodedQuestion = tuple[list[int], list[list[int]]]  # a context's ids, each ending's ids
 
 
-class Answer(NamedTuple):
+class ModelAnswer(NamedTuple):
     """What a model makes of a question.
 
     Attributes:
@@ -41,8 +41,8 @@ class Answer(NamedTuple):
 GPU_BATCH_SIZE, CPU_BATCH_SIZE = 64, 8
 # cuDNN's attention, which Hopper takes first, prepares itself for every new shape (others measured 0.44 s each, FunASR
 # issue 3704), and here each batch, and in a sample each token, has one of its own.
-KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-LOSS_ROWS = 256  # logits that become fp32 losses at once
+SCORING_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+SCORED_ROWS = 256  # logits that become fp32 losses at once
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
@@ -68,7 +68,7 @@ def not_finite(where: str, value: float) -> BadInput:
 
 
 @torch.no_grad()
-@sdpa_kernel(KERNELS)
+@sdpa_kernel(SCORING_KERNELS)
 def log_likelihoods(
     model: PreTrainedModel,
     questions: Sequence[EncodedQuestion],
@@ -78,7 +78,7 @@ def log_likelihoods(
     batch_size: int | None = None,
     progress: Callable[[np.ndarray], object] = lambda batch: None,
     stop: Callable[[], bool] = lambda: False,
-) -> list[Answer] | None:
+) -> list[ModelAnswer] | None:
     """Return how likely the endings of each question are. All processes return the same.
 
     But for rounding it depends neither on the number of processes nor on ``batch_size``. No random number is drawn,
@@ -132,7 +132,7 @@ def log_likelihoods(
     if sums[-1]:
         return None
     parts = np.split(sums[:-1].reshape(2, -1), begins[1:-1], axis=1)
-    return [Answer(nats, len(nats) == 1 and not wrong[0]) for nats, wrong in parts]
+    return [ModelAnswer(nats, len(nats) == 1 and not wrong[0]) for nats, wrong in parts]
 
 
 def tokens_read(question: EncodedQuestion) -> int:
@@ -172,7 +172,9 @@ def _score(
         logits_RV = model.get_output_embeddings()(hidden.flatten(0, 1)[places])
     else:
         logits_RV = model(**inputs, use_cache=False).logits.flatten(0, 1)[places]
-    parts = zip(logits_RV.split(LOSS_ROWS), targets.to(model.device).split(LOSS_ROWS), strict=True)
+    parts = zip(
+        logits_RV.split(SCORED_ROWS), targets.to(model.device).split(SCORED_ROWS), strict=True
+    )
     alone = any(
         len(endings) == 1 for _, endings in batch
     )  # the likeliest token costs a pass over the logits

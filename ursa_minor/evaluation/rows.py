@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from ursa_minor.base import files
-from ursa_minor.base.wording import either
+from ursa_minor.base.wording import join_or
 from ursa_minor.evaluation.task import Answer, Choices, Task, TaskRow, Text, Texts
 
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
@@ -136,7 +136,7 @@ def _answer(name: str, value: object, labels: Sequence) -> int:
     keys = [_label_key(name, label) for label in labels]
     if key not in keys:
         raise ValueError(
-            f"{name} = {_shown(value)}: must be {either(labels)}; a test split without answers "
+            f"{name} = {_shown(value)}: must be {join_or(labels)}; a test split without answers "
             f"cannot be scored: take the validation split"
         )
     return keys.index(key)

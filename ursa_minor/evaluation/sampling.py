@@ -15,7 +15,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ursa_minor.data.tokens.tokenizer import Continuation, decode
-from ursa_minor.evaluation.likelihood import KERNELS, context_length, not_finite
+from ursa_minor.evaluation.likelihood import SCORING_KERNELS, context_length, not_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Sampling:
 
 
 @torch.inference_mode()
-@sdpa_kernel(KERNELS)  # the shape changes with each token
+@sdpa_kernel(SCORING_KERNELS)  # the shape changes with each token
 def sample(
     model: PreTrainedModel,
     prompt_ids: list[int],

@@ -18,11 +18,11 @@ from transformers.utils.logging import disable_progress_bar
 from ursa_minor.base import files, paths
 from ursa_minor.base.cli import catch_interrupts
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, metrics, task_data
-from ursa_minor.evaluation.encoded_task import Encoded
-from ursa_minor.evaluation.likelihood import Answer
+from ursa_minor.evaluation.encoded_task import EncodedTask
+from ursa_minor.evaluation.likelihood import ModelAnswer
 from ursa_minor.evaluation.metrics import Metric
 from ursa_minor.evaluation.task import Task
 from ursa_minor.machine import device as hardware
@@ -30,7 +30,7 @@ from ursa_minor.machine.accelerator import make_accelerator
 from ursa_minor.model import pretrained
 from ursa_minor.model.adapters import check_no_hub_adapter
 from ursa_minor.model.precision import precision_of
-from ursa_minor.model.resolve import find
+from ursa_minor.model.resolve import resolve_model
 from ursa_minor.model.vocabulary import check_embedding_rows
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     and when it is interrupted.
     """
     disable_progress_bar()  # Transformers' own bars, over loading one file
-    name, records = find(asked.model), task_data.records()
+    name, records = resolve_model(asked.model), task_data.all_tasks()
     check_no_hub_adapter(name, f"--model {asked.model}")
     tokenizer = tokenization.load(name, of_model=True)
     found = [
@@ -59,7 +59,7 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     check_embedding_rows(model, tokenizer, f"--model {asked.model}")
     length = likelihood.context_length(model.config)
     tests = [
-        Encoded(records[task], rows, tokenizer, length)
+        EncodedTask(records[task], rows, tokenizer, length)
         for task, rows in zip(asked.tasks, found, strict=True)
     ]
     if asked.push_to_hub:
@@ -100,7 +100,7 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     return lines
 
 
-def check_complete(tests: Sequence[Encoded], model_id: str) -> None:
+def check_complete(tests: Sequence[EncodedTask], model_id: str) -> None:
     """Raise BadInput unless all items of each public data set are scored: a model card claims that."""
     for test in tests:
         if test.revision is None:
@@ -113,8 +113,8 @@ def check_complete(tests: Sequence[Encoded], model_id: str) -> None:
 
 
 def _answers(
-    test: Encoded, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator
-) -> list[Answer]:
+    test: EncodedTask, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator
+) -> list[ModelAnswer]:
     """Return a model's answers, with a bar on the main process; a log file gets a line of it now and then."""
     how = {
         "disable": not accelerator.is_main_process,
@@ -172,7 +172,7 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
     return "\n".join(
         [
             "",
-            f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}; {cut}; {where}, "
+            f"{task.label}, {pluralize(line['items'], 'item', 'items')} of {line['dataset']}; {cut}; {where}, "
             f"{line['items'] / max(line['seconds'], 0.01):,.1f} items/s",
             "",
             *(

@@ -51,7 +51,7 @@ class Items(list[Item]):
 
 
 @cache
-def records() -> dict[str, Task]:
+def all_tasks() -> dict[str, Task]:
     """Return every task by its name: those of the files in tasks/."""
     tasks = {}
     for file in pkgutil.iter_modules([str(Path(__file__).parent / "tasks")]):

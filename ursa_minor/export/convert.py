@@ -33,7 +33,7 @@ from ursa_minor.model import pretrained
 from ursa_minor.model.adapters import check_no_hub_adapter
 from ursa_minor.model.build import build
 from ursa_minor.model.dtypes import DTYPES
-from ursa_minor.model.resolve import find
+from ursa_minor.model.resolve import resolve_model
 from ursa_minor.model.vocabulary import check_embedding_rows
 from ursa_minor.recipe import keys, loading
 
@@ -87,7 +87,7 @@ def convert(
         adapt(model, tokenizer)
     if asked.prune:
         compression.prune(model, asked.prune)
-    stock = stock_export.as_stock(
+    stock = stock_export.to_transformers(
         model, tokenizer, dtype=EXPORT_DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
     )
     if asked.dtype == "int8":
@@ -121,7 +121,7 @@ def check_storable(
     The files are checked again when they are written. This check comes before the measurement, which
     may take minutes.
     """
-    stock = stock_export.as_stock(
+    stock = stock_export.to_transformers(
         model, tokenizer, dtype=EXPORT_DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
     )
     if asked.gguf:
@@ -169,7 +169,7 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     run_dir = run_of(name)
     if run_dir and not (run_dir / run_files.MODEL_FOLDER).is_dir():
         return open_checkpoint(run_dir)
-    found = find(name, "")
+    found = resolve_model(name, "")
     check_no_hub_adapter(found, name)
     tokenizer = tokenization.load(found, of_model=True)
     model = pretrained.load(found)

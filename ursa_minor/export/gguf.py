@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.wording import either
+from ursa_minor.base.wording import join_or
 from ursa_minor.data.tokens import split_points
 from ursa_minor.model.finite import require_finite, require_stored
 
@@ -63,7 +63,7 @@ def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     for name, usual in COMPUTED.items():
         if found.get(name, usual[0]) not in usual:
             problems.append(
-                f"the model's {name} = {found[name]}: must be {either(usual)}, with which llama.cpp computes"
+                f"the model's {name} = {found[name]}: must be {join_or(usual)}, with which llama.cpp computes"
             )
     if find_spec("gguf") is None:
         problems.append("needs the gguf package: pip install gguf")

@@ -32,10 +32,10 @@ def write(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBa
     Raises OSError with the folder's name where the disk does not take it.
     """
     with files.making(folder, replace=True) as temporary:
-        save(as_stock(model, tokenizer), temporary, tokenizer)
+        save(to_transformers(model, tokenizer), temporary, tokenizer)
 
 
-def as_stock(
+def to_transformers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ursa_minor.hub import card_metadata
-from ursa_minor.hub.card_metadata import REMOVED, RESULTS, CannotMerge, Card
+from ursa_minor.hub.card_metadata import REMOVED, RESULTS, CannotMerge, ParsedCard
 
 BEGIN = re.compile(r"<!-- ursa-minor:begin (?P<record>\{.*?\}) -->")
 END = "<!-- ursa-minor:end -->"
@@ -25,11 +25,11 @@ ESCAPES = {
     ">": r"\u003e",
     "ursa-minor:": r"ursa-minor\u003a",
 }
-REMEDY = "Correct that on the Hub, and the next push updates it"
+FIX = "Correct that on the Hub, and the next push updates it"
 
 
 @dataclass(frozen=True)
-class Record:
+class PushRecord:
     """What a push wrote.
 
     Attributes:
@@ -49,7 +49,7 @@ class Section:
 
     start: int
     end: int
-    record: Record
+    record: PushRecord
 
 
 def mark(card_text: str) -> str:
@@ -58,11 +58,11 @@ def mark(card_text: str) -> str:
     return card.opening + card.header + card.closing + f"\n{_marked(card)}\n"
 
 
-def _marked(card: Card) -> str:
+def _marked(card: ParsedCard) -> str:
     """Return the body of a generated card as a section with its markers."""
     body = MARKERS.sub(lambda found: found[0].replace(":", ": "), card.body.strip())  # a name's
     text = f"\n{NOTE}\n\n{body}\n\n"
-    record = _record_of(card, text)
+    record = _push_record(card, text)
     fields = json.dumps(vars(record))
     # An HTML comment ends at the first "-->", and no name may look like a marker.
     for text_of_name, escaped in ESCAPES.items():
@@ -70,9 +70,9 @@ def _marked(card: Card) -> str:
     return f"<!-- ursa-minor:begin {fields} -->{text}{END}"
 
 
-def _record_of(card: Card, text: str) -> Record:
+def _push_record(card: ParsedCard, text: str) -> PushRecord:
     fields = {name: value for name, value in card.metadata.items() if name != RESULTS}
-    return Record(_hash(text), fields, card_metadata.fingerprints(card.metadata.get(RESULTS)))
+    return PushRecord(_hash(text), fields, card_metadata.fingerprints(card.metadata.get(RESULTS)))
 
 
 def _hash(text: str) -> str:
@@ -97,7 +97,7 @@ def find_section(body: str) -> Section | None:
             "To get a new section, delete what remains of the old one with its markers"
         )
     try:
-        record = Record(**json.loads(begin["record"]))
+        record = PushRecord(**json.loads(begin["record"]))
         if not isinstance(record.metadata, dict) or not isinstance(record.results, list):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
@@ -145,14 +145,14 @@ def merge(new_text: str, current_text: str, last_text: str | None = None) -> str
     return card_metadata.write(current, changes, body)
 
 
-def _last_record(card_text: str | None) -> Record:
+def _last_record(card_text: str | None) -> PushRecord:
     """Return what the last push wrote, from its card; an empty record if that is not known."""
     if card_text is not None:
         with contextlib.suppress(CannotMerge):
             section = find_section(card_metadata.parse(card_text).body)
             if section is not None:
                 return section.record
-    return Record("", {}, [])
+    return PushRecord("", {}, [])
 
 
 def _append(body: str, section: str, newline: str) -> str:

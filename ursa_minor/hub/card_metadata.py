@@ -30,7 +30,7 @@ class CannotMerge(ValueError):
 
 
 @dataclass(frozen=True)
-class Card:
+class ParsedCard:
     """A README.md: its metadata block, as text and as values, and the Markdown below it."""
 
     opening: str
@@ -46,7 +46,7 @@ class Card:
         return "\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n"
 
 
-class Metric(NamedTuple):
+class ResultMetric(NamedTuple):
     """What one entry of a model-index measures. Entries with equal ones are values of the same metric."""
 
     task: Any
@@ -58,7 +58,7 @@ class Metric(NamedTuple):
     name: Any
 
 
-def parse(text: str) -> Card:
+def parse(text: str) -> ParsedCard:
     """Split a README.md.
 
     Raises:
@@ -69,8 +69,10 @@ def parse(text: str) -> Card:
         if OPENING.match(text):
             raise CannotMerge("its metadata block has no closing ---")
         mark = "\ufeff" if text.startswith("\ufeff") else ""
-        return Card(opening=mark, header="", closing="", body=text.removeprefix(mark), metadata={})
-    return Card(
+        return ParsedCard(
+            opening=mark, header="", closing="", body=text.removeprefix(mark), metadata={}
+        )
+    return ParsedCard(
         opening=block["opening"],
         header=block["header"],
         closing=block["closing"],
@@ -95,7 +97,7 @@ def _read(header: str) -> dict[str, Any]:
     return values
 
 
-def write(card: Card, changes: Mapping[str, Any], body: str | None = None) -> str:
+def write(card: ParsedCard, changes: Mapping[str, Any], body: str | None = None) -> str:
     """Return the README.md with other values of some fields, and with another body if one is given.
 
     Raises:
@@ -127,7 +129,7 @@ def _holds(header: str, expected: Mapping[str, Any]) -> bool:
         return False
 
 
-def _with_changes(card: Card, changes: Mapping[str, Any]) -> str:
+def _with_changes(card: ParsedCard, changes: Mapping[str, Any]) -> str:
     """Replace the lines of changed fields; append new ones."""
     header = card.header
     root = yaml.compose(header, Loader=yaml.SafeLoader)
@@ -274,10 +276,10 @@ def _values(index: Any) -> list[tuple[dict, dict]]:
     return [(group, value) for group in groups for value in group["metrics"]]
 
 
-def metric_of(group: Mapping, value: Mapping) -> Metric:
+def metric_of(group: Mapping, value: Mapping) -> ResultMetric:
     """Return what an entry of a model-index measures."""
     data = group["dataset"]
-    return Metric(
+    return ResultMetric(
         task=group["task"]["type"],
         dataset=data["type"],
         config=data.get("config"),

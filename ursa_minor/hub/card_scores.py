@@ -60,7 +60,7 @@ def push(model_id: str, task: Task, revision: str, scores: Mapping[str, float]) 
         _add(model_id, index, f"Add {task.label} scores")
     except Exception as error:  # the scores are valid whatever the Hub answers
         if isinstance(error, card_merge.CannotMerge):
-            why = f"its README.md is left as it is: {error}. {card_merge.REMEDY}"
+            why = f"its README.md is left as it is: {error}. {card_merge.FIX}"
         else:
             why = first_line(error)
         log.error(f"--push_to_hub {model_id}: {why}. The scores are below; push again")

@@ -23,7 +23,7 @@ from ursa_minor.base.http import (
     ASKED,
     check_no_html_page,
     http_status_and_retry_after,
-    moving,
+    raise_if_stalled,
     retry_after,
 )
 from ursa_minor.base.redaction import one_line
@@ -63,7 +63,7 @@ def _check(answer: Any) -> None:
     headers = answer.headers
     if answer.is_success:
         raw = answer.iter_raw
-        answer.iter_raw = lambda *how, **more: moving(raw(*how, **more))
+        answer.iter_raw = lambda *how, **more: raise_if_stalled(raw(*how, **more))
         if "html" in headers.get("Content-Type", "").lower():
             check_no_html_page(answer.read(), headers, str(answer.request.url))
     elif asked := headers.get("Retry-After"):

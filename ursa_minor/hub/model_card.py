@@ -18,21 +18,21 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.run_files import step_name
 from ursa_minor.evaluation.task import Task
-from ursa_minor.evaluation.task_data import records
+from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.hub import card_merge, card_scores
-from ursa_minor.machine.run_info import Facts
+from ursa_minor.machine.run_info import RunInfo
 from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.recipe import keys
 
-TEMPLATE = Path(__file__).with_name("model_card.jinja")
-TASKS = list(records().values())
+CARD_TEMPLATE = Path(__file__).with_name("model_card.jinja")
+CARD_TASKS = list(all_tasks().values())
 CARD_LOSSES = {
     "eval/loss": "validation loss, nats per token",
     "eval/bits_per_byte": "validation, bits per byte",
     "test/loss": "test loss, nats per token",
     "test/bits_per_byte": "test, bits per byte",
 }
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+MODEL_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class Figure(NamedTuple):
@@ -51,7 +51,7 @@ class Figure(NamedTuple):
     result: EvalResult | None
 
 
-class Measured(NamedTuple):
+class NewestValue(NamedTuple):
     """The newest finite value of a metric, and the row of metrics.jsonl that contains it."""
 
     value: float
@@ -63,7 +63,7 @@ def model_card(
     step: int,
     rows: Sequence[Mapping],
     recipe: keys.Recipe,
-    facts: Facts,
+    facts: RunInfo,
     best_step: int | None = None,
 ) -> str:
     """Return the README.md of the model after ``step`` updates; a figure without a row of this run is not in it.
@@ -80,7 +80,7 @@ def model_card(
     record = ARCHITECTURES.get(facts.model_type)
     card = ModelCard.from_template(
         metadata(recipe, repo_id, [figure for figure in figures if figure.step in (of, step)]),
-        template_path=str(TEMPLATE),
+        template_path=str(CARD_TEMPLATE),
         text=_text,
         fenced=_fenced,
         repo_id=json.dumps(repo_id),
@@ -88,7 +88,7 @@ def model_card(
         step=step,
         of=of,
         recipe=recipe,
-        init_from=keys.public(recipe)["init_from"],
+        init_from=keys.redacted(recipe)["init_from"],
         facts=facts,
         kind=record.label if record else facts.model_type,
         data=", ".join(map(_in_words, keys.sources(recipe.data))),
@@ -124,31 +124,31 @@ def _base_model(init_from: str | None) -> str | None:
     if init_from is None or Path(init_from).exists():
         return None
     model_id = init_from.partition("@")[0]
-    return model_id if HUB_ID.fullmatch(model_id) else None
+    return model_id if MODEL_ID.fullmatch(model_id) else None
 
 
-def _newest(rows: Iterable[Mapping]) -> dict[str, Measured]:
+def _newest(rows: Iterable[Mapping]) -> dict[str, NewestValue]:
     """Return the last finite value of each metric."""
     newest = {}
     for row in rows:
         for name, value in row.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
-                newest[name] = Measured(value, row)
+                newest[name] = NewestValue(value, row)
     return newest
 
 
-def _figures(newest: Mapping[str, Measured]) -> Iterator[Figure]:
+def _figures(newest: Mapping[str, NewestValue]) -> Iterator[Figure]:
     """Yield what was measured, from the newest value of each metric."""
     for name, words in CARD_LOSSES.items():
         if name in newest:
             yield _loss(name, words, newest[name])
-    for task in TASKS:
+    for task in CARD_TASKS:
         for score in task.scores:
             if task.metric(score) in newest:
                 yield _score(task, score, newest[task.metric(score)])
 
 
-def _loss(name: str, words: str, measured: Measured) -> Figure:
+def _loss(name: str, words: str, measured: NewestValue) -> Figure:
     """Return a loss. Its text is a part of the run's own data, never a complete public data set."""
     prefix, _, metric = name.partition("/")
     split = "validation" if prefix == "eval" else prefix
@@ -164,7 +164,7 @@ def _loss(name: str, words: str, measured: Measured) -> Figure:
     return Figure(words, f"{measured.value:.4f}", measured.row["step"], result)
 
 
-def _score(task: Task, score: str, measured: Measured) -> Figure:
+def _score(task: Task, score: str, measured: NewestValue) -> Figure:
     """Return a score of a task. The metadata have it if it is of all items of the public data set."""
     value, row = measured
     name = task.metric(score)
@@ -204,7 +204,7 @@ def _cost(rows: Sequence[Mapping], processes: int) -> dict[str, str]:
 def _data_sets(recipe: keys.Recipe) -> list[str]:
     """Return the ids of the Hub's data sets that the run has read."""
     names = map(keys.hub_id, keys.sources(recipe.data))
-    return list(dict.fromkeys(name for name in names if name and HUB_ID.fullmatch(name)))
+    return list(dict.fromkeys(name for name in names if name and MODEL_ID.fullmatch(name)))
 
 
 def _in_words(source: keys.Data) -> str:
@@ -215,7 +215,7 @@ def _in_words(source: keys.Data) -> str:
         return "files of its author's" if own else "the source of Python's standard library"
     link = (
         f"[{_text(name)}](https://huggingface.co/datasets/{name})"
-        if HUB_ID.fullmatch(name)
+        if MODEL_ID.fullmatch(name)
         else _text(name)
     )
     return f"{link} ({_text(subset)})" if subset and not source.data_dir else link

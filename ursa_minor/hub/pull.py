@@ -14,9 +14,9 @@ from ursa_minor.hub import client
 
 log = logging.getLogger(__name__)
 
-PARTS = (run_files.MODEL, run_files.OPTIMIZER, run_files.STATE)
+CHECKPOINT_FILES = (run_files.MODEL, run_files.OPTIMIZER, run_files.STATE)
 NEWEST = "last-checkpoint/"
-CHECKPOINT = rf"({NEWEST}|{run_files.CHECKPOINTS}/step-\d{{8}}/)"
+CHECKPOINT_PATTERN = rf"({NEWEST}|{run_files.CHECKPOINTS}/step-\d{{8}}/)"
 ADDRESS = re.compile(r"hub://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
@@ -64,7 +64,7 @@ def _fetch(
     within = [
         name.removesuffix(run_files.MANIFEST)
         for name in names
-        if re.fullmatch(CHECKPOINT + run_files.MANIFEST, name)
+        if re.fullmatch(CHECKPOINT_PATTERN + run_files.MANIFEST, name)
     ]
     if not within:
         if (
@@ -89,7 +89,7 @@ def _fetch(
     try:
         manifest = files.read_json(fetched(newest + run_files.MANIFEST))
         path = checkpoints / run_files.step_name(manifest["step"])
-        rows = {name: manifest["files"][name] for name in PARTS}
+        rows = {name: manifest["files"][name] for name in CHECKPOINT_FILES}
         step_folder = f"{run_files.CHECKPOINTS}/{path.name}/"
         if newest not in (NEWEST, step_folder) or not run_files.STEP.fullmatch(path.name):
             raise ValueError
@@ -100,7 +100,7 @@ def _fetch(
     if path.exists():
         check_intact(path, rows, f"or it is not the one that {where} names: move {path} away")
     else:
-        for name in PARTS:
+        for name in CHECKPOINT_FILES:
             fetched(newest + name)
         try:
             check_intact(staging / newest, rows, f"try again, or another revision than {where}")

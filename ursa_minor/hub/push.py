@@ -29,7 +29,7 @@ from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.redaction import one_line
 from ursa_minor.hub import card_merge, client
-from ursa_minor.hub.pull import CHECKPOINT, NEWEST, PARTS
+from ursa_minor.hub.pull import CHECKPOINT_FILES, CHECKPOINT_PATTERN, NEWEST
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ ALLOWED = re.compile(
     r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
     rf"|{'|'.join(map(re.escape, RUN_FILES))}"
-    rf"|{CHECKPOINT}({'|'.join(map(re.escape, (*PARTS, run_files.MANIFEST)))})"
+    rf"|{CHECKPOINT_PATTERN}({'|'.join(map(re.escape, (*CHECKPOINT_FILES, run_files.MANIFEST)))})"
 )
 
 # A staged push is a folder with the name of its tag. It contains:
@@ -269,7 +269,7 @@ def upload(api: HfApi, folder: Path, push: Push) -> str:
     except ValueError as error:  # raised before anything is uploaded
         if not readme.exists() or "Invalid metadata in README.md" not in str(error):
             raise
-        problem = f"the Hub refuses it: {one_line(error)}. {card_merge.REMEDY}"
+        problem = f"the Hub refuses it: {one_line(error)}. {card_merge.FIX}"
         readme.unlink()
         commit = _commit(api, repo_id, head, push, folder / FILES)
 
@@ -291,7 +291,7 @@ def _commit(api: HfApi, repo_id: str, head: ModelInfo, push: Push, source: Path)
         if path.is_file() and not path.is_symlink() and ALLOWED.fullmatch(name):
             names.append(name)
     outdated = None
-    if any(re.match(CHECKPOINT, name) for name in names):
+    if any(re.match(CHECKPOINT_PATTERN, name) for name in names):
         outdated = f"{NEWEST}*"  # upload_folder deletes those that it does not upload
 
     # If someone else commits after `head`, the Hub refuses the commit, and the next attempt follows theirs.
@@ -335,9 +335,9 @@ def _prepare_card(
                 last = client.retry(_last_card, repo_id, tags)
         merged = card_merge.merge(generated, current, last)
     except UnicodeDecodeError:
-        return f"it is not UTF-8 text. {card_merge.REMEDY}"
+        return f"it is not UTF-8 text. {card_merge.FIX}"
     except card_merge.CannotMerge as error:
-        return f"{error}. {card_merge.REMEDY}"
+        return f"{error}. {card_merge.FIX}"
     except Exception as error:
         return f"it cannot be read: {client.describe(error)}. The next push tries again"
     readme.write_bytes(merged.encode())
@@ -362,7 +362,7 @@ def is_uploading() -> bool:
     return any(not attempt.done() for attempt in _attempts)
 
 
-class Pusher:
+class PushQueue:
     """Stage the pushes of a run and send them in the background.
 
     At most one push is being sent (or has failed and will be sent again) and one is waiting behind it: a newer push
@@ -486,7 +486,7 @@ def push_pending(pending: Path) -> int:
     if not staged_pushes(pending):
         log.info(f"hub: nothing waits in {pending}")
         return 0
-    failure = Pusher(pending).send()
+    failure = PushQueue(pending).send()
     if failure:
         log.warning(failure)
     return len(staged_pushes(pending))

@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.launch import check_launch
 from ursa_minor.base.stopping import raise_on_lost_peer
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.machine.device import Device
 from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.model.loss import NextTokenLoss
@@ -132,7 +132,7 @@ def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: floa
     missing = set(range(1, world_size))
     while missing:
         if time.monotonic() > until:
-            late = counted(len(missing), "process", "processes")
+            late = pluralize(len(missing), "process", "processes")
             raise TrainingStopped(
                 f"{late} did not come within {timeout:g} s (--ddp_timeout)", alone=True
             )
@@ -195,7 +195,7 @@ def check_supported(
          f"compile_mode = {compile_mode}: has no effect with dynamo_backend: {compiler.upper()} on {device.name}; it needs "
          f"INDUCTOR, and reduce-overhead, by CUDA graphs, an NVIDIA card. Use --compile_mode default"),
         (card and processes > device.count,
-         f"num_processes: {processes}, and PyTorch sees {counted(device.count, 'card', 'cards')} on this machine; write "
+         f"num_processes: {processes}, and PyTorch sees {pluralize(device.count, 'card', 'cards')} on this machine; write "
          f"num_processes: {device.count}, or check CUDA_VISIBLE_DEVICES"),
         (environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1",
          "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the YAML and the environment"),

@@ -17,7 +17,7 @@ import torch
 from torch.utils._triton import has_triton_package
 
 from ursa_minor.base.gpus import AMPERE, kernel_driver
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 
 NO_FLOAT64 = ("mps",)  # devices whose tensors cannot be float64: Apple's GPUs
 TRITON = (7, 0)  # first compute capability that Triton, the compiler's back end, supports
@@ -89,7 +89,9 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
-        return f"CPU ({processor_name()}), {counted(torch.get_num_threads(), 'thread', 'threads')}"
+        return (
+            f"CPU ({processor_name()}), {pluralize(torch.get_num_threads(), 'thread', 'threads')}"
+        )
     return str(device)
 
 

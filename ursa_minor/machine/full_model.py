@@ -12,7 +12,7 @@ from ursa_minor.model.build import build
 from ursa_minor.recipe import keys
 
 
-class WholeModel:
+class FullModel:
     """Call it for the model with all of its weights on this process.
 
     A model that is not sharded is itself. A sharded one computes only together with the other processes, each of which

@@ -16,7 +16,7 @@ from torch._inductor.exc import InductorError
 
 from ursa_minor.base.errors import BadInput, TrainingStopped, first_line, is_out_of_memory
 from ursa_minor.base.stopping import StopRequest
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import check_cuda_graphs, compiler_of, sync_gradients
 from ursa_minor.preflight import estimate
@@ -100,7 +100,7 @@ def fit_micro_batch(
             )
         if not any(stop.any_of(failed)):
             return plan
-        exchange_each, shown = wait, counted(size, "sequence", "sequences")
+        exchange_each, shown = wait, pluralize(size, "sequence", "sequences")
         if exchange_each:
             log.info(
                 f"a micro-batch of {shown} beside whole gradients runs out of memory: trying without them"

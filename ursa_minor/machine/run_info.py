@@ -17,7 +17,7 @@ from ursa_minor.recipe import keys
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunInfo:
     """The facts that the log's header and the model card state.
 
     Attributes:
@@ -39,14 +39,14 @@ class Facts:
     tokenizer_size: int
 
 
-def facts_of(
+def run_info_of(
     recipe: keys.Recipe,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     accelerator: Accelerator,
-) -> Facts:
+) -> RunInfo:
     """Return the facts of the run that this process trains."""
-    return Facts(
+    return RunInfo(
         command=command_line(launcher_command()),
         hardware=hardware.device_name(accelerator.device),
         num_processes=accelerator.num_processes,

@@ -107,7 +107,7 @@ class Mlp(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """All that depends on a model's family. Which recipe keys it needs stands in ``keys.ARCHITECTURES``.
+    """All that depends on a model's family. Which recipe keys it needs stands in ``keys.ARCHITECTURE_KEYS``.
 
     Attributes:
         name: the recipe's, and the ``model_type`` of Transformers.
@@ -175,7 +175,7 @@ class Architecture:
         if rotation := found.get("rope_theta"):
             found["rope_theta"] = float(rotation["rope_theta"])
         found |= {"architecture": self.name, "vocab_size": padded(found["vocab_size"])}
-        stated = "intermediate_size" in keys.ARCHITECTURES[self.name]
+        stated = "intermediate_size" in keys.ARCHITECTURE_KEYS[self.name]
         if not stated and found["intermediate_size"] == 4 * found["n_embd"]:
             found["intermediate_size"] = None
         return {key: found.get(key) for key in keys.MODEL_KEYS}

@@ -9,11 +9,11 @@ from transformers.activations import NewGELUActivation
 
 from ursa_minor.base import files, model_id
 from ursa_minor.base.errors import BadInput, errno_of, first_line
-from ursa_minor.base.wording import either
+from ursa_minor.base.wording import join_or
 from ursa_minor.model.adapters import check_no_hub_adapter
 from ursa_minor.model.architectures import ARCHITECTURES, padded
 from ursa_minor.model.attention import CAUSAL
-from ursa_minor.model.resolve import find
+from ursa_minor.model.resolve import resolve_model
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import ineffective_flags
 
@@ -30,7 +30,7 @@ def complete(recipe: keys.Recipe) -> keys.Recipe:
     missing = {key: value for key, value in found.items() if getattr(recipe.model, key) is None}
     completed = keys.replace(recipe, **missing)
     # Only now is the architecture known, and with it which keys have an effect.
-    if errors := list(ineffective_flags(keys.flat(completed), flags=())):
+    if errors := list(ineffective_flags(keys.to_dict(completed), flags=())):
         raise BadInput(f"init_from = {recipe.model.init_from}: {error}" for error in errors)
     return completed
 
@@ -46,7 +46,7 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     for key, value in record.training_config(model).items():
         setattr(config, key, value)
     how = {"dtype": torch.float32, "attn_implementation": CAUSAL, "config": config}
-    made, unused = _load_whole(f"init_from = {name}", find(name), **how)
+    made, unused = _load_whole(f"init_from = {name}", resolve_model(name), **how)
     # Old GPT-2s keep a buffer beside their weights.
     if beside := [key for key in unused if not key.endswith(".attn.masked_bias")]:
         raise BadInput(
@@ -72,13 +72,13 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
 
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
-    found = find(name, "init_from = ")
+    found = resolve_model(name, "init_from = ")
     check_no_hub_adapter(found, f"init_from = {name}")
     config = loaded(f"init_from = {name}", AutoConfig, found)
     record = ARCHITECTURES.get(config.model_type)
     if record is None:
         raise BadInput(
-            f"init_from = {name}: is a {config.model_type}; give a model of type {either([*ARCHITECTURES])}"
+            f"init_from = {name}: is a {config.model_type}; give a model of type {join_or([*ARCHITECTURES])}"
         )
     if getattr(config, "quantization_config", None):
         raise BadInput(

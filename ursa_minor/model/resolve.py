@@ -6,11 +6,11 @@ from pathlib import Path
 from ursa_minor.base import model_id, paths
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import CHECKPOINTS, MODEL_FOLDER
-from ursa_minor.base.wording import nearest_beside
+from ursa_minor.base.wording import did_you_mean_file
 from ursa_minor.model.adapters import check_no_adapter
 
 
-def find(name: str, asked: str = "--model ") -> str:
+def resolve_model(name: str, asked: str = "--model ") -> str:
     """Return the name that ``pretrained.load`` takes: a run folder stands for its ``model/``, any other for itself.
 
     Args:
@@ -47,7 +47,7 @@ def check_source_exists(name: str, asked: str = "--model ") -> None:
     has_more_parts_than_an_id = parent.parent != Path()
     is_beside_a_folder = parent != Path() and parent.is_dir()
     if is_below_runs or has_more_parts_than_an_id or is_beside_a_folder:
-        suggestion = nearest_beside(name, Path.is_dir)
+        suggestion = did_you_mean_file(name, Path.is_dir)
         raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){suggestion}")
     if "/" not in location:  # some Hub ids have no owner, so a run must be much alike
         runs = [run.name for run in Path("runs").glob("*")]

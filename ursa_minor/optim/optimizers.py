@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-BITSANDBYTES = "bitsandbytes==0.50.2"  # optional
+BITSANDBYTES_REQUIREMENT = "bitsandbytes==0.50.2"  # optional
 
 
 class Moments(NamedTuple):
@@ -30,7 +30,7 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class OptimizerSpec:
     """All that depends on the optimizer.
 
     Attributes:
@@ -85,7 +85,7 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
     except ImportError:
         install = f"pip install {record.package}, or --optimizer adamw"
         raise BadInput(f"optimizer = {name} needs {package}: {install}") from None
-    if sharded and not keys.OPTIMIZERS[name]:
+    if sharded and not keys.OPTIMIZER_CAN_SHARD[name]:
         raise BadInput(
             f"optimizer = {name}: updates no moments or weights in shards; use --shard_optimizer false and a YAML without "
             f"FSDP, or --optimizer adamw"
@@ -160,17 +160,17 @@ def _muon_keeps(group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch
 
 
 OPTIMIZERS = {
-    "adamw": Record(
+    "adamw": OptimizerSpec(
         groups=_groups, make=_adamw, moments=Moments(8.0, 8.0, 8.0), keeps=_adamw_keeps
     ),
-    "adamw_8bit": Record(
+    "adamw_8bit": OptimizerSpec(
         groups=_groups,
         make=_adamw_8bit,
         moments=Moments(2 + 8 / 256, 2 + 8 / 256, 8.0),
         keeps=_adamw_8bit_keeps,
-        package=BITSANDBYTES,
+        package=BITSANDBYTES_REQUIREMENT,
     ),
-    "muon": Record(
+    "muon": OptimizerSpec(
         groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0), keeps=_muon_keeps
     ),
 }

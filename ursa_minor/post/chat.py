@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 CHAT_TOKENS = BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 # ChatML, as many chat models speak it. `generation` marks what TRL's assistant_only_loss trains on: the assistant's words,
 # and the token that ends them, so that the model learns to stop.
-TEMPLATE = "".join(
+CHAT_TEMPLATE = "".join(
     map(
         str.strip, Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8").splitlines()
     )
@@ -62,7 +62,7 @@ def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None
     check_chat(model, tokenizer)
     first = 1 + max(tokenizer.get_vocab().values())
     tokenizer.add_special_tokens({"pad_token": PAD, "extra_special_tokens": [BEGIN, END]})
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = CHAT_TEMPLATE
     ids = tokenizer.convert_tokens_to_ids(list(CHAT_TOKENS))
     assert sorted(ids) == list(range(first, first + len(CHAT_TOKENS))), ids
     with torch.no_grad():

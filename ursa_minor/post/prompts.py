@@ -14,15 +14,15 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources.files import find_files
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import sampling
-from ursa_minor.post.rewards import CheckedReward, ModelReward, Text, plain
-from ursa_minor.recipe.source_kind import TABLE_FORMATS, URL
+from ursa_minor.post.rewards import CheckedReward, ModelReward, TextOrMessages, plain
+from ursa_minor.recipe.source_kind import TABLE_FORMATS, URL_SCHEMES
 
 log = logging.getLogger(__name__)
 
-ROWS = 256  # completed at once
+BATCH_ROWS = 256  # completed at once
 
 
-def read(key: str, path: str) -> list[Text]:
+def read(key: str, path: str) -> list[TextOrMessages]:
     """Return the ``prompt`` column of files of rows (.jsonl, .parquet, .csv): texts, or the messages of chats.
 
     Args:
@@ -36,7 +36,9 @@ def read(key: str, path: str) -> list[Text]:
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs each error that it raises
     where = f"{key} = {path}"
     names = (
-        [] if path.startswith(URL) else [os.path.abspath(name) for name in find_files(key, [path])]
+        []
+        if path.startswith(URL_SCHEMES)
+        else [os.path.abspath(name) for name in find_files(key, [path])]
     )
     kinds = {TABLE_FORMATS.get(Path(name).suffix) for name in names}
     if len(kinds) != 1 or None in kinds:
@@ -72,7 +74,9 @@ def _is_prompt(value: Any) -> bool:
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> list[list[int]]:
+def encode(
+    tokenizer: PreTrainedTokenizerFast, prompts: Sequence[TextOrMessages]
+) -> list[list[int]]:
     """Return the ids that TRL makes of prompts."""
     if isinstance(prompts[0], str):
         return tokenizer(list(prompts))["input_ids"]
@@ -81,7 +85,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> list[
     )["input_ids"]
 
 
-def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> None:
+def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[TextOrMessages]) -> None:
     """Raise BadInput if the tokenizer cannot encode the prompts, or if chats have no template."""
     if len({type(prompt) for prompt in prompts}) > 1:
         raise BadInput(
@@ -96,11 +100,11 @@ def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> None:
 def drop_long(
     where: str,
     tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[Text],
+    prompts: Sequence[TextOrMessages],
     *,
     context: int | None,
     max_completion_length: int,
-) -> list[Text]:
+) -> list[TextOrMessages]:
     """Return the prompts that fit into the context together with a completion; log how many do not.
 
     Args:
@@ -142,7 +146,7 @@ def drop_long(
 
 
 def require_batch(
-    where: str, prompts: Sequence[Text], *, completions: int, num_generations: int
+    where: str, prompts: Sequence[TextOrMessages], *, completions: int, num_generations: int
 ) -> None:
     """Raise BadInput if the prompts do not fill one batch: TRL would then end without a step.
 
@@ -175,7 +179,9 @@ def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: st
 
 
 def completions_of(
-    tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text], completion_ids: Sequence[list[int]]
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[TextOrMessages],
+    completion_ids: Sequence[list[int]],
 ) -> list[str]:
     """Return the text of each completion, decoded together with its prompt."""
     return [
@@ -194,8 +200,8 @@ def with_completions_of(
     """
 
     def rewarded(
-        prompts: Sequence[Text],
-        completions: Sequence[Text],
+        prompts: Sequence[TextOrMessages],
+        completions: Sequence[TextOrMessages],
         completion_ids: Sequence[list[int]] | None = None,
         **columns: object,
     ) -> list[float]:
@@ -211,7 +217,7 @@ def with_completions_of(
 def score(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[Text],
+    prompts: Sequence[TextOrMessages],
     reward: CheckedReward | ModelReward,
     longest: int,
 ) -> float:
@@ -231,8 +237,8 @@ def score(
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     values = []
     try:
-        for start in range(0, len(prompts), ROWS):
-            texts = prompts[start : start + ROWS]
+        for start in range(0, len(prompts), BATCH_ROWS):
+            texts = prompts[start : start + BATCH_ROWS]
             ids = encode(tokenizer, texts)
             width = max(map(len, ids))
             rows = torch.tensor(

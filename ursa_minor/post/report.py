@@ -14,7 +14,7 @@ from ursa_minor.reporting.curves import draw_rewards
 log = logging.getLogger(__name__)
 
 
-class Report(TrainerCallback):
+class RewardReport(TrainerCallback):
     """Writes ``metrics.jsonl`` and ``reward.png`` into a folder; Trainer calls it.
 
     Args:

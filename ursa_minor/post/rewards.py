@@ -18,7 +18,7 @@ from ursa_minor.model.adapters import check_no_adapter
 log = logging.getLogger(__name__)
 
 Reward = Callable[[str, str], float]  # of (prompt, completion)
-Text = str | list[dict[str, str]]  # plain, or the messages of a chat
+TextOrMessages = str | list[dict[str, str]]  # plain, or the messages of a chat
 
 CLOSES = {")": "(", "]": "[", "}": "{", ">": "<"}
 
@@ -68,7 +68,7 @@ def python_compiles(prompt: str, completion: str) -> float:
 REWARDS = {reward.__name__: reward for reward in (addition, brackets, python_compiles)}
 
 
-def find(name: str) -> Reward:
+def find_reward(name: str) -> Reward:
     """Return a reward by name, or the function of a user's own file, as ``file.py:function``; the file is run."""
     if name in REWARDS:
         return REWARDS[name]
@@ -104,7 +104,7 @@ class CheckedReward:
         self.first_problem: str | None = None
 
     def __call__(
-        self, prompts: Sequence[Text], completions: Sequence[Text], **_: object
+        self, prompts: Sequence[TextOrMessages], completions: Sequence[TextOrMessages], **_: object
     ) -> list[float]:
         """Return each completion's reward."""
         return [self._one(plain(p), plain(c)) for p, c in zip(prompts, completions, strict=True)]
@@ -156,7 +156,7 @@ class ModelReward:
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as RewardTrainer does
 
     def __call__(
-        self, prompts: Sequence[Text], completions: Sequence[Text], **_: object
+        self, prompts: Sequence[TextOrMessages], completions: Sequence[TextOrMessages], **_: object
     ) -> list[float]:
         """Return each completion's reward; texts are ended as TRL's RewardTrainer ends them."""
         self.calls += len(prompts)
@@ -184,9 +184,9 @@ def checked(name: str, stop: str | None) -> CheckedReward | ModelReward:
     check_no_adapter(Path(name), f"reward = {name}")
     if Path(name, "config.json").is_file():
         return ModelReward(name, stop)
-    return CheckedReward(name, find(name), stop)
+    return CheckedReward(name, find_reward(name), stop)
 
 
-def plain(text: Text) -> str:
+def plain(text: TextOrMessages) -> str:
     """Return a text, or the content of the last message of a chat."""
     return text if isinstance(text, str) else text[-1]["content"]

@@ -20,7 +20,7 @@ from ursa_minor.recipe import command_line, loading, rules
 
 
 @dataclass
-class Task:
+class PostTrainingTask:
     """The model to improve, the reward, and the prompts."""
 
     model: str = field(
@@ -70,16 +70,18 @@ HINTS = {
     "max_completion_length": int,
     "num_generations": int,
 }
-NAMES = rules.TYPE_NAMES | {types.NoneType: "null", dict: "a mapping"}
+TYPE_LABELS = rules.TYPE_NAMES | {types.NoneType: "null", dict: "a mapping"}
 
 
-def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
+def read(argv: Sequence[str], config: type) -> tuple[PostTrainingTask, Any]:
     """Return the Task and TRL's ``config`` that ``--config FILE --key value ...`` asks for.
 
     Raises BadInput with every problem found: file, key, value, rule.
     """
     parser = HfArgumentParser(
-        [Task, config], allow_abbrev=False, description="Improve a model by a checked reward."
+        [PostTrainingTask, config],
+        allow_abbrev=False,
+        description="Improve a model by a checked reward.",
     )
     parser.add_argument("--config", metavar="FILE", help="for example recipes/post/addition.yaml")
     for action in parser._actions:
@@ -98,13 +100,16 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
         raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
     file = command_line.find_recipe(given.pop("config"), "config")
     fields = {
-        one.name: one for part in (Task, config) for one in dataclasses.fields(part) if one.init
+        one.name: one
+        for part in (PostTrainingTask, config)
+        for one in dataclasses.fields(part)
+        if one.init
     }
-    hints = typing.get_type_hints(Task) | typing.get_type_hints(config) | HINTS
+    hints = typing.get_type_hints(PostTrainingTask) | typing.get_type_hints(config) | HINTS
     values = loading.read_file(file) | given
     problems = _expand_paths(values)
     problems += [
-        f"{wording.shown(n)}: no such key{wording.nearest(n, fields)}"
+        f"{wording.shorten(n)}: no such key{wording.did_you_mean(n, fields)}"
         for n in values
         if n not in fields
     ]
@@ -115,7 +120,7 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
             value = values[name] if str in options else rules.number_of(values[name])
             value = float(value) if type(value) is int and float in options else value
             if rule := _broken_rule(name, value, options):
-                problems.append(f"{name} = {wording.shown(values[name])}: must be {rule}")
+                problems.append(f"{name} = {wording.shorten(values[name])}: must be {rule}")
             values[name] = value
         elif one.default is one.default_factory is dataclasses.MISSING:
             problems.append(f"{name} is missing: {one.metadata['help']}")
@@ -137,7 +142,7 @@ def _expand_paths(values: dict[str, Any]) -> list[str]:
             try:
                 values[name] = paths.expand(path)
             except ValueError as error:
-                problems.append(f"{name} = {wording.shown(path)}: {error}")
+                problems.append(f"{name} = {wording.shorten(path)}: {error}")
     return problems
 
 
@@ -154,7 +159,9 @@ def _broken_rule(name: str, value: Any, options: tuple) -> str:
     except TypeError:
         if int in options and rules.fraction_of_steps(name, value) is not None:
             return rules.FRACTION_RULE.removeprefix("must be ")
-        return wording.either([NAMES.get(option, rules.type_name(option)) for option in options])
+        return wording.join_or(
+            [TYPE_LABELS.get(option, rules.type_name(option)) for option in options]
+        )
     if number and not math.isfinite(value):
         return "a finite number"
     if value == "" and options == (str,):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ursa_minor.base import gpus, paths
 from ursa_minor.preflight import run_estimate
-from ursa_minor.preflight.data_throughput import Supply
+from ursa_minor.preflight.data_throughput import DataThroughput
 from ursa_minor.recipe import keys, sizes
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
@@ -37,7 +37,12 @@ def expected_loss(parameters: float, tokens: float) -> float:
 
 
 def plan(
-    recipe: keys.Recipe, card: gpus.Card, count: int, hours: float, given: Supply, price: float
+    recipe: keys.Recipe,
+    card: gpus.Gpu,
+    count: int,
+    hours: float,
+    given: DataThroughput,
+    price: float,
 ) -> dict | None:
     """Return the estimate of a recipe cut or stretched to the hours, or None where no card holds it.
 

@@ -175,11 +175,13 @@ def cudnn_attention(capabilities: Iterable[Pair], version: int, *, deprioritized
         return Check("cudnn", OK, name)
     if deprioritized:
         return Check(
-            "cudnn", OK, f"{name}; PyTorch prefers other attention kernels ({cudnn.VARIABLE})"
+            "cudnn",
+            OK,
+            f"{name}; PyTorch prefers other attention kernels ({cudnn.DEPRIORITIZED_VARIABLE})",
         )
     text = f"the attention of {name} may return NaN gradients on Hopper GPUs where it has a mask (pytorch#196678)"
     fix = (
-        f"export {cudnn.VARIABLE}=1 for TRL and document_mask (post_train.py sets it), or install "
+        f"export {cudnn.DEPRIORITIZED_VARIABLE}=1 for TRL and document_mask (post_train.py sets it), or install "
         f"torch {cudnn.FIXED_TORCH} or newer, which has cuDNN {cudnn.version_text(cudnn.FIXED)}"
     )
     return Check("cudnn", WARNING, text, fix)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens.shards import count_tokens
@@ -20,7 +20,7 @@ SAMPLE = re.compile(
 )  # FineWeb's names of its samples, in billions of GPT-2's tokens
 
 
-class Supply(NamedTuple):
+class DataThroughput(NamedTuple):
     """What the data give: ``text`` tokens (inf where not known), at ``speed`` tokens per second (inf where prepared)."""
 
     text: float
@@ -32,10 +32,12 @@ class Supply(NamedTuple):
         return max(0.0, min(tokens, self.text) / self.speed - training_seconds)
 
 
-PREPARED = Supply(math.inf, math.inf, "prepared")
+PREPARED = DataThroughput(math.inf, math.inf, "prepared")
 
 
-def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: float) -> Supply:
+def supply(
+    data: keys.Data, *, trainers: int, cores: int, link: float, speed: float
+) -> DataThroughput:
     """Return how much text a recipe has and how fast it is read.
 
     Args:
@@ -49,7 +51,7 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
     if all(ready for _, ready in amounts):
         return PREPARED._replace(text=text)
     if speed:
-        return Supply(text, speed, "as you say")
+        return DataThroughput(text, speed, "as you say")
     fetched = all(
         keys.hub_id(source) and source.data_dir for source in given
     )  # ids, which need no core
@@ -60,9 +62,9 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
         from ursa_minor.data.preparation import measure  # imports Transformers
 
         core, free = measure.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
-        words = f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"
+        words = f"{pluralize(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"
         limits[words] = free * core
-    return Supply(
+    return DataThroughput(
         text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link"
     )
 

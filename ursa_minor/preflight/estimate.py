@@ -7,7 +7,7 @@ V vocabulary, T context, B sequences of a micro-batch.
 import dataclasses
 from collections.abc import Mapping
 
-from ursa_minor.base.gpus import Card
+from ursa_minor.base.gpus import Gpu
 from ursa_minor.model.architectures import Shape
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.recipe import keys
@@ -140,7 +140,7 @@ def memory_traffic_bytes(shape: Shape) -> float:
     return 1.25 * shape.n_layer * shape.record.memory_traffic_bytes(shape) + 16 * shape.vocab_size
 
 
-def seconds_per_token(shape: Shape, card: Card) -> float:
+def seconds_per_token(shape: Shape, card: Gpu) -> float:
     """Return one card's seconds a token: matrix products at the rate that it reaches, then all else at its bandwidth."""
     products = computed_flops(shape) * (1 / (1e12 * card.product_teraflops) + 1 / PRODUCT_LIMIT)
     seconds = products + memory_traffic_bytes(shape) / (
@@ -163,7 +163,7 @@ def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
 
 def run(
     shape: Shape,
-    card: Card,
+    card: Gpu,
     *,
     tokens: int,
     tokens_per_step: int,

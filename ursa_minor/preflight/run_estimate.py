@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from ursa_minor.base import gpus
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.preflight import estimate
-from ursa_minor.preflight.data_throughput import PREPARED, Supply
+from ursa_minor.preflight.data_throughput import PREPARED, DataThroughput
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import make_plan
 
@@ -26,10 +26,10 @@ SOURCES = "Memory, speed, time and energy are estimated (docs/cards.md says how 
 
 def estimate_run(
     recipe: keys.Recipe,
-    card: gpus.Card,
+    card: gpus.Gpu,
     count: int,
     price_per_hour: float,
-    supply: Supply = PREPARED,
+    supply: DataThroughput = PREPARED,
 ) -> dict:
     """Return the estimate of a run on ``count`` of a card, as its preset would run it; ``fits`` is False where none does.
 
@@ -96,25 +96,25 @@ def estimate_run(
     return row
 
 
-def speeds(card: gpus.Card) -> dict[str, float]:
+def speeds(card: gpus.Gpu) -> dict[str, float]:
     """Return the tokens per second of GPT-2 124M on one card: estimated, and as others and we measured them."""
     known = {"by others": card.training, "by us": card.ours}
     found = {name: one.figure for name, one in known.items() if one}
     return {"estimated": 1 / estimate.seconds_per_token(estimate.GPT2_124M, card)} | found
 
 
-def mfu(card: gpus.Card, tokens_per_second: float) -> float:
+def mfu(card: gpus.Gpu, tokens_per_second: float) -> float:
     """Return the MFU of GPT-2 124M at 1,024 tokens on one card."""
     return tokens_per_second * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e12
 
 
-def good_mfus(card: gpus.Card) -> tuple[float, float]:
+def good_mfus(card: gpus.Gpu) -> tuple[float, float]:
     """Return a good MFU of GPT-2 124M, 0.9 of the least that is known of the card, and an excellent one, the highest."""
     shares = [mfu(card, speed) for speed in speeds(card).values()]
     return 0.9 * min(shares), max(shares)
 
 
-def expectation(card: gpus.Card) -> str:
+def expectation(card: gpus.Gpu) -> str:
     """Return what to expect of one card with GPT-2 124M, in a line."""
     good, excellent = good_mfus(card)
     said = ", ".join(f"{name} {rounded(speed)}" for name, speed in speeds(card).items())
@@ -122,7 +122,7 @@ def expectation(card: gpus.Card) -> str:
     return f"GPT-2 124M on one: tokens/s {said}; mfu good from {good:.0%}, excellent {excellent:.0%}{advice}"
 
 
-def describe(recipe: keys.Recipe, card: gpus.Card, row: dict) -> str:
+def describe(recipe: keys.Recipe, card: gpus.Gpu, row: dict) -> str:
     """Return an estimate as lines to read."""
     guessed = f"never measured; {card.product_teraflops / card.teraflops:.0%} of the peak, as measured cards reach"
     origin = f"measured by others ({card.products.source})" if card.products else guessed
@@ -183,7 +183,7 @@ def reader(row: Mapping[str, Any]) -> str:
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     """Return estimates as a table, a row for each of the cards that we know."""
     body = []
-    for card, row in zip(gpus.CARDS, rows, strict=True):
+    for card, row in zip(gpus.GPUS, rows, strict=True):
         cells = {"card": card.name, "micro-batch": "does not fit"}
         if row["fits"]:
             mark = " *" if row["gradient_checkpointing"] == "full" else ""
@@ -196,7 +196,7 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
         body.append(cells | {"124M, measured": measured})
     first = rows[0]
     title = f"{recipe.saving.name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
-    title += counted(first["count"], "card", "cards")
+    title += pluralize(first["count"], "card", "cards")
     notes = "* with --gradient_checkpointing full; waiting: hours for the data, beside the others; measured: tokens/s of "
     notes += "GPT-2 124M on one card, by others; --card NAME says more"
     return "\n".join([title, "", *aligned(body), "", notes, SOURCES])

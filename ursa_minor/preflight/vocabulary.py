@@ -6,7 +6,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model import pretrained
 from ursa_minor.model.architectures import padded
-from ursa_minor.model.resolve import find
+from ursa_minor.model.resolve import resolve_model
 from ursa_minor.model.vocabulary import missing_rows_message, rows_needed
 from ursa_minor.recipe import keys
 
@@ -28,7 +28,9 @@ def check_tokenizer_fits(recipe: keys.Recipe, stated_rows: int | None) -> None:
     where = f"init_from = {init_from}"
     rows = stated_rows
     if rows is None:
-        rows = pretrained.loaded(where, AutoConfig, find(init_from, "init_from = ")).vocab_size
+        rows = pretrained.loaded(
+            where, AutoConfig, resolve_model(init_from, "init_from = ")
+        ).vocab_size
     needed = rows_needed(tokenization.load(name))
     if needed <= rows:
         return

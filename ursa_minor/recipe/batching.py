@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.wording import either
+from ursa_minor.base.wording import join_or
 from ursa_minor.recipe.keys import Recipe
 from ursa_minor.recipe.rules import divisors
 
@@ -42,7 +42,7 @@ def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) ->
         nearest = max(1, round(recipe.batch.tokens_per_step / step)) * step
         raise BadInput(
             f"tokens_per_step = {recipe.batch.tokens_per_step} is {sequences} sequences of {recipe.model.sequence_length} "
-            f"tokens, which {num_processes} processes cannot share equally. Use {either(counts)} processes, or "
+            f"tokens, which {num_processes} processes cannot share equally. Use {join_or(counts)} processes, or "
             f"--tokens_per_step {nearest}"
         )
     share = sequences // num_processes

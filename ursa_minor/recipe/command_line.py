@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from ursa_minor.base import paths, run_files, wording
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import check_launch
-from ursa_minor.base.wording import shown
+from ursa_minor.base.wording import shorten
 from ursa_minor.recipe import other_flags, rules, sizes
 from ursa_minor.recipe.keys import (
     ABSENT,
-    AUTO,
+    AUTO_KEYS,
     FIELDS,
-    SLICES,
-    TYPES,
+    KEY_TYPES,
+    SECTIONS,
     Recipe,
 )
 from ursa_minor.recipe.loading import DEFAULT_RECIPE, load_recipe, unknown_name
@@ -172,11 +172,11 @@ def read_flags(
     modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
     for name, (wanted, help) in extras.items():
         add_option(modes, name, wanted, help)
-    for title, part in SLICES.items():
+    for title, part in SECTIONS.items():
         group = parser.add_argument_group(title, part.__doc__)
         for field in dataclasses.fields(part):
             if (
-                field.name not in USUAL and TYPES[field.name] != list[dict]
+                field.name not in USUAL and KEY_TYPES[field.name] != list[dict]
             ):  # mappings do not fit into a flag
                 _add_flag(group, field.name)
     flags = vars(parse_flags(parser, argv))
@@ -230,7 +230,7 @@ def _boolean(text: str) -> bool:
     """Convert the value of a switch (a type of argparse)."""
     value = rules.boolean_of(text)
     if value is None:
-        raise argparse.ArgumentTypeError(f"must be true or false, not {wording.shown(text)!r}")
+        raise argparse.ArgumentTypeError(f"must be true or false, not {wording.shorten(text)!r}")
     return value
 
 
@@ -246,12 +246,12 @@ def number_of_steps(text: str) -> int:
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
-    field, wanted = FIELDS[name], TYPES[name]
+    field, wanted = FIELDS[name], KEY_TYPES[name]
     about, choices = field.metadata, () if wanted in (int, float) else field.metadata["allowed"]
     words = "|".join(choices[: wording.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (
-        name in AUTO
+        name in AUTO_KEYS
     )
-    default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
+    default = "" if field.default is ABSENT else f" (default: {shorten(field.default)})"
     options: dict[str, Any] = {}
     if rules.is_list(wanted):
         options["nargs"] = "+"

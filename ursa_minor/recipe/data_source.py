@@ -22,7 +22,7 @@ from ursa_minor.recipe.keys import (
 
 log = logging.getLogger(__name__)
 
-Values = dict[str, Any]
+RecipeValues = dict[str, Any]
 DATA_KEYS = {name for name, field in FIELDS.items() if field.metadata["kind"] == "data"}
 
 
@@ -42,7 +42,7 @@ def several_sources(values: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"{' and '.join(names)} are different data sources. A run has one; keep one of them"
 
 
-def replace_source(file_values: Values, flag_values: Mapping[str, Any]) -> Values:
+def replace_source(file_values: RecipeValues, flag_values: Mapping[str, Any]) -> RecipeValues:
     """Return the file's values without its data source if the flags name another one.
 
     The keys that are dropped are logged. A flag that repeats the recipe's own source drops nothing.
@@ -62,7 +62,7 @@ def replace_source(file_values: Values, flag_values: Mapping[str, Any]) -> Value
     return _without(file_values, dropped)
 
 
-def replace_model(file_values: Values, flag_values: Mapping[str, Any]) -> Values:
+def replace_model(file_values: RecipeValues, flag_values: Mapping[str, Any]) -> RecipeValues:
     """Return the file's values without its model and tokenizer if ``--init_from`` brings others.
 
     The keys that are dropped are logged.
@@ -82,12 +82,12 @@ def replace_model(file_values: Values, flag_values: Mapping[str, Any]) -> Values
 
 
 def drop_ineffective(
-    values: Values,
+    values: RecipeValues,
     file_values: Mapping[str, Any],
     original_values: Mapping[str, Any],
     flags: Collection[str],
     modes: Collection[str] = (),
-) -> Values:
+) -> RecipeValues:
     """Return the values without the recipe's keys that only the flags make ineffective.
 
     Args:
@@ -169,7 +169,7 @@ def _views(name: str, values: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     return views
 
 
-def _without(values: Values, names: Collection[str]) -> Values:
+def _without(values: RecipeValues, names: Collection[str]) -> RecipeValues:
     return {name: value for name, value in values.items() if name not in names}
 
 

@@ -49,17 +49,22 @@ TRAINED_TOKENIZERS = ("bpe", "characters")  # trained on the text of the run
 LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings", "rope_theta")
 MODEL_KEYS = ("architecture", "n_layer", "n_head", "n_embd", "vocab_size", *LLAMA_KEYS)
 # Names of the architectures (records in model/architectures.py), each with the keys that it needs beside all models'.
-ARCHITECTURES: dict[str, tuple[str, ...]] = {"gpt2": (), "llama": LLAMA_KEYS}
+ARCHITECTURE_KEYS: dict[str, tuple[str, ...]] = {"gpt2": (), "llama": LLAMA_KEYS}
 # Names of the optimizers (records in optim/optimizers.py), and whether moments (ZeRO-1) and weights (FSDP2) may be sharded.
-OPTIMIZERS = {"adamw": True, "adamw_8bit": False, "muon": True}
+OPTIMIZER_CAN_SHARD = {"adamw": True, "adamw_8bit": False, "muon": True}
 # A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
 # MultiBLiMP's languages, ISO 639-3, and how many pairs each has (lm-evaluation-harness 0.4.13, multiblimp/README.md).
 _ROWS = Path(__file__).with_name("multiblimp.csv").read_text(encoding="utf-8").split()[1:]
 MULTIBLIMP = {language: int(pairs) for language, pairs in (row.split(",") for row in _ROWS)}
 # Tasks that a model can be scored on (records in evaluation/tasks/).
-TASKS: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag")
-TASKS += ("lambada_openai", "piqa", "winogrande", *(f"multiblimp_{code}" for code in MULTIBLIMP))
+TASK_NAMES: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag")
+TASK_NAMES += (
+    "lambada_openai",
+    "piqa",
+    "winogrande",
+    *(f"multiblimp_{code}" for code in MULTIBLIMP),
+)
 # Keys of a source in a mixture: those that say which source it is, and those that default to the recipe's values.
 SOURCE_NAMES = (
     "data_dir",
@@ -128,18 +133,20 @@ def key(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-science, data, run = (functools.partial(key, kind) for kind in ("science", "data", "run"))
-required = functools.partial(key, "science", ABSENT)  # science that the file states
+hyperparameter, data_key, run_key = (
+    functools.partial(key, kind) for kind in ("science", "data", "run")
+)
+required_key = functools.partial(key, "science", ABSENT)  # science that the file states
 FALLING = ("cosine", "linear", "wsd")  # learning rates
 
 # Conditions that several keys share.
-GPT2 = (KeyIs("architecture", ("gpt2", None)),)
-LLAMA = (KeyIs("architecture", ("llama", None)),)
+GPT2_ONLY = (KeyIs("architecture", ("gpt2", None)),)
+LLAMA_ONLY = (KeyIs("architecture", ("llama", None)),)
 MUON = (KeyIs("optimizer", ("muon",)),)
 HUB_DATASET = (SourceIs((SourceKind.DATASET,)),)
 TABULAR = SourceIs((SourceKind.DATASET, SourceKind.TABLES))
 TOKENIZED = SourceIs((SourceKind.TEXT, SourceKind.TABLES, SourceKind.STDLIB, SourceKind.DATASET))
-PREPARED = SourceIs((*TOKENIZED.kinds, SourceKind.TOKEN_FILES))
+NEEDS_PREPARATION = SourceIs((*TOKENIZED.kinds, SourceKind.TOKEN_FILES))
 BPE = (KeyIs("tokenizer", ("bpe",)), TOKENIZED)
 NO_VALIDATION_FILES = KeyIs("validation_files", (None,))
 VALIDATED = (KeyIsSet("eval_steps", "250"),)
@@ -152,104 +159,104 @@ PUSHED = (KeyIsSet("push_to_hub", "true"),)
 TRACKED = (ListIncludes("report_to", TRACKERS, "a tracker"),)
 TAGGED = (AnyOf((ListIncludes("report_to", ("wandb",), "wandb"), *PUSHED)),)
 
-llama = functools.partial(science, None, effect=LLAMA)
+llama_key = functools.partial(hyperparameter, None, effect=LLAMA_ONLY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """The data and their order. The source is one of `data_dir`, `data_files`, `sources` (a mixture), `dataset_name`."""
 
-    dataset_name: str | None = data(
+    dataset_name: str | None = data_key(
         None, "data set of the Hub, or python_stdlib (the running Python's own source)"
     )
-    dataset_config_name: str | None = data(
+    dataset_config_name: str | None = data_key(
         None, "subset of the data set, for example sample-10BT of fineweb-edu", effect=HUB_DATASET
     )
-    dataset_revision: str | None = data(
+    dataset_revision: str | None = data_key(
         None, "branch, tag or commit of the data set; a run stays at one commit", effect=HUB_DATASET
     )
-    text_column: str = data(
+    text_column: str = data_key(
         "text",
         "column (or JSON field) that holds the text, where it is not text",
         effect=(TABULAR, KeyIs("token_column", (None,))),
     )
-    token_column: str | None = data(
+    token_column: str | None = data_key(
         None,
         "column with lists of the tokenizer's ids, for data that is tokenized",
         effect=(TABULAR,),
     )
-    data_files: list[str] | None = data(
+    data_files: list[str] | None = data_key(
         None, "files: paths, globs, URLs; a text file or a table's row is a document", path="path"
     )
-    validation_files: list[str] | None = data(
+    validation_files: list[str] | None = data_key(
         None,
         "files to validate on; without them a part of data_files is",
         effect=(SourceIs((SourceKind.TEXT, SourceKind.TABLES)),),
         path="path",
     )
-    validation_fraction: float = data(
+    validation_fraction: float = data_key(
         0.1,
         "text, python_stdlib: share kept for validation; 0.01 of a gigabyte",
         (0.0, 0.9),
         effect=(SourceIs((SourceKind.TEXT, SourceKind.STDLIB)), NO_VALIDATION_FILES),
         off=0.0,
     )
-    validation_tokens: int = data(
+    validation_tokens: int = data_key(
         10_485_760,
         "data sets, tables: validation is the first documents, to so many tokens",
         (1, 2**40),
         effect=(TABULAR, NO_VALIDATION_FILES),
     )
-    data_dir: str | None = data(
+    data_dir: str | None = data_key(
         None,
         "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin; "
         "or hf://datasets/OWNER/NAME[@REVISION][/FOLDER], from where they are fetched",
         path="path",
     )
-    sources: list[dict] | None = data(
+    sources: list[dict] | None = data_key(
         None, "a mixture, in the recipe file: mappings of a weight and the keys above"
     )
-    tokenizer: str = data(
+    tokenizer: str = data_key(
         ABSENT,
         "bpe or characters (made from your text), a Hub id or a folder; else init_from's",
         path="name",
     )
-    tokenizer_vocab_size: int = data(
+    tokenizer_vocab_size: int = data_key(
         4096, "size of a bpe made from your text; small for a small model", (257, 10**6), effect=BPE
     )
-    tokenizer_split: str = data(
+    tokenizer_split: str = data_key(
         "qwen35",
         "where a bpe splits words: qwen35: for every script; gpt2: also at vowel signs",
         ("qwen35", "gpt2"),
         effect=BPE,
     )
-    limit_tokens: int = data(
+    limit_tokens: int = data_key(
         0,
         "prepare about this many train tokens and no more; 0 = all",
         (0, 2**50),
-        effect=(PREPARED,),
+        effect=(NEEDS_PREPARATION,),
     )
-    shard_tokens: int = data(
+    shard_tokens: int = data_key(
         100_000_000,
         "tokens of a shard; training begins with the first ones",
         (2, 2**31 - 1),
         effect=(TOKENIZED,),
     )
-    stream_keep: str = run(
+    stream_keep: str = run_key(
         "all",
         "consumed: delete train shards that no kept checkpoint needs (one epoch)",
         ("all", "consumed"),
     )
-    prepared_data_dir: str = run(
-        "data", "where prepared shards are kept", effect=(PREPARED,), path="folder"
+    prepared_data_dir: str = run_key(
+        "data", "where prepared shards are kept", effect=(NEEDS_PREPARATION,), path="folder"
     )
-    data_device: str = run(
+    data_device: str = run_key(
         "auto",
         "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small",
         ("auto", "cpu", "cuda"),
     )
-    data_seed: int = required("order of the windows", (0, 2**31 - 1))
-    shuffle_block_tokens: int = science(
+    data_seed: int = required_key("order of the windows", (0, 2**31 - 1))
+    shuffle_block_tokens: int = hyperparameter(
         2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40)
     )
 
@@ -258,53 +265,55 @@ class Data:
 class Model:
     """GPT2Config's own names where it has one, else LlamaConfig's. What init_from's model brings along may be left out."""
 
-    architecture: str | None = science(
+    architecture: str | None = hyperparameter(
         "gpt2",
         "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries",
-        tuple(ARCHITECTURES),
+        tuple(ARCHITECTURE_KEYS),
     )
-    n_layer: int | None = required("number of blocks; GPT-2 has 12, 24, 36 or 48", (1, 1000))
-    n_head: int | None = required("attention heads; n_embd / 64 is usual", (1, 1000))
-    num_key_value_heads: int | None = llama(
+    n_layer: int | None = required_key("number of blocks; GPT-2 has 12, 24, 36 or 48", (1, 1000))
+    n_head: int | None = required_key("attention heads; n_embd / 64 is usual", (1, 1000))
+    num_key_value_heads: int | None = llama_key(
         "llama: heads of keys and values; fewer: a smaller cache in use", (1, 1000)
     )
-    n_embd: int | None = required("width; GPT-2 has 768, 1024, 1280 or 1600", (1, 100_000))
-    intermediate_size: int | None = science(
+    n_embd: int | None = required_key("width; GPT-2 has 768, 1024, 1280 or 1600", (1, 100_000))
+    intermediate_size: int | None = hyperparameter(
         None, "width within the MLP; gpt2: else 4 n_embd; llama: 8/3 n_embd", (1, 1_000_000)
     )
-    vocab_size: int | None = required(
+    vocab_size: int | None = required_key(
         "rows of the embedding: the tokenizer's, padded for speed", (2, 10_000_000)
     )
-    tie_word_embeddings: bool | None = llama(
+    tie_word_embeddings: bool | None = llama_key(
         "llama: the head is the embedding, as gpt2's always is"
     )
-    rope_theta: float | None = llama(
+    rope_theta: float | None = llama_key(
         "llama: base of the rotary positions; 10000 is good", (1.0, 1e9)
     )
-    sequence_length: int = required(
+    sequence_length: int = required_key(
         "context in tokens, as long as the documents need (n_positions)", (2, 1_000_000)
     )
-    resid_pdrop: float = required(
+    resid_pdrop: float = required_key(
         "dropout after attention and MLP; 0 is good, for many epochs try 0.1",
         (0.0, 0.99),
-        effect=GPT2,
+        effect=GPT2_ONLY,
         off=0.0,
     )
-    embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), effect=GPT2, off=0.0)
-    attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
-    init_from: str | None = science(
+    embd_pdrop: float = required_key(
+        "dropout after the embeddings", (0.0, 0.99), effect=GPT2_ONLY, off=0.0
+    )
+    attn_pdrop: float = required_key("dropout of attention weights", (0.0, 0.99))
+    init_from: str | None = hyperparameter(
         None,
         "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id (ID@REVISION)",
         path="name",
     )
-    initializer_range: float = science(
+    initializer_range: float = hyperparameter(
         0.02,
         "standard deviation of the first weights; AdamW on a model 128 wide wants 0.08",
         (1e-6, 1.0),
         effect=(KeyIs("init_from", (None,)),),
     )
-    seed: int = required("first weights and dropout", (0, 2**31 - 1))
-    gradient_checkpointing: str = run(
+    seed: int = required_key("first weights and dropout", (0, 2**31 - 1))
+    gradient_checkpointing: str = run_key(
         "none",
         "saves memory: mlp: its activations are computed again; full: blocks, a third more work",
         ("none", "mlp", "full"),
@@ -315,13 +324,13 @@ class Model:
 class Loss:
     """The training loss; evaluation is always the mean of -log p."""
 
-    document_mask: bool = science(
+    document_mask: bool = hyperparameter(
         False, "attention stays within a document; for many short documents a window"
     )
-    label_smoothing: float = science(
+    label_smoothing: float = hyperparameter(
         0.0, "share of a target's probability, spread over the vocabulary", (0.0, 0.99)
     )
-    z_loss: float = science(
+    z_loss: float = hyperparameter(
         0.0, "weight of the mean squared log of softmax's denominator; try 1e-4", (0.0, 1.0)
     )
 
@@ -335,10 +344,10 @@ class Loss:
 class Batch:
     """How much text one update sees."""
 
-    tokens_per_step: int = required(
+    tokens_per_step: int = required_key(
         "tokens in one update, over all processes; few for a small model", (1, 2**40)
     )
-    per_device_train_batch_size: int | Auto = run(
+    per_device_train_batch_size: int | Auto = run_key(
         "auto", "most sequences of a micro-batch; auto = what the memory holds", (1, 2**20)
     )
 
@@ -347,24 +356,24 @@ class Batch:
 class Optimizer:
     """The optimizer of an update."""
 
-    optimizer: str = science(
+    optimizer: str = hyperparameter(
         "adamw",
         "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW; fewer tokens",
-        tuple(OPTIMIZERS),
+        tuple(OPTIMIZER_CAN_SHARD),
     )
-    weight_decay: float = required(
+    weight_decay: float = required_key(
         "decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0)
     )
-    muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), effect=MUON)
-    adam_beta1: float = required("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
-    adam_beta2: float = required(
+    muon_momentum: float = hyperparameter(0.95, "Muon's momentum", (0.0, 0.9999999), effect=MUON)
+    adam_beta1: float = required_key("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
+    adam_beta2: float = required_key(
         "AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999)
     )
-    adam_epsilon: float = required("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
-    max_grad_norm: float = required(
+    adam_epsilon: float = required_key("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
+    max_grad_norm: float = required_key(
         "clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9)
     )
-    shard_optimizer: bool = run(
+    shard_optimizer: bool = run_key(
         False, "each process keeps its share of the moments (ZeRO-1), to save memory"
     )
 
@@ -373,27 +382,27 @@ class Optimizer:
 class Schedule:
     """How many updates, and the learning rate of each."""
 
-    max_steps: int = required("number of updates", (1, 10**9))
-    max_hours: float = run(
+    max_steps: int = required_key("number of updates", (1, 10**9))
+    max_hours: float = run_key(
         0.0,
         "wall time from the first update, in hours; fewer updates are planned to fit; 0 = no limit",
         (0.0, 1e6),
     )
-    learning_rate: float = required(
+    learning_rate: float = required_key(
         "peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0)
     )
-    min_lr_ratio: float = required(
+    min_lr_ratio: float = required_key(
         "learning rate at step max_steps / peak; 0.1 is usual",
         (0.0, 1.0),
         effect=(KeyIs("lr_scheduler_type", FALLING),),
     )
-    warmup_steps: int = required(
+    warmup_steps: int = required_key(
         "updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9)
     )
-    lr_scheduler_type: str = required(
+    lr_scheduler_type: str = required_key(
         "shape after the warm-up; wsd: the peak, then a linear decay", (*FALLING, "constant")
     )
-    decay_ratio: float = science(
+    decay_ratio: float = hyperparameter(
         0.2,
         "wsd: the decay phase's share of max_steps, its last steps",
         (0.0, 1.0),
@@ -405,52 +414,52 @@ class Schedule:
 class Evaluation:
     """Evaluations during training, every so many steps; 0 = never."""
 
-    logging_steps: int = run(10, "steps between rows of metrics.jsonl", (0, 10**9))
-    eval_steps: int = run(250, "steps between validations", (0, 10**9))
-    eval_on_start: bool = run(
+    logging_steps: int = run_key(10, "steps between rows of metrics.jsonl", (0, 10**9))
+    eval_steps: int = run_key(250, "steps between validations", (0, 10**9))
+    eval_on_start: bool = run_key(
         True, "also validate, score and sample before the first update", effect=EVALUATED
     )
-    eval_tokens: int = run(
+    eval_tokens: int = run_key(
         0, "tokens of a validation; 0 = the whole split", (0, 2**40), effect=VALIDATED_OR_EVAL_ONLY
     )
-    early_stopping_patience: int = run(
+    early_stopping_patience: int = run_key(
         0,
         "end after so many validations without a lower loss; 0 = no",
         (0, 10**6),
         effect=VALIDATED,
     )
-    sample_steps: int = run(0, "steps between samples", (0, 10**9))
-    sample_prompts: list[str] = run(
+    sample_steps: int = run_key(0, "steps between samples", (0, 10**9))
+    sample_prompts: list[str] = run_key(
         (),
         "texts that the samples continue; none: beginnings of validation documents",
         effect=SAMPLED,
     )
-    sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6), effect=SAMPLED)
-    sample_temperature: float = run(
+    sample_tokens: int = run_key(100, "new tokens of a sample", (1, 10**6), effect=SAMPLED)
+    sample_temperature: float = run_key(
         0.8, "sampling temperature; 0 = greedy", (0.0, 100.0), effect=SAMPLED
     )
-    sample_top_k: int = run(
+    sample_top_k: int = run_key(
         200,
         "sample among this many likeliest tokens; 0 = all",
         (0, 10**6),
         effect=SAMPLED_AT_RANDOM,
     )
-    sample_top_p: float = run(
+    sample_top_p: float = run_key(
         1.0,
         "sample among the likeliest that hold this probability; 1.0 = all",
         (1e-6, 1.0),
         effect=SAMPLED_AT_RANDOM,
     )
-    tasks: list[str] = run(
-        (), "tasks that the run is scored on (docs/evaluation.md)", TASKS, effect=SCORED
+    tasks: list[str] = run_key(
+        (), "tasks that the run is scored on (docs/evaluation.md)", TASK_NAMES, effect=SCORED
     )
-    task_steps: int = run(
+    task_steps: int = run_key(
         0, "steps between scores of the tasks; small models stay near chance", (0, 10**9)
     )
-    task_limit: int = run(
+    task_limit: int = run_key(
         0, "the first so many items of each task; 0 = all", (0, 10**9), effect=SCORED
     )
-    task_files: list[str] | None = run(
+    task_files: list[str] | None = run_key(
         None,
         "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's",
         effect=SCORED,
@@ -468,20 +477,20 @@ class Evaluation:
 class Saving:
     """The run folder and its checkpoints."""
 
-    save_steps: int = run(1000, "steps between checkpoints: what a crash can cost", (0, 10**9))
-    load_best_model_at_end: bool = run(
+    save_steps: int = run_key(1000, "steps between checkpoints: what a crash can cost", (0, 10**9))
+    load_best_model_at_end: bool = run_key(
         False,
         "model/ has the weights of the lowest validation loss, not the last",
         effect=VALIDATED,
     )
-    save_total_limit: int = run(
+    save_total_limit: int = run_key(
         2, "newest checkpoints that are kept: 2 or more; 0 = all", (0, 10**6)
     )
-    output_dir: str | None = run(None, "run folder; without it runs/<run_name>", path="folder")
-    run_name: str | None = run(
+    output_dir: str | None = run_key(None, "run folder; without it runs/<run_name>", path="folder")
+    run_name: str | None = run_key(
         None, "name of the run, its folder and in trackers; else the recipe's"
     )
-    resume_from_checkpoint: str = run(
+    resume_from_checkpoint: str = run_key(
         "auto", "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION)", path="name"
     )
 
@@ -511,18 +520,18 @@ class Saving:
 class Machine:
     """Settings of the machine that the accelerate YAML has no key for. Nothing here changes the result."""
 
-    tf32: bool | Auto = run(
+    tf32: bool | Auto = run_key(
         "auto", "fp32 matrix products with 10 bits of mantissa, faster; auto = from Ampere on"
     )
-    deterministic: bool = run(
+    deterministic: bool = run_key(
         False, "only kernels that repeat their bits: a card, too, resumes to the bit; slower"
     )
-    compile_mode: str = run(
+    compile_mode: str = run_key(
         "default",
         "torch.compile's mode where the run is compiled; default: the accelerate YAML's",
         ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     )
-    ddp_timeout: int = run(
+    ddp_timeout: int = run_key(
         600, "seconds after which a process that others wait for counts as lost", (1, 10**6)
     )
 
@@ -531,16 +540,16 @@ class Machine:
 class Tracking:
     """Trackers, beside metrics.jsonl, which is always written."""
 
-    report_to: list[str] | None = run(
+    report_to: list[str] | None = run_key(
         None, "none, or trackers beside metrics.jsonl", ("none", *TRACKERS)
     )
-    project_name: str = run("ursa-minor", "project name in trackers", effect=TRACKED)
-    reference_curve: str | None = run(
+    project_name: str = run_key("ursa-minor", "project name in trackers", effect=TRACKED)
+    reference_curve: str | None = run_key(
         None,
         "a published run's losses, drawn beside this one's: a file of recipes/references/",
         path="repository file",
     )
-    tags: list[str] = run(
+    tags: list[str] = run_key(
         (), "tags of the run in wandb, and of the model on the Hub", effect=TAGGED
     )
 
@@ -554,21 +563,23 @@ class Tracking:
 class Hub:
     """Pushes to the Hugging Face Hub."""
 
-    push_to_hub: bool = run(False, "push the model to the Hugging Face Hub, in the background")
-    hub_model_id: str | None = run(
+    push_to_hub: bool = run_key(False, "push the model to the Hugging Face Hub, in the background")
+    hub_model_id: str | None = run_key(
         None, "repository: NAME, or OWNER/NAME; without it the run's name, yours", effect=PUSHED
     )
-    hub_private_repo: bool = run(
+    hub_private_repo: bool = run_key(
         True, "whether a repository that is made is private", effect=PUSHED
     )
-    hub_strategy: str = run(
+    hub_strategy: str = run_key(
         "every_save",
         "when the model is pushed; or with the newest full checkpoint, to resume from, or with all of them",
         ("end", "every_save", "checkpoint", "all_checkpoints"),
         effect=PUSHED,
     )
-    license: str = run("unknown", "license of the model, for its card: an identifier of the Hub")
-    language: list[str] = run((), "language of the text, for the card: ISO 639 codes, or code")
+    license: str = run_key(
+        "unknown", "license of the model, for its card: an identifier of the Hub"
+    )
+    language: list[str] = run_key((), "language of the text, for the card: ISO 639 codes, or code")
 
     @property
     def pushes_checkpoints(self) -> bool:
@@ -593,21 +604,21 @@ class Recipe:
     hub: Hub
 
 
-SLICES = typing.get_type_hints(Recipe)
-FIELDS = {field.name: field for part in SLICES.values() for field in dataclasses.fields(part)}
+SECTIONS = typing.get_type_hints(Recipe)
+FIELDS = {field.name: field for part in SECTIONS.values() for field in dataclasses.fields(part)}
 # The type of each key, and whether it may also be none or auto.
 _HINTS = {
-    name: hint for part in SLICES.values() for name, hint in typing.get_type_hints(part).items()
+    name: hint for part in SECTIONS.values() for name, hint in typing.get_type_hints(part).items()
 }
-OPTIONAL = {name for name, hint in _HINTS.items() if type(None) in typing.get_args(hint)}
-AUTO = {name for name, hint in _HINTS.items() if Auto in typing.get_args(hint)}
-TYPES: dict[str, Any] = {
-    name: typing.get_args(hint)[0] if name in OPTIONAL | AUTO else hint
+OPTIONAL_KEYS = {name for name, hint in _HINTS.items() if type(None) in typing.get_args(hint)}
+AUTO_KEYS = {name for name, hint in _HINTS.items() if Auto in typing.get_args(hint)}
+KEY_TYPES: dict[str, Any] = {
+    name: typing.get_args(hint)[0] if name in OPTIONAL_KEYS | AUTO_KEYS else hint
     for name, hint in _HINTS.items()
 }
 
 
-def deal(values: Mapping[str, Any]) -> Recipe:
+def from_dict(values: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a flat mapping of keys."""
     parts = {
         name: part(
@@ -617,19 +628,19 @@ def deal(values: Mapping[str, Any]) -> Recipe:
                 if field.name in values
             }
         )
-        for name, part in SLICES.items()
+        for name, part in SECTIONS.items()
     }
     return Recipe(**parts)
 
 
-def flat(recipe: Recipe) -> dict[str, Any]:
+def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return every key and its value."""
-    return {name: value for part in SLICES for name, value in vars(getattr(recipe, part)).items()}
+    return {name: value for part in SECTIONS for name, value in vars(getattr(recipe, part)).items()}
 
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:
     """Return the recipe with other values of some keys."""
-    return deal(flat(recipe) | changes)
+    return from_dict(to_dict(recipe) | changes)
 
 
 def map_paths(values: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
@@ -705,7 +716,7 @@ def _is_in_repository(name: str, path: str) -> bool:
     return file.is_file() and (not os.path.lexists(path) or file.samefile(path))
 
 
-def public(recipe: Recipe) -> dict[str, Any]:
+def redacted(recipe: Recipe) -> dict[str, Any]:
     """Return every key and value as others may see them.
 
     URLs have no user, password and query, and of a local path there is the last component only.
@@ -724,20 +735,20 @@ def as_yaml(recipe: Recipe) -> str:
     return _to_yaml(values)
 
 
-def public_yaml(recipe: Recipe) -> str:
+def redacted_yaml(recipe: Recipe) -> str:
     """Return the recipe as a YAML file for others; it does not state output_dir, a place on this machine."""
-    values = map_paths(public(recipe), lambda name, path: paths.literal(path))
+    values = map_paths(redacted(recipe), lambda name, path: paths.literal(path))
     return _to_yaml(values | {"output_dir": None})
 
 
-def fixed(recipe: Recipe) -> dict[str, Any]:
+def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     """Return the keys that may not change within a run (data is compared by its contents instead).
 
     A checkpoint states them and may be pushed or moved, so a local path is shortened.
     """
     science = {
         name: value
-        for name, value in flat(recipe).items()
+        for name, value in to_dict(recipe).items()
         if FIELDS[name].metadata["kind"] == "science"
     }
     return map_paths(science, shortened)
@@ -747,7 +758,7 @@ def _without_secrets(recipe: Recipe) -> dict[str, Any]:
     """Return every key and value, URLs without user, password and query."""
     return {
         name: _with_redacted_urls(value) if FIELDS[name].metadata["kind"] == "data" else value
-        for name, value in flat(recipe).items()
+        for name, value in to_dict(recipe).items()
     }
 
 

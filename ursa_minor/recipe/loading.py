@@ -13,17 +13,17 @@ import yaml
 
 from ursa_minor.base import paths, run_files, wording
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.wording import nearest, shown
+from ursa_minor.base.wording import did_you_mean, shorten
 from ursa_minor.recipe import data_source, other_flags, places, rules, sizes
 from ursa_minor.recipe.keys import (
     ABSENT,
     FIELDS,
+    KEY_TYPES,
     MODEL_KEYS,
-    OPTIONAL,
-    TYPES,
+    OPTIONAL_KEYS,
     Recipe,
-    deal,
-    fixed,
+    from_dict,
+    hyperparameters,
 )
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):
 
 def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
     """Return keys with those values as numbers that are to be numbers, in a mixture's sources too."""
-    numbers = {"weight"} | {name for name, wanted in TYPES.items() if wanted in (int, float)}
+    numbers = {"weight"} | {name for name, wanted in KEY_TYPES.items() if wanted in (int, float)}
     found = {
         name: rules.number_of(value) if name in numbers else value for name, value in values.items()
     }
@@ -88,12 +88,12 @@ def load_recipe(
     problems += [unknown_name(str(name), FIELDS) for name in values if name not in FIELDS]
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
-        if needed and (name not in values or (values[name] is None and name in OPTIONAL)):
+        if needed and (name not in values or (values[name] is None and name in OPTIONAL_KEYS)):
             problems.append(
                 f"{name} is missing: {field.metadata['help']}. It has no default; state it"
             )
         elif name in values and (rule := _broken_rule(name, values)):
-            problems.append(f"{name} = {shown(values[name])}: {rule}")
+            problems.append(f"{name} = {shorten(values[name])}: {rule}")
     if not problems:
         problems += several
         problems += rules.source_problems(values.get("sources"))
@@ -103,7 +103,7 @@ def load_recipe(
         values |= {
             name: float(values[name])
             for name in values
-            if TYPES[name] is float and values[name] is not None
+            if KEY_TYPES[name] is float and values[name] is not None
         }
         values["run_name"] = path.stem if values["run_name"] is None else values["run_name"]
         values["output_dir"] = values["output_dir"] or f"runs/{values['run_name']}"
@@ -116,7 +116,7 @@ def load_recipe(
         problems += rules.ineffective_flags(values | dict.fromkeys(modes, True), flags)
     if problems:
         raise BadInput(_blamed(path, problem, flags, size_flags) for problem in problems)
-    return deal(values)
+    return from_dict(values)
 
 
 class _Expanded(NamedTuple):
@@ -162,7 +162,7 @@ def unknown_name(name: str, known: Collection[str], dashes: str = "") -> str:
     if message:
         return message
     kind = "flag" if dashes else "key"
-    return f"{name}: no such {kind}{nearest(name.lstrip('-'), known, dashes)}"
+    return f"{name}: no such {kind}{did_you_mean(name.lstrip('-'), known, dashes)}"
 
 
 def _settle_warmup(values: dict[str, Any]) -> None:
@@ -200,7 +200,7 @@ def _blamed(
     named = {}
     for name, value in flags.items():
         if re.search(rf"\b{name} = ", problem):
-            named[name] = size_flags.get(name) or f"--{name} {shown(value)}"
+            named[name] = size_flags.get(name) or f"--{name} {shorten(value)}"
     key = problem.partition(" = ")[0]
     if [*named] == [key] and key not in size_flags:  # the flag repeats the key and its value
         problem = problem.partition(": ")[2]
@@ -216,7 +216,7 @@ def check_same_hyperparameters(where: Path, before: dict[str, Any], recipe: Reci
         before: the fixed keys and their values as the run has stored them.
         recipe: the recipe to continue with.
     """
-    now = fixed(recipe)
+    now = hyperparameters(recipe)
     if before.keys() != now.keys():
         names = ", ".join(sorted(before.keys() ^ now.keys()))
         raise BadInput(
@@ -226,7 +226,7 @@ def check_same_hyperparameters(where: Path, before: dict[str, Any], recipe: Reci
     changed = [name for name in now if before[name] != now[name]]
     if changed:
         raise BadInput(
-            f"{where}: {name} = {shown(before[name])}, asked for {shown(now[name])}: fixed for a run. "
+            f"{where}: {name} = {shorten(before[name])}, asked for {shorten(now[name])}: fixed for a run. "
             f"{_way_on(name, before, now[name], recipe)}"
             for name in changed
         )
@@ -283,7 +283,8 @@ def read_file(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         places = (str(path), f"recipes/{path.stem}.yaml")
         near = [
-            wording.nearest_beside(place, lambda file: file.suffix == ".yaml") for place in places
+            wording.did_you_mean_file(place, lambda file: file.suffix == ".yaml")
+            for place in places
         ]
         raise BadInput(f"{path}: no such recipe{near[0] or near[1]}") from None
     except (

@@ -8,7 +8,7 @@ from typing import Any
 
 from ursa_minor.base import paths
 from ursa_minor.base.run_files import CHECKPOINTS, METRICS
-from ursa_minor.base.wording import shown
+from ursa_minor.base.wording import shorten
 from ursa_minor.recipe import keys
 
 
@@ -20,7 +20,7 @@ def expand(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         try:
             return paths.expand(path)
         except ValueError as error:
-            problems.append(f"{name} = {shown(path)}: {error}")
+            problems.append(f"{name} = {shorten(path)}: {error}")
             return path
 
     return keys.map_paths(values, expanded), problems

@@ -10,7 +10,7 @@ from typing import Any
 
 from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.wording import either, nearest, shown
+from ursa_minor.base.wording import did_you_mean, join_or, shorten
 from ursa_minor.recipe import data_source, keys, reference_curves
 
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
@@ -28,11 +28,13 @@ TYPE_NAMES |= {list[str]: "a list of texts, as [a, b]", list[dict]: "a list of m
 
 def key_problem(name: str, value: Any) -> str | None:
     """Return what a key's value must be, where it is not; None: it is."""
-    about, wanted = keys.FIELDS[name].metadata, keys.TYPES[name]
-    if (value is None and name in keys.OPTIONAL) or (value == "auto" and name in keys.AUTO):
+    about, wanted = keys.FIELDS[name].metadata, keys.KEY_TYPES[name]
+    if (value is None and name in keys.OPTIONAL_KEYS) or (
+        value == "auto" and name in keys.AUTO_KEYS
+    ):
         return None
     if not _fits(value, wanted):
-        must = f"must be {type_name(wanted)}{', or auto' if name in keys.AUTO else ''}"
+        must = f"must be {type_name(wanted)}{', or auto' if name in keys.AUTO_KEYS else ''}"
         if isinstance(value, str) and (unquoted := _without_quotes(value, name)):
             must += f"; YAML reads this as text, write {unquoted} without quotes"
         return must
@@ -45,7 +47,7 @@ def key_problem(name: str, value: Any) -> str | None:
         )  # nor is NaN
     for each in value if isinstance(value, list) else [value]:
         if about["allowed"] and each not in about["allowed"]:
-            return f"must be {either(about['allowed'])}{nearest(each, about['allowed'])}"
+            return f"must be {join_or(about['allowed'])}{did_you_mean(each, about['allowed'])}"
     if about["path"] == "folder" and paths.is_url(value):
         return "must be a folder on this machine, and this is a URL"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
@@ -64,8 +66,8 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
         near = min(divisors(r.n_embd), key=lambda n: abs(n - r.n_head))
         yield f"n_embd = {r.n_embd}: must be a multiple of n_head = {r.n_head}; use --n_head {near}"
     if not r.init_from:  # which brings its own
-        yield from _architecture_faults(r)
-    if r.shard_optimizer and not keys.OPTIMIZERS[r.optimizer]:
+        yield from _architecture_problems(r)
+    if r.shard_optimizer and not keys.OPTIMIZER_CAN_SHARD[r.optimizer]:
         fix = "use --shard_optimizer false, or --optimizer adamw"
         yield f"optimizer = {r.optimizer}: its moments cannot be sharded (shard_optimizer = true); {fix}"
     decay_steps = round(r.decay_ratio * r.max_steps)  # as optim/schedule.py rounds
@@ -79,7 +81,7 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"task_steps = {r.task_steps}: needs tasks, for example --tasks hellaswag"
     for file in r.task_files or ():
         if not (file.partition("=")[0] in r.tasks and file.partition("=")[2]):
-            yield f"task_files = {shown(file)}: must be NAME=FILE, with a NAME that is among tasks"
+            yield f"task_files = {shorten(file)}: must be NAME=FILE, with a NAME that is among tasks"
     mixture = r.sources
     if r.tokenizer in keys.TRAINED_TOKENIZERS and (mixture or r.token_column):
         asked = "a mixture" if mixture else f"token_column = {r.token_column}"
@@ -89,7 +91,7 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
     if r.stream_keep == "consumed" and not all(folder.startswith("hf://") for folder in folders):
         yield "stream_keep = consumed: deletes shards once read, and data_dir holds yours. Use --stream_keep all"
     if not RUN_NAME.fullmatch(r.run_name):
-        yield f"run_name = {shown(r.run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64"
+        yield f"run_name = {shorten(r.run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64"
     if r.reference_curve is not None:
         try:
             reference_curves.load(r.reference_curve)
@@ -97,9 +99,9 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
             yield str(error)
 
 
-def _architecture_faults(r: SimpleNamespace) -> Iterator[str]:
+def _architecture_problems(r: SimpleNamespace) -> Iterator[str]:
     """Yield the problems of the model's keys for its architecture."""
-    needed = keys.ARCHITECTURES.get(r.architecture, ())
+    needed = keys.ARCHITECTURE_KEYS.get(r.architecture, ())
     usual = {"num_key_value_heads": r.n_head, "intermediate_size": -(-8 * r.n_embd // 192) * 64}
     for name, value in (usual | {"tie_word_embeddings": "true", "rope_theta": 10000.0}).items():
         if name in needed and getattr(r, name) is None:
@@ -107,7 +109,7 @@ def _architecture_faults(r: SimpleNamespace) -> Iterator[str]:
             yield f"architecture = {r.architecture} needs {name} ({help}); usual: --{name} {value}"
     if r.num_key_value_heads and r.n_head % r.num_key_value_heads:
         heads = f"num_key_value_heads = {r.num_key_value_heads}: must divide n_head = {r.n_head}"
-        yield f"{heads}; use {either(divisors(r.n_head))}"
+        yield f"{heads}; use {join_or(divisors(r.n_head))}"
     width, rest = divmod(r.n_embd, r.n_head)
     if "rope_theta" in needed and not rest and width % 2:
         yield f"n_embd / n_head = {width}: rotary positions turn pairs, so it must be even"
@@ -124,12 +126,12 @@ def _source_problems(source: Mapping[Any, Any]) -> Iterator[str]:
     known = ("weight", *keys.SOURCE_NAMES, *keys.SOURCE_RULES)
     for name, value in source.items():
         if name not in known:
-            yield f"{name}: no such key{nearest(str(name), known)}"
+            yield f"{name}: no such key{did_you_mean(str(name), known)}"
         elif name != "weight" and (problem := key_problem(name, value)):
-            yield f"{name} = {shown(value)}: {problem}"
+            yield f"{name} = {shorten(value)}: {problem}"
     weight: Any = source.get("weight")
     if not (_fits(weight, float) and 0 < weight < math.inf):
-        yield f"weight = {shown(weight)}: must be a number above 0, its share of the windows beside the other weights"
+        yield f"weight = {shorten(weight)}: must be a number above 0, its share of the windows beside the other weights"
     stated = data_source.stated_sources(source)
     if not stated:
         yield "give data_dir, data_files or dataset_name"
@@ -148,7 +150,7 @@ def ineffective_flags(values: Mapping[str, Any], flags: Collection[str]) -> Iter
     because the recipe.yaml of a run states every key.
     """
     for name, field in keys.FIELDS.items():
-        is_model_key = field.metadata["effect"] in (keys.GPT2, keys.LLAMA)
+        is_model_key = field.metadata["effect"] in (keys.GPT2_ONLY, keys.LLAMA_ONLY)
         is_default = values[name] == field.default
         is_checked = name in flags or (is_model_key and not is_default)
         if not is_checked or data_source.is_off(name, values[name]):
@@ -167,7 +169,7 @@ def _no_effect(name: str, values: Mapping[str, Any]) -> str:
         violations.append(violation)
         if fix:
             fixes.append(f"use {fix}")
-    return f"{name} = {shown(values[name])}: has no effect with {' and '.join(violations)}; {', or '.join(fixes)}"
+    return f"{name} = {shorten(values[name])}: has no effect with {' and '.join(violations)}; {', or '.join(fixes)}"
 
 
 def number_of(value: Any) -> Any:
@@ -247,8 +249,8 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 def from_text(text: str | list[str], name: str) -> Any:
     """Return the value that a key's flag stands for; the text itself where it is not of the key's type."""
-    wanted = keys.TYPES[name]
-    if name in keys.OPTIONAL and text in ("null", "none", ["null"], ["none"]):
+    wanted = keys.KEY_TYPES[name]
+    if name in keys.OPTIONAL_KEYS and text in ("null", "none", ["null"], ["none"]):
         return None
     if wanted is bool:
         value = boolean_of(str(text))

@@ -143,13 +143,15 @@ def names_of(sizes: Sequence[Size]) -> list[str]:
     return first_names + other_names
 
 
-def find(name: str, sizes: Sequence[Size] = ALL_SIZES) -> Size:
+def find_size(name: str, sizes: Sequence[Size] = ALL_SIZES) -> Size:
     """Return the size of this name. Raises BadInput if there is none."""
     for size in sizes:
         if name in size.names:
             return size
     names = names_of(sizes)
-    raise BadInput(f"--size {name}: must be {wording.either(names)}{wording.nearest(name, names)}")
+    raise BadInput(
+        f"--size {name}: must be {wording.join_or(names)}{wording.did_you_mean(name, names)}"
+    )
 
 
 def check(name: str, flags: Collection[str], sizes: Sequence[Size] = GPT2_SIZES) -> None:
@@ -159,7 +161,7 @@ def check(name: str, flags: Collection[str], sizes: Sequence[Size] = GPT2_SIZES)
         if key in flags:
             problems.append(f"--size {name} and --{key}: both give the shape; leave one out")
     try:
-        find(name, sizes)
+        find_size(name, sizes)
     except BadInput as error:
         problems += error.lines
     if problems:
@@ -173,7 +175,7 @@ def change(name: str, recipe: dict[str, Any], flags: Mapping[str, Any]) -> SizeC
         recipe: keys and values of the recipe file, unchecked.
         flags: the other flags of the command line, as text. Their values are not replaced.
     """
-    size = find(name)
+    size = find_size(name)
     flag_values = {key: rules.from_text(text, key) for key, text in flags.items()}
     model = (recipe | flag_values).get("init_from")
     if model is not None:

@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlparse
 
-URL = ("https://", "http://", "hf://")
+URL_SCHEMES = ("https://", "http://", "hf://")
 STDLIB = "python_stdlib"  # the value of dataset_name for the source of the running Python
-COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
+COMPRESSED_SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 # File formats of tables by the suffix of a file's name. Any other file is text. The readers are in data/sources/formats/.
 TABLE_FORMATS = {
     ".parquet": "parquet",
@@ -36,13 +36,13 @@ class SourceKind(Enum):
 
 def path_of(name: str) -> str:
     """Return a file name without a URL's query. The name of a local file may contain a question mark."""
-    return urlparse(name).path if name.startswith(URL) else name
+    return urlparse(name).path if name.startswith(URL_SCHEMES) else name
 
 
 def table_format(name: str) -> str | None:
     """Return the format of a table by its file name, or None for text."""
     path = PurePosixPath(path_of(name).lower())
-    is_compressed = path.suffix in COMPRESSED
+    is_compressed = path.suffix in COMPRESSED_SUFFIXES
     suffix = PurePosixPath(path.stem).suffix if is_compressed else path.suffix
     found = TABLE_FORMATS.get(suffix)
     if is_compressed and found in UNCOMPRESSED_FORMATS:
@@ -69,6 +69,6 @@ def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
 
 
 def _first_match(pattern: str) -> str:
-    if pattern.startswith(URL) or not has_magic(pattern) or os.path.lexists(pattern):
+    if pattern.startswith(URL_SCHEMES) or not has_magic(pattern) or os.path.lexists(pattern):
         return pattern
     return next(iglob(pattern, recursive=True), pattern)

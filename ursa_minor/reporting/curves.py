@@ -12,7 +12,7 @@ import numpy as np
 
 from ursa_minor.base import files
 from ursa_minor.evaluation.task import Task
-from ursa_minor.evaluation.task_data import records
+from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.recipe import keys, sizes
 from ursa_minor.recipe.reference_curves import Reference
 
@@ -53,12 +53,12 @@ STYLE |= {
 WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
 MOST_UPDATES = 4000  # rows of updates that a picture is drawn from: more than it has pixels
 SMOOTHED = 25  # of this many parts of a run a smoothed point is the mean of one
-WARM_UP = 0.1  # of a run: what stands higher than the rest there would squash the rest
+WARM_UP_SHARE = 0.1  # of a run: what stands higher than the rest there would squash the rest
 
 Published = Mapping[str, Mapping[str, float]]
 
 
-class Thinned:
+class RowSampler:
     """A growing run's rows for its picture: every evaluation, and updates at even steps, of which there are never many.
 
     A picture then costs the same, however long the run is.
@@ -105,7 +105,7 @@ def published_scores(model: keys.Model) -> Published:
         names.append("GPT-3 124M")
 
     found: dict[str, dict[str, float]] = {}
-    for task in records().values():
+    for task in all_tasks().values():
         for name in names:
             for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
                 if value is not None:
@@ -135,7 +135,7 @@ def draw_curves(
     panels: list[tuple[Callable, float, list[str]]] = [
         (partial(_draw_loss, reference), 3.2, [*LOSSES])
     ]
-    for task in records().values():
+    for task in all_tasks().values():
         panels.append((partial(_draw_scores, others, task), 2.8, [*map(task.metric, task.shares)]))
     panels += [(partial(_draw_side, name, *how), 1.2, [name]) for name, how in SIDES.items()]
     shown = [panel for panel in panels if any(len(series(rows, name)[0]) for name in panel[2])]
@@ -303,7 +303,7 @@ def view(
 ) -> tuple[float, float]:
     """Return a range of y that shows these lines after their warm-up, and the levels; rare outliers leave it at the top."""
     drawn = [(places, values) for places, values in drawn if len(places)]
-    later = [values[places >= WARM_UP * places.max()] for places, values in drawn]
+    later = [values[places >= WARM_UP_SHARE * places.max()] for places, values in drawn]
     # A line from outside to its only later points shows little: it is shown whole.
     later = [
         part if len(part) > 2 else values for part, (_, values) in zip(later, drawn, strict=True)

@@ -9,15 +9,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ursa_minor.base import files
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.recipe.command_line import PROFILE_UPDATES
 from ursa_minor.reporting.clock import Clock
 
 log = logging.getLogger(__name__)
 
-WARM_UP = 2  # updates in which the profiler itself settles
+WARM_UP_UPDATES = 2  # updates in which the profiler itself settles
 RECORDED = 3  # updates in the trace
-SKIPPED = PROFILE_UPDATES - WARM_UP - RECORDED  # updates in which compilation and clocks settle
+SKIPPED = (
+    PROFILE_UPDATES - WARM_UP_UPDATES - RECORDED
+)  # updates in which compilation and clocks settle
 
 
 @contextlib.contextmanager
@@ -37,7 +39,7 @@ def profiling(
         yield lambda: None
         return
     if updates_left < PROFILE_UPDATES:
-        left = counted(updates_left, "update is", "updates are")
+        left = pluralize(updates_left, "update is", "updates are")
         log.info(f"no profile: it takes {PROFILE_UPDATES} updates, and {left} left to train")
         yield lambda: None
         return
@@ -63,11 +65,11 @@ def profiling(
             recording.step()
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_card else [])]
-    plan = schedule(wait=SKIPPED, warmup=WARM_UP, active=RECORDED, repeat=1)
+    plan = schedule(wait=SKIPPED, warmup=WARM_UP_UPDATES, active=RECORDED, repeat=1)
     with profile(
         activities=activities, schedule=plan, on_trace_ready=write, acc_events=True
     ) as recording:
         yield step
     if not table.is_file():
-        done = counted(updates, "update", "updates")
+        done = pluralize(updates, "update", "updates")
         log.info(f"no profile: it takes {PROFILE_UPDATES} updates, and the run ended after {done}")

@@ -76,7 +76,7 @@ class Report:
             run_dir / SAMPLES,
             run_dir / CURVES,
         )
-        self._rows, self._drawn = curves.Thinned(), time.monotonic()
+        self._rows, self._drawn = curves.RowSampler(), time.monotonic()
         sent = self._drop_future(metrics, state.step)
         notes = BYTES if recipe.model.init_from else NOISE + BYTES
         kept = _samples_before(samples, state.step)

@@ -310,7 +310,7 @@ def _start(
         return _start_wandb(recipe, run_id, last_place)
 
     project = _project(name, recipe)
-    config = keys.public(recipe)
+    config = keys.redacted(recipe)
     options: dict[str, Any] = {}
     if name == "tensorboard":
         # Points from first_step on are hidden, and sent again. There is no config, because
@@ -366,7 +366,7 @@ def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_place: int) -> Op
         "resume": "allow",
         "dir": os.environ.get("WANDB_DIR") or recipe.saving.run_dir,
         "mode": mode,
-        "config": keys.public(recipe),
+        "config": keys.redacted(recipe),
         "settings": settings,
     }
     if recipe.tracking.tags:  # otherwise wandb reads WANDB_TAGS

@@ -12,14 +12,14 @@ from ursa_minor.base.run_files import MODEL_FOLDER
 from ursa_minor.base.stopping import raise_on_lost_peer
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.data.loading.corpus import Corpus
-from ursa_minor.evaluation.encoded_task import Encoded
+from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.evaluator import Evaluator, encode_items, read_items
 from ursa_minor.evaluation.likelihood import not_finite
 from ursa_minor.evaluation.task import Task
 from ursa_minor.hub import pull
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import check_kernels, make_accelerator
-from ursa_minor.machine.full_model import WholeModel
+from ursa_minor.machine.full_model import FullModel
 from ursa_minor.machine.micro_batch import propose_micro_batch
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys, loading
@@ -78,7 +78,7 @@ def evaluate(recipe: keys.Recipe, reader_argv: Sequence[str]) -> str:
 def score(
     recipe: keys.Recipe,
     corpus: Corpus,
-    tests: Mapping[Task, Encoded],
+    tests: Mapping[Task, EncodedTask],
     model: PreTrainedModel,
     accelerator: Accelerator,
 ) -> str:
@@ -96,7 +96,7 @@ def score(
         then = checkpoint.read_state(path)["science"]
         begun = {name: then[name] for name in vars(recipe.model) if name in then}
         loading.check_same_hyperparameters(
-            path, keys.fixed(recipe) | begun, recipe
+            path, keys.hyperparameters(recipe) | begun, recipe
         )  # how it was trained changes no score
         checkpoint.load_weights(path, model)
     auto = recipe.batch.per_device_train_batch_size == "auto"
@@ -106,7 +106,7 @@ def score(
     )  # what trains fits here, too
     plan = make_plan(recipe, accelerator.num_processes, ceiling)
     evaluator = Evaluator(
-        recipe, corpus, tests, WholeModel(model, recipe.model, accelerator.device), accelerator
+        recipe, corpus, tests, FullModel(model, recipe.model, accelerator.device), accelerator
     )
     loss = evaluator.loss("validation", plan.per_device_train_batch_size)
     if loss is not None and not math.isfinite(loss["loss"]):

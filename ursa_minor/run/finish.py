@@ -28,7 +28,7 @@ from ursa_minor.base.run_files import (
     step_name,
 )
 from ursa_minor.base.stopping import StopRequest
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.loading.corpus import Corpus
@@ -64,7 +64,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
         if is_main and recipe.evaluation.eval_steps:
             run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
     if recipe.saving.load_best_model_at_end and step == run.state.best_step:
-        evaluations = counted(run.state.evaluations, "evaluation", "evaluations")
+        evaluations = pluralize(run.state.evaluations, "evaluation", "evaluations")
         best = f"validation loss {run.state.best_loss:.4f}, the lowest of {evaluations}"
         log.info(f"model/ has the weights of step {step}: {best}")
     run.report.draw()
@@ -128,7 +128,7 @@ def mark_as_stopped() -> None:
 
 def stopped_early(step: int, since_best: int) -> str:
     """Return the line of a run that early stopping ends; ``since_best``: evaluations without a lower loss."""
-    evaluations = counted(since_best, "evaluation", "evaluations")
+    evaluations = pluralize(since_best, "evaluation", "evaluations")
     return f"step {step}: early stopping, after {evaluations} without a lower validation loss"
 
 
@@ -157,8 +157,8 @@ def _attention_advice(kernel: str | None) -> str:
     if kernel != "cudnn":
         return f". The attention backend is {kernel}"
     if cudnn.is_deprioritized():  # no other backend can compute this attention
-        return f". The attention backend is cudnn, although {cudnn.VARIABLE} is set"
+        return f". The attention backend is cudnn, although {cudnn.DEPRIORITIZED_VARIABLE} is set"
     return (
         f". The attention backend is cudnn, which returned NaN gradients in some versions. To exclude it as the cause, "
-        f"resume with {cudnn.VARIABLE}=1"
+        f"resume with {cudnn.DEPRIORITIZED_VARIABLE}=1"
     )

@@ -49,7 +49,9 @@ def check_run_folder(recipe: keys.Recipe) -> None:
             )
         return
     if holds_results(recipe.saving):
-        loading.check_same_hyperparameters(old, keys.fixed(loading.load_recipe(old)), recipe)
+        loading.check_same_hyperparameters(
+            old, keys.hyperparameters(loading.load_recipe(old)), recipe
+        )
     if asked == "none" and checkpoint.list_checkpoints(recipe.saving.checkpoints):
         raise BadInput(
             f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another {option}"
@@ -153,6 +155,6 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
             for name in (TRACKER_IDS, FINISH, TENSORBOARD):  # new curves: those are another run's
                 files.remove(run_dir / name)
         files.write_text(path, text)
-        console.keep_in(run_dir / LOG)
+        console.log_to_file(run_dir / LOG)
         accelerator.wait_for_everyone()
         yield

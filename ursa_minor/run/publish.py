@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.hub import pull, push
 from ursa_minor.hub.model_card import metadata, model_card
-from ursa_minor.machine.run_info import Facts
+from ursa_minor.machine.run_info import RunInfo
 from ursa_minor.recipe import keys
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Publisher:
     """
 
     def __init__(
-        self, recipe: keys.Recipe, repo_id: str | None, facts: Facts, described: Mapping[str, str]
+        self, recipe: keys.Recipe, repo_id: str | None, facts: RunInfo, described: Mapping[str, str]
     ):
         self._recipe = recipe
         self._repo_id = repo_id
@@ -50,9 +50,9 @@ class Publisher:
         self._described = described
         self._run_dir = recipe.saving.run_dir
         self._num_submitted = 0
-        self._pusher: push.Pusher | None = None
+        self._pusher: push.PushQueue | None = None
         if repo_id:
-            self._pusher = push.Pusher(self._run_dir / run_files.PENDING)
+            self._pusher = push.PushQueue(self._run_dir / run_files.PENDING)
             self._pusher.start()
 
     def saved(self, path: Path) -> None:
@@ -88,14 +88,14 @@ class Publisher:
         seconds = push_seconds(stopped_by)
         unsent = len(push.staged_pushes(self._pusher.pending))
         if unsent:
-            pushes = counted(unsent, "push", "pushes")
+            pushes = pluralize(unsent, "push", "pushes")
             limit = f"{seconds} s"
             if stopped_by is None:
                 limit = f"{seconds // 60} minutes (Ctrl-C ends the wait)"
             log.info(f"hub      {pushes} to send; the run waits for at most {limit}")
         unsent = self._pusher.wait(seconds, give_up)
         if unsent:
-            pushes = counted(unsent, "push", "pushes")
+            pushes = pluralize(unsent, "push", "pushes")
             command = f"python train.py --push_pending {paths.quoted(self._run_dir)}"
             log.info(f"hub      {pushes} to send in {self._pusher.pending}; the command: {command}")
         elif self._num_submitted:
@@ -138,7 +138,7 @@ class Publisher:
         """
         sources = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
         sources[run_files.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
-        sources[run_files.RECIPE] = keys.public_yaml(self._recipe)
+        sources[run_files.RECIPE] = keys.redacted_yaml(self._recipe)
         curves = self._run_dir / run_files.CURVES
         if curves.is_file():
             sources[run_files.CURVES] = curves

@@ -269,7 +269,7 @@ class Checkpoints:
             **state.saved(),
             "tokens": state.step * self.recipe.batch.tokens_per_step,
             "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
-            "science": keys.fixed(self.recipe),
+            "science": keys.hyperparameters(self.recipe),
             "data": self.corpus.contents(),
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},

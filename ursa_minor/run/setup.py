@@ -12,18 +12,18 @@ from transformers import PreTrainedModel
 from ursa_minor.base import files, gpus
 from ursa_minor.base.run_files import FINISH
 from ursa_minor.base.stopping import StopRequest
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.loading.corpus import Corpus
-from ursa_minor.evaluation.encoded_task import Encoded
+from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.evaluator import Evaluator, encode_items, read_items
 from ursa_minor.evaluation.task import Task
 from ursa_minor.export import stock as stock_export
 from ursa_minor.machine.accelerator import compiler_of, prepare
 from ursa_minor.machine.device import versions
-from ursa_minor.machine.full_model import WholeModel
+from ursa_minor.machine.full_model import FullModel
 from ursa_minor.machine.micro_batch import fit_micro_batch
-from ursa_minor.machine.run_info import Facts, facts_of
+from ursa_minor.machine.run_info import RunInfo, run_info_of
 from ursa_minor.model.attention import kernel_taken
 from ursa_minor.model.build import build
 from ursa_minor.model.dtypes import HALF_DTYPES
@@ -70,7 +70,7 @@ class Run:
 def open_run(
     recipe: keys.Recipe,
     corpus: Corpus,
-    tests: Mapping[Task, Encoded],
+    tests: Mapping[Task, EncodedTask],
     accelerator: Accelerator,
     stop: StopRequest,
     repo_id: str | None,
@@ -88,7 +88,7 @@ def open_run(
     module, optimizer = prepare(
         loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator
     )
-    facts = facts_of(recipe, model, tokenizer, accelerator)
+    facts = run_info_of(recipe, model, tokenizer, accelerator)
     described = stock_export.describe(model.config, tokenizer) if repo_id else {}
     publish = Publisher(recipe, repo_id, facts, described)
     checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
@@ -120,7 +120,7 @@ def open_run(
         )  # of a run that early stopping ended and that now continues
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
     report = Report(recipe, state, clock, is_main=accelerator.is_main_process)
-    whole_model = WholeModel(model, recipe.model, device)
+    whole_model = FullModel(model, recipe.model, device)
     evaluator = Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested)
     return Run(
         model,
@@ -150,8 +150,8 @@ def header(
     recipe: keys.Recipe,
     plan: Plan,
     corpus: Corpus,
-    tests: Mapping[Task, Encoded],
-    facts: Facts,
+    tests: Mapping[Task, EncodedTask],
+    facts: RunInfo,
     accelerator: Accelerator,
     kernel: str | None,
 ) -> Iterator[str]:
@@ -161,16 +161,16 @@ def header(
     yield f"run      {recipe.saving.name} in {recipe.saving.output_dir}"
     yield (
         f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: "
-        f"{counted(model.n_layer or 0, 'layer', 'layers')}, {counted(model.n_head or 0, 'head', 'heads')}"
+        f"{pluralize(model.n_layer or 0, 'layer', 'layers')}, {pluralize(model.n_head or 0, 'head', 'heads')}"
         f"{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
         f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
         f"{f'; from {model.init_from}' if model.init_from else ''}"
     )
     yield from corpus.describe(plan)
     yield (
-        f"step     {recipe.batch.tokens_per_step:,} tokens = {counted(plan.num_processes, 'process', 'processes')} x "
-        f"{counted(plan.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} x "
-        f"{counted(plan.per_device_train_batch_size, 'sequence', 'sequences')} x {recipe.model.sequence_length} tokens"
+        f"step     {recipe.batch.tokens_per_step:,} tokens = {pluralize(plan.num_processes, 'process', 'processes')} x "
+        f"{pluralize(plan.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} x "
+        f"{pluralize(plan.per_device_train_batch_size, 'sequence', 'sequences')} x {recipe.model.sequence_length} tokens"
     )
     yield f"device   {facts.hardware}, {_options(recipe, facts, accelerator)}"
     if kernel:
@@ -200,7 +200,7 @@ def attention_kernel(recipe: keys.Recipe, plan: Plan, accelerator: Accelerator) 
     )
 
 
-def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> str:
+def _options(recipe: keys.Recipe, facts: RunInfo, accelerator: Accelerator) -> str:
     mode, layers = recipe.machine.compile_mode, recipe.model.gradient_checkpointing
     options = {
         f"precision {facts.precision}": True,

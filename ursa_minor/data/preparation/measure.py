@@ -7,7 +7,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.wording import counted
+from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation.prepare import expected_text_bytes, first_texts, open_parts
 from ursa_minor.data.sources.find import STDLIB, FoundSource, Part, find_source
 from ursa_minor.data.tokens import manifest as manifests
@@ -47,8 +47,8 @@ def dry_run(source: FoundSource) -> str:
     )
     total = min(whole * tokens / text_bytes, config.limit_tokens or math.inf)
     held, used = (
-        counted(len(parts["train"]), "file", "files"),
-        counted(encode.threads, "thread", "threads"),
+        pluralize(len(parts["train"]), "file", "files"),
+        pluralize(encode.threads, "thread", "threads"),
     )
     lines = (
         f"{source.name}: {held}, about {whole / 1e6:,.1f} MB of text, {total:,.0f} tokens (estimated)",

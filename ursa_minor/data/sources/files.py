@@ -11,11 +11,11 @@ import httpx
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import is_valid_url, redact_url
 from ursa_minor.base.retry import retry
-from ursa_minor.base.wording import nearest_beside
+from ursa_minor.base.wording import did_you_mean_file
 from ursa_minor.data.sources import remote
 from ursa_minor.data.sources.columns import Reader
 from ursa_minor.data.sources.formats import arrow, csv, json_lines, parquet
-from ursa_minor.recipe.source_kind import COMPRESSED, URL, path_of, table_format
+from ursa_minor.recipe.source_kind import COMPRESSED_SUFFIXES, URL_SCHEMES, path_of, table_format
 
 # Each format is one module. Its file names are in recipe/source_kind.TABLE_FORMATS.
 READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
@@ -26,7 +26,7 @@ UNPACK = {".tar": "tar -xf", ".tgz": "tar -xf", ".zip": "unzip", ".7z": "7z x", 
 
 
 def no_such_file(key: str, name: str) -> str:
-    return f"{key}: {name}: no such file{nearest_beside(name, Path.is_file)}"
+    return f"{key}: {name}: no such file{did_you_mean_file(name, Path.is_file)}"
 
 
 def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list[str]:
@@ -37,7 +37,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
     """
     found: dict[str, str] = {}  # by where it lies: links and other spellings lead to the same file
     for pattern in patterns:
-        if pattern.startswith(URL):
+        if pattern.startswith(URL_SCHEMES):
             if not is_valid_url(pattern):
                 raise BadInput(
                     f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
@@ -71,9 +71,11 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
 
 def _check_not_packed(key: str, name: str) -> None:
     path = Path(path_of(name).lower())
-    suffix = ".tar" if path.suffix in COMPRESSED and path.stem.endswith(".tar") else path.suffix
+    suffix = (
+        ".tar" if path.suffix in COMPRESSED_SUFFIXES and path.stem.endswith(".tar") else path.suffix
+    )
     if suffix in UNPACK:
-        fetched = Path(path_of(name)).name if name.startswith(URL) else name
+        fetched = Path(path_of(name)).name if name.startswith(URL_SCHEMES) else name
         command = f"{UNPACK[suffix]} {shlex.quote(fetched)}"
         raise BadInput(f"{key}: {name}: is packed; give what this unpacks: {command}")
 
@@ -110,4 +112,4 @@ def reader_of(name: str) -> Reader | None:
 
 
 def resolved_name(name: str) -> str:
-    return redact_url(name) if name.startswith(URL) else str(Path(name).resolve())
+    return redact_url(name) if name.startswith(URL_SCHEMES) else str(Path(name).resolve())

@@ -28,7 +28,7 @@ from ursa_minor.data.sources.remote import shown_name
 from ursa_minor.data.sources.stdlib import stdlib_files
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.keys import Data
-from ursa_minor.recipe.source_kind import STDLIB, URL, path_of
+from ursa_minor.recipe.source_kind import STDLIB, URL_SCHEMES, path_of
 
 UNPACK |= {
     ".br": "brotli -d",
@@ -131,7 +131,7 @@ def _find(config: Data) -> FoundSource:
 def has_urls(config: Data) -> bool:
     """Return whether a source's files lie elsewhere: to find it may then fetch them."""
     return any(
-        name.startswith(URL)
+        name.startswith(URL_SCHEMES)
         for name in [*(config.data_files or ()), *(config.validation_files or ())]
     )
 
@@ -143,7 +143,7 @@ def check_source_exists(config: Data) -> None:
     for key in ("data_files", "validation_files"):
         for pattern in getattr(config, key) or ():
             if (
-                not pattern.startswith(URL)
+                not pattern.startswith(URL_SCHEMES)
                 and not has_magic(pattern)
                 and not os.path.lexists(pattern)
             ):
@@ -292,7 +292,7 @@ def _most_tokens(paths: list[Path]) -> int:
 
 def _stamp(name: str) -> list:
     """Name, size and time of change: tables are too big to be hashed at each start."""
-    if name.startswith(URL):
+    if name.startswith(URL_SCHEMES):
         return [shown_name(name)]
     stat = Path(name).stat()
     return [shown_name(name), stat.st_size, stat.st_mtime_ns]

@@ -15,9 +15,9 @@ import huggingface_hub
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.http import TruncatedError, check_no_html_page, moving
+from ursa_minor.base.http import TruncatedError, check_no_html_page, raise_if_stalled
 from ursa_minor.base.redaction import is_redacted, redact_url
-from ursa_minor.recipe.source_kind import URL, path_of
+from ursa_minor.recipe.source_kind import URL_SCHEMES, path_of
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def fetch(url: str, path: Path) -> None:
             "GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS
         ) as answer:
             answer.raise_for_status()
-            for block in moving(answer.iter_bytes()):
+            for block in raise_if_stalled(answer.iter_bytes()):
                 if not file.tell() and path.suffix.lower() not in (
                     ".html",
                     ".htm",
@@ -90,7 +90,7 @@ def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
 
 def shown_name(name: str) -> str:
     """Return a file's name as manifests hold it: a redacted URL, or the name without the folder, which may move."""
-    return redact_url(name) if name.startswith(URL) else Path(name).name
+    return redact_url(name) if name.startswith(URL_SCHEMES) else Path(name).name
 
 
 def is_http(name: str) -> bool:

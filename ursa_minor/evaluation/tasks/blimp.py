@@ -9,7 +9,7 @@ from dataclasses import replace
 from ursa_minor.evaluation.task import RULES, Question, Task, TaskRow, Text
 from ursa_minor.recipe import keys
 
-PARTS = 67  # of 1,000 pairs each, so that the mean over items is the mean over parts
+PARADIGMS = 67  # of 1,000 pairs each, so that the mean over items is the mean over parts
 
 
 def pair(row: TaskRow) -> tuple[Question, ...]:
@@ -17,7 +17,7 @@ def pair(row: TaskRow) -> tuple[Question, ...]:
     return (Question("", (row["sentence_good"], row["sentence_bad"]), 0),)
 
 
-def pair_of_language(row: TaskRow) -> tuple[Question, ...]:
+def multiblimp_pair(row: TaskRow) -> tuple[Question, ...]:
     """Return MultiBLiMP's pair, with nothing before it."""
     return (Question("", (row["sen"], row["wrong_sen"]), 0, delimiter=""),)
 
@@ -30,7 +30,7 @@ BLIMP = Task(
     size=67_000,
     dataset=("nyu-mll/blimp", "train"),
     revision="877fba0801ffb7cbd8c39c1ff314a46f053f6036",
-    files=("*/train-00000-of-00001.parquet", PARTS),
+    files=("*/train-00000-of-00001.parquet", PARADIGMS),
     fields={"sentence_good": Text(is_scored=True), "sentence_bad": Text(is_scored=True)},
     questions=pair,
 )
@@ -48,7 +48,7 @@ def _of_language(code: str, size: int) -> Task:
         files=(f"{code}/data.tsv", 1),
         config=code,
         fields={"sen": Text(is_scored=True), "wrong_sen": Text(is_scored=True)},
-        questions=pair_of_language,
+        questions=multiblimp_pair,
     )
 
 
