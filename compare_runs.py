@@ -72,24 +72,24 @@ class RunColumn(NamedTuple):
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Read the runs, print the table, draw the picture."""
-    asked = parse(sys.argv[1:] if argv is None else argv)
-    paths = [*map(find_metrics, asked.runs)]
-    columns = grouped(paths, asked.group, asked.labels)
-    reached = [one for column in columns for one in column.reached]
-    if not any(one.keys() & {"train loss", "validation loss"} for one in reached):
-        raise BadInput(f"{', '.join(asked.runs)}: no row with a loss yet")
-    named = asked.reference or next(
+    args = parse(sys.argv[1:] if argv is None else argv)
+    paths = [*map(find_metrics, args.runs)]
+    columns = grouped(paths, args.group, args.labels)
+    reached = [metrics for column in columns for metrics in column.reached]
+    if not any(metrics.keys() & {"train loss", "validation loss"} for metrics in reached):
+        raise BadInput(f"{', '.join(args.runs)}: no row with a loss yet")
+    named = args.reference or next(
         filter(None, (column.recipe.get("reference_curve") for column in columns)), None
     )
-    picture = asked.out or Path(os.path.relpath(paths[0].resolve().parent.with_name("compare.png")))
+    picture = args.out or Path(os.path.relpath(paths[0].resolve().parent.with_name("compare.png")))
     alike = same_tokens(columns)
     even = all(map(ended_alike, columns))
     loss = (
         "eval/loss"
-        if alike or not all("bits per byte" in one for one in reached)
+        if alike or not all("bits per byte" in metrics for metrics in reached)
         else "eval/bits_per_byte"
     )
-    time = "hours" if max(one.get("hours", 0.0) for one in reached) >= SHORT else "minutes"
+    time = "hours" if max(metrics.get("hours", 0.0) for metrics in reached) >= SHORT else "minutes"
     draw(columns, picture, reference_curves.load(str(named)) if named else None, loss, time)
     lines = table(columns, time, "" if even else " *")
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
@@ -167,14 +167,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--out", type=path_argument, metavar="PNG", help="default: compare.png beside the first run"
     )
-    asked = command_line.parse_flags(parser, argv)
-    if asked.out and (
-        asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir()
+    args = command_line.parse_flags(parser, argv)
+    if args.out and (
+        args.out.suffix != ".png" or args.out.is_dir() or not args.out.parent.is_dir()
     ):
-        raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
-    if odd := [key for key in asked.group if key not in keys.FIELDS]:
+        raise BadInput(f"--out {args.out}: must be a .png file in a folder that is there")
+    if odd := [key for key in args.group if key not in keys.FIELDS]:
         raise BadInput(f"--group {odd[0]}: is not a recipe key; seeds are --group seed")
-    return asked
+    return args
 
 
 def find_metrics(name: str) -> Path:
@@ -195,29 +195,29 @@ def grouped(
     if len({path.resolve() for path in paths}) < len(paths):
         raise BadInput("a run is given twice; give each once")
     free = {*NAMING_KEYS, *group, *(["data_seed"] if "seed" in group else [])}
-    found: dict[str, tuple[dict, list[Path]]] = {}
+    groups: dict[str, tuple[dict, list[Path]]] = {}
     recipes = {path: keys.map_paths(read_recipe(path), from_here) for path in paths}
     if group:
         recipes = completed(recipes, free)
     for path in paths:
         recipe = {key: value for key, value in recipes[path].items() if key not in free}
         place = json.dumps(recipe, sort_keys=True, default=str) if group else str(path)
-        found.setdefault(place, (recipe, []))[1].append(path)
+        groups.setdefault(place, (recipe, []))[1].append(path)
     if labels is None:
-        labels = [path.resolve().parent.name for _, (path, *_) in found.values()]
+        labels = [path.resolve().parent.name for _, (path, *_) in groups.values()]
         if len({*labels}) < len(labels):
-            labels = [str(path.parent) for _, (path, *_) in found.values()]
+            labels = [str(path.parent) for _, (path, *_) in groups.values()]
         if group:
             labels = [
                 f"{label} x{len(same)}"
-                for label, (_, same) in zip(labels, found.values(), strict=True)
+                for label, (_, same) in zip(labels, groups.values(), strict=True)
             ]
-    if len(labels) != len(found) or len({*labels}) != len(labels):
+    if len(labels) != len(groups) or len({*labels}) != len(labels):
         raise BadInput(
-            f"--labels {' '.join(labels)}: {len(found)} different ones are needed, one a column"
+            f"--labels {' '.join(labels)}: {len(groups)} different ones are needed, one a column"
         )
     columns = []
-    for label, (recipe, same) in zip(labels, found.values(), strict=True):
+    for label, (recipe, same) in zip(labels, groups.values(), strict=True):
         runs = [*map(read_metrics, same)]
         finishes = [read_finish(path.parent) for path in same]
         columns.append(RunColumn(label, recipe, runs, [*map(reach, runs)], finishes))
@@ -323,17 +323,17 @@ def reach(rows: Sequence[Mapping]) -> dict[str, float]:
                 last[name] = math.nan
             elif isinstance(value, (int, float)):
                 last[name] = value
-    found = {
+    labels = {
         "validation loss": "eval/loss",
         "bits per byte": "eval/bits_per_byte",
         "train loss": "train/loss",
     }
-    found |= {
-        f"{task.label} {one}": task.metric(one)
+    labels |= {
+        f"{task.label} {score}": task.metric(score)
         for task in all_tasks().values()
-        for one in task.scores
+        for score in task.scores
     }
-    reached = {words: last[name] for words, name in found.items() if name in last}
+    reached = {words: last[name] for words, name in labels.items() if name in last}
     if reached and last.get("elapsed_seconds"):
         trained = [row for row in rows if "elapsed_seconds" in row][-1]
         tokens, seconds = trained["tokens"], trained["elapsed_seconds"]
@@ -367,13 +367,13 @@ def table(columns: Sequence[RunColumn], time: str, unsure: str) -> list[list[str
                 ]
             )
     for name in dict.fromkeys(
-        itertools.chain.from_iterable(one for column in columns for one in column.reached)
+        itertools.chain.from_iterable(reached for column in columns for reached in column.reached)
     ):
         if name in {"hours", "minutes"} - {time}:
             continue
         digits = ",.0f" if "tokens" in name else ".3g" if name == time else ".4f"
         first, *others = samples = [
-            [one[name] for one in column.reached if name in one] for column in columns
+            [reached[name] for reached in column.reached if name in reached] for column in columns
         ]
         lines.append([name, *(with_spread(values, digits) for values in samples)])
         if digits == ".4f" and first and max(map(len, samples)) > 1:
@@ -443,10 +443,10 @@ def draw(
         (name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)
     ]
     heights = [3.2 if name == loss else 2.4 for name, _ in panels]
-    with curves.picture(path, heights, [x for _, x in panels]) as found:
+    with curves.picture(path, heights, [x for _, x in panels]) as all_axes:
         if (most := max(len(column.runs) for column in columns)) > 1:
-            found[0].set_title(f"mean of {most} runs, band: one standard deviation")
-        for axes, (name, x) in zip(found, panels, strict=True):
+            all_axes[0].set_title(f"mean of {most} runs, band: one standard deviation")
+        for axes, (name, x) in zip(all_axes, panels, strict=True):
             axes.spines.right.set_visible(False)
             lines = [
                 line
@@ -465,7 +465,7 @@ def drawn(axes, column: RunColumn, number: int, name: str, x: str) -> tuple | No
     import numpy as np  # here, for it takes time, and a wrong flag is answered at once
 
     series = [np.array(curves.series(run, name, x)) for run in column.runs]
-    length = min(one.shape[1] for one in series)
+    length = min(curve.shape[1] for curve in series)
     if not length:
         return None
     block = (
@@ -473,7 +473,7 @@ def drawn(axes, column: RunColumn, number: int, name: str, x: str) -> tuple | No
     )  # means of blocks, else noise would hide the others
     count = length // block
     places, values = np.stack(
-        [one[:, : count * block].reshape(2, count, block).mean(2) for one in series], 1
+        [curve[:, : count * block].reshape(2, count, block).mean(2) for curve in series], 1
     )
     line = places.mean(0), values.mean(0)
     look = {"color": COLORS[number % len(COLORS)], "linewidth": 1.2, "gid": "run"}

@@ -21,7 +21,7 @@ from ursa_minor.recipe import command_line, keys
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None, task: str | None = None) -> int:
-    """Score, print the tables and the JSON lines, write and push what was args for; ``task``: the only one."""
+    """Score, print the tables and the JSON lines, write and push what was requested; ``task``: the only one."""
     args = parse(sys.argv[1:] if argv is None else argv, task)
     check_launch(os.environ)
     console.start()
@@ -35,10 +35,12 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     if args.push_to_hub:
         card_scores.check_model_exists(args.push_to_hub)
     pushed = True
-    for record, line in score_model.run(args):
+    for scored_task, line in score_model.run(args):
         if args.push_to_hub:
             # Only HellaSwag's scores can be pushed, whose revision is fixed.
-            pushed = card_scores.push(args.push_to_hub, record, str(record.revision), line)
+            pushed = card_scores.push(
+                args.push_to_hub, scored_task, str(scored_task.revision), line
+            )
         print(files.to_json(line), flush=True)
     return 0 if pushed else 1
 

@@ -24,9 +24,9 @@ from ursa_minor.recipe import command_line
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Export, read back, measure; print one table."""
-    asked = parse(sys.argv[1:] if argv is None else argv)
+    args = parse(sys.argv[1:] if argv is None else argv)
     console.start()
-    check_source_exists(asked.model, "")
+    check_source_exists(args.model, "")
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     from ursa_minor.export import convert
@@ -35,16 +35,16 @@ def main(argv: list[str] | None = None) -> int:
     from ursa_minor.post import chat
 
     client.bound_client()
-    refusals = [chat.check_chat] * asked.chat + [gguf_export.refuse] * bool(asked.gguf)
-    print(convert.convert(asked, refusals, chat.add_chat if asked.chat else None))
-    if asked.chat:
-        print(chat_commands(Path(asked.out)))
-    if asked.gguf:
-        path = next(Path(asked.out).glob("*.gguf"))
+    refusals = [chat.check_chat] * args.chat + [gguf_export.refuse] * bool(args.gguf)
+    print(convert.convert(args, refusals, chat.add_chat if args.chat else None))
+    if args.chat:
+        print(chat_commands(Path(args.out)))
+    if args.gguf:
+        path = next(Path(args.out).glob("*.gguf"))
         print(
-            f"\n{path}, for llama.cpp: {asked.gguf}, {path.stat().st_size / 1e6:,.2f} MB; its loss is not measured"
+            f"\n{path}, for llama.cpp: {args.gguf}, {path.stat().st_size / 1e6:,.2f} MB; its loss is not measured"
         )
-        print(ollama_commands(Path(asked.out)))
+        print(ollama_commands(Path(args.out)))
     return 0
 
 
@@ -107,22 +107,22 @@ def parse(argv: list[str]) -> argparse.Namespace:
     tokens_help = "tokens to measure on; 0 = all (default: %(default)s)"
     add("--eval_tokens", type=int, default=65536, metavar="N", help=tokens_help)
     command_line.add_switch(parser, "--overwrite", "replace an earlier export")
-    asked = command_line.parse_flags(parser, argv)
+    args = command_line.parse_flags(parser, argv)
     problems = []
-    if asked.gguf and asked.dtype == "int8":
+    if args.gguf and args.dtype == "int8":
         problems.append(
             "--gguf, --dtype int8: llama.cpp has an int8 of its own; use --gguf q8_0 without --dtype"
         )
-    if not 0 <= asked.prune < 1:
+    if not 0 <= args.prune < 1:
         problems.append(
-            f"--prune {asked.prune}: must be 0 or more and below 1: the share of weights to set to zero"
+            f"--prune {args.prune}: must be 0 or more and below 1: the share of weights to set to zero"
         )
-    if asked.eval_tokens < 0:
-        problems.append(f"--eval_tokens {asked.eval_tokens}: must be 0 (all) or more")
+    if args.eval_tokens < 0:
+        problems.append(f"--eval_tokens {args.eval_tokens}: must be 0 (all) or more")
     if problems:
         raise BadInput(problems)
-    asked.trim_vocab |= bool(asked.gguf)
-    return asked
+    args.trim_vocab |= bool(args.gguf)
+    return args
 
 
 if __name__ == "__main__":

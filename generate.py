@@ -27,9 +27,9 @@ RANGES |= {"top_p": "sample_top_p", "seed": "seed"}
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Print samples as they are made."""
-    asked = parse(sys.argv[1:] if argv is None else argv)
+    args = parse(sys.argv[1:] if argv is None else argv)
     try:
-        print_samples(asked)
+        print_samples(args)
     except KeyboardInterrupt:  # within a sample or an answer
         return 130
     return 0
@@ -56,23 +56,25 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--top_p", type=float, default=1.0, help="among the likeliest that hold this probability"
     )
     parser.add_argument("--seed", type=int, default=1337)
-    asked = command_line.parse_flags(parser, argv)
-    found = [(flag, rules.key_problem(key, getattr(asked, flag))) for flag, key in RANGES.items()]
-    problems = [f"--{flag} {getattr(asked, flag)}: {problem}" for flag, problem in found if problem]
-    if asked.num_samples < 1:
-        problems.append(f"--num_samples {asked.num_samples}: must be 1 or more")
-    if asked.chat and (asked.prompt or asked.num_samples > 1):
+    args = command_line.parse_flags(parser, argv)
+    checked = [(flag, rules.key_problem(key, getattr(args, flag))) for flag, key in RANGES.items()]
+    problems = [
+        f"--{flag} {getattr(args, flag)}: {problem}" for flag, problem in checked if problem
+    ]
+    if args.num_samples < 1:
+        problems.append(f"--num_samples {args.num_samples}: must be 1 or more")
+    if args.chat and (args.prompt or args.num_samples > 1):
         problems.append(
             "--chat: reads messages from the terminal; leave --prompt and --num_samples out"
         )
     if problems:
         raise BadInput(problems)
-    return asked
+    return args
 
 
-def print_samples(asked: argparse.Namespace) -> None:
+def print_samples(args: argparse.Namespace) -> None:
     """Load the model; write on from the prompt, as often as asked, or chat."""
-    name = resolve_model(asked.model)
+    name = resolve_model(args.model)
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     import torch
@@ -89,32 +91,32 @@ def print_samples(asked: argparse.Namespace) -> None:
     client.bound_client()
 
     disable_progress_bar()
-    check_no_hub_adapter(name, f"--model {asked.model}")
+    check_no_hub_adapter(name, f"--model {args.model}")
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
-    check_embedding_rows(model, tokenizer, f"--model {asked.model}")
-    how = sampling.Sampling(
-        **{one.name: getattr(asked, one.name) for one in dataclasses.fields(sampling.Sampling)}
+    check_embedding_rows(model, tokenizer, f"--model {args.model}")
+    settings = sampling.Sampling(
+        **{field.name: getattr(args, field.name) for field in dataclasses.fields(sampling.Sampling)}
     )
-    streamer = sampling.Streamer(tokenizer, console.write, with_prompt=not asked.chat)
-    if asked.chat:
+    streamer = sampling.Streamer(tokenizer, console.write, with_prompt=not args.chat)
+    if args.chat:
         if tokenizer.chat_template is None:
-            model = paths.quoted(asked.model)
+            model = paths.quoted(args.model)
             fix = f"python export_model.py {model} --chat --out exports/chat makes a model that has"
             raise BadInput(
-                f"--chat: {asked.model} has no chat template; {fix}; tune it then (docs/post_training.md)"
+                f"--chat: {args.model} has no chat template; {fix}; tune it then (docs/post_training.md)"
             )
-        chat.converse(model, tokenizer, messages(), how, streamer)
+        chat.converse(model, tokenizer, messages(), settings, streamer)
         return
-    prompt_ids = tokenization.encode_prompt(tokenizer, asked.prompt)
-    for number in range(asked.num_samples):
-        if asked.num_samples > 1:
-            console.write(f"---- sample {number + 1} of {asked.num_samples}\n")
+    prompt_ids = tokenization.encode_prompt(tokenizer, args.prompt)
+    for number in range(args.num_samples):
+        if args.num_samples > 1:
+            console.write(f"---- sample {number + 1} of {args.num_samples}\n")
         sampling.sample(
             model,
             prompt_ids,
             tokenizer,
-            dataclasses.replace(how, seed=asked.seed + number),
+            dataclasses.replace(settings, seed=args.seed + number),
             streamer,
         )
 

@@ -67,14 +67,14 @@ def fit(known: list[gpus.Gpu], share: float = 1.0, limited: bool = True) -> np.n
         np.ones(len(known)),
     )
     for _ in range(500):  # least squares, weighted again, end at least absolute errors
-        found = np.linalg.lstsq(free * weights[:, None], left * weights, rcond=None)[0]
-        weights = np.maximum(np.abs(free @ found - left), 1e-3) ** -0.5
-    return np.array([1 / share, *([] if limited else [0.0]), *found])
+        coefficients = np.linalg.lstsq(free * weights[:, None], left * weights, rcond=None)[0]
+        weights = np.maximum(np.abs(free @ coefficients - left), 1e-3) ** -0.5
+    return np.array([1 / share, *([] if limited else [0.0]), *coefficients])
 
 
-def left_out(card: gpus.Gpu, **how) -> float:
+def left_out(card: gpus.Gpu, **options) -> float:
     """Return estimated / measured of a card that the fit has not seen."""
-    return 1 / float(terms(card) @ fit([other for other in FITTED if other is not card], **how))
+    return 1 / float(terms(card) @ fit([other for other in FITTED if other is not card], **options))
 
 
 def speed(card: gpus.Gpu, shape: estimate.Shape = estimate.GPT2_124M) -> float:
@@ -89,13 +89,13 @@ def report() -> dict:
     print("card          products TFLOP/s  measured  estimated  ratio  left out")
     rows = []
     for card in FITTED + OTHERS:
-        measured, said = card.training.figure, speed(card)
+        measured, estimated_speed = card.training.figure, speed(card)
         row = {"card": card.name, "products_teraflops": round(card.product_teraflops, 1)}
         row |= {"products_source": card.products and card.products.source, "measured": measured}
         row |= {
             "measured_source": card.training.source,
-            "estimated": round(said),
-            "ratio": round(said / measured, 3),
+            "estimated": round(estimated_speed),
+            "ratio": round(estimated_speed / measured, 3),
         }
         if card in FITTED:
             row["left_out_ratio"] = round(left_out(card), 3)
@@ -106,8 +106,8 @@ def report() -> dict:
             if card in FITTED
             else f"  not fitted: {card.training.source}"
         )
-        print(f"{card.name:12}  {card.product_teraflops:15,.1f}{mark}  {measured:8,.0f}  {said:9,.0f}  "
-              f"{said / measured:5.2f}  {tail}")  # fmt: skip
+        print(f"{card.name:12}  {card.product_teraflops:15,.1f}{mark}  {measured:8,.0f}  {estimated_speed:9,.0f}  "
+              f"{estimated_speed / measured:5.2f}  {tail}")  # fmt: skip
     shares = {kind: gpus.reached_share(kind == "GeForce") for kind in ("GeForce", "other")}
     print(
         f"* nobody measured it: {shares['other']:.3f} of the peak, of a GeForce {shares['GeForce']:.3f}"
@@ -118,8 +118,8 @@ def report() -> dict:
         "without R": {"limited": False}
     }
     error = {
-        name: statistics.fmean(abs(left_out(card, **how) - 1) for card in FITTED)
-        for name, how in ways.items()
+        name: statistics.fmean(abs(left_out(card, **options) - 1) for card in FITTED)
+        for name, options in ways.items()
     }
     print(f"within 10%    {near} of {len(FITTED)}, left out {near_left_out}")
     print(
@@ -222,7 +222,7 @@ def preset(text: str, card: gpus.Gpu, count: int, stem: str) -> str:
 
 def last_cells(card: gpus.Gpu, *, all_of_them: bool) -> str:
     """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, too, and a good MFU."""
-    row, known, mine = estimated(card), card.training, card.ours
+    row, known, our_figure = estimated(card), card.training, card.ours
     cells = [
         f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"
     ]
@@ -232,7 +232,9 @@ def last_cells(card: gpus.Gpu, *, all_of_them: bool) -> str:
         else "n/a"
     )
     if all_of_them:
-        cells[-1] += f"; {mine.micro_batch}, {mine.figure:,.0f} (ours)" if mine else ""
+        cells[-1] += (
+            f"; {our_figure.micro_batch}, {our_figure.figure:,.0f} (ours)" if our_figure else ""
+        )
         cells.append(", ".join(f"{mfu:.0%}" for mfu in run_estimate.good_mfus(card)))
     return " | ".join(cells)
 
@@ -267,27 +269,27 @@ def page(text: str, *, all_of_them: bool = True) -> str:
 def arithmetic(text: str) -> str:
     """Return scripts/run_gpt2_124m.sh with the speeds and hours of its head as the code gives them."""
 
-    def line(found: re.Match) -> str:
-        row = estimated(gpus.find(found[2]), int(found[1]))
-        return f"#   {found[1]}x {found[2]:9} {two_digits(row['tokens_per_second']):>11} {row['hours']:7.1f}"
+    def line(match: re.Match) -> str:
+        row = estimated(gpus.find(match[2]), int(match[1]))
+        return f"#   {match[1]}x {match[2]:9} {two_digits(row['tokens_per_second']):>11} {row['hours']:7.1f}"
 
     return re.sub(r"^#   (\d)x (\w+) +[\d,]+ +[\d.]+$", line, text, flags=re.MULTILINE)
 
 
 def pages() -> dict[Path, str]:
     """Return each page that gives such figures, with those of the code."""
-    found = {}
+    texts = {}
     for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")):
         name, _, count = path.stem.partition("_x")
         if card := gpus.find(name):
-            found[path] = preset(path.read_text(encoding="utf-8"), card, int(count or 1), path.stem)
+            texts[path] = preset(path.read_text(encoding="utf-8"), card, int(count or 1), path.stem)
     for name in ("README.md", "docs/cards.md"):
-        found[ROOT / name] = page(
+        texts[ROOT / name] = page(
             (ROOT / name).read_text(encoding="utf-8"), all_of_them=name != "README.md"
         )
     script = ROOT / "scripts" / "run_gpt2_124m.sh"
-    found[script] = arithmetic(script.read_text(encoding="utf-8"))
-    return found
+    texts[script] = arithmetic(script.read_text(encoding="utf-8"))
+    return texts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -299,10 +301,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--write", action="store_true", help="bring the tables, the YAMLs and the script up to date"
     )
-    asked = parser.parse_args(argv)
-    found = report()
-    write_json(asked.json, found)
-    if asked.write:
+    args = parser.parse_args(argv)
+    table = report()
+    write_json(args.json, table)
+    if args.write:
         for path, text in pages().items():
             path.write_text(text, encoding="utf-8")
     return 0

@@ -69,9 +69,9 @@ SETTLED = 10  # updates before those whose speed counts
 class Command:
     """One call of this script: its record, and the files that it writes while it goes."""
 
-    def __init__(self, asked: argparse.Namespace, about: dict):
-        self.asked, self.has_card = asked, about["kind"] == "cuda"
-        self.rehearsal = asked.tiny
+    def __init__(self, args: argparse.Namespace, about: dict):
+        self.args, self.has_card = args, about["kind"] == "cuda"
+        self.rehearsal = args.tiny
         self.stem = gpus.preset(about["machine"] if self.has_card else "")
         self.record = about | {
             "yaml": f"{self.stem}.yaml",
@@ -79,17 +79,17 @@ class Command:
             "parts": {},
         }
         self.name = f"first-card-{self.stem}-{about['date']}-{time.strftime('%H%M%S')}"
-        self.deadline = STARTED + asked.seconds
+        self.deadline = STARTED + args.seconds
 
     def write(self) -> None:
         """Write the record."""
-        self.asked.results.mkdir(parents=True, exist_ok=True)
-        write_json(self.asked.results / f"{self.name}.json", self.record)
+        self.args.results.mkdir(parents=True, exist_ok=True)
+        write_json(self.args.results / f"{self.name}.json", self.record)
 
     def log(self, title: str, wrote: str) -> None:
         """Keep what a program wrote."""
-        self.asked.results.mkdir(parents=True, exist_ok=True)
-        with open(self.asked.results / f"{self.name}.txt", "a", encoding="utf-8") as file:
+        self.args.results.mkdir(parents=True, exist_ok=True)
+        with open(self.args.results / f"{self.name}.txt", "a", encoding="utf-8") as file:
             file.write(f"## {title}\n{wrote[-200_000:]}\n")
 
     def row(self, part: str, words: list[str]) -> str:
@@ -113,7 +113,7 @@ class Part:
 
     def __init__(self, name: str, command: Command, seconds: float):
         self.name, self.command, self.started = name, command, time.monotonic()
-        self.asked, self.work, self.tiny = command.asked, command.asked.work, command.asked.tiny
+        self.args, self.work, self.tiny = command.args, command.args.work, command.args.tiny
         self.deadline = min(self.started + seconds, command.deadline)
         self.record = command.record["parts"][name] = {"problems": [], "cut_short": False}
         self.words: list[str] = []  # of the row
@@ -179,8 +179,8 @@ class Part:
         lines = [line.strip() for line in wrote.splitlines() if line.strip()] or ["no output"]
         # The launcher's own traceback comes last and names no cause.
         causes = [line for line in lines if ERROR.match(line) and "CalledProcessError" not in line]
-        how = "stopped, no time was left" if status is None else f"exit status {status}"
-        self.fail(f"{what}: {how}: {(causes or lines)[-1][:300]}", cut_short=status is None)
+        reason = "stopped, no time was left" if status is None else f"exit status {status}"
+        self.fail(f"{what}: {reason}: {(causes or lines)[-1][:300]}", cut_short=status is None)
         return None
 
     def benchmark(self, what: str, script: str, *flags) -> dict | None:
@@ -258,24 +258,24 @@ class Part:
         shutil.rmtree(folder, ignore_errors=True)
         return folder
 
-    def steps(self, name: str, *, recipe: str = "gpt2_124m", **how) -> bool:
-        """Train 30 steps, ``how`` as ``train`` takes it; note speed, shape, losses, kernels; return whether they ended."""
+    def steps(self, name: str, *, recipe: str = "gpt2_124m", **keys) -> bool:
+        """Train 30 steps, ``keys`` as ``train`` takes it; note speed, shape, losses, kernels; return whether they ended."""
         count, folder = 14 if self.tiny else 30, self.fresh(name)
-        how = {"max_steps": count, "warmup_steps": 4} | how
-        wrote = self.train(f"{count} steps, {name}", self.recipe(recipe), name, **how)
+        keys = {"max_steps": count, "warmup_steps": 4} | keys
+        wrote = self.train(f"{count} steps, {name}", self.recipe(recipe), name, **keys)
         if wrote is None:
             return False
-        found = pace(folder, self.command.record["memory_bytes"]) | {"losses": losses_of(folder)}
+        result = pace(folder, self.command.record["memory_bytes"]) | {"losses": losses_of(folder)}
         accumulation, micro_batch = re.search(
             r"(\d+) micro-batch(?:es)? x (\d+) sequence", wrote
         ).groups()
         kernels = re.search(r"^.*\bkernels  (\S.*)$", wrote, re.MULTILINE)
-        found |= {"accumulation": int(accumulation), "micro_batch": int(micro_batch)}
-        found["kernels"] = kernels[1] if kernels else None
-        first, last = found["losses"][1], found["losses"][count]
-        words = f"{name}: micro-batch {micro_batch} x {accumulation}: {say_pace(found)}; "
+        result |= {"accumulation": int(accumulation), "micro_batch": int(micro_batch)}
+        result["kernels"] = kernels[1] if kernels else None
+        first, last = result["losses"][1], result["losses"][count]
+        words = f"{name}: micro-batch {micro_batch} x {accumulation}: {say_pace(result)}; "
         words += f"loss {first:.2f} to {last:.2f} in {count} steps"
-        self.note(f"{words}; {found['kernels']}" if kernels else words, **{name: found})
+        self.note(f"{words}; {result['kernels']}" if kernels else words, **{name: result})
         return True
 
 
@@ -289,9 +289,9 @@ def make_ids(part: Part, folder: Path) -> None:
         text = shutil.copy(argparse.__file__, part.work / "rehearsal.txt")
         data = {"data_files": text, "tokenizer": "bpe", "tokenizer_vocab_size": 1000}
     else:
-        if found := gpt2_tokenizer():
+        if saved_tokenizer := gpt2_tokenizer():
             tokenizer = str(part.work / "gpt2_tokenizer")
-            found.save_pretrained(tokenizer)
+            saved_tokenizer.save_pretrained(tokenizer)
         data = {"dataset_name": "python_stdlib", "tokenizer": tokenizer}
     command = [ROOT / "prepare_data.py", "--recipe", ROOT / "recipes" / "gpt2_124m.yaml"]
     command += flag_words(data | {"validation_fraction": 0.1})
@@ -372,7 +372,7 @@ def compile_modes(part: Part) -> None:
     if part.tiny and not part.command.has_card:
         return  # nothing is compiled there
     for mode in ("descent", "autotune"):
-        measure(part, part.asked.micro_batches[0], "ours", mode)
+        measure(part, part.args.micro_batches[0], "ours", mode)
 
 
 def card_tests(part: Part) -> None:
@@ -382,19 +382,19 @@ def card_tests(part: Part) -> None:
         for path in sorted((ROOT / "tests").glob("*/test_*.py"))
         if "mark.gpu" in path.read_text()
     ]
-    found = part.work / "tests.xml"
-    found.unlink(missing_ok=True)
+    report_file = part.work / "tests.xml"
+    report_file.unlink(missing_ok=True)
     side_by_side = ["-n", "4"] if importlib.util.find_spec("xdist") else []
-    only = ["--collect-only"] if part.tiny else [*side_by_side, f"--junitxml={found}"]
+    only = ["--collect-only"] if part.tiny else [*side_by_side, f"--junitxml={report_file}"]
     wrote = part.run(
         "tests marked gpu",
         ["-m", "pytest", "-q", "-m", "gpu", "--continue-on-collection-errors", *only, *marked],
         ROOT,
     )
-    if found.is_file():
+    if report_file.is_file():
         cases = [
             (case.get("name"), [kind.tag for kind in case])
-            for case in ElementTree.parse(found).iter("testcase")
+            for case in ElementTree.parse(report_file).iter("testcase")
         ]
         told = {
             name: next((kind for kind in kinds if kind != "system-out"), "passed")
@@ -408,14 +408,14 @@ def card_tests(part: Part) -> None:
 
 def throughput(part: Part) -> None:
     """Tokens/s, MFU and peaks: ours, plain PyTorch, Trainer, nanoGPT (NANOGPT=), a ceiling, in turn."""
-    for micro_batch in part.asked.micro_batches:
+    for micro_batch in part.args.micro_batches:
         measure(
             part,
             micro_batch,
             "ours",
             "plain",
             "trainer",
-            *(["nanogpt"] if part.asked.nanogpt else []),
+            *(["nanogpt"] if part.args.nanogpt else []),
             "ceiling",
         )
 
@@ -425,7 +425,7 @@ def measure(part: Part, micro_batch: int, *variants: str) -> None:
     flags = [
         "--only",
         *variants,
-        *(["--nanogpt", part.asked.nanogpt] if "nanogpt" in variants else []),
+        *(["--nanogpt", part.args.nanogpt] if "nanogpt" in variants else []),
     ]
     flags += ["--rounds", 1 if part.tiny else 3, "--steps_per_round", 1 if part.tiny else 10]
     flags += tiny_flags(part)
@@ -433,9 +433,9 @@ def measure(part: Part, micro_batch: int, *variants: str) -> None:
     measured = part.benchmark(what, "throughput", "--micro_batch", micro_batch, *flags)
     if measured is None:
         return
-    (found,) = measured["micro_batches"]
-    ours = found["variants"]["ours"]
-    for name, row in found["variants"].items():
+    (result,) = measured["micro_batches"]
+    ours = result["variants"]["ours"]
+    for name, row in result["variants"].items():
         if "problem" in row:
             part.fail(f"micro-batch {micro_batch}: {name}: {row['problem']}")
     words = []
@@ -443,8 +443,8 @@ def measure(part: Part, micro_batch: int, *variants: str) -> None:
         words = [f"micro-batch {micro_batch}: {ours['tokens_per_second']:,.0f} tokens/s"]
         words += [f"{ours['mfu']:.1%} MFU"] if ours["mfu"] else []
         words += [f"peak {ours['bytes'] / 2**30:.2f} GiB"] if ours["bytes"] else []
-        words += [f"{ratio:.3f} times {name}" for name, ratio in found["ours_over"].items()]
-    part.note(", ".join(words), throughput=[*part.record.get("throughput", []), found])
+        words += [f"{ratio:.3f} times {name}" for name, ratio in result["ours_over"].items()]
+    part.note(", ".join(words), throughput=[*part.record.get("throughput", []), result])
 
 
 def ladder(part: Part) -> None:
@@ -458,8 +458,8 @@ def ladder(part: Part) -> None:
     for rung in measured["micro_batches"][0]["rungs"]:
         if not rung.get("problem", "skipped").startswith("skipped"):
             part.fail(f"ladder: {rung['rung']}: {rung['problem']}")
-    said = ", ".join(f"{rung['rung']} {rung['over_first']:.2f}" for rung in rungs)
-    part.note(f"times the first rung's tokens/s: {said}", ladder=measured["micro_batches"])
+    ratios = ", ".join(f"{rung['rung']} {rung['over_first']:.2f}" for rung in rungs)
+    part.note(f"times the first rung's tokens/s: {ratios}", ladder=measured["micro_batches"])
 
 
 def exactness(
@@ -474,13 +474,13 @@ def exactness(
         "save_total_limit": 0,
     }
     keys |= {} if part.tiny else {"tokens_per_step": 131072, "per_device_train_batch_size": 32}
-    found = {}
+    results = {}
     for deterministic in kinds:
         folder = part.fresh(f"exact_{deterministic}")
         whole = None
         for what in ("whole", "resumed"):
-            said = f"{what}, deterministic {deterministic}"
-            if part.train(said, recipe, folder.name, deterministic=deterministic, **keys) is None:
+            title = f"{what}, deterministic {deterministic}"
+            if part.train(title, recipe, folder.name, deterministic=deterministic, **keys) is None:
                 break
             speed = pace(folder, part.command.record["memory_bytes"])
             weights = (folder / "model" / "model.safetensors").read_bytes()
@@ -493,18 +493,18 @@ def exactness(
             losses = losses_of(folder)
             apart = max(abs(losses[step] - whole[0][step]) for step in losses)
             same = weights == whole[1]
-            found[deterministic] = first | {"weights_equal": same, "losses_apart": apart}
+            results[deterministic] = first | {"weights_equal": same, "losses_apart": apart}
             part.note(
                 f"deterministic {deterministic}: resumed weights {'equal to the bit' if same else 'differ'}, losses apart "
                 f"by at most {apart:.1e}; {first['tokens_per_second']:,.0f} tokens/s",
-                exact=found,
+                exact=results,
             )
             if not same and deterministic == "true":
                 part.fail(
                     "deterministic true: the resumed run is not the run that was never stopped"
                 )
-    if len(found) == 2:
-        cost = 1 - found["true"]["tokens_per_second"] / found["false"]["tokens_per_second"]
+    if len(results) == 2:
+        cost = 1 - results["true"]["tokens_per_second"] / results["false"]["tokens_per_second"]
         part.note(
             f"deterministic costs {cost:.1%} of the tokens/s (one run after the other)",
             deterministic_costs=cost,
@@ -530,16 +530,15 @@ def memory(part: Part) -> None:
     flags += ["--compiled", "yes", "--checkpointing", "none", "full"]
     measured = part.benchmark("memory", "memory_card", *flags)
     cases = [
-        found | {"recipe": Path(found["recipe"]).name}
-        for found in (measured or {"rows": []})["rows"]
+        row | {"recipe": Path(row["recipe"]).name} for row in (measured or {"rows": []})["rows"]
     ]
-    rows = [found for found in cases if "problem" not in found]
+    rows = [row for row in cases if "problem" not in row]
     if not rows:
         return
-    ratios = [found["ratio"] for found in rows]
+    ratios = [row["ratio"] for row in rows]
     near = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
-    said = f"estimated / measured {min(ratios):.2f} to {max(ratios):.2f}, within 5% in {near} of {len(ratios)} cases"
-    part.note(said, memory=cases)
+    summary = f"estimated / measured {min(ratios):.2f} to {max(ratios):.2f}, within 5% in {near} of {len(ratios)} cases"
+    part.note(summary, memory=cases)
 
 
 # Of a command with `all`: each part's share of the time, in seconds of 560, for an H100; no other part is in it.
@@ -573,19 +572,17 @@ def tiny_flags(part: Part) -> list:
 
 def pace(folder: Path, memory_bytes: int) -> dict:
     """Return the speed of a run's updates after the first ones (medians), and the most that the card showed."""
-    rows = [
-        found for found in read_metrics(folder / "metrics.jsonl") if "tokens_per_second" in found
-    ]
-    settled = [found for found in rows if found["step"] > SETTLED]
-    found = {
-        name: statistics.median(r[name] for r in settled)
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "tokens_per_second" in row]
+    settled = [row for row in rows if row["step"] > SETTLED]
+    speed = {
+        name: statistics.median(row[name] for row in settled)
         for name in ("tokens_per_second", "ms_per_step")
     }
     for name, key in (("mfu", "mfu"), ("watts", "gpu/watts"), ("utilization", "gpu/utilization")):
-        values = [r[key] for r in settled if key in r]
-        found[name] = statistics.median(values) if values else None
-    shares = [r["gpu/memory"] for r in rows if "gpu/memory" in r]
-    return found | {
+        values = [row[key] for row in settled if key in row]
+        speed[name] = statistics.median(values) if values else None
+    shares = [row["gpu/memory"] for row in rows if "gpu/memory" in row]
+    return speed | {
         "peak_bytes": round(max(shares) * memory_bytes) if shares else None,
         "updates": len(settled),
     }
@@ -593,10 +590,10 @@ def pace(folder: Path, memory_bytes: int) -> dict:
 
 def say_pace(speed: dict) -> str:
     """Return a speed in words."""
-    said = f"{speed['tokens_per_second']:,.0f} tokens/s"
-    said += f", {speed['mfu']:.1%} MFU" if speed["mfu"] else ""
-    said += f", peak {speed['peak_bytes'] / 2**30:.2f} GiB" if speed["peak_bytes"] else ""
-    return said + (f", {speed['watts']:.0f} W" if speed["watts"] else "")
+    text = f"{speed['tokens_per_second']:,.0f} tokens/s"
+    text += f", {speed['mfu']:.1%} MFU" if speed["mfu"] else ""
+    text += f", peak {speed['peak_bytes'] / 2**30:.2f} GiB" if speed["peak_bytes"] else ""
+    return text + (f", {speed['watts']:.0f} W" if speed["watts"] else "")
 
 
 def losses_of(folder: Path) -> dict[int, float]:
@@ -617,7 +614,7 @@ def about() -> dict:
         raise BadInput(
             f"the machine cannot be asked: {(child.stderr.strip().splitlines() or ['no answer'])[-1]}"
         )
-    found = json.loads(child.stdout.splitlines()[-1])
+    machine = json.loads(child.stdout.splitlines()[-1])
     versions = {
         name: version(name)
         for name in ("torch", "transformers", "accelerate", "tokenizers", "numpy")
@@ -625,7 +622,7 @@ def about() -> dict:
     when = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "python": sys.version.split()[0]}
     listed = checks.nvidia_smi()
     driver = listed[0]["driver"] if listed else gpus.kernel_driver()
-    return found | when | {"driver": driver, "versions": versions}
+    return machine | when | {"driver": driver, "versions": versions}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -639,32 +636,32 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help="which, or all; none: this list")
-    asked = parser.parse_args(argv)
-    if unknown := set(asked.parts) - {*PARTS, "all"}:
+    args = parser.parse_args(argv)
+    if unknown := set(args.parts) - {*PARTS, "all"}:
         parser.error(f"no part {min(unknown)}: choose from {', '.join(PARTS)}, all")
-    asked.parts = [name for given in asked.parts for name in (ORDER if given == "all" else [given])]
-    if not asked.parts:
+    args.parts = [name for part in args.parts for name in (ORDER if part == "all" else [part])]
+    if not args.parts:
         parser.print_help()
     values = os.environ
-    asked.tiny = values.get("REHEARSE", "") not in ("", "0")
-    asked.work = Path(values.get("WORK") or ROOT / "runs" / "first_card").absolute()
-    nothing_measured = asked.tiny or asked.parts == ["carry"]
-    default = asked.work / "results" if nothing_measured else ROOT / "benchmarks" / "results"
-    asked.results = Path(values.get("RESULTS") or default).absolute()
-    asked.nanogpt = Path(values["NANOGPT"]).absolute() if values.get("NANOGPT") else None
-    if asked.nanogpt and not asked.nanogpt.exists():
+    args.tiny = values.get("REHEARSE", "") not in ("", "0")
+    args.work = Path(values.get("WORK") or ROOT / "runs" / "first_card").absolute()
+    nothing_measured = args.tiny or args.parts == ["carry"]
+    default = args.work / "results" if nothing_measured else ROOT / "benchmarks" / "results"
+    args.results = Path(values.get("RESULTS") or default).absolute()
+    args.nanogpt = Path(values["NANOGPT"]).absolute() if values.get("NANOGPT") else None
+    if args.nanogpt and not args.nanogpt.exists():
         raise BadInput(f"NANOGPT={values['NANOGPT']}: is not there")
-    asked.seconds = int(values.get("SECONDS_IN_ALL") or 560)
-    asked.micro_batches = [
-        int(word) for word in (values.get("MICRO_BATCHES") or ("2" if asked.tiny else "64")).split()
+    args.seconds = int(values.get("SECONDS_IN_ALL") or 560)
+    args.micro_batches = [
+        int(word) for word in (values.get("MICRO_BATCHES") or ("2" if args.tiny else "64")).split()
     ]
-    return asked
+    return args
 
 
 def run_part(name: str, command: Command, *, last: bool) -> bool:
     """Run a part within its share of the time, the last one within all that is left; return whether it ended."""
-    share = ORDER.get(name, 560) / 560 * command.asked.seconds
-    part = Part(name, command, command.asked.seconds if last else share)
+    share = ORDER.get(name, 560) / 560 * command.args.seconds
+    part = Part(name, command, command.args.seconds if last else share)
     try:
         if part.left < ENOUGH * share and len(command.record["parts"]) > 1:
             part.fail("not reached, the time was up", cut_short=True)
@@ -683,20 +680,20 @@ def run_part(name: str, command: Command, *, last: bool) -> bool:
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Run parts; return 0, or 1 where something failed or found no time."""
-    asked = parse(argv)
-    if not asked.parts:
+    args = parse(argv)
+    if not args.parts:
         return 0
-    found = about()
-    if found["kind"] != "cuda" and not asked.tiny and asked.parts != ["carry"]:
+    machine = about()
+    if machine["kind"] != "cuda" and not args.tiny and args.parts != ["carry"]:
         raise BadInput(
             "no NVIDIA card: PyTorch sees none, so there is nothing to measure; python check_setup.py says why, REHEARSE=1 "
             "tries a part with tiny sizes on the CPU"
         )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children end with it
-    asked.work.mkdir(parents=True, exist_ok=True)
-    command = Command(asked, found)
-    ended = {name: run_part(name, command, last=name == asked.parts[-1]) for name in asked.parts}
-    print(f"written: {asked.results}/{command.name}: .json, .txt", file=sys.stderr)
+    args.work.mkdir(parents=True, exist_ok=True)
+    command = Command(args, machine)
+    ended = {name: run_part(name, command, last=name == args.parts[-1]) for name in args.parts}
+    print(f"written: {args.results}/{command.name}: .json, .txt", file=sys.stderr)
     if left := [name for name, whole in ended.items() if not whole]:
         print(f"found no time: bash benchmarks/first_card.sh {' '.join(left)}", file=sys.stderr)
     return 1 if any(part["problems"] for part in command.record["parts"].values()) else 0

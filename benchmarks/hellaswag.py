@@ -49,18 +49,18 @@ def make_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def ours(asked, model, tokenizer, texts: int, batch_size: int | None) -> np.ndarray:
+def ours(items, model, tokenizer, texts: int, batch_size: int | None) -> np.ndarray:
     """Encode and score as eval_hellaswag.py does, one or both texts; return the log-likelihoods under the harness's."""
-    some = task_data.Items(item._replace(questions=item.questions[:texts]) for item in asked)
+    some = task_data.Items(item._replace(questions=item.questions[:texts]) for item in items)
     test = EncodedTask(hellaswag.TASK, some, tokenizer)
     length = likelihood.context_length(model.config)
-    found = likelihood.log_likelihoods(
+    answers = likelihood.log_likelihoods(
         model, test.questions, context_length=length, batch_size=batch_size
     )
-    return np.stack(test.sums(found))
+    return np.stack(test.sums(answers))
 
 
-def harness(asked, model, tokenizer, batch_size: int) -> np.ndarray:
+def harness(items, model, tokenizer, batch_size: int) -> np.ndarray:
     """Score with lm-evaluation-harness's own model class; tests/evaluation compares the texts."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
@@ -69,25 +69,25 @@ def harness(asked, model, tokenizer, batch_size: int) -> np.ndarray:
     scorer = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     requests = [
         Instance("loglikelihood", {}, (item.questions[0].context, f" {ending}"), i)
-        for i, item in enumerate(asked)
+        for i, item in enumerate(items)
         for ending in item.questions[0].endings
     ]
-    found = scorer.loglikelihood(requests, disable_tqdm=True)
-    return np.array([nats for nats, _ in found]).reshape(-1, hellaswag.ENDINGS)
+    answers = scorer.loglikelihood(requests, disable_tqdm=True)
+    return np.array([nats for nats, _ in answers]).reshape(-1, hellaswag.ENDINGS)
 
 
-def measure(way: str, asked: argparse.Namespace) -> dict:
+def measure(way: str, args: argparse.Namespace) -> dict:
     """Run one way in this process; return seconds, bytes above those before, and the log-likelihoods."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    found = task_data.read(hellaswag.TASK, asked.data_files, asked.items)
+    items = task_data.read(hellaswag.TASK, args.data_files, args.items)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = tokenization.load(asked.model)
+    tokenizer = tokenization.load(args.model)
     # The harness loads a model as it stands; ours turns its GELU into one kernel.
     load = AutoModelForCausalLM.from_pretrained if way.startswith("harness") else pretrained.load
-    model = load(asked.model).to(device, DTYPES[asked.precision]).eval()
+    model = load(args.model).to(device, DTYPES[args.precision]).eval()
     kind, _, size = way.partition(":")
     batch_size = int(size) if size else None
     if kind == "harness":
@@ -98,10 +98,10 @@ def measure(way: str, asked: argparse.Namespace) -> dict:
         texts = 1 if kind == "two" else 2  # the third score is of another text
         work = lambda some: ours(some, model, tokenizer, texts, batch_size)  # noqa: E731
     with torch.no_grad():
-        work(found[:2])  # what is made at first use
+        work(items[:2])  # what is made at first use
         before = forget_peak(device)
         start = time.perf_counter()
-        nats = work(found)
+        nats = work(items)
         seconds = time.perf_counter() - start
     return {"seconds": seconds, "bytes": peak(device) - before, "found": nats.tolist()}
 
@@ -143,17 +143,17 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=paths.argument, help="write the figures here too")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
-    asked = parser.parse_args(argv)
-    if asked.measure:
-        print(json.dumps(measure(asked.measure, asked)))
+    args = parser.parse_args(argv)
+    if args.measure:
+        print(json.dumps(measure(args.measure, args)))
         return 0
     words = sys.argv[1:] if argv is None else argv
-    rates, extra, found = {way: [] for way in WAYS}, {way: [] for way in WAYS}, {}
+    rates, extra, log_likelihoods = {way: [] for way in WAYS}, {way: [] for way in WAYS}, {}
     with tempfile.TemporaryDirectory() as folder:
-        if not asked.model:
+        if not args.model:
             make_model(Path(folder))
             words = [*words, "--model", folder]
-        for number in range(asked.rounds):
+        for number in range(args.rounds):
             for way in WAYS:
                 command = [sys.executable, __file__, *words, "--measure", way]
                 done = json.loads(
@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
                 )
                 rates[way].append(len(done["found"]) / done["seconds"])
                 extra[way].append(done["bytes"])
-                found[way] = np.array(done["found"])
+                log_likelihoods[way] = np.array(done["found"])
                 print(
                     f"round {number + 1}  {way:12} {rates[way][-1]:8.2f} items/s",
                     file=sys.stderr,
@@ -178,7 +178,9 @@ def main(argv: list[str] | None = None) -> int:
         for way in WAYS
     }
     difference = max(
-        np.abs(found["two"] - found[way]).max() for way in WAYS if way.startswith("harness")
+        np.abs(log_likelihoods["two"] - log_likelihoods[way]).max()
+        for way in WAYS
+        if way.startswith("harness")
     )
     device = hardware.device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     print(f"machine      {device}")
@@ -186,14 +188,14 @@ def main(argv: list[str] | None = None) -> int:
         f"software     torch {torch.__version__}, transformers {version('transformers')}, lm-eval {version('lm_eval')}"
     )
     print(
-        f"items        {len(found['two'])}, {asked.precision}; log-likelihoods differ by at most {difference:.1e} nats"
+        f"items        {len(log_likelihoods['two'])}, {args.precision}; log-likelihoods differ by at most {difference:.1e} nats"
     )
     for way, row in figures.items():
         print(
             f"{way:12} {row['items_per_second']:8.2f} items/s  {row['extra_mib']:6,} MiB above the loaded model"
         )
-    about = {"machine": device, "items": len(found["two"]), "precision": asked.precision}
-    write_json(asked.json, about | {"figures": figures, "difference": difference})
+    about = {"machine": device, "items": len(log_likelihoods["two"]), "precision": args.precision}
+    write_json(args.json, about | {"figures": figures, "difference": difference})
     return 0
 
 

@@ -33,28 +33,26 @@ GROUND = {"attn_implementation": "eager", "activation_function": "gelu_new", "pr
 GROUND |= {"tf32": False, "compile": False, "fused": False, "own_loss": False}
 
 
-def rungs(asked: argparse.Namespace, found: hardware.Device) -> list[tuple[str, dict, str]]:
+def rungs(args: argparse.Namespace, device: hardware.Device) -> list[tuple[str, dict, str]]:
     """Return the ladder: each rung's name, what it changes, and why it is skipped here (empty: it is not)."""
-    padded = -(-asked.vocab_size // 128) * 128
+    padded = -(-args.vocab_size // 128) * 128
     no_compiler = (
-        "no Triton for this card here" if found.kind == "cuda" and not found.compiles else ""
+        "no Triton for this card here" if device.kind == "cuda" and not device.compiles else ""
     )
     return [
         ("fp32, eager, attention by hand", {}, ""),
-        ("TF32", {"tf32": True}, "" if found.has_tf32 else f"{found.name} has no TF32"),
+        ("TF32", {"tf32": True}, "" if device.has_tf32 else f"{device.name} has no TF32"),
         (
-            f"{asked.precision if asked.precision != 'no' else 'bf16'} autocast",
-            {"precision": asked.precision},
-            ""
-            if asked.precision != "no"
-            else "fp32 is the default here; --precision bf16 tries it",
+            f"{args.precision if args.precision != 'no' else 'bf16'} autocast",
+            {"precision": args.precision},
+            "" if args.precision != "no" else "fp32 is the default here; --precision bf16 tries it",
         ),
         ("SDPA attention", {"attn_implementation": "sdpa"}, ""),
-        ("torch.compile", {"compile": True}, no_compiler if asked.compile else "--compile false"),
+        ("torch.compile", {"compile": True}, no_compiler if args.compile else "--compile false"),
         (
-            f"vocabulary {asked.vocab_size:,} -> {padded:,}",
+            f"vocabulary {args.vocab_size:,} -> {padded:,}",
             {"vocab_size": padded},
-            "" if padded != asked.vocab_size else f"{padded:,} is a multiple of 128 as it is",
+            "" if padded != args.vocab_size else f"{padded:,} is a multiple of 128 as it is",
         ),
         ("fused AdamW", {"fused": True}, ""),
         ("causal attention without a mask", {"attn_implementation": CAUSAL}, ""),
@@ -64,42 +62,49 @@ def rungs(asked: argparse.Namespace, found: hardware.Device) -> list[tuple[str, 
 
 
 def climb(
-    asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, turns: side_by_side.Turns
+    args: argparse.Namespace,
+    micro_batch: int,
+    folder: Path,
+    settings: dict,
+    turns: side_by_side.Turns,
 ) -> None:
     """Train on one rung.
 
     Args:
-        how: GROUND, changed.
+        settings: GROUND, changed.
     """
-    torch.set_float32_matmul_precision("high" if how["tf32"] else "highest")
+    torch.set_float32_matmul_precision("high" if settings["tf32"] else "highest")
     register_causal_attention()
     shape = {
-        name: how[name] for name in ("attn_implementation", "activation_function", "vocab_size")
+        name: settings[name]
+        for name in ("attn_implementation", "activation_function", "vocab_size")
     }
-    model = side_by_side.stock_model(asked, **shape).to(side_by_side.device())
-    kernel = {"fused": True} if how["fused"] else {"foreach": False}
+    model = side_by_side.stock_model(args, **shape).to(side_by_side.device())
+    kernel = {"fused": True} if settings["fused"] else {"foreach": False}
     optimizer = torch.optim.AdamW(model.parameters(), **side_by_side.ADAMW, **kernel)
-    module = NextTokenLoss(model) if how["own_loss"] else model
-    run = torch.compile(module) if how["compile"] else module
-    loss_of = run if how["own_loss"] else lambda inputs_BT, _: run(inputs_BT, labels=inputs_BT).loss
-    batches = side_by_side.fixed_batches(asked, micro_batch, folder)
-    asked = argparse.Namespace(**vars(asked) | {"precision": how["precision"]})
-    side_by_side.plain_loop(turns, loss_of, optimizer, batches, asked)
+    module = NextTokenLoss(model) if settings["own_loss"] else model
+    run = torch.compile(module) if settings["compile"] else module
+    loss_of = (
+        run if settings["own_loss"] else lambda inputs_BT, _: run(inputs_BT, labels=inputs_BT).loss
+    )
+    batches = side_by_side.fixed_batches(args, micro_batch, folder)
+    args = argparse.Namespace(**vars(args) | {"precision": settings["precision"]})
+    side_by_side.plain_loop(turns, loss_of, optimizer, batches, args)
 
 
-def report(ladder: list[tuple[str, dict, str]], found: dict, tokens: int) -> list[dict]:
+def report(ladder: list[tuple[str, dict, str]], results: dict, tokens: int) -> list[dict]:
     """Print the table of a micro-batch; return its rows for the JSON."""
     print(
         "rung                              ms/update   tokens/s (slowest .. fastest)      before   first   peak MiB    loss"
     )
     first, before, rows = None, None, []
     for name, _, reason in ladder:
-        problem = f"skipped: {reason}" if reason else found[name]["problem"]
+        problem = f"skipped: {reason}" if reason else results[name]["problem"]
         if problem:
             print(f"{name:32}  {problem}")
             rows.append({"rung": name, "problem": problem})
             continue
-        turns = found[name]["turns"]
+        turns = results[name]["turns"]
         seconds = [turn["seconds"] for turn in turns]
         row = {"rung": name, **side_by_side.summary(seconds, tokens), "loss": turns[-1]["loss"]}
         row["bytes"] = max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)
@@ -128,38 +133,38 @@ def main(argv: list[str] | None = None) -> int:
     )
     side_by_side.add_sizes(parser, vocab_size=50257)
     side_by_side.add_turns(parser, micro_batch=2)
-    asked = parser.parse_args(argv)
-    asked.accumulation = 1
-    device = side_by_side.settle(asked)
-    record = side_by_side.about(asked, device) | {
-        "steps_per_round": asked.steps_per_round,
+    args = parser.parse_args(argv)
+    args.accumulation = 1
+    device = side_by_side.settle(args)
+    record = side_by_side.about(args, device) | {
+        "steps_per_round": args.steps_per_round,
         "micro_batches": [],
     }
-    ladder = rungs(asked, device)
-    for micro_batch in asked.micro_batch:
+    ladder = rungs(args, device)
+    for micro_batch in args.micro_batch:
         with tempfile.TemporaryDirectory() as name:
-            side_by_side.write_ids(Path(name), asked.vocab_size)
-            how, climbed = GROUND | {"vocab_size": asked.vocab_size}, {}
+            side_by_side.write_ids(Path(name), args.vocab_size)
+            settings, climbed = GROUND | {"vocab_size": args.vocab_size}, {}
             for rung, change, _ in [rung for rung in ladder if not rung[2]]:
-                how = how | change
-                climbed[rung] = functools.partial(climb, asked, micro_batch, Path(name), how)
+                settings = settings | change
+                climbed[rung] = functools.partial(climb, args, micro_batch, Path(name), settings)
             fp32 = argparse.Namespace(
-                **vars(asked) | {"precision": "no"}
+                **vars(args) | {"precision": "no"}
             )  # the widest rung, with its scores
-            scores = 12 * asked.n_layer * asked.n_head * micro_batch * asked.sequence_length**2
+            scores = 12 * args.n_layer * args.n_head * micro_batch * args.sequence_length**2
             together = side_by_side.fit_together(len(climbed), fp32, micro_batch, scores)
-            found = side_by_side.alternate(
-                climbed, rounds=asked.rounds, steps=asked.steps_per_round, together=together
+            results = side_by_side.alternate(
+                climbed, rounds=args.rounds, steps=args.steps_per_round, together=together
             )
         print(
-            f"micro-batch  {micro_batch}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
+            f"micro-batch  {micro_batch}, {args.rounds} rounds of {args.steps_per_round} updates, "
             f"{'in turns' if together else 'one rung after the other: all at once do not fit into the memory'}"
         )
-        rows = report(ladder, found, micro_batch * asked.sequence_length)
+        rows = report(ladder, results, micro_batch * args.sequence_length)
         record["micro_batches"].append(
             {"micro_batch": micro_batch, "in_turns": together, "rungs": rows}
         )
-    write_json(asked.json, record)
+    write_json(args.json, record)
     return 0
 
 

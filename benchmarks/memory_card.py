@@ -200,15 +200,15 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=paths.path_argument, help="where the figures are kept")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
-    asked = parser.parse_args(argv)
-    if asked.measure:
-        recipe, checkpointing, *micro_batches = asked.measure
+    args = parser.parse_args(argv)
+    if args.measure:
+        recipe, checkpointing, *micro_batches = args.measure
         measure(recipe, checkpointing, list(map(int, micro_batches)))
         return 0
     device = hardware.this_device()
     if device.kind != "cuda":
         raise BadInput("PyTorch sees no card; run this on a machine that has one")
-    if asked.json is None:
+    if args.json is None:
         raise BadInput(
             "--json PATH is missing: measuring takes long, and the figures are kept there on the way"
         )
@@ -218,26 +218,26 @@ def main(argv: list[str] | None = None) -> int:
         "transformers": version("transformers"),
         "rows": [],
     }
-    if asked.json.is_file():
-        record = json.loads(asked.json.read_text())
+    if args.json.is_file():
+        record = json.loads(args.json.read_text())
     print(f"machine      {device.name}, torch {torch.__version__}; GiB")
     print(
         "recipe       compiled checkpointing shards  micro-batch  allocated   reserved  estimated  / allocated"
     )
     for recipe, compiled, checkpointing in itertools.product(
-        asked.recipes, asked.compiled, asked.checkpointing
+        args.recipes, args.compiled, args.checkpointing
     ):
         case = {"recipe": recipe, "precision": device.precision, "compiled": compiled == "yes"}
-        case |= {"checkpointing": checkpointing, "shards": asked.shards}
+        case |= {"checkpointing": checkpointing, "shards": args.shards}
         known = {tuple(row[name] for name in CASE) for row in record["rows"]}
-        left = [size for size in asked.micro_batch if (*case.values(), size) not in known]
+        left = [size for size in args.micro_batch if (*case.values(), size) not in known]
         for row in launched(device, case, left) if left else ():
             row |= {"commit": commit(), "estimated": estimated(row)}
             row |= (
                 {} if "problem" in row else {"ratio": round(row["estimated"] / row["allocated"], 3)}
             )
             record["rows"].append(row)
-            write_json(asked.json, record)
+            write_json(args.json, record)
             print(told(row), flush=True)
     return 0
 

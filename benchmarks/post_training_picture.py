@@ -39,8 +39,8 @@ def main() -> int:
     )
     parser.add_argument("json", type=paths.path_argument)
     parser.add_argument("--out", type=paths.path_argument, required=True)
-    asked = parser.parse_args()
-    draw(json.loads(asked.json.read_text())["rows"], asked.out)
+    args = parser.parse_args()
+    draw(json.loads(args.json.read_text())["rows"], args.out)
     return 0
 
 

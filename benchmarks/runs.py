@@ -26,13 +26,13 @@ def flag_words(flags: Mapping[str, object]) -> list[str]:
 
 def once(words: Sequence[str]) -> list[str]:
     """Return a script's words with each flag once: a later one replaces those before."""
-    found: dict[str, list[str]] = {(name := ""): []}
+    words_by_flag: dict[str, list[str]] = {(name := ""): []}
     for word in words:
         if word.startswith("--"):
-            found[name := word.partition("=")[0]] = [word]
+            words_by_flag[name := word.partition("=")[0]] = [word]
         else:
-            found[name].append(word)
-    return [word for given in found.values() for word in given]
+            words_by_flag[name].append(word)
+    return [word for flag_and_values in words_by_flag.values() for word in flag_and_values]
 
 
 def prepare_shards(folder: Path, recipe: Path, flags: list[str]) -> None:
@@ -51,15 +51,15 @@ def train_once(
         flags: recipe keys over the recipe's and over those that keep a run quiet, as train.py takes them.
         seed: of weights and order.
     """
-    own = {
+    quiet_keys = {
         "run_name": name,
         "eval_steps": 10**9,
         "sample_steps": 0,
         "save_steps": 0,
         "logging_steps": 100,
     }
-    own |= {"seed": seed, "data_seed": seed}
-    argv = once(["--recipe", str(recipe), *flag_words(own), *flags])
+    quiet_keys |= {"seed": seed, "data_seed": seed}
+    argv = once(["--recipe", str(recipe), *flag_words(quiet_keys), *flags])
     metrics = folder / "runs" / name / "metrics.jsonl"
     if not (folder / "runs" / name / "model").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,8 +80,8 @@ def write_json(path: str | Path | None, record: Mapping) -> None:
 
 def commit() -> str:
     """Return the commit that is measured: COMMIT of the environment, or git's."""
-    if given := os.environ.get("COMMIT"):
-        return given
+    if variable := os.environ.get("COMMIT"):
+        return variable
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -115,7 +115,7 @@ def alternate(
     context = multiprocessing.get_context(
         "spawn"
     )  # a fork would take CUDA's and OpenMP's state with it
-    found = {name: {"turns": [], "problem": ""} for name in variants}
+    results = {name: {"turns": [], "problem": ""} for name in variants}
     for names in [list(variants)] if together else [[name] for name in variants]:
         started = {}
         try:
@@ -128,7 +128,7 @@ def alternate(
             for number in range(rounds + 1):  # 0: building and warming up
                 first = max(0, number - 1) % len(names)
                 for name in [
-                    name for name in names[first:] + names[:first] if not found[name]["problem"]
+                    name for name in names[first:] + names[:first] if not results[name]["problem"]
                 ]:
                     begin, (process, connection) = time.perf_counter(), started[name]
                     try:
@@ -141,10 +141,10 @@ def alternate(
                             "problem": f"its process ended, exit status {process.exitcode}{why}"
                         }
                     if problem := answer.get("problem"):
-                        found[name]["problem"] = problem
+                        results[name]["problem"] = problem
                         process.join(10)  # and its memory is free
                     elif number:
-                        found[name]["turns"].append(answer)
+                        results[name]["turns"].append(answer)
                     figure = (
                         f"{1000 * answer['seconds']:.1f} ms" if number and not problem else problem
                     )
@@ -157,7 +157,7 @@ def alternate(
                 connection.close()
                 process.join(5)
                 process.kill()
-    return found
+    return results
 
 
 # What the speed benchmarks share: flags, device, data, a loop.
@@ -177,9 +177,9 @@ def write_ids(folder: Path, vocab_size: int) -> None:
     tokenization.make_characters(["ab"]).save_pretrained(folder / "tokenizer")
 
 
-def sizes_of(asked: argparse.Namespace) -> dict[str, int]:
+def sizes_of(args: argparse.Namespace) -> dict[str, int]:
     """Return the flags of the model's size."""
-    return {name: getattr(asked, name) for name in SIZES}
+    return {name: getattr(args, name) for name in SIZES}
 
 
 def recipe_of(**changes) -> keys.Recipe:
@@ -187,10 +187,10 @@ def recipe_of(**changes) -> keys.Recipe:
     return keys.replace(loading.load_recipe(RECIPE), **changes)
 
 
-def our_flags(asked: argparse.Namespace, micro_batch: int, folder: Path) -> dict[str, str]:
-    """Return flags of train.py: the sizes asked for, and full learning rate from the first update on."""
-    step = micro_batch * asked.accumulation * asked.sequence_length
-    flags = sizes_of(asked) | {
+def our_flags(args: argparse.Namespace, micro_batch: int, folder: Path) -> dict[str, str]:
+    """Return flags of train.py: the sizes args for, and full learning rate from the first update on."""
+    step = micro_batch * args.accumulation * args.sequence_length
+    flags = sizes_of(args) | {
         "tokens_per_step": step,
         "per_device_train_batch_size": micro_batch,
         "warmup_steps": 0,
@@ -204,8 +204,8 @@ def be_train(argv: list[str], turns: Turns) -> None:
     """Be train.py with these flags, and sleep at the end of each update until the next turn."""
     apply = update.update
 
-    def then_sleep(*given, **named) -> update.Update:
-        outcome = apply(*given, **named)
+    def then_sleep(*args, **named) -> update.Update:
+        outcome = apply(*args, **named)
         turns.done(outcome.loss)
         return outcome
 
@@ -220,41 +220,41 @@ def be_train(argv: list[str], turns: Turns) -> None:
 
 
 def fixed_batches(
-    asked: argparse.Namespace, micro_batch: int, folder: Path
+    args: argparse.Namespace, micro_batch: int, folder: Path
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the micro-batches that ``ours`` reads, inputs_BT and targets_BT on the device."""
-    recipe = loading.load_recipe(RECIPE, our_flags(asked, micro_batch, folder))
+    recipe = loading.load_recipe(RECIPE, our_flags(args, micro_batch, folder))
     with Corpus(recipe, []) as corpus:
         loader = corpus.loader(make_plan(recipe, 1), device(), rank=0)
-        updates = WARM_UP + 1 + asked.rounds * (asked.steps_per_round + 1)
+        updates = WARM_UP + 1 + args.rounds * (args.steps_per_round + 1)
         return [
             loader.batch(step, micro_step)
-            for step, micro_step in itertools.product(range(updates), range(asked.accumulation))
+            for step, micro_step in itertools.product(range(updates), range(args.accumulation))
         ]
 
 
-def stock_model(asked: argparse.Namespace, **how) -> GPT2LMHeadModel:
+def stock_model(args: argparse.Namespace, **changes) -> GPT2LMHeadModel:
     """Return Transformers' own GPT-2 without dropout, with the weights that ``ours`` begins with."""
-    size = {name: size for name, size in sizes_of(asked).items() if name != "sequence_length"}
+    size = {name: size for name, size in sizes_of(args).items() if name != "sequence_length"}
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
     none |= {"bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(recipe_of().model.seed)
-    settings = size | none | {"n_positions": asked.sequence_length, "attn_implementation": "sdpa"}
-    return GPT2LMHeadModel(GPT2Config(**settings | how)).train()
+    settings = size | none | {"n_positions": args.sequence_length, "attn_implementation": "sdpa"}
+    return GPT2LMHeadModel(GPT2Config(**settings | changes)).train()
 
 
 def plain_loop(
-    turns: Turns, loss_of: Callable, optimizer: torch.optim.Optimizer, batches: list, asked
+    turns: Turns, loss_of: Callable, optimizer: torch.optim.Optimizer, batches: list, args
 ) -> None:
     """Train as most repositories do: autocast, scale, backward; unscale, clip, step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    kind, half, feed = device().type, HALF_DTYPES.get(asked.precision), itertools.cycle(batches)
-    scaler = torch.amp.GradScaler(kind, enabled=asked.precision == "fp16")
+    kind, half, feed = device().type, HALF_DTYPES.get(args.precision), itertools.cycle(batches)
+    scaler = torch.amp.GradScaler(kind, enabled=args.precision == "fp16")
     while True:
         losses = []
-        for _ in range(asked.accumulation):
+        for _ in range(args.accumulation):
             with torch.autocast(kind, half, enabled=half is not None):
-                loss = loss_of(*next(feed)) / asked.accumulation
+                loss = loss_of(*next(feed)) / args.accumulation
             scaler.scale(loss).backward()
             losses.append(loss.detach())
         scaler.unscale_(optimizer)
@@ -304,38 +304,38 @@ def add_turns(parser: argparse.ArgumentParser, *, micro_batch: int) -> None:
     )
 
 
-def settle(asked: argparse.Namespace) -> hardware.Device:
+def settle(args: argparse.Namespace) -> hardware.Device:
     """Fill in what depends on the device, and tell Accelerate as its launcher would; return the device.
 
     Raises BadInput for what the device cannot do.
     """
     os.environ["ACCELERATE_USE_CPU"] = str(device().type == "cpu").lower()
-    found = hardware.this_device()
-    asked.precision = asked.precision or found.precision
-    os.environ["ACCELERATE_MIXED_PRECISION"] = asked.precision
-    os.environ["ACCELERATE_DYNAMO_BACKEND"] = "inductor" if asked.compile else "no"
-    check_supported(found, os.environ)
-    return found
+    this_device = hardware.this_device()
+    args.precision = args.precision or this_device.precision
+    os.environ["ACCELERATE_MIXED_PRECISION"] = args.precision
+    os.environ["ACCELERATE_DYNAMO_BACKEND"] = "inductor" if args.compile else "no"
+    check_supported(this_device, os.environ)
+    return this_device
 
 
-def shape_of(asked: argparse.Namespace) -> estimate.Shape:
+def shape_of(args: argparse.Namespace) -> estimate.Shape:
     """Return the model's size, for estimates."""
-    return estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, asked.sequence_length)
+    return estimate.Shape(args.n_layer, args.n_embd, args.vocab_size, args.sequence_length)
 
 
 def fit_together(
-    count: int, asked: argparse.Namespace, micro_batch: int, more_bytes: int = 0
+    count: int, args: argparse.Namespace, micro_batch: int, more_bytes: int = 0
 ) -> bool:
     """Return whether weights and moments of ``count`` models can wait in memory while the widest of them works.
 
     ``more_bytes``: what that one takes beyond the memory model, which knows no attention scores.
     """
-    shape = shape_of(asked)
+    shape = shape_of(args)
     working = estimate.memory(
-        shape, micro_batch=micro_batch, half=asked.precision != "no", compiled=False
+        shape, micro_batch=micro_batch, half=args.precision != "no", compiled=False
     )
     working["logits"] = (
-        12 * micro_batch * asked.sequence_length * asked.vocab_size
+        12 * micro_batch * args.sequence_length * args.vocab_size
     )  # whole: others do not cut them
     waiting = count * (12 * shape.parameters + estimate.CONTEXT_BYTES)
     return waiting + sum(
@@ -343,23 +343,23 @@ def fit_together(
     ) + more_bytes <= estimate.HEADROOM * hardware.free_memory_bytes(device())
 
 
-def about(asked: argparse.Namespace, found: hardware.Device) -> dict:
+def about(args: argparse.Namespace, this_device: hardware.Device) -> dict:
     """Print the machine and the model; return what the JSON says of them."""
     versions = {name: version(name) for name in ("torch", "transformers", "accelerate")}
-    shape = shape_of(asked)
-    print(f"machine      {found.name}, load {os.getloadavg()[0]:.1f} at the start")
+    shape = shape_of(args)
+    print(f"machine      {this_device.name}, load {os.getloadavg()[0]:.1f} at the start")
     print(f"software     {', '.join(f'{name} {number}' for name, number in versions.items())}")
     print(
-        f"model        {asked.n_layer} layers of {asked.n_embd}, {asked.n_head} heads, vocabulary {asked.vocab_size:,}, "
-        f"{asked.sequence_length} tokens: {shape.parameters:,} parameters, {shape.flops_per_token / 1e6:,.1f} MFLOP a token"
+        f"model        {args.n_layer} layers of {args.n_embd}, {args.n_head} heads, vocabulary {args.vocab_size:,}, "
+        f"{args.sequence_length} tokens: {shape.parameters:,} parameters, {shape.flops_per_token / 1e6:,.1f} MFLOP a token"
     )
     threads = torch.get_num_threads()
     return {
-        "machine": found.name,
+        "machine": this_device.name,
         "threads": threads,
         **versions,
         "shape": vars(shape),
-        "precision": asked.precision,
+        "precision": args.precision,
     }
 
 

@@ -94,9 +94,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("command", nargs="+")
     parser.add_argument("--columns", type=int, default=80)
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args(argv)
-    lines = record(asked.command, asked.columns)
-    asked.out.write_text(draw(" ".join(asked.command), lines, asked.columns), encoding="utf-8")
+    args = parser.parse_args(argv)
+    lines = record(args.command, args.columns)
+    args.out.write_text(draw(" ".join(args.command), lines, args.columns), encoding="utf-8")
     return 0
 
 

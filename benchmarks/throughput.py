@@ -72,34 +72,34 @@ from ursa_minor.preflight import estimate
 
 
 def ours(
-    asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns, **more: str
+    args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns, **more: str
 ) -> None:
     """Train by train.py."""
-    flags = our_flags(asked, micro_batch, folder)
+    flags = our_flags(args, micro_batch, folder)
     be_train(["--recipe", str(RECIPE), *flag_words(flags | more)], turns)
 
 
-def descent(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+def descent(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Train by train.py, with Inductor searching block sizes."""
     from torch._inductor import config
 
     config.coordinate_descent_tuning = True
-    ours(asked, micro_batch, folder, turns, output_dir=str(folder / "descent"))
+    ours(args, micro_batch, folder, turns, output_dir=str(folder / "descent"))
 
 
-def autotune(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+def autotune(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Train by train.py, with Inductor timing templates of matrix products too."""
-    how = {"compile_mode": "max-autotune-no-cudagraphs", "output_dir": str(folder / "autotune")}
-    ours(asked, micro_batch, folder, turns, **how)
+    options = {"compile_mode": "max-autotune-no-cudagraphs", "output_dir": str(folder / "autotune")}
+    ours(args, micro_batch, folder, turns, **options)
 
 
-def hf(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+def hf(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Train the stock model in the loop of Accelerate's documentation; its launcher's environment says compile."""
     from accelerate import Accelerator
 
-    batches = itertools.cycle(fixed_batches(asked, micro_batch, folder))
-    accelerator = Accelerator(gradient_accumulation_steps=asked.accumulation)
-    model = stock_model(asked)
+    batches = itertools.cycle(fixed_batches(args, micro_batch, folder))
+    accelerator = Accelerator(gradient_accumulation_steps=args.accumulation)
+    model = stock_model(args)
     model, optimizer = accelerator.prepare(
         model, torch.optim.AdamW(model.parameters(), **ADAMW, fused=True)
     )
@@ -109,7 +109,7 @@ def hf(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) 
             inputs_BT, _ = next(batches)
             loss = model(inputs_BT, labels=inputs_BT).loss  # which shifts the labels itself
             accelerator.backward(loss)
-            losses.append(loss.detach() / asked.accumulation)
+            losses.append(loss.detach() / args.accumulation)
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -119,11 +119,11 @@ def hf(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) 
             losses.clear()
 
 
-def trainer(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+def trainer(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Train the stock model in one call of Trainer.train(), which sleeps in on_step_end between turns."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    batches = fixed_batches(asked, micro_batch, folder)
+    batches = fixed_batches(args, micro_batch, folder)
     losses = []
 
     class Wait(TrainerCallback):
@@ -133,12 +133,12 @@ def trainer(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Tu
 
     batch = {
         "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": asked.accumulation,
+        "gradient_accumulation_steps": args.accumulation,
     }
     speed = {
-        "bf16": asked.precision == "bf16",
-        "fp16": asked.precision == "fp16",
-        "torch_compile": asked.compile,
+        "bf16": args.precision == "bf16",
+        "fp16": args.precision == "fp16",
+        "torch_compile": args.compile,
     }
     same = {
         "optim": "adamw_torch_fused",
@@ -153,30 +153,30 @@ def trainer(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Tu
         "disable_tqdm": True,
     }
     place = {"output_dir": str(folder / "trainer"), "use_cpu": device().type == "cpu"}
-    steps = len(batches) // asked.accumulation
+    steps = len(batches) // args.accumulation
     arguments = TrainingArguments(max_steps=steps, **batch, **speed, **same, **quiet, **place)
     rows = [
         {"input_ids": row.cpu(), "labels": row.cpu()}
         for inputs_BT, _ in batches
         for row in inputs_BT
     ]
-    made = Trainer(stock_model(asked), arguments, train_dataset=rows, callbacks=[Wait()])
+    made = Trainer(stock_model(args), arguments, train_dataset=rows, callbacks=[Wait()])
     step = made.training_step
-    made.training_step = lambda *given: losses.append(step(*given)) or losses[-1]
+    made.training_step = lambda *step_args: losses.append(step(*step_args)) or losses[-1]
     made.train()
 
 
 class PlainGPT2(nn.Module):
     """GPT-2 in plain PyTorch; its parameters come in the order of Transformers' GPT2LMHeadModel."""
 
-    def __init__(self, asked: argparse.Namespace):
+    def __init__(self, args: argparse.Namespace):
         super().__init__()
-        self.tokens = nn.Embedding(asked.vocab_size, asked.n_embd)
-        self.places = nn.Embedding(asked.sequence_length, asked.n_embd)
+        self.tokens = nn.Embedding(args.vocab_size, args.n_embd)
+        self.places = nn.Embedding(args.sequence_length, args.n_embd)
         self.blocks = nn.ModuleList(
-            PlainBlock(asked.n_embd, asked.n_head) for _ in range(asked.n_layer)
+            PlainBlock(args.n_embd, args.n_head) for _ in range(args.n_layer)
         )
-        self.norm = nn.LayerNorm(asked.n_embd)
+        self.norm = nn.LayerNorm(args.n_embd)
 
     def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Return the mean loss, nats per token."""
@@ -191,8 +191,8 @@ class PlainGPT2(nn.Module):
     @torch.no_grad()
     def take_weights(self, stock: GPT2LMHeadModel) -> "PlainGPT2":
         """Copy the weights of Transformers' model, whose Conv1D are (in, out)."""
-        for mine, (name, its) in zip(self.parameters(), stock.named_parameters(), strict=True):
-            mine.copy_(its.mT if ".h." in name and its.dim() == 2 else its)
+        for parameter, (name, its) in zip(self.parameters(), stock.named_parameters(), strict=True):
+            parameter.copy_(its.mT if ".h." in name and its.dim() == 2 else its)
         return self
 
 
@@ -222,46 +222,46 @@ class PlainBlock(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
 
 
-def plain(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+def plain(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Train PlainGPT2 with the stock model's weights."""
-    model = PlainGPT2(asked).take_weights(stock_model(asked)).to(device())
+    model = PlainGPT2(args).take_weights(stock_model(args)).to(device())
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, **ADAMW, fused=True)
-    run = torch.compile(model) if asked.compile else model
-    plain_loop(turns, run, optimizer, fixed_batches(asked, micro_batch, folder), asked)
+    run = torch.compile(model) if args.compile else model
+    plain_loop(turns, run, optimizer, fixed_batches(args, micro_batch, folder), args)
 
 
-def nanogpt_model(asked: argparse.Namespace) -> nn.Module:
+def nanogpt_model(args: argparse.Namespace) -> nn.Module:
     """Return nanoGPT's GPT, from the checkout."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(asked.nanogpt) / "model.py")
+    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(args.nanogpt) / "model.py")
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     size = {
-        "n_layer": asked.n_layer,
-        "n_head": asked.n_head,
-        "n_embd": asked.n_embd,
-        "vocab_size": asked.vocab_size,
+        "n_layer": args.n_layer,
+        "n_head": args.n_head,
+        "n_embd": args.n_embd,
+        "vocab_size": args.vocab_size,
     }
     return module.GPT(
-        module.GPTConfig(**size, block_size=asked.sequence_length, dropout=0.0, bias=False)
+        module.GPTConfig(**size, block_size=args.sequence_length, dropout=0.0, bias=False)
     ).to(device())
 
 
-def nanogpt(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+def nanogpt(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Train nanoGPT's GPT as its train.py does."""
-    model = nanogpt_model(asked)
+    model = nanogpt_model(args)
     optimizer = model.configure_optimizers(
         ADAMW["weight_decay"], ADAMW["lr"], ADAMW["betas"], device().type
     )
-    run = torch.compile(model) if asked.compile else model
+    run = torch.compile(model) if args.compile else model
     plain_loop(
         turns,
         lambda x, y: run(x, y)[1],
         optimizer,
-        fixed_batches(asked, micro_batch, folder),
-        asked,
+        fixed_batches(args, micro_batch, folder),
+        args,
     )
 
 
@@ -272,32 +272,32 @@ def matrices(shape: estimate.Shape) -> list[tuple[int, int, int]]:
     return [*blocks, (1, d, shape.vocab_size)]
 
 
-def ceiling(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+def ceiling(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Do the weights' products (output, input's gradient, weight's gradient) and causal attention, and nothing else.
 
     Attention is SDPA's kernel forward and backward: bare products, which write T x T scores, would be slower.
     """
     kind, tokens = (
-        {"device": device(), "dtype": HALF_DTYPES.get(asked.precision, torch.float32)},
-        micro_batch * asked.sequence_length,
+        {"device": device(), "dtype": HALF_DTYPES.get(args.precision, torch.float32)},
+        micro_batch * args.sequence_length,
     )
     work = []
-    for count, inner, outer in matrices(shape_of(asked)):
+    for count, inner, outer in matrices(shape_of(args)):
         x, w, y = (
             torch.randn(size, **kind) for size in ((tokens, inner), (inner, outer), (tokens, outer))
         )
         work.append((count, x, w, y, torch.empty_like(x), torch.empty_like(w)))
-    heads = (micro_batch, asked.n_head, asked.sequence_length, asked.n_embd // asked.n_head)
+    heads = (micro_batch, args.n_head, args.sequence_length, args.n_embd // args.n_head)
     q, k, v = (torch.randn(heads, **kind, requires_grad=True) for _ in range(3))
     gradient = torch.randn(heads, **kind)
     while True:
-        for _ in range(asked.accumulation):
+        for _ in range(args.accumulation):
             for count, x, w, y, dx, dw in work:
                 for _ in range(count):
                     torch.mm(x, w, out=y)
                     torch.mm(y, w.T, out=dx)
                     torch.mm(x.T, y, out=dw)
-            for _ in range(asked.n_layer):
+            for _ in range(args.n_layer):
                 torch.autograd.grad(
                     F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), gradient
                 )
@@ -325,7 +325,7 @@ USUAL = (
 # The command line.
 
 
-def report(found: dict, together: bool, asked: argparse.Namespace, micro_batch: int) -> dict:
+def report(results: dict, together: bool, args: argparse.Namespace, micro_batch: int) -> dict:
     """Print the table and the ratios of a micro-batch; return them for the JSON.
 
     Args:
@@ -333,15 +333,15 @@ def report(found: dict, together: bool, asked: argparse.Namespace, micro_batch: 
             with ours is not compared with it.
     """
     tokens, flops = (
-        micro_batch * asked.accumulation * asked.sequence_length,
-        shape_of(asked).flops_per_token,
+        micro_batch * args.accumulation * args.sequence_length,
+        shape_of(args).flops_per_token,
     )
-    peak = gpus.peak_flops(hardware.this_device().name, asked.precision)
+    peak = gpus.peak_flops(hardware.this_device().name, args.precision)
     print(
         "variant      ms/update   tokens/s (slowest .. fastest)        TFLOP/s   MFU    peak MiB    loss"
     )
     rows = {}
-    for name, result in found.items():
+    for name, result in results.items():
         if result["problem"]:
             print(f"{name:11}  {result['problem']}")
             rows[name] = {"problem": result["problem"]}
@@ -362,15 +362,17 @@ def report(found: dict, together: bool, asked: argparse.Namespace, micro_batch: 
             f"{'   n/a' if row['loss'] is None else format(row['loss'], '6.3f')}"
         )
     sound, ratios = (
-        {name: result["turns"] for name, result in found.items() if not result["problem"]},
+        {name: result["turns"] for name, result in results.items() if not result["problem"]},
         {},
     )
-    mine = sound.pop("ours", ()) if together else ()
-    for name, turns in sound.items() if mine else ():
-        each = [turn["seconds"] / my["seconds"] for turn, my in zip(turns, mine, strict=True)]
-        ratios[name] = statistics.median(each)
+    our_turns = sound.pop("ours", ()) if together else ()
+    for name, turns in sound.items() if our_turns else ():
+        turn_ratios = [
+            turn["seconds"] / my["seconds"] for turn, my in zip(turns, our_turns, strict=True)
+        ]
+        ratios[name] = statistics.median(turn_ratios)
         print(
-            f"ours / {name:9} {ratios[name]:.3f} times (median of the rounds' ratios; {min(each):.3f} .. {max(each):.3f})"
+            f"ours / {name:9} {ratios[name]:.3f} times (median of the rounds' ratios; {min(turn_ratios):.3f} .. {max(turn_ratios):.3f})"
         )
     return {"micro_batch": micro_batch, "variants": rows, "ours_over": ratios}
 
@@ -391,31 +393,31 @@ def main(argv: list[str] | None = None) -> int:
         metavar="PATH",
         help="a checkout of nanoGPT: its model.py is measured too",
     )
-    asked = parser.parse_args(argv)
-    if asked.nanogpt and not (Path(asked.nanogpt) / "model.py").is_file():
+    args = parser.parse_args(argv)
+    if args.nanogpt and not (Path(args.nanogpt) / "model.py").is_file():
         raise BadInput(
-            f"--nanogpt {asked.nanogpt}: holds no model.py; give the folder of a nanoGPT checkout"
+            f"--nanogpt {args.nanogpt}: holds no model.py; give the folder of a nanoGPT checkout"
         )
-    if "nanogpt" in (asked.only or ()) and not asked.nanogpt:
+    if "nanogpt" in (args.only or ()) and not args.nanogpt:
         raise BadInput("--only nanogpt: give --nanogpt PATH too, the folder of a nanoGPT checkout")
-    names = asked.only or [*USUAL, *(["nanogpt"] if asked.nanogpt else [])]
-    record = about(asked, settle(asked))
+    names = args.only or [*USUAL, *(["nanogpt"] if args.nanogpt else [])]
+    record = about(args, settle(args))
     record |= {
-        "compiled": asked.compile,
-        "accumulation": asked.accumulation,
-        "steps_per_round": asked.steps_per_round,
+        "compiled": args.compile,
+        "accumulation": args.accumulation,
+        "steps_per_round": args.steps_per_round,
     }
     record["micro_batches"] = []
-    for micro_batch in asked.micro_batch:
+    for micro_batch in args.micro_batch:
         with tempfile.TemporaryDirectory() as name:
-            write_ids(Path(name), asked.vocab_size)
+            write_ids(Path(name), args.vocab_size)
             variants = {
-                name_: functools.partial(VARIANTS[name_], asked, micro_batch, Path(name))
+                name_: functools.partial(VARIANTS[name_], args, micro_batch, Path(name))
                 for name_ in names
             }
-            together = fit_together(len(variants), asked, micro_batch)
-            found = alternate(
-                variants, rounds=asked.rounds, steps=asked.steps_per_round, together=together
+            together = fit_together(len(variants), args, micro_batch)
+            results = alternate(
+                variants, rounds=args.rounds, steps=args.steps_per_round, together=together
             )
         way = (
             "in turns"
@@ -423,14 +425,14 @@ def main(argv: list[str] | None = None) -> int:
             else "one after the other, without ratios: all at once do not fit (see --only)"
         )
         print(
-            f"micro-batch  {micro_batch} x {asked.accumulation}, precision {asked.precision}, "
-            f"{'compiled' if asked.compile else 'eager'}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
+            f"micro-batch  {micro_batch} x {args.accumulation}, precision {args.precision}, "
+            f"{'compiled' if args.compile else 'eager'}, {args.rounds} rounds of {args.steps_per_round} updates, "
             f"{way}"
         )
         record["micro_batches"].append(
-            report(found, together, asked, micro_batch) | {"in_turns": way}
+            report(results, together, args, micro_batch) | {"in_turns": way}
         )
-    write_json(asked.json, record)
+    write_json(args.json, record)
     return 0
 
 

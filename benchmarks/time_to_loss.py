@@ -89,27 +89,27 @@ def ratio(these: Sequence[float], those: Sequence[float]) -> tuple[float, float,
 class Runs:
     """Trains settings with seeds, several runs at a time."""
 
-    def __init__(self, asked: argparse.Namespace):
-        self.asked = asked
-        self.pool = ThreadPoolExecutor(asked.workers)
-        self.more = ["--data_files", paths.literal(str(Path(asked.text).resolve()))]
-        prepare_shards(asked.folder, asked.recipe, self.more)
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.pool = ThreadPoolExecutor(args.workers)
+        self.more = ["--data_files", paths.literal(str(Path(args.text).resolve()))]
+        prepare_shards(args.folder, args.recipe, self.more)
 
     def losses(self, way: str, settings: dict, steps: int, seeds: Sequence[int]) -> list[float]:
         """Return the final validation loss of each seed."""
         what, words = f"{way}-{steps}", flags(way, settings, steps)
         return list(
             self.pool.map(
-                lambda seed: self.train(what, words, seed, self.asked.threads)["loss"], seeds
+                lambda seed: self.train(what, words, seed, self.args.threads)["loss"], seeds
             )
         )
 
     def train(self, what: str, words: list[str], seed: int, threads: int) -> dict:
         """Train once with these words of train.py. The run's name has a hash of all that it was asked for."""
-        recipe, words = self.asked.recipe, [*words, *self.more]
+        recipe, words = self.args.recipe, [*words, *self.more]
         asked_for = hashlib.sha256(repr((recipe.read_text(), words)).encode()).hexdigest()[:8]
         name = f"{what}-{asked_for}-{seed}"
-        return train_once(self.asked.folder, name, recipe, words, threads=threads, seed=seed)
+        return train_once(self.args.folder, name, recipe, words, threads=threads, seed=seed)
 
 
 def undo(runs: Runs) -> dict:
@@ -117,59 +117,67 @@ def undo(runs: Runs) -> dict:
     tuned = TUNED["adamw"]
     base = runs.losses("adamw", tuned, UNDO_STEPS, UNDO)
     print(f"adamw, {UNDO_STEPS} updates: {statistics.mean(base):.4f}")
-    found = {}
+    differences = {}
     for key, value in STOCK.items():
         if tuned[key] != value:
             losses = runs.losses("adamw", tuned | {key: value}, UNDO_STEPS, UNDO)
-            found[key] = [loss - before for loss, before in zip(losses, base, strict=True)]
-            each = ", ".join(f"{difference:+.3f}" for difference in found[key])
+            differences[key] = [loss - before for loss, before in zip(losses, base, strict=True)]
+            listed = ", ".join(f"{difference:+.3f}" for difference in differences[key])
             print(
-                f"{key} {tuned[key]} -> {value}: {statistics.mean(found[key]):+.3f} ({each})",
+                f"{key} {tuned[key]} -> {value}: {statistics.mean(differences[key]):+.3f} ({listed})",
                 flush=True,
             )
-    return {"base": base, "undone": found}
+    return {"base": base, "undone": differences}
 
 
-def headline(runs: Runs, asked: argparse.Namespace) -> dict:
+def headline(runs: Runs, args: argparse.Namespace) -> dict:
     """Train both ways with the held-out seeds, then in turn for seconds; print the page's table, return the figures."""
     losses: dict[str, dict[int, list[float]]] = {}
     for way in TUNED:
-        lengths = getattr(asked, f"{way}_steps") or LENGTHS[way]
+        lengths = getattr(args, f"{way}_steps") or LENGTHS[way]
         for steps in lengths:
-            found = runs.losses(way, TUNED[way], steps, asked.seeds)
-            losses.setdefault(way, {})[steps] = found
+            losses_by_steps = runs.losses(way, TUNED[way], steps, args.seeds)
+            losses.setdefault(way, {})[steps] = losses_by_steps
             print(
-                f"{way} {steps} updates: {', '.join(f'{loss:.4f}' for loss in found)}", flush=True
+                f"{way} {steps} updates: {', '.join(f'{loss:.4f}' for loss in losses_by_steps)}",
+                flush=True,
             )
     reached = {
         way: [
-            steps_to(asked.target, {steps: each[place] for steps, each in found.items()})
-            for place in range(len(asked.seeds))
+            steps_to(
+                args.target,
+                {steps: seed_values[place] for steps, seed_values in losses_by_steps.items()},
+            )
+            for place in range(len(args.seeds))
         ]
-        for way, found in losses.items()
+        for way, losses_by_steps in losses.items()
     }
     seconds: dict[str, list[float]] = {way: [] for way in TUNED}
-    for number in range(asked.rounds):
+    for number in range(args.rounds):
         for way in TUNED:
             steps = round(statistics.mean(reached[way]))
             what, words = f"timed{number}-{way}-{steps}", flags(way, TUNED[way], steps)
             seconds[way].append(
-                runs.train(what, words, asked.seeds[0], torch.get_num_threads())["seconds"]
+                runs.train(what, words, args.seeds[0], torch.get_num_threads())["seconds"]
             )
     print(
-        f"\n| | updates to {asked.target:g}, mean | standard error | each seed | seconds |\n|---|---|---|---|---|"
+        f"\n| | updates to {args.target:g}, mean | standard error | each seed | seconds |\n|---|---|---|---|---|"
     )
-    for way, each in reached.items():
-        error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.nan
-        timed = f"{statistics.median(seconds[way]):.1f}" if asked.rounds else "-"
-        listed = ", ".join(f"{steps:.0f}" for steps in each)
-        print(f"| {way} | {statistics.mean(each):.0f} | {error:.0f} | {listed} | {timed} |")
+    for way, seed_values in reached.items():
+        error = (
+            statistics.stdev(seed_values) / math.sqrt(len(seed_values))
+            if len(seed_values) > 1
+            else math.nan
+        )
+        timed = f"{statistics.median(seconds[way]):.1f}" if args.rounds else "-"
+        listed = ", ".join(f"{steps:.0f}" for steps in seed_values)
+        print(f"| {way} | {statistics.mean(seed_values):.0f} | {error:.0f} | {listed} | {timed} |")
     share = ratio(reached["muon"], reached["adamw"])
     print(
         f"\nMuon takes {share[0]:.2f} times AdamW's updates (95%: {share[1]:.2f} to {share[2]:.2f})",
         end="",
     )
-    if asked.rounds:
+    if args.rounds:
         print(
             f" and {statistics.median(seconds['muon']) / statistics.median(seconds['adamw']):.2f} times its seconds",
             end="",
@@ -180,26 +188,26 @@ def headline(runs: Runs, asked: argparse.Namespace) -> dict:
 
 def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float, float]) -> None:
     """Draw the validation loss of one run of each way that ends at the target, and of the recipe as it is."""
-    asked, seed, curves = runs.asked, runs.asked.seeds[0], {}
+    args, seed, curves = runs.args, runs.args.seeds[0], {}
     for name, way in (
         ("AdamW, nanoGPT's settings", ""),
         ("AdamW, tuned", "adamw"),
         ("Muon, tuned", "muon"),
     ):
         steps = (
-            round(reached[way][0]) if way else yaml.safe_load(asked.recipe.read_text())["max_steps"]
+            round(reached[way][0]) if way else yaml.safe_load(args.recipe.read_text())["max_steps"]
         )
         words = flags(way, TUNED[way], steps) if way else []
         done = runs.train(
             f"drawn-{way or 'recipe'}",
             [*words, "--eval_steps", str(steps // 20)],
             seed,
-            asked.threads,
+            args.threads,
         )
-        rows = read_metrics(asked.folder / "runs" / done["name"] / "metrics.jsonl")
+        rows = read_metrics(args.folder / "runs" / done["name"] / "metrics.jsonl")
         curves[name] = series(rows, "eval/loss", "steps")
-    target, ends = asked.target, [curves[name][0][-1] for name in ("AdamW, tuned", "Muon, tuned")]
-    with picture(asked.picture, [4.2], "steps") as (axes,):
+    target, ends = args.target, [curves[name][0][-1] for name in ("AdamW, tuned", "Muon, tuned")]
+    with picture(args.picture, [4.2], "steps") as (axes,):
         for (name, (steps, losses)), color in zip(
             curves.items(), (BLACK, BLUE, VERMILLION), strict=True
         ):
@@ -215,13 +223,13 @@ def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float,
             (ends[0], below),
             arrowprops={"arrowstyle": "->", "color": VERMILLION, "lw": 2},
         )
-        words = f"{share[0]:.2f} times the updates ({len(asked.seeds)} seeds; 95%: {share[1]:.2f} to {share[2]:.2f})"
+        words = f"{share[0]:.2f} times the updates ({len(args.seeds)} seeds; 95%: {share[1]:.2f} to {share[2]:.2f})"
         axes.annotate(
             words, (ends[0], below), (8, -4), textcoords="offset points", color=VERMILLION
         )
         axes.set(ylabel="validation loss (nats per character)", ylim=(target - 0.13, target + 0.9))
         axes.legend(frameon=False, labelcolor="linecolor", fontsize=11)
-        title = f"Updates to {target:g}, first of {len(asked.seeds)} seeds; each run has a schedule of its own length"
+        title = f"Updates to {target:g}, first of {len(args.seeds)} seeds; each run has a schedule of its own length"
         axes.set_title(title)
 
 
@@ -264,18 +272,18 @@ def main(argv: list[str] | None = None) -> int:
         help="finished runs there are not repeated",
     )
     parser.add_argument("--json", type=paths.argument, help="write the figures here too")
-    asked = parser.parse_args(argv)
-    asked.recipe = asked.recipe.resolve()
+    args = parser.parse_args(argv)
+    args.recipe = args.recipe.resolve()
     about = {"machine": hardware.this_device().name, "torch": torch.__version__, "commit": commit()}
     print(", ".join(f"{key} {value}" for key, value in about.items()))
-    runs = Runs(asked)
-    if asked.part == "headline":
-        found = headline(runs, asked)
-        if asked.picture:
-            draw(runs, found["reached"], found["ratio"])
+    runs = Runs(args)
+    if args.part == "headline":
+        figures = headline(runs, args)
+        if args.picture:
+            draw(runs, figures["reached"], figures["ratio"])
     else:
-        found = undo(runs)
-    write_json(asked.json, about | found)
+        figures = undo(runs)
+    write_json(args.json, about | figures)
     return 0
 
 

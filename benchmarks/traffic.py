@@ -31,27 +31,27 @@ from ursa_minor.model.loss import NextTokenLoss
 PRODUCTS, ATTENTION = "matrix products", "attention"
 
 
-def ours(asked: argparse.Namespace) -> torch.nn.Module:
+def ours(args: argparse.Namespace) -> torch.nn.Module:
     """Return the stock GPT-2 with our loss."""
-    recipe = side_by_side.recipe_of(**side_by_side.sizes_of(asked))
+    recipe = side_by_side.recipe_of(**side_by_side.sizes_of(args))
     return NextTokenLoss(build(recipe.model, eos_token_id=0).to("cuda").train())
 
 
-def hf(asked: argparse.Namespace) -> torch.nn.Module:
+def hf(args: argparse.Namespace) -> torch.nn.Module:
     """Return the stock GPT-2 with the loss that Transformers computes."""
     return WithLoss(
-        side_by_side.stock_model(asked).to("cuda"), lambda model, x, y: model(x, labels=y).loss
+        side_by_side.stock_model(args).to("cuda"), lambda model, x, y: model(x, labels=y).loss
     )
 
 
-def plain(asked: argparse.Namespace) -> torch.nn.Module:
+def plain(args: argparse.Namespace) -> torch.nn.Module:
     """Return a GPT-2 in plain PyTorch."""
-    return throughput.PlainGPT2(asked).to("cuda")
+    return throughput.PlainGPT2(args).to("cuda")
 
 
-def nanogpt(asked: argparse.Namespace) -> torch.nn.Module:
+def nanogpt(args: argparse.Namespace) -> torch.nn.Module:
     """Return nanoGPT's GPT."""
-    return WithLoss(throughput.nanogpt_model(asked), lambda model, x, y: model(x, y)[1])
+    return WithLoss(throughput.nanogpt_model(args), lambda model, x, y: model(x, y)[1])
 
 
 MODELS = {each.__name__: each for each in (ours, hf, plain, nanogpt)}
@@ -117,8 +117,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--nanogpt", type=paths.argument, metavar="PATH", help="a checkout of nanoGPT"
     )
-    asked = parser.parse_args(argv)
-    if asked.of == "nanogpt" and not asked.nanogpt:
+    args = parser.parse_args(argv)
+    if args.of == "nanogpt" and not args.nanogpt:
         parser.error("--of nanogpt: --nanogpt PATH must name a checkout of it")
     if not torch.cuda.is_available():
         print(
@@ -126,9 +126,9 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    shape = side_by_side.sizes_of(asked)
-    module = torch.compile(MODELS[asked.of](asked))
-    ids_BT = torch.zeros(asked.micro_batch, asked.sequence_length, dtype=torch.int64, device="cuda")
+    shape = side_by_side.sizes_of(args)
+    module = torch.compile(MODELS[args.of](args))
+    ids_BT = torch.zeros(args.micro_batch, args.sequence_length, dtype=torch.int64, device="cuda")
     kernels = count(module, ids_BT)
     torch.cuda.reset_peak_memory_stats()
     forward_and_backward(
@@ -141,22 +141,22 @@ def main(argv: list[str] | None = None) -> int:
         moved[kernel["kind"]] += kernel["bytes"]
     beside = sum(moved.values()) - moved[PRODUCTS] - moved[ATTENTION]
     card = torch.cuda.get_device_name()
-    print(f"{card}, torch {torch.__version__}, {shape}, micro-batch {asked.micro_batch}")
+    print(f"{card}, torch {torch.__version__}, {shape}, micro-batch {args.micro_batch}")
     for name, size in moved.most_common():
         print(f"{size / 1e9:8.2f} GB  {number[name]:5} kernels  {name}")
     print(
         f"{beside / 1e9:8.2f} GB beside products and attention; peak of memory {peak / 2**30:.2f} GiB"
     )
-    found = {
-        "name": asked.of,
+    figures = {
+        "name": args.of,
         "card": card,
         "torch": torch.__version__,
         **shape,
-        "micro_batch": asked.micro_batch,
+        "micro_batch": args.micro_batch,
     }
-    found |= {"kinds": {name: {"bytes": moved[name], "kernels": number[name]} for name in moved}}
-    found |= {"beside_products_and_attention": beside, "peak_memory": peak}
-    write_json(asked.json, {"rows": [found]})
+    figures |= {"kinds": {name: {"bytes": moved[name], "kernels": number[name]} for name in moved}}
+    figures |= {"beside_products_and_attention": beside, "peak_memory": peak}
+    write_json(args.json, {"rows": [figures]})
     return 0
 
 

@@ -24,9 +24,9 @@ def problems() -> tuple[list[str], list[str]]:
     both = [(a, b) for a in range(100) for b in range(100)]
     random.Random(1).shuffle(both)
     prompts = {f"{a}+{b}=": (min(a, b), max(a, b)) in held_out for a, b in both}
-    return [each for each in prompts if not prompts[each]], [
-        each for each in prompts if prompts[each]
-    ]
+    learnt = [prompt for prompt, is_held_out in prompts.items() if not is_held_out]
+    held_out_prompts = [prompt for prompt, is_held_out in prompts.items() if is_held_out]
+    return learnt, held_out_prompts
 
 
 def main() -> int:

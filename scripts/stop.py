@@ -29,12 +29,12 @@ def holders(lock: Path) -> list:
             .stdout.decode()
             .split()
         )
-    found = []
+    pids = []
     for info in map(Path, glob.iglob("/proc/[0-9]*/fdinfo/*")):
         with suppress(OSError):  # it has ended, or is another user's
             if " FLOCK " in info.read_text() and lock.samefile(info.parents[1] / "fd" / info.name):
-                found.append(info.parts[2])
-    return found
+                pids.append(info.parts[2])
+    return pids
 
 
 def main(names: list) -> int:

@@ -197,7 +197,7 @@ def test_evaluation_replaces_the_score_of_training(name):
     )
     found = {one.metric_type: one.metric_value for one in ModelCard(text).data.eval_results}
     assert len(results(text)) == len(task.scores)
-    assert found == {score: float(task.shown(score, 0.5)) for score in task.scores}
+    assert found == {score: float(task.format_score(score, 0.5)) for score in task.scores}
 
 
 def test_base_model_is_the_id_without_revision():

@@ -59,7 +59,7 @@ def part(command):
 
 def record(command: first_card.Command) -> dict:
     """Return what a command has written."""
-    return json.loads((command.asked.results / f"{command.name}.json").read_text())["parts"]
+    return json.loads((command.args.results / f"{command.name}.json").read_text())["parts"]
 
 
 def test_every_part_is_listed_where_none_is_named_and_by_help(capsys):
@@ -136,10 +136,10 @@ def test_a_part_that_breaks_leaves_the_next_and_one_without_time_is_named(
 
     parts = {"b": broken, "a": lambda part: part.note("whole", whole=1), "c": late, "g": broken}
     monkeypatch.setattr(first_card, "PARTS", parts)
-    monkeypatch.setattr(first_card, "parse", lambda argv: command.asked)
+    monkeypatch.setattr(first_card, "parse", lambda argv: command.args)
     monkeypatch.setattr(first_card, "about", lambda: ABOUT)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    command.asked.parts = list(parts)
+    command.args.parts = list(parts)
     assert first_card.main([]) == 1
     found = record(command)
     assert found["b"]["half"] == found["a"]["whole"] == 1 and found["a"]["problems"] == []
@@ -152,7 +152,7 @@ def test_a_part_that_breaks_leaves_the_next_and_one_without_time_is_named(
         and len(shown.out.splitlines()) == 4
     )
     assert (
-        "broken" in (command.asked.results / f"{command.name}.txt").read_text()
+        "broken" in (command.args.results / f"{command.name}.txt").read_text()
     )  # of the traceback
 
 
@@ -166,7 +166,7 @@ def test_a_program_that_fails_is_a_problem_of_its_row_and_what_was_measured_stay
     )
     assert (
         found["cut_short"] is False
-        and "fine\n" in (part.asked.results / f"{command.name}.txt").read_text()
+        and "fine\n" in (part.args.results / f"{command.name}.txt").read_text()
     )
     about, command, *said = [cell.strip() for cell in found["row"].split("|")[1:-1]]
     assert (

@@ -251,11 +251,11 @@ def row_of(path: Path) -> dict[str, Any]:
 
 def problem_of(path: Path, row: dict[str, Any]) -> str | None:
     """Return how a file differs from its ``row_of`` then, or None where every byte is as it was. Raises OSError."""
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
+    file_stat = path.lstat()
+    if not stat.S_ISREG(file_stat.st_mode):
         return "is not a file"
-    if found.st_size != row["size"]:
-        return f"has {found.st_size} bytes, should have {row['size']}"
+    if file_stat.st_size != row["size"]:
+        return f"has {file_stat.st_size} bytes, should have {row['size']}"
     return None if sha256(path) == row["sha256"] else "is damaged: its SHA-256 is another one"
 
 
@@ -305,27 +305,29 @@ class Log:
     def __init__(self, path: Path):
         self.path = path
         self._file, self._left = open(path, "ab", buffering=0), b""
-        self._fault: str | None = None
+        self._problem: str | None = None
 
     def write(self, text: str = "") -> str | None:
         """Append to the file; return what the user should know: that it cannot be written, and when it can again."""
-        before, self._fault = self._fault, None
+        before, self._problem = self._problem, None
         self._left += text.encode("utf-8", "backslashreplace")
         try:
             while self._left:
                 self._left = self._left[self._file.write(self._left) :]
         except OSError as error:
-            self._fault = error.strerror
-        if self._fault and not before:
-            return f"{self.path}: {self._fault}: new text is kept in memory and written later; {space_fix(self.path)}"
-        return f"{self.path}: is complete again" if before and not self._fault else None
+            self._problem = error.strerror
+        if self._problem and not before:
+            return f"{self.path}: {self._problem}: new text is kept in memory and written later; {space_fix(self.path)}"
+        return f"{self.path}: is complete again" if before and not self._problem else None
 
     def close(self) -> str | None:
         """Try once more, and close it; return what the user should know: that its end is lost."""
         self.write()
         self._file.close()
-        lost = f"{self.path}: {self._fault}: the end of the file is lost, {len(self._left):,} bytes"
-        return lost if self._fault else None
+        lost = (
+            f"{self.path}: {self._problem}: the end of the file is lost, {len(self._left):,} bytes"
+        )
+        return lost if self._problem else None
 
 
 def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:

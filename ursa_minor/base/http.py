@@ -42,23 +42,23 @@ def http_status_and_retry_after(
     Args:
         contexts: as ``causes`` has it.
     """
-    for one in causes(error, contexts=contexts):
-        answer = getattr(one, "response", None)
-        status = getattr(one, "status", None) or getattr(answer, "status_code", None)
+    for cause in causes(error, contexts=contexts):
+        answer = getattr(cause, "response", None)
+        status = getattr(cause, "status", None) or getattr(answer, "status_code", None)
         if isinstance(status, int):
             return status, retry_after(
-                getattr(one, "headers", None) or getattr(answer, "headers", None) or {}
+                getattr(cause, "headers", None) or getattr(answer, "headers", None) or {}
             )
     return None, 0.0
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
     """Return the seconds that a server asks to wait, by a number or a date, however many; 0 for anything else."""
-    asked, seconds = str(headers.get(ASKED) or headers.get("Retry-After", "")).strip(), 0.0
+    wait, seconds = str(headers.get(ASKED) or headers.get("Retry-After", "")).strip(), 0.0
     with contextlib.suppress(ValueError, TypeError, OverflowError):  # it is not a date
-        is_number = re.fullmatch("[0-9]+", asked)
+        is_number = re.fullmatch("[0-9]+", wait)
         seconds = (
-            float(asked) if is_number else parsedate_to_datetime(asked).timestamp() - time.time()
+            float(wait) if is_number else parsedate_to_datetime(wait).timestamp() - time.time()
         )
     return max(0.0, seconds)
 

@@ -41,17 +41,17 @@ def check_launch(environment: Mapping[str, str]) -> None:
     local_rank = int(environment.get("LOCAL_RANK", "-1"))  # -1 is an old way to say: not launched
     if processes <= 1 and rank == 0 and local_rank == -1:
         return
-    given = [f"{name} = {environment[name]}" for name in LAUNCH[:3] if name in environment]
+    assignments = [f"{name} = {environment[name]}" for name in LAUNCH[:3] if name in environment]
     missing = [name for name in LAUNCH if not environment.get(name)]
     if missing:
         present = [name for name in LAUNCH if name in environment]
         single = f"For a single process: unset {' '.join(present)}"
         raise BadInput(
-            f"{', '.join(given)}, but without {', '.join(missing)}. {HOW}, which set all. {single}",
+            f"{', '.join(assignments)}, but without {', '.join(missing)}. {HOW}, which set all. {single}",
             alone=True,
         )
     if not 0 <= rank < processes:
         raise BadInput(
-            f"{', '.join(given)}: RANK must be from 0 to WORLD_SIZE - 1. {HOW}, which set both",
+            f"{', '.join(assignments)}: RANK must be from 0 to WORLD_SIZE - 1. {HOW}, which set both",
             alone=True,
         )

@@ -43,10 +43,10 @@ def clear_partial(folder: Path) -> None:
     What was moved aside comes back, unless what was to come in its place is there.
     """
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        found = PARTIAL.fullmatch(path.name)
-        if found and found[2] == "old" and not os.path.lexists(folder / found[1]):
-            path.rename(folder / found[1])
-        elif found:
+        match = PARTIAL.fullmatch(path.name)
+        if match and match[2] == "old" and not os.path.lexists(folder / match[1]):
+            path.rename(folder / match[1])
+        elif match:
             with contextlib.suppress(OSError):  # it harms nothing, and the next start tries again
                 files.remove(path)
 

@@ -28,13 +28,13 @@ def baselines(corpus: Corpus, eval_tokens: int) -> dict[str, float]:
     held_out = corpus.eval_batches("validation", max_tokens=eval_tokens, batch_size=BATCH, **where)
     pairs_2N = np.concatenate([torch.stack(batch).flatten(1).numpy() for batch in held_out], axis=1)
     train = np.concatenate([ids for ids, _ in source.train.read_all()])
-    found = {"bigram": bigram_loss(train, pairs_2N, source.train.vocab_size)}
+    losses = {"bigram": bigram_loss(train, pairs_2N, source.train.vocab_size)}
     if text := decode(corpus.tokenizer, pairs_2N[1].tolist()).encode():
-        found["bigram_bits_per_byte"] = (
-            found["bigram"] * pairs_2N.shape[1] / len(text) / math.log(2)
+        losses["bigram_bits_per_byte"] = (
+            losses["bigram"] * pairs_2N.shape[1] / len(text) / math.log(2)
         )
-        found["gzip"] = 8 * len(gzip.compress(text)) / len(text)
-    return found
+        losses["gzip"] = 8 * len(gzip.compress(text)) / len(text)
+    return losses
 
 
 def bigram_loss(train: np.ndarray, pairs_2N: np.ndarray, vocab_size: int) -> float:

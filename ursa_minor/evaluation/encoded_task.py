@@ -45,16 +45,18 @@ class EncodedTask:
     ):
         self.task, self.commit = task, items.commit
         pairs = iter(encode([question for item in items for question in item.questions], tokenizer))
-        asked = [
+        encoded_items = [
             [[next(pairs) for _ in question.endings] for question in item.questions]
             for item in items
         ]
-        for item, texts in zip(items, asked, strict=True):
+        for item, texts in zip(items, encoded_items, strict=True):
             if not all(context and ending for text in texts for context, ending in text):
                 raise BadInput(
                     f"{item.where}: this tokenizer makes no token of its context or of one of its endings"
                 )
-        longest = [max(len(ending) for text in texts for _, ending in text) for texts in asked]
+        longest = [
+            max(len(ending) for text in texts for _, ending in text) for texts in encoded_items
+        ]
         fits = [
             i for i, most in enumerate(longest) if context_length is None or most <= context_length
         ]
@@ -67,15 +69,16 @@ class EncodedTask:
         self.revision = items.commit if items.complete and not self.left_out else None
         self.gold = np.array([item.questions[0].gold for item in self.items])
         self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in self.items]
-        by_text = list(zip(*(asked[i] for i in fits), strict=True))
+        by_text = list(zip(*(encoded_items[i] for i in fits), strict=True))
         self.tokens = [
-            [np.array([len(ending) for _, ending in own]) for own in text] for text in by_text
+            [np.array([len(ending) for _, ending in item_pairs]) for item_pairs in text]
+            for text in by_text
         ]
         self.questions: list[EncodedQuestion] = [
             (context, [ending for _, ending in same])
             for text in by_text
-            for own in text
-            for context, same in groupby(own, key=lambda pair: pair[0])
+            for item_pairs in text
+            for context, same in groupby(item_pairs, key=lambda pair: pair[0])
         ]
 
     def longer_than(self, context_length: int | None) -> int:
@@ -86,10 +89,12 @@ class EncodedTask:
 
     def sums(self, answers: Sequence[ModelAnswer], text: int = 0) -> list[np.ndarray]:
         """Return the log-likelihoods of each item's endings under one of its texts in nats, N times (E,)."""
-        sizes = [len(tokens) for own in self.tokens for tokens in own]
-        found = np.split(np.concatenate([answer.nats for answer in answers]), np.cumsum(sizes)[:-1])
+        sizes = [len(tokens) for token_counts in self.tokens for tokens in token_counts]
+        by_item = np.split(
+            np.concatenate([answer.nats for answer in answers]), np.cumsum(sizes)[:-1]
+        )
         begin = text % len(self.tokens) * len(self.items)
-        return found[begin : begin + len(self.items)]
+        return by_item[begin : begin + len(self.items)]
 
     def predictions(self, answers: Sequence[ModelAnswer]) -> dict[str, np.ndarray]:
         """Return the ending chosen under each score, (N,) each; of equals the first, as in the harness."""
@@ -124,21 +129,21 @@ class EncodedTask:
                 np.concatenate(self.sums(answers)),
                 np.array([answer.greedy for answer in answers]),
             )
-            found = compute["last_word"](predictions=nats, references=greedy)
+            scores = compute["last_word"](predictions=nats, references=greedy)
         else:
-            how = {"characters": self.characters, "references": self.gold}
+            shared_inputs = {"characters": self.characters, "references": self.gold}
             of_texts = [
                 compute["multiple_choice"](
-                    predictions=self.sums(answers, text), tokens=tokens, **how
+                    predictions=self.sums(answers, text), tokens=tokens, **shared_inputs
                 )
                 for text, tokens in enumerate(self.tokens)
             ]
             # Only the per-token score is of an item's last text.
-            found = of_texts[0] | {
+            scores = of_texts[0] | {
                 name: of_texts[-1][name] for name in ("acc_token_norm", "acc_token_norm_stderr")
             }
         names = [f"{score}{end}" for score in self.task.scores for end in ("", "_stderr")]
-        return {name: found[name] for name in names} | {"items": len(self.items)}
+        return {name: scores[name] for name in names} | {"items": len(self.items)}
 
     def _check_finite(self, answers: Sequence[ModelAnswer]) -> None:
         for text in range(len(self.tokens)):
@@ -169,7 +174,7 @@ class EncodedTask:
 
 
 def encode(
-    asked: Sequence[Question], tokenizer: PreTrainedTokenizerBase
+    questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[list[int], list[int]]]:
     """Return each ending of each question as (context, ending) in ids, as the harness and build-nanogpt make them.
 
@@ -178,11 +183,12 @@ def encode(
     beginning-of-text token that the tokenizer puts stands. Encoded apart (``Question.apart``), neither changes the other.
     """
     flat = []  # of each ending
-    for question in asked:
-        own = question.context
-        contexts = [own] * len(question.endings) if isinstance(own, str) else own
-        each = zip(contexts, question.endings, strict=True)
-        flat += [(context, question.delimiter + ending, question.apart) for context, ending in each]
+    for question in questions:
+        contexts = question.context
+        if isinstance(contexts, str):
+            contexts = (contexts,) * len(question.endings)
+        for context, ending in zip(contexts, question.endings, strict=True):
+            flat.append((context, question.delimiter + ending, question.apart))
     before = tokenizer("")["input_ids"]  # what the tokenizer puts before every text
     first = [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
     heads = _ids(tokenizer, [context if apart else context.rstrip() for context, _, apart in flat])

@@ -38,32 +38,34 @@ def read_items(
     Args:
         commits: of data sets, that an earlier process of the run has read.
     """
-    found, known = {}, commits or {}
+    items, known = {}, commits or {}
     with accelerator.local_main_process_first():  # the others find its files in the cache
         for name in dict.fromkeys(evaluation.tasks):
             task = task_data.all_tasks()[name]
             try:
-                found[task] = task_data.read(
+                items[task] = task_data.read(
                     task, evaluation.files_of(name), evaluation.task_limit, known.get(name)
                 )
             except BadInput as problem:
                 if evaluation.files_of(name):
                     raise
                 log.warning(f"left out: {problem}")
-    everywhere = gather_object([{task.name: rows.commit for task, rows in found.items()}])
+    everywhere = gather_object([{task.name: rows.commit for task, rows in items.items()}])
     return {
         task: rows
-        for task, rows in found.items()
-        if all(one.get(task.name, 0) == rows.commit for one in everywhere)
+        for task, rows in items.items()
+        if all(
+            commits_of_process.get(task.name, 0) == rows.commit for commits_of_process in everywhere
+        )
     }
 
 
 def encode_items(
-    found: Mapping[Task, Items], tokenizer: PreTrainedTokenizerFast, sequence_length: int
+    items: Mapping[Task, Items], tokenizer: PreTrainedTokenizerFast, sequence_length: int
 ) -> dict[Task, EncodedTask]:
     """Return each task's items, encoded, those whose endings the context holds. Raises BadInput where it holds none."""
     return {
-        task: EncodedTask(task, rows, tokenizer, sequence_length) for task, rows in found.items()
+        task: EncodedTask(task, rows, tokenizer, sequence_length) for task, rows in items.items()
     }
 
 
@@ -124,14 +126,14 @@ class Evaluator:
         """
         accelerator, test = self.accelerator, self.tests[task]
         with self.model() as model, autocast(accelerator):
-            found = likelihood.log_likelihoods(
+            answers = likelihood.log_likelihoods(
                 model,
                 test.questions,
                 context_length=self.recipe.model.sequence_length,
                 accelerator=accelerator,
                 stop=self.stopped,
             )
-        return None if found is None else test.result(found)
+        return None if answers is None else test.result(answers)
 
     def score_or_skip(self, task: Task) -> dict[str, float] | None:
         """Return a task's scores as ``score`` does, or None if it is skipped.
@@ -157,7 +159,7 @@ class Evaluator:
         tokenizer = self.corpus.tokenizer
         samples = []
         for number, prompt in enumerate(evaluation.sample_prompts or self.corpus.beginnings()):
-            how = sampling.Sampling(
+            settings = sampling.Sampling(
                 max_new_tokens=evaluation.sample_tokens,
                 temperature=evaluation.sample_temperature,
                 top_k=evaluation.sample_top_k,
@@ -165,7 +167,7 @@ class Evaluator:
                 seed=self.recipe.model.seed + number,
             )
             prompt_ids = encode_prompt(tokenizer, prompt)
-            new_ids = sampling.sample(model, prompt_ids, tokenizer, how)
+            new_ids = sampling.sample(model, prompt_ids, tokenizer, settings)
             continuation = decode_continuation(tokenizer, prompt_ids, new_ids)
             samples.append((decode(tokenizer, prompt_ids), continuation))
         return samples
@@ -196,5 +198,6 @@ def describe_loss(split: str, result: dict[str, float]) -> str:
 
 def describe_scores(task: Task, result: dict[str, float]) -> str:
     """Return a task's scores in one line, in per cent."""
-    each = zip(task.scores, task.with_errors(result, "%"), strict=True)
-    return f"{task.label} {', '.join(f'{name} {shown}' for name, shown in each)}"
+    values = task.with_errors(result, "%")
+    scores = [f"{name} {value}" for name, value in zip(task.scores, values, strict=True)]
+    return f"{task.label} {', '.join(scores)}"

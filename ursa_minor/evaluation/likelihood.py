@@ -96,7 +96,9 @@ def log_likelihoods(
     was_training = model.training
     # Of each question the place of its first ending among all endings.
     begins = np.cumsum([0, *(len(endings) for _, endings in questions)])
-    found = np.zeros((2, begins[-1]))  # log-likelihoods, and how many tokens are not the likeliest
+    results = np.zeros(
+        (2, begins[-1])
+    )  # log-likelihoods, and how many tokens are not the likeliest
     # Of other families each ending is computed by itself: windows may slide, positions be counted, states be carried.
     shared = model.config.model_type in ARCHITECTURES
     size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
@@ -112,7 +114,7 @@ def log_likelihoods(
             batch = np.array_split(todo, -(-len(todo) // size))[0]
             places = np.concatenate([np.arange(begins[i], begins[i + 1]) for i in batch])
             try:
-                found[:, places] = _score(
+                results[:, places] = _score(
                     model, [questions[i] for i in batch], context_length, shared
                 )
             except RuntimeError as error:
@@ -126,7 +128,7 @@ def log_likelihoods(
     finally:
         model.train(was_training)
     sums = torch.tensor(
-        [*found.ravel(), stopped], dtype=torch.float64, device=float64_device(model.device)
+        [*results.ravel(), stopped], dtype=torch.float64, device=float64_device(model.device)
     )
     sums = (accelerator.reduce(sums, "sum") if accelerator else sums).cpu().numpy()
     if sums[-1]:
@@ -152,10 +154,10 @@ def _score(
         if shared and tokens_read((context, endings)) <= (limit or math.inf):
             rows.append((context, endings))
         else:  # each ending by itself, with as much context as fits before it
-            kept = [
+            contexts = [
                 context if limit is None else context[-(limit - len(ids) + 1) :] for ids in endings
             ]
-            rows += [(context, [ids]) for context, ids in zip(kept, endings, strict=True)]
+            rows += [(context, [ids]) for context, ids in zip(contexts, endings, strict=True)]
     inputs, places, targets, owners = _pack(rows)
     inputs, places = (
         {name: tensor.to(model.device) for name, tensor in inputs.items()},
@@ -179,14 +181,14 @@ def _score(
         len(endings) == 1 for _, endings in batch
     )  # the likeliest token costs a pass over the logits
     exact = float64_device(model.device)
-    found = []
+    scores = []
     for logits, ids in parts:
         nats = -F.cross_entropy(logits.float(), ids, reduction="none").to(exact).double()
         misses = torch.zeros_like(nats)
         if alone:
             misses = logits.argmax(-1).ne(ids).to(exact).double()
-        found.append(torch.stack([nats, misses]))
-    return np.stack([np.bincount(owners, row) for row in torch.cat(found, 1).cpu().numpy()])
+        scores.append(torch.stack([nats, misses]))
+    return np.stack([np.bincount(owners, row) for row in torch.cat(scores, 1).cpu().numpy()])
 
 
 def _pack(

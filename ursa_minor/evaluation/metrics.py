@@ -56,10 +56,10 @@ def multiple_choice(
         _check_lengths(f"characters[{number}]", characters[number], endings)
         _check_lengths(f"tokens[{number}]", tokens[number], endings)
 
-    found = {}
+    scores = {}
     for name, lengths in (("acc", None), ("acc_norm", characters), ("acc_token_norm", tokens)):
-        found |= _share(likeliest(sums, lengths) == labels, name)
-    return found
+        scores |= _share(likeliest(sums, lengths) == labels, name)
+    return scores
 
 
 def last_word(*, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:

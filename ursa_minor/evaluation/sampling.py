@@ -41,7 +41,7 @@ def sample(
     model: PreTrainedModel,
     prompt_ids: list[int],
     tokenizer: PreTrainedTokenizerBase,
-    how: Sampling,
+    settings: Sampling,
     streamer: "Streamer | None" = None,
 ) -> list[int]:
     """Return new ids that continue ``prompt_ids``, up to and without the end of text, or of a chat's answer.
@@ -56,14 +56,16 @@ def sample(
         BadInput: the model computes a logit that is NaN or infinite.
     """
     context = (
-        context_length(model.config) or len(prompt_ids) + how.max_new_tokens + 1
+        context_length(model.config) or len(prompt_ids) + settings.max_new_tokens + 1
     )  # some models set no limit
-    is_drawn = how.temperature > 0
+    is_drawn = settings.temperature > 0
     choice = (
-        {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p} if is_drawn else {}
+        {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+        if is_drawn
+        else {}
     )
     ids, made = list(prompt_ids), 0
-    was_training, own = model.training, model.generation_config
+    was_training, generation_config = model.training, model.generation_config
     ends = end_ids(model, tokenizer)
     # Padding, and marks of a chat that no answer holds: a model that saw none may still draw them.
     never = {*range(len(tokenizer), model.config.vocab_size), *tokenizer.all_special_ids} - set(
@@ -83,11 +85,11 @@ def sample(
     devices = [model.device] if model.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices):
-            torch.manual_seed(how.seed)
-            while made < how.max_new_tokens:
+            torch.manual_seed(settings.seed)
+            while made < settings.max_new_tokens:
                 keep = context - 1 if made == 0 else max(1, context // 2)
                 window = torch.tensor([ids[-keep:]], device=model.device)
-                room = min(how.max_new_tokens - made, context - window.shape[1])
+                room = min(settings.max_new_tokens - made, context - window.shape[1])
                 out = model.generate(
                     window,
                     attention_mask=torch.ones_like(window),
@@ -102,7 +104,7 @@ def sample(
                     ids.pop()
                     break
     finally:
-        model.train(was_training).generation_config = own
+        model.train(was_training).generation_config = generation_config
     if streamer:
         streamer.finish()
     return ids[len(prompt_ids) :]
@@ -130,10 +132,12 @@ def checks_logits() -> LogitsProcessorList:
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids that end a text: the tokenizer's, and those that the model's generation_config names."""
-    own = model.generation_config.eos_token_id
-    return sorted(
-        {tokenizer.eos_token_id, *(own if isinstance(own, list) else [] if own is None else [own])}
-    )
+    model_ids = model.generation_config.eos_token_id
+    if model_ids is None:
+        model_ids = []
+    elif not isinstance(model_ids, list):
+        model_ids = [model_ids]
+    return sorted({tokenizer.eos_token_id, *model_ids})
 
 
 class Streamer(BaseStreamer):

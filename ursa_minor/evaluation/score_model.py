@@ -39,46 +39,45 @@ METRICS_FOLDER = paths.ROOT / "metrics"
 FEW = 100  # items, below which a score is nearly chance
 
 
-def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
+def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     """Score tasks as a script was asked to; log a table of each, write ``--output``. Empty but on the main process.
 
     Returns: each task with what is printed of it as JSON. Raises BadInput where a task cannot be scored, before any is,
     and when it is interrupted.
     """
     disable_progress_bar()  # Transformers' own bars, over loading one file
-    name, records = resolve_model(asked.model), task_data.all_tasks()
-    check_no_hub_adapter(name, f"--model {asked.model}")
+    name, tasks = resolve_model(args.model), task_data.all_tasks()
+    check_no_hub_adapter(name, f"--model {args.model}")
     tokenizer = tokenization.load(name, of_model=True)
-    found = [
-        task_data.read(records[task], asked.task_files.get(task), asked.limit)
-        for task in asked.tasks
+    task_items = [
+        task_data.read(tasks[task], args.task_files.get(task), args.limit) for task in args.tasks
     ]
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = make_accelerator(hardware.this_device(), precision="no")
     model = pretrained.load(name).to(accelerator.device)
-    check_embedding_rows(model, tokenizer, f"--model {asked.model}")
+    check_embedding_rows(model, tokenizer, f"--model {args.model}")
     length = likelihood.context_length(model.config)
     tests = [
-        EncodedTask(records[task], rows, tokenizer, length)
-        for task, rows in zip(asked.tasks, found, strict=True)
+        EncodedTask(tasks[task], rows, tokenizer, length)
+        for task, rows in zip(args.tasks, task_items, strict=True)
     ]
-    if asked.push_to_hub:
-        check_complete(tests, asked.push_to_hub)
+    if args.push_to_hub:
+        check_complete(tests, args.push_to_hub)
     precision = precision_of(model, accelerator.mixed_precision)
     lines, rows = [], []
     catch_interrupts()
     try:
         for test in tests:
             start, task = time.perf_counter(), test.task
-            its = {} if asked.alone else {"task": task.name}
-            answers = _answers(test, model, asked.batch_size, accelerator)
+            its = {} if args.alone else {"task": task.name}
+            answers = _answers(test, model, args.batch_size, accelerator)
             seconds = round(time.perf_counter() - start, 2)
             if not accelerator.is_main_process:
                 continue
             line = its | {
-                "model": asked.model,
+                "model": args.model,
                 "dataset": ", ".join(
-                    asked.task_files.get(task.name) or [f"{task.dataset[0]}@{str(test.commit)[:7]}"]
+                    args.task_files.get(task.name) or [f"{task.dataset[0]}@{str(test.commit)[:7]}"]
                 ),
                 "items": len(test.items),
                 "cut": test.longer_than(length),
@@ -94,9 +93,9 @@ def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
             rows += [files.to_json(its | row) + "\n" for row in test.rows(answers)]
     except KeyboardInterrupt:
         raise BadInput("stopped before all items were scored; nothing was written", 130) from None
-    if asked.output and accelerator.is_main_process:
-        files.write_text(Path(asked.output), "".join(rows))
-        log.info(f"each item's sums and predictions: {asked.output}")
+    if args.output and accelerator.is_main_process:
+        files.write_text(Path(args.output), "".join(rows))
+        log.info(f"each item's sums and predictions: {args.output}")
     return lines
 
 
@@ -116,16 +115,18 @@ def _answers(
     test: EncodedTask, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator
 ) -> list[ModelAnswer]:
     """Return a model's answers, with a bar on the main process; a log file gets a line of it now and then."""
-    how = {
+    bar_options = {
         "disable": not accelerator.is_main_process,
         "mininterval": 0.2 if sys.stderr.isatty() else 30,
     }
-    mine = len(test.questions) // accelerator.num_processes
+    num_texts = len(test.questions) // accelerator.num_processes
     with (
-        tqdm(desc=test.task.name, unit="text", total=mine, dynamic_ncols=True, **how) as bar,
+        tqdm(
+            desc=test.task.name, unit="text", total=num_texts, dynamic_ncols=True, **bar_options
+        ) as bar,
         accelerator.autocast(),
     ):
-        found = likelihood.log_likelihoods(
+        answers = likelihood.log_likelihoods(
             model,
             test.questions,
             context_length=likelihood.context_length(model.config),
@@ -133,8 +134,8 @@ def _answers(
             batch_size=batch_size,
             progress=lambda batch: bar.update(len(batch)),
         )
-    assert found is not None  # nothing stops it
-    return found
+    assert answers is not None  # nothing stops it
+    return answers
 
 
 @cache
@@ -147,9 +148,10 @@ def by_evaluate() -> dict[str, Metric]:
 
     with tempfile.TemporaryDirectory(prefix="metrics-") as folder:
         evaluate.config.HF_MODULES_CACHE = folder
-        how = {"keep_in_memory": True, "cache_dir": folder}
+        options = {"keep_in_memory": True, "cache_dir": folder}
         return {
-            name: evaluate.load(str(METRICS_FOLDER / name), **how).compute for name in metrics.PLAIN
+            name: evaluate.load(str(METRICS_FOLDER / name), **options).compute
+            for name in metrics.PLAIN
         }
 
 

@@ -116,15 +116,15 @@ class Task:
         """The scores that are shares of 1, and shown in per cent."""
         return [score for score in self.scores if score != "perplexity"]
 
-    def shown(self, score: str, value: float) -> str:
+    def format_score(self, score: str, value: float) -> str:
         """Return a value of a score, or its error, as text: a share in per cent."""
-        shown = 100 * value if score in self.shares else value
-        return f"{shown:.2f}" if shown < 1e5 else f"{shown:.2e}"
+        number = 100 * value if score in self.shares else value
+        return f"{number:.2f}" if number < 1e5 else f"{number:.2e}"
 
     def with_errors(self, result: Mapping[str, float], unit: str = "") -> list[str]:
         """Return each score of a result with its standard error, as text; ``unit``: behind a share."""
         shares = dict.fromkeys(self.shares, unit)
         return [
-            f"{self.shown(one, result[one])}{shares.get(one, '')} ± {self.shown(one, result[f'{one}_stderr'])}"
-            for one in self.scores
+            f"{self.format_score(score, result[score])}{shares.get(score, '')} ± {self.format_score(score, result[f'{score}_stderr'])}"
+            for score in self.scores
         ]

@@ -53,8 +53,8 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
         stock.state_dict(),
         BitsAndBytesConfig(load_in_8bit=True),
     )  # by LLM.int8() (Dettmers 2022)
-    how = {"config": stock.config, "dtype": stock.dtype, "quantization_config": rules}
-    quantized = type(stock).from_pretrained(None, state_dict=weights, **how)
+    options = {"config": stock.config, "dtype": stock.dtype, "quantization_config": rules}
+    quantized = type(stock).from_pretrained(None, state_dict=weights, **options)
     if not any(module.weight.dtype == torch.int8 for module in matrices(quantized).values()):
         raise BadInput(
             f"--dtype int8: {PACKAGE} finds no matrix in {type(stock).__name__}; use --dtype bf16"

@@ -59,7 +59,7 @@ class HeldOutText(NamedTuple):
 
 
 def convert(
-    asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: Change | None = None
+    args: argparse.Namespace, refusals: Sequence[Change] = (), adapt: Change | None = None
 ) -> str:
     """Export as export_model.py's flags ask, read back, measure; return the table.
 
@@ -71,50 +71,50 @@ def convert(
     is written.
     """
     disable_progress_bar()  # Transformers' own bars, over loading and saving one file
-    if asked.dtype == "int8":
+    if args.dtype == "int8":
         compression.require_int8()
-    out = Path(asked.out).resolve()
-    check_free(out, asked)
-    model, tokenizer = open_model(asked.model)
+    out = Path(args.out).resolve()
+    check_free(out, args)
+    model, tokenizer = open_model(args.model)
     for refuse in refusals:
         refuse(model, tokenizer)
-    check_storable(asked, model, tokenizer)
-    text = find_text(asked, model, tokenizer)
+    check_storable(args, model, tokenizer)
+    text = find_text(args, model, tokenizer)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     before = measure(model, text)
 
     if adapt:
         adapt(model, tokenizer)
-    if asked.prune:
-        compression.prune(model, asked.prune)
+    if args.prune:
+        compression.prune(model, args.prune)
     stock = stock_export.to_transformers(
-        model, tokenizer, dtype=EXPORT_DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
+        model, tokenizer, dtype=EXPORT_DTYPES[args.dtype], trim_vocab=args.trim_vocab
     )
-    if asked.dtype == "int8":
+    if args.dtype == "int8":
         stock = compression.quantize(stock)
     with files.making(out, replace=True) as temporary:
         stock_export.save(stock, temporary, tokenizer)
-        if asked.gguf:
-            gguf_export.write(stock, tokenizer, temporary, out.name, asked.gguf)
+        if args.gguf:
+            gguf_export.write(stock, tokenizer, temporary, out.name, args.gguf)
         loaded = pretrained.load(str(temporary)).to(model.device)  # as a user will load it
         computed = computes(loaded)
         after = measure(loaded, text)
         if not computed or not math.isfinite(after.get("loss", 0.0)):
-            raise BadInput(not_finite_message(asked, before))
-        record = {
-            name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")
+            raise BadInput(not_finite_message(args, before))
+        report = {
+            name: getattr(args, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")
         }
-        record |= {"measured_on": text and text.name, "before": before, "after": after}
-        record |= {"files": {path.name: files.sha256(path) for path in sorted(temporary.iterdir())}}
-        files.write_json(temporary / RECORD, record)
+        report |= {"measured_on": text and text.name, "before": before, "after": after}
+        report |= {"files": {path.name: files.sha256(path) for path in sorted(temporary.iterdir())}}
+        files.write_json(temporary / RECORD, report)
     measured = "nothing was measured: give --text FILE to see the loss before and after"
     if text:
         measured = f"measured on {text.name}{', in fp32, for this is a CPU' if model.device.type == 'cpu' else ''}"
-    return f"{asked.model} -> {asked.out}\n\n{table(before, after)}\n\n{measured}"
+    return f"{args.model} -> {args.out}\n\n{table(before, after)}\n\n{measured}"
 
 
 def check_storable(
-    asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    args: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Raise BadInput for a weight that is not finite, or that one of the files cannot store.
 
@@ -122,45 +122,43 @@ def check_storable(
     may take minutes.
     """
     stock = stock_export.to_transformers(
-        model, tokenizer, dtype=EXPORT_DTYPES[asked.dtype], trim_vocab=asked.trim_vocab
+        model, tokenizer, dtype=EXPORT_DTYPES[args.dtype], trim_vocab=args.trim_vocab
     )
-    if asked.gguf:
-        gguf_export.check_overflow(stock, asked.gguf)
+    if args.gguf:
+        gguf_export.check_overflow(stock, args.gguf)
 
 
-def not_finite_message(asked: argparse.Namespace, before: dict[str, float]) -> str:
+def not_finite_message(args: argparse.Namespace, before: dict[str, float]) -> str:
     """Return the error for an export that computes NaN or infinity; ``before``: measured on its source."""
-    if asked.dtype == "fp32" or not math.isfinite(before.get("loss", 0.0)):
-        return f"{asked.model}: the output of the model contains NaN or infinity, so it cannot be exported"
-    fix = stock_export.WIDER[EXPORT_DTYPES[asked.dtype]]
-    return (
-        f"--dtype {asked.dtype}: the output of the exported model contains NaN or infinity. {fix}"
-    )
+    if args.dtype == "fp32" or not math.isfinite(before.get("loss", 0.0)):
+        return f"{args.model}: the output of the model contains NaN or infinity, so it cannot be exported"
+    fix = stock_export.WIDER[EXPORT_DTYPES[args.dtype]]
+    return f"--dtype {args.dtype}: the output of the exported model contains NaN or infinity. {fix}"
 
 
-def check_free(out: Path, asked: argparse.Namespace) -> None:
+def check_free(out: Path, args: argparse.Namespace) -> None:
     """Raise BadInput unless ``out`` is free, or holds an export that may be replaced."""
     if problem := files.unusable(out.parent):
-        raise BadInput(f"--out {asked.out}: {problem}; give another folder")
+        raise BadInput(f"--out {args.out}: {problem}; give another folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not asked.overwrite or not out.is_dir() or out == Path(asked.model).resolve():
+    if not args.overwrite or not out.is_dir() or out == Path(args.model).resolve():
         raise BadInput(
-            f"--out {asked.out}: exists; give another folder (--overwrite replaces an earlier export, never the model that "
+            f"--out {args.out}: exists; give another folder (--overwrite replaces an earlier export, never the model that "
             f"is exported)"
         )
     try:
         written = files.read_json(out / RECORD)["files"]
     except (OSError, ValueError, KeyError, TypeError):  # it is not an export
         written = {}
-    there = {path.name: path for path in sorted(out.iterdir()) if path.name != RECORD}
+    exported_files = {path.name: path for path in sorted(out.iterdir()) if path.name != RECORD}
     if changed := [
         name
-        for name, path in there.items()
+        for name, path in exported_files.items()
         if not path.is_file() or files.sha256(path) != written.get(name)
     ]:
         raise BadInput(
-            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export; give another folder"
+            f"--out {args.out}: {', '.join(changed)} was changed or added since that export; give another folder"
         )
 
 
@@ -169,10 +167,10 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     run_dir = run_of(name)
     if run_dir and not (run_dir / run_files.MODEL_FOLDER).is_dir():
         return open_checkpoint(run_dir)
-    found = resolve_model(name, "")
-    check_no_hub_adapter(found, name)
-    tokenizer = tokenization.load(found, of_model=True)
-    model = pretrained.load(found)
+    location = resolve_model(name, "")
+    check_no_hub_adapter(location, name)
+    tokenizer = tokenization.load(location, of_model=True)
+    model = pretrained.load(location)
     check_embedding_rows(model, tokenizer, name)
     if getattr(model.config, "quantization_config", None):
         raise BadInput(f"{name}: is quantized already; export the model that it was made from")
@@ -213,28 +211,30 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
 
 def data_folders(recipe: keys.Recipe) -> list[Path]:
     """Return the folders of a recipe's shards. Raises BadInput where its text is not here to name them."""
-    asked = keys.sources(recipe.data)
+    data_sources = keys.sources(recipe.data)
     return [
-        Path(str(one.data_dir)) if keys.is_here(one) else find_sources.find_source(one).folder
-        for one in asked
+        Path(str(source.data_dir))
+        if keys.is_here(source)
+        else find_sources.find_source(source).folder
+        for source in data_sources
     ]
 
 
 def find_text(
-    asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    args: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> HeldOutText | None:
     """Return the text to measure on, if any: --text, else the run's validation split."""
     window, run_dir = (
         min(likelihood.context_length(model.config) or LONGEST, LONGEST),
-        run_of(asked.model),
+        run_of(args.model),
     )
-    if asked.text:
-        ids = read_text(asked.text, tokenizer, asked.eval_tokens)
+    if args.text:
+        ids = read_text(args.text, tokenizer, args.eval_tokens)
         window = min(window, len(ids) - 1)
         name, weights, splits = (
-            " ".join(asked.text),
+            " ".join(args.text),
             [1.0],
-            [[(Path(asked.text[0]), len(ids), ids, 0)]],
+            [[(Path(args.text[0]), len(ids), ids, 0)]],
         )
     elif run_dir:
         try:
@@ -248,12 +248,12 @@ def find_text(
     else:
         return None
     opened = [windows.Windows(window, model.config.vocab_size) for _ in splits]
-    for each, shards_of_split in zip(opened, splits, strict=True):
+    for split_windows, shards_of_split in zip(opened, splits, strict=True):
         for shard in shards_of_split:
-            each.append(*shard)
-    most = max(1, asked.eval_tokens // window) if asked.eval_tokens else 0
+            split_windows.append(*shard)
+    most = max(1, args.eval_tokens // window) if args.eval_tokens else 0
     draws = window_order.eval_draws(
-        [each.num_windows for each in opened], weights, max_windows=most
+        [split_windows.num_windows for split_windows in opened], weights, max_windows=most
     )
     return (
         HeldOutText(f"{len(draws) * window:,} tokens of {name}", opened, draws)
@@ -322,9 +322,12 @@ def measure(model: PreTrainedModel, text: HeldOutText | None) -> dict[str, float
 
     On a CPU the model then computes in fp32.
     """
-    found = {"bytes": compression.weight_bytes(model), "zeros": compression.share_of_zeros(model)}
+    measurements = {
+        "bytes": compression.weight_bytes(model),
+        "zeros": compression.share_of_zeros(model),
+    }
     if text is None:
-        return found
+        return measurements
     if model.device.type == "cpu":
         compression.widen(model)
     mapped, size = (
@@ -334,7 +337,9 @@ def measure(model: PreTrainedModel, text: HeldOutText | None) -> dict[str, float
     batches = window_batches.eval_batches(
         mapped, text.draws, batch_size=size, rank=0, num_processes=1
     )
-    return found | validation.validation_loss(LogitsLoss(model), batches, device=model.device)
+    return measurements | validation.validation_loss(
+        LogitsLoss(model), batches, device=model.device
+    )
 
 
 def table(before: dict[str, float], after: dict[str, float]) -> str:

@@ -58,12 +58,12 @@ def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
         problems.append(
             "llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe"
         )
-    found = config.to_dict()
-    found |= found.get("rope_parameters") or {}
+    config_values = config.to_dict()
+    config_values |= config_values.get("rope_parameters") or {}
     for name, usual in COMPUTED.items():
-        if found.get(name, usual[0]) not in usual:
+        if config_values.get(name, usual[0]) not in usual:
             problems.append(
-                f"the model's {name} = {found[name]}: must be {join_or(usual)}, with which llama.cpp computes"
+                f"the model's {name} = {config_values[name]}: must be {join_or(usual)}, with which llama.cpp computes"
             )
     if find_spec("gguf") is None:
         problems.append("needs the gguf package: pip install gguf")

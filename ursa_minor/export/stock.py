@@ -90,12 +90,12 @@ def _stock(
     """Return Transformers' own model, without weights (on the meta device), configured to be used."""
     config = type(config).from_dict(config.to_dict())
     config.use_cache, config.dtype = True, dtype
-    if record := ARCHITECTURES.get(config.model_type):  # any other model is stock already
-        for key, value in record.in_training.items():
+    if architecture := ARCHITECTURES.get(config.model_type):  # any other model is stock already
+        for key, value in architecture.in_training.items():
             if getattr(config, key) == value:
-                setattr(config, key, record.required[key][0])
-        for older, name in record.older_names.items():
-            setattr(config, older, getattr(config, name))
+                setattr(config, key, architecture.required[key][0])
+        for legacy_name, name in architecture.legacy_names.items():
+            setattr(config, legacy_name, getattr(config, name))
     ids = 1 + max(tokenizer.get_vocab().values())
     if trim_vocab:
         config.vocab_size = min(ids, config.vocab_size)

@@ -60,7 +60,7 @@ def mark(card_text: str) -> str:
 
 def _marked(card: ParsedCard) -> str:
     """Return the body of a generated card as a section with its markers."""
-    body = MARKERS.sub(lambda found: found[0].replace(":", ": "), card.body.strip())  # a name's
+    body = MARKERS.sub(lambda match: match[0].replace(":", ": "), card.body.strip())  # a name's
     text = f"\n{NOTE}\n\n{body}\n\n"
     record = _push_record(card, text)
     fields = json.dumps(vars(record))

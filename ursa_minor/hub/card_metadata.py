@@ -143,10 +143,10 @@ def _with_changes(card: ParsedCard, changes: Mapping[str, Any]) -> str:
     for (name, start), end in zip(starts, ends, strict=True):
         lines = header[start:end].splitlines(keepends=True)
         if name in changes:
-            own = len(lines)
-            while own > 1 and re.match(r"\s*$|#", lines[own - 1]):
-                own -= 1  # comments and empty lines above the next field stay
-            lines[:own] = [_dump_field(name, changes[name], card.newline)]
+            num_lines = len(lines)
+            while num_lines > 1 and re.match(r"\s*$|#", lines[num_lines - 1]):
+                num_lines -= 1  # comments and empty lines above the next field stay
+            lines[:num_lines] = [_dump_field(name, changes[name], card.newline)]
         parts += lines
     new = [name for name in changes if name not in card.metadata]
     if new and parts[-1] and not parts[-1].endswith("\n"):
@@ -209,9 +209,9 @@ def _is_simple(values: Sequence[Any]) -> bool:
 
 
 def _merged_list(current: Sequence[str], new: Sequence[str], last: Sequence[str]) -> list[str]:
-    kept = [value for value in current if value in new or value not in last]
+    values = [value for value in current if value in new or value not in last]
     known = {*current, *last}
-    return kept + [value for value in new if value not in known]
+    return values + [value for value in new if value not in known]
 
 
 def merged_results(current: Any, new: Any, last: Collection[str]) -> Any:
@@ -228,17 +228,17 @@ def merged_results(current: Any, new: Any, last: Collection[str]) -> Any:
     placed = set()
     for entry in entries:
         for group in entry["results"]:
-            kept = []
+            values = []
             for value in group["metrics"]:
                 metric = metric_of(group, value)
                 is_ours = "source" not in group and not value.get("verified")
                 if is_ours and metric in waiting:
                     if metric not in placed:
-                        kept.append(waiting[metric][1])
+                        values.append(waiting[metric][1])
                     placed.add(metric)
                 elif not is_ours or fingerprint(group, value) not in last:
-                    kept.append(value)
-            group["metrics"] = kept
+                    values.append(value)
+            group["metrics"] = values
         entry["results"] = [group for group in entry["results"] if group["metrics"]]
     for metric, (group, value) in waiting.items():
         if metric not in placed:
@@ -250,9 +250,9 @@ def merged_results(current: Any, new: Any, last: Collection[str]) -> Any:
 
 def _add(groups: list[dict], group: Mapping, value: Mapping) -> None:
     """Add a value to the group of its task and data set, or in a new group."""
-    wanted = metric_of(group, {})
+    metric = metric_of(group, {})
     for other in groups:
-        if "source" not in other and metric_of(other, {}) == wanted:
+        if "source" not in other and metric_of(other, {}) == metric:
             other["metrics"].append(dict(value))
             return
     groups.append({**group, "metrics": [dict(value)]})

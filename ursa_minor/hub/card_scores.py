@@ -43,7 +43,7 @@ def result(task: Task, score: str, value: float, revision: str) -> EvalResult:
         dataset_revision=revision,
         metric_type=score,
         metric_name=f"{score} ({task.scores[score]})",
-        metric_value=float(task.shown(score, value)),
+        metric_value=float(task.format_score(score, value)),
     )
 
 
@@ -71,10 +71,10 @@ def push(model_id: str, task: Task, revision: str, scores: Mapping[str, float]) 
 
 def _add(model_id: str, index: Any, title: str) -> None:
     api = client.api()
-    found = api.model_info(model_id)
-    has_card = CARD in {sibling.rfilename for sibling in found.siblings or ()}
-    current = client.read_file(model_id, CARD, found.sha).decode() if has_card else ""
+    info = api.model_info(model_id)
+    has_card = CARD in {sibling.rfilename for sibling in info.siblings or ()}
+    current = client.read_file(model_id, CARD, info.sha).decode() if has_card else ""
     merged = card_merge.add_results(current, index)
     if merged != current:
         change = CommitOperationAdd(CARD, merged.encode())
-        api.create_commit(model_id, [change], commit_message=title, parent_commit=found.sha)
+        api.create_commit(model_id, [change], commit_message=title, parent_commit=info.sha)

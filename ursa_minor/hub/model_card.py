@@ -63,7 +63,7 @@ def model_card(
     step: int,
     rows: Sequence[Mapping],
     recipe: keys.Recipe,
-    facts: RunInfo,
+    run_info: RunInfo,
     best_step: int | None = None,
 ) -> str:
     """Return the README.md of the model after ``step`` updates; a figure without a row of this run is not in it.
@@ -77,7 +77,7 @@ def model_card(
     # The test split is scored once, with the weights that are here.
     scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
     figures = [*_figures(scored)]
-    record = ARCHITECTURES.get(facts.model_type)
+    architecture = ARCHITECTURES.get(run_info.model_type)
     card = ModelCard.from_template(
         metadata(recipe, repo_id, [figure for figure in figures if figure.step in (of, step)]),
         template_path=str(CARD_TEMPLATE),
@@ -89,14 +89,14 @@ def model_card(
         of=of,
         recipe=recipe,
         init_from=keys.redacted(recipe)["init_from"],
-        facts=facts,
-        kind=record.label if record else facts.model_type,
+        run_info=run_info,
+        kind=architecture.label if architecture else run_info.model_type,
         data=", ".join(map(_in_words, keys.sources(recipe.data))),
         prompt=json.dumps(next(iter(recipe.evaluation.sample_prompts), "The"), ensure_ascii=False),
         has_curves=any("train/loss" in row or "eval/loss" in row for row in rows),
         figures=figures,
-        cost=_cost(rows, facts.num_processes),
-        command=shlex.join(facts.command),
+        cost=_cost(rows, run_info.num_processes),
+        command=shlex.join(run_info.command),
     )
     return card_merge.mark(str(card))
 
@@ -171,8 +171,10 @@ def _score(task: Task, score: str, measured: NewestValue) -> Figure:
     words = f"{task.label} {score} ({task.scores[score]})"
     if score in task.shares:
         words += ", %"
-    error = task.shown(score, row.get(f"{name}_stderr", math.nan))
-    shown = f"{task.shown(score, value)} ± {error}, {row.get(task.metric('items'), 0):,} items"
+    error = task.format_score(score, row.get(f"{name}_stderr", math.nan))
+    shown = (
+        f"{task.format_score(score, value)} ± {error}, {row.get(task.metric('items'), 0):,} items"
+    )
     revision = row.get(task.metric("revision"))
     if revision is None:
         return Figure(words, f"{shown}, not those of the complete data set", row["step"], None)
@@ -187,18 +189,18 @@ def _cost(rows: Sequence[Mapping], processes: int) -> dict[str, str]:
     if not speeds:
         return {}
     seconds = _newest(rows)["elapsed_seconds"].value
-    found = {
+    cost = {
         "training time": f"{timedelta(seconds=round(seconds))} (h:mm:ss), evaluating and saving not counted"
     }
-    found["speed"] = (
+    cost["speed"] = (
         f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"
     )
     if watts:
         used = statistics.fmean(watts) * seconds * processes / 3.6e6
-        found["energy"] = (
+        cost["energy"] = (
             f"{used:.3g} kWh, the cards alone: the mean power of one (NVML) over that time, times {processes}"
         )
-    return found
+    return cost
 
 
 def _data_sets(recipe: keys.Recipe) -> list[str]:
@@ -211,8 +213,8 @@ def _in_words(source: keys.Data) -> str:
     """Return what a source is."""
     name, subset = keys.hub_id(source), source.dataset_config_name
     if name is None:
-        own = source.data_dir or source.data_files
-        return "files of its author's" if own else "the source of Python's standard library"
+        files = source.data_dir or source.data_files
+        return "files of its author's" if files else "the source of Python's standard library"
     link = (
         f"[{_text(name)}](https://huggingface.co/datasets/{name})"
         if MODEL_ID.fullmatch(name)

@@ -53,14 +53,14 @@ def _fetch(
 ) -> Path | None:
     api, (repo_id, revision) = client.api(), address.groups()
     try:
-        found = client.retry(api.model_info, repo_id, revision=revision, say=log.info)
+        info = client.retry(api.model_info, repo_id, revision=revision, say=log.info)
     except RepositoryNotFoundError as error:
         if (
             may_begin and http_status_and_retry_after(error)[0] == 404
         ):  # not 401, which is of the token
             return None
         raise
-    names = {sibling.rfilename for sibling in found.siblings or ()}
+    names = {sibling.rfilename for sibling in info.siblings or ()}
     within = [
         name.removesuffix(run_files.MANIFEST)
         for name in names
@@ -76,13 +76,13 @@ def _fetch(
         )
     newest = max(within)
     staging = (
-        checkpoints / f".hub-{found.sha[:12]}"
+        checkpoints / f".hub-{info.sha[:12]}"
     )  # of this commit, so a fetch that was killed continues
     staging.mkdir(parents=True, exist_ok=True)
 
     def fetched(name: str) -> Path:
         got = client.retry(
-            api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=staging, say=log.info
+            api.hf_hub_download, repo_id, name, revision=info.sha, local_dir=staging, say=log.info
         )
         return Path(got)
 

@@ -1,4 +1,4 @@
-"""The families of models: a record each with all that depends on the family, and what follows from a model's size.
+"""Definitions of the model architectures, and what follows from the size of a model.
 
 Needs neither torch nor Transformers to be imported. Legend: L layers, d width, K width of all heads of the keys, F width
 within the MLP, V vocabulary, T context.
@@ -117,7 +117,7 @@ class Architecture:
         config_more: what the config of a recipe's model states beside these.
         required: config keys of a model to train on, and the values under which it trains as that model, stock first.
         in_training: which of these values training has.
-        older_names: what programs of today's ecosystem still call a config key.
+        legacy_names: old config keys that other programs still read.
         positions: the module of learned position embeddings; None where positions are rotated.
         blocks: what the names of a block's weights have within, and no others.
         fused: endings of names of matrices that hold several maps side by side in their columns, and how many.
@@ -139,7 +139,7 @@ class Architecture:
     config_more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     required: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     in_training: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    legacy_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     positions: str | None = None
     blocks: str
     fused: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -171,14 +171,14 @@ class Architecture:
         vocab_size is padded up to a multiple of 64; intermediate_size is None where it is the 4 n_embd that the recipe
         need not state, and what the family has not is None.
         """
-        found = {key: getattr(config, name) for key, name in self.config_names.items()}
-        if rotation := found.get("rope_theta"):
-            found["rope_theta"] = float(rotation["rope_theta"])
-        found |= {"architecture": self.name, "vocab_size": padded(found["vocab_size"])}
+        values = {key: getattr(config, name) for key, name in self.config_names.items()}
+        if rotation := values.get("rope_theta"):
+            values["rope_theta"] = float(rotation["rope_theta"])
+        values |= {"architecture": self.name, "vocab_size": padded(values["vocab_size"])}
         stated = "intermediate_size" in keys.ARCHITECTURE_KEYS[self.name]
-        if not stated and found["intermediate_size"] == 4 * found["n_embd"]:
-            found["intermediate_size"] = None
-        return {key: found.get(key) for key in keys.MODEL_KEYS}
+        if not stated and values["intermediate_size"] == 4 * values["n_embd"]:
+            values["intermediate_size"] = None
+        return {key: values.get(key) for key in keys.MODEL_KEYS}
 
 
 def padded(rows: int) -> int:
@@ -203,8 +203,8 @@ def _gpt2_saved(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> t
     return (gpt2.py): 28 d.
     """
     size, stream = 2 if half else 4, 2 * s.n_embd * (2 if half_stream else 4)
-    kept = size * (6 * s.n_embd + 2 * s.mlp_width)
-    return (0 if compiled and half and not half_stream else stream) + kept, size * s.mlp_width
+    saved = size * (6 * s.n_embd + 2 * s.mlp_width)
+    return (0 if compiled and half and not half_stream else stream) + saved, size * s.mlp_width
 
 
 GPT2 = Architecture(
@@ -230,7 +230,7 @@ GPT2 = Architecture(
         "reorder_and_upcast_attn": (False,),
         "add_cross_attention": (False,),
     },
-    older_names={"n_ctx": "n_positions"},  # llama.cpp's converter
+    legacy_names={"n_ctx": "n_positions"},  # llama.cpp's converter
     # One fused kernel for the same function as gelu_new, which is eight elementwise ones outside a compiler.
     in_training={"activation_function": "gelu_pytorch_tanh"},
     positions="transformer.wpe",
@@ -255,11 +255,11 @@ def _llama_saved(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> 
     output for each product that takes it, 3 d.
     """
     size, stream = 2 if half else 4, 2 * s.n_embd * (2 if half_stream else 4)
-    kept = 4 * s.n_embd + 2 * s.key_width + 3 * s.mlp_width
+    saved = 4 * s.n_embd + 2 * s.key_width + 3 * s.mlp_width
     if compiled:
-        return stream + size * kept, size * s.mlp_width
+        return stream + size * saved, size * s.mlp_width
     copies = 3 * s.n_embd if half and not half_stream else 0
-    return 8 * s.n_embd + stream + size * (kept + s.mlp_width + copies), size * 2 * s.mlp_width
+    return 8 * s.n_embd + stream + size * (saved + s.mlp_width + copies), size * 2 * s.mlp_width
 
 
 LLAMA = Architecture(
@@ -291,4 +291,4 @@ LLAMA = Architecture(
     memory_traffic_bytes=lambda s: 56 * s.n_embd + 20 * (s.n_embd + s.key_width) + 16 * s.mlp_width,
 )
 
-ARCHITECTURES = {record.name: record for record in (GPT2, LLAMA)}
+ARCHITECTURES = {family.name: family for family in (GPT2, LLAMA)}

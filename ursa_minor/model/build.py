@@ -21,26 +21,29 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
     register_causal_attention()
     torch.manual_seed(model.seed)
     assert model.architecture is not None, "pretrained.complete states it"
-    record = ARCHITECTURES[model.architecture]
+    architecture = ARCHITECTURES[model.architecture]
     if model.init_from is not None:
         made = pretrained.load_to_train(model.init_from, model)
     else:
-        own = {
+        config_values = {
             "bos_token_id": eos_token_id,
             "eos_token_id": eos_token_id,
             "initializer_range": model.initializer_range,
         }
         config = AutoConfig.for_model(
-            record.name, **record.config(model), **record.training_config(model), **own
+            architecture.name,
+            **architecture.config(model),
+            **architecture.training_config(model),
+            **config_values,
         )
         made = AutoModelForCausalLM.from_config(config, attn_implementation=CAUSAL)
     # Compiled by torch 2.11, a checkpointed block keeps what these functions save: twice a step's memory.
     if model.gradient_checkpointing != "full" or torch.__version__ >= (2, 13):
-        record.prepare(made)
+        architecture.prepare(made)
     if model.gradient_checkpointing == "mlp":
         for name, module in made.named_modules():
             if name.endswith(".mlp"):
-                module.forward = functools.partial(_recomputed_mlp, module, record.mlp)
+                module.forward = functools.partial(_recomputed_mlp, module, architecture.mlp)
     elif model.gradient_checkpointing == "full":
         enable = getattr(made, "activation_checkpointing_enable", None)
         enable = (

@@ -26,8 +26,10 @@ def complete(recipe: keys.Recipe) -> keys.Recipe:
     if recipe.model.init_from is None:
         return recipe
     config = _config(recipe.model.init_from, recipe.model)
-    found = ARCHITECTURES[config.model_type].model_keys(config)
-    missing = {key: value for key, value in found.items() if getattr(recipe.model, key) is None}
+    model_keys = ARCHITECTURES[config.model_type].model_keys(config)
+    missing = {
+        key: value for key, value in model_keys.items() if getattr(recipe.model, key) is None
+    }
     completed = keys.replace(recipe, **missing)
     # Only now is the architecture known, and with it which keys have an effect.
     if errors := list(ineffective_flags(keys.to_dict(completed), flags=())):
@@ -41,12 +43,12 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     New rows begin at the mean of its own. Raises BadInput as ``complete`` does, and for weights that are not whole.
     """
     config = _config(name, model)
-    record = ARCHITECTURES[config.model_type]
+    architecture = ARCHITECTURES[config.model_type]
     rows, context = config.vocab_size, config.max_position_embeddings
-    for key, value in record.training_config(model).items():
+    for key, value in architecture.training_config(model).items():
         setattr(config, key, value)
-    how = {"dtype": torch.float32, "attn_implementation": CAUSAL, "config": config}
-    made, unused = _load_whole(f"init_from = {name}", resolve_model(name), **how)
+    options = {"dtype": torch.float32, "attn_implementation": CAUSAL, "config": config}
+    made, unused = _load_whole(f"init_from = {name}", resolve_model(name), **options)
     # Old GPT-2s keep a buffer beside their weights.
     if beside := [key for key in unused if not key.endswith(".attn.masked_bias")]:
         raise BadInput(
@@ -61,22 +63,27 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
         with torch.no_grad():
             for part in (made.get_input_embeddings(), made.get_output_embeddings()):
                 part.weight[rows:] = part.weight[:rows].mean(0)
-    if record.positions and model.sequence_length < context:
+    if architecture.positions and model.sequence_length < context:
         positions = (
-            made.get_submodule(record.positions).weight[: model.sequence_length].detach().clone()
+            made.get_submodule(architecture.positions)
+            .weight[: model.sequence_length]
+            .detach()
+            .clone()
         )
-        made.set_submodule(record.positions, nn.Embedding.from_pretrained(positions, freeze=False))
-        setattr(made.config, record.config_names["sequence_length"], model.sequence_length)
+        made.set_submodule(
+            architecture.positions, nn.Embedding.from_pretrained(positions, freeze=False)
+        )
+        setattr(made.config, architecture.config_names["sequence_length"], model.sequence_length)
     return made.train()
 
 
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
-    found = resolve_model(name, "init_from = ")
-    check_no_hub_adapter(found, f"init_from = {name}")
-    config = loaded(f"init_from = {name}", AutoConfig, found)
-    record = ARCHITECTURES.get(config.model_type)
-    if record is None:
+    location = resolve_model(name, "init_from = ")
+    check_no_hub_adapter(location, f"init_from = {name}")
+    config = loaded(f"init_from = {name}", AutoConfig, location)
+    architecture = ARCHITECTURES.get(config.model_type)
+    if architecture is None:
         raise BadInput(
             f"init_from = {name}: is a {config.model_type}; give a model of type {join_or([*ARCHITECTURES])}"
         )
@@ -85,17 +92,17 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
             f"init_from = {name}: its weights are quantized; give the model that it was made from"
         )
     problems = [
-        f"{key} = {getattr(config, key)}: {record.label}'s is {values[0]}"
-        for key, values in record.required.items()
+        f"{key} = {getattr(config, key)}: {architecture.label}'s is {values[0]}"
+        for key, values in architecture.required.items()
         if getattr(config, key) not in values
     ]
-    own, rows, context = (
-        record.model_keys(config),
+    model_keys, rows, context = (
+        architecture.model_keys(config),
         config.vocab_size,
         config.max_position_embeddings,
     )
-    own["intermediate_size"] = own["intermediate_size"] or 4 * own["n_embd"]
-    for key, value in own.items():
+    model_keys["intermediate_size"] = model_keys["intermediate_size"] or 4 * model_keys["n_embd"]
+    for key, value in model_keys.items():
         stated = getattr(model, key)
         if key != "vocab_size" and stated not in (None, value):
             problems.append(
@@ -114,12 +121,12 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     return config
 
 
-def _load_whole(what: str, name: str, **how) -> tuple[PreTrainedModel, list[str]]:
+def _load_whole(what: str, name: str, **options) -> tuple[PreTrainedModel, list[str]]:
     """Return a model and the names of the tensors beside it that it does not take.
 
     Raises BadInput where tensors are missing, which Transformers would fill with noise, or hold numbers that are none.
     """
-    model, info = loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **how)
+    model, info = loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **options)
     if lacks := sorted(info["missing_keys"]):
         raise BadInput(
             f"{what}: its weights do not match its config.json: it lacks {lacks[0]}; give the whole model"
@@ -132,16 +139,16 @@ def _load_whole(what: str, name: str, **how) -> tuple[PreTrainedModel, list[str]
     return model, sorted(info["unexpected_keys"])
 
 
-def loaded(what: str, kind: Any, name: str, **how) -> Any:
+def loaded(what: str, kind: Any, name: str, **options) -> Any:
     """Return what ``kind`` makes of a model's files.
 
     Raises BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds.
     """
     location, revision = model_id.parse(name, "model ")
     if revision is not None:
-        how["revision"] = revision
+        options["revision"] = revision
     try:
-        return kind.from_pretrained(location, trust_remote_code=False, **how)
+        return kind.from_pretrained(location, trust_remote_code=False, **options)
     except Exception as error:
         if errno_of(error) in files.NO_MAPPING:
             fix = "the file system cannot map files into memory; copy the model to another one"

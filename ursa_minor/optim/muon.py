@@ -27,19 +27,19 @@ MOST_ELEMENTS = (
 )  # in matrices that are updated together: bounds the memory, and is enough to fill a GPU
 
 
-def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[dict]:
+def groups(model: nn.Module, architecture: Architecture, weight_decay: float) -> list[dict]:
     """Return the groups that ``Muon`` takes: hidden matrices by shape, then those of AdamW."""
     hidden: dict[tuple, list[nn.Parameter]] = {}
     others: list[tuple[str, nn.Parameter]] = []
     for name, parameter in model.named_parameters():
-        if adamw.is_hidden_matrix(name, parameter, record):
+        if adamw.is_hidden_matrix(name, parameter, architecture):
             parts = next(
-                (count for ending, count in record.fused.items() if name.endswith(ending)), 1
+                (count for ending, count in architecture.fused.items() if name.endswith(ending)), 1
             )
             hidden.setdefault((parts, *parameter.shape), []).append(parameter)
         else:
             others.append((name, parameter))
-    found = [
+    muon_groups = [
         {
             "params": params,
             "weight_decay": weight_decay,
@@ -48,7 +48,7 @@ def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[
         }
         for (count, rows, columns), params in hidden.items()
     ]
-    return [*found, *adamw.groups(others, weight_decay)]
+    return [*muon_groups, *adamw.groups(others, weight_decay)]
 
 
 def step_scale(rows: int, columns: int) -> float:
@@ -69,8 +69,8 @@ class Muon(torch.optim.AdamW):
     """
 
     def __init__(self, groups: list[dict], *, momentum: float, **settings):
-        own = {"parts": 0, "scale": 1.0, "momentum": momentum}
-        super().__init__([own | group for group in groups], fused=True, **settings)
+        defaults = {"parts": 0, "scale": 1.0, "momentum": momentum}
+        super().__init__([defaults | group for group in groups], fused=True, **settings)
 
     def __setstate__(self, state: dict) -> None:
         torch.optim.Optimizer.__setstate__(
@@ -91,14 +91,16 @@ class Muon(torch.optim.AdamW):
 
     @staticmethod
     def _update(parameters: list[nn.Parameter], group: dict, state: dict) -> None:
-        wanted = []
+        updates = []
         for parameter in parameters:
             if "momentum_buffer" not in state[parameter]:
                 state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-            kept = state[parameter]["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-            update = parameter.grad.lerp(kept, group["momentum"])
-            wanted.append(update.full_tensor() if isinstance(update, DTensor) else update)
-        stack = torch.stack(wanted)  # (matrices, rows, columns)
+            average = state[parameter]["momentum_buffer"].lerp_(
+                parameter.grad, 1 - group["momentum"]
+            )
+            update = parameter.grad.lerp(average, group["momentum"])
+            updates.append(update.full_tensor() if isinstance(update, DTensor) else update)
+        stack = torch.stack(updates)  # (matrices, rows, columns)
         stack = torch.cat(stack.chunk(group["parts"], dim=-1))
         stack = orthogonalize(stack.to(_product_dtype(stack.device)))
         stack = torch.cat(stack.chunk(group["parts"]), dim=-1)

@@ -1,4 +1,4 @@
-"""The optimizers: a record each with how it is built, what it keeps, and where it runs. Needs no torch to be imported."""
+"""Definitions of the optimizers: how each is built, its state, and its requirements. Imports no torch at the top."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,9 +60,9 @@ def build(
         shard: each process of the default group keeps the moments of its share of the tensors, updates these, and
             sends them to the others (ZeRO-1, https://arxiv.org/abs/1910.02054). The updates are the same.
     """
-    record = OPTIMIZERS[settings.optimizer]
-    kind, arguments = record.make(settings)
-    groups = record.groups(model, settings)
+    spec = OPTIMIZERS[settings.optimizer]
+    kind, arguments = spec.make(settings)
+    groups = spec.groups(model, settings)
     if shard:
         from torch.distributed.optim import (
             ZeroRedundancyOptimizer,
@@ -78,12 +78,12 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
     Args:
         sharded: moments or weights are in shards (ZeRO-1, FSDP2).
     """
-    name, record = settings.optimizer, OPTIMIZERS[settings.optimizer]
-    package = (record.package or "").partition("==")[0]
+    name, spec = settings.optimizer, OPTIMIZERS[settings.optimizer]
+    package = (spec.package or "").partition("==")[0]
     try:
-        kind, arguments = record.make(settings)
+        kind, arguments = spec.make(settings)
     except ImportError:
-        install = f"pip install {record.package}, or --optimizer adamw"
+        install = f"pip install {spec.package}, or --optimizer adamw"
         raise BadInput(f"optimizer = {name} needs {package}: {install}") from None
     if sharded and not keys.OPTIMIZER_CAN_SHARD[name]:
         raise BadInput(

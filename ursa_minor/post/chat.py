@@ -80,7 +80,7 @@ def converse(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     messages: Iterable[str],
-    how: sampling.Sampling,
+    settings: sampling.Sampling,
     streamer: sampling.Streamer | None = None,
 ) -> None:
     """Answer each message through ``streamer``, with what was said before; an empty message begins anew.
@@ -91,35 +91,37 @@ def converse(
     # How long a chat may be is asked below; the tokenizer need not warn of one that is about to be cut.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     context = context_length(model.config) or 2**31  # some models set no limit
-    room = context - min(how.max_new_tokens, context // 2)
-    said: list[dict[str, str]] = []
+    room = context - min(settings.max_new_tokens, context // 2)
+    chat: list[dict[str, str]] = []
     for number, message in enumerate(messages):
         if not message:
-            said.clear()
+            chat.clear()
             continue
-        said.append({"role": "user", "content": message})
+        chat.append({"role": "user", "content": message})
         try:
-            while len(ids := prompt_ids(tokenizer, said)) > room and len(said) > 1:
-                del said[:2]
+            while len(ids := prompt_ids(tokenizer, chat)) > room and len(chat) > 1:
+                del chat[:2]
             if len(ids) > room:
                 raise BadInput(
                     f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer"
                 )
         except BadInput as error:
             log.warning(error)
-            said.pop()
+            chat.pop()
             continue
-        length = min(how.max_new_tokens, context - len(ids))
-        this = dataclasses.replace(how, max_new_tokens=length, seed=how.seed + number)
-        new = sampling.sample(model, ids, tokenizer, this, streamer)
-        said.append(
+        length = min(settings.max_new_tokens, context - len(ids))
+        answer_settings = dataclasses.replace(
+            settings, max_new_tokens=length, seed=settings.seed + number
+        )
+        new = sampling.sample(model, ids, tokenizer, answer_settings, streamer)
+        chat.append(
             {"role": "assistant", "content": tokenization.decode_continuation(tokenizer, ids, new)}
         )
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerFast, said: list[dict[str, str]]) -> list[int]:
+def prompt_ids(tokenizer: PreTrainedTokenizerFast, chat: list[dict[str, str]]) -> list[int]:
     """Return the ids of a chat up to where the assistant is to answer. Raises BadInput for what it cannot write."""
-    tokenization.Encoder(tokenizer)([message["content"] for message in said])
-    return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)[
+    tokenization.Encoder(tokenizer)([message["content"] for message in chat])
+    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)[
         "input_ids"
     ]

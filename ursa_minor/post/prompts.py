@@ -67,10 +67,10 @@ def read(key: str, path: str) -> list[TextOrMessages]:
 def _is_prompt(value: Any) -> bool:
     messages = value if isinstance(value, list) else [{"role": "user", "content": value}]
     return bool(value) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("role"), str)
-        and isinstance(one.get("content"), str)
-        for one in messages
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in messages
     )
 
 
@@ -122,12 +122,12 @@ def drop_long(
     # Transformers need not warn of prompts that are about to be dropped.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     lengths = [len(ids) for ids in encode(tokenizer, prompts)]
-    kept = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= longest]
+    fitting = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= longest]
     rule = (
         f"with max_completion_length = {max_completion_length} the context of {context} tokens "
         f"leaves {max(longest, 0)} for a prompt"
     )
-    if not kept:
+    if not fitting:
         shortest = min(lengths)
         advice = "Give shorter prompts, or a model with a longer context"
         if shortest < context:
@@ -137,12 +137,12 @@ def drop_long(
         raise BadInput(
             f"{where}: all {len(prompts):,} prompts are too long: {rule}, and the shortest has {shortest}. {advice}"
         )
-    dropped = len(prompts) - len(kept)
+    dropped = len(prompts) - len(fitting)
     if dropped:
         log.warning(
             f"{where}: {dropped:,} of {len(prompts):,} prompts are dropped because they are too long: {rule}"
         )
-    return kept
+    return fitting
 
 
 def require_batch(
@@ -226,7 +226,7 @@ def score(
     Raises:
         BadInput: every call of the reward failed, or the model computes NaN.
     """
-    was_training, own, calls, problems = (
+    was_training, generation_config, calls, problems = (
         model.training,
         model.generation_config,
         reward.calls,
@@ -252,14 +252,14 @@ def score(
                 attention_mask=mask,
                 max_new_tokens=longest,
                 do_sample=False,
-                eos_token_id=own.eos_token_id,
+                eos_token_id=generation_config.eos_token_id,
                 pad_token_id=padding,
-                suppress_tokens=own.suppress_tokens,
+                suppress_tokens=generation_config.suppress_tokens,
                 logits_processor=sampling.checks_logits(),
             )
             values += reward(texts, completions_of(tokenizer, texts, out[:, width:].tolist()))
     finally:
-        model.train(was_training).generation_config = own
+        model.train(was_training).generation_config = generation_config
     if reward.problems - problems == reward.calls - calls:
         raise BadInput(
             f"reward {reward.__name__}: every call failed; the first {reward.first_problem}"

@@ -25,10 +25,10 @@ CLOSES = {")": "(", "]": "[", "}": "{", ">": "<"}
 
 def addition(prompt: str, completion: str) -> float:
     """Return 1 where ``completion`` is the sum that ``prompt`` asks for, as ``12+34=``; else 0."""
-    asked = re.fullmatch(r"\s*(\d+)\s*\+\s*(\d+)\s*=\s*", prompt)
-    if asked is None:
+    match = re.fullmatch(r"\s*(\d+)\s*\+\s*(\d+)\s*=\s*", prompt)
+    if match is None:
         raise ValueError(f"{prompt!r} is not an addition")
-    return float(completion.strip() == str(int(asked[1]) + int(asked[2])))
+    return float(completion.strip() == str(int(match[1]) + int(match[2])))
 
 
 def brackets(prompt: str, completion: str) -> float:
@@ -77,14 +77,14 @@ def find_reward(name: str) -> Reward:
         kinds = f"{', '.join(REWARDS)}, the folder of a reward model, or a function of your own as file.py:function"
         raise BadInput(f"reward = {name}: must be {kinds}")
     try:
-        found = runpy.run_path(path).get(function)
+        reward = runpy.run_path(path).get(function)
     except Exception as error:
         raise BadInput(
             f"reward = {name}: {path} cannot be run: {format_exception_only(error)[-1].strip()}"
         ) from None
-    if not callable(found):
+    if not callable(reward):
         raise BadInput(f"reward = {name}: {path} has no function {function}")
-    return found
+    return reward
 
 
 class CheckedReward:
@@ -161,8 +161,8 @@ class ModelReward:
         """Return each completion's reward; texts are ended as TRL's RewardTrainer ends them."""
         self.calls += len(prompts)
         answers = [
-            plain(each).partition(self.stop)[0] if self.stop else plain(each)
-            for each in completions
+            plain(completion).partition(self.stop)[0] if self.stop else plain(completion)
+            for completion in completions
         ]
         texts = [
             prompt + answer + self.tokenizer.eos_token
@@ -173,10 +173,10 @@ class ModelReward:
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         cut = {"truncation": True, "max_length": self.judge.model.config.max_position_embeddings}
-        found = self.judge(
+        scores = self.judge(
             texts, batch_size=len(texts), padding=True, add_special_tokens=False, **cut
         )
-        return [row["score"] for row in found]
+        return [row["score"] for row in scores]
 
 
 def checked(name: str, stop: str | None) -> CheckedReward | ModelReward:

@@ -95,25 +95,25 @@ def read(argv: Sequence[str], config: type) -> tuple[PostTrainingTask, Any]:
             action.const = True
         elif action.type is int and action.dest.endswith("_steps"):
             action.type = command_line.number_of_steps
-    given = vars(command_line.parse_flags(parser, argv))
-    if "config" not in given:
+    flags = vars(command_line.parse_flags(parser, argv))
+    if "config" not in flags:
         raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
-    file = command_line.find_recipe(given.pop("config"), "config")
+    file = command_line.find_recipe(flags.pop("config"), "config")
     fields = {
-        one.name: one
+        key_field.name: key_field
         for part in (PostTrainingTask, config)
-        for one in dataclasses.fields(part)
-        if one.init
+        for key_field in dataclasses.fields(part)
+        if key_field.init
     }
     hints = typing.get_type_hints(PostTrainingTask) | typing.get_type_hints(config) | HINTS
-    values = loading.read_file(file) | given
+    values = loading.read_file(file) | flags
     problems = _expand_paths(values)
     problems += [
         f"{wording.shorten(n)}: no such key{wording.did_you_mean(n, fields)}"
         for n in values
         if n not in fields
     ]
-    for name, one in fields.items():
+    for name, key_field in fields.items():
         if name in values:
             several = typing.get_origin(hints[name]) in (types.UnionType, typing.Union)
             options = typing.get_args(hints[name]) if several else (hints[name],)
@@ -122,8 +122,8 @@ def read(argv: Sequence[str], config: type) -> tuple[PostTrainingTask, Any]:
             if rule := _broken_rule(name, value, options):
                 problems.append(f"{name} = {wording.shorten(values[name])}: must be {rule}")
             values[name] = value
-        elif one.default is one.default_factory is dataclasses.MISSING:
-            problems.append(f"{name} is missing: {one.metadata['help']}")
+        elif key_field.default is key_field.default_factory is dataclasses.MISSING:
+            problems.append(f"{name} is missing: {key_field.metadata['help']}")
     if problems:
         raise BadInput(f"{file}: {problem}" for problem in problems)
     try:

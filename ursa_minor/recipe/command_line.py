@@ -170,8 +170,8 @@ def read_flags(
     )
     usual.add_argument("--size", metavar=size_names, help=size_help)
     modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
-    for name, (wanted, help) in extras.items():
-        add_option(modes, name, wanted, help)
+    for name, (value_type, help) in extras.items():
+        add_option(modes, name, value_type, help)
     for title, part in SECTIONS.items():
         group = parser.add_argument_group(title, part.__doc__)
         for field in dataclasses.fields(part):
@@ -193,23 +193,23 @@ def read_flags(
 def add_option(
     group: argparse._ActionsContainer,
     name: str,
-    wanted: type,
+    value_type: type,
     help: str,
     metavar: str = "",
 ) -> None:
     """Add a flag that is not a recipe key.
 
     Args:
-        wanted: type of its value. A bool may be given without a value.
+        value_type: type of its value. A bool may be given without a value.
         metavar: name of the value in ``--help``.
     """
-    if wanted is bool:
+    if value_type is bool:
         add_switch(group, f"--{name}", help)
         return
-    convert: Callable[[str], Any] = wanted
-    if wanted is int and name.endswith("_steps"):
+    convert: Callable[[str], Any] = value_type
+    if value_type is int and name.endswith("_steps"):
         convert = number_of_steps
-    metavar = metavar or METAVARS.get(wanted, "TEXT")
+    metavar = metavar or METAVARS.get(value_type, "TEXT")
     group.add_argument(f"--{name}", help=help, type=convert, metavar=metavar)
 
 
@@ -246,16 +246,16 @@ def number_of_steps(text: str) -> int:
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
-    field, wanted = FIELDS[name], KEY_TYPES[name]
-    about, choices = field.metadata, () if wanted in (int, float) else field.metadata["allowed"]
-    words = "|".join(choices[: wording.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (
+    field, value_type = FIELDS[name], KEY_TYPES[name]
+    about, choices = field.metadata, () if value_type in (int, float) else field.metadata["allowed"]
+    words = "|".join(choices[: wording.MANY]) or METAVARS.get(value_type, "TEXT") + "|auto" * (
         name in AUTO_KEYS
     )
     default = "" if field.default is ABSENT else f" (default: {shorten(field.default)})"
     options: dict[str, Any] = {}
-    if rules.is_list(wanted):
+    if rules.is_list(value_type):
         options["nargs"] = "+"
-    elif wanted is bool:
+    elif value_type is bool:
         options |= {"nargs": "?", "const": "true"}
     group.add_argument(
         f"--{name}", metavar=words, help=(about["help"] + default).replace("%", "%%"), **options
@@ -276,13 +276,13 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
 
     # A misspelt flag is named before argparse misses the right one.
     names = [flag[2:] for flag in parser._option_string_actions if flag.startswith("--")]
-    given = [word.partition("=")[0] for word in words if word.startswith("--")]
-    if "--local_rank" in given and "local_rank" not in names:
+    flags_in_argv = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if "--local_rank" in flags_in_argv and "local_rank" not in names:
         raise BadInput(
             "--local_rank: torch.distributed.launch and deepspeed pass this flag, which is not needed here. Start "
             f"several processes with torchrun --nproc_per_node N {parser.prog}, or with accelerate launch"
         )
-    unknown = [flag for flag in given if flag[2:] not in names and " " not in flag]
+    unknown = [flag for flag in flags_in_argv if flag[2:] not in names and " " not in flag]
     if not unknown:
         known, unknown = parser.parse_known_args(words)
     if not unknown:

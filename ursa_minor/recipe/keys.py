@@ -48,18 +48,21 @@ TRAINED_TOKENIZERS = ("bpe", "characters")  # trained on the text of the run
 # What a model that is trained on brings along.
 LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings", "rope_theta")
 MODEL_KEYS = ("architecture", "n_layer", "n_head", "n_embd", "vocab_size", *LLAMA_KEYS)
-# Names of the architectures (records in model/architectures.py), each with the keys that it needs beside all models'.
+# Names of the architectures (definitions in model/architectures.py), each with the keys that it needs beside all models'.
 ARCHITECTURE_KEYS: dict[str, tuple[str, ...]] = {"gpt2": (), "llama": LLAMA_KEYS}
-# Names of the optimizers (records in optim/optimizers.py), and whether moments (ZeRO-1) and weights (FSDP2) may be sharded.
+# Names of the optimizers (definitions in optim/optimizers.py), and whether moments (ZeRO-1) and weights (FSDP2) may be sharded.
 OPTIMIZER_CAN_SHARD = {"adamw": True, "adamw_8bit": False, "muon": True}
 # A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
 # MultiBLiMP's languages, ISO 639-3, and how many pairs each has (lm-evaluation-harness 0.4.13, multiblimp/README.md).
 _ROWS = Path(__file__).with_name("multiblimp.csv").read_text(encoding="utf-8").split()[1:]
 MULTIBLIMP = {language: int(pairs) for language, pairs in (row.split(",") for row in _ROWS)}
-# Tasks that a model can be scored on (records in evaluation/tasks/).
-TASK_NAMES: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag")
-TASK_NAMES += (
+# Tasks that a model can be scored on (definitions in evaluation/tasks/).
+TASK_NAMES: tuple[str, ...] = (
+    "arc_challenge",
+    "arc_easy",
+    "blimp",
+    "hellaswag",
     "lambada_openai",
     "piqa",
     "winogrande",
@@ -773,10 +776,10 @@ def sources(data: Data) -> list[Data]:
     """Return the run's sources: one, or those of a mixture, with the recipe's rules where they state none."""
     names = dict.fromkeys(SOURCE_NAMES)
     stated = [
-        {name: value for name, value in given.items() if name != "weight"}
-        for given in _mixture(data)
+        {name: value for name, value in source.items() if name != "weight"}
+        for source in _mixture(data)
     ]
-    return [dataclasses.replace(data, **names | given) for given in stated] or [data]
+    return [dataclasses.replace(data, **names | source) for source in stated] or [data]
 
 
 def is_here(source: Data) -> bool:
@@ -787,14 +790,14 @@ def is_here(source: Data) -> bool:
 def hub_id(source: Data) -> str | None:
     """Return the id of the Hub's data set that a source comes from; None: it comes from elsewhere."""
     if source.data_dir:
-        found = REPOSITORY.fullmatch(source.data_dir)
-        return found[1] if found else None
+        match = REPOSITORY.fullmatch(source.data_dir)
+        return match[1] if match else None
     return None if source.data_files or source.dataset_name == STDLIB else source.dataset_name
 
 
 def weights(data: Data) -> tuple[float, ...]:
     """Return the share of the windows of each of the ``sources``, relative to the others'."""
-    return tuple(float(given["weight"]) for given in _mixture(data)) or (1.0,)
+    return tuple(float(source["weight"]) for source in _mixture(data)) or (1.0,)
 
 
 def _mixture(data: Data) -> list[dict]:

@@ -45,16 +45,17 @@ class _Loader(yaml.SafeLoader):
 
 
 def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
-    """Return keys with those values as numbers that are to be numbers, in a mixture's sources too."""
-    numbers = {"weight"} | {name for name, wanted in KEY_TYPES.items() if wanted in (int, float)}
-    found = {
-        name: rules.number_of(value) if name in numbers else value for name, value in values.items()
+    """Convert the text of numbers to numbers, also in the sources of a mixture."""
+    names = {"weight"} | {name for name, kind in KEY_TYPES.items() if kind in (int, float)}
+    converted = {
+        name: rules.number_of(value) if name in names else value for name, value in values.items()
     }
-    if isinstance(found.get("sources"), list):
-        found["sources"] = [
-            _with_numbers(each) if isinstance(each, dict) else each for each in found["sources"]
+    if isinstance(converted.get("sources"), list):
+        converted["sources"] = [
+            _with_numbers(source) if isinstance(source, dict) else source
+            for source in converted["sources"]
         ]
-    return found
+    return converted
 
 
 def load_recipe(
@@ -167,11 +168,11 @@ def unknown_name(name: str, known: Collection[str], dashes: str = "") -> str:
 
 def _settle_warmup(values: dict[str, Any]) -> None:
     """Shorten a warm-up that is longer than the run."""
-    asked, steps = values["warmup_steps"], values["max_steps"]
-    if asked > steps:
+    warmup_steps, steps = values["warmup_steps"], values["max_steps"]
+    if warmup_steps > steps:
         values["warmup_steps"] = quarter = max(1, steps // 4)
         log.info(
-            f"warmup_steps = {asked} is longer than the run, max_steps = {steps}: shortened to a quarter, {quarter}"
+            f"warmup_steps = {warmup_steps} is longer than the run, max_steps = {steps}: shortened to a quarter, {quarter}"
         )
 
 

@@ -44,24 +44,26 @@ def follow_run_folder(
         flags: names of the keys that the command line states.
         folder: the folder of recipe.yaml.
     """
-    found = dict(values)
+    followed = dict(values)
     stated, _ = expand(stated)
     if isinstance(stated.get("output_dir"), str):
-        found |= _moved(values, flags, Path(stated["output_dir"]), folder.resolve())
+        followed |= _moved(values, flags, Path(stated["output_dir"]), folder.resolve())
     run_name = values.get("run_name")
     has_other_name = bool(run_name and stated.get("run_name") and run_name != stated["run_name"])
     if "output_dir" in flags:
         is_other_run = Path(str(values["output_dir"])).resolve() != folder.resolve()
     elif has_other_name:
-        found["output_dir"] = None
+        followed["output_dir"] = None
         is_other_run = True
     else:
         is_other_run = False
         if contains_run(folder):
-            found["output_dir"] = str(folder if folder.name not in ("", "..") else folder.resolve())
+            followed["output_dir"] = str(
+                folder if folder.name not in ("", "..") else folder.resolve()
+            )
     if is_other_run and "resume_from_checkpoint" not in flags:
-        found["resume_from_checkpoint"] = keys.FIELDS["resume_from_checkpoint"].default
-    return found
+        followed["resume_from_checkpoint"] = keys.FIELDS["resume_from_checkpoint"].default
+    return followed
 
 
 def contains_run(folder: Path) -> bool:

@@ -34,10 +34,13 @@ def load(name: str) -> Reference:
     """Read a reference curve; a name that is not here is one of the repository. Raises BadInput where it is not one."""
     path = Path(name) if Path(name).is_file() else paths.ROOT / name
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        tokens = [float(step * found["tokens_per_step"]) for step in found["loss"]]
+        contents = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tokens = [float(step * contents["tokens_per_step"]) for step in contents["loss"]]
         curve = Reference(
-            found["label"], found["validation"], tokens, [*map(float, found["loss"].values())]
+            contents["label"],
+            contents["validation"],
+            tokens,
+            [*map(float, contents["loss"].values())],
         )
         if tokens != sorted({*tokens}) or not all(map(math.isfinite, curve.losses)):
             raise ValueError("its steps do not rise, or a loss is not finite")

@@ -28,26 +28,26 @@ TYPE_NAMES |= {list[str]: "a list of texts, as [a, b]", list[dict]: "a list of m
 
 def key_problem(name: str, value: Any) -> str | None:
     """Return what a key's value must be, where it is not; None: it is."""
-    about, wanted = keys.FIELDS[name].metadata, keys.KEY_TYPES[name]
+    about, value_type = keys.FIELDS[name].metadata, keys.KEY_TYPES[name]
     if (value is None and name in keys.OPTIONAL_KEYS) or (
         value == "auto" and name in keys.AUTO_KEYS
     ):
         return None
-    if not _fits(value, wanted):
-        must = f"must be {type_name(wanted)}{', or auto' if name in keys.AUTO_KEYS else ''}"
+    if not _fits(value, value_type):
+        must = f"must be {type_name(value_type)}{', or auto' if name in keys.AUTO_KEYS else ''}"
         if isinstance(value, str) and (unquoted := _without_quotes(value, name)):
             must += f"; YAML reads this as text, write {unquoted} without quotes"
         return must
-    if wanted in (int, float):
+    if value_type in (int, float):
         least, most = about["allowed"]
         return (
             None
             if least <= value <= most
             else f"must be between {least} and {most} ({about['help']})"
         )  # nor is NaN
-    for each in value if isinstance(value, list) else [value]:
-        if about["allowed"] and each not in about["allowed"]:
-            return f"must be {join_or(about['allowed'])}{did_you_mean(each, about['allowed'])}"
+    for item in value if isinstance(value, list) else [value]:
+        if about["allowed"] and item not in about["allowed"]:
+            return f"must be {join_or(about['allowed'])}{did_you_mean(item, about['allowed'])}"
     if about["path"] == "folder" and paths.is_url(value):
         return "must be a folder on this machine, and this is a URL"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
@@ -84,9 +84,9 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"task_files = {shorten(file)}: must be NAME=FILE, with a NAME that is among tasks"
     mixture = r.sources
     if r.tokenizer in keys.TRAINED_TOKENIZERS and (mixture or r.token_column):
-        asked = "a mixture" if mixture else f"token_column = {r.token_column}"
+        reason = "a mixture" if mixture else f"token_column = {r.token_column}"
         fix = "give a Hub id, or a folder such as the tokenizer/ that prepare_data.py makes"
-        yield f"tokenizer = {r.tokenizer}: is made from one source's text, and {asked} needs one that exists; {fix}"
+        yield f"tokenizer = {r.tokenizer}: is made from one source's text, and {reason} needs one that exists; {fix}"
     folders = [str(source.get("data_dir") or "hf://") for source in (values, *(mixture or ()))]
     if r.stream_keep == "consumed" and not all(folder.startswith("hf://") for folder in folders):
         yield "stream_keep = consumed: deletes shards once read, and data_dir holds yours. Use --stream_keep all"
@@ -237,38 +237,38 @@ def _without_quotes(text: str, name: str) -> str | None:
     return None
 
 
-def _fits(value: Any, wanted: Any) -> bool:
-    if is_list(wanted):
+def _fits(value: Any, value_type: Any) -> bool:
+    if is_list(value_type):
         return isinstance(value, list) and all(
-            isinstance(item, typing.get_args(wanted)) for item in value
+            isinstance(item, typing.get_args(value_type)) for item in value
         )
-    if isinstance(value, bool) or wanted is bool:
-        return isinstance(value, bool) and wanted is bool
-    return isinstance(value, (int, float) if wanted is float else wanted)
+    if isinstance(value, bool) or value_type is bool:
+        return isinstance(value, bool) and value_type is bool
+    return isinstance(value, (int, float) if value_type is float else value_type)
 
 
 def from_text(text: str | list[str], name: str) -> Any:
     """Return the value that a key's flag stands for; the text itself where it is not of the key's type."""
-    wanted = keys.KEY_TYPES[name]
+    value_type = keys.KEY_TYPES[name]
     if name in keys.OPTIONAL_KEYS and text in ("null", "none", ["null"], ["none"]):
         return None
-    if wanted is bool:
+    if value_type is bool:
         value = boolean_of(str(text))
         return text if value is None else value
     with contextlib.suppress(ValueError):
-        if wanted in (int, float):
-            return number if isinstance(number := number_of(text), int) else wanted(text)
+        if value_type in (int, float):
+            return number if isinstance(number := number_of(text), int) else value_type(text)
     return text
 
 
-def is_list(wanted: Any) -> bool:
+def is_list(value_type: Any) -> bool:
     """Return whether a key's type is a list."""
-    return typing.get_origin(wanted) is list
+    return typing.get_origin(value_type) is list
 
 
-def type_name(wanted: Any) -> str:
+def type_name(value_type: Any) -> str:
     """Return a type in plain words."""
-    return TYPE_NAMES.get(wanted, getattr(wanted, "__name__", str(wanted)))
+    return TYPE_NAMES.get(value_type, getattr(value_type, "__name__", str(value_type)))
 
 
 def divisors(number: int) -> list[int]:

@@ -44,10 +44,10 @@ def table_format(name: str) -> str | None:
     path = PurePosixPath(path_of(name).lower())
     is_compressed = path.suffix in COMPRESSED_SUFFIXES
     suffix = PurePosixPath(path.stem).suffix if is_compressed else path.suffix
-    found = TABLE_FORMATS.get(suffix)
-    if is_compressed and found in UNCOMPRESSED_FORMATS:
+    format = TABLE_FORMATS.get(suffix)
+    if is_compressed and format in UNCOMPRESSED_FORMATS:
         return None
-    return found
+    return format
 
 
 def source_kind(values: Mapping[str, Any]) -> SourceKind | None:

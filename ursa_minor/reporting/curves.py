@@ -76,10 +76,19 @@ class RowSampler:
         self._updates += is_update
         if self._updates > MOST_UPDATES * self._stride:
             self._stride *= 2
-            number = itertools.count()  # every second update of those that are left
-            self.rows = [
-                one for one in self.rows if "train/loss" not in one or next(number) % 2 == 0
-            ]
+            self._drop_every_second_update()
+
+    def _drop_every_second_update(self) -> None:
+        rows = []
+        is_dropped = False
+        for row in self.rows:
+            if "train/loss" not in row:
+                rows.append(row)
+                continue
+            if not is_dropped:
+                rows.append(row)
+            is_dropped = not is_dropped
+        self.rows = rows
 
 
 def scored_all_items(rows: Sequence[Mapping], task: Task) -> bool:
@@ -104,15 +113,15 @@ def published_scores(model: keys.Model) -> Published:
     if label == smallest.label:
         names.append("GPT-3 124M")
 
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for task in all_tasks().values():
         for name in names:
             for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
                 if value is not None:
-                    found.setdefault(task.metric(score), {})[name] = (
+                    scores.setdefault(task.metric(score), {})[name] = (
                         value / 100 if score in task.shares else value
                     )
-    return found
+    return scores
 
 
 def draw_curves(
@@ -137,13 +146,13 @@ def draw_curves(
     ]
     for task in all_tasks().values():
         panels.append((partial(_draw_scores, others, task), 2.8, [*map(task.metric, task.shares)]))
-    panels += [(partial(_draw_side, name, *how), 1.2, [name]) for name, how in SIDES.items()]
+    panels += [(partial(_draw_side, name, *style), 1.2, [name]) for name, style in SIDES.items()]
     shown = [panel for panel in panels if any(len(series(rows, name)[0]) for name in panel[2])]
     if not shown:
         return
-    with picture(path, [height for _, height, _ in shown], ["tokens"] * len(shown)) as found:
-        found[0].set_title(title)
-        for axes, (draw, _, _) in zip(found, shown, strict=True):
+    with picture(path, [height for _, height, _ in shown], ["tokens"] * len(shown)) as panel_axes:
+        panel_axes[0].set_title(title)
+        for axes, (draw, _, _) in zip(panel_axes, shown, strict=True):
             draw(axes, rows)
 
 
@@ -179,12 +188,14 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, sum(heights) + 0.6), layout="constrained")
-        found = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
-        for number, axes in enumerate(found):
+        all_axes = list(
+            figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        )
+        for number, axes in enumerate(all_axes):
             if x[number] in x[:number]:
-                axes.sharex(found[x.index(x[number])])
-        yield found
-        for axes, name, below in zip(found, x, [*x[1:], None], strict=True):
+                axes.sharex(all_axes[x.index(x[number])])
+        yield all_axes
+        for axes, name, below in zip(all_axes, x, [*x[1:], None], strict=True):
             axes.xaxis.set_major_formatter(_count if name == "tokens" else "{x:,g}")
             axes.tick_params(labelbottom=name != below)
             axes.set_xlabel(AXES[name] if name != below else "")
@@ -279,8 +290,8 @@ def _draw_side(name: str, label: str, color: str, axes, rows: Sequence[Mapping])
 def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.ndarray, np.ndarray]:
     """Return where and what a metric was, as two arrays; values that are not finite (a skipped update's) are left out."""
     key = "tokens" if x == "tokens" else "step"
-    found = [row for row in rows if _is_number(row.get(name)) and _is_number(row.get(key))]
-    places = np.array([row[key] for row in found], dtype=float)
+    points = [row for row in rows if _is_number(row.get(name)) and _is_number(row.get(key))]
+    places = np.array([row[key] for row in points], dtype=float)
     if x in (
         "hours",
         "minutes",
@@ -291,7 +302,7 @@ def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.nd
         ]
         steps, seconds = zip(*clock, strict=True)
         places = np.interp(places, steps, seconds) / {"hours": 3600, "minutes": 60}[x]
-    return places, np.array([row[name] for row in found], dtype=float)
+    return places, np.array([row[name] for row in points], dtype=float)
 
 
 def _is_number(value: object) -> bool:

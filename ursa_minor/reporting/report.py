@@ -79,8 +79,10 @@ class Report:
         self._rows, self._drawn = curves.RowSampler(), time.monotonic()
         sent = self._drop_future(metrics, state.step)
         notes = BYTES if recipe.model.init_from else NOISE + BYTES
-        kept = _samples_before(samples, state.step)
-        files.write_text(samples, kept or (notes if recipe.evaluation.sample_steps else ""))
+        earlier_samples = _samples_before(samples, state.step)
+        files.write_text(
+            samples, earlier_samples or (notes if recipe.evaluation.sample_steps else "")
+        )
         self._metrics, self._samples = files.Log(metrics), files.Log(samples)
         past = iterate_metrics(metrics)
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
@@ -145,15 +147,15 @@ class Report:
             values["revision"] = revision
         self._evaluated(step, task.name, values, describe_scores(task, result))
 
-    def baselines(self, step: int, found: dict[str, float]) -> None:
+    def baselines(self, step: int, losses: dict[str, float]) -> None:
         """Report what needs no training, on the same text; nothing where nothing was found."""
-        if found:
-            self.log(step, {f"baseline/{name}": value for name, value in found.items()})
-            words = f"without training: a bigram model {found['bigram']:.4f} nats per token"
-            if "gzip" in found:
-                words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
+        if losses:
+            self.log(step, {f"baseline/{name}": value for name, value in losses.items()})
+            words = f"without training: a bigram model {losses['bigram']:.4f} nats per token"
+            if "gzip" in losses:
+                words += f", {losses['bigram_bits_per_byte']:.3f} bits per byte; gzip {losses['gzip']:.3f} bits per byte"
             log.info(words)
-            if self._validation_loss > found["bigram"]:
+            if self._validation_loss > losses["bigram"]:
                 option = self._recipe.saving.option_of_another_run
                 log.info(
                     f"Validation loss is no better than a bigram baseline. Train longer (--max_steps with another "
