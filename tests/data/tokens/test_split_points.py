@@ -242,7 +242,8 @@ def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_
         stream = (read.append(row[0]) or row for row in [*rows, (len(rows), "table", True)])
         for count, (number, text, _) in enumerate(split_points.pieces(stream, split_points.LINES)):
             assert len(text) <= 300 and len(read) <= count + 3 and number in (0, len(rows))
-    monkeypatch.setattr(text_reader, "WHOLE_CHARACTERS", 1000)
+    for module in (text_reader, split_points):
+        monkeypatch.setattr(module, "WHOLE_CHARACTERS", 1000)
     words = "row 3 begins one that has no place to cut in 1,000 characters; give it in several"
     for text, place in (("。" * 100, split_points.LINES), ("a b " * 30, None)):
         with pytest.raises(BadInput, match=words):
