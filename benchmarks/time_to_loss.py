@@ -207,7 +207,7 @@ def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float,
         rows = read_metrics(args.folder / "runs" / done["name"] / "metrics.jsonl")
         curves[name] = series(rows, "eval/loss", "steps")
     target, ends = args.target, [curves[name][0][-1] for name in ("AdamW, tuned", "Muon, tuned")]
-    with picture(args.picture, [4.2], "steps") as (axes,):
+    with picture(args.picture, [4.2], ["steps"]) as (axes,):
         for (name, (steps, losses)), color in zip(
             curves.items(), (BLACK, BLUE, VERMILLION), strict=True
         ):

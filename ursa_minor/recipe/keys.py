@@ -49,7 +49,10 @@ TRAINED_TOKENIZERS = ("bpe", "characters")  # trained on the text of the run
 LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings", "rope_theta")
 MODEL_KEYS = ("architecture", "n_layer", "n_head", "n_embd", "vocab_size", *LLAMA_KEYS)
 # Names of the architectures (definitions in model/architectures.py), each with the keys that it needs beside all models'.
-ARCHITECTURE_KEYS: dict[str, tuple[str, ...]] = {"gpt2": (), "llama": LLAMA_KEYS}
+ARCHITECTURE_KEYS: dict[str, tuple[str, ...]] = {
+    "gpt2": (),
+    "llama": LLAMA_KEYS,
+}
 # Names of the optimizers (definitions in optim/optimizers.py), and whether moments (ZeRO-1) and weights (FSDP2) may be sharded.
 OPTIMIZER_CAN_SHARD = {"adamw": True, "adamw_8bit": False, "muon": True}
 # A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
