@@ -2,6 +2,8 @@
 
 import atexit
 import functools
+import logging
+import logging.handlers
 import os
 import select
 import signal
@@ -55,11 +57,19 @@ def parse_before_imports(name: str, parse: Callable[[list[str]], Command]) -> Co
     """
     if name != "__main__":
         return None
-    console.start(is_main=is_main_process())
+    # Notes on a recipe are shown only if the command line is valid.
+    notes = logging.handlers.MemoryHandler(capacity=1000, flushLevel=logging.CRITICAL + 1)
+    log = logging.getLogger("ursa_minor")
+    log.handlers = [notes]
+    log.propagate = False
+    log.setLevel(logging.INFO)
     commands: list[Command] = []
     status = exit_on_bad_input(lambda: commands.append(parse(sys.argv[1:])))()
     if status:
         sys.exit(status)
+    console.start(is_main=is_main_process())
+    for record in notes.buffer:
+        log.handle(record)
     if is_main_process():
         sys.stderr.write("start    importing torch and Transformers\n")
         sys.stderr.flush()
