@@ -147,7 +147,8 @@ FALLING = ("cosine", "linear", "wsd")  # learning rates
 
 # Conditions that several keys share.
 GPT2_ONLY = (KeyIs("architecture", ("gpt2", None)),)
-LLAMA_ONLY = (KeyIs("architecture", ("llama", None)),)
+_LLAMA_TYPES = [name for name, names in ARCHITECTURE_KEYS.items() if names]
+LLAMA_ONLY = (KeyIs("architecture", (*_LLAMA_TYPES, None)),)
 MUON = (KeyIs("optimizer", ("muon",)),)
 HUB_DATASET = (SourceIs((SourceKind.DATASET,)),)
 TABULAR = SourceIs((SourceKind.DATASET, SourceKind.TABLES))
