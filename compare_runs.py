@@ -468,9 +468,8 @@ def drawn(axes, column: RunColumn, number: int, name: str, x: str) -> tuple | No
     length = min(curve.shape[1] for curve in series)
     if not length:
         return None
-    block = (
-        -(-length // POINTS) if name == "train/loss" else 1
-    )  # means of blocks, else noise would hide the others
+    # Plot means of blocks, because noise would hide the other curves.
+    block = -(-length // POINTS) if name == "train/loss" else 1
     count = length // block
     places, values = np.stack(
         [curve[:, : count * block].reshape(2, count, block).mean(2) for curve in series], 1

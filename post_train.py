@@ -30,9 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault(cudnn.DEPRIORITIZED_VARIABLE, "1")
     if "WORLD_SIZE" not in os.environ:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    warnings.filterwarnings(
-        "ignore", category=FutureWarning, module="transformers"
-    )  # TRL's use of it
+    # TRL uses Transformers in a deprecated way.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     log.info("start    importing torch and Transformers")
     check_launch(os.environ)

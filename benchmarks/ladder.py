@@ -148,9 +148,8 @@ def main(argv: list[str] | None = None) -> int:
             for rung, change, _ in [rung for rung in ladder if not rung[2]]:
                 settings = settings | change
                 climbed[rung] = functools.partial(climb, args, micro_batch, Path(name), settings)
-            fp32 = argparse.Namespace(
-                **vars(args) | {"precision": "no"}
-            )  # the widest rung, with its scores
+            # Score the model of the widest rung.
+            fp32 = argparse.Namespace(**vars(args) | {"precision": "no"})
             scores = 12 * args.n_layer * args.n_head * micro_batch * args.sequence_length**2
             together = side_by_side.fit_together(len(climbed), fp32, micro_batch, scores)
             results = side_by_side.alternate(

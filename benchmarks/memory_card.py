@@ -38,6 +38,7 @@ from ursa_minor.recipe import keys, loading
 
 RECIPES = [f"recipes/{name}.yaml" for name in ("gpt2_124m", "gpt2_350m", "llama_124m")]
 ACCUMULATION, UPDATES = 2, 3
+# What makes it another one.
 CASE = (
     "recipe",
     "precision",
@@ -45,7 +46,7 @@ CASE = (
     "checkpointing",
     "shards",
     "micro_batch",
-)  # what makes it another one
+)
 FSDP = ROOT / "accelerate_configs" / "fsdp2_x8.yaml"
 
 

@@ -112,9 +112,8 @@ def alternate(
     """
     # One card: on several the Trainer would share its batches out among them.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    context = multiprocessing.get_context(
-        "spawn"
-    )  # a fork would take CUDA's and OpenMP's state with it
+    # A fork would inherit the state of CUDA and OpenMP.
+    context = multiprocessing.get_context("spawn")
     results = {name: {"turns": [], "problem": ""} for name in variants}
     for names in [list(variants)] if together else [[name] for name in variants]:
         started = {}
@@ -282,10 +281,11 @@ def add_sizes(parser: argparse.ArgumentParser, **defaults: int) -> None:
 def add_turns(parser: argparse.ArgumentParser, *, micro_batch: int) -> None:
     """Add the flags of what is measured in turns; ``micro_batch``: the CPU's default."""
     card = device().type == "cuda"
+    # 16: more rows than our loss takes at once.
     sizes, steps = (
         [16 if card else micro_batch],
         10 if card else 1,
-    )  # 16: more rows than our loss takes at once
+    )
     parser.add_argument(
         "--micro_batch", type=positive, nargs="+", default=sizes, help="default: %(default)s here"
     )
@@ -334,9 +334,8 @@ def fit_together(
     working = estimate.memory(
         shape, micro_batch=micro_batch, half=args.precision != "no", compiled=False
     )
-    working["logits"] = (
-        12 * micro_batch * args.sequence_length * args.vocab_size
-    )  # whole: others do not cut them
+    # The other implementations keep all logits.
+    working["logits"] = 12 * micro_batch * args.sequence_length * args.vocab_size
     waiting = count * (12 * shape.parameters + estimate.CONTEXT_BYTES)
     return waiting + sum(
         working.values()

@@ -313,13 +313,14 @@ VARIANTS = {
     "ceiling": ceiling,
 }
 VARIANTS |= {"descent": descent, "autotune": autotune}
+# The two that compile for minutes are to be named.
 USUAL = (
     "ours",
     "hf",
     "trainer",
     "plain",
     "ceiling",
-)  # the two that compile for minutes are to be named
+)
 
 
 # The command line.

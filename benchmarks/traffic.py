@@ -131,9 +131,8 @@ def main(argv: list[str] | None = None) -> int:
     ids_BT = torch.zeros(args.micro_batch, args.sequence_length, dtype=torch.int64, device="cuda")
     kernels = count(module, ids_BT)
     torch.cuda.reset_peak_memory_stats()
-    forward_and_backward(
-        module, ids_BT
-    )  # beside the first one's gradients, as every micro-batch but an update's first
+    # Gradients of the first pass exist now, as in every micro-batch of an update except the first.
+    forward_and_backward(module, ids_BT)
     peak = torch.cuda.max_memory_allocated()
 
     moved, number = collections.Counter(), collections.Counter(kernel["kind"] for kernel in kernels)

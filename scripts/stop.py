@@ -16,9 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-LOCKS = Path(
-    "/proc/locks"
-)  # where it is, /proc shows who holds a lock; where not (macOS), lsof who has the file open
+# On Linux, /proc/locks lists the holder of a lock. On macOS, lsof lists who has the file open.
+LOCKS = Path("/proc/locks")
 
 
 def holders(lock: Path) -> list:

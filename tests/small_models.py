@@ -1,4 +1,4 @@
-"""Small models that several tests of the model room take, and ids for them."""
+"""Small models and token ids that several tests use."""
 
 import torch
 from transformers import PreTrainedModel

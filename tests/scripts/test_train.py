@@ -38,6 +38,7 @@ def test_data_that_is_not_there_is_refused_before_torch_is_imported(workplace):
     code = "import runpy, sys; sys.modules['torch'] = None; del sys.argv[0]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     words = ["--recipe", str(ROOT / "recipes" / "own_text.yaml"), "--data_files", "mine.tx"]
+    words += ["--max_steps", "20"]  # a valid command would log a note on the warm-up
     command, environment = (
         [sys.executable, "-c", code, str(ROOT / "train.py"), *words],
         {"PYTHONPATH": str(ROOT)},

@@ -70,9 +70,10 @@ def _show(line: str, stream: TextIO | None) -> None:
     """Write a line to ``stream``; to standard error (None) as long as somebody reads it: a dead terminal ends no run."""
     terminal = stream or sys.stderr
     try:
+        # Imported here, so that a Python without packages reaches the error message of cli.
         from tqdm import (
             tqdm,
-        )  # here, so that a Python without packages comes as far as entry's fix
+        )
 
         tqdm.write(_wrapped(line) if terminal.isatty() else line, file=terminal)
         terminal.flush()

@@ -38,9 +38,8 @@ OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|can't allocate memory", 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error, or what failed inside the compiler, is a lack of memory of the device."""
-    error = (
-        getattr(error, "inner_exception", None) or error
-    )  # the compiler's errors hold the one behind them
+    # An error of the compiler contains the original one.
+    error = getattr(error, "inner_exception", None) or error
     named = type(error).__name__ == "OutOfMemoryError" or OUT_OF_MEMORY.search(str(error))
     return isinstance(error, RuntimeError) and bool(named)
 

@@ -31,11 +31,12 @@ log = logging.getLogger(__name__)
 # differ in the operations and in the numbers. EIO, ENOSPC and EDQUOT are real errors and never among these.
 NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 NO_SYNC = NOT_SUPPORTED | {errno.EBADF}  # EBADF: only of a file that is open for writing
+# As in PostgreSQL's fsync_fname.
 NO_FOLDER_SYNC = NO_SYNC | {
     errno.EACCES,
     errno.EPERM,
     errno.EISDIR,
-}  # as in PostgreSQL's fsync_fname
+}
 NO_LOCKS = NOT_SUPPORTED | {errno.ENOLCK}
 NO_MAPPING = NOT_SUPPORTED | {errno.ENODEV}
 NO_MODES = NOT_SUPPORTED | {errno.EPERM}  # FAT and SMB, where modes come from the mount

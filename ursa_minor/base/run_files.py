@@ -27,9 +27,8 @@ STATE = "state.json"
 MANIFEST = "manifest.json"
 
 STEP = re.compile(r"step-(\d{8})")  # a checkpoint, a push, a tag
-PARTIAL = re.compile(
-    r"\.(.+)\.(tmp|old)-[0-9a-f]{8}"
-)  # half-made; or moved aside for what comes in its place
+# Files that are unfinished, or that were moved aside to be replaced.
+PARTIAL = re.compile(r"\.(.+)\.(tmp|old)-[0-9a-f]{8}")
 
 
 def step_name(step: int) -> str:

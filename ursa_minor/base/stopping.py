@@ -62,9 +62,8 @@ class StopRequest:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:
-        self.signal = self.signal or signal.Signals(
-            number
-        )  # after Ctrl-C the launcher's death comes, too
+        # After Ctrl-C, the launcher ends as well.
+        self.signal = self.signal or signal.Signals(number)
 
     @property
     def requested(self) -> bool:

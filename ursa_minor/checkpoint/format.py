@@ -77,12 +77,10 @@ def write(
         files.write_json(temporary / STATE, state)
         rows = {name: files.row_of(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
         files.write_json(temporary / MANIFEST, {"step": state["step"], "files": rows})
-        with contextlib.suppress(
-            OSError
-        ):  # a checkpoint is worth more than rows that a disk refuses
-            files.fsync(
-                folder.parent / METRICS
-            )  # a power cut leaves no step without the rows before it
+        # Write the checkpoint even if the disk rejects the rows.
+        with contextlib.suppress(OSError):
+            # After a power cut, no checkpoint is without the rows before it.
+            files.fsync(folder.parent / METRICS)
     if problem := find_problem(path):
         raise OSError(f"{path}: does not read back as written: {problem}")
     try:
@@ -116,9 +114,8 @@ def gather(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors,
         for name, kinds in moments.items()
         for kind, value in kinds.items()
     )
-    return weights, {
-        name: torch.as_tensor(value) for name, value in each
-    }  # an optimizer may count its steps in an int
+    # An optimizer may count its steps in an int.
+    return weights, {name: torch.as_tensor(value) for name, value in each}
 
 
 def _is_sharded(model: nn.Module) -> bool:
@@ -128,9 +125,8 @@ def _is_sharded(model: nn.Module) -> bool:
 def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
     """Return each parameter's moments by its name; of ZeRO's, which are brought together, on the main process."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    if not hasattr(
-        optimizer, "consolidate_state_dict"
-    ):  # not a ZeroRedundancyOptimizer, whose import is slow
+    # ZeroRedundancyOptimizer is not imported here, because its import is slow.
+    if not hasattr(optimizer, "consolidate_state_dict"):
         return {names[parameter]: kinds for parameter, kinds in optimizer.state.items()}
     optimizer.consolidate_state_dict(to=0)
     if dist.get_rank():
@@ -290,9 +286,8 @@ def load(
         for kind, moment in keeps(group, torch.empty(parameter.shape, device="meta")).items()
     }
     counted = files.read_json(path / STATE)
-    none_applied = (
-        counted["skipped_updates"] >= counted["step"]
-    )  # there are no moments before an update
+    # Moments do not exist before the first update.
+    none_applied = counted["skipped_updates"] >= counted["step"]
     state: dict[str, Tensors] = {}
     for name, tensor in _read(path / OPTIMIZER, wanted, may_be_empty=none_applied).items():
         parameter, kind = name.split("/")

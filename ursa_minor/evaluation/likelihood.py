@@ -96,9 +96,8 @@ def log_likelihoods(
     was_training = model.training
     # Of each question the place of its first ending among all endings.
     begins = np.cumsum([0, *(len(endings) for _, endings in questions)])
-    results = np.zeros(
-        (2, begins[-1])
-    )  # log-likelihoods, and how many tokens are not the likeliest
+    # Sums of log-likelihoods, and the number of tokens that are not the most likely ones.
+    results = np.zeros((2, begins[-1]))
     # Of other families each ending is computed by itself: windows may slide, positions be counted, states be carried.
     shared = model.config.model_type in ARCHITECTURES
     size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
@@ -163,9 +162,8 @@ def _score(
         {name: tensor.to(model.device) for name, tensor in inputs.items()},
         places.to(model.device),
     )
-    if (
-        "branch" in inputs
-    ):  # each token sees the past of the context and of its own ending, (B, 1, T, T)
+    # (B, 1, T, T): each token attends to the context and to its own ending.
+    if "branch" in inputs:
         branch_BT = inputs.pop("branch")
         seen_BTT = (branch_BT[:, None, :] == 0) | (branch_BT[:, None, :] == branch_BT[:, :, None])
         inputs["attention_mask"] = seen_BTT.tril()[:, None]
@@ -177,9 +175,8 @@ def _score(
     parts = zip(
         logits_RV.split(SCORED_ROWS), targets.to(model.device).split(SCORED_ROWS), strict=True
     )
-    alone = any(
-        len(endings) == 1 for _, endings in batch
-    )  # the likeliest token costs a pass over the logits
+    # The argmax needs another pass over the logits.
+    alone = any(len(endings) == 1 for _, endings in batch)
     exact = float64_device(model.device)
     scores = []
     for logits, ids in parts:
@@ -216,9 +213,8 @@ def _pack(
             places += [row * length + place for place in (len(context) - 1, *range(begin, end))]
             targets += ids
             sizes.append(len(ids))
-        branch_BT[row, end:] = (
-            len(endings) + 1
-        )  # padding: it sees the context and itself, and nothing sees it
+        # Padding attends to the context and itself, and no token attends to it.
+        branch_BT[row, end:] = len(endings) + 1
     inputs = {"input_ids": torch.from_numpy(ids_BT)}
     if any(len(endings) > 1 for _, endings in rows):
         inputs |= {

@@ -55,9 +55,8 @@ def sample(
     Raises:
         BadInput: the model computes a logit that is NaN or infinite.
     """
-    context = (
-        context_length(model.config) or len(prompt_ids) + settings.max_new_tokens + 1
-    )  # some models set no limit
+    # Some models have no limit.
+    context = context_length(model.config) or len(prompt_ids) + settings.max_new_tokens + 1
     is_drawn = settings.temperature > 0
     choice = (
         {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}

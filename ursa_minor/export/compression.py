@@ -13,9 +13,8 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.model.finite import require_finite
 
 PACKAGE, VERSION = "bitsandbytes", "0.50.2"
-logging.getLogger(PACKAGE).setLevel(
-    logging.ERROR
-)  # it warns of kernels that are not used, and at each fp32 product
+# bitsandbytes warns about unused kernels, and at each fp32 product.
+logging.getLogger(PACKAGE).setLevel(logging.ERROR)
 
 
 def require_int8() -> None:
@@ -49,10 +48,11 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
     bitsandbytes, because GPT-2's matrices are Conv1D, which of Transformers' int8 formats only this one takes: torchao,
     quanto and HQQ pass them over. Raises BadInput for an architecture without a matrix that it takes.
     """
+    # LLM.int8() (Dettmers 2022).
     weights, rules = (
         stock.state_dict(),
         BitsAndBytesConfig(load_in_8bit=True),
-    )  # by LLM.int8() (Dettmers 2022)
+    )
     options = {"config": stock.config, "dtype": stock.dtype, "quantization_config": rules}
     quantized = type(stock).from_pretrained(None, state_dict=weights, **options)
     if not any(module.weight.dtype == torch.int8 for module in matrices(quantized).values()):

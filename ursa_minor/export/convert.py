@@ -43,10 +43,11 @@ log = logging.getLogger(__name__)
 EXPORT_DTYPES = {**DTYPES, "int8": DTYPES["fp16"]}
 RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
 LONGEST = 2048  # tokens of a window, for models that read more
+# Tokens per batch, and tokens that show whether a precision is too low.
 BATCH_TOKENS, FEW = (
     2048,
     16,
-)  # tokens computed at once; tokens that show whether a precision is too narrow
+)
 Change = Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]
 
 

@@ -158,9 +158,8 @@ def _stored_tensors(stock: PreTrainedModel, precision: str) -> Iterator[StoredTe
         require_finite(key, tensor)
         weight = _as_llama_cpp_has_it(key, tensor.float(), stock.config)
         kind = gguf.GGMLQuantizationType[_kind_name(key, weight, precision)]
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # an overflow is reported below, with the name of the weight
+        # Overflows are reported below with the name of the weight.
+        with np.errstate(over="ignore", invalid="ignore"):
             data = gguf.quants.quantize(weight.numpy(), kind)
             read_back = torch.from_numpy(gguf.quants.dequantize(data, kind))
         require_stored(
@@ -190,9 +189,8 @@ def _kind_name(key: str, weight: torch.Tensor, precision: str) -> str:
 def _as_llama_cpp_has_it(key: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
     """Return a weight as llama.cpp has it: (out, in), and a head's rotated pairs side by side."""
     if config.model_type == "gpt2":
-        return (
-            tensor.T.contiguous() if ".c_" in key and tensor.ndim == 2 else tensor
-        )  # Conv1D is (in, out)
+        # Conv1D is (in, out).
+        return tensor.T.contiguous() if ".c_" in key and tensor.ndim == 2 else tensor
     for name, heads in (
         ("q_proj", config.num_attention_heads),
         ("k_proj", config.num_key_value_heads),

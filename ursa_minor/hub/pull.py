@@ -55,9 +55,8 @@ def _fetch(
     try:
         info = client.retry(api.model_info, repo_id, revision=revision, say=log.info)
     except RepositoryNotFoundError as error:
-        if (
-            may_begin and http_status_and_retry_after(error)[0] == 404
-        ):  # not 401, which is of the token
+        # Status 401 is excluded, because it concerns the token.
+        if may_begin and http_status_and_retry_after(error)[0] == 404:
             return None
         raise
     names = {sibling.rfilename for sibling in info.siblings or ()}
@@ -67,17 +66,15 @@ def _fetch(
         if re.fullmatch(CHECKPOINT_PATTERN + run_files.MANIFEST, name)
     ]
     if not within:
-        if (
-            may_begin and run_files.MODEL not in names
-        ):  # made by hand, or by a push that was cut off
+        # The tag was created by hand, or by a push that was interrupted.
+        if may_begin and run_files.MODEL not in names:
             return None
         raise BadInput(
             f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one"
         )
     newest = max(within)
-    staging = (
-        checkpoints / f".hub-{info.sha[:12]}"
-    )  # of this commit, so a fetch that was killed continues
+    # The folder is named after the commit, so that an interrupted download continues.
+    staging = checkpoints / f".hub-{info.sha[:12]}"
     staging.mkdir(parents=True, exist_ok=True)
 
     def fetched(name: str) -> Path:

@@ -3,7 +3,7 @@
 A push is one commit with the model, its card and, as ``hub_strategy`` says, a checkpoint. A tag names its step.
 
 1. ``check`` finds problems before step 0.
-2. ``Pusher.submit`` stages a push: it links or copies the files, because training may delete a checkpoint while it is
+2. ``PushQueue.submit`` stages a push: it links or copies the files, because training may delete a checkpoint while it is
    being sent.
 3. ``upload`` brings a staged push to the Hub. During training it runs in the thread of ``HfApi.run_as_future``.
 4. ``push_pending``, or the next start of the run, sends the pushes that are still staged.
@@ -376,9 +376,8 @@ class PushQueue:
     def __init__(self, pending: Path):
         self.pending = pending
         self._api = client.api()
-        self._lock = (
-            threading.Lock()
-        )  # held while one of the staged pushes is chosen: to be sent, or to be replaced
+        # Held while a staged push is selected to be sent or replaced.
+        self._lock = threading.Lock()
         self._sending: Path | None = None  # or has failed
         self._logged: str | None = None
 

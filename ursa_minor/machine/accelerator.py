@@ -51,12 +51,10 @@ def make_accelerator(
     check_supported(device, os.environ, machine.tf32, machine.compile_mode)
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     wanted = os.environ["ACCELERATE_MIXED_PRECISION"] if launched else precision or device.precision
-    if (
-        machine.deterministic
-    ):  # else a card adds up some gradients in the order in which its threads come
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # read when cuBLAS makes its first handle
+    # Otherwise a GPU adds up some gradients in the order in which its threads finish.
+    if machine.deterministic:
+        # cuBLAS reads this when it creates its first handle.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = (
             False  # finds errors only, and costs a pass over memory
@@ -165,9 +163,8 @@ def check_supported(
     """
     wanted = environment.get("ACCELERATE_MIXED_PRECISION", device.precision)
     compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    if (
-        device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment
-    ):  # no launcher: as make_accelerator chooses
+    # Without a launcher, make_accelerator chooses.
+    if device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment:
         compiler = "inductor"
     cpu, fsdp, deepspeed = (
         environment.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
@@ -219,9 +216,8 @@ def prepare(
     loss_module: NextTokenLoss, optimizer: torch.optim.Optimizer, accelerator: Accelerator
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return the module that returns the loss, wrapped (DDP, FSDP2), compiled and autocast, and the optimizer of it."""
-    if (
-        accelerator.is_fsdp2
-    ):  # its sharded weights are other tensors, which the optimizer must be given
+    # The sharded weights are new tensors, which the optimizer needs.
+    if accelerator.is_fsdp2:
         # Weights are gathered a block at a time.
         accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(
             loss_module.model._no_split_modules

@@ -114,9 +114,8 @@ def free_memory_bytes(device: torch.device, num_processes: int = 1) -> int:
     """Return the memory that this process may plan with: a card's free part and its own; of a CPU its share."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    pages = (
-        "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-    )  # macOS: no free ones
+    # macOS does not report free pages.
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // num_processes
 
 

@@ -61,9 +61,8 @@ def fit_micro_batch(
 
     shape = estimate.shape_of(recipe.model)
     how = _how(recipe, accelerator)
-    moments = (
-        0 if moments_exist else estimate.memory(shape, micro_batch=1, **how)["moments"]
-    )  # which are still to come
+    # Memory that is not allocated yet.
+    moments = 0 if moments_exist else estimate.memory(shape, micro_batch=1, **how)["moments"]
 
     def forward_and_backward(micro_batch: int) -> None:
         inputs_BT = torch.zeros(
@@ -210,9 +209,8 @@ def runs_out_of_memory(
         for _ in range(min(2, micro_batches)):
             forward_and_backward()
     except (RuntimeError, TorchDynamoException, InductorError) as error:
-        failed = is_out_of_memory(
-            error
-        )  # the exception, whose frames hold tensors, is gone after this block
+        # The exception is released after this block; its frames refer to tensors.
+        failed = is_out_of_memory(error)
         if not failed:
             if not isinstance(error, (TorchDynamoException, InductorError)):
                 raise

@@ -46,9 +46,8 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
                 module.forward = functools.partial(_recomputed_mlp, module, architecture.mlp)
     elif model.gradient_checkpointing == "full":
         enable = getattr(made, "activation_checkpointing_enable", None)
-        enable = (
-            enable or made.gradient_checkpointing_enable
-        )  # its name until Transformers 5.17 or so
+        # The name of this option until about Transformers 5.17.
+        enable = enable or made.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     return made
 

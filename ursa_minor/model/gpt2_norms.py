@@ -35,9 +35,8 @@ def _normalize(norm: nn.LayerNorm, hidden_BTE: torch.Tensor) -> torch.Tensor:
 def _scale_and_multiply(
     norm: nn.LayerNorm, product: Conv1D, hidden_BTE: torch.Tensor
 ) -> torch.Tensor:
-    if (
-        hidden_BTE.dtype == product.weight.dtype
-    ):  # a stock norm's: half precision beside fp32 weights is _Normalized's
+    # A stock norm; _Normalized handles half precision with fp32 weights.
+    if hidden_BTE.dtype == product.weight.dtype:
         return Conv1D.forward(product, hidden_BTE)
     weight_EF = (norm.weight[:, None] * product.weight).to(hidden_BTE.dtype)
     bias_F = product.bias + (norm.bias[:, None] * product.weight).sum(0)

@@ -16,15 +16,15 @@ from torch.distributed.tensor import DTensor, Replicate
 from ursa_minor.model.architectures import ARCHITECTURES, Architecture
 from ursa_minor.optim import adamw
 
+# Jordan's: steepest at 0; singular values end between about 0.7 and 1.2.
 QUINTIC = (
     3.4445,
     -4.7750,
     2.0315,
-)  # Jordan's: steepest at 0; singular values end between about 0.7 and 1.2
+)
 ROUNDS = 5
-MOST_ELEMENTS = (
-    2**26
-)  # in matrices that are updated together: bounds the memory, and is enough to fill a GPU
+# Elements of matrices that are updated together: limits the memory, and fills a GPU.
+MOST_ELEMENTS = 2**26
 
 
 def groups(model: nn.Module, architecture: Architecture, weight_decay: float) -> list[dict]:
@@ -73,9 +73,8 @@ class Muon(torch.optim.AdamW):
         super().__init__([defaults | group for group in groups], fused=True, **settings)
 
     def __setstate__(self, state: dict) -> None:
-        torch.optim.Optimizer.__setstate__(
-            self, state
-        )  # AdamW's own expects its moments in every state
+        # AdamW's method expects moments in every state.
+        torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
@@ -105,9 +104,8 @@ class Muon(torch.optim.AdamW):
         stack = orthogonalize(stack.to(_product_dtype(stack.device)))
         stack = torch.cat(stack.chunk(group["parts"]), dim=-1)
         for parameter, update in zip(parameters, stack, strict=True):
-            if isinstance(
-                parameter, DTensor
-            ):  # each process has made the whole, and takes its rows
+            # Each process has computed the full matrix and takes its rows.
+            if isinstance(parameter, DTensor):
                 whole = DTensor.from_local(
                     update, parameter.device_mesh, [Replicate()], run_check=False
                 )

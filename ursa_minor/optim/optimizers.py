@@ -64,9 +64,10 @@ def build(
     kind, arguments = spec.make(settings)
     groups = spec.groups(model, settings)
     if shard:
+        # Importing the package causes warnings of TorchScript.
         from torch.distributed.optim import (
             ZeroRedundancyOptimizer,
-        )  # its package brings TorchScript's warnings
+        )
 
         return ZeroRedundancyOptimizer(groups, kind, lr=0.0, **arguments)
     return kind(groups, lr=0.0, **arguments)

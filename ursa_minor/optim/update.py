@@ -87,9 +87,8 @@ def update(
     mean_objective = means[0] if means else None
     minimized = mean_loss if mean_objective is None else mean_objective
     applied = math.isfinite(minimized) and math.isfinite(grad_norm)
-    before = (
-        0.0 if applied else scaler.get_scale()
-    )  # read from the device only where an overflow is possible
+    # Read from the device only where an overflow is possible.
+    before = 0.0 if applied else scaler.get_scale()
     if applied:
         scaler.step(optimizer)
     scaler.update()

@@ -43,9 +43,8 @@ def check_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> No
             f"--chat: needs {needed} rows of padding, and {max(free, 0)} of {rows} are free; {fix}"
         )
     try:
-        tokenization.Encoder(tokenizer)(
-            ["user\nassistant\nsystem"]
-        )  # what the template writes beside the messages
+        # Ids that the template adds to the messages.
+        tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])
     except BadInput as error:
         raise BadInput(
             f"--chat: {error}; a chat needs a tokenizer that can write user, assistant and system"

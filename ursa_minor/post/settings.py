@@ -85,10 +85,11 @@ def read(argv: Sequence[str], config: type) -> tuple[PostTrainingTask, Any]:
     )
     parser.add_argument("--config", metavar="FILE", help="for example recipes/post/addition.yaml")
     for action in parser._actions:
+        # The default is in the file or in the class.
         action.default, action.required = (
             argparse.SUPPRESS,
             False,
-        )  # the file, or the class itself, has the default
+        )
         if action.type is string_to_bool:
             # HfArgumentParser requires a value where the default is null.
             action.nargs = "?"

@@ -18,10 +18,11 @@ TRAINING_SHARE = (
     0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100, start and checkpoints the rest
 )
 LEAST_PARAMETERS = 5e7  # below, the law's level means nothing
+# A short run halves the batch of its recipe to reach this number of updates, but not below.
 FEWEST_UPDATES, LEAST_BATCH = (
     2000,
     2**16,
-)  # a short run halves its recipe's batch for that, and not below
+)
 LAW = f"""Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 (Besiroglu et al. 2024). It was fitted to MassiveText with a
 vocabulary of 32,000, from 70M parameters and 5B tokens up: it ranks sizes, and your text and tokenizer have another level.
 In D a text counts at most {MANY_EPOCHS} times.

@@ -78,9 +78,8 @@ def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
         shards += checkpoints
     for folder, needed, is_data in ((runs, checkpoints, False), (data, shards, True)):
         free = None
-        with files.skipping(
-            files.NOT_SUPPORTED
-        ):  # some file systems do not report their free space
+        # Some file systems do not report their free space.
+        with files.skipping(files.NOT_SUPPORTED):
             free = shutil.disk_usage(folder).free
         if free is not None:
             yield compatibility.disk(free, needed, str(folder), shards=is_data)
@@ -123,9 +122,8 @@ def examine_cards(path: str, quick: bool) -> Iterator[Check]:
             else "It is not in ursa_minor/base/gpus.csv: no mfu, no estimates"
         )
         yield Check("card", OK if known else WARNING, f"{name}. {text}")
-    for name, capability in (
-        dict(mine).items() if cuda else ()
-    ):  # torch for AMD cards names its kernels otherwise
+    # torch for AMD GPUs names its kernels differently.
+    for name, capability in dict(mine).items() if cuda else ():
         yield compatibility.architecture(name, capability, torch.cuda.get_arch_list(), driver)
     yield from examine_cudnn([capability for _, capability in mine])
     if not here:
@@ -295,9 +293,8 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"problem": f"no answer in {seconds:.0f} s"}
         finally:
-            with contextlib.suppress(
-                ProcessLookupError, PermissionError
-            ):  # all its processes have ended
+            # All its processes have ended.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         words.seek(0)

@@ -12,10 +12,11 @@ from ursa_minor.base import cudnn, gpus
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
+# Optional: without them, a run has no wandb reports or power readings.
 OPTIONAL = (
     "wandb",
     "nvidia-ml-py",
-)  # without them a run lacks reports to Weights & Biases, or watts
+)
 # Versions that fail between two that work; requirements.txt excludes them.
 BROKEN = {
     (

@@ -15,9 +15,8 @@ from ursa_minor.recipe import keys
 TOKEN_BYTES = 4.5  # of English text, by GPT-2's tokenizer
 SENT_BYTES = 2.9  # of Parquet, for such a token: FineWeb-Edu's sample-10BT is 28.5 GB
 READY_BYTES = 2.0  # of an id in a token file
-SAMPLE = re.compile(
-    r"sample-(\d+)BT"
-)  # FineWeb's names of its samples, in billions of GPT-2's tokens
+# Names of FineWeb's samples, in billions of GPT-2 tokens.
+SAMPLE = re.compile(r"sample-(\d+)BT")
 
 
 class DataThroughput(NamedTuple):
@@ -52,9 +51,8 @@ def supply(
         return PREPARED._replace(text=text)
     if speed:
         return DataThroughput(text, speed, "as you say")
-    fetched = all(
-        keys.hub_id(source) and source.data_dir for source in given
-    )  # ids, which need no core
+    # Token ids need no CPU core.
+    fetched = all(keys.hub_id(source) and source.data_dir for source in given)
     limits = (
         {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
     )

@@ -23,9 +23,8 @@ WITHOUT_FLASH = 0.4
 CONTEXT_BYTES = 0.8 * 2**30  # what CUDA and its libraries take of a card before the first tensor
 MOST_TOKENS = 2**16  # of a micro-batch on a card
 LOSS_ROWS = 2**13  # tokens whose logits exist at once (ursa_minor/model/loss.py)
-IN_BUCKETS = {
-    "gradients": 0.5
-}  # "shared by half a process": DDP's buckets hold each gradient once more
+# "shared by half a process": DDP's buckets hold each gradient once more.
+IN_BUCKETS = {"gradients": 0.5}
 HEADROOM = 0.92  # of the free memory may be planned: the allocator's gaps take the rest
 
 GPT2_124M = Shape(12, 768, 50304, 1024)
@@ -156,9 +155,8 @@ def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
     tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * steps)
     fetched = not all(map(keys.is_here, keys.sources(recipe.data)))
     shards = tokens * (2 if shape.vocab_size <= 65_536 else 4) if fetched else 0.0
-    return 12.0 * shape.parameters * (kept + 1), float(
-        shards
-    )  # weights and two moments in fp32; one more is half-made
+    # Weights and two moments in fp32, for the stored checkpoints and one that is being written.
+    return 12.0 * shape.parameters * (kept + 1), float(shards)
 
 
 def run(

@@ -1,6 +1,6 @@
 """Real trials of a machine: ``python -m ursa_minor.preflight.trials NAME ARGUMENTS`` prints a JSON object.
 
-doctor.attempt runs each in a process of its own, so that a crash or a hang is an answer too. A trial returns its line.
+checks.attempt runs each in its own process, so that a crash or a hang is an answer too. A trial returns its line.
 """
 
 import json

@@ -175,9 +175,8 @@ def read_flags(
     for title, part in SECTIONS.items():
         group = parser.add_argument_group(title, part.__doc__)
         for field in dataclasses.fields(part):
-            if (
-                field.name not in USUAL and KEY_TYPES[field.name] != list[dict]
-            ):  # mappings do not fit into a flag
+            # A list of mappings cannot be a flag.
+            if field.name not in USUAL and KEY_TYPES[field.name] != list[dict]:
                 _add_flag(group, field.name)
     flags = vars(parse_flags(parser, argv))
     if "size" in flags:
@@ -288,9 +287,8 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     if not unknown:
         return known
 
-    flags = [
-        word.partition("=")[0] for word in unknown if word.startswith("-")
-    ]  # a value may be a secret
+    # A value may be a secret.
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if not flags:
         message = f"{unknown[0]} is not a flag. Write each value after its flag"
         if other_flags.RECIPE_KEY in names:

@@ -1,4 +1,4 @@
-"""Every key of a recipe: its type, range, default, and what it is for, in the slices that the rooms take.
+"""Every key of a recipe: its type, range, default, and what it is for, in the sections that packages use.
 
 The YAML file is one flat mapping; key names are unique, so ``deal`` knows each one's slice. The science has no
 defaults: the file states it. Places, cadence and reports have the defaults below.
@@ -770,9 +770,8 @@ def _without_secrets(recipe: Recipe) -> dict[str, Any]:
 
 
 def _to_yaml(values: Mapping[str, Any]) -> str:
-    stated = {
-        name: value for name, value in values.items() if value not in (None, ())
-    }  # these are defaults
+    # These are defaults.
+    stated = {name: value for name, value in values.items() if value not in (None, ())}
     return yaml.safe_dump(stated, sort_keys=False, allow_unicode=True)
 
 

@@ -40,11 +40,12 @@ def key_problem(name: str, value: Any) -> str | None:
         return must
     if value_type in (int, float):
         least, most = about["allowed"]
+        # NaN is not in the range either.
         return (
             None
             if least <= value <= most
             else f"must be between {least} and {most} ({about['help']})"
-        )  # nor is NaN
+        )
     for item in value if isinstance(value, list) else [value]:
         if about["allowed"] and item not in about["allowed"]:
             return f"must be {join_or(about['allowed'])}{did_you_mean(item, about['allowed'])}"

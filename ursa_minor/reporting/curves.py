@@ -208,9 +208,8 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> No
     known = [
         row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")
     ]
-    ratio = (
-        known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None
-    )  # the same text each time
+    # The text is the same each time.
+    ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None
     for row in rows:
         if _is_number(row.get("baseline/bigram")):
             levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"]
@@ -292,10 +291,11 @@ def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.nd
     key = "tokens" if x == "tokens" else "step"
     points = [row for row in rows if _is_number(row.get(name)) and _is_number(row.get(key))]
     places = np.array([row[key] for row in points], dtype=float)
+    # Evaluations have no time, because the clock is paused.
     if x in (
         "hours",
         "minutes",
-    ):  # an evaluation has no time of its own, for the clock stands still meanwhile
+    ):
         clock = [
             (0, 0.0),
             *((row["step"], row["elapsed_seconds"]) for row in rows if "elapsed_seconds" in row),

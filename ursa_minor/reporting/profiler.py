@@ -17,9 +17,8 @@ log = logging.getLogger(__name__)
 
 WARM_UP_UPDATES = 2  # updates in which the profiler itself settles
 RECORDED = 3  # updates in the trace
-SKIPPED = (
-    PROFILE_UPDATES - WARM_UP_UPDATES - RECORDED
-)  # updates in which compilation and clocks settle
+# Updates until compilation and clock rates have settled.
+SKIPPED = PROFILE_UPDATES - WARM_UP_UPDATES - RECORDED
 
 
 @contextlib.contextmanager

@@ -95,15 +95,13 @@ def score(
     if path is not None:
         then = checkpoint.read_state(path)["science"]
         begun = {name: then[name] for name in vars(recipe.model) if name in then}
-        loading.check_same_hyperparameters(
-            path, keys.hyperparameters(recipe) | begun, recipe
-        )  # how it was trained changes no score
+        # How it was trained changes no score.
+        loading.check_same_hyperparameters(path, keys.hyperparameters(recipe) | begun, recipe)
         checkpoint.load_weights(path, model)
     auto = recipe.batch.per_device_train_batch_size == "auto"
     free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
-    ceiling = (
-        propose_micro_batch(recipe, free_bytes, accelerator) if auto else None
-    )  # what trains fits here, too
+    # What trains fits here, too.
+    ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None
     plan = make_plan(recipe, accelerator.num_processes, ceiling)
     evaluator = Evaluator(
         recipe, corpus, tests, FullModel(model, recipe.model, accelerator.device), accelerator

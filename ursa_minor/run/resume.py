@@ -44,9 +44,8 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     if accelerator.is_main_process:
         try:
             found[:2] = checkpoint.find_newest(folder, begins_at(recipe.saving))
-            if found[0] is None and pull.is_address(
-                asked
-            ):  # later starts of the same command resume from this folder
+            # Later starts of the same command resume from this folder.
+            if found[0] is None and pull.is_address(asked):
                 minutes = client.DEADLINE_SECONDS // 60
                 log.info(
                     f"hub      fetching {asked}; a Hub that does not answer is asked again for {minutes} minutes"
@@ -183,9 +182,8 @@ class Checkpoints:
         default_factory=partial(ThreadPoolExecutor, 1, "checkpoint")
     )
     _writing: Future | None = None
-    _copies: dict[str, torch.Tensor] = field(
-        default_factory=dict
-    )  # kept, for new memory costs more than the copying
+    # Kept, for new memory costs more than the copying.
+    _copies: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -210,9 +208,8 @@ class Checkpoints:
             if saved["planned"]:
                 saved["planned"] = dataclasses.asdict(length)
             saved["since_best"] = 0  # early stopping counts from here
-        loading.check_same_hyperparameters(
-            path, saved["science"], recipe
-        )  # a path may lead to another run
+        # A path may lead to another run.
+        loading.check_same_hyperparameters(path, saved["science"], recipe)
         self.corpus.check_same_data(path, saved["data"])
         checkpoint.load(
             path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps
@@ -225,9 +222,8 @@ class Checkpoints:
         patience = recipe.evaluation.early_stopping_patience
         best = recipe.saving.checkpoints / step_name(state.best_step or 0)
         is_elsewhere = path.parent != best.parent
-        is_lost = not best.is_dir() and not state.stops_early(
-            patience
-        )  # a run that has ended stays ended
+        # A run that has ended stays ended.
+        is_lost = not best.is_dir() and not state.stops_early(patience)
         if recipe.saving.load_best_model_at_end and (is_elsewhere or is_lost):
             state.forget_best()
         self.saved_step = state.step

@@ -102,9 +102,8 @@ def open_run(
         test.commit and state.tasks.get(task.name, test.commit) != test.commit
         for task, test in tests.items()
     ):
-        items = read_items(
-            recipe.evaluation, accelerator, state.tasks
-        )  # scores stay comparable: of the same items
+        # Scores stay comparable: of the same items.
+        items = read_items(recipe.evaluation, accelerator, state.tasks)
         tests = encode_items(items, tokenizer, recipe.model.sequence_length)
     state.tasks |= {task.name: test.commit for task, test in tests.items() if test.commit}
 
@@ -115,9 +114,8 @@ def open_run(
     if accelerator.is_main_process and not state.has_ended(
         recipe.evaluation.early_stopping_patience
     ):
-        files.remove(
-            recipe.saving.run_dir / FINISH
-        )  # of a run that early stopping ended and that now continues
+        # Of a run that early stopping ended and that now continues.
+        files.remove(recipe.saving.run_dir / FINISH)
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
     report = Report(recipe, state, clock, is_main=accelerator.is_main_process)
     whole_model = FullModel(model, recipe.model, device)

@@ -22,10 +22,11 @@ log = logging.getLogger(__name__)
 RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
 LIVED_SECONDS = 600.0
 RESUMES = "what was trained so far is saved, and the same command resumes"
+# Seconds between two checks, and between two messages, while training waits.
 POLL_SECONDS, LOG_SECONDS = (
     0.2,
     30.0,
-)  # while training waits: between two checks, between two messages
+)
 REFRESH_SECONDS = 1.0  # while it does not: between two checks
 PREPARE = paths.ROOT / "prepare_data.py"
 
@@ -115,9 +116,8 @@ class Preparation:
                 log.info(f"data     {line.rstrip()}")
 
     def _send_target(self) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # it has ended: check() will find that, or has
+        # The process has ended; check() reports that.
+        with contextlib.suppress(OSError, ValueError):
             self._input.write(f"{self._target}\n")
             self._input.flush()
 

@@ -24,9 +24,8 @@ from ursa_minor.data.tokens.manifest import Manifest
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
 
-RESIDENT_BYTES = (
-    2**30
-)  # data_device = auto: train ids up to this size (4 bytes each) live on the card
+# With data_device = auto, training ids (4 bytes each) up to this size are kept on the GPU.
+RESIDENT_BYTES = 2**30
 PROMPTS, PROMPT_TOKENS, PROMPT_WORDS = 3, 8, 4  # of samples, where the recipe has none
 
 
@@ -51,9 +50,8 @@ class OpenedSource:
 
     def open(self, split: str) -> windows.Windows:
         """Return the windows of a split's shards."""
-        assert (
-            self._model.vocab_size is not None
-        )  # of init_from, pretrained.complete has filled it in
+        # pretrained.complete has set it for init_from.
+        assert self._model.vocab_size is not None
         opened = windows.Windows(self._model.sequence_length, self._model.vocab_size)
         self._append(opened, split, 0)
         return opened
@@ -106,9 +104,8 @@ class Corpus:
         self.is_consumed = recipe.data.stream_keep == "consumed"
         data, model = recipe.data, recipe.model
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (most_files, most_files)
-        )  # each shard is an open file
+        # Each shard needs an open file.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
         asked = keys.sources(data)
         found = [None if keys.is_here(each) else find_source(each) for each in asked]
         folders = [
@@ -308,18 +305,16 @@ class Corpus:
             validation.read(window, row_T1)
             for start in np.flatnonzero(row_T1[:-1] == end):
                 ids = row_T1[start + 1 : start + 1 + PROMPT_TOKENS]
-                text = tokenization.decode(
-                    self.tokenizer, ids[np.cumsum(ids == end) == 0].tolist()
-                )  # of this document
+                # Keep the ids of this document only.
+                text = tokenization.decode(self.tokenizer, ids[np.cumsum(ids == end) == 0].tolist())
                 found.append(text.partition("\n")[0])
         if (
             len(found) == 1
             and self._recipe.data.data_files
             and not self._recipe.data.validation_files
         ):
-            found = self._first_words() or [
-                found[0].partition(" ")[2] or found[0]
-            ]  # it was cut, maybe within a word
+            # The text was cut, perhaps inside a word.
+            found = self._first_words() or [found[0].partition(" ")[2] or found[0]]
         return [text for text in found if text.strip()][:PROMPTS] or [""]
 
     def _first_words(self) -> list[str]:

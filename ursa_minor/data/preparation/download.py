@@ -124,9 +124,8 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> Shard:
         try:
             path = Path(huggingface_hub.hf_hub_download(repo_id, file.path, **place))
         except OSError as error:
-            if (
-                type(error) is OSError and error.errno is None
-            ):  # how the client says that bytes are missing
+            # The client reports missing bytes with this error.
+            if type(error) is OSError and error.errno is None:
                 raise TruncatedError(" ".join(str(error).split())) from None
             raise
         sha256 = files.sha256(path)

@@ -29,9 +29,8 @@ def dry_run(source: FoundSource) -> str:
     _, parts = open_parts(source, None, {})
     name, config = source.config.tokenizer, source.config
     if name in keys.TRAINED_TOKENIZERS:
-        size = (
-            config.tokenizer_vocab_size if name == "bpe" else 257
-        )  # characters: at most all bytes
+        # The number of characters is at most the number of bytes.
+        size = config.tokenizer_vocab_size if name == "bpe" else 257
         tokenizer = tokenization.train_bpe(
             islice(first_texts(parts["train"]), 1000), size, config.tokenizer_split
         )

@@ -328,9 +328,10 @@ def open_parts(
     """Return the pinned commit (None for files) and the parts of each split."""
     if source.parts is not None:
         return None, source.parts
+    # Imported here, because it imports datasets, which text files do not need.
     from ursa_minor.data.sources import (
         tables as hub_tables,
-    )  # imports datasets, which text does not need
+    )
 
     return hub_tables.open_tables(source, pinned, versions)
 

@@ -51,9 +51,8 @@ TOKENIZER_FILE = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)"
 )
 
-SourceRow = tuple[
-    Any, bool
-]  # a text (str), or its ids ((n,) uint32), or None; whether a document begins with it
+# A text (str), or its ids ((n,) uint32), or None; whether a document begins with it.
+SourceRow = tuple[Any, bool]
 Part = tuple[str, Callable[[int], Iterator[SourceRow]]]
 
 
@@ -265,10 +264,11 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
 
     def rows(held_out: bool) -> Iterator[SourceRow]:
         lengths = (len(piece) for path in paths["train"] for piece in text_format.pieces(path))
+        # The position in characters, as in nanoGPT.
         left, begun = (
             int(sum(lengths) * (1 - validation_fraction)),
             False,
-        )  # characters; nanoGPT's rule
+        )
         for whole, begins in text_format.rows(paths["train"]):
             if piece := whole[left:] if held_out else whole[:left]:
                 yield piece, begins or not begun

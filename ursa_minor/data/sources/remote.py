@@ -24,9 +24,8 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 60
 BLOCK_BYTES = 2**20
 DOWNLOADS = "downloads"  # files behind URLs, within prepared_data_dir
-DOWNLOAD_BYTES = (
-    20 * 10**9
-)  # an answer without an end fills no disk; more comes from the Hub, which is streamed
+# Limit of a download, so that an endless answer does not fill the disk.
+DOWNLOAD_BYTES = 20 * 10**9
 SUFFIX_BYTES = 200  # of a URL in its copy's name: a name has 255 in all
 
 
@@ -59,10 +58,11 @@ def fetch(url: str, path: Path) -> None:
         ) as answer:
             answer.raise_for_status()
             for block in raise_if_stalled(answer.iter_bytes()):
+                # The user requested an HTML page.
                 if not file.tell() and path.suffix.lower() not in (
                     ".html",
                     ".htm",
-                ):  # the user asked for a page
+                ):
                     check_no_html_page(block, answer.headers, str(answer.url))
                 if file.write(block) and file.tell() > DOWNLOAD_BYTES:
                     raise BadInput(

@@ -44,9 +44,8 @@ def open_tables(
     """
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
-    client = logging.getLogger(
-        "huggingface_hub"
-    )  # which retries a few times by itself, and warns of it
+    # This client retries a few times and logs a warning each time.
+    client = logging.getLogger("huggingface_hub")
     client.handlers, client.propagate = [*logging.getLogger("ursa_minor").handlers], False
     config, splits = source.config, {}
     column = Column(config.token_column, IDS) if config.token_column else Column(config.text_column)
@@ -83,9 +82,8 @@ def _open_dataset(
     }
     if "train" not in found:
         raise BadInput(f"dataset_name = {name}: has no split train, only {', '.join(found)}")
-    kinds = {
-        base.__name__.lower() for base in type(builder).__mro__
-    }  # its own class has the data set's name in it
+    # The name of its class contains the name of the data set.
+    kinds = {base.__name__.lower() for base in type(builder).__mro__}
     reader = next((one for one in READERS if one.name in kinds), None)
     options = getattr(builder.config, "pd_read_csv_kwargs", None)
     if reader is None or options not in (None, CsvConfig().pd_read_csv_kwargs):
@@ -127,9 +125,8 @@ def _text_share(name: str, text_column: str) -> float:
         unpacked = remote.unpacked(name, raw)
         head = unpacked.read(SAMPLE_BYTES)
         share = 1.0 if unpacked is raw else len(head) / max(1, raw.tell())
-    with contextlib.suppress(
-        ValueError, AttributeError
-    ):  # CSV, or one line longer than the sample: all of it is text
+    # For CSV, or if one line exceeds the sample, count all of it as text.
+    with contextlib.suppress(ValueError, AttributeError):
         rows = [
             files.parse_json(line).get(text_column) or ""
             for line in head.splitlines()[:-1] or [head]

@@ -52,9 +52,8 @@ class DocumentEncoder:
         self.bytes_per_token = tokenization.token_bytes(tokenizer)
         self._encode = tokenization.make_encoder(tokenizer)
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
-        self._prefix = int(
-            tokenization.marks_spaces(tokenizer)
-        )  # bytes that it may set before a text
+        # Bytes that the tokenizer may add before a text.
+        self._prefix = int(tokenization.marks_spaces(tokenizer))
         self._ids, self._place = ids, split_points.place(tokenizer.backend_tokenizer)
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
@@ -63,9 +62,8 @@ class DocumentEncoder:
         numbered: Iterator[NumberedRow] = (
             (number, *row) for number, row in enumerate(rows, first_row)
         )
-        if (
-            not self._ids and self._place is not text_format.GPT2
-        ):  # where a long text is cut already
+        # Long texts are already cut at split points.
+        if not self._ids and self._place is not text_format.GPT2:
             numbered = split_points.pieces(numbered, self._place)
         with ThreadPoolExecutor(self.threads) as pool:
             waiting = deque()

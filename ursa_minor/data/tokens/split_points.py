@@ -42,9 +42,8 @@ def place(tokenizer: Tokenizer) -> re.Pattern[str] | None:
         return GPT2
     if definition["normalizer"] not in (None, {"type": "NFC"}):
         return None
-    for token in (
-        token for token in added if not token["special"]
-    ):  # these are searched for in the text
+    # The text is searched for these tokens.
+    for token in (token for token in added if not token["special"]):
         strips = token["lstrip"] or token["rstrip"] or token["single_word"]
         if strips or not re.fullmatch(r"\S+|[ \t]+", token["content"]):
             return None

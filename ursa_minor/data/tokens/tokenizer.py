@@ -95,9 +95,10 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
 
     Raises BadInput when it cannot be had, has no fast form, or has no end-of-text token.
     """
+    # Imported here, because it imports torch, which reading text does not need.
     from transformers import (
         AutoTokenizer,
-    )  # here, for it imports torch, which a reader of text does not need
+    )
 
     option = "--model " if of_model else "tokenizer = "
     where = f"{option}{name}"
@@ -117,9 +118,8 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
         raise BadInput(
             f"{where}: has no fast (tokenizers) form; choose one that has tokenizer.json"
         )
-    if not set(tokenizer.get_vocab()) - set(
-        tokenizer.all_special_tokens
-    ):  # Transformers made it of a model's config
+    # Transformers created it from the config of a model.
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise BadInput(
             f"{where}: holds no tokenizer; give the one of the model's training: a folder or a Hub id"
         )
@@ -345,9 +345,11 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
     """
     try:
         import tiktoken
+
+        # GPT-2's pattern, written so that it runs faster.
         from tiktoken_ext.openai_public import (
             r50k_pat_str,
-        )  # GPT-2's pattern, written so that it runs faster
+        )
     except ImportError:
         return None
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -383,9 +385,8 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
         mergeable_ranks={
             bytes(map(byte_of.__getitem__, text)): i for text, i in vocabulary.items()
         },
-        special_tokens={
-            tokenizer.eos_token: tokenizer.eos_token_id
-        },  # never asked for; with none it is 3 times slower
+        # An unused special token: without one, tiktoken is 3 times slower.
+        special_tokens={tokenizer.eos_token: tokenizer.eos_token_id},
     )
 
 

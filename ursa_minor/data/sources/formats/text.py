@@ -8,9 +8,8 @@ from pathlib import Path
 
 from ursa_minor.base.errors import BadInput
 
-WHOLE_CHARACTERS = (
-    2**26
-)  # most of a text without a place to cut: its ids take some 130 bytes a character
+# Longest text without a split point, because its ids take about 130 bytes per character.
+WHOLE_CHARACTERS = 2**26
 # Each matches from anywhere to the last place where a text may be cut.
 # Before a space or newline that follows no white space: GPT-2's regex never joins the two sides.
 GPT2 = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
@@ -21,7 +20,7 @@ BLOCK_BYTES = 2**20  # a long file is read in pieces of about this size: rows of
 def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
     """Yield a UTF-8 file's text, every byte kept, in pieces whose ids, joined, are those of the whole for GPT-2's split.
 
-    For others ``cuts.pieces`` joins them. Raises BadInput with the offset of a byte that is NUL or not UTF-8.
+    For others ``split_points.pieces`` joins them. Raises BadInput with the offset of a byte that is NUL or not UTF-8.
     """
     decoder, text, offset = codecs.getincrementaldecoder("utf-8")(), "", 0
     try:
