@@ -21,14 +21,14 @@ from ursa_minor.evaluation.task import Question, Task
 from ursa_minor.evaluation.task_data import Item, Items
 
 
-class EncodedEnding(NamedTuple):
-    """The ids of an ending and of the context before it."""
+class EncodedPair(NamedTuple):
+    """The ids of a context and of an ending after it."""
 
     context: list[int]
     ending: list[int]
 
 
-EncodedItem = list[list[EncodedEnding]]  # the endings of each variant
+EncodedItem = list[list[EncodedPair]]  # for each variant, the pairs of its endings
 
 
 class EncodedTask:
@@ -90,10 +90,11 @@ class EncodedTask:
         self.questions: list[EncodedQuestion] = []
         fitting_items = [encoded_items[index] for index in fitting]
         for variant in zip(*fitting_items, strict=True):
-            self.tokens.append([])
-            for endings in variant:
-                self.tokens[-1].append(np.array([len(ending.ending) for ending in endings]))
-                self.questions += _questions(endings)
+            token_counts = []
+            for pairs in variant:
+                token_counts.append(np.array([len(pair.ending) for pair in pairs]))
+                self.questions += _questions(pairs)
+            self.tokens.append(token_counts)
 
     def longer_than(self, context_length: int | None) -> int:
         """Return the number of questions that exceed a context and are truncated from the left."""
@@ -109,10 +110,11 @@ class EncodedTask:
         """
         num_endings = [len(tokens) for tokens in chain.from_iterable(self.tokens)]
         all_nats = np.concatenate([answer.nats for answer in answers])
-        by_item = np.split(all_nats, np.cumsum(num_endings)[:-1])  # variant after variant
-        num_items = len(self.items)
-        start = variant % len(self.tokens) * num_items
-        return by_item[start : start + num_items]
+        ends = np.cumsum(num_endings)
+        by_item = np.split(all_nats, ends[:-1])  # all items of the first variant come first
+        variant_index = variant % len(self.tokens)
+        start = variant_index * len(self.items)
+        return by_item[start : start + len(self.items)]
 
     def predictions(self, answers: Sequence[ModelAnswer]) -> dict[str, np.ndarray]:
         """Return the chosen ending of each item by each score, (N,). Ties go to the first ending.
@@ -177,9 +179,9 @@ class EncodedTask:
         for variant in range(len(self.tokens)):
             sums = self.sums(answers, variant)
             for item, nats in zip(self.items, sums, strict=True):
-                invalid_endings = np.flatnonzero(~np.isfinite(nats))
-                if invalid_endings.size:
-                    index = int(invalid_endings[0])
+                is_finite = np.isfinite(nats)
+                if not is_finite.all():
+                    index = int(is_finite.argmin())  # the first ending that is not finite
                     raise not_finite(f"{item.where}: ending {index + 1}", float(nats[index]))
 
     def rows(self, answers: Sequence[ModelAnswer]) -> Iterator[dict]:
@@ -208,88 +210,89 @@ class EncodedTask:
 
 def _encode_items(items: Items, tokenizer: PreTrainedTokenizerBase) -> list[EncodedItem]:
     """Encode all questions of the items. Raise BadInput for an item without a token."""
-    questions = chain.from_iterable(item.questions for item in items)
-    endings = iter(encode(list(questions), tokenizer))
+    # The tokenizer is called once for all questions, because it encodes many texts in parallel.
+    questions = list(chain.from_iterable(item.questions for item in items))
+    pairs = iter(encode(questions, tokenizer))
     encoded_items = []
     for item in items:
-        variants = [[next(endings) for _ in question.endings] for question in item.questions]
-        _check_has_tokens(item, variants)
-        encoded_items.append(variants)
+        encoded_item = []
+        for question in item.questions:
+            encoded_item.append([next(pairs) for _ in question.endings])
+        _check_has_tokens(item, encoded_item)
+        encoded_items.append(encoded_item)
     return encoded_items
 
 
 def _check_has_tokens(item: Item, encoded_item: EncodedItem) -> None:
-    for ending in chain.from_iterable(encoded_item):
-        if not ending.context or not ending.ending:
+    for pair in chain.from_iterable(encoded_item):
+        if not pair.context or not pair.ending:
             raise BadInput(
                 f"{item.where}: the tokenizer makes no token of the context or of an ending"
             )
 
 
 def _longest_ending(encoded_item: EncodedItem) -> int:
-    return max(len(ending.ending) for ending in chain.from_iterable(encoded_item))
+    return max(len(pair.ending) for pair in chain.from_iterable(encoded_item))
 
 
-def _questions(endings: Sequence[EncodedEnding]) -> list[EncodedQuestion]:
+def _questions(pairs: Sequence[EncodedPair]) -> list[EncodedQuestion]:
     """Join successive endings that have the same context into one question."""
     questions = []
-    for context, same_context in groupby(endings, key=lambda ending: ending.context):
-        questions.append((context, [ending.ending for ending in same_context]))
+    for context, same_context in groupby(pairs, key=lambda pair: pair.context):
+        questions.append((context, [pair.ending for pair in same_context]))
     return questions
 
 
-class _EndingText(NamedTuple):
-    """The text of an ending with its delimiter, and of the context before it."""
+class _TextPair(NamedTuple):
+    """The text of a context, and of an ending with the delimiter before it."""
 
     context: str
     ending: str
     is_separate: bool  # see Question.encode_separately
 
 
-def encode(
-    questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase
-) -> list[EncodedEnding]:
+def encode(questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[EncodedPair]:
     """Encode each ending of each question as lm-evaluation-harness and build-nanogpt do.
 
     - lm-evaluation-harness encodes context and ending as one text. The ids after those of the
       context alone are the ending. White space at the end of a context belongs to the ending.
-    - With ``Question.encode_separately``, as in build-nanogpt, context and ending do not influence
-      each other's ids.
-    - Special tokens that the tokenizer puts before every text precede the context.
-    - An empty context becomes the token that begins a document.
+    - build-nanogpt encodes context and ending as two texts (``Question.encode_separately``).
+
+    Special tokens that the tokenizer puts before every text precede the context. An empty context
+    becomes the token that starts a document.
     """
-    pairs = _ending_texts(questions)
-    head_texts = []  # encoded to find the ids of the context
-    tail_texts = []  # encoded to find the ids of the ending
+    pairs = _text_pairs(questions)
+    context_texts = []
+    full_texts = []  # context and ending, or the ending alone if it is encoded separately
     for pair in pairs:
         if pair.is_separate:
-            head_texts.append(pair.context)
-            tail_texts.append(pair.ending)
+            context_texts.append(pair.context)
+            full_texts.append(pair.ending)
         else:
-            head_texts.append(pair.context.rstrip())
-            tail_texts.append(pair.context + pair.ending)
-    heads = _ids(tokenizer, head_texts)
-    tails = _ids(tokenizer, tail_texts)
+            context_texts.append(pair.context.rstrip())
+            full_texts.append(pair.context + pair.ending)
+    ids_of_contexts = _ids(tokenizer, context_texts)
+    ids_of_full_texts = _ids(tokenizer, full_texts)
 
-    prefix = tokenizer("")["input_ids"]  # the special tokens before every text
+    special_prefix = tokenizer("")["input_ids"]
     document_start = tokenizer.bos_token_id
     if document_start is None:
         document_start = tokenizer.eos_token_id
-    endings = []
-    for pair, head, tail in zip(pairs, heads, tails, strict=True):
-        context_ids = prefix + head
-        ending_ids = tail
-        if not pair.context:
-            context_ids = [document_start]
-            if tail[:1] == [document_start]:  # do not repeat it
-                ending_ids = tail[1:]
-        elif not pair.is_separate:
-            ending_ids = tail[len(head) :]
-        endings.append(EncodedEnding(context_ids, ending_ids))
-    return endings
+    encoded_pairs = []
+    for pair, context_ids, full_ids in zip(pairs, ids_of_contexts, ids_of_full_texts, strict=True):
+        ending_ids = full_ids
+        if pair.context:
+            if not pair.is_separate:
+                ending_ids = full_ids[len(context_ids) :]
+            encoded_pairs.append(EncodedPair(special_prefix + context_ids, ending_ids))
+        else:
+            if full_ids[:1] == [document_start]:  # do not repeat this token
+                ending_ids = full_ids[1:]
+            encoded_pairs.append(EncodedPair([document_start], ending_ids))
+    return encoded_pairs
 
 
-def _ending_texts(questions: Sequence[Question]) -> list[_EndingText]:
+def _text_pairs(questions: Sequence[Question]) -> list[_TextPair]:
     pairs = []
     for question in questions:
         contexts = question.context
@@ -297,7 +300,7 @@ def _ending_texts(questions: Sequence[Question]) -> list[_EndingText]:
             contexts = (contexts,) * len(question.endings)
         for context, ending in zip(contexts, question.endings, strict=True):
             text = question.delimiter + ending
-            pairs.append(_EndingText(context, text, question.encode_separately))
+            pairs.append(_TextPair(context, text, question.encode_separately))
     return pairs
 
 

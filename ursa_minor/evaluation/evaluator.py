@@ -59,8 +59,8 @@ def read_items(
                     raise
                 log.warning(f"task left out: {error}")
 
-    own_commits = {task.name: task_items.commit for task, task_items in items.items()}
-    commits_by_process = gather_object([own_commits])
+    commits_of_process = {task.name: task_items.commit for task, task_items in items.items()}
+    commits_by_process = gather_object([commits_of_process])
     return {
         task: task_items
         for task, task_items in items.items()

@@ -167,7 +167,7 @@ def _is_in_quotes(value: str) -> bool:
 
 
 def _quoted_tsv(path: Path, evidence: str) -> BadInput:
-    return _wrong_kind(
+    return _wrong_format(
         path,
         f"is a quoted TSV ({evidence}), and TSV is read without quoting",
         _from_delimited(r"\t"),
@@ -180,11 +180,11 @@ def _decoded(path: Path, data: bytes) -> str:
     Raises:
         BadInput: the file has another format. The message names a command that converts it.
     """
-    _check_text_kind(path, data)
+    _check_is_text(path, data)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _wrong_kind(
+        raise _wrong_format(
             path,
             f"is not UTF-8 text (byte {error.start}). It may be in Latin-1",
             "iconv -f LATIN1 -t UTF-8 {old} > {new}",
@@ -192,24 +192,24 @@ def _decoded(path: Path, data: bytes) -> str:
         ) from None
 
 
-def _check_text_kind(path: Path, data: bytes) -> None:
+def _check_is_text(path: Path, data: bytes) -> None:
     """Raise BadInput for a file that is compressed, in another encoding, or not text."""
     head = data[:HEAD_BYTES]
     for signature, compression, command in COMPRESSION_SIGNATURES:
         if head.startswith(signature):
             suffix = Path(path.stem).suffix or ".jsonl"
-            raise _wrong_kind(path, f"is {compression}", f"{command} {{old}} > {{new}}", suffix)
+            raise _wrong_format(path, f"is {compression}", f"{command} {{old}} > {{new}}", suffix)
     if head.startswith(ZIP) and b"xl/" in data:
         command = f'pip install openpyxl && python -c "{FROM_EXCEL}" {{old}} {{new}}'
-        raise _wrong_kind(path, "is an Excel workbook", command)
+        raise _wrong_format(path, "is an Excel workbook", command)
     if head.startswith(ZIP):
-        raise _wrong_kind(path, "is a ZIP archive", "python -m zipfile -e {old} {new}", "")
+        raise _wrong_format(path, "is a ZIP archive", "python -m zipfile -e {old} {new}", "")
     if head.startswith(OLD_EXCEL):
         raise BadInput(f"{path} is an old Excel workbook. Save it as .xlsx or as CSV (UTF-8)")
     encoding = _wide_encoding(head)
     if encoding is not None:
         command = f"iconv -f {encoding} -t UTF-8 {{old}} > {{new}}"
-        raise _wrong_kind(path, f"is {encoding} text, not UTF-8", command, path.suffix)
+        raise _wrong_format(path, f"is {encoding} text, not UTF-8", command, path.suffix)
     if b"\x00" in head:
         raise BadInput(f"{path} is a binary file. Give JSON lines, Parquet or TSV")
 
@@ -272,7 +272,7 @@ def _check_not_document(
     else:
         return
     program = FROM_DOCUMENT.replace("{rows}", rows)
-    raise _wrong_kind(path, problem, f'python -c "{program}" {{old}} > {{new}}')
+    raise _wrong_format(path, problem, f'python -c "{program}" {{old}} > {{new}}')
 
 
 def _only_list(document: object) -> str | None:
@@ -302,7 +302,7 @@ def _check_not_csv(path: Path, first_nonblank: str, fields: Collection[str]) -> 
     columns = {column.strip().strip('"') for column in first_nonblank.split(delimiter)}
     has_field = delimiter in first_nonblank and not columns.isdisjoint(fields)
     if path.suffix.lower() == ".csv" or has_field:
-        raise _wrong_kind(path, "is CSV", _from_delimited(delimiter))
+        raise _wrong_format(path, "is CSV", _from_delimited(delimiter))
 
 
 def _from_delimited(delimiter: str) -> str:
@@ -310,7 +310,7 @@ def _from_delimited(delimiter: str) -> str:
     return f'python -c "{program}" {{old}} > {{new}}'
 
 
-def _wrong_kind(path: Path, problem: str, command: str, new_suffix: str = ".jsonl") -> BadInput:
+def _wrong_format(path: Path, problem: str, command: str, new_suffix: str = ".jsonl") -> BadInput:
     """Return an error with a command that converts a file into a new one.
 
     Args:
@@ -319,12 +319,14 @@ def _wrong_kind(path: Path, problem: str, command: str, new_suffix: str = ".json
         new_suffix: the suffix of the new file.
     """
     old_name = shlex.quote(str(path))
-    new_name = shlex.quote(str(_unused_name(path, new_suffix)))
-    complete_command = command.replace("{old}", old_name).replace("{new}", new_name)
-    return BadInput(f"{path} {problem}. Convert it: {complete_command}")
+    new_path = _unused_path(path, new_suffix)
+    new_name = shlex.quote(str(new_path))
+    command = command.replace("{old}", old_name)
+    command = command.replace("{new}", new_name)
+    return BadInput(f"{path} {problem}. Convert it: {command}")
 
 
-def _unused_name(path: Path, suffix: str) -> Path:
+def _unused_path(path: Path, suffix: str) -> Path:
     """Return the path of a new file in the same folder."""
     stem = path.name.partition(".")[0] or "items"
     new = path.with_name(f"{stem}-converted{suffix}")

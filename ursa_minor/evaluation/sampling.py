@@ -71,7 +71,7 @@ def sample(
     num_new = 0
 
     was_training = model.training
-    own_generation_config = model.generation_config
+    saved_generation_config = model.generation_config
     # The model's own configuration may contain beam search or stop strings.
     model.generation_config = _generation_config(model, tokenizer, settings, text_end_ids)
     if streamer:
@@ -101,7 +101,7 @@ def sample(
                     break
     finally:
         model.train(was_training)
-        model.generation_config = own_generation_config
+        model.generation_config = saved_generation_config
     if streamer:
         streamer.finish()
     return ids[len(prompt_ids) :]

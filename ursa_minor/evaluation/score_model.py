@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     model_option = f"--model {args.model}"
     check_no_hub_adapter(model_name, model_option)
     tokenizer = tokenization.load(model_name, of_model=True)
+    # Everything is loaded first, so that an error is reported before any task is scored.
     tasks = [task_data.all_tasks()[name] for name in args.tasks]
     items = [task_data.read(task, args.task_files.get(task.name), args.limit) for task in tasks]
 
@@ -129,7 +130,7 @@ def _describe_data(test: EncodedTask, task_files: Sequence[str] | None) -> str:
 def check_complete(tests: Sequence[EncodedTask], model_id: str) -> None:
     """Raise BadInput unless all items of each public data set are scored.
 
-    The scores in a model card are of all items.
+    The scores in a model card describe the complete data set.
     """
     for test in tests:
         if test.revision is None:
@@ -224,6 +225,6 @@ def table(task: Task, line: Mapping[str, Any], hardware_text: str) -> str:
         lines.append(
             f"With fewer than {FEW_ITEMS} items neither a score nor its standard error is reliable."
         )
-    lines += [f"{score}: {rule}" for score, rule in task.scores.items()]
+    lines += [f"{score} ({rule})" for score, rule in task.scores.items()]
     lines += task.citations
     return "\n".join(lines)

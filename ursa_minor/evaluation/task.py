@@ -96,8 +96,8 @@ class Task:
         dataset: the id of the data set on the Hub, and its split.
         files: a glob pattern for the files of the split, and the number of files that match it.
         fields: the fields of a row and their types, which ``rows.validate`` checks.
-        questions: converts a row that ``rows.validate`` has returned into a question, or into two
-            questions with different texts. Raises ValueError if the row is not an item.
+        questions: converts a row that ``rows.validate`` has returned into one question, or into two
+            if there are two variants of the text. Raises ValueError if the row is not an item.
         revision: the commit of the data set; None for the newest commit when a run starts.
         config: the configuration of the data set; None if it has only one.
         published: scores that others have measured, by the name of the model: one value for each of
