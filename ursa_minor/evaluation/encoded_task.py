@@ -179,10 +179,9 @@ class EncodedTask:
         for variant in range(len(self.tokens)):
             sums = self.sums(answers, variant)
             for item, nats in zip(self.items, sums, strict=True):
-                is_finite = np.isfinite(nats)
-                if not is_finite.all():
-                    index = int(is_finite.argmin())  # the first ending that is not finite
-                    raise not_finite(f"{item.where}: ending {index + 1}", float(nats[index]))
+                for number, value in enumerate(nats.tolist(), 1):
+                    if not math.isfinite(value):
+                        raise not_finite(f"{item.where}: ending {number}", value)
 
     def rows(self, answers: Sequence[ModelAnswer]) -> Iterator[dict]:
         """Yield the details of each item: log-likelihoods, lengths, predictions and the label.

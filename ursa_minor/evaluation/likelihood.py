@@ -209,19 +209,32 @@ def _score(
     else:
         logits_RV = model(**inputs, use_cache=False).logits.flatten(0, 1)[predicted_at]
 
-    needs_misses = any(len(endings) == 1 for _, endings in batch)
-    result_device = float64_device(device)
+    has_single_ending = any(len(endings) == 1 for _, endings in batch)
+    scores_2R = _score_tokens(logits_RV, targets, count_misses=has_single_ending)
+    return np.stack([np.bincount(packed.ending_index, values) for values in scores_2R])
+
+
+def _score_tokens(
+    logits_RV: torch.Tensor, targets: torch.Tensor, *, count_misses: bool
+) -> np.ndarray:
+    """Return the log-likelihood of each target, and 1 if it is not the most likely id, (2, R).
+
+    Args:
+        targets: (R,) ids.
+        count_misses: whether the second row is computed; otherwise it is 0.
+    """
+    # Parts of the rows are converted to fp32 at a time, because all logits would need much memory.
+    device = float64_device(logits_RV.device)
     parts = zip(logits_RV.split(SCORED_ROWS), targets.split(SCORED_ROWS), strict=True)
-    results = []
+    scores = []
     for logits, ids in parts:
         losses = F.cross_entropy(logits.float(), ids, reduction="none")
-        nats = -losses.to(result_device).double()
+        nats = -losses.to(device).double()
         misses = torch.zeros_like(nats)
-        if needs_misses:
-            misses = logits.argmax(-1).ne(ids).to(result_device).double()
-        results.append(torch.stack([nats, misses]))
-    per_token = torch.cat(results, 1).cpu().numpy()
-    return np.stack([np.bincount(packed.ending_index, values) for values in per_token])
+        if count_misses:
+            misses = logits.argmax(-1).ne(ids).to(device).double()
+        scores.append(torch.stack([nats, misses]))
+    return torch.cat(scores, 1).cpu().numpy()
 
 
 def _rows(

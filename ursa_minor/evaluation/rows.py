@@ -165,7 +165,9 @@ def _label_key(name: str, value: object) -> Decimal | str:
     if not is_text and not _is_number(value):
         raise ValueError(f"{name}: a label must be a text or a finite number, not {_shown(value)}")
     text = str(value).strip()
-    return Decimal(text) if NUMBER.fullmatch(text) else text
+    if NUMBER.fullmatch(text):
+        return Decimal(text)
+    return text
 
 
 def _is_number(value: object) -> bool:

@@ -196,24 +196,21 @@ def table(task: Task, line: Mapping[str, Any], hardware_text: str) -> str:
         line: the JSON object of the task (see ``run``).
         hardware_text: the precision and the device.
     """
-    rows = [("", list(task.scores))]
-    rows.append((line["model"][-MODEL_CHARACTERS:], task.format_with_errors(line)))
-    for name, values in task.published.items():
-        rows.append((name, [f"{value:.2f}" if value else "-" for value in values]))
-    if task.chance:
-        rows.append(("chance", [f"{100 * task.chance:.2f}"] * len(task.scores)))
-
-    items_per_second = line["items"] / max(line["seconds"], 0.01)
+    num_items = line["items"]
+    items_per_second = num_items / max(line["seconds"], 0.01)
+    truncated = pluralize(line["cut"], "text", "texts")
+    left_out = pluralize(line["left_out"], "item", "items")
     lines = [
         "",
-        f"{task.label}, {pluralize(line['items'], 'item', 'items')} of {line['dataset']}; "
-        f"{pluralize(line['cut'], 'text', 'texts')} truncated from the left to fit the context; "
-        f"{pluralize(line['left_out'], 'item', 'items')} with a longer ending left out; "
+        f"{task.label}, {pluralize(num_items, 'item', 'items')} of {line['dataset']}; "
+        f"{truncated} truncated from the left to fit the context; "
+        f"{left_out} with a longer ending left out; "
         f"{hardware_text}, {items_per_second:,.1f} items/s",
         "",
     ]
-    name_width = max(len(name) for name, _ in rows)
-    for name, cells in rows:
+    rows = _table_rows(task, line)
+    name_width = max(len(name) for name in rows)
+    for name, cells in rows.items():
         columns = [f"{cell:>14}" for cell in cells]
         lines.append("  ".join([f"{name:{name_width}}", *columns]))
     lines += [
@@ -221,10 +218,25 @@ def table(task: Task, line: Mapping[str, Any], hardware_text: str) -> str:
         "Scores that are fractions are in per cent, with their standard error after ±. "
         f"Scores of other models are of all {task.size:,} items of the data set.",
     ]
-    if line["items"] < FEW_ITEMS:
+    if num_items < FEW_ITEMS:
         lines.append(
             f"With fewer than {FEW_ITEMS} items neither a score nor its standard error is reliable."
         )
     lines += [f"{score} ({rule})" for score, rule in task.scores.items()]
     lines += task.citations
     return "\n".join(lines)
+
+
+def _table_rows(task: Task, line: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the header and the rows of a table: for each model, a cell for each score."""
+    model_name = line["model"][-MODEL_CHARACTERS:]
+    rows = {
+        "": list(task.scores),
+        model_name: task.format_with_errors(line),
+    }
+    for name, values in task.published.items():
+        rows[name] = [f"{value:.2f}" if value else "-" for value in values]
+    if task.chance:
+        chance = f"{100 * task.chance:.2f}"
+        rows["chance"] = [chance] * len(task.scores)
+    return rows
