@@ -106,13 +106,13 @@ class Corpus:
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         # Each shard needs an open file.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-        asked = keys.sources(data)
-        found = [None if keys.is_here(each) else find_source(each) for each in asked]
+        asked = data.resolved_sources
+        found = [None if source.is_token_folder else find_source(source) for source in asked]
         folders = [
             one.folder if one else Path(str(each.data_dir))
             for one, each in zip(found, asked, strict=True)
         ]
-        self._weights = keys.weights(data)
+        self._weights = tuple(source.weight for source in asked)
         if self.is_consumed:
             plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
             most_windows = [_most_windows(source, model.sequence_length) for source in found]
