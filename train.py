@@ -146,7 +146,7 @@ def train_run(recipe: keys.Recipe, reader_argv: list[str], *, profiled: bool) ->
     return status
 
 
-def train(
+def train(  # noqa: C901  (the loop shows every decision of a step)
     recipe: keys.Recipe,
     corpus: Corpus,
     tests: Mapping[Task, EncodedTask],

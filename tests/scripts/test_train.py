@@ -552,7 +552,7 @@ def test_neither_evaluations_nor_where_shards_lie_change_training(uninterrupted)
             "sample_prompts = 'the 中é': the character tokenizer has no id for 'é' '中': they do not stand in the text it "
             "was made from; give other words: --sample_prompts TEXT..., or --sample_steps 0",
         ),
-        (["--data_files", "short.txt"], "and a window needs"),
+        (["--data_files", "short.txt"], "A window needs"),
         (["--vocab_size", "8"], "use --vocab_size 64"),
         (["--eval_only"], "contains no checkpoint. Train first, or use --init_from MODEL"),
         (["--data_dir", "nano"], "--tokenizer openai-community/gpt2"),
@@ -808,7 +808,7 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
     pid, _, err = fork(
         WITNESS, flags, {"LEDGER": "s.ledger", "HOLD_READER": "2", "ACCELERATE_USE_CPU": "true"}
     )
-    waits = r"waiting: \d+ of \d+ windows are there"
+    waits = r"waiting: \d+ of \d+ windows are prepared"
     wait_until(lambda: re.search(waits, Path(err).read_text()) and losses("s"), 60)
     (folder,) = Path("data").glob("a0-*")
     assert not manifests.is_complete(folder)
@@ -857,7 +857,7 @@ def test_a_second_epoch_of_consumed_shards_is_refused_before_the_start(streaming
     done = run("train.py", *flags, "--data_files", "one.txt", expect=2)
     assert (
         "stream_keep = consumed" in done.stderr
-        and "second epoch" in done.stderr
+        and "deletes them in the first epoch" in done.stderr
         and "--max_steps" in done.stderr
     )
     assert not Path("runs").exists() and not Path("data").exists()
