@@ -88,7 +88,8 @@ class OpenedSource:
             else:
                 opened.append(path, shard.tokens, *shards.open_ids(path, shard.tokens))
         if self.manifest.tokenizer is None and os.environ.get("RANK", "0") == "0":
-            opened.check_ids()  # written by another program; our own shards are checked when written
+            # Shards of another program. Our own shards are checked when they are written.
+            opened.check_ids()
         if not opened.num_windows and (self.manifest.complete or split != "train"):
             length = self._model.sequence_length
             raise BadInput(

@@ -57,8 +57,8 @@ class Windows:
         Args:
             path: the shard's file, for messages.
             tokens: number of its ids.
-            ids: (tokens,) uint16 or uint32, a memory map (``shards.open_ids``). None if the file was
-                deleted: its windows keep their numbers, but cannot be read.
+            ids: (tokens,) uint16 or uint32, a memory map (``shards.open_ids``). None if the file
+                was deleted: its windows keep their numbers, but cannot be read.
             offset: number of bytes before the first id in the file, for messages.
         """
         windows = max(0, (tokens - 1) // self.sequence_length)
