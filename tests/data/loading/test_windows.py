@@ -293,7 +293,9 @@ def test_a_source_with_any_weight_has_a_place_and_one_without_has_none():
     crowd = order(weights=(1e6, *[1e-6] * (window_order.CYCLE - 1)))
     assert set(crowd.shares()) == {1 / window_order.CYCLE}
     for weights, drawn in (((1.0,) * 1025, 1025), ((0.0, 0.0), 0)):
-        with pytest.raises(BadInput, match=f"{drawn} have a weight above 0; there must be 1 to 1024"):
+        with pytest.raises(
+            BadInput, match=f"{drawn} have a weight above 0; there must be 1 to 1024"
+        ):
             order(weights=weights)
 
 
