@@ -54,7 +54,7 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
                 own = recipe.hub.pushes_checkpoints and asked == f"hub://{recipe.hub.hub_model_id}"
                 with stopping.ending_at_once():
                     found[0] = pull.fetch_checkpoint(
-                        asked, folder, recipe.saving.run_dir, may_begin=own
+                        asked, folder, recipe.saving.run_dir, missing_ok=own
                     )
                 if found[0] is None:
                     log.info(
