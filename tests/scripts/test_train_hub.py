@@ -170,7 +170,7 @@ def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_
     found = {row["step"]: row["eval/loss"] for row in losses if "eval/loss" in row}
     best = min(found, key=found.__getitem__)
     assert 0 < best < 12 and "license: mit" in card and "- hi\n" in card
-    assert f"The weights are those of step {best}, whose validation loss is the lowest." in card
+    assert f"The weights are those of step {best}, which had the lowest validation loss." in card
     assert (
         "| validation loss" in card
         and f"{found[best]:.4f}" in card

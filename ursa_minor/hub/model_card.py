@@ -27,6 +27,8 @@ from ursa_minor.recipe import keys
 
 CARD_TEMPLATE = Path(__file__).with_name("model_card.jinja")
 CARD_TASKS = list(all_tasks().values())
+# The label of each loss. It is part of the metric's name in the metadata, by which a later push finds
+# the value to replace, so the wording must not change.
 CARD_LOSSES = {
     "eval/loss": "validation loss, nats per token",
     "eval/bits_per_byte": "validation, bits per byte",
