@@ -27,8 +27,8 @@ from ursa_minor.recipe import keys
 
 CARD_TEMPLATE = Path(__file__).with_name("model_card.jinja")
 CARD_TASKS = list(all_tasks().values())
-# The label of each loss. It is part of the metric's name in the metadata, by which a later push finds
-# the value to replace, so the wording must not change.
+# The label of each loss. It is the metric's name in the metadata, by which a later push finds the
+# value to replace, so the wording must not change.
 CARD_LOSSES = {
     "eval/loss": "validation loss, nats per token",
     "eval/bits_per_byte": "validation, bits per byte",
@@ -89,7 +89,7 @@ def model_card(
     weights_step = step if best_step is None else best_step
     measurements = list(_measurements(_newest(_rows_of_weights(rows, weights_step))))
     architecture = ARCHITECTURES.get(run_info.model_type)
-    sources = [_describe_source(source) for source in keys.sources(recipe.data)]
+    sources = [_describe_source(source) for source in recipe.data.resolved_sources]
     sample_prompts = recipe.evaluation.sample_prompts or [DEFAULT_PROMPT]
     max_new_tokens = min(MOST_SAMPLED_TOKENS, recipe.model.sequence_length // 2)
     card = ModelCard.from_template(
@@ -247,16 +247,16 @@ def _cost(rows: Sequence[Mapping], num_processes: int) -> dict[str, str]:
 def _dataset_ids(recipe: keys.Recipe) -> list[str]:
     """Return the ids of the data sets on the Hub that the run reads, each once."""
     dataset_ids: list[str] = []
-    for source in keys.sources(recipe.data):
-        dataset_id = keys.hub_id(source)
+    for source in recipe.data.resolved_sources:
+        dataset_id = source.hub_id
         if dataset_id and MODEL_ID.fullmatch(dataset_id) and dataset_id not in dataset_ids:
             dataset_ids.append(dataset_id)
     return dataset_ids
 
 
-def _describe_source(source: keys.Data) -> str:
+def _describe_source(source: keys.DataSource) -> str:
     """Return the name of a data source, with a link if it is a data set on the Hub."""
-    dataset_id = keys.hub_id(source)
+    dataset_id = source.hub_id
     if dataset_id is None:
         if source.data_dir or source.data_files:
             return "the author's own files"
