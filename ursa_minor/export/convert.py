@@ -268,7 +268,7 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -
     encode, parts = tokenization.Encoder(tokenizer), []
     rows = text_rows(map(Path, find_sources.find_files("--text", names)))
     for _, piece, begins in split_points.pieces(
-        ((0, *row) for row in rows), split_points.place(tokenizer.backend_tokenizer)
+        ((0, *row) for row in rows), split_points.split_point_pattern(tokenizer.backend_tokenizer)
     ):
         parts += [np.array([tokenizer.eos_token_id], dtype=np.uint32)] if begins else []
         parts += encode([piece])

@@ -21,7 +21,7 @@ from ursa_minor.base.errors import space_fix
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.run_files import CURVES, METRICS, SAMPLES, iterate_metrics
 from ursa_minor.checkpoint.state import RunState
-from ursa_minor.data.tokens.tokenizer import CUT
+from ursa_minor.data.tokens.tokenizer import REPLACEMENT_CHARACTER
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
 from ursa_minor.evaluation.task import Task
 from ursa_minor.machine import device as hardware
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
 # What samples.txt begins with; the first where no model was begun from.
 NOISE = "At step 0 the weights are random, and so is the text.\n"
-BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n\n"
+BYTES = f"({REPLACEMENT_CHARACTER}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n\n"
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"

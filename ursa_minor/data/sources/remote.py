@@ -116,7 +116,7 @@ def open_file(name: str) -> Any:
     )
 
 
-def unpacked(name: str, raw: Any) -> Any:
+def decompress(name: str, raw: Any) -> Any:
     """Return the file, decompressed where its name names a compression."""
     from fsspec.compression import compr  # here, for a text needs no fsspec
     from fsspec.utils import infer_compression
@@ -134,9 +134,9 @@ def unpacked(name: str, raw: Any) -> Any:
 
 
 @contextlib.contextmanager
-def whole(name: str) -> Iterator[Any]:
+def open_unpacked(name: str) -> Iterator[Any]:
     """Open a file, decompressed. Raises TruncatedError at its end where bytes are left: an error can look like an end."""
     with open_file(name) as raw:
-        yield BufferedReader(unpacked(name, raw), BLOCK_BYTES)
+        yield BufferedReader(decompress(name, raw), BLOCK_BYTES)
         if raw.tell() != (size := file_size(name)):
             raise TruncatedError(f"ended after {raw.tell():,} of {size:,} bytes")

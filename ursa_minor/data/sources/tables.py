@@ -122,7 +122,7 @@ def _text_share(name: str, text_column: str) -> float:
                 c.total_uncompressed_size for c in columns if c.path_in_schema == text_column
             )
             return text_bytes / remote.file_size(name)
-        unpacked = remote.unpacked(name, raw)
+        unpacked = remote.decompress(name, raw)
         head = unpacked.read(SAMPLE_BYTES)
         share = 1.0 if unpacked is raw else len(head) / max(1, raw.tell())
     # For CSV, or if one line exceeds the sample, count all of it as text.

@@ -54,7 +54,7 @@ class DocumentEncoder:
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
         # Bytes that the tokenizer may add before a text.
         self._prefix = int(tokenization.marks_spaces(tokenizer))
-        self._ids, self._place = ids, split_points.place(tokenizer.backend_tokenizer)
+        self._ids, self._place = ids, split_points.split_point_pattern(tokenizer.backend_tokenizer)
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
     def __call__(self, rows: Iterator[SourceRow], first_row: int) -> Iterator[Document]:
@@ -63,7 +63,7 @@ class DocumentEncoder:
             (number, *row) for number, row in enumerate(rows, first_row)
         )
         # Long texts are already cut at split points.
-        if not self._ids and self._place is not text_format.GPT2:
+        if not self._ids and self._place is not text_format.GPT2_SPLIT_POINT:
             numbered = split_points.pieces(numbered, self._place)
         with ThreadPoolExecutor(self.threads) as pool:
             waiting = deque()

@@ -13,13 +13,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.sources.formats.text import GPT2, WHOLE_CHARACTERS
+from ursa_minor.data.sources.formats.text import GPT2_SPLIT_POINT, MAX_UNSPLIT_CHARACTERS
 
 NumberedRow = tuple[int, Any, bool]  # its number, text or ids, whether a document begins with it
 
 # The regexes below join signs with the line breaks behind them, and white space with the last line break in it. So: before
 # a space or newline behind a letter or digit (but not a letter that NFC takes apart), and behind that last line break.
-LINES = re.compile(
+LINE_SPLIT_POINT = re.compile(
     r"(?s).*(?:(?<=[^\W_\u0958-\u095f\u09dc-\u09df\u0a33-\u0a5e\u0b5c\u0b5d\u0f40-\u0fbc\ufb1d-\ufb4e])(?=[ \n])"
     r"|(?<=\n)(?=[^\S\r\n]*[^\s/]))"
 )
@@ -31,15 +31,17 @@ QWEN35 = _SHORT + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}
 LLAMA3 = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END
 O200K = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SHORT}?"
 O200K += r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _END
-SPLITS = {"gpt2": GPT2} | dict.fromkeys((QWEN2, QWEN35, LLAMA3, O200K), LINES)
+SPLITS = {"gpt2": GPT2_SPLIT_POINT} | dict.fromkeys(
+    (QWEN2, QWEN35, LLAMA3, O200K), LINE_SPLIT_POINT
+)
 
 
-def place(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+def split_point_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Return the pattern that ends at the last place where a text may be cut for a tokenizer; None: it may not be."""
     definition = json.loads(tokenizer.to_str())
     split, added = definition["pre_tokenizer"] or {}, definition["added_tokens"]
     if split.get("pattern") == {"Regex": r"[\s\S]"}:  # our characters: any place would do
-        return GPT2
+        return GPT2_SPLIT_POINT
     if definition["normalizer"] not in (None, {"type": "NFC"}):
         return None
     # The text is searched for these tokens.
@@ -64,7 +66,7 @@ def word_regex(split: dict[str, Any]) -> str | None:
 
 
 def pieces(rows: Iterable[NumberedRow], last: re.Pattern[str] | None) -> Iterator[NumberedRow]:
-    """Join the rows of each document, and cut what comes in several where ``last`` (of ``place``) allows it.
+    """Join the rows of each document, and cut what comes in several where ``last`` (of ``split_point_pattern``) allows it.
 
     A piece has the number of its document's first row. Raises BadInput for a text that is too long to be held whole.
     """
@@ -83,8 +85,8 @@ def pieces(rows: Iterable[NumberedRow], last: re.Pattern[str] | None) -> Iterato
             if last and (found := last.match(held, seen)):
                 yield first, held[: found.end()], not begun
                 held, begun = held[found.end() :], True
-            elif len(held) > WHOLE_CHARACTERS:
+            elif len(held) > MAX_UNSPLIT_CHARACTERS:
                 raise BadInput(
                     f"tokenizer: gives the right ids only to a whole text, and row {first} begins one that has no place "
-                    f"to cut in {WHOLE_CHARACTERS:,} characters; give it in several files, or as JSON lines"
+                    f"to cut in {MAX_UNSPLIT_CHARACTERS:,} characters; give it in several files, or as JSON lines"
                 )

@@ -24,7 +24,7 @@ from ursa_minor.data.tokens import split_points
 
 SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
 END_OF_TEXT = "<|endoftext|>"
-CUT = "\ufffd"  # what bytes that make no character are decoded to
+REPLACEMENT_CHARACTER = "\ufffd"  # what bytes that make no character are decoded to
 MAX_INCOMPLETE_BYTES = 3  # a character of UTF-8 has at most four
 CONTEXT_TOKENS = 64  # decoded before new ones
 LONGEST_WORD = 1024  # the time to learn from a word grows with its square; no language's and no code's comes near
@@ -193,7 +193,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """Return the text of ids, without special tokens and without an incomplete character at its end."""
     text = _decode_all(tokenizer, ids)
-    if not text.endswith(CUT):
+    if not text.endswith(REPLACEMENT_CHARACTER):
         return text
     # A decoder with byte fallback makes every byte of a sequence invalid if its last character is
     # incomplete, so these bytes are dropped first.
@@ -201,9 +201,9 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
         if not all(_is_byte(tokenizer, token_id) for token_id in ids[-count:]):
             break
         shorter = _decode_all(tokenizer, ids[:-count])
-        if not shorter.endswith(CUT):
+        if not shorter.endswith(REPLACEMENT_CHARACTER):
             return shorter
-    return text.rstrip(CUT)
+    return text.rstrip(REPLACEMENT_CHARACTER)
 
 
 def decode_continuation(
@@ -235,7 +235,7 @@ class Continuation:
             return ""
         self._ids += new_ids
         text = _decode_all(self._tokenizer, self._ids)
-        if text.endswith(CUT) or self._ends_in_byte():
+        if text.endswith(REPLACEMENT_CHARACTER) or self._ends_in_byte():
             return ""  # the next ids may belong to the same character
         return self._take(text)
 

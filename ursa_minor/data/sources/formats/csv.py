@@ -19,7 +19,7 @@ def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]
     """Yield the column's field of each record; a blank line is none. ``dialect``: of ``csv.reader``."""
     from ursa_minor.data.sources import remote
 
-    with remote.whole(name) as file:
+    with remote.open_unpacked(name) as file:
         records = csv.reader(
             TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), strict=True, **dialect
         )

@@ -29,7 +29,7 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the field of each line: None where a line is blank, no object, or has no such field."""
     from ursa_minor.data.sources import remote
 
-    with remote.whole(name) as file:
+    with remote.open_unpacked(name) as file:
         lines = enumerate(file)
         head = list(islice(lines, ROWS))
         if not start and (types := _types(name, head)):

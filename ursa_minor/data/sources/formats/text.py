@@ -9,10 +9,10 @@ from pathlib import Path
 from ursa_minor.base.errors import BadInput
 
 # Longest text without a split point, because its ids take about 130 bytes per character.
-WHOLE_CHARACTERS = 2**26
+MAX_UNSPLIT_CHARACTERS = 2**26
 # Each matches from anywhere to the last place where a text may be cut.
 # Before a space or newline that follows no white space: GPT-2's regex never joins the two sides.
-GPT2 = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
+GPT2_SPLIT_POINT = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
 
 BLOCK_BYTES = 2**20  # a long file is read in pieces of about this size: rows of one document
 
@@ -34,12 +34,12 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
                 offset += len(block)
                 if not block:
                     break
-                if found := GPT2.match(text, searched):
+                if found := GPT2_SPLIT_POINT.match(text, searched):
                     yield text[: found.end()]
                     text = text[found.end() :]
-                elif len(text) > WHOLE_CHARACTERS:
+                elif len(text) > MAX_UNSPLIT_CHARACTERS:
                     raise BadInput(
-                        f"{path}: offset {offset}: no space and no line break in {WHOLE_CHARACTERS:,} characters "
+                        f"{path}: offset {offset}: no space and no line break in {MAX_UNSPLIT_CHARACTERS:,} characters "
                         f"before it; break its lines, for example: fold -w 1000 {path} > new.txt"
                     )
         if text:
