@@ -71,6 +71,7 @@ class DocumentEncoder:
         self._encode = tokenization.make_encoder(tokenizer)
         self._name = name
         self._end_of_text = np.array([tokenizer.eos_token_id], dtype=np.uint32)
+        # SentencePiece may add a space before a text.
         self._max_prefix_bytes = 1 if tokenization.marks_spaces(tokenizer) else 0
         self._rows_are_ids = ids
         self._split_point = split_points.split_point_pattern(tokenizer.backend_tokenizer)
@@ -90,7 +91,7 @@ class DocumentEncoder:
             (number, content, begins_document)
             for number, (content, begins_document) in enumerate(rows, first_row)
         )
-        # Text files come in pieces that are split for GPT-2.
+        # The pieces of text files are already split for GPT-2.
         is_split = self._split_point is GPT2_SPLIT_POINT
         if not self._rows_are_ids and not is_split:
             numbered_rows = split_points.pieces(numbered_rows, self._split_point)
@@ -140,8 +141,8 @@ class DocumentEncoder:
         vocab_size = len(self.bytes_per_token)
         if ids.max() >= vocab_size:
             raise BadInput(
-                f"row {row} contains the id {ids.max()}, but tokenizer = {self._name} has "
-                f"{vocab_size} ids only. Give the tokenizer that produced these ids"
+                f"row {row} contains the id {ids.max()}, but tokenizer = {self._name} has only "
+                f"{vocab_size} ids. Give the tokenizer that produced these ids"
             )
         text_ids = self._strip_end_of_text(ids)
         text_bytes = self.bytes_per_token[text_ids].sum()

@@ -123,9 +123,9 @@ def _without_missing_values(items: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse(document: dict[str, Any]) -> Manifest:
     """Convert the JSON of a manifest. Keys that are not fields are ignored."""
     values = _values_of_fields(Manifest, document)
-    values["splits"] = {
-        split: list(map(_parse_shard, rows)) for split, rows in document["splits"].items()
-    }
+    values["splits"] = {}
+    for split, rows in document["splits"].items():
+        values["splits"][split] = [_parse_shard(row) for row in rows]
     if document["tokenizer"] is not None:
         tokenizer = _values_of_fields(TokenizerReference, document["tokenizer"])
         values["tokenizer"] = TokenizerReference(**tokenizer)
@@ -202,7 +202,8 @@ def fingerprint(shards: list[Shard]) -> str:
     It does not depend on the folder.
     """
     contents = [[shard.file, shard.tokens, shard.sha256] for shard in shards]
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+    document = json.dumps(contents)
+    return hashlib.sha256(document.encode()).hexdigest()
 
 
 def contents(manifest: Manifest) -> dict[str, Any]:

@@ -7,7 +7,6 @@ nanoGPT in their own folders, without writing to these. Nothing is unpickled.
 
 import functools
 import logging
-import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
@@ -96,6 +95,11 @@ class IdLayout(NamedTuple):
     dtype: np.dtype
     num_tokens: int
 
+    @property
+    def file_size(self) -> int:
+        """Size of the file in bytes. The ids are at its end."""
+        return self.offset + self.num_tokens * self.dtype.itemsize
+
 
 def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
     """Map the ids of a token file into memory.
@@ -112,12 +116,12 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
             another number of ids.
     """
     try:
-        layout, size = _read_layout(path)
-        expected_size = layout.offset + layout.num_tokens * layout.dtype.itemsize
-        if size != expected_size:
+        layout = _read_layout(path)
+        size = path.stat().st_size
+        if size != layout.file_size:
             raise ValueError(
-                f"{layout.num_tokens} tokens need {expected_size} bytes, but the file has {size}, "
-                f"so it is truncated or damaged"
+                f"{layout.num_tokens} tokens need {layout.file_size} bytes, but the file has "
+                f"{size}, so it is truncated or damaged"
             )
         if tokens not in (None, layout.num_tokens):
             raise ValueError(
@@ -133,21 +137,17 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
     return np.asarray(ids), layout.offset
 
 
-def _read_layout(path: Path) -> tuple[IdLayout, int]:
-    """Recognize the format of a token file.
-
-    Returns:
-        The layout according to the header, and the actual size of the file in bytes.
+def _read_layout(path: Path) -> IdLayout:
+    """Recognize the format of a token file, and return its layout according to the header.
 
     Raises:
         ValueError: the format is unknown.
     """
     with open(path, "rb") as file:
         head = file.read(12)
-        size = os.fstat(file.fileno()).st_size
     magic, version, num_tokens = struct.unpack("<3i", head.ljust(12, b"\0"))
     if (magic, version) in SHARD_HEADERS:
-        return IdLayout(HEADER_BYTES, SHARD_HEADERS[magic, version], num_tokens), size
+        return IdLayout(HEADER_BYTES, SHARD_HEADERS[magic, version], num_tokens)
 
     if path.suffix == ".npy" or head.startswith(npy.MAGIC_PREFIX):
         array, offset = _map_npy(path)
@@ -158,12 +158,12 @@ def _read_layout(path: Path) -> tuple[IdLayout, int]:
                 f"(tokens,) and dtype {join_or(list(NPY_DTYPES))}. "
                 f"Save it with np.save(path, ids.astype(np.uint16))"
             )
-        return IdLayout(offset, NPY_DTYPES[dtype_name], len(array)), size
+        return IdLayout(offset, NPY_DTYPES[dtype_name], len(array))
 
     known_magics = [known_magic for known_magic, _ in SHARD_HEADERS]
     if path.name in HEADERLESS and magic not in known_magics:
         dtype = np.dtype("<u2")
-        return IdLayout(0, dtype, size // dtype.itemsize), size
+        return IdLayout(0, dtype, path.stat().st_size // dtype.itemsize)
 
     headers = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
     raise ValueError(
@@ -185,9 +185,10 @@ def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None
         BadInput: an id is not in the vocabulary.
     """
     for start in range(0, len(ids), CHECK_TOKENS):
+        some_ids = ids[start : start + CHECK_TOKENS]
         check_ids_in_vocabulary(
             path,
-            ids[start : start + CHECK_TOKENS],
+            some_ids,
             vocab_size,
             start=start,
             offset=offset + start * ids.itemsize,
@@ -214,9 +215,10 @@ def check_ids_in_vocabulary(
     if ids.max() < vocab_size:
         return
     index = int(np.argmax(ids >= vocab_size))
+    id_offset = offset + index * item_bytes
     raise BadInput(
-        f"{path}: token {start + index} (offset {offset + index * item_bytes}) is id "
-        f"{int(ids[index])}, but the ids of vocab_size = {vocab_size} end at {vocab_size - 1}. "
+        f"{path}: token {start + index} (offset {id_offset}) is id {ids[index]}, "
+        f"but the ids of vocab_size = {vocab_size} end at {vocab_size - 1}. "
         f"These shards belong to another tokenizer, or vocab_size is too small"
     )
 
@@ -298,7 +300,7 @@ class ShardWriter:
         self.shard_tokens = shard_tokens
         uint16_format, uint32_format = SHARD_HEADERS.items()
         needs_uint32 = len(bytes_per_token) > 2**16
-        self.header, self.dtype = uint32_format if needs_uint32 else uint16_format
+        self.format, self.dtype = uint32_format if needs_uint32 else uint16_format
         self._file: BinaryIO | None = None  # of the current shard
 
     def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[Shard, int]]:
@@ -310,7 +312,8 @@ class ShardWriter:
         while begin < len(ids):
             if self._file is None:
                 self._open_shard()
-            end = min(len(ids), begin + self.shard_tokens - self._tokens)
+            num_free = self.shard_tokens - self._tokens
+            end = min(len(ids), begin + num_free)
             self._write(ids[begin:end])
             begin = end
             if self._tokens == self.shard_tokens:
@@ -339,9 +342,11 @@ class ShardWriter:
         """Make the current shard durable and return it, or return None if there is none."""
         if self._file is None:
             return None
+        magic, version = self.format
+        header = struct.pack("<3i", magic, version, self._tokens)
         with files.naming(self._path):
             self._file.seek(0)
-            self._file.write(struct.pack("<3i", *self.header, self._tokens))
+            self._file.write(header)
             self._file.close()
         sha256 = files.sha256(self._temporary)
         files.fsync(self._temporary)

@@ -96,7 +96,7 @@ def word_regex(pre_tokenizer: dict[str, Any]) -> str | None:
         pre_tokenizer: this entry of the tokenizer's JSON.
 
     Returns:
-        "gpt2" for GPT-2's regex. None if the pre-tokenizer does anything else than splitting.
+        "gpt2" for GPT-2's regex. None if the pre-tokenizer does more than split words.
     """
     match pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:

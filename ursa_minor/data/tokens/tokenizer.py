@@ -213,7 +213,8 @@ def _random_texts(tokens: list[bytes]) -> list[str]:
     random.Random(0).shuffle(shuffled)
     texts = []
     for start in range(0, len(shuffled), SAMPLE_TEXT_TOKENS):
-        text = b"".join(shuffled[start : start + SAMPLE_TEXT_TOKENS])
+        some_tokens = shuffled[start : start + SAMPLE_TEXT_TOKENS]
+        text = b"".join(some_tokens)
         texts.append(text.decode("utf-8", "replace"))
     return texts
 
@@ -426,9 +427,11 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
     merged_tokens = [left + right for left, right in merges]
     if vocabulary.keys() != {*byte_of, *merged_tokens}:
         return None
+    # Condition 1.
     merged_ids = [vocabulary[token] for token in merged_tokens]
     if any(earlier >= later for earlier, later in pairwise(merged_ids)):
         return None
+    # Condition 2.
     tokenize = tokenizer.backend_tokenizer.model.tokenize
     for token, token_id in vocabulary.items():
         if [part.id for part in tokenize(token)] != [token_id]:
@@ -436,7 +439,8 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
 
     ranks = {}
     for token, token_id in vocabulary.items():
-        ranks[bytes(byte_of[character] for character in token)] = token_id
+        bytes_of_token = bytes(byte_of[character] for character in token)
+        ranks[bytes_of_token] = token_id
     return tiktoken.Encoding(
         "the tokenizer's BPE",
         pat_str=r50k_pat_str if regex == "gpt2" else regex,

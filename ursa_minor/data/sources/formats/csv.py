@@ -23,8 +23,8 @@ def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]
     """
     from ursa_minor.data.sources import remote
 
-    # The last field that was read. It is yielded after the next one was read, or after the end of
-    # the file was verified, because a record that a truncated file cuts off looks complete.
+    # Each field is yielded after the next record was read, or after the end of the file was
+    # verified, because the last record of a truncated file looks complete.
     previous_field: str | None = None
     with remote.open_unpacked(name) as file:
         text = TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
