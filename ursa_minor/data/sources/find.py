@@ -29,7 +29,7 @@ from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import shown_name
 from ursa_minor.data.sources.stdlib import stdlib_files
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.keys import Data
+from ursa_minor.recipe.keys import DataSource
 from ursa_minor.recipe.source_kind import STDLIB, URL_SCHEMES, path_of
 
 NAME_BYTES = 240  # of the name of a source in the name of its folder, which has at most 255
@@ -79,7 +79,7 @@ class FoundSource:
         repository: the location of token files on the Hub. None for other sources.
     """
 
-    config: Data
+    config: DataSource
     name: str
     identity: Mapping[str, Any]
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)
@@ -95,7 +95,7 @@ class FoundSource:
         return Path(self.config.prepared_data_dir) / f"{name}-{digest[:12]}"
 
 
-def find_source(config: Data) -> FoundSource:
+def find_source(config: DataSource) -> FoundSource:
     """Find a source without reading its text.
 
     Only text files behind URLs need the network, because they are downloaded.
@@ -104,7 +104,7 @@ def find_source(config: Data) -> FoundSource:
     are found again when the folder was moved.
 
     Args:
-        config: one of ``keys.sources``.
+        config: one of ``recipe.data.resolved_sources``.
 
     Raises:
         BadInput: the source does not exist or cannot be used.
@@ -129,7 +129,7 @@ def _tokenizer_contents(name: str) -> list[list[str]] | None:
     ]
 
 
-def _find(config: Data) -> FoundSource:
+def _find(config: DataSource) -> FoundSource:
     if config.data_dir:
         return _repository_source(config)
     if config.validation_files and not config.data_files:
@@ -146,13 +146,13 @@ def _find(config: Data) -> FoundSource:
     raise BadInput(NO_DATA)
 
 
-def has_urls(config: Data) -> bool:
+def has_urls(config: DataSource) -> bool:
     """Return whether some files of a source are behind URLs, so that it may download them."""
     names = [*(config.data_files or ()), *(config.validation_files or ())]
     return any(name.startswith(URL_SCHEMES) for name in names)
 
 
-def check_source_exists(config: Data) -> None:
+def check_source_exists(config: DataSource) -> None:
     """Check without reading any file that a source is given and that its local files exist.
 
     Raises:
@@ -171,7 +171,7 @@ def check_source_exists(config: Data) -> None:
                 raise BadInput(no_such_file(key, pattern))
 
 
-def _identity(config: Data, **of_kind: Any) -> dict[str, Any]:
+def _identity(config: DataSource, **of_kind: Any) -> dict[str, Any]:
     """Return the identity of a source.
 
     The manifest contains it in this order, and the name of the folder is a hash of it.
@@ -195,7 +195,7 @@ def _identity(config: Data, **of_kind: Any) -> dict[str, Any]:
     }
 
 
-def _repository_source(config: Data) -> FoundSource:
+def _repository_source(config: DataSource) -> FoundSource:
     """Find token files in a data set of the Hub: hf://datasets/OWNER/NAME[@REVISION][/FOLDER]."""
     url = config.data_dir or ""
     match = keys.REPOSITORY.fullmatch(url)
@@ -211,7 +211,7 @@ def _repository_source(config: Data) -> FoundSource:
     return FoundSource(config, name, identity, repository=repository)
 
 
-def _files_source(config: Data) -> FoundSource:
+def _files_source(config: DataSource) -> FoundSource:
     """Find files of texts or of tables."""
     prepared_data_dir = Path(config.prepared_data_dir)
     train_files = find_files("data_files", config.data_files or [], prepared_data_dir)
@@ -245,7 +245,7 @@ def _files_source(config: Data) -> FoundSource:
     return _table_source(config, format_name, splits)
 
 
-def _text_source(config: Data, splits: dict[str, list[str]]) -> FoundSource:
+def _text_source(config: DataSource, splits: dict[str, list[str]]) -> FoundSource:
     if "validation" not in splits and not config.validation_fraction:
         raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
     paths = {split: [Path(name) for name in names] for split, names in splits.items()}
@@ -262,7 +262,9 @@ def _text_source(config: Data, splits: dict[str, list[str]]) -> FoundSource:
     )
 
 
-def _table_source(config: Data, format_name: str, splits: dict[str, list[str]]) -> FoundSource:
+def _table_source(
+    config: DataSource, format_name: str, splits: dict[str, list[str]]
+) -> FoundSource:
     identity = _identity(
         config, validation=config.validation_tokens, text_column=config.text_column
     )
@@ -275,7 +277,7 @@ def _table_source(config: Data, format_name: str, splits: dict[str, list[str]]) 
     return FoundSource(config, _folder_name(name), identity, files=splits)
 
 
-def _stdlib_source(config: Data) -> FoundSource:
+def _stdlib_source(config: DataSource) -> FoundSource:
     if not config.validation_fraction:
         raise BadInput(NO_VALIDATION)
     splits = stdlib_files(config.validation_fraction)
@@ -293,7 +295,7 @@ def _stdlib_source(config: Data) -> FoundSource:
     )
 
 
-def _dataset_source(config: Data) -> FoundSource:
+def _dataset_source(config: DataSource) -> FoundSource:
     """Describe a data set of the Hub. The Hub is not contacted."""
     identity = _identity(
         config,

@@ -23,7 +23,7 @@ from ursa_minor.data.sources import remote
 from ursa_minor.data.sources.columns import IDS, Column, Reader
 from ursa_minor.data.sources.files import READERS, reader_of
 from ursa_minor.data.sources.find import FoundSource, Part, SourceRow
-from ursa_minor.recipe.keys import Data
+from ursa_minor.recipe.keys import DataSource
 from ursa_minor.recipe.source_kind import path_of
 
 SAMPLE_BYTES = 2**20
@@ -77,7 +77,7 @@ def open_tables(
 
 
 def _open_dataset(
-    config: Data, column: Column, pinned: str | None
+    config: DataSource, column: Column, pinned: str | None
 ) -> tuple[str, dict[str, list[Part]]]:
     """Open the train split of a data set of the Hub. See ``open_tables``."""
     name = str(config.dataset_name)
@@ -117,13 +117,13 @@ def _reader_of_builder(builder: datasets.DatasetBuilder) -> Reader | None:
     return next((reader for reader in READERS if reader.name in class_names), None)
 
 
-def _parts(names: list[str], reader: Reader, column: Column, config: Data) -> list[Part]:
+def _parts(names: list[str], reader: Reader, column: Column, config: DataSource) -> list[Part]:
     return [
         (name, partial(_read, reader, name, column, config.prepared_data_dir)) for name in names
     ]
 
 
-def expected_text_bytes(names: list[str], config: Data) -> float:
+def expected_text_bytes(names: list[str], config: DataSource) -> float:
     """Estimate the number of bytes of text in files of a data set.
 
     The share of the text among the bytes of a file is that of the first file. The metadata of
