@@ -71,8 +71,10 @@ def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("da
                     f"{key}, number {number} is not a valid URL. In a user, password or query, "
                     f"write / ? # @ : and spaces as %2F %3F %23 %40 %3A %20"
                 )
-            is_table = reader_of(pattern) is not None
-            names = [pattern if is_table else str(download(key, pattern, prepared_data_dir))]
+            name = pattern
+            if not reader_of(pattern):
+                name = str(download(key, pattern, prepared_data_dir))
+            names = [name]
         else:
             names = _match(pattern)
             for name in names:
