@@ -75,7 +75,7 @@ def write(
             whole = {key: tensor.contiguous() for key, tensor in named.items()}
             save_file(whole, temporary / name, metadata={"format": "pt"})
         files.write_json(temporary / STATE, state)
-        rows = {name: files.row_of(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
+        rows = {name: files.manifest_row(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
         files.write_json(temporary / MANIFEST, {"step": state["step"], "files": rows})
         # Write the checkpoint even if the disk rejects the rows.
         with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import http_status_and_retry_after
 from ursa_minor.base.redaction import one_line
-from ursa_minor.base.retry import call_with_retries, check_may_pass, describe
+from ursa_minor.base.retry import call_with_retries, check_temporary, describe
 from ursa_minor.evaluation.item_files import RawRow, read_published_rows, read_rows
 from ursa_minor.evaluation.rows import validate
 from ursa_minor.evaluation.task import Question, Task
@@ -191,4 +191,4 @@ def _check_answered(error: Exception) -> float:
     status, _ = http_status_and_retry_after(error)
     if status is None:
         raise error
-    return check_may_pass(error)
+    return check_temporary(error)
