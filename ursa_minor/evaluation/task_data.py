@@ -27,7 +27,7 @@ from ursa_minor.evaluation.task import Question, Task
 log = logging.getLogger(__name__)
 
 PROBLEMS_SHOWN = 3
-TIMEOUT_SECONDS = 30
+HUB_TIMEOUT_SECONDS = 30
 RETRY_SECONDS = 60  # a run does not wait longer for a task
 
 
@@ -173,7 +173,7 @@ def _fetch_from_hub(task: Task, revision: str | None) -> Path:
 
     retry = partial(call_with_retries, log_retry=log_retry, deadline_seconds=RETRY_SECONDS)
     # Without a network this fails immediately, and a run trains without the task.
-    ask = partial(HfApi().dataset_info, name, revision=revision, timeout=TIMEOUT_SECONDS)
+    ask = partial(HfApi().dataset_info, name, revision=revision, timeout=HUB_TIMEOUT_SECONDS)
     retry(ask, check=_check_answered)
     download = partial(
         snapshot_download,

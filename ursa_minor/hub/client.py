@@ -29,7 +29,8 @@ from ursa_minor.base.http import (
 from ursa_minor.base.redaction import one_line
 from ursa_minor.base.retry import FINAL_STATUS, call_with_retries
 
-TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
+# Seconds for each part of a request, as httpx names them.
+TIMEOUTS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 DEADLINE_SECONDS = 15 * 60  # from the first failure on
 CLIENT_WAIT_SECONDS = (
     60  # of each of the client's own few retries, however long the server asks for
@@ -54,7 +55,7 @@ def bound_client() -> None:
 def _bound(request: Any) -> None:
     asked = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {
-        kind: asked.get(kind) or limit for kind, limit in TIMEOUT_SECONDS.items()
+        kind: asked.get(kind) or limit for kind, limit in TIMEOUTS.items()
     }
 
 

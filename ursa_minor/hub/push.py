@@ -48,7 +48,6 @@ PUSH = "push.json"  # the fields of Push
 CARD = "README.md"  # the generated model card, which is merged into the one on the Hub
 FILES = "files"  # the folder that is uploaded
 
-LOCK = ".lock"
 POLL_SECONDS = 1.0
 
 
@@ -424,7 +423,7 @@ class PushQueue:
         if not staged_pushes(self.pending):
             return None
         busy = f"{self.pending}: process {{pid}} is sending it; wait until it has finished"
-        with files.locked(self.pending / LOCK, busy, 4):
+        with files.locked(self.pending / files.LOCK_FILE, busy, 4):
             while True:
                 folder = self._choose_oldest()
                 if folder is None:

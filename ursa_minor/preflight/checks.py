@@ -28,8 +28,7 @@ from ursa_minor.preflight import compatibility, estimate, run_estimate
 from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
 from ursa_minor.recipe import keys
 
-ROOT = Path(__file__).parents[2]
-REQUIREMENTS = ROOT / "requirements.txt"
+REQUIREMENTS = paths.ROOT / "requirements.txt"
 SMI_SECONDS = 60
 NETWORK_SECONDS = 5
 NETWORK_FIX = (
@@ -284,7 +283,7 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
             stdin=DEVNULL,
             stdout=words,
             stderr=words,
-            cwd=ROOT,
+            cwd=paths.ROOT,
             env=environment,
             start_new_session=True,
         )

@@ -26,8 +26,6 @@ from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.recipe import keys, loading
 from ursa_minor.run.resume import begins_at
 
-LOCK = ".lock"
-
 
 def check_run_folder(recipe: keys.Recipe) -> None:
     """Raise BadInput when the run folder holds another recipe's run, or is not a run folder."""
@@ -43,7 +41,7 @@ def check_run_folder(recipe: keys.Recipe) -> None:
         checkpoint.find_newest(recipe.saving.checkpoints, begin)
     if not old.is_file():
         found = run_dir.iterdir() if run_dir.is_dir() else ()
-        if any(path.name != LOCK and not PARTIAL.fullmatch(path.name) for path in found):
+        if any(path.name != files.LOCK_FILE and not PARTIAL.fullmatch(path.name) for path in found):
             raise BadInput(
                 f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours"
             )
@@ -143,7 +141,7 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     run_dir.mkdir(parents=True, exist_ok=True)
     option = recipe.saving.option_of_another_run
     busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another {option}"
-    with files.locked(run_dir / LOCK, busy, users="trainers"):
+    with files.locked(run_dir / files.LOCK_FILE, busy, users="trainers"):
         clear_partial(run_dir)
         clear_partial(recipe.saving.checkpoints)
         path, text = run_dir / RECIPE, keys.as_yaml(recipe)

@@ -551,7 +551,7 @@ class Hub:
         for module in (huggingface_hub.constants, datasets.config):
             importlib.reload(module)
         client.bound_client()
-        client.TIMEOUT_SECONDS["read"] = remote.TIMEOUT_SECONDS = 0.3
+        client.TIMEOUTS["read"] = remote.TIMEOUT_SECONDS = 0.3
         waits, said, logged = [], [], logging.Handler()
         retry.time.sleep = waits.append
         logged.emit = lambda record: said.append(record.getMessage())
