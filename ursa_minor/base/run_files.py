@@ -29,6 +29,7 @@ MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
+CHECKPOINT_FILES = (MODEL, OPTIMIZER, STATE)  # the files that the manifest lists
 
 STEP = re.compile(r"step-(\d{8})")  # name of a checkpoint, push or tag
 # Temporary names of base/files.py: "tmp" for unfinished files and folders, and "old" for folders

@@ -14,7 +14,6 @@ from ursa_minor.hub import client
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FILES = (run_files.MODEL, run_files.OPTIMIZER, run_files.STATE)
 NEWEST = "last-checkpoint/"
 CHECKPOINT_PATTERN = rf"({NEWEST}|{run_files.CHECKPOINTS}/step-\d{{8}}/)"
 ADDRESS = re.compile(r"hub://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -86,7 +85,7 @@ def _fetch(
     try:
         manifest = files.read_json(fetched(newest + run_files.MANIFEST))
         path = checkpoints / run_files.step_name(manifest["step"])
-        rows = {name: manifest["files"][name] for name in CHECKPOINT_FILES}
+        rows = {name: manifest["files"][name] for name in run_files.CHECKPOINT_FILES}
         step_folder = f"{run_files.CHECKPOINTS}/{path.name}/"
         if newest not in (NEWEST, step_folder) or not run_files.STEP.fullmatch(path.name):
             raise ValueError
@@ -97,7 +96,7 @@ def _fetch(
     if path.exists():
         check_intact(path, rows, f"or it is not the one that {where} names: move {path} away")
     else:
-        for name in CHECKPOINT_FILES:
+        for name in run_files.CHECKPOINT_FILES:
             fetched(newest + name)
         try:
             check_intact(staging / newest, rows, f"try again, or another revision than {where}")

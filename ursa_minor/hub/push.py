@@ -28,8 +28,9 @@ from huggingface_hub.utils import validate_repo_id
 from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.redaction import one_line
+from ursa_minor.base.run_files import CHECKPOINT_FILES
 from ursa_minor.hub import card_merge, client
-from ursa_minor.hub.pull import CHECKPOINT_FILES, CHECKPOINT_PATTERN, NEWEST
+from ursa_minor.hub.pull import CHECKPOINT_PATTERN, NEWEST
 
 log = logging.getLogger(__name__)
 
