@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     check_launch(os.environ)
     console.start()
     resolve_model(args.model)
-    console.importing()
+    console.announce_imports()
     # Here, for they take seconds: a wrong flag is answered at once.
     from ursa_minor.evaluation import score_model
     from ursa_minor.hub import card_scores, client

@@ -75,7 +75,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def print_samples(args: argparse.Namespace) -> None:
     """Load the model; write on from the prompt, as often as asked, or chat."""
     name = resolve_model(args.model)
-    console.importing()
+    console.announce_imports()
     # Here, for they take seconds: a wrong flag is answered at once.
     import torch
     from transformers.utils.logging import disable_progress_bar

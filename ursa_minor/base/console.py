@@ -54,7 +54,7 @@ def say(line: str) -> None:
         terminal.copy_to_file(f"{line}\n")
 
 
-def importing() -> None:
+def announce_imports() -> None:
     """Write the first line of a script, which explains why nothing happens for some seconds."""
     say(IMPORTING)
 

@@ -52,7 +52,7 @@ NETWORK_FILE_SYSTEMS = re.compile(
 
 
 @contextlib.contextmanager
-def skipping(numbers: frozenset[int]) -> Iterator[None]:
+def ignoring_errors(numbers: frozenset[int]) -> Iterator[None]:
     """Suppress an OSError of the block if it has one of these error numbers."""
     try:
         yield
@@ -67,7 +67,7 @@ def fsync(path: Path) -> None:
     Nothing happens if the file system does not support it.
     """
     if path.is_dir():
-        with skipping(NO_FOLDER_SYNC):
+        with ignoring_errors(NO_FOLDER_SYNC):
             _fsync(path, NO_FOLDER_SYNC)
     else:
         _fsync(path, NO_SYNC)
@@ -76,7 +76,7 @@ def fsync(path: Path) -> None:
 def _fsync(path: Path, unsupported: frozenset[int]) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with skipping(unsupported):
+        with ignoring_errors(unsupported):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -114,7 +114,7 @@ def apply_umask(paths: Iterable[Path]) -> None:
     mode = stat.S_IMODE(example.stat().st_mode)
     example.unlink()
     for path in private:
-        with skipping(NO_MODES):
+        with ignoring_errors(NO_MODES):
             path.chmod(mode)
 
 
@@ -262,7 +262,7 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def unusable(folder: Path) -> str | None:
+def find_folder_problem(folder: Path) -> str | None:
     """Return why a folder cannot be created or written to, or None if it probably can.
 
     Nothing is created. Only the permissions of the folder, or of its first existing parent, are
@@ -285,7 +285,7 @@ def manifest_row(path: Path) -> dict[str, Any]:
     return {"size": path.stat().st_size, "sha256": sha256(path)}
 
 
-def problem_of(path: Path, row: dict[str, Any]) -> str | None:
+def find_problem(path: Path, row: dict[str, Any]) -> str | None:
     """Return how a file differs from its manifest, or None if it is intact.
 
     Args:

@@ -11,7 +11,7 @@ from multiprocessing.pool import ThreadPool
 SLOW_SECONDS = 60
 SLOW_BYTES = 2**16
 # Header with the Retry-After of the server, if hub/client.py has shortened Retry-After itself.
-ASKED = "X-Retry-After-Asked"
+SERVER_RETRY_AFTER = "X-Server-Retry-After"
 HTML_START = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 
@@ -64,7 +64,7 @@ def http_status_and_retry_after(
 
 def retry_after(headers: Mapping[str, str]) -> float:
     """Return the seconds that a server asks to wait, by a number or a date, or 0 if it does not."""
-    value = headers.get(ASKED) or headers.get("Retry-After", "")
+    value = headers.get(SERVER_RETRY_AFTER) or headers.get("Retry-After", "")
     value = str(value).strip()
     if re.fullmatch("[0-9]+", value):
         return float(value)

@@ -114,7 +114,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def ending_at_once() -> Iterator[None]:
+def default_signal_actions() -> Iterator[None]:
     """Let a signal end the process inside the block, where there is nothing to save yet.
 
     Afterwards, ``StopRequest`` records signals again.

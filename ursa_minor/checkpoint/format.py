@@ -204,7 +204,7 @@ def find_problem(path: Path) -> str | None:
         if type(step) is not int or path.name != step_name(step):
             return f"{MANIFEST} is of step {step!r:.40}"
         for name, row in rows.items():
-            problem = files.problem_of(path / name, row)
+            problem = files.find_problem(path / name, row)
             if problem:
                 return f"{name} {problem}"
         state_step = files.read_json(path / STATE)["step"]
@@ -221,30 +221,30 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error!s:.60}"
 
 
-def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, list[str]]:
+def find_newest(folder: Path, start: Path | None = None) -> tuple[Path | None, list[str]]:
     """Return the newest intact checkpoint of a run, and a line for each newer one that is damaged.
 
     The checkpoint is None for a new run.
 
     Args:
         folder: the checkpoints of the run.
-        begin: the checkpoint that the run starts from, or None. Checkpoints in ``folder`` of runs
-            that did not start from it are ignored. If no other checkpoint is intact, ``begin``
+        start: the checkpoint that the run starts from, or None. Checkpoints in ``folder`` of runs
+            that did not start from it are ignored. If no other checkpoint is intact, ``start``
             itself is returned. It may be in ``folder``: then the run goes back to it and ignores
             the later checkpoints.
 
     Raises:
         BadInput: one of these:
 
-            - ``begin`` is None, and all checkpoints are damaged. A new run would replace them.
-            - ``begin`` is needed and is damaged.
-            - ``begin`` is needed and in another folder, and ``folder`` contains checkpoints of runs
+            - ``start`` is None, and all checkpoints are damaged. A new run would replace them.
+            - ``start`` is needed and is damaged.
+            - ``start`` is needed and in another folder, and ``folder`` contains checkpoints of runs
               that did not start from it.
     """
     all_checkpoints = list_checkpoints(folder)
     checkpoints = all_checkpoints
-    if begin is not None:
-        checkpoints = [path for path in all_checkpoints if _may_continue(path, begin)]
+    if start is not None:
+        checkpoints = [path for path in all_checkpoints if _may_continue(path, start)]
     damaged: list[str] = []
     for path in checkpoints:
         problem = find_problem(path)
@@ -252,48 +252,48 @@ def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, l
             return path, damaged
         damaged.append(f"{path}: {problem}")
 
-    if begin is not None:
-        read_state(begin)  # raises BadInput if it is damaged
+    if start is not None:
+        read_state(start)  # raises BadInput if it is damaged
         has_other_run = len(checkpoints) < len(all_checkpoints)
-        if has_other_run and begin.resolve().parent != folder.resolve():
+        if has_other_run and start.resolve().parent != folder.resolve():
             raise BadInput(
-                f"resume_from_checkpoint = {begin}: {folder} contains checkpoints of a run that "
+                f"resume_from_checkpoint = {start}: {folder} contains checkpoints of a run that "
                 f"did not start from it; give another --run_name"
             )
-        return begin, damaged
+        return start, damaged
     if damaged:
         fix = "no checkpoint is intact. To start a new run, give another --run_name"
         raise BadInput([*damaged, f"{folder}: {fix}"])
     return None, []
 
 
-def _may_continue(path: Path, begin: Path) -> bool:
-    """Return whether a checkpoint is of a run that started from ``begin``, or cannot be read."""
+def _may_continue(path: Path, start: Path) -> bool:
+    """Return whether a checkpoint is of a run that started from ``start``, or cannot be read."""
     try:
         origin = files.read_json(path / STATE).get("origin")
     except (OSError, ValueError, AttributeError):
         return True  # find_newest reports that it is damaged
-    return began_at(origin, begin)
+    return matches_origin(origin, start)
 
 
-def origin_of(begin: Path) -> dict[str, str]:
+def origin_of(start: Path) -> dict[str, str]:
     """Return what ``state.json`` stores about the checkpoint that a run starts from.
 
     This is its name and the SHA-256 of its weights. The path is not stored, because the checkpoint
     may be moved, and because ``state.json`` may be pushed to the Hub.
     """
-    return {"checkpoint": begin.name, "sha256": _hash_of_weights(begin)}
+    return {"checkpoint": start.name, "sha256": _hash_of_weights(start)}
 
 
-def began_at(origin: Any, begin: Path) -> bool:
-    """Return whether the ``origin`` in a ``state.json`` is the checkpoint ``begin``.
+def matches_origin(origin: Any, start: Path) -> bool:
+    """Return whether the ``origin`` in a ``state.json`` is the checkpoint ``start``.
 
-    If ``begin`` was deleted in the meantime, only its name is compared.
+    If ``start`` was deleted in the meantime, only its name is compared.
     """
-    if not isinstance(origin, dict) or origin.get("checkpoint") != begin.name:
+    if not isinstance(origin, dict) or origin.get("checkpoint") != start.name:
         return False
     try:
-        return origin.get("sha256") == _hash_of_weights(begin)
+        return origin.get("sha256") == _hash_of_weights(start)
     except (OSError, ValueError, KeyError, TypeError):
         return True
 

@@ -20,7 +20,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.http import (
-    ASKED,
+    SERVER_RETRY_AFTER,
     check_no_html_page,
     http_status_and_retry_after,
     raise_if_stalled,
@@ -68,7 +68,7 @@ def _check(answer: Any) -> None:
         if "html" in headers.get("Content-Type", "").lower():
             check_no_html_page(answer.read(), headers, str(answer.request.url))
     elif asked := headers.get("Retry-After"):
-        headers[ASKED], headers["Retry-After"] = (
+        headers[SERVER_RETRY_AFTER], headers["Retry-After"] = (
             asked,
             str(int(min(CLIENT_WAIT_SECONDS, retry_after(headers)))),
         )

@@ -120,7 +120,7 @@ def check_intact(folder: Path, rows: dict[str, dict], fix: str) -> None:
     """Raise BadInput where a file is not there as its row has it."""
     for name, row in rows.items():
         try:
-            problem = files.problem_of(folder / name, row)
+            problem = files.find_problem(folder / name, row)
         except (OSError, KeyError, TypeError) as error:  # it is gone, or the row is none
             problem = f"cannot be read ({type(error).__name__})"
         if problem:

@@ -78,7 +78,7 @@ def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
     for folder, needed, is_data in ((runs, checkpoints, False), (data, shards, True)):
         free = None
         # Some file systems do not report their free space.
-        with files.skipping(files.NOT_SUPPORTED):
+        with files.ignoring_errors(files.NOT_SUPPORTED):
             free = shutil.disk_usage(folder).free
         if free is not None:
             yield compatibility.disk(free, needed, str(folder), shards=is_data)

@@ -38,7 +38,7 @@ def check_run_folder(recipe: keys.Recipe) -> None:
     saving = recipe.saving
     run_dir = saving.run_dir
     for path in (run_dir, saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
-        problem = files.unusable(path)
+        problem = files.find_folder_problem(path)
         if problem:
             raise BadInput(
                 f"output_dir = {run_dir}: {problem}. Correct that, or use another --run_name or "
@@ -132,7 +132,7 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
         return None
 
     start = local_start(saving)
-    if start and finish and not checkpoint.began_at(finish.origin, start):
+    if start and finish and not checkpoint.matches_origin(finish.origin, start):
         if start.resolve().parent == saving.checkpoints.resolve():
             return None  # the run goes back to one of its own checkpoints
         raise BadInput(

@@ -164,7 +164,7 @@ def check_ids_in_vocabulary(
 def _map(path: Path, dtype: np.dtype, offset: int, count: int) -> np.ndarray:
     """Map the ids of a file into memory, or read them where the file system cannot map files."""
     for mode in MAPPING_MODES:
-        with files.skipping(files.NO_MAPPING):
+        with files.ignoring_errors(files.NO_MAPPING):
             mapped = np.memmap(path, dtype, mode=mode, offset=offset, shape=(count,))
             mapped.setflags(write=False)
             return mapped
@@ -177,7 +177,7 @@ def _map(path: Path, dtype: np.dtype, offset: int, count: int) -> np.ndarray:
 def _map_npy(path: Path) -> tuple[np.ndarray, int]:
     """Map or read a file in NumPy's format; return its array, and the bytes before it."""
     for mode in MAPPING_MODES:
-        with files.skipping(files.NO_MAPPING):
+        with files.ignoring_errors(files.NO_MAPPING):
             mapped = npy.open_memmap(path, mode=mode)
             return mapped, mapped.offset
     with open(path, "rb") as file:
