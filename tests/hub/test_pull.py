@@ -84,7 +84,9 @@ def test_damaged_or_missing_file_is_found_and_nothing_of_it_is_kept(pushed, new)
         with pytest.raises(BadInput, match=f"hub://{ID}: HTTP status 404"):
             fetch(new)
         last(pushed)[f"last-checkpoint/{name}"] = good[:-1] + bytes([good[-1] ^ 1])
-        with pytest.raises(BadInput, match=f"{name}: is corrupted.*; try again, or another revision"):
+        with pytest.raises(
+            BadInput, match=f"{name}: is corrupted.*; try again, or another revision"
+        ):
             fetch(new)
         assert not os.listdir(new / "checkpoints")
         last(pushed)[f"last-checkpoint/{name}"] = good
