@@ -76,9 +76,8 @@ def _check_response(response: Any) -> None:
             check_no_html_page(response.read(), headers, str(response.request.url))
     elif headers.get("Retry-After"):
         seconds = min(CLIENT_WAIT_SECONDS, retry_after(headers))
-        headers[SERVER_RETRY_AFTER] = headers[
-            "Retry-After"
-        ]  # our own retries respect the original value
+        # Our own retries respect the original value.
+        headers[SERVER_RETRY_AFTER] = headers["Retry-After"]
         headers["Retry-After"] = str(int(seconds))
 
 
