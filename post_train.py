@@ -76,7 +76,7 @@ def post_train(task, settings) -> None:
     client.bound_client()
     disable_progress_bar()
     folder, longest = Path(settings.output_dir), settings.max_completion_length
-    if why := files.unusable(folder):
+    if why := files.find_folder_problem(folder):
         raise BadInput(f"output_dir = {folder}: {why}; give another --output_dir")
     if (folder / MODEL_FOLDER).exists():
         raise BadInput(

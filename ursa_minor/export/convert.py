@@ -139,7 +139,7 @@ def not_finite_message(args: argparse.Namespace, before: dict[str, float]) -> st
 
 def check_free(out: Path, args: argparse.Namespace) -> None:
     """Raise BadInput unless ``out`` is free, or holds an export that may be replaced."""
-    if problem := files.unusable(out.parent):
+    if problem := files.find_folder_problem(out.parent):
         raise BadInput(f"--out {args.out}: {problem}; give another folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return

@@ -84,7 +84,7 @@ def _download_checkpoint(recipe: keys.Recipe) -> Path | None:
         f"{minutes} minutes"
     )
     pushes_there = recipe.hub.pushes_checkpoints and address == f"hub://{recipe.hub.hub_model_id}"
-    with stopping.ending_at_once():
+    with stopping.default_signal_actions():
         path = pull.fetch_checkpoint(
             address, recipe.saving.checkpoints, recipe.saving.run_dir, missing_ok=pushes_there
         )

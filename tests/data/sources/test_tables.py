@@ -192,7 +192,7 @@ def test_faults_are_retried_from_the_row_where_they_began_and_a_new_row_begins_t
 def test_retry_after_is_obeyed_and_bounded(waits):
     for asked, waited in (
         ("7", 7),
-        ("100000", retry.LONGEST_ASKED_SECONDS),
+        ("100000", retry.MAX_RETRY_AFTER_SECONDS),
         ("0", 1),
         ("soon", 1),
     ):
@@ -206,11 +206,11 @@ def test_used_up_tries_stop_with_file_and_row_from_where_it_is_resumed(waits):
     found = []
     with pytest.raises(TrainingStopped) as stopped:
         found += (text for text in retry.retried("hf://a", failing([(4, answer(503))] * 10), 0))
-    said = "hf://a: row 4: failed 10 times in a row, last with HTTP status 503. What was read before is kept; the same "
+    said = "hf://a: row 4: failed 10 times in a row, last with HTTP status 503. The rows that were read are saved; the same "
     assert str(stopped.value) == said + "command resumes from there" and waits[-1] == 60
     with pytest.raises(
         TrainingStopped,
-        match="^me/corpus: failed 10 times in a row.*--prefetch where there is one$",
+        match="^me/corpus: failed 10 times in a row.*--prefetch on a machine that has one$",
     ):
         read = failing([(0, ConnectionError())] * 10)
         retry.retry("me/corpus", lambda: next(read(0)))
@@ -551,7 +551,7 @@ class Hub:
         for module in (huggingface_hub.constants, datasets.config):
             importlib.reload(module)
         client.bound_client()
-        client.TIMEOUT_SECONDS["read"] = remote.TIMEOUT_SECONDS = 0.3
+        client.TIMEOUTS["read"] = remote.TIMEOUT_SECONDS = 0.3
         waits, said, logged = [], [], logging.Handler()
         retry.time.sleep = waits.append
         logged.emit = lambda record: said.append(record.getMessage())

@@ -226,7 +226,7 @@ def check_ids_in_vocabulary(
 def _map(path: Path, layout: IdLayout) -> np.ndarray:
     """Map the ids of a file into memory, or read them if the file system cannot map files."""
     for mode in MAPPING_MODES:
-        with files.skipping(files.NO_MAPPING):
+        with files.ignoring_errors(files.NO_MAPPING):
             mapped_ids = np.memmap(
                 path, layout.dtype, mode=mode, offset=layout.offset, shape=(layout.num_tokens,)
             )
@@ -241,7 +241,7 @@ def _map(path: Path, layout: IdLayout) -> np.ndarray:
 def _map_npy(path: Path) -> tuple[np.ndarray, int]:
     """Map or read an .npy file. Return its array and the size of its header in bytes."""
     for mode in MAPPING_MODES:
-        with files.skipping(files.NO_MAPPING):
+        with files.ignoring_errors(files.NO_MAPPING):
             mapped = npy.open_memmap(path, mode=mode)
             return mapped, mapped.offset
     with open(path, "rb") as file:
