@@ -105,7 +105,7 @@ def test_the_compile_mode_is_the_one_asked_for_else_the_yamls(made):
             "says why); write mixed_precision: bf16",
         ),
         (P4000, YAML, "default", "too old for its compiler"),
-        (dataclasses.replace(A6000, compiler=False), YAML, "default", "pip install triton"),
+        (dataclasses.replace(A6000, has_triton=False), YAML, "default", "pip install triton"),
         (
             A6000,
             LAUNCHED | {"LOCAL_WORLD_SIZE": "4"},

@@ -354,7 +354,7 @@ DRIVERS_NAMES |= {
 def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     name = DRIVERS_NAMES.get(card.name, card.pattern)
     memory = int(card.memory_gib * 0.98 * 2**30)  # as the driver counts it
-    device = hardware.Device("cuda", name, memory, card.capability, 1, compiler=True)
+    device = hardware.Device("cuda", name, memory, card.capability, 1, has_triton=True)
     assert gpus.find(name) is card
     assert device.precision == card.precision and device.has_tf32 == card.modern
     preset = gpus.preset(name)

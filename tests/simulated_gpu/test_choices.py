@@ -20,7 +20,7 @@ from ursa_minor.evaluation.validation import validation_loss
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine import micro_batch
 from ursa_minor.machine.accelerator import check_cuda_graphs, make_accelerator
-from ursa_minor.model.attention import kernel_taken
+from ursa_minor.model.attention import find_kernel
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.optim.muon import orthogonalize
@@ -192,7 +192,7 @@ def test_documents_apart_take_flex_attention_in_a_compiled_step(document_mask, c
     def work(machine):
         wide = keys.Model(**SHAPE | {"n_embd": 64})
         how = {"document_mask": document_mask, "compiled": compiled}
-        assert kernel_taken(wide, 2, CUDA, torch.bfloat16, **how) == kernel
+        assert find_kernel(wide, 2, CUDA, torch.bfloat16, **how) == kernel
 
     on(A6000, work)
 

@@ -173,7 +173,7 @@ def check_supported(
     card, processes = device.kind == "cuda", int(environment.get("LOCAL_WORLD_SIZE", "1"))
     why = (
         "is too old for its compiler, Triton"
-        if device.compiler
+        if device.has_triton
         else "has no Triton here (pip install triton)"
     )
     broken = compatibility.BROKEN.get(("accelerate", accelerate.__version__))

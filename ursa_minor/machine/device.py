@@ -32,7 +32,7 @@ class Device:
         memory_bytes: of one card; of a CPU the machine's.
         capability: of the least capable visible card, as NVIDIA counts it; None elsewhere.
         count: cards of this machine.
-        compiler: whether Triton is installed, which torch.compile needs on a card.
+        has_triton: whether Triton is installed, which torch.compile needs on a card.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Device:
     memory_bytes: int
     capability: tuple[int, int] | None = None
     count: int = 0
-    compiler: bool = False
+    has_triton: bool = False
 
     @property
     def precision(self) -> str:
@@ -50,7 +50,7 @@ class Device:
     @property
     def compiles(self) -> bool:
         """Whether torch.compile works and is worth its time."""
-        return self.compiler and (self.capability or (0, 0)) >= TRITON
+        return self.has_triton and (self.capability or (0, 0)) >= TRITON
 
     @property
     def has_tf32(self) -> bool:

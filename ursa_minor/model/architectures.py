@@ -36,7 +36,7 @@ class Shape:
     tie_word_embeddings: bool = True
 
     @property
-    def record(self) -> "Architecture":
+    def definition(self) -> "Architecture":
         """The family's."""
         return ARCHITECTURES[self.architecture]
 
@@ -55,17 +55,20 @@ class Shape:
     @property
     def hidden(self) -> int:
         """Weights of the blocks' matrices."""
-        return self.n_layer * self.record.block_matrices(self)
+        return self.n_layer * self.definition.block_matrices(self)
 
     @property
     def vectors(self) -> int:
         """Weights of norms and biases."""
-        return self.n_layer * self.record.block_vectors(self) + self.record.last_norm * self.n_embd
+        return (
+            self.n_layer * self.definition.block_vectors(self)
+            + self.definition.last_norm * self.n_embd
+        )
 
     @property
     def positions(self) -> int:
         """Weights of learned position embeddings."""
-        return self.sequence_length * self.n_embd if self.record.positions else 0
+        return self.sequence_length * self.n_embd if self.definition.positions else 0
 
     @property
     def parameters(self) -> int:

@@ -112,7 +112,7 @@ def within_documents(inputs_BT: torch.Tensor, *, separator: int, flex: bool | No
     return {"position_ids": index_T - begins_BT, "attention_mask": mask}
 
 
-def kernel_taken(
+def find_kernel(
     model: keys.Model,
     batch_size: int,
     device: torch.device,

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ursa_minor.model.attention import within_documents
 from ursa_minor.recipe import keys
 
-CARD_ROWS = 8192  # tokens whose logits a card holds at once
+GPU_ROWS = 8192  # tokens whose logits a card holds at once
 
 
 class Losses(NamedTuple):
@@ -91,7 +91,7 @@ class NextTokenLoss(nn.Module):
         if self.rows:
             return self.rows
         if hidden_NE.is_cuda:
-            return CARD_ROWS if torch.is_grad_enabled() else CARD_ROWS // 2
+            return GPU_ROWS if torch.is_grad_enabled() else GPU_ROWS // 2
         vocab_size = self.model.config.vocab_size
         return max(256, 2**20 // vocab_size) if vocab_size <= 2**14 else 2048
 

@@ -81,7 +81,7 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
     location = resolve_model(name, "init_from = ")
     check_no_hub_adapter(location, f"init_from = {name}")
-    config = loaded(f"init_from = {name}", AutoConfig, location)
+    config = from_pretrained(f"init_from = {name}", AutoConfig, location)
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
         raise BadInput(
@@ -126,7 +126,9 @@ def _load_whole(what: str, name: str, **options) -> tuple[PreTrainedModel, list[
 
     Raises BadInput where tensors are missing, which Transformers would fill with noise, or hold numbers that are none.
     """
-    model, info = loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **options)
+    model, info = from_pretrained(
+        what, AutoModelForCausalLM, name, output_loading_info=True, **options
+    )
     if lacks := sorted(info["missing_keys"]):
         raise BadInput(
             f"{what}: its weights do not match its config.json: it lacks {lacks[0]}; give the whole model"
@@ -139,7 +141,7 @@ def _load_whole(what: str, name: str, **options) -> tuple[PreTrainedModel, list[
     return model, sorted(info["unexpected_keys"])
 
 
-def loaded(what: str, kind: Any, name: str, **options) -> Any:
+def from_pretrained(what: str, kind: Any, name: str, **options) -> Any:
     """Return what ``kind`` makes of a model's files.
 
     Raises BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds.

@@ -37,7 +37,7 @@ class OptimizerSpec:
         groups: the parameters as the groups that the class takes; each states its weight decay.
         make: the class and its further arguments, but for the learning rate.
         moments: bytes that it keeps of a weight.
-        keeps: what it keeps of a parameter, by name: tensors on the meta device, made from a parameter that lies there.
+        state_tensors: what it keeps of a parameter, by name: tensors on the meta device, made from a parameter that lies there.
             A checkpoint's are compared with them.
         package: what to install for it, name==version; it is then tried on the device before training.
     """
@@ -45,7 +45,7 @@ class OptimizerSpec:
     groups: Callable[["PreTrainedModel", keys.Optimizer], list[dict]]
     make: Callable[[keys.Optimizer], tuple[type, dict[str, Any]]]
     moments: Moments
-    keeps: Callable[[dict[str, Any], "torch.Tensor"], dict[str, "torch.Tensor"]]
+    state_tensors: Callable[[dict[str, Any], "torch.Tensor"], dict[str, "torch.Tensor"]]
     package: str | None = None
 
 
@@ -162,16 +162,16 @@ def _muon_keeps(group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch
 
 OPTIMIZERS = {
     "adamw": OptimizerSpec(
-        groups=_groups, make=_adamw, moments=Moments(8.0, 8.0, 8.0), keeps=_adamw_keeps
+        groups=_groups, make=_adamw, moments=Moments(8.0, 8.0, 8.0), state_tensors=_adamw_keeps
     ),
     "adamw_8bit": OptimizerSpec(
         groups=_groups,
         make=_adamw_8bit,
         moments=Moments(2 + 8 / 256, 2 + 8 / 256, 8.0),
-        keeps=_adamw_8bit_keeps,
+        state_tensors=_adamw_8bit_keeps,
         package=BITSANDBYTES_REQUIREMENT,
     ),
     "muon": OptimizerSpec(
-        groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0), keeps=_muon_keeps
+        groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0), state_tensors=_muon_keeps
     ),
 }

@@ -212,7 +212,7 @@ class Checkpoints:
         loading.check_same_hyperparameters(path, saved["science"], recipe)
         self.corpus.check_same_data(path, saved["data"])
         checkpoint.load(
-            path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps
+            path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].state_tensors
         )
         if accelerator.scaler is not None and saved["scaler"]:
             accelerator.scaler.load_state_dict(saved["scaler"])

@@ -24,7 +24,7 @@ from ursa_minor.machine.device import versions
 from ursa_minor.machine.full_model import FullModel
 from ursa_minor.machine.micro_batch import fit_micro_batch
 from ursa_minor.machine.run_info import RunInfo, run_info_of
-from ursa_minor.model.attention import kernel_taken
+from ursa_minor.model.attention import find_kernel
 from ursa_minor.model.build import build
 from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.model.loss import loss_module
@@ -158,7 +158,7 @@ def header(
     model, shared = recipe.model, recipe.model.num_key_value_heads or recipe.model.n_head
     yield f"run      {recipe.saving.name} in {recipe.saving.output_dir}"
     yield (
-        f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: "
+        f"model    {shape_of(model).definition.label}, {facts.parameters / 1e6:.1f}M parameters: "
         f"{pluralize(model.n_layer or 0, 'layer', 'layers')}, {pluralize(model.n_head or 0, 'head', 'heads')}"
         f"{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
         f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
@@ -188,7 +188,7 @@ def attention_kernel(recipe: keys.Recipe, plan: Plan, accelerator: Accelerator) 
     """Return the attention kernel of a training step (cudnn, flash, efficient, math or flex), or None on a CPU."""
     if accelerator.device.type != "cuda":
         return None
-    return kernel_taken(
+    return find_kernel(
         recipe.model,
         plan.per_device_train_batch_size,
         accelerator.device,
