@@ -135,7 +135,7 @@ def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither
             (layer.weight * layer.weight).sum().backward()
 
         assert not micro_batch.runs_out_of_memory(
-            step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA
+            step, layer, micro_batches=2, reserved_bytes=64 * MIB, device=CUDA
         )
         assert min(seen) >= before + 64 * MIB
         assert machine.allocated == machine.peak == machine.reserved == before

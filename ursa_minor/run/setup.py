@@ -93,9 +93,14 @@ def open_run(
     publish = Publisher(recipe, repo_id, facts, described)
     checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
     state, notes = checkpoints.resume()
-    tried = state.micro_batch, state.exchange_each
     plan = fit_micro_batch(
-        recipe, module, accelerator, stop, begin=tried, moments_exist=state.step > 0
+        recipe,
+        module,
+        accelerator,
+        stop,
+        first_size=state.micro_batch,
+        exchange_each=state.exchange_each,
+        moments_exist=state.step > 0,
     )
     state.micro_batch, state.exchange_each = plan.per_device_train_batch_size, plan.exchange_each
     if any(
