@@ -32,9 +32,9 @@ from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.preflight import compatibility
 from ursa_minor.recipe import keys
 
-# Seconds between two looks at the processes that are still missing.
+# Seconds between two checks for processes that are still missing.
 MEETING_SECONDS = 0.05
-# A launcher sets it from the accelerate YAML.
+# A launcher sets this environment variable from the accelerate YAML.
 MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
@@ -42,7 +42,9 @@ CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 def make_accelerator(
     device: Device, machine: keys.Machine | None = None, *, precision: str | None = None
 ) -> Accelerator:
-    """Create the Accelerator as the accelerate YAML says, or with good settings if there is none.
+    """Create the Accelerator with the settings of the accelerate YAML.
+
+    Without a YAML, the settings are the best ones that the device supports.
 
     Args:
         device: the device of this process.
@@ -200,7 +202,7 @@ def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: floa
 def autocast(accelerator: Accelerator) -> contextlib.AbstractContextManager:
     """Compute in the mixed precision of the run inside the block.
 
-    FSDP computes in it without autocast, but only in the wrapped model.
+    This also works under FSDP, which trains in half precision without autocast.
     """
     dtype = HALF_DTYPES.get(accelerator.mixed_precision)
     if dtype is None:

@@ -42,9 +42,10 @@ def fit_micro_batch(
     exchange_each: bool = False,
     moments_exist: bool = False,
 ) -> Plan:
-    """Return how a step is divided into micro-batches, after trying one step's memory.
+    """Divide a step into micro-batches that fit into the memory of every process.
 
-    With per_device_train_batch_size = auto, the size is halved until no process runs out of memory.
+    Before the first step, this runs the forward and backward pass of up to two micro-batches. With
+    per_device_train_batch_size = auto, the size is halved until no process runs out of memory.
 
     FSDP2 keeps unsharded gradients until the last micro-batch of a step if they fit into memory
     next to a micro-batch. Otherwise, it exchanges gradients in each micro-batch.
@@ -53,7 +54,7 @@ def fit_micro_batch(
         recipe: the recipe.
         training_module: the prepared model and loss.
         accelerator: the Accelerator of this process.
-        stop: request to stop, which also connects the processes.
+        stop: the request to stop, through which processes also share whether a trial failed.
         first_size: the size that auto tries first. Defaults to the proposal of the memory model.
         exchange_each: whether FSDP2 first tries to exchange gradients in each micro-batch.
         moments_exist: whether the optimizer has allocated its moments, as in a resumed run.
@@ -70,9 +71,8 @@ def fit_micro_batch(
     ceiling = None
     if is_auto:
         ceiling = first_size or propose_micro_batch(recipe, least_free_bytes, accelerator)
-    trial = _Trial(recipe, training_module, accelerator, least_free_bytes)
-    if not moments_exist:
-        trial.future_bytes = _moment_bytes(recipe, accelerator)
+    future_bytes = 0.0 if moments_exist else _moment_bytes(recipe, accelerator)
+    trial = _Trial(recipe, training_module, accelerator, least_free_bytes, future_bytes)
 
     if compiler_of(accelerator) != "no":
         log.info("compiling: the first micro-batch takes a minute or two")
@@ -114,7 +114,7 @@ def _moment_bytes(recipe: keys.Recipe, accelerator: Accelerator) -> float:
     return parts["moments"]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _Trial:
     """Trials of a micro-batch on this process.
 
@@ -130,7 +130,7 @@ class _Trial:
     module: nn.Module
     accelerator: Accelerator
     least_free_bytes: int
-    future_bytes: float = 0.0
+    future_bytes: float
 
     def keeps_gradients(self, plan: Plan) -> bool:
         """Return whether FSDP2 keeps unsharded gradients between the micro-batches of a plan."""

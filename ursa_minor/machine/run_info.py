@@ -95,9 +95,8 @@ def command_line(launcher: Sequence[str]) -> list[str]:
 def _with_short_paths(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the arguments of a command, with only the last component of each local path.
 
-    A relative path is kept unless it is the value of a recipe key: it leads to the script, the
-        recipe
-    or a YAML file of Accelerate.
+    A relative path is kept unless it is the value of a recipe key, because it names the script, the
+    recipe or a YAML file of Accelerate.
     """
     key = ""
     for argument in arguments:
