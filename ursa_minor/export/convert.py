@@ -212,13 +212,13 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
 
 def data_folders(recipe: keys.Recipe) -> list[Path]:
     """Return the folders of a recipe's shards. Raises BadInput where its text is not here to name them."""
-    data_sources = keys.sources(recipe.data)
-    return [
-        Path(str(source.data_dir))
-        if keys.is_here(source)
-        else find_sources.find_source(source).folder
-        for source in data_sources
-    ]
+    folders = []
+    for source in recipe.data.resolved_sources:
+        if source.is_token_folder:
+            folders.append(Path(str(source.data_dir)))
+        else:
+            folders.append(find_sources.find_source(source).folder)
+    return folders
 
 
 def find_text(
@@ -240,7 +240,8 @@ def find_text(
     elif run_dir:
         try:
             recipe = loading.load_recipe(run_dir / run_files.RECIPE)
-            folders, weights = data_folders(recipe), list(keys.weights(recipe.data))
+            folders = data_folders(recipe)
+            weights = [source.weight for source in recipe.data.resolved_sources]
             splits = [validation_shards(folder, tokenizer) for folder in folders]
         except BadInput as error:
             log.warning(f"not measured on the run's validation split: {error}")
