@@ -98,7 +98,7 @@ def post_train(task, settings) -> None:
     tokenizer = tokenization.load(name, of_model=True)
     prompt_sets.check(tokenizer, [*prompts, *held_out])
     # Loading the config is cheap: prompts are dropped before the weights are loaded.
-    context = context_length(pretrained.loaded(where, AutoConfig, name))
+    context = context_length(pretrained.from_pretrained(where, AutoConfig, name))
     limits = {"context": context, "max_completion_length": longest}
     prompts = prompt_sets.drop_long(f"prompts = {task.prompts}", tokenizer, prompts, **limits)
     prompt_sets.require_batch(

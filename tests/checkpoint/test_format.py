@@ -100,7 +100,7 @@ def save(folder: Path, *steps: int, keep: int = 0, pair=None, **state) -> Path:
 
 
 def load(path: Path, model, optimizer, name: str = "adamw") -> None:
-    checkpoint.load(path, model, optimizer, optimizers.OPTIMIZERS[name].keeps)
+    checkpoint.load(path, model, optimizer, optimizers.OPTIMIZERS[name].state_tensors)
 
 
 def moments(model, optimizer) -> dict:

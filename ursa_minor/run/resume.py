@@ -258,7 +258,7 @@ class Checkpoints:
         loading.check_same_hyperparameters(path, saved["science"], recipe)
         self.corpus.check_same_data(path, saved["data"])
         optimizer_spec = OPTIMIZERS[recipe.optimizer.optimizer]
-        checkpoint.load(path, self.model, self.optimizer, optimizer_spec.keeps)
+        checkpoint.load(path, self.model, self.optimizer, optimizer_spec.state_tensors)
         if accelerator.scaler is not None and saved["scaler"]:
             accelerator.scaler.load_state_dict(saved["scaler"])
         state = RunState.begin(recipe.schedule, saved)
