@@ -2,8 +2,8 @@
 
     python scripts/keys_table.py
 
-There is one table for each section of a recipe. A row has the key, its default, its purpose, when
-has an effect, and what overrides it.
+There is one table for each section of a recipe, with a row for each key: its default, its purpose,
+when it has an effect, and what overrides it.
 """
 
 import dataclasses
