@@ -75,14 +75,15 @@ def main(argv: list[str] | None = None) -> int:
         target = PrefetchTarget(recipe)
     selected = select_sources(recipe, options.get("source"))
     has_fetched = "prefetch" in options and prefetch(recipe)
-    all_sources = keys.sources(recipe.data)
-    if all(map(keys.is_here, all_sources)) and "prefetch" not in options:
+    all_sources = recipe.data.resolved_sources
+    is_prepared = all(source.is_token_folder for source in all_sources)
+    if is_prepared and "prefetch" not in options:
         raise BadInput(
             f"data_dir = {all_sources[0].data_dir} is a folder of shards already: "
             f"there is nothing to prepare"
         )
     for config in selected:
-        if keys.is_here(config):
+        if config.is_token_folder:
             continue
         source = find_sources.find_source(config)
         if "dry_run" in options:
@@ -110,9 +111,9 @@ def load_recipe(flags: dict[str, Any], *, is_reader: bool) -> keys.Recipe:
     return loading.load_recipe(path, flags, modes=modes)
 
 
-def select_sources(recipe: keys.Recipe, number: int | None) -> Sequence[keys.Data]:
+def select_sources(recipe: keys.Recipe, number: int | None) -> Sequence[keys.DataSource]:
     """Return the source with this number, or all sources of the recipe for None."""
-    sources = keys.sources(recipe.data)
+    sources = recipe.data.resolved_sources
     if number is None:
         return sources
     if not 0 <= number < len(sources):

@@ -175,7 +175,9 @@ def test_results_name_part_split_and_revision(name):
     assert results(make([*UPDATES, row])) == expected
 
 
-@pytest.mark.parametrize("sources", [None, [{"dataset_name": "a/b"}, {"dataset_name": "c/d"}]])
+@pytest.mark.parametrize(
+    "sources", [None, [{"weight": 1, "dataset_name": "a/b"}, {"weight": 1, "dataset_name": "c/d"}]]
+)
 def test_loss_claims_no_public_data_set(sources):
     rows = [*UPDATES, VALIDATED, {"step": 100, "test/loss": 3.0}]
     text = make(rows, recipe=RECIPE | {"sources": sources})
@@ -252,7 +254,11 @@ def test_figures_of_training_are_the_runs():
 
 
 def test_only_ids_of_the_hub_are_data_sets_of_the_metadata():
-    mixture = [{"dataset_name": "a/b"}, {"data_files": ["x.txt"]}, {"dataset_name": "c"}]
+    mixture = [
+        {"weight": 1, "dataset_name": "a/b"},
+        {"weight": 1, "data_files": ["x.txt"]},
+        {"weight": 1, "dataset_name": "c"},
+    ]
     for change, expected in [
         ({}, ["HuggingFaceFW/fineweb-edu"]),
         ({"dataset_name": "python_stdlib"}, None),

@@ -641,9 +641,11 @@ def test_each_source_of_a_mixture_has_its_own_names_and_weight_and_the_recipes_r
     given = (HUB, OWN, {"weight": 0.5, "data_dir": "d"})
     data = recipe(tmp_path, **mixture(*given, **names, **rules)).data
     wanted = [dict.fromkeys(keys.SOURCE_NAMES) | rules | one for one in given]
-    assert keys.weights(data) == tuple(one.pop("weight") for one in wanted)
+    assert [source.weight for source in data.resolved_sources] == [
+        one.pop("weight") for one in wanted
+    ]
     assert [
-        {name: vars(source)[name] for name in wanted[0]} for source in keys.sources(data)
+        {name: vars(source)[name] for name in wanted[0]} for source in data.resolved_sources
     ] == wanted
 
 

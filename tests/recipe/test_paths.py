@@ -161,11 +161,11 @@ def test_every_path_key_is_expanded(name, is_flag, here, tmp_path):
 def test_paths_of_a_mixture_are_expanded(here, tmp_path):
     sources = [{"weight": 1, "data_files": ["~/a.txt"]}, {"weight": 1, "data_dir": "$PLACE"}]
     data = load(here, data_files=None, tokenizer="owner/name", sources=sources).data
-    assert [source.data_files for source in keys.sources(data)] == [
+    assert [source.data_files for source in data.resolved_sources] == [
         [f"{tmp_path}/home/a.txt"],
         None,
     ]
-    assert keys.sources(data)[1].data_dir == str(tmp_path / "place")
+    assert data.resolved_sources[1].data_dir == str(tmp_path / "place")
 
 
 def test_process_that_prepares_data_gets_the_flags_as_typed(here):

@@ -350,8 +350,8 @@ def data_folders(recipe: keys.Recipe) -> list[Path]:
     Raises BadInput if the text is missing from which the name of a folder is computed.
     """
     folders = []
-    for source in keys.sources(recipe.data):
-        if keys.is_here(source):
+    for source in recipe.data.resolved_sources:
+        if source.is_token_folder:
             folders.append(Path(str(source.data_dir)))
         else:
             folders.append(find_sources.find_source(source).folder)
@@ -408,7 +408,7 @@ def validation_split(run_dir: Path, tokenizer: PreTrainedTokenizerFast) -> TextS
     return TextSources(
         name=", ".join(f"{folder}, validation" for folder in folders),
         shards=[validation_shards(folder, tokenizer) for folder in folders],
-        weights=list(keys.weights(recipe.data)),
+        weights=[source.weight for source in recipe.data.resolved_sources],
     )
 
 

@@ -91,7 +91,7 @@ def model_card(
         init_from=keys.redacted(recipe)["init_from"],
         run_info=run_info,
         kind=architecture.label if architecture else run_info.model_type,
-        data=", ".join(map(_in_words, keys.sources(recipe.data))),
+        data=", ".join(map(_in_words, recipe.data.resolved_sources)),
         prompt=json.dumps(next(iter(recipe.evaluation.sample_prompts), "The"), ensure_ascii=False),
         has_curves=any("train/loss" in row or "eval/loss" in row for row in rows),
         figures=figures,
@@ -205,13 +205,13 @@ def _cost(rows: Sequence[Mapping], processes: int) -> dict[str, str]:
 
 def _data_sets(recipe: keys.Recipe) -> list[str]:
     """Return the ids of the Hub's data sets that the run has read."""
-    names = map(keys.hub_id, keys.sources(recipe.data))
+    names = [source.hub_id for source in recipe.data.resolved_sources]
     return list(dict.fromkeys(name for name in names if name and MODEL_ID.fullmatch(name)))
 
 
-def _in_words(source: keys.Data) -> str:
+def _in_words(source: keys.DataSource) -> str:
     """Return what a source is."""
-    name, subset = keys.hub_id(source), source.dataset_config_name
+    name, subset = source.hub_id, source.dataset_config_name
     if name is None:
         files = source.data_dir or source.data_files
         return "files of its author's" if files else "the source of Python's standard library"

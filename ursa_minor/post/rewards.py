@@ -74,22 +74,23 @@ def python_compiles(prompt: str, completion: str) -> float:
     # Line and column in bytes, as the nodes of the tree have them.
     last_prompt_line = prompt.rpartition("\n")[2]
     prompt_end = (prompt.count("\n") + 1, len(last_prompt_line.encode()))
-    for node in ast.walk(tree):
-        if _does_something(node) and (node.end_lineno, node.end_col_offset) > prompt_end:
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    for statement in statements:
+        statement_end = (statement.end_lineno, statement.end_col_offset)
+        if _does_something(statement) and statement_end > prompt_end:
             return 1.0
     return 0.0
 
 
-def _does_something(node: ast.AST) -> bool:
-    """Return whether a node is a statement that does something.
+def _does_something(statement: ast.stmt) -> bool:
+    """Return whether a statement does something.
 
     The definition of a function or class does nothing, but the statements in it may.
     """
-    if isinstance(node, ast.Expr):
-        return not isinstance(node.value, ast.Constant)
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)):
-        return False
-    return isinstance(node, ast.stmt)
+    if isinstance(statement, ast.Expr):
+        return not isinstance(statement.value, ast.Constant)
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return not isinstance(statement, (*definitions, ast.Pass))
 
 
 REWARDS = {reward.__name__: reward for reward in (addition, brackets, python_compiles)}

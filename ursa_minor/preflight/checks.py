@@ -224,7 +224,7 @@ def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
         return
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     addresses = {"hub": hub}
-    hub_ids = {keys.hub_id(source) for source in keys.sources(recipe.data)}
+    hub_ids = {source.hub_id for source in recipe.data.resolved_sources}
     for name in sorted(filter(None, hub_ids)):
         addresses[f"data set {name}"] = f"{hub}/api/datasets/{name}"
 
@@ -244,8 +244,8 @@ def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
 
 def needs_hub(recipe: keys.Recipe) -> bool:
     """Return whether the run would stop without the Hub: it streams a data set whose shards are not all here."""
-    for source in keys.sources(recipe.data):
-        if keys.hub_id(source):
+    for source in recipe.data.resolved_sources:
+        if source.hub_id:
             folder = find_sources.find_source(source).folder
             if not manifests.is_complete(folder):
                 return True
@@ -263,7 +263,7 @@ def asks_hub(recipe: keys.Recipe) -> bool:
     if any(not Path(str(name)).is_dir() for name in names):
         return True
     addresses = [recipe.saving.resume_from_checkpoint]
-    for source in keys.sources(recipe.data):
+    for source in recipe.data.resolved_sources:
         addresses += source.data_files or ()
     return any(address.startswith(("hf://", "hub://")) for address in addresses)
 

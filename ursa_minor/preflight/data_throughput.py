@@ -44,15 +44,14 @@ def supply(
         link: bytes per second from where the text is; 0: not a limit.
         speed: tokens per second, where that is known; 0: one core is measured here for a second.
     """
-    given = keys.sources(data)
-    amounts = [_amount(source) for source in given]
+    amounts = [_amount(source) for source in data.resolved_sources]
     text = sum(tokens for tokens, _ in amounts)
     if all(ready for _, ready in amounts):
         return PREPARED._replace(text=text)
     if speed:
         return DataThroughput(text, speed, "as you say")
     # Token ids need no CPU core.
-    fetched = all(keys.hub_id(source) and source.data_dir for source in given)
+    fetched = all(source.hub_id and source.data_dir for source in data.resolved_sources)
     limits = (
         {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
     )
@@ -67,9 +66,9 @@ def supply(
     )
 
 
-def _amount(source: keys.Data) -> tuple[float, bool]:
+def _amount(source: keys.DataSource) -> tuple[float, bool]:
     """Return about how many train tokens a source has, inf where that is not known, and whether they are prepared."""
-    here, text = keys.is_here(source), math.inf
+    here, text = source.is_token_folder, math.inf
     if find_sources.has_urls(source):  # nothing is fetched for an estimate
         return text, False
     try:

@@ -153,7 +153,7 @@ def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
     shape, saving, steps = shape_of(recipe.model), recipe.saving, recipe.schedule.max_steps
     kept = saving.save_total_limit or (steps // saving.save_steps if saving.save_steps else 0)
     tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * steps)
-    fetched = not all(map(keys.is_here, keys.sources(recipe.data)))
+    fetched = not all(source.is_token_folder for source in recipe.data.resolved_sources)
     shards = tokens * (2 if shape.vocab_size <= 65_536 else 4) if fetched else 0.0
     # Weights and two moments in fp32, for the stored checkpoints and one that is being written.
     return 12.0 * shape.parameters * (kept + 1), float(shards)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ursa_minor.recipe import command_line, keys
+from ursa_minor.recipe import command_line
 
 
 def parse(argv: Sequence[str]) -> command_line.TrainCommand:
@@ -16,6 +16,6 @@ def parse(argv: Sequence[str]) -> command_line.TrainCommand:
     if command.recipe is not None:
         from ursa_minor.data.sources import find  # slow, and --help does not need it
 
-        for source in keys.sources(command.recipe.data):
+        for source in command.recipe.data.resolved_sources:
             find.check_source_exists(source)
     return command

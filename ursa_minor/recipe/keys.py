@@ -267,6 +267,47 @@ class Data:
         2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40)
     )
 
+    @functools.cached_property
+    def resolved_sources(self) -> tuple["DataSource", ...]:
+        """The sources of the run: those of the mixture, or the single one.
+
+        A source of a mixture has the recipe's value of each key that it does not state, except for
+        the keys that identify a source (``SOURCE_NAMES``).
+        """
+        if not self.sources:
+            return (DataSource(**_field_values(self)),)
+        shared = _field_values(self) | dict.fromkeys(SOURCE_NAMES)
+        return tuple(
+            DataSource(**shared | source | {"weight": float(source["weight"])})
+            for source in self.sources
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource(Data):
+    """One source of a run's data, with all keys that apply to it.
+
+    Attributes:
+        weight: share of the training windows, relative to the weights of the other sources.
+    """
+
+    weight: float = 1.0
+
+    @property
+    def is_token_folder(self) -> bool:
+        """Whether the source is a local folder of token shards, which needs no preparation."""
+        return self.data_dir is not None and not self.data_dir.startswith("hf://")
+
+    @property
+    def hub_id(self) -> str | None:
+        """The id of the Hub's data set that the source comes from, or None if it is not one."""
+        if self.data_dir:
+            match = REPOSITORY.fullmatch(self.data_dir)
+            return match[1] if match else None
+        if self.data_files or self.dataset_name == STDLIB:
+            return None
+        return self.dataset_name
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
@@ -642,7 +683,15 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return every key and its value."""
-    return {name: value for part in SECTIONS for name, value in vars(getattr(recipe, part)).items()}
+    values: dict[str, Any] = {}
+    for section in SECTIONS:
+        values |= _field_values(getattr(recipe, section))
+    return values
+
+
+def _field_values(section: Any) -> dict[str, Any]:
+    """Return the keys of a section and their values, without what it has computed from them."""
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
 
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:
@@ -773,38 +822,6 @@ def _to_yaml(values: Mapping[str, Any]) -> str:
     # These are defaults.
     stated = {name: value for name, value in values.items() if value not in (None, ())}
     return yaml.safe_dump(stated, sort_keys=False, allow_unicode=True)
-
-
-def sources(data: Data) -> list[Data]:
-    """Return the run's sources: one, or those of a mixture, with the recipe's rules where they state none."""
-    names = dict.fromkeys(SOURCE_NAMES)
-    stated = [
-        {name: value for name, value in source.items() if name != "weight"}
-        for source in _mixture(data)
-    ]
-    return [dataclasses.replace(data, **names | source) for source in stated] or [data]
-
-
-def is_here(source: Data) -> bool:
-    """Return whether a source is a folder of shards, which nothing needs to be prepared for."""
-    return source.data_dir is not None and not source.data_dir.startswith("hf://")
-
-
-def hub_id(source: Data) -> str | None:
-    """Return the id of the Hub's data set that a source comes from; None: it comes from elsewhere."""
-    if source.data_dir:
-        match = REPOSITORY.fullmatch(source.data_dir)
-        return match[1] if match else None
-    return None if source.data_files or source.dataset_name == STDLIB else source.dataset_name
-
-
-def weights(data: Data) -> tuple[float, ...]:
-    """Return the share of the windows of each of the ``sources``, relative to the others'."""
-    return tuple(float(source["weight"]) for source in _mixture(data)) or (1.0,)
-
-
-def _mixture(data: Data) -> list[dict]:
-    return data.sources or []
 
 
 def _with_redacted_urls(value: Any) -> Any:

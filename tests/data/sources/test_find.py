@@ -73,7 +73,7 @@ def server(tmp_path):
 
 
 def find(**changes):
-    return find_sources.find_source(keys.Data(**PLAIN | changes))
+    return find_sources.find_source(keys.DataSource(**PLAIN | changes))
 
 
 def text(folder, name, content):
@@ -626,7 +626,7 @@ def test_shards_are_found_whatever_the_path_of_the_tokenizer_is(tmp_path, monkey
 
     def folder_of(tokenizer: str) -> Path:
         return find_sources.find_source(
-            keys.Data(**PLAIN | {"tokenizer": tokenizer, "data_files": ["a.txt"]})
+            keys.DataSource(**PLAIN | {"tokenizer": tokenizer, "data_files": ["a.txt"]})
         ).folder
 
     relative = folder_of("tok")

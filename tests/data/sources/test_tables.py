@@ -97,7 +97,7 @@ def json_lines(rows):
 
 
 def tables(files=None, column="text", **more):
-    config = keys.Data(data_seed=1, tokenizer="characters", text_column=column, **more)
+    config = keys.DataSource(data_seed=1, tokenizer="characters", text_column=column, **more)
     return FoundSource(
         config,
         "it",
@@ -674,7 +674,7 @@ def test_a_cursor_is_applied_to_no_other_file_than_its_own(corpus, tmp_path, mon
     first, second, more = (
         shutil.copy(corpus / "a.jsonl", tmp_path / f"{name}.jsonl") for name in "abc"
     )
-    wanted = keys.Data(
+    wanted = keys.DataSource(
         data_seed=1, tokenizer="characters", validation_tokens=500, shard_tokens=9000
     )
 

@@ -61,7 +61,9 @@ def dry_run(source: FoundSource) -> str:
 @cache
 def text_bytes_per_core() -> float:
     """Return how many bytes of text a core of this machine encodes in a second: Python's own, by a small bpe of it."""
-    data = keys.Data(dataset_name=STDLIB, validation_fraction=0.05, tokenizer="bpe", data_seed=0)
+    data = keys.DataSource(
+        dataset_name=STDLIB, validation_fraction=0.05, tokenizer="bpe", data_seed=0
+    )
     train = (find_source(data).parts or {})["train"]
     encode = DocumentEncoder(tokenization.train_bpe(islice(first_texts(train), 50), 2042), STDLIB)
     encode.threads = 1

@@ -27,7 +27,7 @@ from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import shown_name
 from ursa_minor.data.sources.stdlib import stdlib_files
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.keys import Data
+from ursa_minor.recipe.keys import DataSource
 from ursa_minor.recipe.source_kind import STDLIB, URL_SCHEMES, path_of
 
 UNPACK |= {
@@ -60,7 +60,7 @@ Part = tuple[str, Callable[[int], Iterator[SourceRow]]]
 class FoundSource:
     """A source that was found: where its shards belong, and how to read it."""
 
-    config: Data
+    config: DataSource
     name: str
     identity: Mapping[str, Any]
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # of text, by split
@@ -82,8 +82,8 @@ class FoundSource:
         return Path(self.config.prepared_data_dir) / f"{name}-{digest[:12]}"
 
 
-def find_source(config: Data) -> FoundSource:
-    """Find one of ``keys.sources`` without reading it as text, and without the network but for a text behind a URL.
+def find_source(config: DataSource) -> FoundSource:
+    """Find one of ``recipe.data.resolved_sources`` without reading it as text, and without the network but for a text behind a URL.
 
     A tokenizer in a local folder is part of the identity by its contents, so that the shards are found again whatever
     its path is.
@@ -110,7 +110,7 @@ def _tokenizer_contents(name: str) -> list[list[str]] | None:
     ]
 
 
-def _find(config: Data) -> FoundSource:
+def _find(config: DataSource) -> FoundSource:
     if config.data_dir:
         return _repository(config)
     if config.validation_files and not config.data_files:
@@ -127,7 +127,7 @@ def _find(config: Data) -> FoundSource:
     raise BadInput(NO_DATA)
 
 
-def has_urls(config: Data) -> bool:
+def has_urls(config: DataSource) -> bool:
     """Return whether a source's files lie elsewhere: to find it may then fetch them."""
     return any(
         name.startswith(URL_SCHEMES)
@@ -135,7 +135,7 @@ def has_urls(config: Data) -> bool:
     )
 
 
-def check_source_exists(config: Data) -> None:
+def check_source_exists(config: DataSource) -> None:
     """Raise BadInput where no source is stated, or a file of it that lies here is not there: what is known at once."""
     if not (config.data_dir or config.data_files or config.dataset_name):
         raise BadInput(NO_DATA)
@@ -149,7 +149,7 @@ def check_source_exists(config: Data) -> None:
                 raise BadInput(no_such_file(key, pattern))
 
 
-def _identity(config: Data, **own: Any) -> dict[str, Any]:
+def _identity(config: DataSource, **own: Any) -> dict[str, Any]:
     """Return the identity of a source's shards: the part of all kinds, and ``own`` of its kind."""
     is_bpe = config.tokenizer == "bpe"
     tokenizer = {
@@ -167,7 +167,7 @@ def _identity(config: Data, **own: Any) -> dict[str, Any]:
     }
 
 
-def _repository(config: Data) -> FoundSource:
+def _repository(config: DataSource) -> FoundSource:
     address = config.data_dir or ""
     place = keys.REPOSITORY.fullmatch(address)
     assert place is not None  # rules.py has seen it
@@ -182,7 +182,7 @@ def _repository(config: Data) -> FoundSource:
     )
 
 
-def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
+def _own_files(config: DataSource) -> tuple[str | None, dict[str, list[str]]]:
     """Return the files' reader, None for text, and their names by split."""
     kept = Path(config.prepared_data_dir)
     train = find_files("data_files", config.data_files or [], kept)
@@ -201,7 +201,7 @@ def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
     return next(iter(kinds)), {"train": train} | ({"validation": held_out} if held_out else {})
 
 
-def _text_files(config: Data, splits: dict[str, list[str]]) -> FoundSource:
+def _text_files(config: DataSource, splits: dict[str, list[str]]) -> FoundSource:
     if "validation" not in splits and not config.validation_fraction:
         raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
     paths = {split: [*map(Path, names)] for split, names in splits.items()}
@@ -213,7 +213,7 @@ def _text_files(config: Data, splits: dict[str, list[str]]) -> FoundSource:
     )
 
 
-def _table_files(config: Data, kind: str, splits: dict[str, list[str]]) -> FoundSource:
+def _table_files(config: DataSource, kind: str, splits: dict[str, list[str]]) -> FoundSource:
     identity = _identity(
         config, validation=config.validation_tokens, text_column=config.text_column
     )
@@ -224,7 +224,7 @@ def _table_files(config: Data, kind: str, splits: dict[str, list[str]]) -> Found
     return FoundSource(config, _folder_name(name), identity, files=splits)
 
 
-def _stdlib(config: Data) -> FoundSource:
+def _stdlib(config: DataSource) -> FoundSource:
     if not config.validation_fraction:
         raise BadInput(NO_VALIDATION)
     paths = stdlib_files(config.validation_fraction)
@@ -239,7 +239,7 @@ def _stdlib(config: Data) -> FoundSource:
     )
 
 
-def _hub_dataset(config: Data) -> FoundSource:
+def _hub_dataset(config: DataSource) -> FoundSource:
     asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
     identity = _identity(
         config,

@@ -23,7 +23,7 @@ from ursa_minor.data.sources import remote
 from ursa_minor.data.sources.columns import IDS, Column, Reader
 from ursa_minor.data.sources.files import READERS, reader_of
 from ursa_minor.data.sources.find import FoundSource, Part, SourceRow
-from ursa_minor.recipe.keys import Data
+from ursa_minor.recipe.keys import DataSource
 from ursa_minor.recipe.source_kind import path_of
 
 SAMPLE_BYTES = 2**20
@@ -66,7 +66,7 @@ def open_tables(
 
 
 def _open_dataset(
-    config: Data, column: Column, pinned: str | None
+    config: DataSource, column: Column, pinned: str | None
 ) -> tuple[str, dict[str, list[Part]]]:
     """Open the train split of a data set of the Hub at a commit."""
     name = str(config.dataset_name)
@@ -97,7 +97,7 @@ def _open_dataset(
     }
 
 
-def expected_text_bytes(names: list[str], config: Data) -> float:
+def expected_text_bytes(names: list[str], config: DataSource) -> float:
     """Return about how many bytes of text files of a data set hold: of the first one's bytes so many are text.
 
     Parquet's footer states that; of JSON lines or CSV the beginning is read. What is behind URLs is as large as the first.
