@@ -72,7 +72,7 @@ def test_the_memory_in_a_head_is_the_formulas(name, sharded, compiled):
         for on in ("none", "full")
     )
     text = (ROOT / "accelerate_configs" / f"{name}.yaml").read_text()
-    assert f"{without} GiB a card, {with_it} with gradient checkpointing" in text
+    assert f"{without} GiB per GPU, {with_it} with gradient checkpointing" in text
     assert (
         f"| {without} GiB | {with_it} GiB |" in (ROOT / "accelerate_configs/README.md").read_text()
     )
