@@ -122,7 +122,7 @@ def test_a_big_recipes_arithmetic_is_the_formulas(name):
     tokens = recipe.schedule.max_steps * recipe.batch.tokens_per_step
     text = (ROOT / "recipes" / f"{name}.yaml").read_text()
     assert f"= {shape.flops_per_token * tokens:.2e} FLOP (estimated".replace("e+", "e") in text
-    assert f"{tokens / shape.parameters:.0f} tokens a parameter" in text
+    assert f"{tokens / shape.parameters:.0f} tokens per parameter" in text
     assert (
         tokens <= recipe.data.limit_tokens
         and recipe.batch.tokens_per_step // recipe.model.sequence_length % 16 == 0
