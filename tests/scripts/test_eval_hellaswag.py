@@ -151,9 +151,7 @@ def test_a_run_says_which_items_its_context_does_not_hold_and_is_refused_where_i
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
     write_items(Path("items.jsonl"), long)
     done = run(*TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
-    assert re.search(
-        r"score    2 HellaSwag items .*; 1 with a longer ending are left out", done.stderr
-    )
+    assert re.search(r"score    2 HellaSwag items .*; left out, with an ending .*: 1", done.stderr)
     write_items(Path("items.jsonl"), long[1:2])
     done = run(*TRAIN, *SCORED, "--run_name", "none", expect=2)
     assert (

@@ -244,7 +244,7 @@ def test_hanging_upload_does_not_keep_the_process(
         process.kill()
     last_lines = Path("runs/p/run.log").read_text().splitlines()[-2:]
     assert f"the run waits for at most {limit}" in last_lines[0]
-    assert last_lines[1].endswith("the command: python train.py --push_pending runs/p")
+    assert last_lines[1].endswith("To send: python train.py --push_pending runs/p")
 
     staged = waiting(Path("runs/p/hub"))
     hanging_hub.problems.clear()
@@ -329,7 +329,7 @@ def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_n
     began = time.monotonic()
     said = fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
     assert time.monotonic() - began < NOTICE
-    assert "nothing was pushed to hub://me/p yet: the run begins at step 0" in said
+    assert "hub://me/p contains no checkpoint yet: the run starts at step 0" in said
     said = fresh_machines.run(expect=143, STOP_AT="8:0", STOP_BY="SIGTERM")
     assert "resumed from runs/tiny/checkpoints/step-00000004" in said  # not one step is lost
     assert "resumed from runs/tiny/checkpoints/step-00000008" in fresh_machines.run()
