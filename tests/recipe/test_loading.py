@@ -156,7 +156,10 @@ FAULTS = [
     ("tasks", "[piqa]\ntask_files: [hellaswag=a]", "task_files = hellaswag=a: must be NAME=PATH"),
     ("reference_curve", "none.yaml", "reference_curve = none.yaml: cannot be read"),
     ("token_column", "ids", "but token_column = ids needs an existing tokenizer. Use a Hub id"),
-    *(("run_name", f'"{name}"', "letters, digits and . _ - only") for name in ("../x", "", "x\\n")),
+    *(
+        ("run_name", f'"{name}"', "letters, digits, dots, underscores and hyphens")
+        for name in ("../x", "", "x\\n")
+    ),
 ]
 
 
@@ -699,7 +702,7 @@ def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_
     messages = refused(write(tmp_path, architecture="llama"))
     assert len(messages) == 4
     flags = dict(
-        re.search(r"The usual one is --(\w+) (\S+)$", message).groups() for message in messages
+        re.search(r"Use, for example, --(\w+) (\S+)$", message).groups() for message in messages
     )
     usual = {"num_key_value_heads": "2", "intermediate_size": "128", "tie_word_embeddings": "true"}
     assert flags == usual | {"rope_theta": "10000.0"}
@@ -707,6 +710,22 @@ def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_
         loading.load_recipe(write(tmp_path, architecture="llama"), flags).model.intermediate_size
         == 128
     )
+
+
+def test_flag_architecture_names_every_missing_key(tmp_path):
+    messages = refused(write(tmp_path), {"architecture": "llama"})
+    assert [re.search(r"also needs (\w+)\.", message)[1] for message in messages] == [
+        "num_key_value_heads",
+        "intermediate_size",
+        "tie_word_embeddings",
+        "rope_theta",
+    ]
+    assert all(message.startswith("--architecture llama: ") for message in messages)
+
+
+def test_conflicting_source_flags_are_not_blamed_on_the_file(tmp_path):
+    (message,) = refused(write(tmp_path), {"data_dir": "d", "dataset_name": "owner/name"})
+    assert message.startswith("--data_dir and --dataset_name are different data sources")
 
 
 def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path):

@@ -410,7 +410,7 @@ def test_make_gpu_status_is_a_table_or_one_line(tmp_path, monkeypatch):
     pretend(tmp_path, monkeypatch, "nvidia-smi", f'echo "{row}"')
     head, line = subprocess.check_output(command, text=True).splitlines()
     assert (
-        head.split()[:3] == ["card", "name", "use"]
+        head.split()[:3] == ["GPU", "name", "use"]
         and "NVIDIA RTX A6000" in line
         and line.endswith("71")
     )

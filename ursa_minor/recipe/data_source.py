@@ -161,8 +161,8 @@ def violated_conditions(name: str, values: Mapping[str, Any]) -> Iterator[tuple[
         values: every key, and the modes of the command that are on.
 
     Yields:
-        What the key conflicts with, and the flag that would resolve the conflict, which may be
-        empty.
+        The setting that the key conflicts with, and the flag that would resolve the conflict (an
+        empty string if there is none).
     """
     views = list(_views(name, values))
     if not views:

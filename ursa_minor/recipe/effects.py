@@ -105,12 +105,12 @@ class ListIncludes:
     Attributes:
         key: the key.
         items: the items, of which the fix suggests the last one.
-        meaning: what the items are, for the documentation.
+        description: a name for the items, for the documentation.
     """
 
     key: str
     items: tuple[str, ...]
-    meaning: str
+    description: str
 
     def holds(self, values: Values) -> bool:
         """Return whether the list includes one of the items."""
@@ -118,7 +118,7 @@ class ListIncludes:
 
     def describe(self) -> str:
         """Return, for example, ``report_to includes wandb``."""
-        return f"`{self.key}` includes {self.meaning}"
+        return f"`{self.key}` includes {self.description}"
 
     def violation(self, values: Values) -> str:
         """Return, for example, ``report_to = none``."""

@@ -819,7 +819,7 @@ class Hub:
 
     @property
     def pushes_checkpoints(self) -> bool:
-        """Whether a run can be resumed from what is pushed."""
+        """Whether checkpoints are pushed, from which a run can be resumed."""
         return self.push_to_hub and self.hub_strategy in ("checkpoint", "all_checkpoints")
 
 

@@ -256,10 +256,12 @@ def _with_origin(problem: str, path: Path, expanded: _ExpandedFlags) -> str:
     """Return an error message that begins with the flags that it is about, or else with the file.
 
     Args:
-        problem: the message. It names keys as in ``max_steps = 5``.
+        problem: the message. It names keys as in ``max_steps = 5``, or it begins with flags.
         path: the recipe file.
         expanded: the flags of the command line.
     """
+    if problem.startswith("--"):
+        return problem
     flags_in_problem = {}
     for name, value in expanded.flags.items():
         if re.search(rf"\b{name} = ", problem):

@@ -90,8 +90,8 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
     yield from _data_problems(recipe)
     if not RUN_NAME.fullmatch(recipe.run_name):
         yield (
-            f"run_name = {shorten(recipe.run_name)!r}: must consist of at most 64 letters, digits "
-            "and . _ - only, and not begin with a dot"
+            f"run_name = {shorten(recipe.run_name)!r}: must consist of 1 to 64 letters, digits, "
+            "dots, underscores and hyphens, and must not begin with a dot"
         )
     if recipe.reference_curve is not None:
         try:
@@ -130,8 +130,8 @@ def _architecture_problems(recipe: SimpleNamespace) -> Iterator[str]:
     for name, value in usual_values.items():
         if name in needed and getattr(recipe, name) is None:
             yield (
-                f"architecture = {recipe.architecture} needs {name}, which has no value. "
-                f"The usual one is --{name} {value}"
+                f"architecture = {recipe.architecture}: this architecture also needs {name}. "
+                f"Use, for example, --{name} {value}"
             )
     key_value_heads = recipe.num_key_value_heads
     if key_value_heads and recipe.n_head % key_value_heads:
@@ -160,8 +160,8 @@ def _optimizer_problems(recipe: SimpleNamespace) -> Iterator[str]:
     if recipe.lr_scheduler_type == "wsd" and has_overlap:
         longest = math.floor(100 * (1 - recipe.warmup_steps / recipe.max_steps)) / 100
         yield (
-            f"warmup_steps = {recipe.warmup_steps}, decay_ratio = {recipe.decay_ratio} of "
-            f"max_steps = {recipe.max_steps}: the warm-up and the decay phase overlap. "
+            f"warmup_steps = {recipe.warmup_steps}: the warm-up and the decay phase "
+            f"(decay_ratio = {recipe.decay_ratio} of max_steps = {recipe.max_steps}) overlap. "
             f"Use --decay_ratio {longest}"
         )
 
@@ -170,7 +170,7 @@ def _evaluation_problems(recipe: SimpleNamespace) -> Iterator[str]:
     """Yield the errors of checkpoints and tasks."""
     if recipe.save_total_limit == 1:
         yield (
-            "save_total_limit = 1: a single checkpoint may be corrupted. "
+            "save_total_limit = 1: one checkpoint is not enough, because it may be corrupted. "
             "Use 2 or more, or 0 to keep all checkpoints"
         )
     if recipe.task_steps and not recipe.tasks:
@@ -178,7 +178,8 @@ def _evaluation_problems(recipe: SimpleNamespace) -> Iterator[str]:
     for assignment in recipe.task_files or ():
         task, _, file = assignment.partition("=")
         if task not in recipe.tasks or not file:
-            yield f"task_files = {shorten(assignment)}: must be NAME=PATH, where NAME is in tasks"
+            setting = f"task_files = {shorten(assignment)}"
+            yield f"{setting}: must be NAME=PATH, where NAME is one of tasks"
 
 
 def _data_problems(recipe: SimpleNamespace) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Model sizes that ``--size`` selects, and what a size changes in a recipe.
+"""Model sizes that ``--size`` selects, and their changes to a recipe.
 
 ``--size`` always sets the shape of the model. In a recipe that trains a GPT-2 of another size with
 AdamW, it also sets the learning rate and the batch size that GPT-3 used for that size, and scales
