@@ -457,6 +457,12 @@ def test_help_has_every_flag_with_its_values_the_usual_ones_first(capsys):
     )
 
 
+@pytest.mark.parametrize("name", keys.FIELDS)
+def test_help_of_a_key_consists_of_sentences(name):
+    help = keys.FIELDS[name].metadata["help"]
+    assert help[0].isupper() and help.endswith(".")
+
+
 def test_micro_batch_is_the_largest_divisor_at_or_below_the_ceiling(tmp_path):
     for sequences, ceiling, micro_batch in ((8, 4, 4), (8, 100, 8), (12, 5, 4), (7, 5, 1)):
         given = recipe(

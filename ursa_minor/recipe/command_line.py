@@ -330,7 +330,8 @@ def _help_of_key(name: str) -> str:
     field = FIELDS[name]
     help = field.metadata["help"]
     choices = field.metadata["allowed"]
-    # The other choices are shown in place of the value. Only docs/evaluation.md lists all tasks.
+    # The choices of other keys are shown in place of their value (_metavar_of_key). There are too
+    # many tasks to list them.
     if rules.is_list(KEY_TYPES[name]) and 0 < len(choices) <= wording.MANY:
         help += f" Choices: {', '.join(choices)}."
     if field.default is ABSENT:

@@ -531,11 +531,16 @@ class Optimizer:
         "Weight decay of tensors with two or more dimensions. 0.1 is usual.", (0.0, 10.0)
     )
     muon_momentum: float = hyperparameter(0.95, "Momentum of Muon.", (0.0, 0.9999999), effect=MUON)
-    adam_beta1: float = required_hyperparameter("beta1 of AdamW. 0.9 is usual.", (0.0, 0.9999999))
-    adam_beta2: float = required_hyperparameter(
-        "beta2 of AdamW. 0.95 is usual; 0.99 suits updates with few tokens.", (0.0, 0.9999999)
+    adam_beta1: float = required_hyperparameter(
+        "Coefficient beta1 of AdamW. 0.9 is usual.", (0.0, 0.9999999)
     )
-    adam_epsilon: float = required_hyperparameter("epsilon of AdamW. 1e-8 is usual.", (0.0, 1.0))
+    adam_beta2: float = required_hyperparameter(
+        "Coefficient beta2 of AdamW. 0.95 is usual; 0.99 suits updates with few tokens.",
+        (0.0, 0.9999999),
+    )
+    adam_epsilon: float = required_hyperparameter(
+        "Constant epsilon in the denominator of AdamW. 1e-8 is usual.", (0.0, 1.0)
+    )
     max_grad_norm: float = required_hyperparameter(
         "Maximum norm of the gradient; a larger gradient is clipped. 1.0 is usual. 0 disables "
         "clipping.",

@@ -71,6 +71,7 @@ def load_recipe(
         BadInput: with every error that was found. Each message names the file or the flag, the
             problem and a fix.
     """
+    is_of_run_folder = path.name == run_files.RECIPE
     stated = _with_numbers(read_file(path))
     expanded = _expand_size(stated, flags or {})
     flag_values = {name: rules.from_text(text, name) for name, text in expanded.flags.items()}
@@ -85,7 +86,7 @@ def load_recipe(
         file_values = data_source.replace_source(file_values, flag_values)
     file_values = data_source.replace_model(file_values, flag_values)
     values, problems = places.expand(file_values | flag_values)
-    if path.name == run_files.RECIPE:
+    if is_of_run_folder:
         values = places.follow_run_folder(values, stated, expanded.flags, path.parent)
     _apply_init_from(values)
 
@@ -102,8 +103,7 @@ def load_recipe(
         if expanded.note:
             log.info(expanded.note)
         _shorten_warmup(values)
-        is_run_folder = path.name == run_files.RECIPE
-        if not is_run_folder:  # whose run has logged this advice when it started
+        if not is_of_run_folder:  # or the run has logged the advice when it started
             _log_advice(values)
         problems += rules.recipe_problems(values)
         with_modes = values | dict.fromkeys(modes, True)
