@@ -456,7 +456,7 @@ def draw(
             if reference and (name, x) == ("eval/loss", "tokens"):
                 places, values = reference.until(max(float(places[-1]) for places, _ in lines))
                 axes.plot(places, values, ":", color=curves.BLACK, label=reference.words)
-            axes.set(ylabel=LOSS_LABELS[name], ylim=curves.view(lines))
+            axes.set(ylabel=LOSS_LABELS[name], ylim=curves.y_limits(lines))
             axes.legend(loc="upper right", fontsize=8, ncols=1 + len(columns) // 9)
 
 

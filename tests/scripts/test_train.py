@@ -76,7 +76,7 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
         and 0 < baseline["baseline/bigram"] < 5
         and 0 < baseline["baseline/gzip"] < 8
     )
-    assert f"a bigram model {baseline['baseline/bigram']:.4f} nats per token, " in done.stderr
+    assert f"bigram baseline {baseline['baseline/bigram']:.4f} nats per token, " in done.stderr
     assert loading.load_recipe(folder / "recipe.yaml").saving.run_name == "r"
     assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == [
         "step-00000012",

@@ -86,7 +86,7 @@ def _download_checkpoint(recipe: keys.Recipe) -> Path | None:
     pushes_there = recipe.hub.pushes_checkpoints and address == f"hub://{recipe.hub.hub_model_id}"
     with stopping.ending_at_once():
         path = pull.fetch_checkpoint(
-            address, recipe.saving.checkpoints, recipe.saving.run_dir, may_begin=pushes_there
+            address, recipe.saving.checkpoints, recipe.saving.run_dir, missing_ok=pushes_there
         )
     if path is None:
         log.info(f"hub      {address} contains no checkpoint yet: the run starts at step 0")
