@@ -205,7 +205,8 @@ def preset(text: str, card: gpus.Gpu, count: int, stem: str) -> str:
     lines.append(f"mixed_precision: {card.precision}              # {reason}")
     if compiled:
         lines.append("dynamo_config:")
-        lines.append("  dynamo_backend: INDUCTOR         # torch.compile; the first update takes 1 to 2 minutes longer")
+        note = "torch.compile; the first update takes 1 to 2 minutes longer"
+        lines.append(f"  dynamo_backend: INDUCTOR         # {note}")
     return "\n".join([*lines, ""])
 
 
