@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     console.start()
     check_source_exists(args.model, "")
-    console.importing()
+    console.announce_imports()
     # Here, for they take seconds: a wrong flag is answered at once.
     from ursa_minor.export import convert
     from ursa_minor.export import gguf as gguf_export

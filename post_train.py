@@ -76,7 +76,7 @@ def post_train(task, settings) -> None:
     client.bound_client()
     disable_progress_bar()
     folder, longest = Path(settings.output_dir), settings.max_completion_length
-    if why := files.unusable(folder):
+    if why := files.find_folder_problem(folder):
         raise BadInput(f"output_dir = {folder}: {why}; give another --output_dir")
     if (folder / MODEL_FOLDER).exists():
         raise BadInput(
@@ -98,7 +98,7 @@ def post_train(task, settings) -> None:
     tokenizer = tokenization.load(name, of_model=True)
     prompt_sets.check(tokenizer, [*prompts, *held_out])
     # Loading the config is cheap: prompts are dropped before the weights are loaded.
-    context = context_length(pretrained.loaded(where, AutoConfig, name))
+    context = context_length(pretrained.from_pretrained(where, AutoConfig, name))
     limits = {"context": context, "max_completion_length": longest}
     prompts = prompt_sets.drop_long(f"prompts = {task.prompts}", tokenizer, prompts, **limits)
     prompt_sets.require_batch(

@@ -139,7 +139,7 @@ def not_finite_message(args: argparse.Namespace, before: dict[str, float]) -> st
 
 def check_free(out: Path, args: argparse.Namespace) -> None:
     """Raise BadInput unless ``out`` is free, or holds an export that may be replaced."""
-    if problem := files.unusable(out.parent):
+    if problem := files.find_folder_problem(out.parent):
         raise BadInput(f"--out {args.out}: {problem}; give another folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -269,7 +269,7 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -
     encode, parts = tokenization.Encoder(tokenizer), []
     rows = text_rows(map(Path, find_sources.find_files("--text", names)))
     for _, piece, begins in split_points.pieces(
-        ((0, *row) for row in rows), split_points.place(tokenizer.backend_tokenizer)
+        ((0, *row) for row in rows), split_points.split_point_pattern(tokenizer.backend_tokenizer)
     ):
         parts += [np.array([tokenizer.eos_token_id], dtype=np.uint32)] if begins else []
         parts += encode([piece])

@@ -332,7 +332,7 @@ def _help_of_key(name: str) -> str:
     choices = field.metadata["allowed"]
     # The choices of other keys are shown in place of their value (_metavar_of_key). There are too
     # many tasks to list them.
-    if rules.is_list(KEY_TYPES[name]) and 0 < len(choices) <= wording.MANY:
+    if rules.is_list(KEY_TYPES[name]) and 0 < len(choices) <= wording.MAX_VALUES:
         help += f" Choices: {', '.join(choices)}."
     if field.default is ABSENT:
         return help
