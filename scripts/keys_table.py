@@ -1,8 +1,9 @@
-"""Write the tables of docs/knobs.md from ursa_minor/recipe/keys.py.
-
-Each table has the keys of one section of a recipe: default, purpose, when the key has an effect, and what overrides it.
+"""Write the tables of docs/knobs.md from the keys in ursa_minor/recipe/keys.py.
 
     python scripts/keys_table.py
+
+There is one table for each section of a recipe, with a row for each key: its default, its purpose,
+when it has an effect, and what overrides it.
 """
 
 import dataclasses
@@ -20,13 +21,14 @@ MARK = "<!-- make presets writes all below -->\n"
 HEADER = (
     "| key: default | what it does | has an effect if | is overridden by |\n|---|---|---|---|\n"
 )
-OTHER_SOURCE = "another data source as a flag"
-SHAPE = ("n_layer", "n_head", "n_embd")
-LENGTH = ("max_steps", "warmup_steps")
+# Keys that --size sets. The length is also set by max_hours.
+SHAPE_KEYS = ("n_layer", "n_head", "n_embd")
+LENGTH_KEYS = ("max_steps", "warmup_steps")
+SIZE_KEYS = (*SHAPE_KEYS, *LENGTH_KEYS, "learning_rate", "tokens_per_step")
 
 
 def tables() -> str:
-    """Return a table for each section of a recipe."""
+    """Return the tables of all sections in Markdown."""
     parts = []
     for section in keys.SECTIONS.values():
         parts.append(f"\n### {section.__name__}\n\n{HEADER}")
@@ -40,6 +42,7 @@ def row(field: dataclasses.Field) -> str:
     default = ""
     if field.default is not keys.ABSENT:
         default = " " + json.dumps(field.default).strip('"')  # as a recipe states it
+    # The page explains this mark: the key may change when a run is resumed.
     may_change = "°" if metadata["kind"] == "run" else ""
     purpose = metadata["help"].replace("|", "\\|")
     conditions = " and ".join(condition.describe() for condition in metadata["effect"])
@@ -51,12 +54,12 @@ def overridden_by(name: str) -> list[str]:
     """Return the flags and keys that override a key of the recipe."""
     overrides = []
     if name in keys.SOURCE_KEYS:
-        overrides.append(OTHER_SOURCE)
+        overrides.append("another data source as a flag")
     if name in keys.REPLACED_BY_INIT_FROM:
         overrides.append("`--init_from`")
-    if name in (*SHAPE, *LENGTH, "learning_rate", "tokens_per_step"):
+    if name in SIZE_KEYS:
         overrides.append("`--size`")
-    if name in LENGTH:
+    if name in LENGTH_KEYS:
         overrides.append("`max_hours`")
     if name == "max_steps":
         overrides.append("`--extend_steps`")
@@ -65,4 +68,5 @@ def overridden_by(name: str) -> list[str]:
 
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(text.partition(MARK)[0] + MARK + tables(), encoding="utf-8")
+    introduction = text.partition(MARK)[0]
+    PAGE.write_text(introduction + MARK + tables(), encoding="utf-8")

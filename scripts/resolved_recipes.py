@@ -1,4 +1,4 @@
-"""Write every recipe, resolved to all of its keys, into one golden file, so that a changed default cannot go unnoticed.
+"""Write all keys and values of every recipe into one file, so that a changed default is noticed.
 
     python scripts/resolved_recipes.py
 
@@ -18,7 +18,11 @@ GOLDEN = ROOT / "tests" / "recipe" / "resolved_recipes.json"
 
 
 def resolve(name: str) -> dict:
-    """Return all keys and values of a recipe in recipes/."""
+    """Return all keys and values of a recipe, including the defaults.
+
+    Args:
+        name: of the file in recipes/.
+    """
     return keys.to_dict(loading.load_recipe(ROOT / "recipes" / name))
 
 

@@ -291,7 +291,7 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(
     assert found == {name: round(100 * line[name], 2) for name in TASK.scores}
     assert "hf_secret" not in text + done.stdout + done.stderr
     done = run(*push[:-1], "me/none", expect=2)
-    assert "--push_to_hub me/none: cannot be found" in done.stderr
+    assert "--push_to_hub me/none: cannot read this model" in done.stderr
 
 
 def test_scores_of_some_items_are_not_pushed(place, hub):
@@ -314,7 +314,7 @@ def test_damaged_card_gets_no_scores(place, hub, monkeypatch):
     monkeypatch.setattr(score_model, "check_complete", lambda *_: None)
     push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
     done = run(*push, expect=1, **hub.environment)
-    assert "its README.md is left as it is: its metadata block is not valid YAML" in done.stderr
+    assert "README.md was left unchanged: its metadata block is not valid YAML" in done.stderr
     assert (
         card.read_text() == "---\nlicense: [mit\n---\nMine.\n"
         and json.loads(done.stdout)["items"] == 40

@@ -170,7 +170,7 @@ def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_
     found = {row["step"]: row["eval/loss"] for row in losses if "eval/loss" in row}
     best = min(found, key=found.__getitem__)
     assert 0 < best < 12 and "license: mit" in card and "- hi\n" in card
-    assert f"The weights are those of step {best}, whose validation loss is the lowest." in card
+    assert f"The weights are those of step {best}, which had the lowest validation loss." in card
     assert (
         "| validation loss" in card
         and f"{found[best]:.4f}" in card
@@ -381,7 +381,7 @@ def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_o
     }
     flags = ("--recipe", "tiny.yaml", *STEPS, "--resume_from_checkpoint", "hub://me/p")
     pid, _, said = fork("train.py", flags, environment)
-    wait_until(lambda: "; asked again in 1 s" in Path(said).read_text())
+    wait_until(lambda: "; trying again in 1 s" in Path(said).read_text())
     os.kill(pid, signal.SIGINT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
     assert "does not answer is asked again for 15 minutes" in Path(said).read_text()

@@ -123,7 +123,7 @@ PACKED = "read loss.NextTokenLoss.forward"
 
 def test_a_bf16_run_is_trained_scored_and_sampled_on_the_card(whole):
     assert "device   NVIDIA H200, precision bf16, TF32, compile inductor" in whole.stderr
-    assert re.search(r"loss [\d.]+  [\d,]+ tok/s  mfu \d+%  memory \d+%  left ", whole.stderr)
+    assert re.search(r"loss [\d.]+  [\d,]+ tokens/s  mfu \d+%  memory \d+%  left ", whole.stderr)
     assert (
         "speed    GPT-2 124M on one: tokens/s estimated" in whole.stderr
         and "mfu good from" in whole.stderr

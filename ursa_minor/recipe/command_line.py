@@ -247,9 +247,9 @@ def number_of_steps(text: str) -> int:
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     field, value_type = FIELDS[name], KEY_TYPES[name]
     about, choices = field.metadata, () if value_type in (int, float) else field.metadata["allowed"]
-    words = "|".join(choices[: wording.MANY]) or METAVARS.get(value_type, "TEXT") + "|auto" * (
-        name in AUTO_KEYS
-    )
+    words = "|".join(choices[: wording.MAX_VALUES]) or METAVARS.get(
+        value_type, "TEXT"
+    ) + "|auto" * (name in AUTO_KEYS)
     default = "" if field.default is ABSENT else f" (default: {shorten(field.default)})"
     options: dict[str, Any] = {}
     if rules.is_list(value_type):
