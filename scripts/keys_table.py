@@ -1,9 +1,9 @@
-"""Write the tables of docs/knobs.md from the keys in ursa_minor/recipe/keys.py.
+"""Write the tables of docs/knobs.md from ursa_minor/recipe/keys.py.
+
+Each table lists the keys of one section of a recipe. For each key it states the default, the
+purpose, the conditions under which it has an effect, and what overrides it.
 
     python scripts/keys_table.py
-
-There is one table for each section of a recipe, with a row for each key: its default, its purpose,
-when it has an effect, and what overrides it.
 """
 
 import dataclasses
@@ -21,14 +21,13 @@ MARK = "<!-- make presets writes all below -->\n"
 HEADER = (
     "| key: default | what it does | has an effect if | is overridden by |\n|---|---|---|---|\n"
 )
-# Keys that --size sets. The length is also set by max_hours.
-SHAPE_KEYS = ("n_layer", "n_head", "n_embd")
-LENGTH_KEYS = ("max_steps", "warmup_steps")
-SIZE_KEYS = (*SHAPE_KEYS, *LENGTH_KEYS, "learning_rate", "tokens_per_step")
+OTHER_SOURCE = "another data source as a flag"
+SHAPE = ("n_layer", "n_head", "n_embd")
+LENGTH = ("max_steps", "warmup_steps")
 
 
 def tables() -> str:
-    """Return the tables of all sections in Markdown."""
+    """Return a table for each section of a recipe."""
     parts = []
     for section in keys.SECTIONS.values():
         parts.append(f"\n### {section.__name__}\n\n{HEADER}")
@@ -41,9 +40,8 @@ def row(field: dataclasses.Field) -> str:
     metadata = field.metadata
     default = ""
     if field.default is not keys.ABSENT:
-        default = " " + json.dumps(field.default).strip('"')  # as a recipe states it
-    # The page explains this mark: the key may change when a run is resumed.
-    may_change = "°" if metadata["kind"] == "run" else ""
+        default = " " + json.dumps(field.default).strip('"')  # as it is written in a recipe
+    may_change = "°" if metadata["kind"] == "runtime" else ""
     purpose = metadata["help"].replace("|", "\\|")
     conditions = " and ".join(condition.describe() for condition in metadata["effect"])
     overrides = ", ".join(overridden_by(field.name))
@@ -54,12 +52,12 @@ def overridden_by(name: str) -> list[str]:
     """Return the flags and keys that override a key of the recipe."""
     overrides = []
     if name in keys.SOURCE_KEYS:
-        overrides.append("another data source as a flag")
+        overrides.append(OTHER_SOURCE)
     if name in keys.REPLACED_BY_INIT_FROM:
         overrides.append("`--init_from`")
-    if name in SIZE_KEYS:
+    if name in (*SHAPE, *LENGTH, "learning_rate", "tokens_per_step"):
         overrides.append("`--size`")
-    if name in LENGTH_KEYS:
+    if name in LENGTH:
         overrides.append("`max_hours`")
     if name == "max_steps":
         overrides.append("`--extend_steps`")
@@ -68,5 +66,4 @@ def overridden_by(name: str) -> list[str]:
 
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
-    introduction = text.partition(MARK)[0]
-    PAGE.write_text(introduction + MARK + tables(), encoding="utf-8")
+    PAGE.write_text(text.partition(MARK)[0] + MARK + tables(), encoding="utf-8")

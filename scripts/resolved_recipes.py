@@ -1,4 +1,4 @@
-"""Write all keys and values of every recipe into one file, so that a changed default is noticed.
+"""Write all recipes with all of their keys to a golden file, which makes a changed default visible.
 
     python scripts/resolved_recipes.py
 
@@ -18,11 +18,7 @@ GOLDEN = ROOT / "tests" / "recipe" / "resolved_recipes.json"
 
 
 def resolve(name: str) -> dict:
-    """Return all keys and values of a recipe, including the defaults.
-
-    Args:
-        name: of the file in recipes/.
-    """
+    """Return all keys and values of a recipe in recipes/."""
     return keys.to_dict(loading.load_recipe(ROOT / "recipes" / name))
 
 

@@ -405,12 +405,12 @@ def test_what_a_run_writes_is_counted():
 def test_make_gpu_status_is_a_table_or_one_line(tmp_path, monkeypatch):
     pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
     command = ["make", "-s", "-C", str(ROOT), "gpu-status"]
-    assert subprocess.check_output(command, text=True) == "no NVIDIA driver answers here\n"
+    assert subprocess.check_output(command, text=True) == "no NVIDIA driver was found\n"
     row = "0, NVIDIA RTX A6000, 98 %, 40000 MiB, 49140 MiB, 299.10 W, 71"
     pretend(tmp_path, monkeypatch, "nvidia-smi", f'echo "{row}"')
     head, line = subprocess.check_output(command, text=True).splitlines()
     assert (
-        head.split()[:3] == ["card", "name", "use"]
+        head.split()[:3] == ["GPU", "name", "use"]
         and "NVIDIA RTX A6000" in line
         and line.endswith("71")
     )

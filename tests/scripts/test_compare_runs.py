@@ -219,7 +219,7 @@ def test_different_validation_text_is_reported(tmp_path, drawn, monkeypatch, cap
 REPLACED = {
     "missing": (None, "recipe.yaml does not exist, so it is not known how that run differs"),
     "empty": ("", "recipe.yaml: the recipe is empty"),
-    "damaged": ("n_layer: [", "recipe.yaml: not a recipe: line 1"),
+    "damaged": ("n_layer: [", "recipe.yaml: not a valid recipe: line 1"),
     "list": ("- n_layer\n", "recipe.yaml: a recipe is a mapping"),
     "other keys": ("steps: 3\n", "recipe.yaml has no key of a recipe"),
     "incomplete": (
