@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     check_launch(os.environ)
     console.start()
     resolve_model(args.model)
-    console.importing()
+    console.announce_imports()
     # These imports take seconds, so they come after the checks of the command line.
     from ursa_minor.evaluation import score_model
     from ursa_minor.hub import card_scores, client

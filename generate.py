@@ -136,7 +136,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def print_samples(args: argparse.Namespace) -> None:
     """Load the model, then print the continuations of the prompt, or chat."""
     name = resolve_model(args.model)
-    console.importing()
+    console.announce_imports()
     # These imports take seconds, so they come after the checks of the command line.
     import torch
     from transformers.utils.logging import disable_progress_bar

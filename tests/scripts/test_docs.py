@@ -54,6 +54,7 @@ STANDS_FOR = {
 }
 STANDS_FOR |= {"R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}
 STANDS_FOR |= {"runs/mine/recipe.yaml": "recipes/gpt2_124m_fast.yaml"}  # both use wsd
+STANDS_FOR |= {"runs/NAME/recipe.yaml": "recipes/quickstart.yaml"}
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:

@@ -19,7 +19,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import http_status_and_retry_after
 from ursa_minor.base.redaction import one_line
-from ursa_minor.base.retry import call_with_retries, check_may_pass, describe
+from ursa_minor.base.retry import call_with_retries, check_temporary, describe
 from ursa_minor.evaluation.item_files import RawRow, read_published_rows, read_rows
 from ursa_minor.evaluation.rows import validate
 from ursa_minor.evaluation.task import Question, Task
@@ -27,7 +27,7 @@ from ursa_minor.evaluation.task import Question, Task
 log = logging.getLogger(__name__)
 
 PROBLEMS_SHOWN = 3
-TIMEOUT_SECONDS = 30
+HUB_TIMEOUT_SECONDS = 30
 RETRY_SECONDS = 60  # errors that may pass are not retried for longer
 
 
@@ -195,7 +195,9 @@ def _fetch_from_hub(task: Task, revision: str | None) -> Path:
 
     retry = partial(call_with_retries, log_retry=log_retry, deadline_seconds=RETRY_SECONDS)
     # This request fails immediately without a network, so that a run starts without the task.
-    request_info = partial(HfApi().dataset_info, name, revision=revision, timeout=TIMEOUT_SECONDS)
+    request_info = partial(
+        HfApi().dataset_info, name, revision=revision, timeout=HUB_TIMEOUT_SECONDS
+    )
     retry(request_info, check=_check_answered)
     download = partial(
         snapshot_download,
@@ -217,4 +219,4 @@ def _check_answered(error: Exception) -> float:
     status, _ = http_status_and_retry_after(error)
     if status is None:
         raise error
-    return check_may_pass(error)
+    return check_temporary(error)

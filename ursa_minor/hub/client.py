@@ -21,7 +21,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.http import (
-    ASKED,
+    SERVER_RETRY_AFTER,
     check_no_html_page,
     http_status_and_retry_after,
     raise_if_stalled,
@@ -30,7 +30,8 @@ from ursa_minor.base.http import (
 from ursa_minor.base.redaction import one_line
 from ursa_minor.base.retry import FINAL_STATUS, call_with_retries
 
-TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
+# Seconds for each part of a request, as httpx names them.
+TIMEOUTS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 DEADLINE_SECONDS = 15 * 60  # after the first failure
 # Limit of each wait of huggingface_hub's own retries, whatever Retry-After the server sends.
 CLIENT_WAIT_SECONDS = 60
@@ -55,7 +56,7 @@ def bound_client() -> None:
 def _set_timeouts(request: Any) -> None:
     """Give a request the timeouts that it lacks."""
     timeouts = dict(request.extensions.get("timeout", {}))
-    for name, default_seconds in TIMEOUT_SECONDS.items():
+    for name, default_seconds in TIMEOUTS.items():
         if not timeouts.get(name):
             timeouts[name] = default_seconds
     request.extensions["timeout"] = timeouts
@@ -75,7 +76,8 @@ def _check_response(response: Any) -> None:
             check_no_html_page(response.read(), headers, str(response.request.url))
     elif headers.get("Retry-After"):
         seconds = min(CLIENT_WAIT_SECONDS, retry_after(headers))
-        headers[ASKED] = headers["Retry-After"]  # our own retries respect the original value
+        # Our own retries respect the original value.
+        headers[SERVER_RETRY_AFTER] = headers["Retry-After"]
         headers["Retry-After"] = str(int(seconds))
 
 

@@ -18,7 +18,6 @@ from ursa_minor.hub import client
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FILES = (run_files.MODEL, run_files.OPTIMIZER, run_files.STATE)
 NEWEST = "last-checkpoint/"
 CHECKPOINT_PATTERN = rf"({NEWEST}|{run_files.CHECKPOINTS}/step-\d{{8}}/)"
 ADDRESS = re.compile(r"hub://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -133,7 +132,7 @@ class PushedCheckpoint(NamedTuple):
     Attributes:
         name: its folder, ending with a slash.
         step: its step.
-        rows: size and SHA-256 of each of CHECKPOINT_FILES, from its manifest.
+        rows: size and SHA-256 of each of run_files.CHECKPOINT_FILES, from its manifest.
     """
 
     name: str
@@ -181,7 +180,7 @@ def _read_manifest(repository: Repository, name: str, option: str) -> PushedChec
     try:
         manifest = files.read_json(repository.download(manifest_name))
         step_name = run_files.step_name(manifest["step"])
-        rows = {file: manifest["files"][file] for file in CHECKPOINT_FILES}
+        rows = {file: manifest["files"][file] for file in run_files.CHECKPOINT_FILES}
         is_step = run_files.STEP.fullmatch(step_name)
         if not is_step or name not in (NEWEST, f"{run_files.CHECKPOINTS}/{step_name}/"):
             raise ValueError
@@ -200,7 +199,7 @@ def _download(
     Raises:
         BadInput: a file is damaged. Nothing of the download is kept.
     """
-    for name in CHECKPOINT_FILES:
+    for name in run_files.CHECKPOINT_FILES:
         repository.download(checkpoint.name + name)
     folder = repository.staging / checkpoint.name
     try:
@@ -237,7 +236,7 @@ def check_intact(folder: Path, rows: Mapping[str, Any], fix: str) -> None:
     """
     for name, row in rows.items():
         try:
-            problem = files.problem_of(folder / name, row)
+            problem = files.find_problem(folder / name, row)
         except (OSError, KeyError, TypeError) as error:  # the file is missing, or the row invalid
             problem = f"cannot be read ({type(error).__name__})"
         if problem:

@@ -32,7 +32,7 @@ from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.redaction import one_line
 from ursa_minor.hub import card_merge, client
 from ursa_minor.hub.card_metadata import CARD_FILE
-from ursa_minor.hub.pull import CHECKPOINT_FILES, CHECKPOINT_PATTERN, NEWEST
+from ursa_minor.hub.pull import CHECKPOINT_PATTERN, NEWEST
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ TOKENIZER_PATTERN = (
     r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
 )
 TOP_LEVEL_FILES = (CARD_FILE, run_files.RECIPE, run_files.METRICS, run_files.CURVES)
-CHECKPOINT_FILE_PATTERN = _any_of([*CHECKPOINT_FILES, run_files.MANIFEST])
+CHECKPOINT_FILE_PATTERN = _any_of([*run_files.CHECKPOINT_FILES, run_files.MANIFEST])
 ALLOWED = re.compile(
     rf"{MODEL_PATTERN}|{TOKENIZER_PATTERN}|{_any_of(TOP_LEVEL_FILES)}"
     rf"|{CHECKPOINT_PATTERN}({CHECKPOINT_FILE_PATTERN})"
@@ -61,7 +61,6 @@ ALLOWED = re.compile(
 PUSH = "push.json"  # the fields of Push
 FILES = "files"  # the folder that is uploaded
 
-LOCK = ".lock"
 POLL_SECONDS = 1.0
 
 
@@ -501,7 +500,7 @@ class PushQueue:
         if not staged_pushes(self.pending):
             return None
         busy = f"{self.pending}: process {{pid}} is sending these pushes. Wait until it ends"
-        with files.locked(self.pending / LOCK, busy, 4):
+        with files.locked(self.pending / files.LOCK_FILE, busy, 4):
             while True:
                 folder = self._choose_oldest()
                 if folder is None:

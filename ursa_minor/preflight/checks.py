@@ -28,8 +28,7 @@ from ursa_minor.preflight import compatibility, estimate, run_estimate
 from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
 from ursa_minor.recipe import keys
 
-ROOT = Path(__file__).parents[2]
-REQUIREMENTS = ROOT / "requirements.txt"
+REQUIREMENTS = paths.ROOT / "requirements.txt"
 SMI_SECONDS = 60
 NETWORK_SECONDS = 5
 NETWORK_FIX = (
@@ -79,7 +78,7 @@ def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
     for folder, needed, is_data in ((runs, checkpoints, False), (data, shards, True)):
         free = None
         # Some file systems do not report their free space.
-        with files.skipping(files.NOT_SUPPORTED):
+        with files.ignoring_errors(files.NOT_SUPPORTED):
             free = shutil.disk_usage(folder).free
         if free is not None:
             yield compatibility.disk(free, needed, str(folder), shards=is_data)
@@ -284,7 +283,7 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
             stdin=DEVNULL,
             stdout=words,
             stderr=words,
-            cwd=ROOT,
+            cwd=paths.ROOT,
             env=environment,
             start_new_session=True,
         )

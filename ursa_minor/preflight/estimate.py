@@ -72,11 +72,11 @@ def memory(
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     shards = shards or {}
     half_stream = half and "weights" in shards
-    block, again = shape.record.saved_activation_bytes(
+    block, again = shape.definition.saved_activation_bytes(
         shape, half=half, compiled=compiled, half_stream=half_stream
     )
     small = compiled and half
-    backward = shape.record.backward_bytes(shape) if small else 0
+    backward = shape.definition.backward_bytes(shape) if small else 0
     kept, later = {
         "none": (shape.n_layer * block, 0),
         "mlp": (shape.n_layer * (block - again), again),
@@ -136,7 +136,9 @@ def memory_traffic_bytes(shape: Shape) -> float:
     That is 1.25 times what a block's kernels other than matrix products must move (GPT-2's 120 d: 150 d), and the
     loss's 16 V.
     """
-    return 1.25 * shape.n_layer * shape.record.memory_traffic_bytes(shape) + 16 * shape.vocab_size
+    return (
+        1.25 * shape.n_layer * shape.definition.memory_traffic_bytes(shape) + 16 * shape.vocab_size
+    )
 
 
 def seconds_per_token(shape: Shape, card: Gpu) -> float:

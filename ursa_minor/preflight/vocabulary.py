@@ -28,7 +28,7 @@ def check_tokenizer_fits(recipe: keys.Recipe, stated_rows: int | None) -> None:
     where = f"init_from = {init_from}"
     rows = stated_rows
     if rows is None:
-        rows = pretrained.loaded(
+        rows = pretrained.from_pretrained(
             where, AutoConfig, resolve_model(init_from, "init_from = ")
         ).vocab_size
     needed = rows_needed(tokenization.load(name))

@@ -22,7 +22,7 @@ from ursa_minor.base.errors import space_fix
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.run_files import CURVES, METRICS, SAMPLES, iterate_metrics
 from ursa_minor.checkpoint.state import RunState
-from ursa_minor.data.tokens.tokenizer import CUT
+from ursa_minor.data.tokens.tokenizer import REPLACEMENT_CHARACTER
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
 from ursa_minor.evaluation.task import Task
 from ursa_minor.machine import device as hardware
@@ -38,8 +38,8 @@ SAMPLE_HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE
 # The first lines of samples.txt. The note on noise is left out if the run has an init_from.
 NOISE = "At step 0 the weights are random, and so is the text.\n"
 BYTES = (
-    f"({CUT} stands for bytes that are not a character. A token may be a part of a character, "
-    f"and later samples contain fewer of these.)\n\n"
+    f"({REPLACEMENT_CHARACTER} stands for bytes that are not a character. "
+    f"A token may be a part of a character, and later samples contain fewer of these.)\n\n"
 )
 HINT_AFTER = 50  # updates, after which the GPU's utilization has settled
 PICTURE_SECONDS = 10  # curves.png is drawn after an evaluation, but not more often than this

@@ -27,8 +27,6 @@ from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.recipe import keys, loading
 from ursa_minor.run.resume import local_start
 
-LOCK = ".lock"
-
 
 def check_run_folder(recipe: keys.Recipe) -> None:
     """Check that the run folder can be used for the run.
@@ -40,7 +38,7 @@ def check_run_folder(recipe: keys.Recipe) -> None:
     saving = recipe.saving
     run_dir = saving.run_dir
     for path in (run_dir, saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
-        problem = files.unusable(path)
+        problem = files.find_folder_problem(path)
         if problem:
             raise BadInput(
                 f"output_dir = {run_dir}: {problem}. Correct that, or use another --run_name or "
@@ -73,7 +71,10 @@ def _contains_other_files(run_dir: Path) -> bool:
     """Return whether a folder contains anything that the start of a run has not created."""
     if not run_dir.is_dir():
         return False
-    return any(path.name != LOCK and not PARTIAL.fullmatch(path.name) for path in run_dir.iterdir())
+    return any(
+        path.name != files.LOCK_FILE and not PARTIAL.fullmatch(path.name)
+        for path in run_dir.iterdir()
+    )
 
 
 def contains_results(saving: keys.Saving) -> bool:
@@ -131,7 +132,7 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
         return None
 
     start = local_start(saving)
-    if start and finish and not checkpoint.began_at(finish.origin, start):
+    if start and finish and not checkpoint.matches_origin(finish.origin, start):
         if start.resolve().parent == saving.checkpoints.resolve():
             return None  # the run goes back to one of its own checkpoints
         raise BadInput(
@@ -176,7 +177,7 @@ def locked(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
         f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or use another "
         f"{saving.option_of_another_run}"
     )
-    with files.locked(run_dir / LOCK, busy, users="trainers"):
+    with files.locked(run_dir / files.LOCK_FILE, busy, users="trainers"):
         clear_partial(run_dir)
         clear_partial(saving.checkpoints)
         recipe_file = run_dir / RECIPE

@@ -84,7 +84,7 @@ def _download_checkpoint(recipe: keys.Recipe) -> Path | None:
         f"{minutes} minutes"
     )
     pushes_there = recipe.hub.pushes_checkpoints and address == f"hub://{recipe.hub.hub_model_id}"
-    with stopping.ending_at_once():
+    with stopping.default_signal_actions():
         path = pull.fetch_checkpoint(
             address, recipe.saving.checkpoints, recipe.saving.run_dir, missing_ok=pushes_there
         )
@@ -258,7 +258,7 @@ class Checkpoints:
         loading.check_same_hyperparameters(path, saved["science"], recipe)
         self.corpus.check_same_data(path, saved["data"])
         optimizer_spec = OPTIMIZERS[recipe.optimizer.optimizer]
-        checkpoint.load(path, self.model, self.optimizer, optimizer_spec.keeps)
+        checkpoint.load(path, self.model, self.optimizer, optimizer_spec.state_tensors)
         if accelerator.scaler is not None and saved["scaler"]:
             accelerator.scaler.load_state_dict(saved["scaler"])
         state = RunState.begin(recipe.schedule, saved)

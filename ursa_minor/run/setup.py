@@ -24,7 +24,7 @@ from ursa_minor.machine.device import versions
 from ursa_minor.machine.full_model import FullModel
 from ursa_minor.machine.micro_batch import fit_micro_batch
 from ursa_minor.machine.run_info import RunInfo, run_info_of
-from ursa_minor.model.attention import kernel_taken
+from ursa_minor.model.attention import find_kernel
 from ursa_minor.model.build import build
 from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.model.loss import loss_module
@@ -112,7 +112,8 @@ def open_run(
         module,
         accelerator,
         stop,
-        begin=(state.micro_batch, state.exchange_each),
+        first_size=state.micro_batch,
+        exchange_each=state.exchange_each,
         moments_exist=state.step > 0,
     )
     state.micro_batch = plan.per_device_train_batch_size
@@ -231,7 +232,7 @@ def _describe_model(model: keys.Model, run_info: RunInfo) -> str:
     if key_heads != model.n_head:
         heads += f" ({key_heads} of keys)"
     text = (
-        f"{shape_of(model).record.label}, {run_info.parameters / 1e6:.1f}M parameters: "
+        f"{shape_of(model).definition.label}, {run_info.parameters / 1e6:.1f}M parameters: "
         f"{layers}, {heads}, {model.n_embd} wide, context {model.sequence_length}, "
         f"vocabulary {model.vocab_size} ({run_info.tokenizer_size} used)"
     )
@@ -261,7 +262,7 @@ def attention_kernel(recipe: keys.Recipe, plan: Plan, accelerator: Accelerator) 
     """
     if accelerator.device.type != "cuda":
         return None
-    return kernel_taken(
+    return find_kernel(
         recipe.model,
         plan.per_device_train_batch_size,
         accelerator.device,

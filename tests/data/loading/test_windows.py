@@ -152,8 +152,9 @@ def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset(tmp_path, read
             ID_READERS[reader](source)
         offset = HEADER + token * np.dtype(dtype).itemsize
         assert str(caught.value) == (
-            f"{tmp_path / 'train_1.bin'}: offset {offset}: token {token} is id {found}, vocab_size = 50 ends at 49: "
-            f"these shards belong to another tokenizer, or vocab_size is too small"
+            f"{tmp_path / 'train_1.bin'}: token {token} (offset {offset}) is id {found}, "
+            f"but the ids of vocab_size = 50 end at 49. "
+            f"These shards belong to another tokenizer, or vocab_size is too small"
         )
 
 

@@ -48,7 +48,7 @@ def repair(source: FoundSource, *, every: bool = True) -> None:
     for (split, part), wanted in broken_files.items():
         log.info(f"{folder}: missing or changed, made again: {', '.join(wanted)[:200]}")
         write_again(opened, manifest, split, part, wanted)
-    with files.skipping(files.NO_MODES):  # otherwise train.py reads the shards once more
+    with files.ignoring_errors(files.NO_MODES):  # otherwise train.py reads the shards once more
         os.utime(folder / MANIFEST)  # newer than the shards
 
 
