@@ -242,7 +242,7 @@ def compiler_of(accelerator: Accelerator) -> str:
 def check_kernels(device: Device) -> None:
     """Raise BadInput where this build of torch has no kernels for the card: its first product would be a traceback."""
     if device.capability is not None:
-        verdict = compatibility.architecture(
+        verdict = compatibility.check_architecture(
             device.name, device.capability, torch.cuda.get_arch_list()
         )
         if verdict.level == compatibility.ERROR:
