@@ -167,7 +167,7 @@ def examine_gpus(path: str, quick: bool) -> Iterator[Check]:
             yield compatibility.check_architecture(name, capability, arch_list, driver)
     yield from examine_cudnn(capabilities)
     if not shown_names:
-        yield Check("gpu", OK, f"none: CPU, {torch.get_num_threads()} threads")
+        yield Check("gpu", OK, f"no GPU found; the CPU runs {torch.get_num_threads()} threads")
 
     preset = gpus.preset(shown_names[0] if shown_names else "", len(shown_names))
     if torch.backends.mps.is_available():
