@@ -1,40 +1,46 @@
-"""Several runs side by side: what their recipes change, what they reached, and their curves in one picture.
+"""Compare runs: the settings that differ, the final metrics, and the loss curves in one picture.
 
     python compare_runs.py runs/adamw runs/muon
     python compare_runs.py runs/a1 runs/a2 runs/a3 runs/b1 runs/b2 runs/b3 --group seed
 
-A run is its folder or its metrics.jsonl. With --group, runs whose recipes differ in nothing else are one column (data_seed
-goes with seed): mean and standard deviation, and the difference from the first column with its 95% interval (Welch's t).
-Hours are hours of training; of short runs minutes.
+A run is given as its folder or its metrics.jsonl. With --group, the runs whose recipes differ only
+in the given keys are one column (data_seed counts as given if seed is). Such a column shows the
+mean and the standard deviation, and its difference from the first column with a 95% interval
+(Welch's t-test). Times are hours of training, or minutes if all runs are short.
 """
 
 import argparse
-import itertools
 import json
 import math
 import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.paths import argument, path_argument
 from ursa_minor.base.run_files import METRICS, RECIPE, Finish, read_finish, read_metrics
-from ursa_minor.base.wording import did_you_mean_file, pluralize
+from ursa_minor.base.wording import did_you_mean, did_you_mean_file, pluralize
 from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.recipe import command_line, keys, loading, reference_curves
 from ursa_minor.reporting import curves
 
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
-DASHES = ("-", "--", "-.")  # for more columns than colors
-POINTS = 400  # of a train loss
-# Keys that say nothing of a run.
+DASHES = ("-", "--", "-.")  # if there are more columns than colors
+MAX_POINTS = 400  # points of a drawn train loss
+MAX_MARKERS = 20  # a line with more points has no markers
+MAX_CELL = 28  # characters of a recipe value in the table
+SHORT_HOURS = 0.2  # times are shown in minutes if no run is longer
+
+# Recipe keys that say where a run is stored, and nothing about its training.
 NAMING_KEYS = ("run_name", "output_dir", "prepared_data_dir", "resume_from_checkpoint", "tags")
-CELL = 28  # characters of a value
-MAKING = (
+# Recipe keys that decide which tokenizer is trained from the text of a run.
+TOKENIZER_TRAINING_KEYS = (
     "tokenizer_vocab_size",
     "tokenizer_split",
     "data_files",
@@ -42,386 +48,615 @@ MAKING = (
     "dataset_config_name",
     "sources",
 )
+# Recipe keys that decide which tokens a validation loss is computed on.
+VALIDATION_KEYS = ("eval_tokens", "validation_tokens", "validation_fraction", "validation_files")
+
 LOSS_LABELS = {
     "eval/loss": "validation loss\n(nats per token)",
     "train/loss": "train loss\n(nats per token)",
+    "eval/bits_per_byte": "validation loss\n(bits per byte)",
 }
-LOSS_LABELS["eval/bits_per_byte"] = "validation loss\n(bits per byte)"
-# Keys that decide which tokens a validation loss is computed on.
-UNLIKE_VALIDATION = ("eval_tokens", "validation_tokens", "validation_fraction", "validation_files")
-SHORT = 0.2  # hours, below which minutes are shown
 
 
 class RunColumn(NamedTuple):
-    """One run, or the runs of one group.
+    """One column of the table: a run, or the runs of one group.
 
     Attributes:
-        recipe: the keys that they share.
-        runs: the rows of metrics.jsonl of each.
-        reached: the last value of each metric, by its label in the table, for each run.
+        label: its heading.
+        recipe: the recipe keys that the runs share.
+        runs: the rows of metrics.jsonl of each run.
+        results: the final metrics of each run (``final_metrics``).
         finishes: how each run ended, or None if it is unfinished.
     """
 
     label: str
     recipe: Mapping[str, object]
     runs: list[list[dict]]
-    reached: list[dict[str, float]]
+    results: list[dict[str, float]]
     finishes: list[Finish | None]
+
+
+class RunGroup(NamedTuple):
+    """Runs that belong into one column.
+
+    Attributes:
+        recipe: the recipe keys that the runs share.
+        paths: metrics.jsonl of each run.
+    """
+
+    recipe: dict[str, object]
+    paths: list[Path]
+
+
+class Line(NamedTuple):
+    """The points of a drawn line."""
+
+    x: np.ndarray
+    y: np.ndarray
 
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
-    """Read the runs, print the table, draw the picture."""
+    """Read the runs, draw the picture and print the table."""
     args = parse(sys.argv[1:] if argv is None else argv)
-    paths = [*map(find_metrics, args.runs)]
-    columns = grouped(paths, args.group, args.labels)
-    reached = [metrics for column in columns for metrics in column.reached]
-    if not any(metrics.keys() & {"train loss", "validation loss"} for metrics in reached):
+    paths = [find_metrics(name) for name in args.runs]
+    columns = make_columns(paths, args.group, args.labels)
+    results = []
+    for column in columns:
+        results += column.results
+    if not any("train loss" in result or "validation loss" in result for result in results):
         raise BadInput(f"{', '.join(args.runs)}: no row with a loss yet")
-    named = args.reference or next(
-        filter(None, (column.recipe.get("reference_curve") for column in columns)), None
-    )
-    picture = args.out or Path(os.path.relpath(paths[0].resolve().parent.with_name("compare.png")))
-    alike = same_tokens(columns)
-    even = all(map(ended_alike, columns))
-    loss = (
-        "eval/loss"
-        if alike or not all("bits per byte" in metrics for metrics in reached)
-        else "eval/bits_per_byte"
-    )
-    time = "hours" if max(metrics.get("hours", 0.0) for metrics in reached) >= SHORT else "minutes"
-    draw(columns, picture, reference_curves.load(str(named)) if named else None, loss, time)
-    lines = table(columns, time, "" if even else " *")
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(map(str.ljust, line, widths)).rstrip())
-    most = max(len(column.runs) for column in columns)
-    if most > 1:
+
+    picture = args.out
+    if picture is None:
+        first_run = paths[0].resolve().parent
+        picture = Path(os.path.relpath(first_run.with_name("compare.png")))
+    is_long = any(result.get("hours", 0.0) >= SHORT_HOURS for result in results)
+    time_unit = "hours" if is_long else "minutes"
+    have_same_tokenizer = same_tokenizer(columns)
+    loss = "eval/loss"
+    if not have_same_tokenizer and all("bits per byte" in result for result in results):
+        loss = "eval/bits_per_byte"
+    draw(columns, picture, load_reference(args.reference, columns), loss, time_unit)
+
+    have_same_lengths = all(has_same_lengths(column) for column in columns)
+    print_table(table(columns, time_unit, mark_differences=have_same_lengths))
+    for note in table_notes(columns, have_same_lengths):
+        print(note)
+    if len(columns) == len(paths) and could_be_grouped(paths):
         print(
-            "\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance"
+            "\nWith --group seed, the runs that differ only in seeds become one column, with means "
+            "and intervals."
         )
-    if any(len(column.runs) == 2 for column in columns):
-        print("two seeds give a wide interval; a third makes it about half as wide")
-    if not even:
-        print(
-            "runs of a column have read different numbers of tokens: their mean is of no one length; no * is given"
-        )
-    stopped_early = [
-        finish
-        for column in columns
-        for finish in column.finishes
-        if finish and finish.stopped_early
-    ]
-    if stopped_early:
-        print(
-            f"early stopping ended {pluralize(len(stopped_early), 'run', 'runs')}; figures are those at the end of each run"
-        )
-    if most == 1 and could_be_grouped(paths):
-        print(
-            "\n--group seed: runs that differ in seeds only become one column, with means and intervals"
-        )
-    for key in UNLIKE_VALIDATION:
-        values = [column.recipe.get(key) for column in columns]
-        if len({str(value) for value in values}) > 1:
-            shown = ", ".join(
-                f"{column.label}: {value}" for column, value in zip(columns, values, strict=True)
-            )
-            print(
-                f"\n{key} differs ({shown}): the validation losses are of different text and do not compare exactly"
-            )
-    if unknown := [str(path.parent) for path in paths if not recipe_file(path).is_file()]:
-        print(
-            f"\nwithout recipe.yaml it is not known which tokenizer and settings a run has: {', '.join(unknown)}"
-        )
-    elif not alike:
-        print(
-            "\nthe tokenizers differ: only bits per byte of the same validation text compare, not nats per token"
-        )
+    for note in comparison_notes(columns, paths, have_same_tokenizer):
+        print(note)
     print(f"\n{picture}")
     return 0
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the flags; raises BadInput for any that makes no sense."""
+    """Parse and check the command line. Raises BadInput for an invalid option."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add(
-        "runs", nargs="+", type=argument, metavar="RUN", help="a run's folder, or its metrics.jsonl"
+    selection = parser.add_argument_group("runs")
+    selection.add_argument(
+        "runs",
+        nargs="+",
+        type=argument,
+        metavar="RUN",
+        help="The runs to compare: run folders, or their metrics.jsonl.",
     )
-    add(
+    selection.add_argument(
         "--group",
         nargs="+",
         default=[],
         metavar="KEY",
-        help="keys in which runs of a column may differ",
+        help="Recipe keys in which the runs of a column may differ, usually seed (default: none, "
+        "so that each run is a column).",
     )
-    add("--labels", nargs="+", help="one a column; default: the folders' names")
-    add(
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--labels",
+        nargs="+",
+        metavar="LABEL",
+        help="The headings of the columns, one for each column (default: the names of the run "
+        "folders).",
+    )
+    output.add_argument(
         "--reference",
         type=argument,
-        metavar="FILE",
-        help="a published curve; default: the recipes' reference_curve",
+        metavar="PATH",
+        help="A published loss curve to draw (default: the reference_curve of the first recipe "
+        "that has one).",
     )
-    add(
-        "--out", type=path_argument, metavar="PNG", help="default: compare.png beside the first run"
+    output.add_argument(
+        "--out",
+        type=path_argument,
+        metavar="PATH",
+        help="The .png file of the picture (default: compare.png next to the folder of the first "
+        "run).",
     )
     args = command_line.parse_flags(parser, argv)
-    if args.out and (
-        args.out.suffix != ".png" or args.out.is_dir() or not args.out.parent.is_dir()
-    ):
-        raise BadInput(f"--out {args.out}: must be a .png file in a folder that is there")
-    if odd := [key for key in args.group if key not in keys.FIELDS]:
-        raise BadInput(f"--group {odd[0]}: is not a recipe key; seeds are --group seed")
+    if args.out and not can_be_picture(args.out):
+        raise BadInput(f"--out {args.out}: must be a .png file in a folder that exists")
+    for key in args.group:
+        if key not in keys.FIELDS:
+            raise BadInput(
+                f"--group {key}: {key!r} is not a recipe key{did_you_mean(key, keys.FIELDS)}"
+            )
     return args
 
 
+def can_be_picture(path: Path) -> bool:
+    """Return whether a picture can be written to a path."""
+    return path.suffix == ".png" and not path.is_dir() and path.parent.is_dir()
+
+
+# Runs and columns
+
+
 def find_metrics(name: str) -> Path:
-    """Return a run's metrics.jsonl. Raises BadInput where there is none."""
+    """Return the metrics.jsonl of a run, given as its folder or as this file.
+
+    Raises:
+        BadInput: there is no such file.
+    """
     path = Path(name) / METRICS if Path(name).is_dir() else Path(name)
     if not path.is_file():
-        near = did_you_mean_file(f"runs/{name}", Path.is_dir) or did_you_mean_file(
-            name, Path.is_dir
+        suggestion = did_you_mean_file(f"runs/{name}", Path.is_dir)
+        if not suggestion:
+            suggestion = did_you_mean_file(name, Path.is_dir)
+        raise BadInput(
+            f"{path}: no such file. Give the folder of a run, or its {METRICS}{suggestion}"
         )
-        raise BadInput(f"{path}: no such file; give a run's folder or its metrics.jsonl{near}")
     return path
 
 
-def grouped(
-    paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] | None
+def make_columns(
+    paths: Sequence[Path], group_keys: Sequence[str], labels: Sequence[str] | None
 ) -> list[RunColumn]:
-    """Return a column for each run, or for each group of them. Raises BadInput for labels that do not fit."""
+    """Return a column for each run, or for each group of runs if there are ``group_keys``.
+
+    Args:
+        paths: metrics.jsonl of each run.
+        group_keys: recipe keys in which the runs of a group may differ.
+        labels: headings of the columns, or None for the names of the run folders.
+
+    Raises:
+        BadInput: a run is given twice, or there is not one label for each column.
+    """
     if len({path.resolve() for path in paths}) < len(paths):
-        raise BadInput("a run is given twice; give each once")
-    free = {*NAMING_KEYS, *group, *(["data_seed"] if "seed" in group else [])}
-    groups: dict[str, tuple[dict, list[Path]]] = {}
-    recipes = {path: keys.map_paths(read_recipe(path), from_here) for path in paths}
-    if group:
-        recipes = completed(recipes, free)
-    for path in paths:
-        recipe = {key: value for key, value in recipes[path].items() if key not in free}
-        place = json.dumps(recipe, sort_keys=True, default=str) if group else str(path)
-        groups.setdefault(place, (recipe, []))[1].append(path)
+        raise BadInput("A run is given twice. Give each run once")
+    groups = group_runs(paths, group_keys)
     if labels is None:
-        labels = [path.resolve().parent.name for _, (path, *_) in groups.values()]
-        if len({*labels}) < len(labels):
-            labels = [str(path.parent) for _, (path, *_) in groups.values()]
-        if group:
-            labels = [
-                f"{label} x{len(same)}"
-                for label, (_, same) in zip(labels, groups.values(), strict=True)
-            ]
-    if len(labels) != len(groups) or len({*labels}) != len(labels):
+        labels = folder_labels(groups, with_counts=bool(group_keys))
+    if len(labels) != len(groups) or len(set(labels)) != len(labels):
         raise BadInput(
-            f"--labels {' '.join(labels)}: {len(groups)} different ones are needed, one a column"
+            f"--labels {' '.join(labels)}: {len(groups)} different labels are needed, one for "
+            f"each column"
         )
     columns = []
-    for label, (recipe, same) in zip(labels, groups.values(), strict=True):
-        runs = [*map(read_metrics, same)]
-        finishes = [read_finish(path.parent) for path in same]
-        columns.append(RunColumn(label, recipe, runs, [*map(reach, runs)], finishes))
+    for label, group in zip(labels, groups, strict=True):
+        runs = [read_metrics(path) for path in group.paths]
+        results = [final_metrics(rows) for rows in runs]
+        finishes = [read_finish(path.parent) for path in group.paths]
+        columns.append(RunColumn(label, group.recipe, runs, results, finishes))
     return columns
 
 
-def from_here(name: str, path: str) -> str:
-    """Return the value of a recipe key that is a path, relative where it is inside the current folder."""
-    place = Path(path)
-    is_below = place.is_absolute() and place.is_relative_to(Path.cwd())
-    return str(place.relative_to(Path.cwd())) if is_below else path
+def group_runs(paths: Sequence[Path], group_keys: Sequence[str]) -> list[RunGroup]:
+    """Return the runs that belong into one column, in the order of the first run of each."""
+    ignored_keys = {*NAMING_KEYS, *group_keys}
+    if "seed" in group_keys:
+        ignored_keys.add("data_seed")
+    recipes = {path: keys.map_paths(read_recipe(path), relative_path) for path in paths}
+    if group_keys:
+        recipes = completed(recipes, ignored_keys)
+    groups: dict[str, RunGroup] = {}
+    for path in paths:
+        recipe = {key: value for key, value in recipes[path].items() if key not in ignored_keys}
+        group_id = str(path)
+        if group_keys:
+            group_id = json.dumps(recipe, sort_keys=True, default=str)
+        groups.setdefault(group_id, RunGroup(recipe, [])).paths.append(path)
+    return list(groups.values())
+
+
+def folder_labels(groups: Sequence[RunGroup], *, with_counts: bool) -> list[str]:
+    """Return the name of the first run folder of each group.
+
+    Args:
+        with_counts: add the number of runs.
+    """
+    labels = [group.paths[0].resolve().parent.name for group in groups]
+    if len(set(labels)) < len(labels):
+        labels = [str(group.paths[0].parent) for group in groups]
+    if with_counts:
+        labels = [
+            f"{label} x{len(group.paths)}" for label, group in zip(labels, groups, strict=True)
+        ]
+    return labels
 
 
 def could_be_grouped(paths: Sequence[Path]) -> bool:
     """Return whether --group seed would join some of these runs."""
     try:
-        return len(grouped(paths, ["seed"], None)) < len(paths)
+        return len(group_runs(paths, ["seed"])) < len(paths)
     except BadInput:  # a recipe is missing or incomplete
         return False
 
 
+# Recipes
+
+
+def relative_path(name: str, path: str) -> str:
+    """Return the path in a recipe key as a relative one if it is inside the current folder."""
+    if Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd()):
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
+
+
 def recipe_file(metrics: Path) -> Path:
-    """Return where the recipe of a run is, by its metrics.jsonl."""
+    """Return the path of a run's recipe, next to its metrics.jsonl."""
     return metrics.with_name(RECIPE)
 
 
 def read_recipe(metrics: Path) -> dict[str, object]:
-    """Return the recipe next to a metrics.jsonl; {} if there is none. Raises BadInput if it is damaged."""
+    """Return the recipe next to a metrics.jsonl, or an empty one if there is none.
+
+    Raises:
+        BadInput: the recipe is damaged.
+    """
     path = recipe_file(metrics)
     if not path.is_file():
         return {}
     try:
-        return {str(name): value for name, value in loading.read_run_recipe(path).items()}
+        recipe = loading.read_run_recipe(path)
     except BadInput as error:
         raise BadInput(
-            f"{error}. Restore it, or compare a copy of {metrics.name} alone, without that file and without --group"
+            f"{error}. Restore it, or compare a copy of {metrics.name} alone, without that file "
+            f"and without --group"
         ) from None
+    return {str(name): value for name, value in recipe.items()}
 
 
 def completed(
-    recipes: Mapping[Path, dict[str, object]], free: set[str]
+    recipes: Mapping[Path, dict[str, object]], ignored_keys: set[str]
 ) -> dict[Path, dict[str, object]]:
     """Return recipes with the defaults of the keys that they leave out.
 
     Args:
         recipes: by their metrics.jsonl.
-        free: keys in which runs of a group may differ.
+        ignored_keys: keys in which runs of a group may differ.
 
     Raises:
         BadInput: a recipe is missing or lacks a key without a default that another one states, so
             that it is unknown whether the runs differ in it.
     """
-    stated = (set().union(*recipes.values()) & keys.FIELDS.keys()) - free
-    defaults = {name: keys.FIELDS[name].default for name in keys.FIELDS}
-    complete = {}
-    for metrics, recipe in recipes.items():
-        path = recipe_file(metrics)
-        fix = "Copy the recipe.yaml that the run wrote next to its metrics.jsonl, or leave --group out"
-        if not path.is_file():
-            raise BadInput(
-                f"--group: {path} does not exist, so it is not known how that run differs. {fix}"
-            )
-        if not recipe.keys() & keys.FIELDS.keys():
-            raise BadInput(f"--group: {path} has no key of a recipe. {fix}")
-        lacking = stated - recipe.keys()
-        if recipe.get("init_from") is not None:
-            lacking -= set(keys.MODEL_KEYS)  # the model brings them along
-        missing = [name for name in sorted(lacking) if defaults[name] is keys.ABSENT]
-        if missing:
-            raise BadInput(
-                f"--group: {path} lacks {', '.join(missing)}, which another recipe states. {fix}"
-            )
-        complete[metrics] = dict(recipe)
-        for name in lacking:
-            if defaults[name] is not keys.ABSENT:
-                complete[metrics][name] = defaults[name]
+    stated_keys = set().union(*recipes.values())
+    compared_keys = (stated_keys & keys.FIELDS.keys()) - ignored_keys
+    return {
+        metrics: complete_recipe(recipe_file(metrics), recipe, compared_keys)
+        for metrics, recipe in recipes.items()
+    }
+
+
+def complete_recipe(
+    path: Path, recipe: Mapping[str, object], compared_keys: set[str]
+) -> dict[str, object]:
+    """Return a recipe with the defaults of the compared keys that it leaves out.
+
+    Args:
+        path: file of the recipe, for messages.
+    """
+    fix = f"Copy the {RECIPE} that the run wrote next to its {METRICS}, or leave --group out"
+    if not path.is_file():
+        raise BadInput(
+            f"--group: {path} does not exist, so it is not known how that run differs. {fix}"
+        )
+    if not recipe.keys() & keys.FIELDS.keys():
+        raise BadInput(f"--group: {path} has no key of a recipe. {fix}")
+    missing_keys = compared_keys - recipe.keys()
+    if recipe.get("init_from") is not None:
+        missing_keys -= set(keys.MODEL_KEYS)  # the model that the run started from defines them
+    complete = dict(recipe)
+    without_default = []
+    for key in sorted(missing_keys):
+        default = keys.FIELDS[key].default
+        if default is keys.ABSENT:
+            without_default.append(key)
+        else:
+            complete[key] = default
+    if without_default:
+        raise BadInput(
+            f"--group: {path} lacks {', '.join(without_default)}, which another recipe states. "
+            f"{fix}"
+        )
     return complete
 
 
-def ended_alike(column: RunColumn) -> bool:
-    """Return whether the mean of a column's runs is that of one length.
+def same_tokenizer(columns: Sequence[RunColumn]) -> bool:
+    """Return whether all runs have the same tokenizer.
 
-    A run that early stopping has ended is finished, at whatever length.
+    A tokenizer that is trained from the text of a run is the same only for the same text.
     """
-    lengths = {reached.get("tokens") for reached in column.reached}
-    if len(lengths) == 1:
-        return True
-    if None in column.finishes:
-        return False
-    runs = zip(column.reached, column.finishes, strict=True)
-    whole_lengths = {
-        reached.get("tokens") for reached, finish in runs if finish and not finish.stopped_early
-    }
-    return len(whole_lengths) <= 1
+    first = columns[0].recipe
+    compared_keys = ["tokenizer"]
+    if first.get("tokenizer") in keys.TRAINED_TOKENIZERS:
+        compared_keys += TOKENIZER_TRAINING_KEYS
+    for column in columns:
+        if any(column.recipe.get(key) != first.get(key) for key in compared_keys):
+            return False
+    return True
 
 
-def reach(rows: Sequence[Mapping]) -> dict[str, float]:
-    """Return the last value of each metric of a run, by its label in the table; NaN if it was not finite."""
+# Metrics
+
+
+def final_metrics(rows: Sequence[Mapping]) -> dict[str, float]:
+    """Return the last value of each metric of a run, by its label in the table.
+
+    A value that was not finite is NaN.
+
+    Args:
+        rows: of metrics.jsonl.
+    """
     last: dict[str, float] = {}
+    last_training_row: Mapping | None = None
     for row in rows:
+        if "elapsed_seconds" in row:
+            last_training_row = row
         for name, value in row.items():
             if value is None:
                 last[name] = math.nan
             elif isinstance(value, (int, float)):
                 last[name] = value
+    results = {label: last[name] for label, name in metric_labels().items() if name in last}
+    if results and last_training_row and last.get("elapsed_seconds"):
+        tokens = last_training_row["tokens"]
+        seconds = last_training_row["elapsed_seconds"]
+        results["tokens"] = tokens
+        results["hours"] = seconds / 3600
+        results["minutes"] = seconds / 60
+        results["tokens/s"] = tokens / seconds
+    return results
+
+
+def metric_labels() -> dict[str, str]:
+    """Return the names of the metrics in metrics.jsonl, by their label in the table."""
     labels = {
         "validation loss": "eval/loss",
         "bits per byte": "eval/bits_per_byte",
         "train loss": "train/loss",
     }
-    labels |= {
-        f"{task.label} {score}": task.metric(score)
-        for task in all_tasks().values()
-        for score in task.scores
-    }
-    reached = {words: last[name] for words, name in labels.items() if name in last}
-    if reached and last.get("elapsed_seconds"):
-        trained = [row for row in rows if "elapsed_seconds" in row][-1]
-        tokens, seconds = trained["tokens"], trained["elapsed_seconds"]
-        reached |= {
-            "tokens": tokens,
-            "hours": seconds / 3600,
-            "minutes": seconds / 60,
-            "tokens/s": tokens / seconds,
-        }
-    return reached
+    for task in all_tasks().values():
+        for score in task.scores:
+            labels[f"{task.label} {score}"] = task.metric(score)
+    return labels
 
 
-def table(columns: Sequence[RunColumn], time: str, unsure: str) -> list[list[str]]:
-    """Return the cells of the table: recipe keys that differ, then what was reached, with differences between groups.
+def has_same_lengths(column: RunColumn) -> bool:
+    """Return whether all runs of a column were trained to their end or on equally many tokens.
+
+    A run that early stopping has ended is finished, whatever its length.
+    """
+    lengths = {result.get("tokens") for result in column.results}
+    if len(lengths) == 1:
+        return True
+    if None in column.finishes:
+        return False
+    full_lengths = set()
+    for result, finish in zip(column.results, column.finishes, strict=True):
+        if finish and not finish.stopped_early:
+            full_lengths.add(result.get("tokens"))
+    return len(full_lengths) <= 1
+
+
+# The table
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print the cells in aligned columns."""
+    widths = [max(len(cell) for cell in cells) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        padded_cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(padded_cells).rstrip())
+
+
+def table(
+    columns: Sequence[RunColumn], time_unit: str, *, mark_differences: bool
+) -> list[list[str]]:
+    """Return the cells of the table, row by row.
+
+    The rows are the labels, the recipe keys that differ, and the final metrics. If a column has
+    several runs, each loss or score is followed by the differences from the first column.
 
     Args:
-        time: hours or minutes.
-        unsure: what is left out at the end of a difference.
+        time_unit: hours or minutes.
+        mark_differences: append * to a difference that is not explained by chance.
     """
-    lines = [["", *(column.label for column in columns)]]
-    for key in dict.fromkeys(itertools.chain.from_iterable(column.recipe for column in columns)):
+    rows = [["", *(column.label for column in columns)]]
+    for key in in_first_order(column.recipe for column in columns):
         values = [str(column.recipe.get(key)) for column in columns]
-        if len({*values}) > 1:
-            lines.append(
-                [
-                    key,
-                    *(
-                        value if len(value) <= CELL else f"{value[: CELL - 3]}..."
-                        for value in values
-                    ),
-                ]
-            )
-    for name in dict.fromkeys(
-        itertools.chain.from_iterable(reached for column in columns for reached in column.reached)
-    ):
-        if name in {"hours", "minutes"} - {time}:
+        if len(set(values)) > 1:
+            rows.append([key, *(shorten_cell(value) for value in values)])
+
+    all_results: list[dict[str, float]] = []
+    for column in columns:
+        all_results += column.results
+    for name in in_first_order(all_results):
+        if name in ("hours", "minutes") and name != time_unit:
             continue
-        digits = ",.0f" if "tokens" in name else ".3g" if name == time else ".4f"
-        first, *others = samples = [
-            [reached[name] for reached in column.reached if name in reached] for column in columns
+        samples = [
+            [result[name] for result in column.results if name in result] for column in columns
         ]
-        lines.append([name, *(with_spread(values, digits) for values in samples)])
-        if digits == ".4f" and first and max(map(len, samples)) > 1:
-            apart = [difference(first, values, digits).removesuffix(unsure) for values in others]
-            lines.append(["  difference", "", *apart])
-    return lines
+        number_format = format_of(name)
+        rows.append([name, *(with_spread(values, number_format) for values in samples)])
+        is_loss_or_score = number_format == ".4f"
+        has_groups = any(len(values) > 1 for values in samples)
+        if is_loss_or_score and samples[0] and has_groups:
+            differences = [
+                difference(samples[0], values, number_format, mark=mark_differences)
+                for values in samples[1:]
+            ]
+            rows.append(["  difference", "", *differences])
+    return rows
 
 
-def with_spread(values: Sequence[float], digits: str) -> str:
-    """Return a mean and, of several values, the standard deviation."""
-    mean = format(statistics.fmean(values), digits) if values else "-"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):{digits}}"
+def in_first_order(mappings: Iterable[Mapping[str, object]]) -> list[str]:
+    """Return the keys of all mappings, each once, in the order in which they occur first."""
+    ordered: dict[str, None] = {}
+    for mapping in mappings:
+        ordered |= dict.fromkeys(mapping)
+    return list(ordered)
 
 
-def difference(first: Sequence[float], second: Sequence[float], digits: str) -> str:
-    """Return how far apart two means are, and half of the 95% interval by Welch's t where both have two values or more."""
+def shorten_cell(value: str) -> str:
+    """Return the beginning of a value that is too long for a cell."""
+    return value if len(value) <= MAX_CELL else f"{value[: MAX_CELL - 3]}..."
+
+
+def format_of(name: str) -> str:
+    """Return the number format of a metric by its label."""
+    if "tokens" in name:
+        return ",.0f"
+    if name in ("hours", "minutes"):
+        return ".3g"
+    return ".4f"
+
+
+def with_spread(values: Sequence[float], number_format: str) -> str:
+    """Return the mean, and with several values the standard deviation."""
+    if not values:
+        return "-"
+    mean = format(statistics.fmean(values), number_format)
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {format(statistics.stdev(values), number_format)}"
+
+
+def difference(
+    first: Sequence[float], second: Sequence[float], number_format: str, *, mark: bool
+) -> str:
+    """Return the difference of two means with half of its 95% interval by Welch's t-test.
+
+    The interval is left out if one of the samples has a single value.
+
+    Args:
+        mark: append * if the interval does not include zero.
+    """
     if not second:
         return "-"
-    apart = statistics.fmean(second) - statistics.fmean(first)
+    gap = statistics.fmean(second) - statistics.fmean(first)
     if min(len(first), len(second)) < 2:
-        return f"{apart:+{digits}}"
-    a, b = (statistics.variance(values) / len(values) for values in (first, second))
-    freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1) or 1)
-    half = student(freedom) * math.sqrt(a + b) if a + b else 0.0
-    return f"{apart:+{digits}} ± {half:{digits}}{' *' * (abs(apart) > half)}"
+        return format(gap, f"+{number_format}")
+    half_width = welch_half_width(first, second)
+    star = " *" if mark and abs(gap) > half_width else ""
+    return f"{format(gap, f'+{number_format}')} ± {format(half_width, number_format)}{star}"
 
 
-def student(freedom: float) -> float:
-    """Return the 97.5% quantile of Student's t (to 1e-3), by summing its density from 0 on."""
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(
-        freedom * math.pi
+def welch_half_width(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return half of the 95% interval of the difference of two means (Welch 1947)."""
+    first_error = statistics.variance(first) / len(first)  # squared standard error of the mean
+    second_error = statistics.variance(second) / len(second)
+    squared_error = first_error + second_error
+    if squared_error == 0:
+        return 0.0
+    # The Welch-Satterthwaite equation.
+    freedom = squared_error**2 / (
+        first_error**2 / (len(first) - 1) + second_error**2 / (len(second) - 1)
     )
-    t, below, step = 0.0, 0.5, 1e-3
-    while below < 0.975:
-        below += step * scale * (1 + (t + step / 2) ** 2 / freedom) ** (-(freedom + 1) / 2)
+    return t_quantile(freedom) * math.sqrt(squared_error)
+
+
+def t_quantile(freedom: float) -> float:
+    """Return the 97.5% quantile of Student's t distribution, to 1e-3.
+
+    The density is summed from 0 until the probability is reached.
+
+    Args:
+        freedom: degrees of freedom.
+    """
+    log_gamma_ratio = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    scale = math.exp(log_gamma_ratio) / math.sqrt(freedom * math.pi)
+    exponent = -(freedom + 1) / 2
+    step = 1e-3
+    t = 0.0
+    probability = 0.5
+    while probability < 0.975:
+        middle = t + step / 2
+        probability += step * scale * (1 + middle**2 / freedom) ** exponent
         t += step
     return t
 
 
-def same_tokens(columns: Sequence[RunColumn]) -> bool:
-    """Return whether all have one tokenizer; one that is made from the text is another for another text."""
-    made = columns[0].recipe.get("tokenizer") in keys.TRAINED_TOKENIZERS
-    names = ("tokenizer", *(MAKING if made else ()))
-    return all(
-        column.recipe.get(name) == columns[0].recipe.get(name)
-        for column in columns
-        for name in names
-    )
+def table_notes(columns: Sequence[RunColumn], have_same_lengths: bool) -> Iterator[str]:
+    """Yield the sentences that explain the figures of the table."""
+    if any(len(column.runs) > 1 for column in columns):
+        yield (
+            "\n± is the standard deviation, and for a difference its 95% interval. "
+            "* marks an interval without zero: the difference is more than chance."
+        )
+    if any(len(column.runs) == 2 for column in columns):
+        yield "Two seeds give a wide interval. A third seed makes it about half as wide."
+    if not have_same_lengths:
+        yield (
+            "Runs of a column have read different numbers of tokens, so their mean is not of one "
+            "length of training. No difference is marked."
+        )
+    num_stopped_early = sum(count_stopped_early(column) for column in columns)
+    if num_stopped_early:
+        yield (
+            f"Early stopping ended {pluralize(num_stopped_early, 'run', 'runs')}. The figures are "
+            f"those at the end of each run."
+        )
+
+
+def count_stopped_early(column: RunColumn) -> int:
+    """Return the number of runs of a column that early stopping has ended."""
+    return sum(1 for finish in column.finishes if finish and finish.stopped_early)
+
+
+def comparison_notes(
+    columns: Sequence[RunColumn], paths: Sequence[Path], have_same_tokenizer: bool
+) -> Iterator[str]:
+    """Yield the sentences about differences between the runs that limit the comparison."""
+    for key in VALIDATION_KEYS:
+        values = [str(column.recipe.get(key)) for column in columns]
+        if len(set(values)) > 1:
+            values_by_label = ", ".join(
+                f"{column.label}: {value}" for column, value in zip(columns, values, strict=True)
+            )
+            yield (
+                f"\n{key} differs ({values_by_label}), so the validation losses are of different "
+                f"text and cannot be compared exactly."
+            )
+    without_recipe = [str(path.parent) for path in paths if not recipe_file(path).is_file()]
+    if without_recipe:
+        yield (
+            f"\nThe tokenizer and settings of these runs are unknown, because {RECIPE} is missing: "
+            f"{', '.join(without_recipe)}"
+        )
+    elif not have_same_tokenizer:
+        yield (
+            "\nThe tokenizers differ, so only bits per byte of the same validation text can be "
+            "compared, not nats per token."
+        )
+
+
+# The picture
+
+
+def load_reference(
+    name: str | None, columns: Sequence[RunColumn]
+) -> reference_curves.Reference | None:
+    """Return the reference curve of --reference, or of the first recipe that has one."""
+    names = [name, *(column.recipe.get("reference_curve") for column in columns)]
+    for curve_name in names:
+        if curve_name:
+            return reference_curves.load(str(curve_name))
+    return None
 
 
 def draw(
@@ -429,60 +664,85 @@ def draw(
     path: Path,
     reference: reference_curves.Reference | None,
     loss: str,
-    time: str,
+    time_unit: str,
 ) -> None:
-    """Draw the losses over tokens and over time; a group as mean and standard deviation.
+    """Draw the losses over tokens and over time. A group is drawn as mean and standard deviation.
 
     Args:
-        loss: the metric of a validation; of "eval/loss", in nats per token, the train loss is drawn, too.
-        time: hours or minutes.
+        path: of the picture.
+        reference: is drawn next to "eval/loss" over tokens.
+        loss: the validation metric. With "eval/loss" (nats per token), the train loss is drawn,
+            too.
+        time_unit: hours or minutes.
     """
-    panels = [(loss, "tokens"), (loss, time)] + [("train/loss", "tokens")] * (loss == "eval/loss")
-    rows = [run for column in columns for run in column.runs]
-    panels = [
-        (name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)
-    ]
+    panels = [(loss, "tokens"), (loss, time_unit)]
+    if loss == "eval/loss":
+        panels.append(("train/loss", "tokens"))
+    panels = [(name, x) for name, x in panels if has_points(columns, name, x)]
     heights = [3.2 if name == loss else 2.4 for name, _ in panels]
     with curves.picture(path, heights, [x for _, x in panels]) as all_axes:
-        if (most := max(len(column.runs) for column in columns)) > 1:
-            all_axes[0].set_title(f"mean of {most} runs, band: one standard deviation")
+        max_runs = max(len(column.runs) for column in columns)
+        if max_runs > 1:
+            all_axes[0].set_title(f"mean of {max_runs} runs, band: one standard deviation")
         for axes, (name, x) in zip(all_axes, panels, strict=True):
             axes.spines.right.set_visible(False)
-            lines = [
-                line
-                for number, column in enumerate(columns)
-                if (line := drawn(axes, column, number, name, x))
-            ]
+            lines = []
+            for number, column in enumerate(columns):
+                line = draw_column(axes, column, number, name, x)
+                if line is not None:
+                    lines.append(line)
             if reference and (name, x) == ("eval/loss", "tokens"):
-                places, values = reference.until(max(float(places[-1]) for places, _ in lines))
-                axes.plot(places, values, ":", color=curves.BLACK, label=reference.words)
-            axes.set(ylabel=LOSS_LABELS[name], ylim=curves.view(lines))
+                longest = max(float(line.x[-1]) for line in lines)
+                tokens, losses = reference.until(longest)
+                axes.plot(tokens, losses, ":", color=curves.BLACK, label=reference.words)
+            axes.set(ylabel=LOSS_LABELS[name], ylim=curves.y_limits(lines))
             axes.legend(loc="upper right", fontsize=8, ncols=1 + len(columns) // 9)
 
 
-def drawn(axes, column: RunColumn, number: int, name: str, x: str) -> tuple | None:
-    """Draw one column's metric; return its line, or None where it has none."""
-    import numpy as np  # here, for it takes time, and a wrong flag is answered at once
+def has_points(columns: Sequence[RunColumn], name: str, x: str) -> bool:
+    """Return whether a run has a value of a metric."""
+    for column in columns:
+        for rows in column.runs:
+            if len(curves.series(rows, name, x)[0]):
+                return True
+    return False
 
-    series = [np.array(curves.series(run, name, x)) for run in column.runs]
-    length = min(curve.shape[1] for curve in series)
-    if not length:
+
+def draw_column(axes, column: RunColumn, number: int, name: str, x: str) -> Line | None:
+    """Draw a metric of one column, and return its line, or None if it has no values.
+
+    Args:
+        axes: of Matplotlib.
+        number: of the column, which decides color and dashes.
+        name: of the metric in metrics.jsonl.
+        x: tokens, hours or minutes.
+    """
+
+    # Cut the runs to the same number of points, and plot means of blocks of the train loss, because
+    # its noise would hide the other curves.
+    runs = [np.array(curves.series(rows, name, x)) for rows in column.runs]
+    length = min(run.shape[1] for run in runs)
+    if length == 0:
         return None
-    # Plot means of blocks, because noise would hide the other curves.
-    block = -(-length // POINTS) if name == "train/loss" else 1
-    count = length // block
-    places, values = np.stack(
-        [curve[:, : count * block].reshape(2, count, block).mean(2) for curve in series], 1
-    )
-    line = places.mean(0), values.mean(0)
-    look = {"color": COLORS[number % len(COLORS)], "linewidth": 1.2, "gid": "run"}
-    marker = {} if count > 20 else {"marker": "o", "markersize": 3}
-    label = f"{line[1][-1]:.3f} {column.label}"  # in this order: a label that begins with _ is not shown
-    axes.plot(*line, DASHES[number // len(COLORS) % len(DASHES)], label=label, **look, **marker)
-    if len(values) > 1:
-        spread = values.std(0, ddof=1)
+    block = math.ceil(length / MAX_POINTS) if name == "train/loss" else 1
+    num_points = length // block
+    block_means = []
+    for run in runs:
+        blocks = run[:, : num_points * block].reshape(2, num_points, block)
+        block_means.append(blocks.mean(2))
+    x_values, y_values = np.stack(block_means, 1)  # (runs, points) each
+    line = Line(x_values.mean(0), y_values.mean(0))
+
+    color = COLORS[number % len(COLORS)]
+    dashes = DASHES[number // len(COLORS) % len(DASHES)]
+    # The value comes first, because Matplotlib does not show a label that begins with _.
+    label = f"{line.y[-1]:.3f} {column.label}"
+    marker = {"marker": "o", "markersize": 3} if num_points <= MAX_MARKERS else {}
+    axes.plot(line.x, line.y, dashes, label=label, color=color, linewidth=1.2, gid="run", **marker)
+    if len(runs) > 1:
+        deviation = y_values.std(0, ddof=1)
         axes.fill_between(
-            line[0], line[1] - spread, line[1] + spread, color=look["color"], alpha=0.2, linewidth=0
+            line.x, line.y - deviation, line.y + deviation, color=color, alpha=0.2, linewidth=0
         )
     return line
 

@@ -1,9 +1,11 @@
-"""Score a model on HellaSwag: a run, a model folder, or any causal language model of the Hub.
+r"""Score a model on HellaSwag: a run, a model folder, or any causal language model of the Hub.
 
     python eval_hellaswag.py --model runs/gpt2_124m
-    accelerate launch --multi_gpu eval_hellaswag.py --model openai-community/gpt2-xl --output scores.jsonl
+    accelerate launch --multi_gpu eval_hellaswag.py --model openai-community/gpt2-xl \
+        --output scores.jsonl
 
-Three scores with their standard errors, beside GPT-2's; then one JSON line on standard output. Other tasks: eval_tasks.py.
+The script prints three scores with their standard errors next to those of GPT-2, and then one JSON
+line on standard output. See eval_tasks.py for other tasks.
 """
 
 import functools

@@ -1,9 +1,11 @@
-"""Score a model on tasks: a run, a model folder, or any causal language model of the Hub.
+r"""Score a model on tasks: a run, a model folder, or any causal language model of the Hub.
 
     python eval_tasks.py --model runs/gpt2_124m --tasks lambada_openai arc_easy
-    accelerate launch --multi_gpu eval_tasks.py --model openai-community/gpt2 --tasks blimp --output scores.jsonl
+    accelerate launch --multi_gpu eval_tasks.py --model openai-community/gpt2 --tasks blimp \
+        --output scores.jsonl
 
-A table a task, scores with their standard errors beside others' and chance; then a JSON line a task on standard output.
+For each task the script prints a table, with standard errors, published scores of other models and
+the score of random guessing, and then one JSON line on standard output.
 """
 
 import argparse
@@ -21,56 +23,55 @@ from ursa_minor.recipe import command_line, keys
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None, task: str | None = None) -> int:
-    """Score, print the tables and the JSON lines, write and push what was requested; ``task``: the only one."""
+    """Score a model, print the results, and write and push them if requested.
+
+    Args:
+        argv: the command line without the name of the script; None takes that of the process.
+        task: the only task to score, or None for a script with ``--tasks``.
+
+    Returns:
+        The exit status: 1 if the scores could not be pushed, else 0.
+    """
     args = parse(sys.argv[1:] if argv is None else argv, task)
     check_launch(os.environ)
     console.start()
     resolve_model(args.model)
-    console.importing()
-    # Here, for they take seconds: a wrong flag is answered at once.
+    console.announce_imports()
+    # These imports take seconds, so they come after the checks of the command line.
     from ursa_minor.evaluation import score_model
     from ursa_minor.hub import card_scores, client
 
     client.bound_client()
     if args.push_to_hub:
         card_scores.check_model_exists(args.push_to_hub)
-    pushed = True
+    is_pushed = True
     for scored_task, line in score_model.run(args):
         if args.push_to_hub:
-            # Only HellaSwag's scores can be pushed, whose revision is fixed.
-            pushed = card_scores.push(
-                args.push_to_hub, scored_task, str(scored_task.revision), line
-            )
+            # Only HellaSwag has --push_to_hub, and its definition has a revision.
+            revision = str(scored_task.revision)
+            is_pushed = card_scores.push(args.push_to_hub, scored_task, revision, line)
         print(files.to_json(line), flush=True)
-    return 0 if pushed else 1
+    return 0 if is_pushed else 1
 
 
 def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     """Parse the command line.
 
     Args:
-        task: the only task to score, or None for a script with ``--tasks``. Its scores may be pushed.
+        argv: the command line without the name of the script.
+        task: the only task to score, or None for a script with ``--tasks``. Its scores may be
+            pushed to the Hub.
 
     Returns:
-        The flags. ``task_files`` is a dict from a task to its files, and ``batch_size`` is None for auto.
+        The options. ``task_files`` is a dictionary from a task to its files, ``batch_size`` is None
+        for auto, and ``single_task`` is whether the script scores a single task.
 
     Raises:
         BadInput: with every error that was found.
     """
-    parser = argparse.ArgumentParser(
-        description=f"Score a model on {task or 'tasks'}.", allow_abbrev=False
-    )
-    add_flags(parser)
-    if task:
-        parser.add_argument(
-            "--push_to_hub",
-            metavar="ID",
-            help="put the scores into the card of this model of the Hub",
-        )
-    else:
-        tasks_help = f"tasks: {wording.join_or(keys.TASK_NAMES)}; multiblimp_LANGUAGE"
-        parser.add_argument("--tasks", nargs="+", required=True, metavar="NAME", help=tasks_help)
-    parser.set_defaults(tasks=[task], alone=bool(task), push_to_hub=None)
+    parser = argparse.ArgumentParser(description=_description(task), allow_abbrev=False)
+    _add_options(parser, task)
+    parser.set_defaults(single_task=task is not None)
     args = command_line.parse_flags(parser, argv)
     args.tasks = list(dict.fromkeys(args.tasks))
 
@@ -88,48 +89,92 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     return args
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that every evaluation has."""
-    parser.add_argument(
+def _description(task: str | None) -> str:
+    if task:
+        return f"Score a model on the task {task} and print the scores as a JSON line."
+    return "Score a model on tasks and print one JSON line per task."
+
+
+def _add_options(parser: argparse.ArgumentParser, task: str | None) -> None:
+    """Add the options in groups. ``task`` is the only task of the script, or None."""
+    model_group = parser.add_argument_group("Model arguments")
+    model_group.add_argument(
         "--model",
         type=paths.argument,
         required=True,
-        help="a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)",
+        help="The model to score: a run folder, its model/ folder, any model folder, or a model ID "
+        "on the Hub, ID or ID@REVISION (required).",
     )
-    parser.add_argument(
+
+    data_group = parser.add_argument_group("Task arguments")
+    if task is None:
+        english_tasks = [name for name in keys.TASK_NAMES if not name.startswith("multiblimp_")]
+        data_group.add_argument(
+            "--tasks",
+            nargs="+",
+            required=True,
+            metavar="NAME",
+            help=f"The tasks to score: {', '.join(english_tasks)}, and multiblimp_LANGUAGE with an "
+            f"ISO 639-3 code, such as multiblimp_hin (required).",
+        )
+    else:
+        parser.set_defaults(tasks=[task])
+    data_group.add_argument(
         "--task_files",
         nargs="+",
         type=paths.assignment_argument,
         default=[],
-        metavar="NAME=FILE",
-        help="a task's items, as JSON lines, Parquet or TSV; else the Hub's",
+        metavar="NAME=PATH",
+        help="Files with your own items of a task, in JSON lines, Parquet or TSV; repeat NAME for "
+        "several files (default: the task's data set on the Hub).",
     )
-    parser.add_argument(
+    data_group.add_argument(
         "--data_files",
         nargs="+",
         type=paths.argument,
-        metavar="FILE",
-        help="the same, of the only task",
+        metavar="PATH",
+        help="Files with your own items, like --task_files but without NAME, if there is only one "
+        "task (default: the task's data set on the Hub).",
     )
-    parser.add_argument(
-        "--limit", type=int, default=0, metavar="N", help="only the first N items (0 = all)"
+    data_group.add_argument(
+        "--limit",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Score only the first N items of each task; 0 scores all of them (default: "
+        "%(default)s).",
     )
-    parser.add_argument(
+
+    evaluation_group = parser.add_argument_group("Evaluation arguments")
+    evaluation_group.add_argument(
         "--batch_size",
         default="auto",
         metavar="N",
-        help="questions at once, each with all its endings, or auto (default)",
+        help="The number of questions per batch, each with all of its endings; auto chooses it for "
+        "the device (default: %(default)s).",
     )
-    parser.add_argument(
+
+    output_group = parser.add_argument_group("Output arguments")
+    output_group.add_argument(
         "--output",
         type=paths.argument,
-        metavar="FILE",
-        help="write a JSON line for each item: sums, counts, predictions, label",
+        metavar="PATH",
+        help="Write one JSON line per item to this file, with log-likelihoods in nats, lengths in "
+        "tokens and characters, predictions and the label (default: no file).",
     )
+    if task is None:
+        parser.set_defaults(push_to_hub=None)
+    else:
+        output_group.add_argument(
+            "--push_to_hub",
+            metavar="ID",
+            help="Write the scores into the model card of this model on the Hub (default: the "
+            "scores are not pushed).",
+        )
 
 
 def read_task_files(args: argparse.Namespace) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the files of each task that ``--task_files`` or ``--data_files`` names, and the errors in these flags."""
+    """Return the files of each task, and the errors in ``--task_files`` and ``--data_files``."""
     task_files: dict[str, list[str]] = {}
     errors = []
     for assignment in args.task_files:
@@ -139,11 +184,12 @@ def read_task_files(args: argparse.Namespace) -> tuple[dict[str, list[str]], lis
         else:
             names = ", ".join(args.tasks)
             errors.append(
-                f"--task_files {assignment}: must be NAME=FILE, with one of {names} as NAME"
+                f"--task_files {assignment}: must be NAME=PATH, where NAME is one of {names}"
             )
     if args.data_files and (len(args.tasks) > 1 or task_files):
         errors.append(
-            "--data_files: are the items of one task; with several write --task_files NAME=FILE"
+            "--data_files: cannot be used with several tasks or with --task_files. "
+            "Use --task_files NAME=PATH only"
         )
     elif args.data_files:
         task_files[args.tasks[0]] = args.data_files
@@ -151,7 +197,7 @@ def read_task_files(args: argparse.Namespace) -> tuple[dict[str, list[str]], lis
 
 
 def option_errors(args: argparse.Namespace, task_files: dict[str, list[str]]) -> list[str]:
-    """Return the errors in the values of the other flags."""
+    """Return the errors in the values of the other options."""
     errors = []
     if args.limit < 0:
         errors.append(f"--limit {args.limit}: must be 0 (all) or more")
@@ -160,21 +206,32 @@ def option_errors(args: argparse.Namespace, task_files: dict[str, list[str]]) ->
         errors.append(f"--batch_size {args.batch_size}: must be auto, or 1 or more")
     if args.output:
         output = Path(args.output).resolve()
-        item_files = {Path(name).resolve() for names in task_files.values() for name in names}
         if output.is_dir() or not output.parent.is_dir():
             errors.append(f"--output {args.output}: must be a file in a folder that exists")
-        if output in item_files:
-            errors.append(f"--output {args.output}: is a file of items, which it would replace")
+        if output in _resolved_paths(task_files):
+            errors.append(
+                f"--output {args.output}: is a file with items, which would be overwritten. "
+                f"Choose another name"
+            )
     if args.push_to_hub and (args.limit or task_files):
         errors.append(
-            "--push_to_hub: a card's scores are of the whole validation split: without --limit, --data_files"
+            "--push_to_hub: the scores in a model card are of the complete validation split. "
+            "Leave out --limit, --task_files and --data_files"
         )
     model_id, _, revision = args.model.partition("@")
     if revision and args.push_to_hub == model_id:
         errors.append(
-            f"--push_to_hub {model_id}: its card describes the newest version, and --model another one"
+            f"--push_to_hub {model_id}: its card describes the newest version of the model, but "
+            f"--model names revision {revision}. Leave out the revision or --push_to_hub"
         )
     return errors
+
+
+def _resolved_paths(task_files: dict[str, list[str]]) -> set[Path]:
+    resolved = set()
+    for file_names in task_files.values():
+        resolved |= {Path(name).resolve() for name in file_names}
+    return resolved
 
 
 if __name__ == "__main__":

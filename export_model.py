@@ -1,11 +1,11 @@
-"""Export a run or a model for use: another precision, int8, pruned, without vocabulary padding; and report what that cost.
+"""Export a run or a model: other precisions, int8, pruning, a chat template, GGUF.
 
     python export_model.py runs/gpt2_124m --out exports/gpt2-bf16 --dtype bf16 --trim_vocab
     python export_model.py runs/gpt2_124m --out exports/gpt2-int8 --dtype int8 --prune 0.3
     python export_model.py runs/gpt2_124m --out exports/gpt2-chat --chat
     python export_model.py runs/gpt2_124m --out exports/gpt2 --gguf f16
 
-The loss before and after is measured on the run's validation split, or on --text FILE.
+The loss is measured before and after the export, on the run's validation split or on --text FILE.
 """
 
 import argparse
@@ -23,41 +23,53 @@ from ursa_minor.recipe import command_line
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
-    """Export, read back, measure; print one table."""
+    """Export the model, and print the measurements and the commands that use the export."""
     args = parse(sys.argv[1:] if argv is None else argv)
     console.start()
     check_source_exists(args.model, "")
-    console.importing()
-    # Here, for they take seconds: a wrong flag is answered at once.
+    console.announce_imports()
+    # These imports take seconds, so they come after the check of the flags.
     from ursa_minor.export import convert
     from ursa_minor.export import gguf as gguf_export
     from ursa_minor.hub import client
     from ursa_minor.post import chat
 
     client.bound_client()
-    refusals = [chat.check_chat] * args.chat + [gguf_export.refuse] * bool(args.gguf)
-    print(convert.convert(args, refusals, chat.add_chat if args.chat else None))
+    checks = []
+    add_chat = None
     if args.chat:
-        print(chat_commands(Path(args.out)))
+        checks.append(chat.check_chat)
+        add_chat = chat.add_chat
     if args.gguf:
-        path = next(Path(args.out).glob("*.gguf"))
+        checks.append(gguf_export.check_supported)
+    print(convert.convert(args, checks, add_chat))
+
+    out = Path(args.out)
+    if args.chat:
+        print(chat_commands(out))
+    if args.gguf:
+        gguf_file = next(out.glob("*.gguf"))
+        megabytes = gguf_file.stat().st_size / 1e6
         print(
-            f"\n{path}, for llama.cpp: {args.gguf}, {path.stat().st_size / 1e6:,.2f} MB; its loss is not measured"
+            f"\n{gguf_file} is a GGUF file in {args.gguf} for llama.cpp, {megabytes:,.2f} MB. "
+            f"Its loss was not measured."
         )
-        print(ollama_commands(Path(args.out)))
+        print(ollama_commands(out))
     return 0
 
 
 def chat_commands(out: Path) -> str:
-    """Return the commands that tune an exported model on chats and talk to it."""
+    """Return the commands that fine-tune an exported model on chats and talk to it."""
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     context = config.get("n_positions") or config["max_position_embeddings"]
-    recipe, data = "sft_smoltalk", ""
-    if context < 1024:
-        recipe, data = "sft_own_text", " --dataset_name MY_CHATS"
+    recipe = "sft_smoltalk"
+    data = ""
+    if context < 1024:  # sft_smoltalk.yaml is for models that read 1,024 tokens
+        recipe = "sft_own_text"
+        data = " --dataset_name MY_CHATS"
     tuned = path_word(f"runs/{out.resolve().name}")
     return (
-        "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat "
+        "\nThe model has the tokens of a chat now, but cannot use them yet. Train it on chats "
         "(docs/post_training.md):\n"
         f"trl sft --config recipes/post/{recipe}.yaml{data} --model_name_or_path {path_word(out)} "
         f"--output_dir {tuned} --max_length {context}\n"
@@ -69,7 +81,7 @@ def ollama_commands(out: Path) -> str:
     """Return the commands that load an exported GGUF file into Ollama and run it."""
     name = ollama_name(out.resolve().name)
     return (
-        "with the Modelfile next to it, in Ollama (not run by us):\n"
+        "Load it into Ollama with the Modelfile next to it (these commands were not tested):\n"
         f"cd {path_word(out)}\n"
         f"ollama create {name} -f Modelfile\n"
         f"ollama run {name}"
@@ -77,52 +89,106 @@ def ollama_commands(out: Path) -> str:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the flags; raises BadInput for any that makes no sense."""
-    parser = argparse.ArgumentParser(
-        description="Export a run or a model for use.", allow_abbrev=False
-    )
-    add = parser.add_argument
-    model_help = "a run folder, a model folder, or a Hub id (ID or ID@REVISION)"
-    add("model", type=paths.argument, help=model_help)
-    add("--out", required=True, type=paths.argument, metavar="FOLDER", help="the folder to write")
-    add(
-        "--dtype",
-        default="fp32",
-        choices=("fp32", "bf16", "fp16", "int8"),
-        help="(default: %(default)s)",
-    )
-    command_line.add_switch(parser, "--trim_vocab", "leave the padding of the vocabulary out")
-    command_line.add_switch(
-        parser, "--chat", "add a chat template and its tokens, to be tuned on chats"
-    )
-    add(
-        "--gguf",
-        choices=("f32", "f16", "q8_0"),
-        help="also write a GGUF file for llama.cpp and Ollama, without padding",
-    )
-    prune_help = "set this share of the blocks' matrices to zero"
-    add("--prune", type=float, default=0.0, metavar="SHARE", help=prune_help)
-    text_help = "measure on this text, not on the run's validation split"
-    add("--text", nargs="+", type=paths.argument, metavar="FILE", help=text_help)
-    tokens_help = "tokens to measure on; 0 = all (default: %(default)s)"
-    add("--eval_tokens", type=int, default=65536, metavar="N", help=tokens_help)
-    command_line.add_switch(parser, "--overwrite", "replace an earlier export")
-    args = command_line.parse_flags(parser, argv)
+    """Parse and check the command line.
+
+    Raises:
+        BadInput: with every error that was found.
+    """
+    args = command_line.parse_flags(argument_parser(), argv)
     problems = []
     if args.gguf and args.dtype == "int8":
         problems.append(
-            "--gguf, --dtype int8: llama.cpp has an int8 of its own; use --gguf q8_0 without --dtype"
+            "--gguf cannot be combined with --dtype int8, because llama.cpp has its own int8. "
+            "Use --gguf q8_0 without --dtype"
         )
     if not 0 <= args.prune < 1:
         problems.append(
-            f"--prune {args.prune}: must be 0 or more and below 1: the share of weights to set to zero"
+            f"--prune {args.prune}: the share of weights to set to zero must be at least 0 and "
+            f"below 1"
         )
     if args.eval_tokens < 0:
-        problems.append(f"--eval_tokens {args.eval_tokens}: must be 0 (all) or more")
+        problems.append(f"--eval_tokens {args.eval_tokens}: must be 0 (all tokens) or more")
     if problems:
         raise BadInput(problems)
-    args.trim_vocab |= bool(args.gguf)
+    if args.gguf:
+        args.trim_vocab = True
     return args
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        description="Export a run or a model for use in other programs.", allow_abbrev=False
+    )
+    source = parser.add_argument_group("model and output")
+    source.add_argument(
+        "model",
+        type=paths.argument,
+        help="The model to export: a run folder, a model folder, or a Hub id (ID or ID@REVISION).",
+    )
+    source.add_argument(
+        "--out",
+        required=True,
+        type=paths.argument,
+        metavar="PATH",
+        help="The folder to write the export into (required).",
+    )
+    command_line.add_switch(
+        source,
+        "--overwrite",
+        "Replace an earlier export in the folder of --out (default: false).",
+    )
+
+    formats = parser.add_argument_group("format")
+    formats.add_argument(
+        "--dtype",
+        default="fp32",
+        choices=("fp32", "bf16", "fp16", "int8"),
+        help="The precision of the weights. With int8, only the matrices of the transformer blocks "
+        "are in int8, and the other weights are in fp16 (default: %(default)s).",
+    )
+    formats.add_argument(
+        "--prune",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="Set this share of the weights in the blocks' matrices to zero, from 0 to below 1. "
+        "The smallest weights are chosen (default: 0).",
+    )
+    command_line.add_switch(
+        formats,
+        "--trim_vocab",
+        "Leave out the vocabulary rows that are padding (default: false).",
+    )
+    command_line.add_switch(
+        formats,
+        "--chat",
+        "Add a chat template and its tokens, so that the model can be trained on chats (default: "
+        "false).",
+    )
+    formats.add_argument(
+        "--gguf",
+        choices=("f32", "f16", "q8_0"),
+        help="Also write a GGUF file for llama.cpp and Ollama in this precision. It implies "
+        "--trim_vocab (default: no GGUF file).",
+    )
+
+    measurement = parser.add_argument_group("measurement of the loss")
+    measurement.add_argument(
+        "--text",
+        nargs="+",
+        type=paths.argument,
+        metavar="PATH",
+        help="The text files to measure the loss on (default: the run's validation split).",
+    )
+    measurement.add_argument(
+        "--eval_tokens",
+        type=int,
+        default=65536,
+        metavar="N",
+        help="Measure the loss on about N tokens, or on all with 0 (default: %(default)s).",
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sample text from a model: a run's ``model/`` folder, or any causal language model of the Hub.
+"""Generate text with a model: a run, a model folder, or any causal language model of the Hub.
 
 python generate.py --model runs/quickstart --prompt "def " --num_samples 3
 python generate.py --model runs/smoltalk --chat
@@ -15,68 +15,129 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.model.resolve import resolve_model
 from ursa_minor.recipe import command_line, rules
 
-# The key of a recipe whose range a flag has.
-RANGES = {
+# Options that must be in the range of a recipe key.
+KEY_OF_OPTION = {
     "max_new_tokens": "sample_tokens",
     "temperature": "sample_temperature",
     "top_k": "sample_top_k",
+    "top_p": "sample_top_p",
+    "seed": "seed",
 }
-RANGES |= {"top_p": "sample_top_p", "seed": "seed"}
 
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
-    """Print samples as they are made."""
+    """Print samples while they are generated, and return the exit status."""
     args = parse(sys.argv[1:] if argv is None else argv)
     try:
         print_samples(args)
-    except KeyboardInterrupt:  # within a sample or an answer
+    except KeyboardInterrupt:  # during a sample or an answer
         return 130
     return 0
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the flags; raises BadInput for every one that makes no sense."""
-    parser = argparse.ArgumentParser(description="Sample text from a model.", allow_abbrev=False)
-    model_help = "a run folder, its model/, any model folder, or a Hub id (ID or ID@REVISION)"
-    parser.add_argument("--model", type=paths.argument, required=True, help=model_help)
-    parser.add_argument("--prompt", default="", help="text to continue; empty begins a document")
-    command_line.add_switch(
-        parser, "--chat", "a conversation: answer messages, a line each, that see those before"
+    """Parse the command line. Raise BadInput with every error that was found."""
+    parser = argparse.ArgumentParser(
+        description="Generate text with a model, or chat with it.", allow_abbrev=False
     )
-    parser.add_argument("--num_samples", type=int, default=1)
-    parser.add_argument("--max_new_tokens", type=int, default=200)
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, help="0 = always the likeliest token"
-    )
-    parser.add_argument(
-        "--top_k", type=int, default=200, help="among this many likeliest tokens; 0 = all"
-    )
-    parser.add_argument(
-        "--top_p", type=float, default=1.0, help="among the likeliest that hold this probability"
-    )
-    parser.add_argument("--seed", type=int, default=1337)
+    _add_options(parser)
     args = command_line.parse_flags(parser, argv)
-    checked = [(flag, rules.key_problem(key, getattr(args, flag))) for flag, key in RANGES.items()]
-    problems = [
-        f"--{flag} {getattr(args, flag)}: {problem}" for flag, problem in checked if problem
-    ]
+
+    errors = []
+    for option, key in KEY_OF_OPTION.items():
+        value = getattr(args, option)
+        problem = rules.key_problem(key, value)
+        if problem:
+            errors.append(f"--{option} {value}: {problem}")
     if args.num_samples < 1:
-        problems.append(f"--num_samples {args.num_samples}: must be 1 or more")
+        errors.append(f"--num_samples {args.num_samples}: must be 1 or more")
     if args.chat and (args.prompt or args.num_samples > 1):
-        problems.append(
-            "--chat: reads messages from the terminal; leave --prompt and --num_samples out"
+        errors.append(
+            "--chat: messages are read from the terminal. Leave out --prompt and --num_samples"
         )
-    if problems:
-        raise BadInput(problems)
+    if errors:
+        raise BadInput(errors)
     return args
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    model_group = parser.add_argument_group("Model arguments")
+    model_group.add_argument(
+        "--model",
+        type=paths.argument,
+        required=True,
+        help="The model that generates text: a run folder, its model/ folder, any model folder, or "
+        "a model ID on the Hub, ID or ID@REVISION (required).",
+    )
+
+    prompt_group = parser.add_argument_group("Prompt arguments")
+    prompt_group.add_argument(
+        "--prompt",
+        default="",
+        metavar="TEXT",
+        help="The text to continue (default: empty, which starts a new document).",
+    )
+    command_line.add_switch(
+        prompt_group,
+        "--chat",
+        "Chat with the model: read one message per line and print the answer, which takes the "
+        "earlier messages into account (default: false).",
+    )
+
+    generation_group = parser.add_argument_group("Generation arguments")
+    generation_group.add_argument(
+        "--num_samples",
+        type=int,
+        default=1,
+        metavar="N",
+        help="The number of samples, each with the next seed (default: %(default)s).",
+    )
+    generation_group.add_argument(
+        "--max_new_tokens",
+        type=int,
+        default=200,
+        metavar="N",
+        help="The maximum number of tokens to generate for a sample or an answer (default: "
+        "%(default)s).",
+    )
+    generation_group.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="The number by which logits are divided; lower values give more likely text, and 0 "
+        "always takes the most likely token (default: %(default)s).",
+    )
+    generation_group.add_argument(
+        "--top_k",
+        type=int,
+        default=200,
+        metavar="N",
+        help="Sample among the N most likely tokens; 0 = all (default: %(default)s).",
+    )
+    generation_group.add_argument(
+        "--top_p",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="Sample among the most likely tokens whose probabilities add up to X; 1.0 = all "
+        "(default: %(default)s).",
+    )
+    generation_group.add_argument(
+        "--seed",
+        type=int,
+        default=1337,
+        metavar="N",
+        help="The seed of the random numbers for the first sample (default: %(default)s).",
+    )
+
+
 def print_samples(args: argparse.Namespace) -> None:
-    """Load the model; write on from the prompt, as often as asked, or chat."""
+    """Load the model, then print the continuations of the prompt, or chat."""
     name = resolve_model(args.model)
-    console.importing()
-    # Here, for they take seconds: a wrong flag is answered at once.
+    console.announce_imports()
+    # These imports take seconds, so they come after the checks of the command line.
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -89,44 +150,51 @@ def print_samples(args: argparse.Namespace) -> None:
     from ursa_minor.post import chat
 
     client.bound_client()
-
     disable_progress_bar()
-    check_no_hub_adapter(name, f"--model {args.model}")
+    model_option = f"--model {args.model}"
+    check_no_hub_adapter(name, model_option)
     tokenizer = tokenization.load(name, of_model=True)
-    model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
-    check_embedding_rows(model, tokenizer, f"--model {args.model}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = pretrained.load(name).to(device)
+    check_embedding_rows(model, tokenizer, model_option)
+
     settings = sampling.Sampling(
-        **{field.name: getattr(args, field.name) for field in dataclasses.fields(sampling.Sampling)}
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
     )
     streamer = sampling.Streamer(tokenizer, console.write, with_prompt=not args.chat)
     if args.chat:
         if tokenizer.chat_template is None:
-            model = paths.quoted(args.model)
-            fix = f"python export_model.py {model} --chat --out exports/chat makes a model that has"
+            command = f"python export_model.py {paths.quoted(args.model)} --chat --out exports/chat"
             raise BadInput(
-                f"--chat: {args.model} has no chat template; {fix}; tune it then (docs/post_training.md)"
+                f"--chat: {args.model} has no chat template. Make a model that has one ({command}) "
+                f"and fine-tune it (docs/post_training.md)"
             )
         chat.converse(model, tokenizer, messages(), settings, streamer)
         return
+
     prompt_ids = tokenization.encode_prompt(tokenizer, args.prompt)
     for number in range(args.num_samples):
         if args.num_samples > 1:
             console.write(f"---- sample {number + 1} of {args.num_samples}\n")
-        sampling.sample(
-            model,
-            prompt_ids,
-            tokenizer,
-            dataclasses.replace(settings, seed=args.seed + number),
-            streamer,
-        )
+        sample_settings = dataclasses.replace(settings, seed=args.seed + number)
+        sampling.sample(model, prompt_ids, tokenizer, sample_settings, streamer)
 
 
 def messages() -> Iterator[str]:
-    """Give each line that is typed, or piped in, until the end of the input (Ctrl-D) or Ctrl-C; "": a new chat begins."""
-    prompt = "> " if sys.stdin.isatty() else ""
-    if prompt:
+    """Yield each line of standard input without outer spaces, until its end (Ctrl-D) or Ctrl-C.
+
+    An empty line starts a new chat.
+    """
+    prompt = ""
+    if sys.stdin.isatty():
+        prompt = "> "
         print(
-            "each answer sees what was said before; an empty line begins a new chat, Ctrl-D ends",
+            "Each answer takes the earlier messages into account. An empty line starts a new chat, "
+            "and Ctrl-D ends the program.",
             file=sys.stderr,
         )
     catch_interrupts()

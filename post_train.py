@@ -1,10 +1,12 @@
-"""Improve a model by a reward that a program checks: TRL's GRPOTrainer, with what a GPT-2 of ours lacks for it.
+"""Post-train a model with TRL's GRPOTrainer: improve it by a reward function.
 
     python post_train.py --config recipes/post/addition.yaml
-    python post_train.py --config recipes/post/addition.yaml --reward my_rewards.py:short --max_steps 100
+    python post_train.py --config recipes/post/addition.yaml --reward my_rewards.py:short
 
-The file holds the keys of ursa_minor/post/settings.Task and those of TRL's GRPOConfig; flags come over it. Chat models
-(trl sft) and preferences (trl dpo) need no script of ours: docs/post_training.md.
+The file has the keys of PostTrainingTask (ursa_minor/post/settings.py) and of TRL's GRPOConfig.
+Flags override it. Fine-tuning on chats (trl sft) and on preferences (trl dpo) needs no script of
+this
+project: see docs/post_training.md.
 """
 
 import logging
@@ -14,7 +16,7 @@ import warnings
 from pathlib import Path
 
 from ursa_minor.base import console, cudnn, files, paths
-from ursa_minor.base.cli import exit_on_bad_input
+from ursa_minor.base.cli import exit_on_bad_input, is_main_process
 from ursa_minor.base.errors import BadInput, errno_of
 from ursa_minor.base.launch import check_launch
 from ursa_minor.base.run_files import METRICS, MODEL_FOLDER
@@ -24,28 +26,30 @@ log = logging.getLogger("ursa_minor.post_train")
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
-    """Post-train as the command line asks; return the exit status."""
-    # These are read when TRL is imported, or later. Trainer would spread one process over all cards of the machine.
+    """Post-train as the command line states, and return the exit status."""
+    # These variables are read when TRL is imported, or later.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault(cudnn.DEPRIORITIZED_VARIABLE, "1")
     if "WORLD_SIZE" not in os.environ:
+        # Otherwise Trainer would use all GPUs of the machine from one process.
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     # TRL uses Transformers in a deprecated way.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    console.start(is_main=os.environ.get("RANK", "0") == "0")
+    console.start(is_main=is_main_process())
     log.info("start    importing torch and Transformers")
     check_launch(os.environ)
-    post_train(*parse(sys.argv[1:] if argv is None else argv))
+    task, settings = parse(sys.argv[1:] if argv is None else argv)
+    post_train(task, settings)
     return 0
 
 
 def parse(argv: list[str]) -> tuple:
-    """Return the Task and TRL's GRPOConfig; raises BadInput for what makes no sense to either."""
+    """Return the PostTrainingTask and TRL's GRPOConfig. Raises BadInput for invalid settings."""
     try:
         from trl import GRPOConfig
     except ImportError as error:
         raise BadInput(
-            f"TRL cannot be imported ({error}): pip install -r requirements/post.txt"
+            f"TRL cannot be imported ({error}). Install it: pip install -r requirements/post.txt"
         ) from None
     from ursa_minor.post import settings
 
@@ -53,8 +57,15 @@ def parse(argv: list[str]) -> tuple:
 
 
 def post_train(task, settings) -> None:
-    """Train ``task.model`` by GRPO; write model/, metrics.jsonl and reward.png into ``settings.output_dir``."""
-    # Here, for they take seconds: a wrong flag is answered before.
+    """Train ``task.model`` by GRPO and write it into ``settings.output_dir``.
+
+    The folder gets model/, metrics.jsonl and reward.png.
+
+    Args:
+        task: PostTrainingTask.
+        settings: GRPOConfig of TRL.
+    """
+    # These imports take seconds, so they come after the check of the flags.
     from datasets import Dataset
     from transformers import AutoConfig, PrinterCallback, ProgressCallback
     from transformers.utils.logging import disable_progress_bar
@@ -71,54 +82,51 @@ def post_train(task, settings) -> None:
     from ursa_minor.post import positions, rewards
     from ursa_minor.post import prompts as prompt_sets
     from ursa_minor.post.report import RewardReport
-    from ursa_minor.post.settings import refusal
+    from ursa_minor.post.settings import trl_error
 
     client.bound_client()
     disable_progress_bar()
-    folder, longest = Path(settings.output_dir), settings.max_completion_length
-    if why := files.unusable(folder):
-        raise BadInput(f"output_dir = {folder}: {why}; give another --output_dir")
-    if (folder / MODEL_FOLDER).exists():
-        raise BadInput(
-            f"output_dir = {folder}: holds a model already; give another --output_dir, or remove it"
-        )
-    begun = settings.resume_from_checkpoint
-    if begun is not None and not os.path.isfile(f"{begun}/trainer_state.json"):  # noqa: PTH113
-        raise BadInput(
-            f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give output_dir's checkpoint-N"
-        )
-    reward = rewards.checked(task.reward, task.stop)
-    prompts, held_out = (
-        prompt_sets.read("prompts", task.prompts),
-        prompt_sets.read("held_out", task.held_out),
-    )
-    where = f"model = {task.model}"
+    check_folders(settings)
+    folder = Path(settings.output_dir)
+
+    # Load the reward, the prompts and the tokenizer, and check that they fit together.
+    reward = rewards.load_reward(task.reward, task.stop)
+    prompts = prompt_sets.read("prompts", task.prompts)
+    held_out = prompt_sets.read("held_out", task.held_out)
+    model_label = f"model = {task.model}"
     name = resolve_model(task.model, "model = ")
-    check_no_hub_adapter(name, where)
+    check_no_hub_adapter(name, model_label)
     tokenizer = tokenization.load(name, of_model=True)
     prompt_sets.check(tokenizer, [*prompts, *held_out])
-    # Loading the config is cheap: prompts are dropped before the weights are loaded.
-    context = context_length(pretrained.loaded(where, AutoConfig, name))
-    limits = {"context": context, "max_completion_length": longest}
-    prompts = prompt_sets.drop_long(f"prompts = {task.prompts}", tokenizer, prompts, **limits)
+
+    # Drop the prompts that are too long. This needs only the config of the model, which is loaded
+    # in a moment, and not the weights.
+    context = context_length(pretrained.from_pretrained(model_label, AutoConfig, name))
+    limits = {"context": context, "max_completion_length": settings.max_completion_length}
+    prompts_label = f"prompts = {task.prompts}"
+    prompts = prompt_sets.drop_long(prompts_label, tokenizer, prompts, **limits)
     prompt_sets.require_batch(
-        f"prompts = {task.prompts}",
+        prompts_label,
         prompts,
         completions=settings.generation_batch_size,
         num_generations=settings.num_generations,
     )
     held_out = prompt_sets.drop_long(f"held_out = {task.held_out}", tokenizer, held_out, **limits)
+
     model = pretrained.load(name).float()
-    check_embedding_rows(model, tokenizer, where)
+    check_embedding_rows(model, tokenizer, model_label)
     prompt_sets.stop_at(model, tokenizer, task.stop)
     positions.derive_positions(model)
 
+    def score_held_out() -> float:
+        return prompt_sets.score(model, tokenizer, held_out, reward, settings.max_completion_length)
+
     report = RewardReport(
-        folder if os.environ.get("RANK", "0") == "0" else None,
+        folder if is_main_process() else None,
         f"{reward.__name__}: {task.model}",
-        lambda: prompt_sets.score(model, tokenizer, held_out, reward, longest),
+        score_held_out,
         task.held_out_steps,
-        resumed=begun is not None,
+        resumed=settings.resume_from_checkpoint is not None,
     )
     try:
         trainer = GRPOTrainer(
@@ -129,24 +137,53 @@ def post_train(task, settings) -> None:
             processing_class=tokenizer,
             callbacks=[report],
         )
-        for printing in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(printing)
-        trainer.train(resume_from_checkpoint=begun)
-    except Exception as error:  # TRL checks many values only where it uses them
-        if isinstance(error, BadInput) or errno_of(error) or len(report.rows) > 1:
+        for printing_callback in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(printing_callback)
+        trainer.train(resume_from_checkpoint=settings.resume_from_checkpoint)
+    except Exception as error:
+        # TRL checks many settings only where it uses them. An error before the first update is
+        # one of the settings.
+        has_trained = len(report.rows) > 1
+        if isinstance(error, BadInput) or errno_of(error) or has_trained:
             raise
-        raise refusal(error) from error
+        raise trl_error(error) from error
     if trainer.accelerator.is_main_process:
         stock_export.write(model, folder / MODEL_FOLDER, tokenizer)
+
     scores = [row["eval/reward"] for row in report.rows if "eval/reward" in row]
-    log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
+    log.info(
+        f"mean reward of {len(held_out):,} held-out prompts: {scores[0]:.3f} before, "
+        f"{scores[-1]:.3f} after"
+    )
     if reward.problems:
         log.warning(
-            f"{reward.problems:,} of {reward.calls:,} calls of the reward failed, and count 0"
+            f"{reward.problems:,} of {reward.calls:,} calls of the reward function failed. Their "
+            f"completions have the reward 0"
         )
-    command = f"python generate.py --model {paths.quoted(folder)}"
-    log.info(f"{folder}/model/: for AutoModelForCausalLM.from_pretrained; {command}")
-    log.info(f"{folder}/{METRICS}, reward.png: every number above, both rewards over steps")
+    log.info(
+        f"the model is in {folder}/{MODEL_FOLDER}/, for AutoModelForCausalLM.from_pretrained. Try "
+        f"it: python generate.py --model {paths.quoted(folder)}"
+    )
+    log.info(f"the rewards of each step are in {folder}/{METRICS} and reward.png")
+
+
+def check_folders(settings) -> None:
+    """Raise BadInput if output_dir cannot take a model, or if there is no checkpoint to resume."""
+    folder = Path(settings.output_dir)
+    problem = files.find_folder_problem(folder)
+    if problem:
+        raise BadInput(f"output_dir = {folder}: {problem}. Give another --output_dir")
+    if (folder / MODEL_FOLDER).exists():
+        raise BadInput(
+            f"output_dir = {folder}: the folder contains a model already. Give another "
+            f"--output_dir, or remove {MODEL_FOLDER}/ in it"
+        )
+    checkpoint = settings.resume_from_checkpoint
+    if checkpoint is not None and not Path(checkpoint, "trainer_state.json").is_file():
+        raise BadInput(
+            f"resume_from_checkpoint = {checkpoint}: the folder contains no checkpoint of TRL. "
+            f"Give a checkpoint-N folder in output_dir"
+        )
 
 
 if __name__ == "__main__":

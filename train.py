@@ -1,9 +1,10 @@
-"""Pre-train GPT-2: read the recipe, open the data, build, loop. All that is decided per step is in ``train``.
+"""Pre-train GPT-2 from a recipe. ``train`` contains the training loop and every decision of a step.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml train.py --recipe recipes/quickstart.yaml
+    accelerate launch --config_file accelerate_configs/cpu.yaml train.py \
+        --recipe recipes/quickstart.yaml
     python train.py --recipe recipes/own_text.yaml --data_files my.txt --max_steps 500
 
-The same command resumes a run that was stopped or killed.
+If the run was stopped or killed, the same command resumes it.
 """
 
 import dataclasses
@@ -18,7 +19,9 @@ from ursa_minor.base import cli
 from ursa_minor.preflight import train_command
 from ursa_minor.recipe import command_line, keys
 
-PARENT = os.getppid()  # noted now, because the launcher may die during the slow imports
+# The launcher may die during the slow imports, so its process id is read before them.
+PARENT = os.getppid()
+# A wrong command line is reported within a second, before the slow imports.
 COMMAND = cli.parse_before_imports(__name__, train_command.parse)
 
 import numpy as np
@@ -64,20 +67,20 @@ def main(
     """Run the command line.
 
     Args:
-        argv: the words after the script's name, or None for those of this process.
+        argv: the command-line arguments, or None for those of this process.
         command: the parsed command line, if it was parsed before the imports.
-        parent: process id of the launcher, or None for that of the parent process.
+        parent: process id of the launcher, or None for the parent process.
 
     Returns:
-        The exit status: 0 done (also a run that ``max_hours`` stops before its end), 1 failed,
-        2 bad input, 128 + n for signal n.
+        The exit status: 0 for success (also if ``max_hours`` ended the run early), 1 for an error,
+        2 for bad input, 128 + n for signal n.
     """
     end_with_launcher(parent or os.getppid())
     if command is None:
         console.start(is_main=cli.is_main_process())
         command = train_command.parse(sys.argv[1:] if argv is None else argv)
     client.bound_client()
-    disable_progress_bar()  # Transformers' bars for saving and loading a file
+    disable_progress_bar()  # those of Transformers for saving and loading a file
     if command.recipe is None:
         return publish.push_pending(Path(command.modes["push_pending"]))
     recipe = complete_recipe(command.recipe, command.modes)
@@ -94,23 +97,24 @@ def complete_recipe(recipe: keys.Recipe, modes: Mapping[str, Any]) -> keys.Recip
     """Return the recipe with the values that ``--extend_steps`` and ``init_from`` determine.
 
     Raises:
-        BadInput: they do not fit the recipe, or the processes cannot share a step.
+        BadInput: the options do not fit the recipe, or the processes cannot divide a step.
     """
     if "extend_steps" in modes:
         recipe = extended(recipe, modes["extend_steps"])
-    stated_rows = recipe.model.vocab_size
+    stated_vocab_size = recipe.model.vocab_size
     recipe = pretrained.complete(recipe)
-    vocabulary.check_tokenizer_fits(recipe, stated_rows)
+    vocabulary.check_tokenizer_fits(recipe, stated_vocab_size)
     make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
     return recipe
 
 
 def train_run(recipe: keys.Recipe, reader_argv: list[str], *, profiled: bool) -> int:
-    """Check what can be checked before anything is written, open the data, and train.
+    """Do all checks that need no data, open the data, and train.
 
     Args:
-        reader_argv: flags with which prepare_data.py reads the same recipe.
-        profiled: record a few updates into the run folder.
+        recipe: the complete recipe.
+        reader_argv: the flags that make prepare_data.py read the same recipe.
+        profiled: whether to record a profile of a few updates into the run folder.
 
     Returns:
         The exit status.
@@ -135,13 +139,14 @@ def train_run(recipe: keys.Recipe, reader_argv: list[str], *, profiled: bool) ->
     with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         check_prompts(recipe.evaluation, corpus.tokenizer)
-        with folder.held(recipe, accelerator):
+        with folder.locked(recipe, accelerator):
             status = train(recipe, corpus, tests, accelerator, repo_id, profiled=profiled)
-        accelerator.end_training()  # not after an error: it would wait for processes that are lost
+        # After an error this is not called, because it would wait for lost processes.
+        accelerator.end_training()
     return status
 
 
-def train(
+def train(  # noqa: C901  (the loop shows every decision of a step)
     recipe: keys.Recipe,
     corpus: Corpus,
     tests: Mapping[Task, EncodedTask],
@@ -150,56 +155,65 @@ def train(
     *,
     profiled: bool = False,
 ) -> int:
-    """Train to ``max_steps``, from the newest checkpoint if any; ursa_minor/run/finish.py has how a run ends otherwise.
+    """Train to ``max_steps``, from the newest checkpoint if there is one.
+
+    ``ursa_minor/run/finish.py`` lists the other ways in which a run ends.
 
     Args:
-        tests: the tasks that the run scores itself on.
-        repo_id: the Hub's repository that it pushes to; None: it does not.
-        profiled: record a few updates into the run folder.
+        recipe: the complete recipe.
+        corpus: the opened data.
+        tests: the tasks on which the run is scored.
+        accelerator: of this process.
+        repo_id: the repository of the Hub to push to, or None for a run that pushes nothing.
+        profiled: whether to record a profile of a few updates into the run folder.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        TrainingStopped: the data cannot be read, or updates were skipped because the run diverged.
     """
-    device, rank, evaluation = accelerator.device, accelerator.process_index, recipe.evaluation
+    device = accelerator.device
+    evaluation = recipe.evaluation
     patience = evaluation.early_stopping_patience
     stop = StopRequest(recipe.machine.ddp_timeout)
     run = open_run(recipe, corpus, tests, accelerator, stop, repo_id)
-    state, plan, clock, report, evaluator = (
-        run.state,
-        run.plan,
-        run.clock,
-        run.report,
-        run.evaluator,
-    )
-    checkpoints, optimizer = run.checkpoints, run.optimizer
-    first_step, waited_before, micro_batch = (
-        state.step,
-        state.data_wait_seconds,
-        plan.per_device_train_batch_size,
-    )
-    loader = corpus.loader(plan, device, rank)
+    state = run.state
+    plan = run.plan
+    clock = run.clock
+    report = run.report
+    evaluator = run.evaluator
+    checkpoints = run.checkpoints
+    optimizer = run.optimizer
+    micro_batch = plan.per_device_train_batch_size
+    first_step = state.step
+    waited_before = state.data_wait_seconds
+    loader = corpus.loader(plan, device, accelerator.process_index)
     budget = TimeBudget(recipe, spent=state.wall_seconds, is_planned=state.planned)
-    to_profile = (
-        recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
-    )
+    profile_dir = None
+    if profiled and accelerator.is_main_process:
+        profile_dir = recipe.saving.run_dir / "profile"
     updates_left = state.max_steps - state.step
 
     def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
-        """Return the mean; every process calls it."""
+        """Return the mean of a tensor over all processes. Every process calls it."""
         return accelerator.reduce(tensor.to(device), "mean")
 
-    # On exit the first waits for the checkpoint that is being written.
     with (
-        checkpoints,
-        profiling(to_profile, device, clock, updates_left=updates_left) as profile_update,
+        checkpoints,  # at the end, waits for the checkpoint that is being written
+        profiling(profile_dir, device, clock, updates_left=updates_left) as profile_update,
     ):
         data_failure = None
         stopping = False
-        is_out_of_time = False  # max_hours are used up before the end
-        # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
+        is_out_of_time = False  # max_hours are used up before max_steps are reached
+        # `step` counts attempted updates. A run of max_steps updates has max_steps + 1 iterations:
+        # the last one only evaluates and saves.
         while True:
             step = state.step
             last = state.has_ended(patience)
             is_best = False
 
-            with clock.paused():  # neither evaluating nor saving counts as training time
+            with clock.paused():  # training time excludes evaluations and checkpoints
                 if due(step, evaluation.eval_steps, last, evaluation.eval_on_start):
                     result = evaluator.loss("validation", micro_batch)
                     report.loss(step, "validation", result)
@@ -217,12 +231,11 @@ def train(
                     report.samples(step, evaluator.samples(), show=last)
                     budget.count(SAMPLES)
                 state.wall_seconds = budget.seconds
-                save = due(step, recipe.saving.save_steps, last) or step == checkpoints.keep_step(
-                    state
-                )
-                if (save and step > first_step) or (
-                    is_best and recipe.saving.load_best_model_at_end
-                ):
+                is_save_step = due(step, recipe.saving.save_steps, last)
+                is_save_step = is_save_step or step == checkpoints.keep_step(state)
+                saves_progress = is_save_step and step > first_step
+                saves_best = is_best and recipe.saving.load_best_model_at_end
+                if saves_progress or saves_best:
                     checkpoints.save(state)
                     loader.delete_consumed(checkpoints.oldest_step(state))
                     budget.count(CHECKPOINT)
@@ -230,7 +243,7 @@ def train(
                 stopping = stop.agreed()
                 break
 
-            # Either every process fails or none.
+            # All processes get the same answer.
             data_failure = loader.wait_for(step, stop)
             budget.start()
             if budget.is_limited:  # the main process decides
@@ -245,14 +258,14 @@ def train(
                 recipe, plan, device, lambda: checkpoints.save_alone(state)
             ):
                 for micro_step in range(plan.gradient_accumulation_steps):
-                    if (stopping := stop.agreed()) or data_failure:
-                        break  # the partial step is discarded: a resumed run repeats it bit for bit
+                    stopping = stop.agreed()
+                    if stopping or data_failure:
+                        break  # this step is discarded; a resumed run repeats it exactly
                     inputs_BT, targets_BT = loader.batch(step, micro_step)
                     seed_dropout(recipe.model, step, loader.number(micro_step))
-                    last_micro = micro_step + 1 == plan.gradient_accumulation_steps
-                    with sync_gradients(
-                        run.module, accelerator, enabled=last_micro or plan.exchange_each
-                    ):
+                    is_last_micro = micro_step + 1 == plan.gradient_accumulation_steps
+                    syncs = is_last_micro or plan.exchange_each
+                    with sync_gradients(run.module, accelerator, enabled=syncs):
                         losses = run.module(inputs_BT, targets_BT, with_cross_entropy=True)
                         accelerator.backward(losses.objective / plan.gradient_accumulation_steps)
                     means.add(losses)
@@ -282,16 +295,15 @@ def train(
             report.update(state, outcome, lr, device, is_due=is_due)
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows
                 report.last_update()
-                state.bad_in_a_row = (
-                    0  # a resumed run skips these batches and has three attempts of its own
-                )
+                # A resumed run continues after these batches and counts from 0.
+                state.bad_in_a_row = 0
                 checkpoints.save(state)
                 checkpoints.finish()
                 raise finish.diverged(
                     state.step, outcome.reason, BAD_UPDATES_IN_A_ROW, run.attention_kernel
                 )
             if planned:
-                checkpoints.save(state)  # a resumed run keeps this length
+                checkpoints.save(state)  # so that a resumed run keeps the planned length
 
         if state.step > first_step and (stopping or data_failure or is_out_of_time):
             state.wall_seconds = budget.seconds
@@ -301,7 +313,8 @@ def train(
         if stopping:
             assert stop.signal is not None  # agreed() sets it on every process
             log.info(
-                f"stopped by {stop.signal.name} after step {step}; the same command resumes from there"
+                f"stopped by {stop.signal.name} after step {step}; "
+                f"the same command resumes from there"
             )
             report.draw()
         elif is_out_of_time:
@@ -315,16 +328,19 @@ def train(
 
 
 def seed_dropout(model: keys.Model, step: int, micro_batch: int) -> None:
-    """Make the masks of dropout a function of the step, so that no generator's state needs to be saved.
+    """Seed the generator of the dropout masks from the position of the micro-batch.
+
+    The masks then depend on nothing else, so a checkpoint contains no state of a generator.
 
     Args:
-        micro_batch: number of the micro-batch in the step, over all processes.
+        model: the recipe's section. Without dropout nothing is seeded.
+        step: number of the step.
+        micro_batch: number of the micro-batch within the step, counted over all processes.
     """
     if model.resid_pdrop or model.embd_pdrop or model.attn_pdrop:
-        mixed = np.random.SeedSequence([model.seed, step, micro_batch]).generate_state(
-            1, np.uint64
-        )[0]
-        torch.manual_seed(int(mixed >> np.uint64(1)))
+        sequence = np.random.SeedSequence([model.seed, step, micro_batch])
+        (seed,) = sequence.generate_state(1, np.uint64)
+        torch.manual_seed(int(seed >> np.uint64(1)))  # torch's seeds have 63 bits
 
 
 if __name__ == "__main__":

@@ -174,62 +174,76 @@ def two_digits(number: float) -> str:
 
 
 def speed_in_words(known: gpus.Measurement, card: gpus.Gpu) -> str:
-    """Return a measured speed of one card, as a YAML's head gives it."""
-    size = f"micro-batch {known.micro_batch}, " if known.micro_batch else ""
-    return f"{size}{known.figure:,.0f} tokens/s, {run_estimate.mfu(card, known.figure):.0%} MFU ({known.source})"
+    """Return a measured speed of one GPU, as the header of a YAML states it."""
+    micro_batch = f"micro-batch {known.micro_batch}, " if known.micro_batch else ""
+    mfu = run_estimate.mfu(card, known.figure)
+    return f"{micro_batch}{known.figure:,.0f} tokens/s, {mfu:.0%} MFU ({known.source})"
 
 
 def preset(text: str, card: gpus.Gpu, count: int, stem: str) -> str:
-    """Return a card's YAML; of ``text``, the one that there is, the card's name in the first line stays."""
-    row, (name, precision) = (
-        estimated(card, count),
-        (re.match("# .*", text)[0].partition("):")[0], card.precision),
-    )
+    """Return the accelerate configuration file of a number of GPUs.
+
+    Args:
+        text: the present file. The name of the GPU in its first line is kept, and so are lines
+            that were written by hand: claims of others, and a command that installs packages.
+        card: the GPU.
+        count: the number of GPUs.
+        stem: the name of the file without its suffix.
+    """
     compiled = run_estimate.compiles(card.name)
-    lines = [f"{name}): {precision}, {'compiled' if compiled else 'not compiled'}."]
-    lines.append(
-        f"#   accelerate launch --config_file accelerate_configs/{stem}.yaml train.py --recipe recipes/gpt2_124m.yaml"
-    )
-    link = f", over {'NVLink' if card.link_gigabytes_per_second > 100 else 'PCIe'}" * (count > 1)
-    figures = f"micro-batch {row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])} tokens/s"
-    lines.append(
-        f"# estimated: {figures}, {100 * row['mfu']:.0f}% MFU{link}: GPT-2 124M (ursa_minor/preflight/estimate.py)"
-    )
-    if count == 1:
-        good, excellent = run_estimate.good_mfus(card)
-        others = speed_in_words(card.training, card) if card.training else "n/a, never measured"
-        lines += [f"# by others: {others}"]
-        lines += [
-            f"# by us: {speed_in_words(card.ours, card)}" if card.ours else "# by us: not measured"
-        ]
-        lines += [f"# MFU: good from {good:.0%}, excellent {excellent:.0%}"]
-    if card.advised:
-        lines.append(f"# often advised: micro-batch {card.advised}")
-    lines += [
-        line for line in text.splitlines() if "pip install" in line or line.startswith("# claimed")
+    title, _, _ = text.splitlines()[0].partition("):")
+    compilation = "compiled" if compiled else "not compiled"
+    lines = [
+        f"{title}): {card.precision}, {compilation}.",
+        f"#   accelerate launch --config_file accelerate_configs/{stem}.yaml \\",
+        "#     train.py --recipe recipes/gpt2_124m.yaml",
+        "# Training GPT-2 124M:",
+        *_figures_of(card, count),
     ]
-    several = count > 1
-    lines += ["compute_environment: LOCAL_MACHINE # not a cloud service"]
-    lines += [
-        "distributed_type: MULTI_GPU        # DDP: a process a card, gradients averaged"
-        if several
-        else 'distributed_type: "NO"             # one process'
-    ]
-    lines += [
-        f"num_processes: {count}                   # cards" if several else "num_processes: 1"
-    ]
-    why = (
-        "fp32 weights, bf16 matrix products"
-        if precision == "bf16"
-        else "no bf16 before Ampere; gradients are scaled"
-    )
-    lines += [f"mixed_precision: {precision}              # {why}"]
+    for line in text.splitlines():
+        if line.startswith("#   Claimed") or "pip install" in line:
+            lines.append(line)
+
+    lines.append("compute_environment: LOCAL_MACHINE # not a cloud service")
+    if count > 1:
+        lines.append("distributed_type: MULTI_GPU        # DDP: gradients are averaged")
+        lines.append(f"num_processes: {count}                   # one per GPU")
+    else:
+        lines.append('distributed_type: "NO"             # one process')
+        lines.append("num_processes: 1")
+    reason = "fp32 weights, bf16 matrix products"
+    if card.precision == "fp16":
+        reason = "no bf16 before Ampere; gradients are scaled"
+    lines.append(f"mixed_precision: {card.precision}              # {reason}")
     if compiled:
-        lines += ["dynamo_config:"]
-        lines += [
-            "  dynamo_backend: INDUCTOR         # torch.compile; the first step takes a minute or two longer"
-        ]
+        lines.append("dynamo_config:")
+        note = "torch.compile; the first update takes 1 to 2 minutes longer"
+        lines.append(f"  dynamo_backend: INDUCTOR         # {note}")
     return "\n".join([*lines, ""])
+
+
+def _figures_of(card: gpus.Gpu, count: int) -> list[str]:
+    """Return the lines of a header with speeds, and with good values of MFU for a single GPU."""
+    row = estimated(card, count)
+    micro_batch = row["per_device_train_batch_size"]
+    tokens_per_second = two_digits(row["tokens_per_second"])
+    speed = f"micro-batch {micro_batch}, {tokens_per_second} tokens/s, {row['mfu']:.0%} MFU"
+    if count > 1:
+        has_nvlink = card.link_gigabytes_per_second > 100
+        speed += f", over {'NVLink' if has_nvlink else 'PCIe'}"
+    lines = [f"#   Estimated: {speed} (ursa_minor/preflight/estimate.py)"]
+    if count == 1:
+        by_others = speed_in_words(card.training, card) if card.training else "not known"
+        by_us = speed_in_words(card.ours, card) if card.ours else "not yet"
+        good, excellent = run_estimate.good_mfus(card)
+        lines += [
+            f"#   Measured by others: {by_others}",
+            f"#   Measured by us: {by_us}",
+            f"#   MFU: {good:.0%} or more is good, {excellent:.0%} is excellent",
+        ]
+    if card.advised:
+        lines.append(f"#   Often recommended: micro-batch {card.advised}")
+    return lines
 
 
 def last_cells(card: gpus.Gpu, *, all_of_them: bool) -> str:

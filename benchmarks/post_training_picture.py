@@ -17,7 +17,7 @@ from ursa_minor.reporting.curves import BLUE, GREEN, VERMILLION, picture, series
 
 def draw(runs: list[dict], path: Path) -> None:
     """Draw the runs, each ``seed`` and ``metrics``."""
-    with picture(path, [4.0], "steps") as (axes,):
+    with picture(path, [4.0], ["steps"]) as (axes,):
         for run, color in zip(runs, (BLUE, VERMILLION, GREEN), strict=True):
             sampled, greedy = (
                 series(run["metrics"], f"{kind}/reward", "steps") for kind in ("train", "eval")

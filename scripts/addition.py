@@ -1,49 +1,72 @@
-"""Write generated addition into data/: a text to pre-train on, problems to improve by, and held-out ones.
+"""Write generated additions into data/: a text to pre-train on, prompts, and held-out prompts.
 
     python scripts/addition.py
 
-A tenth of the pairs of 0 to 99 is held out, in both orders: such a problem stands neither in the text nor among the
-prompts. The same files come every time.
+A tenth of the pairs of numbers from 0 to 99 is held out. A pair and its reverse are held out
+together, so neither is in the text or among the prompts. The files are the same each time.
 """
 
 import json
 import random
 import sys
+from collections.abc import Sequence
 from itertools import combinations_with_replacement
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path("data")
 LINES = 50_000  # of the text, drawn with replacement
 
 
-def problems() -> tuple[list[str], list[str]]:
-    """Return the prompts that may be learnt from and those held out, as ``12+34=``, each set in random order."""
+class Problems(NamedTuple):
+    """Prompts such as ``12+34=``, in random order."""
+
+    training: list[str]
+    held_out: list[str]
+
+
+def problems() -> Problems:
+    """Return the prompts to train on and those that are held out."""
     pairs = list(combinations_with_replacement(range(100), 2))
     random.Random(0).shuffle(pairs)
-    held_out = set(pairs[: len(pairs) // 10])
-    both = [(a, b) for a in range(100) for b in range(100)]
-    random.Random(1).shuffle(both)
-    prompts = {f"{a}+{b}=": (min(a, b), max(a, b)) in held_out for a, b in both}
-    learnt = [prompt for prompt, is_held_out in prompts.items() if not is_held_out]
-    held_out_prompts = [prompt for prompt, is_held_out in prompts.items() if is_held_out]
-    return learnt, held_out_prompts
+    held_out_pairs = set(pairs[: len(pairs) // 10])
+
+    ordered_pairs = []
+    for first in range(100):
+        ordered_pairs += [(first, second) for second in range(100)]
+    random.Random(1).shuffle(ordered_pairs)
+
+    result = Problems([], [])
+    for first, second in ordered_pairs:
+        is_held_out = (min(first, second), max(first, second)) in held_out_pairs
+        prompts = result.held_out if is_held_out else result.training
+        prompts.append(f"{first}+{second}=")
+    return result
+
+
+def solve(prompt: str) -> int:
+    """Return the sum that a prompt asks for."""
+    first, second = prompt.removesuffix("=").split("+")
+    return int(first) + int(second)
+
+
+def write_lines(name: str, lines: Sequence[str]) -> None:
+    """Write a file into the data folder, and print its number of lines."""
+    path = FOLDER / name
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    print(f"{path}: {len(lines):,} lines")
 
 
 def main() -> int:
-    """Write the three files; print what they hold."""
-    learnt, held_out = problems()
-    draw = random.Random(2)
-    lines = (draw.choice(learnt) for _ in range(LINES))
-    text = "".join(f"{prompt}{sum(map(int, prompt[:-1].split('+')))}\n" for prompt in lines)
-    rows = (
-        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-        for prompts in (learnt, held_out)
-    )
-    names = ("addition.txt", "addition_prompts.jsonl", "addition_held_out.jsonl")
+    """Write the three files."""
+    training, held_out = problems()
+    generator = random.Random(2)
+    text_prompts = [generator.choice(training) for _ in range(LINES)]
     FOLDER.mkdir(exist_ok=True)
-    for name, content in zip(names, (text, *rows), strict=True):
-        (FOLDER / name).write_text(content, encoding="utf-8")
-        print(f"{FOLDER / name}: {content.count(chr(10)):,} lines")
+    write_lines("addition.txt", [f"{prompt}{solve(prompt)}" for prompt in text_prompts])
+    for name, prompts in (("prompts", training), ("held_out", held_out)):
+        rows = [json.dumps({"prompt": prompt}) for prompt in prompts]
+        write_lines(f"addition_{name}.jsonl", rows)
     return 0
 
 

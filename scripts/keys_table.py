@@ -1,6 +1,7 @@
 """Write the tables of docs/knobs.md from ursa_minor/recipe/keys.py.
 
-Each table has the keys of one section of a recipe: default, purpose, when the key has an effect, and what overrides it.
+Each table lists the keys of one section of a recipe. For each key it states the default, the
+purpose, the conditions under which it has an effect, and what overrides it.
 
     python scripts/keys_table.py
 """
@@ -39,8 +40,8 @@ def row(field: dataclasses.Field) -> str:
     metadata = field.metadata
     default = ""
     if field.default is not keys.ABSENT:
-        default = " " + json.dumps(field.default).strip('"')  # as a recipe states it
-    may_change = "°" if metadata["kind"] == "run" else ""
+        default = " " + json.dumps(field.default).strip('"')  # as it is written in a recipe
+    may_change = "°" if metadata["kind"] == "runtime" else ""
     purpose = metadata["help"].replace("|", "\\|")
     conditions = " and ".join(condition.describe() for condition in metadata["effect"])
     overrides = ", ".join(overridden_by(field.name))

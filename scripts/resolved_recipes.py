@@ -1,4 +1,4 @@
-"""Write every recipe, resolved to all of its keys, into one golden file, so that a changed default cannot go unnoticed.
+"""Write all recipes with all of their keys to a golden file, which makes a changed default visible.
 
     python scripts/resolved_recipes.py
 

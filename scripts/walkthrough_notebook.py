@@ -1,6 +1,8 @@
-"""Write notebooks/walkthrough.ipynb from docs/walkthrough.md: its text, and its code without what it prints.
+"""Write notebooks/walkthrough.ipynb from the text and the code of docs/walkthrough.md.
 
-python scripts/walkthrough_notebook.py
+    python scripts/walkthrough_notebook.py
+
+The output that the page shows below its code is left out: the notebook prints its own.
 """
 
 import json
@@ -8,42 +10,51 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, NOTEBOOK = ROOT / "docs" / "walkthrough.md", ROOT / "notebooks" / "walkthrough.ipynb"
-BEGIN = 'from pathlib import Path\n\nif Path("../train.py").exists():\n    %cd -q ..'
-LINK = re.compile(r"\]\((?!https?:)([^)]+)\)")
-STEP = re.compile(r"```python\n(.*?)\n```\n+(?:    [^\n]*\n)*", re.DOTALL)
+PAGE = ROOT / "docs" / "walkthrough.md"
+NOTEBOOK = ROOT / "notebooks" / "walkthrough.ipynb"
+# The first cell changes to the root of the repository.
+FIRST_CODE = 'from pathlib import Path\n\nif Path("../train.py").exists():\n    %cd -q ..'
+RELATIVE_LINK = re.compile(r"\]\((?!https?:)([^)]+)\)")
+# A block of code, and the indented lines of its output.
+CODE_BLOCK = re.compile(r"```python\n(.*?)\n```\n+(?:    [^\n]*\n)*", re.DOTALL)
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 
 
 def notebook() -> str:
     """Return the notebook as JSON."""
-    title, *parts = STEP.split(LINK.sub(r"](../docs/\1)", PAGE.read_text(encoding="utf-8")))
-    cells = [("markdown", title), ("code", BEGIN)]
-    cells += [
-        ("code" if number % 2 == 0 else "markdown", part) for number, part in enumerate(parts)
-    ]
-    made = [
-        cell(number, kind, text.strip("\n"))
-        for number, (kind, text) in enumerate(cells)
-        if text.strip()
-    ]
-    about = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    about |= {"language_info": {"name": "python"}}
-    return (
-        json.dumps({"cells": made, "metadata": about, "nbformat": 4, "nbformat_minor": 5}, indent=1)
-        + "\n"
-    )
+    page = PAGE.read_text(encoding="utf-8")
+    page = RELATIVE_LINK.sub(r"](../docs/\1)", page)
+    # The pattern has one group, so text and code alternate.
+    title, *parts = CODE_BLOCK.split(page)
+    contents = [("markdown", title), ("code", FIRST_CODE)]
+    for number, part in enumerate(parts):
+        kind = "code" if number % 2 == 0 else "markdown"
+        contents.append((kind, part))
+    cells = []
+    for number, (kind, text) in enumerate(contents):
+        if text.strip():
+            cells.append(cell(number, kind, text.strip("\n")))
+    document = {"cells": cells, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(document, indent=1) + "\n"
 
 
 def cell(number: int, kind: str, text: str) -> dict:
-    """Return a cell, empty of outputs."""
-    more = {"execution_count": None, "outputs": []} if kind == "code" else {}
-    return {
-        "cell_type": kind,
-        "id": f"cell-{number}",
-        "metadata": {},
-        **more,
-        "source": text.splitlines(keepends=True),
-    }
+    """Return a cell without outputs.
+
+    Args:
+        number: unique in the notebook.
+        kind: code or markdown.
+        text: its source.
+    """
+    contents = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}
+    if kind == "code":
+        contents["execution_count"] = None
+        contents["outputs"] = []
+    contents["source"] = text.splitlines(keepends=True)
+    return contents
 
 
 if __name__ == "__main__":

@@ -268,14 +268,16 @@ def test_a_folder_that_cannot_be_used_is_known_before_it_is_made(tmp_path, monke
     }
     for name, problem in (places | dict.fromkeys(("new/x", ".", "link/new"))).items():
         for place in (Path(name), tmp_path / name):
-            why = files.unusable(place)
+            why = files.find_folder_problem(place)
             assert (
                 f"{problem} is not a folder that this user may write to" in why
                 if problem
                 else why is None
             ), name
     monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path / "link")
-    assert files.unusable(tmp_path / "link" / "x").startswith(f"{tmp_path / 'link'} is not a")
+    assert files.find_folder_problem(tmp_path / "link" / "x").startswith(
+        f"{tmp_path / 'link'} is not a"
+    )
     assert not (tmp_path / "new").exists()
 
 

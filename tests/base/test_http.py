@@ -33,7 +33,7 @@ def test_an_answer_that_trickles_fails_and_one_that_is_read_slowly_does_not(cloc
             clock.sleep(seconds)
             yield each
 
-    with pytest.raises(TimeoutError, match="fewer than 65,536 bytes came in 60 seconds"):
+    with pytest.raises(TimeoutError, match="fewer than 65,536 bytes in 60 seconds"):
         list(raise_if_stalled(sent(b"x", 9, 10**6)))
     assert clock.now == 63
     whole = list(

@@ -17,8 +17,8 @@ from ursa_minor.base.signals import SIGNALS, ignore_warnings
 from ursa_minor.base.stopping import (
     LAUNCHED,
     StopRequest,
+    default_signal_actions,
     end_with_launcher,
-    ending_at_once,
     raise_on_lost_peer,
 )
 
@@ -81,7 +81,7 @@ def test_signal_ends_the_process_before_training(name):
             resource.RLIMIT_CORE, (0, 0)
         )  # the default action of SIGXCPU writes a core file
         StopRequest()
-        with ending_at_once():
+        with default_signal_actions():
             os.kill(os.getpid(), number)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number

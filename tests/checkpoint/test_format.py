@@ -100,7 +100,7 @@ def save(folder: Path, *steps: int, keep: int = 0, pair=None, **state) -> Path:
 
 
 def load(path: Path, model, optimizer, name: str = "adamw") -> None:
-    checkpoint.load(path, model, optimizer, optimizers.OPTIMIZERS[name].keeps)
+    checkpoint.load(path, model, optimizer, optimizers.OPTIMIZERS[name].state_tensors)
 
 
 def moments(model, optimizer) -> dict:
@@ -209,7 +209,7 @@ def test_newest_that_verifies_is_taken_others_are_named_and_strangers_are_ignore
     assert [line.split("/")[-1] for line in skipped] == lines
     good.rename(tmp_path / "step-00000005")
     assert "step 1" in checkpoint.find_problem(tmp_path / "step-00000005")
-    with pytest.raises(BadInput, match="no checkpoint verifies"):
+    with pytest.raises(BadInput, match="no checkpoint is intact"):
         checkpoint.find_newest(tmp_path)
 
 
@@ -278,7 +278,7 @@ def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
         checkpoint.find_newest(mine, tmp_path / "theirs" / "step-00000003")
     other = save(tmp_path / "theirs", 5)
     with pytest.raises(
-        BadInput, match="mine holds checkpoints of another beginning; give another --run_name"
+        BadInput, match="mine contains checkpoints of a run that did not start .* --run_name"
     ):
         checkpoint.find_newest(mine, other)
     assert checkpoint.find_newest(mine, first) == (first, ANY)  # it goes back
@@ -296,7 +296,7 @@ def test_origin_is_known_from_any_path_and_states_none(tmp_path, monkeypatch):
     other = save(tmp_path / "other", 4)
     with (
         monkeypatch.context() as patch,
-        pytest.raises(BadInput, match="checkpoints of another beginning"),
+        pytest.raises(BadInput, match="checkpoints of a run that did not start"),
     ):
         patch.setattr(checkpoint, "_hash_of_weights", lambda path: "0" * 64)
         checkpoint.find_newest(tmp_path / "mine", other)
@@ -412,7 +412,7 @@ def test_path_without_a_checkpoint_is_explained(tmp_path, monkeypatch, name, mes
     (line,) = caught.value.lines
     assert line.startswith(f"resume_from_checkpoint = {name}: {message}")
     near = "; did you mean checkpoints/step-00000002?" if "00000003" in name else ""
-    assert line.endswith(f"give auto, none or a sound step-XXXXXXXX folder{near}")
+    assert line.endswith(f"give auto, none or an intact step-XXXXXXXX folder{near}")
 
 
 WEIGHT, MOMENT = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.weight/exp_avg"
@@ -426,7 +426,7 @@ WEIGHT, MOMENT = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.we
             lambda t: t | {WEIGHT: t[WEIGHT].T.contiguous()},
             f"{WEIGHT} is (64, 16) torch.float32",
         ),
-        (checkpoint.MODEL, lambda t: {}, " is not there"),
+        (checkpoint.MODEL, lambda t: {}, " is missing"),
         (
             checkpoint.OPTIMIZER,
             lambda t: t | {MOMENT: t[MOMENT].half()},

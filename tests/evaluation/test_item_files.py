@@ -145,7 +145,7 @@ def test_published_tsv_is_read_as_the_datasets_library_reads_it(tmp_path, monkey
         ("sen\twrong_sen\na\tb\tc\n", "row 1 has 3 fields and the header has 2"),
         ("sen\twrong_sen\na\tb\na\n", "row 2 has 1 fields and the header has 2"),
         ("sen\tsen\na\tb\n", "two columns of the header have the same name"),
-        ("good\tbad\na\tb\n", "row 1: has no sen, wrong_sen; .* this row has good, bad"),
+        ("good\tbad\na\tb\n", "row 1: the row has no sen, wrong_sen.* this row has good, bad"),
     ],
 )
 def test_malformed_tsv_is_an_error_that_names_the_row(text, message, tmp_path):
@@ -252,11 +252,11 @@ def test_a_file_that_the_command_would_write_is_never_an_existing_one(tmp_path):
         ("items.parquet", lambda path: path.write_text(LINES), "cannot be read: .*[Pp]arquet"),
         ("folder", lambda path: path.mkdir(), "cannot be read: Is a directory"),
         ("none.jsonl", lambda path: None, "cannot be read: No such file"),
-        ("empty.jsonl", lambda path: path.touch(), "holds no MultiBLiMP hin item"),
+        ("empty.jsonl", lambda path: path.touch(), "no MultiBLiMP hin items found"),
         (
             "empty.tsv",
             lambda path: path.write_text("sen\twrong_sen\n"),
-            "holds no MultiBLiMP hin item",
+            "no MultiBLiMP hin items found",
         ),
     ],
 )

@@ -222,21 +222,21 @@ ROWS = {
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("arc_easy", {"answerKey": "B"}, "answerKey = 'B': must be A or C"),
+        ("arc_easy", {"answerKey": "B"}, "answerKey must be A or C, not 'B'"),
         (
             "piqa",
             {"label": -1},
-            "label = -1: must be 0 or 1; a test split without answers cannot be scored",
+            "label must be 0 or 1, not -1. A test split without answers cannot be scored",
         ),
         ("winogrande", {"sentence": "none"}, "sentence has no blank, _"),
         ("lambada_openai", {"text": "ends in space "}, "text ends in white space"),
         (
             "blimp",
             {"sentence_good": "a"},
-            "has no sentence_bad; an item of BLiMP has sentence_good, sentence_bad",
+            "has no sentence_bad. An item of BLiMP has sentence_good, sentence_bad",
         ),
-        ("hellaswag", {"label": ""}, "label = '': must be 0, 1, 2 or 3; a test split"),
-        ("hellaswag", {"endings": ["a", "b", "c"]}, "endings has 3 texts: must have 4"),
+        ("hellaswag", {"label": ""}, "label must be 0, 1, 2 or 3, not ''. A test split"),
+        ("hellaswag", {"endings": ["a", "b", "c"]}, "endings must have 4 texts, not 3"),
     ],
 )
 def test_a_row_that_is_no_item_is_refused_with_file_line_and_rule(tmp_path, name, change, words):
@@ -254,7 +254,7 @@ def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_
     first = task_data.read(task_data.all_tasks()["blimp"], limit=10)
     assert len({item.where.rpartition("/")[0] for item in first}) == 10, "the first ones are of all"
     next((tmp_path / "datasets/nyu-mll/blimp").glob("*/*.parquet")).unlink()
-    wanted = r"blimp \(nyu-mll/blimp of the Hub\) cannot .* hf download nyu-mll/blimp --include"
+    wanted = r"blimp \(nyu-mll/blimp on the Hub\) cannot .*hf download nyu-mll/blimp --include"
     with pytest.raises(BadInput, match=wanted):
         task_data.read(task_data.all_tasks()["blimp"])
 
@@ -288,7 +288,7 @@ def test_task_is_fetched_again_after_a_passing_error(hub, waits, caplog, request
     assert [path.name for path in paths] == ["lambada_test_en.jsonl"]
     assert commit == task.revision
     assert waits == [1]
-    assert f"HTTP status {status}; asked again in 1 s" in caplog.text
+    assert f"HTTP status {status}; retrying in 1 s" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(w
         in done.stderr
     )
     assert (
-        "or give items of your own, with goal, sol1, sol2, label: --task_files piqa=FILE"
+        "or give your own items with the fields goal, sol1, sol2, label: --task_files piqa=FILE"
         in done.stderr
     )
     for name, row in OWN.items():
@@ -347,7 +347,7 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(w
         f"{name}.jsonl" for name in OWN
     ]
     assert "WinoGrande, 1 item of winogrande.jsonl" in done.stderr
-    with pytest.raises(BadInput, match="--task_files piqa=winogrande.jsonl: must be NAME=FILE"):
+    with pytest.raises(BadInput, match="--task_files piqa=winogrande.jsonl: must be NAME=PATH"):
         eval_tasks.parse(["--model", "runs/offline", *own, "piqa=winogrande.jsonl"])
 
 

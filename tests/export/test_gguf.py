@@ -79,7 +79,7 @@ def made(folder, kind="gpt2", split="qwen35", precision="f32", talks=False):
         weight.data.mul_(4.0 if weight.dim() > 1 else 1.0).add_(0.1 * torch.randn_like(weight))
     if talks:
         chat.add_chat(model, tokenizer)
-    gguf_export.refuse(model, tokenizer)
+    gguf_export.check_supported(model, tokenizer)
     stock = stock_export.to_transformers(model, tokenizer, trim_vocab=True)
     stock_export.save(stock, folder, tokenizer)
     gguf_export.write(stock, tokenizer, folder, "mine", precision)
@@ -177,7 +177,7 @@ def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
         ("qwen2", split_points.QWEN2, {}),
         ("llama-bpe", split_points.LLAMA3, {"ignore_merges": True}),
     ):
-        gguf_export.refuse(model, with_split(regex, **options))
+        gguf_export.check_supported(model, with_split(regex, **options))
         assert gguf_export.SPLITS[regex][0] == name
     lowered = tokenization.train_bpe(TEXTS, 400)
     lowered.backend_tokenizer.normalizer = normalizers.Lowercase()
@@ -188,20 +188,25 @@ def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
         lowered,
     ]
     for tokenizer in (*others, tokenization.make_characters(TEXTS)):
-        with pytest.raises(BadInput, match="no name for how this tokenizer splits"):
-            gguf_export.refuse(model, tokenizer)
+        with pytest.raises(BadInput, match="does not know how this tokenizer splits"):
+            gguf_export.check_supported(model, tokenizer)
     scaled = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
     for config, words in [
-        (GPT2Config(activation_function="relu"), "activation_function = relu: must be gelu_new, "),
+        (
+            GPT2Config(activation_function="relu"),
+            "activation_function = relu, but llama.cpp supports only gelu_new, ",
+        ),
         (
             GPT2Config(scale_attn_by_inverse_layer_idx=True),
-            "scale_attn_by_inverse_layer_idx = True: must be False",
+            "scale_attn_by_inverse_layer_idx = True, but .* only False",
         ),
-        (LlamaConfig(rope_parameters=scaled), "rope_type = linear: must be default"),
-        (BloomConfig(), "model_type = bloom: must be gpt2 or llama"),
+        (LlamaConfig(rope_parameters=scaled), "rope_type = linear, but .* only default"),
+        (BloomConfig(), "model_type = bloom, but .* only gpt2 or llama"),
     ]:
-        with pytest.raises(BadInput, match=f"--gguf: the model's {words}"):
-            gguf_export.refuse(SimpleNamespace(config=config), tokenization.train_bpe(TEXTS, 400))
+        with pytest.raises(BadInput, match=f"--gguf: the model has {words}"):
+            gguf_export.check_supported(
+                SimpleNamespace(config=config), tokenization.train_bpe(TEXTS, 400)
+            )
 
 
 class LlamaCpp:

@@ -44,7 +44,7 @@ def test_token_is_in_no_file_no_message_and_no_request_but_its_header_and_the_te
 
 
 def test_client_has_time_outs_also_where_it_asks_for_none(server, monkeypatch):
-    monkeypatch.setitem(client.TIMEOUT_SECONDS, "read", 0.1)
+    monkeypatch.setitem(client.TIMEOUTS, "read", 0.1)
     client.bound_client()
     server.make(ID, private=False)
     server.problems = [Fault("whoami|tree|info", 1000, "hang")]

@@ -107,12 +107,12 @@ def test_metadata_loads_without_a_warning_and_says_what_the_hub_reads(caplog):
 
 def test_the_architecture_is_the_model_s_and_a_model_that_was_trained_on_names_its_base(tmp_path):
     for model_type, words in {"gpt2": "GPT-2", "llama": "Llama-type", "qwen2": "qwen2"}.items():
-        assert f"A {words} language model of 124.5M parameters, pre-trained from scratch" in make(
+        assert f"A {words} language model with 124.5M parameters, pre-trained from scratch" in make(
             model_type=model_type
         )
     text = make(recipe=RECIPE | {"init_from": "openai-community/gpt2"})
     assert (
-        "trained on from openai-community/gpt2" in text
+        "initialized from openai-community/gpt2 and trained" in text
         and ModelCard(text).data.base_model == "openai-community/gpt2"
     )
     assert ModelCard(make(recipe=RECIPE | {"init_from": str(tmp_path)})).data.base_model is None
@@ -160,7 +160,7 @@ def test_metadata_have_scores_of_all_public_items_only(items):
     text = make([*UPDATES, VALIDATED, SCORED | {"step": 90}, row | {"hellaswag/items": items}])
     assert {one[0] for one in results(text)} == {"text"} and TASK.dataset[0] not in text
     assert (
-        f"{items:,} items, not those of the complete data set"
+        f"{items:,} items, not the complete data set"
         in figures(text)["HellaSwag acc (lm-evaluation-harness), %"]
     )
 
@@ -205,13 +205,13 @@ def test_evaluation_replaces_the_score_of_training(name):
 def test_base_model_is_the_id_without_revision():
     text = make(recipe=RECIPE | {"init_from": "me/base@step-00000010"})
     assert ModelCard(text).data.base_model == "me/base"
-    assert "trained on from me/base@step-00000010" in text
+    assert "initialized from me/base@step-00000010 and trained" in text
 
 
 def test_the_figures_of_a_best_model_are_those_of_its_step_and_the_test_splits():
     best = VALIDATED | {"step": 60, "eval/loss": 2.5}
     card = make([*UPDATES, best, VALIDATED, SCORED, {"step": 100, "test/loss": 2.75}], best_step=60)
-    assert "The weights are those of step 60, whose validation loss is the lowest." in card
+    assert "The weights are those of step 60, which had the lowest validation loss." in card
     wanted = {"validation loss, nats per token": "2.5000", "test loss, nats per token": "2.7500"}
     assert figures(card) == LOSSES | wanted
     assert (
@@ -239,16 +239,13 @@ def test_no_figure_where_there_is_no_row():
 
 def test_figures_of_training_are_the_runs():
     text = make()
-    assert "| compute | 8.55e+13 FLOP, computed: 855.0 MFLOP a token" in text
-    assert "| training time | 1:00:00 (h:mm:ss), evaluating" in text and "kWh" not in text
-    assert "| speed | 55,000 tokens/s, the median of 10 readings |" in text
+    assert "| compute | 8.55e+13 FLOP, calculated from 855.0 MFLOP per token" in text
+    assert "| training time | 1:00:00 (h:mm:ss), excluding evaluation" in text and "kWh" not in text
+    assert "| speed | 55,000 tokens/s (median of 10 logged values) |" in text
     steady = make([row | {"gpu/watts": 500.0} for row in UPDATES], num_processes=4)
-    assert (
-        "| energy | 2 kWh, the cards alone: the mean power of one (NVML) over that time, times 4 |"
-        in steady
-    )
+    assert "| energy | 2 kWh, GPUs only (mean power" in steady and "x training time x 4)" in steady
     assert "| hardware | NVIDIA A100 |" in text and "| precision | bf16 |" in text
-    assert "50,304 rows, of which the tokenizer has 50,257" in text and "padding" not in make(
+    assert "50,304 rows for the 50,257 tokens" in text and "padding" not in make(
         tokenizer_size=50304
     )
 
@@ -267,7 +264,7 @@ def test_only_ids_of_the_hub_are_data_sets_of_the_metadata():
         ({"sources": mixture}, ["a/b", "c"]),
     ]:
         assert ModelCard(make(recipe=RECIPE | change)).data.datasets == expected, change
-    assert "files of its author's" in make(recipe=RECIPE | {"sources": mixture})
+    assert "the author's own files" in make(recipe=RECIPE | {"sources": mixture})
 
 
 def test_the_command_can_be_pasted_back():
@@ -283,7 +280,7 @@ def test_the_command_can_be_pasted_back():
     text = make(command=words)
     (block,) = re.findall(r"\n(````+)sh\n(.*?)\n\1\n", text, re.DOTALL)
     assert shlex.split(block[1]) == words
-    assert ModelCard(text).data.license == "mit" and text.count("\n## Limits") == 1
+    assert ModelCard(text).data.license == "mit" and text.count("\n## Limitations") == 1
 
 
 def test_no_name_breaks_the_card():

@@ -34,7 +34,7 @@ def test_staged_pushes_are_sent_oldest_step_first(server, pending, caplog):
     assert_arrived(server, pending, 5, 9, 100)
     assert server.repositories[ID].private and server.count("repos/create") == 1
     assert server.count("POST .*/commit/") == 3
-    assert caplog.messages[0] == f"hub: {tag(5)} is on the Hub: {ID}@{tag(5)}"
+    assert caplog.messages[0] == f"hub      {tag(5)} is on the Hub: {ID}@{tag(5)}"
 
 
 def test_public_repository_stays_public(server, pending):
@@ -236,10 +236,9 @@ def test_unreachable_hub_is_tried_until_the_deadline(server, pending, clock, mon
     assert clock.waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert 14 * 60 < sum(clock.waits) <= 15 * 60
     (message,) = caplog.messages
-    assert message.startswith(f"hub: {tag(1)} is not on the Hub: ConnectError")
-    assert message.endswith(
-        f"waits in {pending}; to send it later: python train.py --push_pending {pending.parent}"
-    )
+    assert message.startswith(f"hub      {tag(1)} is not on the Hub: ConnectError")
+    assert f"It is kept in {pending}. " in message
+    assert message.endswith(f"python train.py --push_pending {pending.parent}")
 
 
 def test_statuses_that_may_pass_are_retried(server, pending, clock):
@@ -329,7 +328,7 @@ def test_retry_after_is_respected(server, pending, clock):
 
 def test_second_sender_ends_with_status_4(server, pending):
     stage(pending, 1)
-    busy = pytest.raises(BadInput, match=f"process {os.getpid()} is sending it")
+    busy = pytest.raises(BadInput, match=f"process {os.getpid()} is sending these")
     with files.locked(pending / ".lock", "busy"), busy as caught:
         push.push_pending(pending)
     assert caught.value.status == 4
@@ -340,7 +339,7 @@ def test_files_that_gitignore_excludes_are_named(server, pending, caplog):
     stage(pending, 1)
     server.ignored = r".*\.safetensors"
     assert push.push_pending(pending) == 1
-    assert "me/run ignores last-checkpoint/model.safetensors, " in caplog.messages[-1]
+    assert "me/run excludes last-checkpoint/model.safetensors, " in caplog.messages[-1]
     assert ".gitignore" in caplog.messages[-1]
     assert not server.tags(ID)
     server.ignored = None
@@ -414,7 +413,7 @@ def test_damaged_card_is_left_alone_and_the_rest_is_pushed(server, pending, capl
     assert server.files(ID, tag(2))["metrics.jsonl"] == content(2)["metrics.jsonl"]
     (message,) = warnings_in(caplog)
     assert (
-        message.startswith(f"hub: {tag(2)} leaves README.md of {ID} as it is: ")
+        message.startswith(f"hub      {tag(2)}: README.md of {ID} was left unchanged: ")
         and words in message
     )
 
@@ -487,7 +486,7 @@ def test_check_makes_nothing_finds_the_owner_and_refuses_a_license_that_the_hub_
         Fault("validate-yaml", 1, status=400, message='"license" must be one of [mit, ...]')
     ]
     assert re.match(
-        "license, language, tags: the Hub refuses them.*must be one of",
+        "license, language, tags: the Hub refuses these values.*must be one of",
         refusal(card="---\nlicense: MTI\n---\n"),
     )
     assert not server.repositories
@@ -506,7 +505,9 @@ def test_check_refuses_a_malformed_id_no_login_and_a_token_or_owner_that_may_not
         assert re.match("hub_model_id = .*Give NAME or OWNER/NAME", refusal(name))
     with monkeypatch.context() as patched:
         patched.delenv("HF_TOKEN")
-        assert re.match("push_to_hub = true: no login.*hf auth login, or set HF_TOKEN", refusal())
+        assert re.match(
+            "push_to_hub = true: you are not logged in.*hf auth login, or set HF_TOKEN", refusal()
+        )
     assert not server.requests
     server.problems = [Fault("whoami", status=401)]
     assert re.match("hub_model_id = run: HTTP status 401.*hf auth login", refusal())
@@ -515,7 +516,9 @@ def test_check_refuses_a_malformed_id_no_login_and_a_token_or_owner_that_may_not
         {"name": "writers", "roleInOrg": "write"},
     ]
     for owner in ("them", "readers"):
-        assert f"hub_model_id = {owner}/run: me may not create it" in refusal(f"{owner}/run")
+        assert f"hub_model_id = {owner}/run: me may not create this repository" in refusal(
+            f"{owner}/run"
+        )
     assert check("writers/run")[0] == "writers/run"
     server.make("them/run", private=False)
     server.read_only.add("them/run")
@@ -524,8 +527,8 @@ def test_check_refuses_a_malformed_id_no_login_and_a_token_or_owner_that_may_not
     )
     for token in ({"role": "read"}, scope("me", "repo.content.read"), scope("you", "repo.write")):
         server.login["auth"]["accessToken"] = token
-        assert "make a fine-grained one that may write to me's repositories" in refusal()
-        assert ("the token may only read" in refusal()) == (token == {"role": "read"})
+        assert "create a fine-grained token that may write to me's repositories" in refusal()
+        assert ("the token is read-only" in refusal()) == (token == {"role": "read"})
 
 
 def test_check_refuses_another_runs_repository_only_to_a_new_run_and_names_a_public_one(
@@ -533,7 +536,7 @@ def test_check_refuses_another_runs_repository_only_to_a_new_run_and_names_a_pub
 ):
     stage(pending, 5, 12)
     push.push_pending(pending)
-    assert re.search("holds another run's step-00000012.*another hub_model_id", refusal())
+    assert re.search("contains step-00000012 of another run.*another hub_model_id", refusal())
     assert check(fresh=False) == (ID, "")
     server.repositories[ID].private = False
     assert "is public" in check(fresh=False)[1] and not check(fresh=False, private=False)[1]

@@ -51,7 +51,7 @@ def test_newer_push_replaces_the_waiting_one(hanging, pusher, pending, tmp_path,
         submit(pusher, tmp_path, step)
         wait_for_upload(hanging)
     assert waiting(pending) == [tag(1), tag(3)]
-    assert f"hub: {tag(2)} was not sent in time; {tag(3)} replaces it" in caplog.messages
+    assert f"hub      {tag(2)} was replaced by {tag(3)} before it was sent" in caplog.messages
     hanging.ending.set()
     assert pusher.wait(20) == 0
     assert_arrived(hanging, pending, 1, 3)
@@ -137,7 +137,7 @@ def test_hub_that_is_back_gets_what_is_staged(
     submit(pusher, tmp_path, 2)
     assert pusher.wait(20) == 0
     assert caplog.messages[0].startswith(
-        f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected."
+        f"hub      {tag(1)} is not on the Hub: HTTP status 503: injected."
     )
     assert_arrived(server, pending, 1, 2)
 

@@ -86,41 +86,41 @@ def test_the_compile_mode_is_the_one_asked_for_else_the_yamls(made):
             CPU,
             {},
             "max-autotune",
-            "compile_mode = max-autotune: has no effect with dynamo_backend: NO on CPU",
+            "compile_mode = max-autotune has no effect with dynamo_backend: NO on CPU",
         ),
-        (A6000, LAUNCHED, "reduce-overhead", "it needs INDUCTOR"),
-        (CPU, YAML, "reduce-overhead", "CUDA graphs, an NVIDIA card. Use --compile_mode default"),
+        (A6000, LAUNCHED, "reduce-overhead", "It needs INDUCTOR"),
+        (CPU, YAML, "reduce-overhead", "an NVIDIA GPU. Use --compile_mode default"),
         (
             CPU,
             LAUNCHED,
             "default",
-            "mixed_precision: bf16: the accelerate YAML is for a GPU, and PyTorch sees none",
+            "mixed_precision: bf16: the accelerate YAML is for a GPU, but PyTorch sees none",
         ),
         (CPU, FP16, "default", "--config_file accelerate_configs/cpu.yaml"),
-        (T4, LAUNCHED, "default", "Tesla T4 has no bf16; write mixed_precision: fp16"),
+        (T4, LAUNCHED, "default", "Tesla T4 does not support bf16. Write mixed_precision: fp16"),
         (
             A6000,
             {"ACCELERATE_MIXED_PRECISION": "fp8"},
             "default",
-            "says why); write mixed_precision: bf16",
+            "fp8 is not supported",
         ),
-        (P4000, YAML, "default", "too old for its compiler"),
-        (dataclasses.replace(A6000, compiler=False), YAML, "default", "pip install triton"),
+        (P4000, YAML, "default", "Quadro P4000 is too old for Triton"),
+        (dataclasses.replace(A6000, has_triton=False), YAML, "default", "pip install triton"),
         (
             A6000,
             LAUNCHED | {"LOCAL_WORLD_SIZE": "4"},
             "default",
-            "sees 2 cards on this machine; write num_processes: 2",
+            "sees 2 GPUs on this machine. Write num_processes: 2",
         ),
         (A6000, {"ACCELERATE_USE_DEEPSPEED": "true"}, "default", "zero1_x8.yaml"),
         (A6000, SHARDED | {"FSDP_VERSION": "1"}, "default", "fsdp_version: 2"),
-        (CPU, SHARDED, "default", "needs NVIDIA cards"),
-        (T4, SHARDED, "default", "fp16 scaler is not supported"),
+        (CPU, SHARDED, "default", "needs NVIDIA GPUs"),
+        (T4, SHARDED, "default", "fp16 gradient scaler is not supported"),
         (
             A6000,
             {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
             "default",
-            "steps is derived here",
+            "steps is computed from tokens_per_step",
         ),
     ],
 )
@@ -158,8 +158,8 @@ def test_all_faults_are_listed_at_once_and_stop_the_accelerator(made):
         made(T4, keys.Machine(tf32=True), **LAUNCHED, ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4")
     assert len(caught.value.lines) == 3
     assert (
-        "tf32 = true: Tesla T4 has no TF32 (Ampere and later have); use --tf32 auto"
-        in caught.value.lines
+        "tf32 = true: Tesla T4 does not support TF32, which GPUs have from Ampere on. "
+        "Use --tf32 auto" in caught.value.lines
     )
 
 
@@ -225,7 +225,7 @@ def test_processes_that_are_started_anew_meet_by_a_name_that_those_before_them_d
 
 
 @pytest.mark.parametrize(
-    "ranks, words", [([0], r"2 processes did not come within 0.3 s"), ([1], "another process of")]
+    "ranks, words", [([0], r"2 processes did not start within 0.3 s"), ([1], "another process of")]
 )
 def test_a_process_that_does_not_come_is_waited_for_as_long_as_ddp_timeout(ranks, words):
     store = dist.HashStore()

@@ -21,7 +21,7 @@ def test_precision_and_compiler_without_a_yaml_are_what_the_device_has():
         "bf16",
     ]
     assert [device.compiles for device in (CPU, T4, P4000, A6000)] == [False, True, False, True]
-    assert not dataclasses.replace(A6000, compiler=False).compiles
+    assert not dataclasses.replace(A6000, has_triton=False).compiles
 
 
 def test_the_least_capable_of_a_machines_cards_decides_or_processes_would_compute_in_two_precisions(

@@ -14,7 +14,7 @@ from ursa_minor.machine import micro_batch
 
 
 def rehearse(step, module=None, **how):
-    about = {"micro_batches": 1, "room_bytes": 0, "device": torch.device("cpu")}
+    about = {"micro_batches": 1, "reserved_bytes": 0, "device": torch.device("cpu")}
     return micro_batch.runs_out_of_memory(step, module or nn.Module(), **(about | how))
 
 

@@ -85,7 +85,7 @@ def test_damaged_adapter_is_refused_without_base_model(workplace, text):
 def test_adapter_of_reward_model_is_refused(workplace):
     write(Path("judge"), "config.json", base_model_name_or_path="base", task_type="SEQ_CLS")
     with pytest.raises(BadInput, match="^reward = judge contains a PEFT adapter") as error:
-        rewards.checked("judge", None)
+        rewards.load_reward("judge", None)
     program = program_of(error.value)
     assert "AutoPeftModelForSequenceClassification" in program and "num_labels=1" in program
 

@@ -100,7 +100,7 @@ def test_missing_bitsandbytes_is_refused_with_the_command_of_the_version_that_is
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
         BadInput,
-        match=r"adamw_8bit needs .* pip install bitsandbytes==[\d.]+, or --optimizer adamw$",
+        match=r"adamw_8bit needs .* pip install bitsandbytes==[\d.]+, or use --optimizer adamw$",
     ):
         optimizers.check(settings("adamw_8bit"), torch.device("cpu"), sharded=False)
     assert (
@@ -123,5 +123,5 @@ def test_8_bits_are_refused_where_bitsandbytes_cannot_work_before_any_training(m
         raise RuntimeError("\nno kernels\nmore lines")
 
     monkeypatch.setattr("bitsandbytes.optim.AdamW8bit.step", step)
-    with pytest.raises(BadInput, match=r"does not run on cpu: no kernels; --optimizer adamw$"):
+    with pytest.raises(BadInput, match=r"does not run on cpu: no kernels.* --optimizer adamw$"):
         optimizers.check(settings("adamw_8bit"), device, sharded=False)

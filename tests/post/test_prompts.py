@@ -38,7 +38,7 @@ def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tm
     assert prompt_sets.read("prompts", rows(tmp_path / "p[1].jsonl", {"prompt": CHAT})) == [
         CHAT
     ]  # which is a glob, too
-    with pytest.raises(BadInput, match="must be files of rows that are here"):
+    with pytest.raises(BadInput, match="must be local files"):
         prompt_sets.read("prompts", "https://host/p.jsonl")
 
 
@@ -47,14 +47,14 @@ def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(tmp_path):
         (
             "a.txt",
             [{"prompt": "a"}],
-            "must be files of rows that are here, of one kind: .parquet, .jsonl",
+            "must be local files of one format.* .parquet, .jsonl",
         ),
-        ("a.jsonl", [{"text": "a"}], "each row's prompt must be a text, .*; the columns are text"),
-        ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "each row's prompt must be a text"),
+        ("a.jsonl", [{"text": "a"}], "'prompt' must contain a text .* The columns are text"),
+        ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "'prompt' must contain a text"),
         ("a.jsonl", [{"prompt": [{"role": "user"}]}], "a list of messages with role and content"),
-        ("a.jsonl", ["no row"], "cannot be read|the columns are"),
+        ("a.jsonl", ["no row"], "cannot be read|The columns are"),
     ):
-        with pytest.raises(BadInput, match=rf"held_out = .*{name}: .*{words}"):
+        with pytest.raises(BadInput, match=rf"held_out = .*{name}.*{words}"):
             prompt_sets.read("held_out", rows(tmp_path / name, *values))
 
 
@@ -62,8 +62,8 @@ def test_prompts_that_cannot_be_encoded_are_refused(pair):
     prompt_sets.check(pair[1], ["abc"])
     for prompts, words in (
         (["abc", "Ö"], "no id for 'Ö'"),
-        (["a", CHAT], "some are texts and some are messages"),
-        ([CHAT], r"no chat template; .* export_model.py RUN --chat"),
+        (["a", CHAT], "some prompts are texts and some are messages"),
+        ([CHAT], r"no chat template. .* export_model.py RUN --chat"),
     ):
         with pytest.raises(BadInput, match=words):
             prompt_sets.check(pair[1], prompts)
@@ -112,7 +112,7 @@ def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_lengt
 def test_prompts_must_fill_one_batch():
     prompt_sets.require_batch("prompts = p", ["a"] * 8, completions=64, num_generations=8)
     with pytest.raises(
-        BadInput, match="^prompts = p: a batch takes 8 prompts .*, and only 7 are usable"
+        BadInput, match="^prompts = p: a batch takes 8 prompts .*, but only 7 are usable"
     ):
         prompt_sets.require_batch("prompts = p", ["a"] * 7, completions=64, num_generations=8)
 
@@ -124,7 +124,7 @@ def test_a_stop_is_one_token(pair):
         [tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0]]
     )
     with pytest.raises(
-        BadInput, match=r"stop = 'ab': must be one token of the model's tokenizer, and is 2"
+        BadInput, match=r"stop = 'ab': must be one token of the model's tokenizer, but it is 2"
     ):
         prompt_sets.stop_at(model, tokenizer, "ab")
 
@@ -173,7 +173,7 @@ def test_a_reward_that_always_fails_is_refused_before_training(pair):
     prompt_sets.stop_at(*pair, None)
     with pytest.raises(
         BadInput,
-        match=r"reward addition: every call failed; the first raised ValueError: 'abc' is not an add",
+        match=r"reward addition failed for every prompt. The first call raised ValueError: 'abc' is not an add",
     ):
         prompt_sets.score(
             *pair, ["abc"], rewards.CheckedReward("addition", rewards.addition, None), 4

@@ -37,15 +37,15 @@ def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_na
         "def short(prompt, completion):\n    return -len(completion)\n"
     )
     (tmp_path / "broken.py").write_text("1 / 0\n")
-    assert rewards.checked("mine.py:short", None)(["a"], ["bcd"]) == [-3]
+    assert rewards.load_reward("mine.py:short", None)(["a"], ["bcd"]) == [-3]
     for name, words in (
         (
             "adition",
             "must be addition, brackets, python_compiles, the folder of a reward model, or a function of your",
         ),
-        ("nowhere.py:short", "nowhere.py cannot be run: FileNotFoundError"),
+        ("nowhere.py:short", "nowhere.py cannot be run. FileNotFoundError"),
         ("mine.py:long", "mine.py has no function long"),
-        ("broken.py:short", "broken.py cannot be run: ZeroDivisionError"),
+        ("broken.py:short", "broken.py cannot be run. ZeroDivisionError"),
     ):
         with pytest.raises(BadInput, match=f"reward = {name}: {words}"):
             rewards.find_reward(name)
@@ -71,7 +71,7 @@ def test_a_reward_models_folder_scores_a_text_that_ends_as_it_was_trained_on(tmp
     for folder, kind in (("judge", model), ("writer", GPT2LMHeadModel(model.config))):
         kind.save_pretrained(tmp_path / folder)
         characters.save_pretrained(tmp_path / folder)
-    reward = rewards.checked(str(tmp_path / "judge"), "c")
+    reward = rewards.load_reward(str(tmp_path / "judge"), "c")
     ids = [
         [*characters(text)["input_ids"], characters.eos_token_id]
         for text in ("ab", "abb", "a" * 40)
@@ -81,10 +81,8 @@ def test_a_reward_models_folder_scores_a_text_that_ends_as_it_was_trained_on(tmp
         reward(["a", "a", "a" * 40], ["bca", "bb", ""]) == pytest.approx(wanted, abs=1e-6)
         and reward.calls == 3
     )
-    with pytest.raises(
-        BadInput, match="is not a reward model but .'GPT2LMHeadModel'.; train one: trl reward"
-    ):
-        rewards.checked(str(tmp_path / "writer"), None)
+    with pytest.raises(BadInput, match=".'GPT2LMHeadModel'. is not a reward model. Train one"):
+        rewards.load_reward(str(tmp_path / "writer"), None)
 
 
 def test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted_and_the_first_is_shown(
@@ -99,7 +97,7 @@ def test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted_and_th
     assert (reward.calls, reward.problems) == (6, 5) and reward.__name__ == "short"
     assert reward.first_problem == "returned nan for prompt 'p', completion 'b'"
     assert [record.message for record in caplog.records] == [
-        f"reward short {reward.first_problem}; this counts 0"
+        f"the reward function short {reward.first_problem}. This completion has the reward 0"
     ]
 
 

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from benchmarks import estimate_cards, memory_card
 from ursa_minor.base import gpus
 from ursa_minor.model import build
-from ursa_minor.model.loss import CARD_ROWS
+from ursa_minor.model.loss import GPU_ROWS
 from ursa_minor.preflight import estimate, run_estimate
 from ursa_minor.recipe import keys, loading
 
@@ -54,7 +54,7 @@ def test_gpt2_124m_costs_what_is_published_and_its_logits_are_those_that_the_mod
     shape = estimate.Shape(12, 768, 50257, 1024)
     assert (shape.parameters, GPT2.parameters) == (124_439_808, 124_475_904)
     assert shape.flops_per_token / 1e6 == pytest.approx(855, abs=1)
-    assert estimate.LOSS_ROWS == CARD_ROWS
+    assert estimate.LOSS_ROWS == GPU_ROWS
 
 
 def stock(shape: estimate.Shape) -> torch.nn.Module:
@@ -264,7 +264,7 @@ def test_a_block_keeps_what_the_real_one_does(architecture, checkpointing, half)
         else {}
     )
     one, two = (estimate.Shape(n, 128, 512, 100, architecture, n_head=4, **grouped) for n in (1, 2))
-    block, again = one.record.saved_activation_bytes(
+    block, again = one.definition.saved_activation_bytes(
         one, half=half, compiled=False, half_stream=False
     )
     said = {"none": block, "mlp": block - again, "full": 4 * one.n_embd}[checkpointing]

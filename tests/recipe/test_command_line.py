@@ -111,8 +111,8 @@ def test_bare_boolean_that_may_be_auto_is_true(recipe_file):
         ("--push_to_hub=", "--push_to_hub : must be true or false"),
         ("--tf32 Auto", "--tf32 Auto: must be true or false, or auto"),
         ("--profile 2", "argument --profile: must be true or false, not '2'"),
-        ("--no_eval_on_start", "--no_eval_on_start: no such flag; write --eval_on_start false"),
-        ("--no-push-to-hub", "--no_push_to_hub: no such flag; write --push_to_hub false"),
+        ("--no_eval_on_start", "--no_eval_on_start: no such flag. Use --eval_on_start false"),
+        ("--no-push-to-hub", "--no_push_to_hub: no such flag. Use --push_to_hub false"),
     ],
 )
 def test_other_boolean_values_are_refused(recipe_file, words, message):
@@ -129,9 +129,9 @@ def test_yaml_spellings_of_true_are_booleans(recipe_file, text):
 @pytest.mark.parametrize(
     ("line", "fix"),
     [
-        ('push_to_hub: "True"', "write true without quotes"),
-        ('push_to_hub: "0"', "write false without quotes"),
-        ('init_from: "null"\nnum_key_value_heads: "none"', "write null without quotes"),
+        ('push_to_hub: "True"', "Write true without quotes"),
+        ('push_to_hub: "0"', "Write false without quotes"),
+        ('init_from: "null"\nnum_key_value_heads: "none"', "Write null without quotes"),
     ],
 )
 def test_quoted_yaml_value_is_refused_with_its_literal(recipe_file, line, fix):
@@ -195,9 +195,8 @@ def test_value_with_spaces_keeps_its_dashes(recipe_file):
 )
 def test_fraction_of_steps_is_refused_with_the_number(recipe_file, key, text, steps):
     (message,) = refused(recipe_file, f"--{key}", text)
-    assert message.startswith(
-        f"--{key} {text}: must be an integer: fractions of max_steps are not supported"
-    )
+    assert message.startswith(f"--{key} {text}: must be an integer")
+    assert "fractions of max_steps are not supported" in message
     assert message.endswith(f"use --{key} {steps}")
     assert read(recipe_file, f"--{key}", str(steps))[0][key] == steps
 

@@ -183,16 +183,20 @@ def test_two_data_sources_are_an_error(tmp_path, caplog, stated, flags, names):
         (FILES, {"hub_private_repo": "false"}, "push_to_hub = false"),
         (FILES, {"hub_strategy": "end"}, "push_to_hub = false"),
         # In a mixture a flag needs a source that does not state the key.
-        (MIXTURE, {"validation_files": ["v.txt"]}, "sources: no source"),
-        (MIXTURE, {"dataset_config_name": "subset"}, "sources: no source"),
-        ({"sources": [MIXTURE["sources"][0]]}, {"text_column": "body"}, "sources: no source"),
+        (MIXTURE, {"validation_files": ["v.txt"]}, "sources, none of which takes this key"),
+        (MIXTURE, {"dataset_config_name": "subset"}, "sources, none of which takes this key"),
+        (
+            {"sources": [MIXTURE["sources"][0]]},
+            {"text_column": "body"},
+            "sources, none of which takes this key",
+        ),
         (MIXTURE, {"validation_fraction": "0.5"}, "a Hub data set"),
     ],
 )
 def test_ineffective_flag_is_an_error(tmp_path, stated, flags, reason):
     (message,) = errors_of(tmp_path, stated, **flags)
     assert "has no effect with" in message and reason in message
-    assert "leave it out" in message
+    assert "Leave it out" in message
 
 
 @pytest.mark.parametrize(
@@ -283,7 +287,7 @@ def test_init_from_replaces_model_and_tokenizer(tmp_path, caplog):
     expected = (
         "tokenizer, tokenizer_vocab_size, initializer_range, n_layer, n_head, n_embd, vocab_size"
     )
-    assert note.startswith("--init_from brings its own") and note.endswith(f": {expected}")
+    assert note.startswith("--init_from replaces") and note.endswith(f": {expected}")
 
 
 def test_flags_beside_init_from_stay(tmp_path):

@@ -143,20 +143,23 @@ def test_a_recipe_survives_as_yaml_to_the_bit_also_without_values_taken_away(tmp
 FAULTS = [
     ("warmup_step", "3", "warmup_step: no such key; did you mean warmup_steps?"),
     ("lr_scheduler_type", "cosin", "must be cosine, linear, wsd or constant; did you mean cosine?"),
-    ("report_to", "wandb", "must be a list of texts, as [a, b]"),
+    ("report_to", "wandb", "must be a list of texts, such as [a, b]"),
     ("max_steps", "15e-1", "max_steps = 1.5: must be an integer"),
     ("weight_decay", ".nan", "weight_decay = nan: must be between"),
     ("tokenizer_split", "gpt2\nseed: 3", "line 27: seed is given twice (first in line 19)"),
     ("data_dir", "hf://x", "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"),
-    ("run_name", "2001-13-45", "not a recipe: month must be in 1..12"),
-    ("run_name", "[1", "not a recipe: line 27: "),
-    ("n_layer", "null", "n_layer is missing: number of blocks"),
-    ("save_total_limit", "1", "Use 2 or more, or 0 for all"),
-    ("task_steps", "5", "task_steps = 5: needs tasks, for example --tasks"),
-    ("tasks", "[piqa]\ntask_files: [hellaswag=a]", "task_files = hellaswag=a: must be NAME=FILE"),
+    ("run_name", "2001-13-45", "not a valid recipe: month must be in 1..12"),
+    ("run_name", "[1", "not a valid recipe: line 27: "),
+    ("n_layer", "null", "n_layer is missing and has no default"),
+    ("save_total_limit", "1", "Use 2 or more, or 0 to keep all"),
+    ("task_steps", "5", "task_steps = 5: no tasks are set. Use, for example, --tasks"),
+    ("tasks", "[piqa]\ntask_files: [hellaswag=a]", "task_files = hellaswag=a: must be NAME=PATH"),
     ("reference_curve", "none.yaml", "reference_curve = none.yaml: cannot be read"),
-    ("token_column", "ids", "and token_column = ids needs one that exists; give a Hub id"),
-    *(("run_name", f'"{name}"', "letters, digits and . _ - only") for name in ("../x", "", "x\\n")),
+    ("token_column", "ids", "but token_column = ids needs an existing tokenizer. Use a Hub id"),
+    *(
+        ("run_name", f'"{name}"', "letters, digits, dots, underscores and hyphens")
+        for name in ("../x", "", "x\\n")
+    ),
 ]
 
 
@@ -170,13 +173,13 @@ def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
     for key, text in (("learning_rate", '"0.1"'), ("max_steps", '"100"')):
         (message,) = refused(line(tmp_path, key, text))
         assert "YAML reads this as text" in message
-        written = re.search(r"write (\S+) without quotes$", message)[1]
+        written = re.search(r"Write (\S+) without quotes$", message)[1]
         assert keys.to_dict(loading.load_recipe(line(tmp_path, key, written)))[key] == float(
             text.strip('"')
         )
     for text in ("1e999", '"nan"', '"inf"'):
         (message,) = refused(line(tmp_path, "learning_rate", text))
-        assert "must be a number" in message and "write" not in message
+        assert "must be a number" in message and "Write" not in message
 
 
 def test_a_file_that_is_missing_or_no_recipe_is_bad_input(tmp_path):
@@ -184,7 +187,7 @@ def test_a_file_that_is_missing_or_no_recipe_is_bad_input(tmp_path):
     assert "no such recipe; did you mean" in refused(tmp_path / "gpt2_125m.yaml")[0]
     for content, words in (
         (b"- a\n", "a recipe is a mapping"),
-        (b"tokenizer: caf\xe9\n", "not a recipe: 'utf-8'"),
+        (b"tokenizer: caf\xe9\n", "not a valid recipe: 'utf-8'"),
     ):
         (tmp_path / "mine.yaml").write_bytes(content)
         assert words in refused(tmp_path / "mine.yaml")[0]
@@ -251,7 +254,10 @@ def test_each_key_without_default_must_be_stated_and_all_faults_come_at_once(tmp
     assert len(lines) == len(needed) + 3 > 10
     for name in needed:
         assert (
-            sum(f" {name} is missing" in message and "state it" in message for message in lines)
+            sum(
+                f" {name} is missing" in message and f"state it with --{name}" in message
+                for message in lines
+            )
             == 1
         )
     assert any(message.startswith("--eval_steps ten: must be an integer") for message in lines)
@@ -323,7 +329,7 @@ def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, m
             "--n_head 7 --n_embd 16",
             ["--n_head 7, --n_embd 16: n_embd = 16: must be a multiple of n_head = 7"],
         ),
-        ("--size d12 --n_head 12", ["--size d12 and --n_head: both give the shape"]),
+        ("--size d12 --n_head 12", ["--size d12 and --n_head both set the shape"]),
         (
             "--gpu rtx_a6000 --batch_size 5",
             ["--gpu is a flag of other trainers. ", "--batch_size is a flag of nanoGPT. "],
@@ -357,13 +363,13 @@ def test_push_pending_needs_no_recipe_and_stands_alone_and_tasks_need_steps(tmp_
     )
     for more in (["--profile"], ["--recipe", "x"]):
         with pytest.raises(
-            BadInput, match="^--push_pending runs/a: stands alone; leave the other flags out$"
+            BadInput, match="^--push_pending runs/a cannot be combined with other options"
         ):
             command_line.parse_training([*more, "--push_pending", "runs/a"])
     given = ["--recipe", str(write(tmp_path)), "--tasks", "piqa"]
     with pytest.raises(
         BadInput,
-        match="--tasks piqa: has no effect with task_steps = 0; leave it out, or use --task_steps 250",
+        match="--tasks piqa: has no effect with task_steps = 0. Leave it out, or use --task_steps 250",
     ):
         command_line.parse_training(given)
     assert command_line.parse_training([*given, "--eval_only"])[1] == {"eval_only": True}
@@ -383,7 +389,7 @@ def test_a_run_too_short_for_a_profile_is_refused(tmp_path, max_steps, more, is_
         *more,
     ]
     with (
-        pytest.raises(BadInput, match="^--profile: max_steps = 12, .* 13 or more")
+        pytest.raises(BadInput, match="^--profile .* max_steps = 12. Use --max_steps 13 or more")
         if is_refused
         else nullcontext()
     ):
@@ -400,7 +406,7 @@ def test_a_run_too_short_for_a_profile_is_refused(tmp_path, max_steps, more, is_
             "Early stopping ended it at step 8. To continue it to step 12: {} --early_stopping_patience 0. ",
         ),
         ({"since_best": 2}, False, "Early stopping ended it at step 8. "),
-        ({}, True, "Its learning rate has ended. "),
+        ({}, True, "Its learning rate schedule has ended. "),
     ],
 )
 def test_more_max_steps_for_a_finished_run_names_the_true_reason(
@@ -418,24 +424,24 @@ def test_more_max_steps_for_a_finished_run_names_the_true_reason(
         )
     (message,) = caught.value.lines
     command = "python train.py --recipe runs/r/recipe.yaml"
-    new = f"A new run from its weights: {command} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 12"
+    new = f"To start a new run from its weights: {command} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 12"
     if schedule == "wsd" and has_checkpoint:
         if finish:
             advice = (
                 f"To train it to step 20: {command} --extend_steps 8 --early_stopping_patience 0"
             )
-            assert message.endswith(f"fixed for a run. Early stopping ended it at step 8. {advice}")
+            assert message.endswith(f". Early stopping ended it at step 8. {advice}")
         else:  # max_hours had planned the 8 steps of the finished run
-            assert message.endswith(f"fixed for a run. To train it on: {command} --extend_steps 12")
+            assert message.endswith(f". To train it longer: {command} --extend_steps 12")
     else:
-        assert message.endswith(f"fixed for a run. {expected.format(command)}{new}")
+        assert message.endswith(f". {expected.format(command)}{new}")
 
 
 def test_modes_with_a_value_have_short_metavars(capsys):
     with pytest.raises(SystemExit):
         command_line.read_flags(["--help"], "Story.", command_line.TRAIN_MODES)
     out = capsys.readouterr().out
-    assert "--extend_steps N " in out and "--push_pending TEXT" in out
+    assert "--extend_steps N " in out and "--push_pending PATH" in out
 
 
 def test_help_has_every_flag_with_its_values_the_usual_ones_first(capsys):
@@ -449,6 +455,12 @@ def test_help_has_every_flag_with_its_values_the_usual_ones_first(capsys):
     assert out.count("--max_steps N") == 1 and out.index("--max_steps N") < out.index(
         "--dataset_config_name"
     )
+
+
+@pytest.mark.parametrize("name", keys.FIELDS)
+def test_help_of_a_key_consists_of_sentences(name):
+    help = keys.FIELDS[name].metadata["help"]
+    assert help[0].isupper() and help.endswith(".")
 
 
 def test_micro_batch_is_the_largest_divisor_at_or_below_the_ceiling(tmp_path):
@@ -488,29 +500,29 @@ def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
         ({"lr_scheduler_type": "wsd", "warmup_steps": 9}, "overlap. Use --decay_ratio 0.09"),
         (
             {"tokens_per_step": 129},
-            "must be a multiple of sequence_length = 16; the nearest is 128",
+            "must be a multiple of sequence_length = 16. Use --tokens_per_step 128",
         ),
-        ({"n_head": 3}, "n_embd = 32: must be a multiple of n_head = 3; use --n_head 2"),
+        ({"n_head": 3}, "n_embd = 32: must be a multiple of n_head = 3. Use --n_head 2"),
         (
             LLAMA | {"num_key_value_heads": 3},
-            "num_key_value_heads = 3: must divide n_head = 2; use 1 or 2",
+            "num_key_value_heads = 3: must divide n_head = 2. Use 1 or 2",
         ),
-        (LLAMA | {"n_head": 32}, "n_embd / n_head = 1: rotary positions turn pairs"),
+        (LLAMA | {"n_head": 32}, "n_embd / n_head = 1: must be even"),
         (
             LLAMA | {"resid_pdrop": 0.1},
-            "has no effect with architecture = llama; use --resid_pdrop 0",
+            "has no effect with architecture = llama. Use --resid_pdrop 0",
         ),
         (
             {"rope_theta": 10000.0},
-            "has no effect with architecture = gpt2; leave it out, or use --architecture llama",
+            "has no effect with architecture = gpt2. Leave it out, or use --architecture llama",
         ),
         # Of a mixture.
-        (mixture(HUB, OWN, tokenizer="bpe"), "and a mixture needs one that exists"),
+        (mixture(HUB, OWN, tokenizer="bpe"), "but a mixture needs an existing tokenizer"),
         (mixture(HUB | {"data_filez": ["a"]}), "number 1: data_filez: no such key; did"),
         (mixture(OWN, {"weight": float("nan"), "dataset_name": "a"}), "number 2: weight = "),
         (
             mixture(OWN, {"weight": 1, "data_files": []}),
-            "number 2: give data_dir, data_files or dataset_name",
+            "number 2: no data source is named",
         ),
         (
             mixture(OWN, HUB | {"limit_tokens": -1}),
@@ -519,11 +531,11 @@ def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
         # Shards of one's own are never deleted.
         (
             {"data_files": None, "data_dir": "d", "stream_keep": "consumed"},
-            "data_dir holds yours. Use --stream_keep",
+            "data_dir contains your own. Use --stream_keep",
         ),
         (
             mixture(HUB, {"weight": 1, "data_dir": "d"}, stream_keep="consumed"),
-            "data_dir holds yours",
+            "data_dir contains your own",
         ),
     ):
         (message,) = refused(write(tmp_path, **changes))
@@ -556,20 +568,20 @@ def test_wsd_overlap_is_checked_with_rounded_decay_steps(tmp_path, decay_ratio):
 
 def test_flag_without_effect_is_refused(tmp_path):
     for flags, words in (
-        ({"muon_momentum": "0.9"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
+        ({"muon_momentum": "0.9"}, "optimizer = adamw. Leave it out, or use --optimizer muon"),
         (
             {"min_lr_ratio": "0.2", "lr_scheduler_type": "constant"},
             "use --lr_scheduler_type cosine, linear or wsd",
         ),
         (
             {"initializer_range": "0.04", "init_from": "gpt2"},
-            "init_from = gpt2; leave it out, or use --init_from none",
+            "init_from = gpt2. Leave it out, or use --init_from none",
         ),
         (
             {"early_stopping_patience": "3", "eval_steps": "0"},
-            "eval_steps = 0; leave it out, or use --eval_steps 250",
+            "eval_steps = 0. Leave it out, or use --eval_steps 250",
         ),
-        ({"muon_momentum": "0.95"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
+        ({"muon_momentum": "0.95"}, "optimizer = adamw. Leave it out, or use --optimizer muon"),
     ):
         (message,) = refused(write(tmp_path), flags)
         assert message.endswith(words) and "has no effect with" in message
@@ -586,7 +598,7 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
 ):
     caplog.set_level(logging.INFO, "ursa_minor")
     path, half = write(tmp_path, eval_steps=10), "is at least half of max_steps = 20"
-    longer = "warmup_steps = 21 is longer than the run, max_steps = 20"
+    longer = "warmup_steps = 21 exceeds max_steps = 20"
     cases = [("20", "9", 9, ""), ("20", "10", 10, half), ("1", "1", 1, ""), ("20", "21", 5, longer)]
     for steps, warmup, rises, said in cases:
         caplog.clear()
@@ -597,18 +609,19 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_f
             and len(caplog.messages) == bool(said)
         )
     loading.load_recipe(path, {"max_steps": "20", "warmup_steps": "2", "eval_steps": "11"})
-    assert "for ten: --eval_steps 2" in caplog.text
+    assert "For ten points use --eval_steps 2" in caplog.text
 
 
-def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
+def test_each_changed_hyperparameter_is_refused(tmp_path):
     before = keys.hyperparameters(recipe(tmp_path))
     with pytest.raises(BadInput) as caught:
         loading.check_same_hyperparameters(
             Path("run"), before, recipe(tmp_path, seed=7, label_smoothing=0.1)
         )
-    fix = "fixed for a run. Give another --run_name, or set it back"
-    changes = ("seed = 1, asked for 7", "label_smoothing = 0.0, asked for 0.1")
-    assert set(caught.value.lines) == {f"run: {change}: {fix}" for change in changes}
+    label_smoothing, seed = sorted(caught.value.lines)
+    assert label_smoothing.startswith("run: label_smoothing is fixed for a run.")
+    assert "label_smoothing = 0.0, but the command has label_smoothing = 0.1" in label_smoothing
+    assert "seed = 1, but the command has seed = 7. Use another --run_name" in seed
     loading.check_same_hyperparameters(
         Path("run"), before, recipe(tmp_path, eval_steps=7, data_files=["b"])
     )
@@ -694,13 +707,31 @@ def test_a_model_or_run_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_
 def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_path):
     messages = refused(write(tmp_path, architecture="llama"))
     assert len(messages) == 4
-    flags = dict(re.search(r"usual: --(\w+) (\S+)$", message).groups() for message in messages)
+    flags = dict(
+        re.search(r"Use, for example, --(\w+) (\S+)$", message).groups() for message in messages
+    )
     usual = {"num_key_value_heads": "2", "intermediate_size": "128", "tie_word_embeddings": "true"}
     assert flags == usual | {"rope_theta": "10000.0"}
     assert (
         loading.load_recipe(write(tmp_path, architecture="llama"), flags).model.intermediate_size
         == 128
     )
+
+
+def test_flag_architecture_names_every_missing_key(tmp_path):
+    messages = refused(write(tmp_path), {"architecture": "llama"})
+    assert [re.search(r"also needs (\w+)\.", message)[1] for message in messages] == [
+        "num_key_value_heads",
+        "intermediate_size",
+        "tie_word_embeddings",
+        "rope_theta",
+    ]
+    assert all(message.startswith("--architecture llama: ") for message in messages)
+
+
+def test_conflicting_source_flags_are_not_blamed_on_the_file(tmp_path):
+    (message,) = refused(write(tmp_path), {"data_dir": "d", "dataset_name": "owner/name"})
+    assert message.startswith("--data_dir and --dataset_name are different data sources")
 
 
 def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path):

@@ -119,8 +119,8 @@ def test_scripts_suggest_only_flags_that_they_have(parse, words, message, capsys
 )
 def test_suggested_flags_exist_and_the_others_do_not(trainer, row):
     ours = {*keys.FIELDS, *MORE_FLAGS}
-    assert set(row.ours.split()) <= ours | SCRIPT_FLAGS.get(trainer, set())
-    assert row.ours or row.advice
+    assert set(row.replacements.split()) <= ours | SCRIPT_FLAGS.get(trainer, set())
+    assert row.replacements or row.advice
     mentioned = set(re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b", row.advice))
     assert mentioned <= ours | OTHER_WORDS
     assert not row.advice.endswith(".")
@@ -132,6 +132,6 @@ def test_names_are_unique_within_a_script():
     train_flags = {*keys.FIELDS, *MORE_FLAGS}
     names = []
     for _, row in ROWS:
-        if set(row.ours.split()) <= train_flags:
+        if set(row.replacements.split()) <= train_flags:
             names += row.names.split()
     assert sorted(set(names)) == sorted(names)

@@ -356,7 +356,7 @@ def test_files_that_moved_along_with_a_run_are_found(here):
 def test_changed_hyperparameter_suggests_output_dir_where_it_is_given(here):
     before = keys.hyperparameters(load(here))
     changed = load(here, {"output_dir": "elsewhere", "learning_rate": "5e-4"})
-    with pytest.raises(BadInput, match="Give another --output_dir, or set it back"):
+    with pytest.raises(BadInput, match="Use another --output_dir, or set"):
         loading.check_same_hyperparameters(Path("run"), before, changed)
 
 
@@ -364,7 +364,7 @@ def test_extension_of_a_run_takes_no_name(here):
     write(here / "runs/b0/recipe.yaml", **RUN)
     argv = ["--recipe", "runs/b0/recipe.yaml", "--extend_steps", "5", "--run_name", "c0"]
     with pytest.raises(
-        BadInput, match="^--extend_steps: extends the run in runs/b0 .* leave --run_name out$"
+        BadInput, match="^--extend_steps names .* the run in runs/b0 .* Leave --run_name out$"
     ):
         command_line.parse_training(argv)
 

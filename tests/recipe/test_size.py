@@ -139,7 +139,7 @@ def test_size_changes_only_the_shape_of_other_recipes(caplog, recipe, words, rea
     messages = [message for message in caplog.messages if message.startswith("size ")]
     assert messages == [
         "size     --size d24 sets n_layer = 24, n_head = 16, n_embd = 1024 only. "
-        f"Learning rate, batch size and number of steps stay, because {reason}"
+        f"Learning rate, batch size and number of steps are unchanged, because {reason}"
     ]
 
 
@@ -274,6 +274,6 @@ def test_invalid_values_are_reported_rather_than_scaled(tmp_path):
 def test_size_of_a_pretrained_model_is_an_error(size):
     flags, _ = command_line.read_flags(["--size", size, "--init_from", "some/model"], "", {})
     with pytest.raises(
-        BadInput, match=f"--size {size}: init_from = some/model brings the shape of its model"
+        BadInput, match=f"--size {size}: init_from = some/model determines the shape of the model"
     ):
         loading.load_recipe(recipe_path("gpt2_124m"), flags)

@@ -60,10 +60,10 @@ def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, d
         draw_curves(rows, tmp_path / "curves.png", "a run")
     assert names(drawn[0]) == ["loss (nats per token)"]
     score, *sides = names(drawn[1])[1:]
-    assert score == "HellaSwag (% of 1,000)" and sides == [
+    assert score == "HellaSwag (% of 1,000 items)" and sides == [
         "learning rate",
         "gradient norm",
-        "tokens / s",
+        "tokens/s",
         "MFU",
     ]
     assert (
@@ -85,7 +85,7 @@ def test_large_losses_at_the_start_do_not_squash_the_curve_and_few_points_are_sh
     raw, smooth, _ = (
         drawn[0].axes[0].get_lines()
     )  # the training loss is smoothed above its own faint line
-    assert raw.get_alpha() < 1 and f"train {smooth.get_ydata()[-1]:.3f}" in words(drawn[0].axes[0])
+    assert raw.get_alpha() < 1 and f"train: {smooth.get_ydata()[-1]:.3f}" in words(drawn[0].axes[0])
     assert smooth.get_ydata()[500] == pytest.approx(np.mean(raw.get_ydata()[480:520]), abs=1e-3)
 
 
@@ -122,15 +122,16 @@ def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_p
     axes = drawn[0].axes[0]
     assert axes.get_title() == "_a $run$ ^2" and not axes.title.get_parse_math()
     assert list(axes.get_lines()[0].get_xdata()) == [8, 16]  # what is not finite is left out
-    named = ["train 3.000", "validation 2.500", "a bigram model: 2.75", "gzip: 1.50 bits per byte"]
-    assert words(axes) == named and not any("HellaSwag" in name for name in names(drawn[0]))
+    labels = ["train: 3.000", "validation: 2.500", "bigram baseline: 2.75"]
+    labels += ["gzip baseline: 1.50 bits per byte"]
+    assert words(axes) == labels and not any("HellaSwag" in name for name in names(drawn[0]))
     flat = [line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"]
     assert flat == [2.75, 3.0] and axes.get_ylim()[1] > 3.0  # 2 nats a bit; all are in view
     (bits,) = axes.child_axes
     drawn[0].draw_without_rendering()
     assert bits.get_ylabel() == "bits per byte"
     assert bits.get_ylim() == pytest.approx([limit / 2 for limit in axes.get_ylim()])
-    scores = ["acc 27.00 ± 1.00", "GPT-2: 28.92", "acc_token_norm 28.00", "chance"]
+    scores = ["acc: 27.00 ± 1.00", "GPT-2: 28.92", "acc_token_norm: 28.00", "chance: 25.00"]
     assert words(drawn[1].axes[1]) == scores  # acc_norm was not scored
     (band,) = (
         drawn[1].axes[1].collections
@@ -143,7 +144,8 @@ def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_p
 def test_published_scores_are_of_all_items_only(tmp_path, drawn, revision):
     rows = [*TRAIN, SCORED, {**SCORED, "step": 3, "tokens": 24, "hellaswag/revision": revision}]
     draw_curves(rows, tmp_path / "curves.png", "a run", published=PUBLISHED)
-    assert words(drawn[0].axes[1]) == ["acc 27.00 ± 1.00", "acc_token_norm 28.00", "chance"]
+    labels = ["acc: 27.00 ± 1.00", "acc_token_norm: 28.00", "chance: 25.00"]
+    assert words(drawn[0].axes[1]) == labels
 
 
 def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its_text_is_another(

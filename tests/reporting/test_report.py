@@ -34,7 +34,7 @@ def make(run_dir, first_step=0, is_main=True):
 
 def update(made, step, elapsed, *, waited=0.0, max_steps=10):
     """Report an update of loss 2.0 after these seconds of training."""
-    made._clock._before, made._clock._since = elapsed, None
+    made._clock._earlier_seconds, made._clock._started = elapsed, None
     made._clock.count(1234)
     state = RunState(max_steps, 1, step=step, data_wait_seconds=waited)
     made.update(state, Update(2.0, 1.0, True, False), 1e-3, torch.device("cpu"))
@@ -213,7 +213,7 @@ def test_a_run_that_lost_to_a_bigram_model_is_told_so(tmp_path, capsys):
     made.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
     made.baselines(4, {"bigram": 1.45, "bigram_bits_per_byte": 0.48})
     assert (
-        "Validation loss is no better than a bigram baseline. Train longer (--max_steps with another"
+        "Validation loss is no better than a bigram baseline. Train longer (--max_steps with a new"
         in capsys.readouterr().err
     )
 
@@ -245,7 +245,7 @@ def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys,
     ]
     assert (
         "loss 2.000" in err
-        and "  1,234 tok/s\n" in err
+        and "  1,234 tokens/s\n" in err
         and "mfu" not in err
         and "left 0 s" in lines[-1]
     )
@@ -279,7 +279,7 @@ def test_a_terminal_of_80_columns_has_a_bar_with_whole_words_and_one_without_lin
         if line.startswith("step 9/10 ")
     ][-1]
     assert (
-        re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tok/s  left \d+ s$", last)
+        re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tokens/s  left \d+ s$", last)
         and len(last) <= 80
     ), last
     lines = drawn_on_a_terminal(tmp_path, monkeypatch, 0)

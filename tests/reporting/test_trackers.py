@@ -126,7 +126,7 @@ def begin(
         "tags": ["a", "b"],
     }
     recipe = keys.replace(recipe, output_dir=str(run_dir), run_name="tiny", **tracking | stated)
-    sent = functools.reduce(lambda place, row: trackers.place_after(place, row["step"]), had, -1)
+    sent = functools.reduce(lambda place, row: trackers.position_after(place, row["step"]), had, -1)
     return trackers.Trackers(recipe, first, ids=ids or {}, rows=rows, sent=sent)
 
 
@@ -412,7 +412,7 @@ def test_wandb_offline_has_no_point_twice_after_sync(run_dir, wandb_server):
 def test_wandb_online_has_one_curve_after_kills(run_dir, wandb_server):
     # Given a run at a terminal without a login: it asks nothing, and is offline
     offline = process(lambda: train(run_dir, "wandb", 0, 10)).stdout
-    assert offline.startswith("logged: wandb: offline, because no login was found (wandb login)")
+    assert offline.startswith("logged: wandb: offline, because there is no login (wandb login)")
     assert offline.count("\n") == 1
     assert f'for part in {run_dir}/wandb/offline-*; do wandb sync "$part"; done' in offline
     assert {path.name for path in run_dir.iterdir()} == {
@@ -681,7 +681,7 @@ def test_failing_tracker_is_switched_off_once(
 
     # Then one warning has the reason, and the other tracker has all rows
     assert caplog.messages == [
-        f"aim: switched off: {reason}. The run continues; metrics.jsonl has every number"
+        f"aim: switched off: {reason}. The run continues, and metrics.jsonl contains all metrics"
     ]
     assert [row["train/loss"] for row in others[0].rows] == [1.0, 2.0]
 
@@ -809,8 +809,10 @@ def test_missing_package_is_refused(monkeypatch):
     with pytest.raises(BadInput) as refused:
         trackers.check(["wandb", "trackio", "mlflow"])
     assert refused.value.lines == [
-        "report_to = trackio: the package is not installed; pip install trackio==0.43.0, or leave trackio out",
-        "report_to = mlflow: the package is not installed; pip install mlflow, or leave mlflow out",
+        "report_to = trackio: the package is not installed. "
+        "Install it (pip install trackio==0.43.0), or remove trackio from report_to",
+        "report_to = mlflow: the package is not installed. "
+        "Install it (pip install mlflow), or remove mlflow from report_to",
     ]
 
 

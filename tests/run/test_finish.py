@@ -22,7 +22,7 @@ from ursa_minor.run import finish
             "resume with",
         ),
         ("flash", None, "these batches. The attention backend is flash$", "TORCH_CUDNN"),
-        (None, None, "the same command resumes after these batches$", "attention"),  # a CPU
+        (None, None, "The same command resumes after these batches$", "attention"),  # a CPU
     ],
 )
 def test_diverged_run_names_its_attention_backend(monkeypatch, kernel, variable, words, others):

@@ -1,14 +1,17 @@
-"""Whether a checkpoint may be continued with another schedule."""
+"""What a run continues from, and whether it may do so with another schedule."""
 
 import dataclasses
+import json
 
 import pytest
+from accelerate import Accelerator
 from conftest import ROOT
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.run_files import STATE, step_name
 from ursa_minor.optim.schedule import Length, learning_rate, shorten
 from ursa_minor.recipe import keys, loading
-from ursa_minor.run.resume import extended, other_length
+from ursa_minor.run.resume import extended, other_length, saved_task_commits
 
 SCHEDULE = keys.Schedule(
     max_steps=100,
@@ -77,3 +80,36 @@ def test_max_hours_may_change_within_a_run(max_hours):
     schedule = dataclasses.replace(SCHEDULE, max_steps=100_000)
     state = saved_state(50, schedule, shorten(schedule, 20, 200))
     assert other_length(state, dataclasses.replace(schedule, max_hours=max_hours)) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [("auto", {"piqa": "newest"}), ("elsewhere", {"piqa": "newest"}), ("none", {})],
+)
+def test_task_commits_are_those_of_the_newest_checkpoint(start, expected, tmp_path):
+    recipe = loading.load_recipe(
+        ROOT / "recipes" / "own_text.yaml",
+        {"data_files": ["x"], "output_dir": str(tmp_path), "resume_from_checkpoint": start},
+    )
+    for step, commit in ((10, "older"), (20, "newest")):
+        folder = recipe.saving.checkpoints / step_name(step)
+        folder.mkdir(parents=True)
+        (folder / STATE).write_text(json.dumps({"tasks": {"piqa": commit}}))
+
+    assert saved_task_commits(recipe.saving, Accelerator()) == expected
+
+
+def test_task_commits_of_a_first_start_are_those_of_its_source(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / STATE).write_text(json.dumps({"tasks": {"piqa": "source"}}))
+    recipe = loading.load_recipe(
+        ROOT / "recipes" / "own_text.yaml",
+        {
+            "data_files": ["x"],
+            "output_dir": str(tmp_path / "run"),
+            "resume_from_checkpoint": str(source),
+        },
+    )
+
+    assert saved_task_commits(recipe.saving, Accelerator()) == {"piqa": "source"}

@@ -412,12 +412,12 @@ def test_what_a_run_writes_is_counted():
 def test_make_gpu_status_is_a_table_or_one_line(tmp_path, monkeypatch):
     pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
     command = ["make", "-s", "-C", str(ROOT), "gpu-status"]
-    assert subprocess.check_output(command, text=True) == "no NVIDIA driver answers here\n"
+    assert subprocess.check_output(command, text=True) == "no NVIDIA driver was found\n"
     row = "0, NVIDIA RTX A6000, 98 %, 40000 MiB, 49140 MiB, 299.10 W, 71"
     pretend(tmp_path, monkeypatch, "nvidia-smi", f'echo "{row}"')
     head, line = subprocess.check_output(command, text=True).splitlines()
     assert (
-        head.split()[:3] == ["card", "name", "use"]
+        head.split()[:3] == ["GPU", "name", "use"]
         and "NVIDIA RTX A6000" in line
         and line.endswith("71")
     )
@@ -478,7 +478,7 @@ def stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workplace):
-    assert stop().stdout == "nothing of yours is running in runs/ on this machine\n"
+    assert stop().stdout == "No run of yours is running in runs/ on this machine.\n"
     assert stop("runs/none").returncode == 1
     Path("runs/old").mkdir(parents=True)
     Path("runs/old/.lock").write_text(
@@ -584,6 +584,4 @@ def test_stop_finds_a_run_where_the_system_does_not_list_locks(hold, monkeypatch
         stop.main(["my runs/a"]) == 0 and run.wait(20) == -signal.SIGTERM and other.poll() is None
     )
     assert "'my runs/a': stopped" in capsys.readouterr().out
-    assert (
-        stop.main(["my runs/a"]) == 0 and "nothing of yours is running" in capsys.readouterr().out
-    )
+    assert stop.main(["my runs/a"]) == 0 and "No run of yours is running" in capsys.readouterr().out

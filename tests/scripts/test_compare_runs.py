@@ -64,7 +64,7 @@ def test_two_runs_differ_in_the_keys_that_the_table_shows(six, drawn, capsys):
         recipe.read_text() + "reference_curve: recipes/references/gpt2_124m_llmc.yaml\n"
     )
     compare_runs.main(["adamw1", "adamw2", "adamw0"])
-    assert "--group seed: runs that differ in seeds only" in capsys.readouterr().out
+    assert "With --group seed, the runs that differ only in seeds" in capsys.readouterr().out
     labels = [text.get_text() for text in drawn[-1].axes[0].get_legend().get_texts()]
     assert labels[-1:] == ["llm.c, GPT-2 124M (its own validation set, of FineWeb)"]
 
@@ -91,7 +91,7 @@ def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six,
     *_, name, apart = [word for word in lines[at + 1] if word]
     gap, half = map(float, apart.removesuffix(" *").split(" ± "))
     assert apart.endswith(" *") and lines[-3][0].startswith(
-        "±: standard deviation; of a difference its 95% interval"
+        "± is the standard deviation, and for a difference its 95% interval"
     )
     assert name == "difference" and gap == -0.23 and half == pytest.approx(0.2105, abs=2e-4)
     band = [
@@ -103,7 +103,7 @@ def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six,
         [1 / 3, 2 / 3, 1]
     )  # minutes, mean of 1, 2, 3
     assert drawn[0].axes[0].get_title() == "mean of 3 runs, band: one standard deviation"
-    found = [compare_runs.student(freedom) for freedom in (1, 2, 4, 30, 1000)]
+    found = [compare_runs.t_quantile(freedom) for freedom in (1, 2, 4, 30, 1000)]
     assert found == pytest.approx([12.706, 4.303, 2.776, 2.042, 1.962], abs=2e-3)
 
 
@@ -139,7 +139,7 @@ def test_runs_that_early_stopping_ended_are_finished(six, drawn, capsys, ended, 
     assert compare_runs.main([*six, "--group", "seed"]) == 0
     out = capsys.readouterr().out
     assert ("different numbers of tokens" not in out) == even == (" *\n" in out)
-    assert f"early stopping ended {2 if ended[1] != 'early' else 3} runs" in out
+    assert f"Early stopping ended {2 if ended[1] != 'early' else 3} runs" in out
 
 
 def test_a_loss_that_was_not_finite_at_the_end_is_shown(six, capsys):
@@ -152,7 +152,7 @@ def test_a_loss_that_was_not_finite_at_the_end_is_shown(six, capsys):
 
 def test_the_picture_names_each_line_with_what_it_reached(tmp_path, drawn, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare_runs, "SHORT", 0.0)  # as if the runs were long
+    monkeypatch.setattr(compare_runs, "SHORT_HOURS", 0.0)  # as if the runs were long
     for number in range(8):
         write_run(tmp_path / f"r{number}", [3.0, 2.5, 2.0 + number / 1000], n_head=number)
     assert compare_runs.main([*(f"r{number}" for number in range(8)), "--labels", *WORDS]) == 0
@@ -191,7 +191,7 @@ def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(
     for runs, unit in ((["a", "b"], "bits per byte"), (["a", "c"], "nats per token")):
         assert compare_runs.main(runs) == 0
         assert unit in drawn[-1].axes[0].get_ylabel() and unit in drawn[-1].axes[-1].get_ylabel()
-        assert ("the tokenizers differ" in capsys.readouterr().out) == (unit == "bits per byte")
+        assert ("The tokenizers differ" in capsys.readouterr().out) == (unit == "bits per byte")
     assert lines_of(drawn[0], 0)[0].get_ydata()[-1] == pytest.approx(0.8)
 
 
@@ -210,7 +210,7 @@ def test_different_validation_text_is_reported(tmp_path, drawn, monkeypatch, cap
         write_run(tmp_path / name, [3.0, 2.4], **{key: value})
     write_run(tmp_path / "c", [3.0, 2.3], **{key: values[0]})
     assert compare_runs.main(["a", "b"]) == 0
-    line = f"{key} differs (a: {values[0]}, b: {values[1]}): the validation losses are of different text"
+    line = f"{key} differs (a: {values[0]}, b: {values[1]}), so the validation losses are of different text"
     assert line in capsys.readouterr().out
     assert compare_runs.main(["a", "c"]) == 0
     assert "differs" not in capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_different_validation_text_is_reported(tmp_path, drawn, monkeypatch, cap
 REPLACED = {
     "missing": (None, "recipe.yaml does not exist, so it is not known how that run differs"),
     "empty": ("", "recipe.yaml: the recipe is empty"),
-    "damaged": ("n_layer: [", "recipe.yaml: not a recipe: line 1"),
+    "damaged": ("n_layer: [", "recipe.yaml: not a valid recipe: line 1"),
     "list": ("- n_layer\n", "recipe.yaml: a recipe is a mapping"),
     "other keys": ("steps: 3\n", "recipe.yaml has no key of a recipe"),
     "incomplete": (
@@ -250,7 +250,7 @@ def test_runs_without_recipes_get_no_hint_to_group_them(six, drawn, capsys):
         Path(run, "recipe.yaml").unlink()
     assert compare_runs.main(six[:2]) == 0
     out = capsys.readouterr().out
-    assert "--group" not in out and "without recipe.yaml it is not known which tokenizer" in out
+    assert "--group" not in out and "settings of these runs are unknown" in out
 
 
 def test_key_that_a_recipe_leaves_out_has_its_default(six, drawn, capsys):
@@ -265,13 +265,13 @@ def test_what_cannot_be_compared_is_refused_and_nothing_written(six, capsys):
     Path("runs/one").mkdir(parents=True)
     Path("empty.jsonl").write_text('{"step": 1}\n')
     for flags, message in {
-        "none": "none: no such file; give a run's folder or its metrics.jsonl",
-        "muons0": "give a run's folder or its metrics.jsonl; did you mean muon0?",
+        "none": "none: no such file. Give the folder of a run, or its metrics.jsonl",
+        "muons0": "or its metrics.jsonl; did you mean muon0?",
         "one": "did you mean runs/one?",
-        "./adamw0": "a run is given twice",
-        "muon0 --labels a a": "--labels a a: 2 different ones are needed",
-        "--out runs.pdf": "--out runs.pdf: must be a .png file in a folder that is there",
-        "--group sed": "--group sed: is not a recipe key",
+        "./adamw0": "A run is given twice",
+        "muon0 --labels a a": "--labels a a: 2 different labels are needed",
+        "--out runs.pdf": "--out runs.pdf: must be a .png file in a folder that exists",
+        "--group sed": "--group sed: 'sed' is not a recipe key; did you mean seed?",
         "--grop seed": "--grop: no such flag; did you mean --group?",
         "--reference none.yaml": "reference_curve = none.yaml: cannot be read",
     }.items():

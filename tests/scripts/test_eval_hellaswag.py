@@ -104,7 +104,7 @@ def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
     (line,) = map(json.loads, done.stdout.splitlines())
     assert set(SCORES) <= line.keys() and line["items"] == 40 and line["precision"] == "fp32"
     assert (
-        f"{line['cut']} texts cut from the left to fit the context" in done.stderr
+        f"{line['cut']} texts truncated from the left to fit the context" in done.stderr
         and line["cut"] > 0
     )
     assert re.search(r"^GPT-2 124M +28\.92 +31\.14 +29\.55$", done.stderr, re.MULTILINE)
@@ -131,8 +131,8 @@ def test_a_wrong_flag_is_said_before_anything_is_scored(tmp_path, monkeypatch):
             ("--output", "nowhere/x.jsonl"),
             "--output nowhere/x.jsonl: must be a file in a folder that exists",
         ),
-        (("--output", "./items.jsonl"), "which it would replace"),
-        (("--push_to_hub", "me/model"), "whole validation split"),
+        (("--output", "./items.jsonl"), "which would be overwritten"),
+        (("--push_to_hub", "me/model"), "complete validation split"),
     ):
         with pytest.raises(BadInput, match=re.escape(words)):
             eval_hellaswag.parse([*LOCAL, *flags])
@@ -151,13 +151,11 @@ def test_a_run_says_which_items_its_context_does_not_hold_and_is_refused_where_i
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
     write_items(Path("items.jsonl"), long)
     done = run(*TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
-    assert re.search(
-        r"score    2 HellaSwag items .*; 1 with a longer ending are left out", done.stderr
-    )
+    assert re.search(r"score    2 HellaSwag items .*; left out, with an ending .*: 1", done.stderr)
     write_items(Path("items.jsonl"), long[1:2])
     done = run(*TRAIN, *SCORED, "--run_name", "none", expect=2)
     assert (
-        "than the model's context, 16; the longest has" in done.stderr
+        "than the model's context, 16. The longest ending has" in done.stderr
         and not Path("runs/none").exists()
     )
 
@@ -233,8 +231,8 @@ def test_eval_only_has_no_loss_of_a_model_that_computes_nan(place, monkeypatch):
 def test_a_run_trains_on_without_scores_that_are_nan(place, computes_nan):
     flags = ("--task_steps", "2", "--max_steps", "10", "--eval_steps", "0", "--sample_steps", "0")
     done = run(*TRAIN, *FILES, *flags, "--run_name", "nan", processes=2)
-    assert done.stderr.count("HellaSwag: skipped. items.jsonl: line 1: ending 1") == 3
-    assert done.stderr.count("HellaSwag: off until the next start") == 1
+    assert done.stderr.count("skipped HellaSwag: items.jsonl: line 1: ending 1") == 3
+    assert done.stderr.count("HellaSwag will not be computed again") == 1
     assert not any("hellaswag/acc" in row for row in read_metrics(Path("runs/nan/metrics.jsonl")))
 
 
@@ -293,7 +291,7 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(
     assert found == {name: round(100 * line[name], 2) for name in TASK.scores}
     assert "hf_secret" not in text + done.stdout + done.stderr
     done = run(*push[:-1], "me/none", expect=2)
-    assert "--push_to_hub me/none: cannot be found" in done.stderr
+    assert "--push_to_hub me/none: cannot read this model" in done.stderr
 
 
 def test_scores_of_some_items_are_not_pushed(place, hub):
@@ -306,9 +304,7 @@ def test_scores_of_some_items_are_not_pushed(place, hub):
         expect=2,
         **hub.environment,
     )
-    assert (
-        "scores are of all 10,042 items of Rowan/hellaswag, and 40 would be scored" in done.stderr
-    )
+    assert "are of all 10,042 items of Rowan/hellaswag, and only 40 would be scored" in done.stderr
     assert not any("/commit/" in line for line in hub.log)
 
 
@@ -318,7 +314,7 @@ def test_damaged_card_gets_no_scores(place, hub, monkeypatch):
     monkeypatch.setattr(score_model, "check_complete", lambda *_: None)
     push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
     done = run(*push, expect=1, **hub.environment)
-    assert "its README.md is left as it is: its metadata block is not valid YAML" in done.stderr
+    assert "README.md was left unchanged: its metadata block is not valid YAML" in done.stderr
     assert (
         card.read_text() == "---\nlicense: [mit\n---\nMine.\n"
         and json.loads(done.stdout)["items"] == 40

@@ -70,7 +70,10 @@ def test_bad_input_is_one_error_with_exit_2(model_dir):
     for flags, words in (
         (["--temprature", "1"], "did you mean --temperature?"),
         (["--top_p", "0", "--num_samples", "0"], "--top_p 0.0: must be between 1e-06 and 1.0"),
-        (["--chat", "--prompt", "a"], "--chat: reads messages from the terminal; leave --prompt"),
+        (
+            ["--chat", "--prompt", "a"],
+            "--chat: messages are read from the terminal. Leave out --prompt",
+        ),
     ):
         with pytest.raises(BadInput, match=re.escape(words)):
             generate.parse(["--model", model_dir, *flags])
@@ -80,7 +83,7 @@ def test_bad_input_is_one_error_with_exit_2(model_dir):
         (["--prompt", "xyz"], "no id for 'x' 'y' 'z'"),
         (
             ["--chat"],
-            "runs/r has no chat template; python export_model.py runs/r --chat --out exports/chat",
+            "runs/r has no chat template. Make a model that has one (python export_model.py runs/r --chat",
         ),
     ):
         done = run("generate.py", "--model", model_dir, *flags, expect=2)

@@ -73,7 +73,7 @@ def test_killed_run_keeps_the_planned_length_bitwise(workplace, tick):
     )
     tick(0.1)
     again = run("train.py", *LONG, *hours(150), "--run_name", "k")
-    assert f"max_hours has planned {end} steps in this run; this length stays" in again.stderr
+    assert f"max_hours has planned {end} steps for this run; this length stays" in again.stderr
     assert final_state("k", end) == final_state("whole", end)
 
 

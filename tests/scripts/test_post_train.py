@@ -281,10 +281,7 @@ def test_a_base_model_is_improved_scored_and_written_as_a_stock_model_and_goes_o
     ]
     assert "transformer.wte.weight" in changed
     again = post_train(*mine, expect=2)
-    assert (
-        "output_dir = runs/addition-grpo: holds a model already; give another --output_dir"
-        in again.stderr
-    )
+    assert "output_dir = runs/addition-grpo: the folder contains a model already" in again.stderr
     (out / "model").rename(place / "first")
     post_train(
         *mine, "--max_steps", "4", "--resume_from_checkpoint", "runs/addition-grpo/checkpoint-2"
@@ -310,10 +307,10 @@ def test_two_processes_share_the_completions_and_one_writes(place):
     ("flags", "words"),
     [
         (("--rewards", "addition"), "--rewards: no such flag; did you mean --reward?"),
-        (("--num_generations", "7"), "TRL refuses these settings: "),
+        (("--num_generations", "7"), "TRL rejects these settings. "),
         (
             ("--resume_from_checkpoint", "runs/addition"),
-            "resume_from_checkpoint = runs/addition: holds no checkpoint",
+            "resume_from_checkpoint = runs/addition: the folder contains no checkpoint",
         ),
         (
             ("--output_dir", "data/addition.txt"),
@@ -331,7 +328,7 @@ def test_bad_input_is_answered_with_key_value_and_rule_and_nothing_is_made(flags
 @needs_trl
 def test_what_trl_refuses_at_its_first_update_is_a_line_too(place):
     done = post_train("--loss_type", "x", expect=2)
-    assert "TRL refuses these settings: ValueError: Unknown loss type: x" in done.stderr
+    assert "TRL rejects these settings. ValueError: Unknown loss type: x" in done.stderr
 
 
 @pytest.mark.post

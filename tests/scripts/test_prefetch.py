@@ -102,7 +102,7 @@ def test_a_machine_without_a_network_trains_from_what_was_prefetched(served):
     done = called("prepare_data.py", "--prefetch", **there)
     assert (
         done.returncode == 2
-        and "lambada_openai (EleutherAI/lambada_openai of the Hub) cannot" in done.stderr
+        and "lambada_openai (EleutherAI/lambada_openai on the Hub) cannot" in done.stderr
     )
     assert not Path("prepared").exists()
     Path("away").rename(task)

@@ -651,15 +651,19 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
         (
             [1, 2],
             "--token_column tokenz",
-            "tokenz: no such column; give one of lists of ids: it has tokens (lists",
+            "column 'tokenz' is missing. Choose a column of lists of ids",
         ),
         (
             [0.5, 1.5],
             "--token_column tokens",
-            "token_column = tokens: holds lists, not lists of ids",
+            "column 'tokens' contains lists, not lists of ids",
         ),
-        ([1, -2], "--token_column tokens", "row 0: is not a list of ids, whole numbers from 0"),
-        ([1, 99_999], "--token_column tokens", "holds the id 99999, and tokenizer = tokenizer has"),
+        ([1, -2], "--token_column tokens", "row 0 is not a list of ids (integers from 0"),
+        (
+            [1, 99_999],
+            "--token_column tokens",
+            "contains the id 99999, but tokenizer = tokenizer has",
+        ),
     ],
 )
 def test_a_column_that_holds_no_ids_of_the_tokenizer_is_refused(workplace, tokens, flags, words):

@@ -72,7 +72,7 @@ def test_the_memory_in_a_head_is_the_formulas(name, sharded, compiled):
         for on in ("none", "full")
     )
     text = (ROOT / "accelerate_configs" / f"{name}.yaml").read_text()
-    assert f"{without} GiB a card, {with_it} with gradient checkpointing" in text
+    assert f"{without} GiB per GPU, {with_it} with gradient checkpointing" in text
     assert (
         f"| {without} GiB | {with_it} GiB |" in (ROOT / "accelerate_configs/README.md").read_text()
     )
@@ -122,7 +122,7 @@ def test_a_big_recipes_arithmetic_is_the_formulas(name):
     tokens = recipe.schedule.max_steps * recipe.batch.tokens_per_step
     text = (ROOT / "recipes" / f"{name}.yaml").read_text()
     assert f"= {shape.flops_per_token * tokens:.2e} FLOP (estimated".replace("e+", "e") in text
-    assert f"{tokens / shape.parameters:.0f} tokens a parameter" in text
+    assert f"{tokens / shape.parameters:.0f} tokens per parameter" in text
     assert (
         tokens <= recipe.data.limit_tokens
         and recipe.batch.tokens_per_step // recipe.model.sequence_length % 16 == 0

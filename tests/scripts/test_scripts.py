@@ -173,7 +173,7 @@ def test_what_would_waste_the_hours_is_refused_first_and_the_price_of_the_others
         subprocess.run(["flock", "-n", str(lock.fileno())], pass_fds=[lock.fileno()], check=True)
         refused = [("another run", machine())]
     refused += [
-        ("no card", machine(count=0)),
+        ("no GPU", machine(count=0)),
         ("HF_TOKEN", machine(HUB_MODEL_ID="me/x")),
         ("HF_TOKEN", machine(PUSH="1")),
     ]

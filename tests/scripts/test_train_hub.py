@@ -170,7 +170,7 @@ def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_
     found = {row["step"]: row["eval/loss"] for row in losses if "eval/loss" in row}
     best = min(found, key=found.__getitem__)
     assert 0 < best < 12 and "license: mit" in card and "- hi\n" in card
-    assert f"The weights are those of step {best}, whose validation loss is the lowest." in card
+    assert f"The weights are those of step {best}, which had the lowest validation loss." in card
     assert (
         "| validation loss" in card
         and f"{found[best]:.4f}" in card
@@ -244,7 +244,7 @@ def test_hanging_upload_does_not_keep_the_process(
         process.kill()
     last_lines = Path("runs/p/run.log").read_text().splitlines()[-2:]
     assert f"the run waits for at most {limit}" in last_lines[0]
-    assert last_lines[1].endswith("the command: python train.py --push_pending runs/p")
+    assert last_lines[1].endswith("To send: python train.py --push_pending runs/p")
 
     staged = waiting(Path("runs/p/hub"))
     hanging_hub.problems.clear()
@@ -329,7 +329,7 @@ def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_n
     began = time.monotonic()
     said = fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
     assert time.monotonic() - began < NOTICE
-    assert "nothing was pushed to hub://me/p yet: the run begins at step 0" in said
+    assert "hub://me/p contains no checkpoint yet: the run starts at step 0" in said
     said = fresh_machines.run(expect=143, STOP_AT="8:0", STOP_BY="SIGTERM")
     assert "resumed from runs/tiny/checkpoints/step-00000004" in said  # not one step is lost
     assert "resumed from runs/tiny/checkpoints/step-00000008" in fresh_machines.run()
@@ -381,7 +381,7 @@ def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_o
     }
     flags = ("--recipe", "tiny.yaml", *STEPS, "--resume_from_checkpoint", "hub://me/p")
     pid, _, said = fork("train.py", flags, environment)
-    wait_until(lambda: "; asked again in 1 s" in Path(said).read_text())
+    wait_until(lambda: "; trying again in 1 s" in Path(said).read_text())
     os.kill(pid, signal.SIGINT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
     assert "does not answer is asked again for 15 minutes" in Path(said).read_text()

@@ -208,7 +208,7 @@ def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workpla
         "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr
     )  # in one of them nothing waits
     whole, without = (
-        "of 2 sequences beside whole gradients runs out of memory",
+        "of 2 sequences next to unsharded gradients runs out of memory",
         "of 2 sequences runs out of memory",
     )
     assert (
@@ -265,7 +265,7 @@ def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(
 
 def test_fsdp_on_a_cpu_is_refused(workplace):
     done = run("train.py", *TINY, expect=2, ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
-    assert "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards" in done.stderr
+    assert "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA GPUs" in done.stderr
     assert not Path("runs").exists()
 
 
@@ -354,7 +354,7 @@ DRIVERS_NAMES |= {
 def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     name = DRIVERS_NAMES.get(card.name, card.pattern)
     memory = int(card.memory_gib * 0.98 * 2**30)  # as the driver counts it
-    device = hardware.Device("cuda", name, memory, card.capability, 1, compiler=True)
+    device = hardware.Device("cuda", name, memory, card.capability, 1, has_triton=True)
     assert gpus.find(name) is card
     assert device.precision == card.precision and device.has_tf32 == card.modern
     preset = gpus.preset(name)

@@ -20,7 +20,7 @@ from ursa_minor.evaluation.validation import validation_loss
 from ursa_minor.machine import device as hardware
 from ursa_minor.machine import micro_batch
 from ursa_minor.machine.accelerator import check_cuda_graphs, make_accelerator
-from ursa_minor.model.attention import kernel_taken
+from ursa_minor.model.attention import find_kernel
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.optim.muon import orthogonalize
@@ -135,7 +135,7 @@ def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither
             (layer.weight * layer.weight).sum().backward()
 
         assert not micro_batch.runs_out_of_memory(
-            step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA
+            step, layer, micro_batches=2, reserved_bytes=64 * MIB, device=CUDA
         )
         assert min(seen) >= before + 64 * MIB
         assert machine.allocated == machine.peak == machine.reserved == before
@@ -192,7 +192,7 @@ def test_documents_apart_take_flex_attention_in_a_compiled_step(document_mask, c
     def work(machine):
         wide = keys.Model(**SHAPE | {"n_embd": 64})
         how = {"document_mask": document_mask, "compiled": compiled}
-        assert kernel_taken(wide, 2, CUDA, torch.bfloat16, **how) == kernel
+        assert find_kernel(wide, 2, CUDA, torch.bfloat16, **how) == kernel
 
     on(A6000, work)
 

@@ -123,9 +123,9 @@ PACKED = "read loss.NextTokenLoss.forward"
 
 def test_a_bf16_run_is_trained_scored_and_sampled_on_the_card(whole):
     assert "device   NVIDIA H200, precision bf16, TF32, compile inductor" in whole.stderr
-    assert re.search(r"loss [\d.]+  [\d,]+ tok/s  mfu \d+%  memory \d+%  left ", whole.stderr)
+    assert re.search(r"loss [\d.]+  [\d,]+ tokens/s  mfu \d+%  memory \d+%  left ", whole.stderr)
     assert (
-        "card     GPT-2 124M on one GPU: tokens/s " in whole.stderr
+        "speed    GPT-2 124M on one GPU: tokens/s " in whole.stderr
         and "MFU good from" in whole.stderr
     )
     assert losses("whole")[6] < losses("whole")[1]

@@ -1,6 +1,6 @@
 """Helpers that every other package uses. Nothing here knows about models or recipes.
 
-- ``errors``: BadInput (exit status 2), TrainingStopped (1), and suggestions for errors of the operating system
+- ``errors``: BadInput (exit status 2), TrainingStopped (1), and fixes for operating system errors
 - ``cli``: start and end of a script: exit status, Ctrl-C, uncaught errors
 - ``launch``: check the variables of torchrun and accelerate launch
 - ``console``: log handlers for the terminal and run.log

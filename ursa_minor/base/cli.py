@@ -16,38 +16,43 @@ from typing import NoReturn, TypeVar
 
 from ursa_minor.base import console
 from ursa_minor.base.errors import BadInput, TrainingStopped, machine_error
+from ursa_minor.base.paths import ROOT
 
 Command = TypeVar("Command")
 
-SILENT_SECONDS = 1.0  # how long a process that prints no error waits for the one that does
+# How long a process that does not print its error waits for the main process to print it.
+SILENT_SECONDS = 1.0
 
 
 def catch_interrupts() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt from here on."""
+    """Let Ctrl-C raise KeyboardInterrupt from now on."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def set_up_process() -> None:
-    """Replace closed standard streams, and let an import that fails end in one line if the fix is known."""
+    """Replace closed standard streams, and install the handler of uncaught errors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # The next file that is opened would get the descriptor of a closed stream, and its output.
+        # Otherwise the next file that is opened would get the descriptor of the closed stream, and
+        # with it everything that is written to the stream.
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
     sys.excepthook = _show_uncaught
 
 
 def is_main_process() -> bool:
-    """Return whether this is the only process, or the first one of a launch."""
+    """Return whether this is the only process or the first process of a launch."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def parse_before_imports(name: str, parse: Callable[[list[str]], Command]) -> Command | None:
-    """Parse the command line of a script before its slow imports, so that an error appears immediately.
+    """Parse the command line of a script before its slow imports.
+
+    An error in the command line is therefore shown immediately.
 
     Args:
         name: the ``__name__`` of the script.
-        parse: converts the words after the script's name. It raises BadInput.
+        parse: parses the arguments after the script's name. It may raise BadInput.
 
     Returns:
         What ``parse`` returns, or None if the script is imported as a module.
@@ -57,33 +62,41 @@ def parse_before_imports(name: str, parse: Callable[[list[str]], Command]) -> Co
     """
     if name != "__main__":
         return None
-    # Notes on a recipe are shown only if the command line is valid.
+    # Collect the notes on a recipe, and show them only if the command line is valid.
     notes = logging.handlers.MemoryHandler(capacity=1000, flushLevel=logging.CRITICAL + 1)
     log = logging.getLogger("ursa_minor")
     log.handlers = [notes]
     log.propagate = False
     log.setLevel(logging.INFO)
     commands: list[Command] = []
-    status = exit_on_bad_input(lambda: commands.append(parse(sys.argv[1:])))()
+
+    @exit_on_bad_input
+    def parse_arguments() -> None:
+        commands.append(parse(sys.argv[1:]))
+
+    status = parse_arguments()
     if status:
         sys.exit(status)
+
     console.start(is_main=is_main_process())
     for record in notes.buffer:
         log.handle(record)
     if is_main_process():
-        sys.stderr.write("start    importing torch and Transformers\n")
+        sys.stderr.write(f"{console.IMPORTING}\n")
         sys.stderr.flush()
     return commands[0]
 
 
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
-    """Wrap the ``main`` of a script, so that an error that the user can fix is printed in one line.
+    """Wrap the ``main`` of a script to print errors that the user can fix without a traceback.
 
-    - BadInput returns 2 and TrainingStopped returns 1.
-    - Errors of the system that are no bugs do so, too: 1 for a full disk, 2 for a folder without write permission.
+    - For BadInput, the exit status is 2, and for TrainingStopped it is 1.
+    - Errors of the operating system are treated in the same way. For example, the status is 1 for a
+      full disk, and 2 for a folder without write permission.
     - Any other error is raised. Its traceback is not redacted.
 
-    Every process of a launch finds the same error. Only the first one prints it, unless it is known to one ``alone``.
+    Usually every process of a launch finds the same error, and only the main process prints it. An
+    error that is ``alone`` is printed by the process that has found it.
     """
 
     @functools.wraps(main)
@@ -107,11 +120,12 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
 
 
 def run_and_exit(main: Callable[[], int], is_uploading: Callable[[], bool]) -> NoReturn:
-    """Run a script's ``main`` and end the process with its status, even if an upload is still running.
+    """Run a script's ``main`` and end the process with its status, without waiting for uploads.
 
-    Python joins all threads before it exits, so an upload to a server that does not answer would keep the process. In
-    this case the functions that libraries have registered for the exit are called here (they close logs and trackers),
-    and the process ends without joining.
+    Python joins all threads before it exits. An upload to a server that does not answer would
+    therefore keep the process alive. In this case, this function calls the functions that libraries
+    have registered with ``atexit``, which close logs and trackers, and ends the process without
+    joining threads.
 
     Args:
         main: returns the exit status.
@@ -135,12 +149,16 @@ def run_and_exit(main: Callable[[], int], is_uploading: Callable[[], bool]) -> N
 
 
 def _output_is_closed() -> bool:
-    """Return whether the reader of standard output has ended, as `head` does; drop the unwritten output then."""
+    """Return whether the reader of standard output, such as ``head``, has ended.
+
+    If so, discard the output that is not yet written. Otherwise Python would print an error when it
+    flushes the output at exit.
+    """
     output = sys.stdout.fileno()
-    watch = select.poll()
-    watch.register(output, 0)
-    is_closed = any(event & select.POLLERR for _, event in watch.poll(0))
-    if is_closed:  # without this, Python prints an error when it flushes at exit
+    poll = select.poll()
+    poll.register(output, 0)
+    is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if is_closed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return is_closed
 
@@ -148,47 +166,51 @@ def _output_is_closed() -> bool:
 def _show_uncaught(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Show an error that ends the process: as one line if the fix is known, else as a traceback.
+    """Show an error that ends the process: in one line if the fix is known, else as a traceback.
 
-    Ctrl-C shows nothing, because the exit status states it.
+    Nothing is shown after Ctrl-C, because the exit status reports it.
     """
     problem = machine_error(error)
     if problem is not None:
         _print(problem)
-    elif (
-        isinstance(error, ModuleNotFoundError)
-        and error.name
-        and not error.name.startswith("ursa_minor")
-    ):
+    elif isinstance(error, ModuleNotFoundError) and _is_third_party(error.name):
         fix = "make environment && source .venv/bin/activate, or pip install -r requirements.txt"
         sys.stderr.write(f"error: {error.name} is not installed for {sys.executable}. Fix: {fix}\n")
     elif kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
 
 
+def _is_third_party(module: str | None) -> bool:
+    if not module:
+        return False
+    return not module.startswith("ursa_minor")
+
+
 def _print(error: BadInput | TrainingStopped) -> int:
+    """Print an error if this process must do so. Return the exit status."""
     if is_main_process() or error.alone:
         for line in error.lines:
             console.say(f"error: {line}")
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        # torchrun ends all processes when one of them has failed. Let the first one print before that.
+        # torchrun ends all processes when one of them has failed. Let the main process print first.
         time.sleep(SILENT_SECONDS)
     return error.status
 
 
 def _is_one_of_our_scripts() -> bool:
     script = getattr(sys.modules["__main__"], "__file__", None)
-    return script is not None and Path(script).resolve().parent == Path(__file__).parents[2]
+    return script is not None and Path(script).resolve().parent == ROOT
 
 
 if _is_one_of_our_scripts():
-    # A script imports this module before those that take seconds. Until it calls catch_interrupts, Ctrl-C ends it as
-    # SIGTERM does: a library that is being imported might suppress KeyboardInterrupt or raise another error for it.
+    # A script imports this module before those that take seconds. Until it calls catch_interrupts,
+    # Ctrl-C ends the process as SIGTERM does. A library that is being imported might suppress
+    # KeyboardInterrupt, or raise another error for it.
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     set_up_process()
-    # An idle thread of GCC's OpenMP, which torch uses, spins for milliseconds before it sleeps. Two runs on two cores
-    # were 6 times slower because of that. 3,000 iterations take about 10 us. The number of threads stays the same, and
-    # so do the results.
+    # An idle thread of GCC's OpenMP, which torch uses, spins for milliseconds before it sleeps. Two
+    # runs on two cores were 6 times slower because of that. 3,000 iterations take about 10 us. The
+    # number of threads stays the same, and so do the results.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

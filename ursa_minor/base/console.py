@@ -1,4 +1,7 @@
-"""The terminal: what the product logs, beside a progress bar, from the main process of a launch; and a copy in a file."""
+"""Show log records on the terminal, next to a progress bar, and copy them into run.log.
+
+Only the main process of a launch shows them. Other processes show errors.
+"""
 
 import contextlib
 import errno
@@ -14,96 +17,113 @@ from typing import TextIO
 from ursa_minor.base import files
 from ursa_minor.base.redaction import RedactingFilter, redact
 
-ABOUT = re.compile(r"\S+ {2,}")  # "data     ...": what a line is about, before its words
+TOPIC = re.compile(r"\S+ {2,}")  # "data     " in "data     50% of the text"
+IMPORTING = "start    importing torch and Transformers"  # the first line of a script
 
 
 def start(is_main: bool = True, stream: TextIO | None = None) -> None:
-    """Write the records of the logger "ursa_minor" to ``stream`` (None: standard error), a line each, and nowhere else.
+    """Show the records of the logger "ursa_minor" from now on, one line each.
 
     Args:
-        is_main: other processes write errors only, which no process but the one that logs them knows.
+        is_main: whether this is the main process. Other processes show errors only, because those
+            may have occurred in that process only.
+        stream: where to write, or None for standard error.
     """
     log = logging.getLogger("ursa_minor")
-    log.handlers, log.propagate = (
-        [_Terminal(logging.INFO if is_main else logging.ERROR, stream)],
-        False,
-    )
+    level = logging.INFO if is_main else logging.ERROR
+    log.handlers = [_Terminal(level, stream)]
+    log.propagate = False
     log.setLevel(logging.INFO)
 
 
 def log_to_file(path: Path) -> None:
-    """Append to a file what has been shown since ``start`` and what will be; one that cannot be written ends nothing."""
+    """Append everything that is shown to a file, including all lines since ``start``.
+
+    A file that cannot be opened is ignored, because logging must not stop a run.
+    """
     for terminal in _terminals():
         with contextlib.suppress(OSError):
             terminal.file = files.Log(path)
-            terminal.keep(terminal.before)
+            terminal.copy_to_file(terminal.earlier_text)
 
 
 def say(line: str) -> None:
-    """Write a line to standard error and into that file, from whichever process."""
+    """Write a line to standard error and to the log file, in every process."""
     _show(line, None)
     for terminal in _terminals():
-        terminal.keep(f"{line}\n")
+        terminal.copy_to_file(f"{line}\n")
 
 
-def importing() -> None:
-    """Write what the next seconds are for: a script's first line, as train.py's."""
-    say("start    importing torch and Transformers")
+def announce_imports() -> None:
+    """Write the first line of a script, which explains why nothing happens for some seconds."""
+    say(IMPORTING)
 
 
 def write(text: str) -> None:
     """Write generated text to standard output.
 
-    A terminal gets the redacted text, because it would obey control characters. A file or pipe gets every byte of the
-    text in UTF-8.
+    A terminal gets the redacted text, because it would obey control characters. A file or pipe gets
+    every byte of the text in UTF-8.
     """
     if sys.stdout.isatty():
         data = redact(text).encode(sys.stdout.encoding, "backslashreplace")
     else:
         data = text.encode("utf-8", "surrogateescape")
-    sys.stdout.flush()  # what was printed before comes first
+    sys.stdout.flush()  # text that was printed earlier comes first
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def _show(line: str, stream: TextIO | None) -> None:
-    """Write a line to ``stream``; to standard error (None) as long as somebody reads it: a dead terminal ends no run."""
-    terminal = stream or sys.stderr
+    """Write a line to a stream, or to standard error if ``stream`` is None.
+
+    A terminal that has been closed does not end the run.
+
+    Raises:
+        OSError: ``stream`` cannot be written to.
+    """
+    output = stream or sys.stderr
     try:
         # Imported here, so that a Python without packages reaches the error message of cli.
-        from tqdm import (
-            tqdm,
-        )
+        from tqdm import tqdm
 
-        tqdm.write(_wrapped(line) if terminal.isatty() else line, file=terminal)
-        terminal.flush()
+        text = _wrap(line) if output.isatty() else line
+        tqdm.write(text, file=output)
+        output.flush()
     except OSError as error:
         if stream is not None:
             raise
         if error.errno in (errno.EPIPE, errno.EIO):
-            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stderr.fileno())  # other writers to it survive, too
+            # Libraries and native code write to standard error as well, and would fail.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), sys.stderr.fileno())
 
 
-def _wrapped(line: str) -> str:
-    """Return a line broken between words at the terminal's width, below its own words; several lines as they are."""
-    width, about = shutil.get_terminal_size().columns, ABOUT.match(line)
+def _wrap(line: str) -> str:
+    """Break a line between words at the width of the terminal.
+
+    Further lines are indented to the text after the topic. A text of several lines is not changed.
+    """
+    width = shutil.get_terminal_size().columns
     if "\n" in line or len(line) <= width:
         return line
-    inset = " " * about.end() if about and about.end() < width / 2 else ""
-    return "\n".join(
-        textwrap.wrap(
-            line, width, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False
-        )
+    indent = ""
+    topic = TOPIC.match(line)
+    if topic and topic.end() < width / 2:
+        indent = " " * topic.end()
+    lines = textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+    return "\n".join(lines)
 
 
 def _terminals() -> list["_Terminal"]:
-    return [
-        handler
-        for handler in logging.getLogger("ursa_minor").handlers
-        if isinstance(handler, _Terminal)
-    ]
+    handlers = logging.getLogger("ursa_minor").handlers
+    return [handler for handler in handlers if isinstance(handler, _Terminal)]
 
 
 class _Terminal(logging.Handler):
@@ -114,17 +134,20 @@ class _Terminal(logging.Handler):
         self.addFilter(RedactingFilter())
         self.stream = stream
         self.file: files.Log | None = None
-        self.before = ""  # what was shown before there was a file
+        self.earlier_text = ""  # shown before the file was opened
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
         if record.levelno >= logging.ERROR:
             line = f"error: {line}"
         _show(line, self.stream)
-        self.keep(f"{line}\n")
+        self.copy_to_file(f"{line}\n")
 
-    def keep(self, text: str) -> None:
+    def copy_to_file(self, text: str) -> None:
+        """Append to the log file, or store the text until ``log_to_file`` opens the file."""
         if self.file is None:
-            self.before += text
-        elif news := self.file.write(text):
-            _show(news, self.stream)
+            self.earlier_text += text
+            return
+        file_problem = self.file.write(text)
+        if file_problem:
+            _show(file_problem, self.stream)

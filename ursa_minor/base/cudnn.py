@@ -6,9 +6,10 @@ trl#7181 for DPO and KTO, whose padded batches have masks.
 
 import os
 
-# Set to 1, it makes PyTorch prefer other attention kernels. PyTorch reads it before the first attention.
+# The value 1 makes PyTorch prefer other attention kernels. PyTorch reads the variable when it
+# computes attention for the first time.
 DEPRIORITIZED_VARIABLE = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
-FIXED = 92600  # the first version without the defect, as torch.backends.cudnn.version() gives it
+FIXED = 92600  # first version without the defect, as torch.backends.cudnn.version() returns it
 FIXED_TORCH = "2.15"  # the first release of torch that installs it
 HOPPER = 9  # major compute capability
 
@@ -19,7 +20,10 @@ def is_deprioritized() -> bool:
 
 
 def version_text(version: int) -> str:
-    """Return ``torch.backends.cudnn.version()`` as text: 92000 is 9.20.0, and 8902, before cuDNN 9, is 8.9.2."""
+    """Return ``torch.backends.cudnn.version()`` as text.
+
+    92000 is 9.20.0. Before cuDNN 9, the number had four digits: 8902 is 8.9.2.
+    """
     if version >= 90_000:
         major, rest = divmod(version, 10_000)
     else:

@@ -1,4 +1,8 @@
-"""Bad input and problems of the machine: what the user can do about them, one line each, and the exit status."""
+"""Errors that the user can fix: bad input, a stopped run, and errors of the operating system.
+
+Each error has a message of one or more lines and an exit status. ``cli.exit_on_bad_input`` prints
+them.
+"""
 
 import errno
 import os
@@ -10,85 +14,105 @@ from ursa_minor.base.redaction import one_line, redact
 
 
 class BadInput(ValueError):
-    """One or more things the user can correct; ``lines`` holds one message each (file, key, value, rule, fix).
+    """One or more errors in the input that the user can correct.
 
-    ``alone``: only this process knows, so it prints them whichever it is.
+    Attributes:
+        lines: one message for each error. It names the file or option, the problem and the fix.
+        status: exit status of the script.
+        alone: whether only this process of a launch has found the error. Then it prints the message
+            even if it is not the main process.
     """
 
     def __init__(self, lines: str | Iterable[str], status: int = 2, *, alone: bool = False):
-        self.status, self.alone = status, alone
-        self.lines = [one_line(line) for line in ([lines] if isinstance(lines, str) else lines)]
+        if isinstance(lines, str):
+            lines = [lines]
+        self.lines = [one_line(line) for line in lines]
+        self.status = status
+        self.alone = alone
         super().__init__("\n".join(self.lines))
 
 
 class TrainingStopped(Exception):
-    """The run cannot continue through no problem of the input (three bad updates in a row, for example); exit status 1.
+    """The run cannot continue although its input is valid.
 
-    Attributes as BadInput's.
+    For example, the loss is not finite in three updates in a row. The attributes are those of
+    ``BadInput``. The exit status is 1.
     """
 
     def __init__(self, message: str, *, alone: bool = False):
-        self.lines, self.status, self.alone = [redact(message)], 1, alone
+        self.lines = [redact(message)]
+        self.status = 1
+        self.alone = alone
         super().__init__(*self.lines)
 
 
-# Messages of a card's and a CPU's allocator, cuBLAS, cuDNN and NCCL; only the first has a class of its own.
+# Messages of the allocators of CUDA and of the CPU, and of cuBLAS, cuDNN and NCCL. Only the first
+# one has its own error class.
 OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|can't allocate memory", re.IGNORECASE)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or what failed inside the compiler, is a lack of memory of the device."""
-    # An error of the compiler contains the original one.
-    error = getattr(error, "inner_exception", None) or error
-    named = type(error).__name__ == "OutOfMemoryError" or OUT_OF_MEMORY.search(str(error))
-    return isinstance(error, RuntimeError) and bool(named)
+    """Return whether the device has too little memory, also if torch.compile reports the error."""
+    error = getattr(error, "inner_exception", None) or error  # an error of the compiler has one
+    if not isinstance(error, RuntimeError):
+        return False
+    has_class = type(error).__name__ == "OutOfMemoryError"
+    return has_class or OUT_OF_MEMORY.search(str(error)) is not None
 
 
-# What a system call answers where the machine, not the program, is at problem, and what the user can do. Of the first kind
-# is the place, which the user has chosen: bad input; of the second the machine's state: it may pass.
-RIGHTS = "use another place, or change its permissions"
-OTHER_PLACE = "a part of this path is a file, or a link that leads nowhere; give another place"
-PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
-    errno.ENOTDIR: OTHER_PLACE,
-    errno.ELOOP: OTHER_PLACE,
-    errno.EISDIR: "a file of ours goes there; move that folder away",
-    errno.ENAMETOOLONG: "give a shorter name",
-}
-# The file system does not offer an operation. See files.NOT_SUPPORTED for the numbers of each operation.
+CHANGE_PERMISSIONS = "use another place, or change its permissions"
+OTHER_PATH = (
+    "a part of this path is a file, or a link to a path that does not exist; give another path"
+)
 OTHER_FILE_SYSTEM = (
     "use a folder on another file system, with --output_dir, or with --prepared_data_dir for data"
 )
-PLACE |= dict.fromkeys(
-    (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV),
-    f"this file system does not support the operation; {OTHER_FILE_SYSTEM}",
-)
-DISK_FAILS = "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again"
+# See files.NOT_SUPPORTED for the error numbers of each operation.
+MISSING_OPERATION = f"this file system does not support the operation; {OTHER_FILE_SYSTEM}"
 RESUMES = "the same command resumes"
-ERRNO_FIXES = {
+DISK_FAILS = f"the disk or its connection fails (see dmesg); {RESUMES} once it works again"
+
+# Errors of a path that the user has chosen, and their fixes. The path is bad input: status 2.
+PATH_FIXES = {
+    errno.EACCES: CHANGE_PERMISSIONS,
+    errno.EPERM: CHANGE_PERMISSIONS,
+    errno.EROFS: CHANGE_PERMISSIONS,
+    errno.ENOTDIR: OTHER_PATH,
+    errno.ELOOP: OTHER_PATH,
+    errno.EISDIR: "a file must be written at this path; move the folder away",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ENOLCK: MISSING_OPERATION,
+    errno.ENOTSUP: MISSING_OPERATION,
+    errno.EOPNOTSUPP: MISSING_OPERATION,
+    errno.ENOSYS: MISSING_OPERATION,
+    errno.ENODEV: MISSING_OPERATION,
+}
+# Errors of the state of the machine, which may change, and their fixes: status 1.
+MACHINE_FIXES = {
     errno.ENOSPC: f"free some space; {RESUMES}",
     errno.EDQUOT: f"a quota limits space or the number of files (quota -s): delete some; {RESUMES}",
+    errno.EIO: DISK_FAILS,
+    errno.ESTALE: DISK_FAILS,
+    errno.EFBIG: f"raise the limit (ulimit -f); {RESUMES}",
+    errno.EMFILE: f"raise the limit (ulimit -n); {RESUMES}",
+    errno.ENFILE: f"too many files are open on this machine; {RESUMES}",
 }
-ERRNO_FIXES |= dict.fromkeys((errno.EIO, errno.ESTALE), DISK_FAILS)
-ERRNO_FIXES |= {
-    errno.EFBIG: "raise the limit (ulimit -f); the same command resumes",
-    errno.EMFILE: "raise the limit (ulimit -n); the same command resumes",
-    errno.ENFILE: "too many files are open on this machine; the same command resumes",
-}
-# Memory, as Python, the loader of libraries and the system's threads say that there is none left.
-MEMORY = re.compile(
-    r"failed to map segment|cannot allocate memory|can't start new thread|error return without exception set",
+# Messages of Python, of the loader of libraries and of threads when memory runs out.
+NO_MEMORY = re.compile(
+    r"failed to map segment|cannot allocate memory|can't start new thread"
+    r"|error return without exception set",
     re.IGNORECASE,
 )
-RUST = re.compile(r"\(os error (\d+)\)")  # so safetensors and tokenizers name it
+RUST_ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")  # in errors of safetensors and tokenizers
 
 
 class Unsupported(OSError):
-    """A file system does not offer an operation that is needed.
+    """A file system does not offer a required operation.
 
     Args:
         number: the error number.
         operation: the missing operation as a verb, such as "rename this".
-        path: of the file or folder.
+        path: the file or folder.
     """
 
     def __init__(self, number: int, operation: str, path: str):
@@ -100,12 +124,16 @@ class Unsupported(OSError):
 
 
 def lacks_inodes(path: Path) -> bool:
-    """Return whether no file can be created on the disk of a file or folder, although it may have space left."""
+    """Return whether the disk of a file or folder has no inodes left.
+
+    No file can be created on such a disk, even if it has space.
+    """
     try:
         disk = os.statvfs(path)
     except OSError:
         return False
-    return disk.f_files > 0 and disk.f_favail == 0  # a file system without inodes has 0 of 0
+    has_inodes = disk.f_files > 0  # some file systems have no inodes at all
+    return has_inodes and disk.f_favail == 0
 
 
 def space_fix(path: str | os.PathLike) -> str:
@@ -123,45 +151,61 @@ def space_fix(path: str | os.PathLike) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its kind where it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """Return the first line of an error's message, or the name of its class without a message."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0]
 
 
 def errno_of(error: BaseException) -> int | None:
-    """Return the number of a system call's answer behind an error, where it is one of ``PLACE`` or ``ERRNO_FIXES``."""
-    if isinstance(error, (BadInput, TrainingStopped)):
+    """Return the error number of the system call that failed.
+
+    Libraries written in Rust state the number only in the message.
+
+    Returns:
+        A key of ``PATH_FIXES`` or ``MACHINE_FIXES``, or None for any other error.
+    """
+    if isinstance(error, BadInput | TrainingStopped):
         return None
-    written = RUST.search(str(error))
-    number = (
-        int(written[1])
-        if written
-        else getattr(error, "errno", None)
-        if isinstance(error, OSError)
-        else None
-    )
-    return number if number in PLACE or number in ERRNO_FIXES else None
+    number = None
+    rust_match = RUST_ERROR_NUMBER.search(str(error))
+    if rust_match:
+        number = int(rust_match[1])
+    elif isinstance(error, OSError):
+        number = error.errno
+    if number in PATH_FIXES or number in MACHINE_FIXES:
+        return number
+    return None
 
 
 def machine_error(error: BaseException) -> BadInput | None:
-    """Return a problem of the machine, or of a place on it, as one line; None: the error is of another kind.
+    """Return an error of the operating system as a message with a fix, or None for other errors.
 
-    A place has a name; what is wrong with the machine may have none.
+    Errors of a path are recognized only if the path is known. Errors of the machine, such as a full
+    disk, may come without one.
     """
-    if isinstance(error, MemoryError) or MEMORY.search(str(error)):
-        fix = "end other programs, or raise the limit (ulimit -v); the same command resumes"
+    if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+        fix = f"end other programs, or raise the limit (ulimit -v); {RESUMES}"
         return BadInput(f"memory ran out: {fix}", 1, alone=True)
     if isinstance(error, Unsupported):
         return BadInput(str(error), 2, alone=True)
     number = errno_of(error)
-    name = getattr(error, "filename", None)  # a path, a descriptor, or None
-    if isinstance(name, bytes):
-        name = os.fsdecode(name)
-    if number is None or (number in PLACE and name is None):
+    if number is None:
         return None
-    where = f"{name}: " if name is not None else ""
-    if number in PLACE:
-        return BadInput(f"{where}{os.strerror(number)}: {PLACE[number]}", 2, alone=True)
-    fix = ERRNO_FIXES[number]
-    if number == errno.ENOSPC and isinstance(name, (str, Path)):
-        fix = f"{space_fix(name)}; {RESUMES}"
-    return BadInput(f"{where}{os.strerror(number)}: {fix}", 1, alone=True)
+
+    path = getattr(error, "filename", None)  # also a file descriptor
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    if number in PATH_FIXES:
+        if path is None:
+            return None
+        message = f"{path}: {os.strerror(number)}: {PATH_FIXES[number]}"
+        return BadInput(message, 2, alone=True)
+    fix = MACHINE_FIXES[number]
+    if number == errno.ENOSPC and isinstance(path, str | Path):
+        fix = f"{space_fix(path)}; {RESUMES}"
+    message = f"{os.strerror(number)}: {fix}"
+    if path is not None:
+        message = f"{path}: {message}"
+    return BadInput(message, 1, alone=True)

@@ -1,8 +1,11 @@
-"""Graphics cards as plain values: their makers' data sheets, and speeds that others and we measured on them.
+"""GPUs: their data sheets, and speeds that others and we have measured (``gpus.csv``).
 
-The peak is the dense one of bf16 or fp16 tensor cores with fp32 accumulate, which training uses: the figures that
-NVIDIA prints large are twice that where they count sparsity, and twice that again on GeForce cards, which add up in
-fp32 at half the rate. MFU stands against it; estimates take the rate that matrix products reached.
+The peak of a GPU is the rate of dense matrix products in bf16 or fp16 that accumulate in fp32,
+because training uses these. The prominent figures of NVIDIA's data sheets are twice as high if they
+count sparsity. On GeForce GPUs, which accumulate in fp32 at half the rate, they are twice as high
+again.
+
+MFU is relative to this peak. Estimates use the rate that matrix products have reached.
 """
 
 import csv
@@ -12,19 +15,26 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from ursa_minor.base.paths import ROOT
 
 AMPERE = (8, 0)  # first compute capability with bf16, TF32 and PyTorch's flash attention
-PRESETS = Path(__file__).parent.parent.parent / "accelerate_configs"
+PRESETS = ROOT / "accelerate_configs"
+
+# Source of the measurements of training in gpus.csv. The script trains with bf16 autocast,
+# torch.compile, SDPA, fused AdamW, 524,288 tokens per update and full fp32 logits. gpus.csv has the
+# fastest row of each GPU.
+SCRIPT = "plain PyTorch GPT-2, torch 2.8, one public script"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A figure that somebody measured on one card, and whose it is.
+    """A speed that was measured on one GPU.
 
     Attributes:
-        figure: TFLOP/s of matrix products, or tokens per second of GPT-2 124M in training.
-        micro_batch: sequences of 1,024 tokens that it was trained with.
+        figure: TFLOP/s of matrix products, or tokens per second of training GPT-2 124M.
+        source: who measured it.
+        micro_batch: sequences of 1,024 tokens in training.
     """
 
     figure: float
@@ -34,14 +44,26 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card: ``name`` is also its preset's, ``pattern`` the driver's whole name of it, the rest its data sheet.
+    """A type of GPU.
 
     Attributes:
-        link_gigabytes_per_second: between neighbors, one way: a PCIe 4.0 slot's, or NVLink's.
-        products: matrix products in bf16 (fp16 before Ampere) as others measured them; None: nobody.
-        training: GPT-2 124M as others trained it; None: nobody.
-        ours: GPT-2 124M as train.py trained it on such a card; None: not yet.
-        advised: the micro-batch of published presets, of 1,024 tokens unless it says so; empty: in none of them.
+        name: also the name of its preset in accelerate_configs/.
+        pattern: regular expression for the full names that the driver reports.
+        source: the data sheet.
+        capability: compute capability.
+        memory_gib: memory in GiB.
+        teraflops: peak in TFLOP/s (see above).
+        gigabytes_per_second: bandwidth of its memory in GB/s.
+        watts: power limit.
+        link_gigabytes_per_second: bandwidth between neighbors in one direction, in GB/s: that of
+            NVLink or of a PCIe 4.0 slot.
+        products: TFLOP/s of matrix products in bf16 (fp16 before Ampere), measured by others, or
+            None if not measured. It is the largest rate of square matrices up to 10,240 during
+            seconds of work, and the median of several reports.
+        training: tokens per second of training GPT-2 124M, measured by others, or None.
+        ours: tokens per second of training GPT-2 124M with train.py, or None if not measured.
+        advised: micro-batch of published presets, in sequences of 1,024 tokens unless it states
+            another length, or "" if there are none.
     """
 
     name: str
@@ -65,134 +87,198 @@ class Gpu:
 
     @property
     def precision(self) -> str:
-        """``bf16`` where it has it, else ``fp16``."""
+        """``bf16`` if the GPU supports it, else ``fp16``."""
         return "bf16" if self.modern else "fp16"
 
     @property
     def is_geforce(self) -> bool:
-        """Whether the maker halves the rate of products that are added up in fp32."""
+        """Whether NVIDIA halves the rate of matrix products that accumulate in fp32."""
         return "GeForce" in self.pattern
 
     @property
     def product_teraflops(self) -> float:
-        """TFLOP/s of matrix products: measured, else the share of the peak that measured cards of its kind reach."""
-        return (
-            self.products.figure
-            if self.products
-            else reached_share(self.is_geforce) * self.teraflops
-        )
+        """TFLOP/s of matrix products: measured, or else estimated from GPUs that were measured."""
+        if self.products:
+            return self.products.figure
+        return reached_share(self.is_geforce) * self.teraflops
 
 
-# Rates of products are the largest of squares up to 10,240, seconds each; of several reports of a card their median.
-# bf16 autocast, compiled, SDPA, fused AdamW, 524,288 tokens an update, whole fp32 logits; of each card its fastest row.
-SCRIPT = "plain PyTorch GPT-2, torch 2.8, one public script"
-# Columns of gpus.csv that hold a number of the data sheet.
-SHEET = ("memory_gib", "teraflops", "gigabytes_per_second", "watts", "link_gigabytes_per_second")
+def _read_measurement(row: Mapping[str, str], name: str) -> Measurement | None:
+    """Return a measurement in a row of gpus.csv, or None if it was not measured.
 
-
-def _measured(row: Mapping[str, str], name: str) -> Measurement | None:
-    """Return a measurement of a row of gpus.csv; None where nobody made one."""
-    size = row.get(f"{name}_micro_batch")
-    return (
-        Measurement(float(row[name]), row[f"{name}_source"], int(size) if size else None)
-        if row[name]
-        else None
+    Args:
+        row: the row.
+        name: first of its columns: ``products``, ``training`` or ``ours``.
+    """
+    if not row[name]:
+        return None
+    micro_batch = row.get(f"{name}_micro_batch")
+    return Measurement(
+        figure=float(row[name]),
+        source=row[f"{name}_source"],
+        micro_batch=int(micro_batch) if micro_batch else None,
     )
 
 
-def _gpu(row: Mapping[str, str]) -> Gpu:
-    """Return the card of a row of gpus.csv."""
-    major, minor = map(int, row["capability"].split("."))
-    values: dict[str, Any] = {name: float(row[name]) for name in SHEET}
-    values |= {name: _measured(row, name) for name in ("products", "training", "ours")}
+def _read_gpu(row: Mapping[str, str]) -> Gpu:
+    """Return the GPU in a row of gpus.csv."""
+    major, minor = row["capability"].split(".")
     return Gpu(
-        row["name"], row["pattern"], row["source"], (major, minor), advised=row["advised"], **values
+        name=row["name"],
+        pattern=row["pattern"],
+        source=row["source"],
+        capability=(int(major), int(minor)),
+        memory_gib=float(row["memory_gib"]),
+        teraflops=float(row["teraflops"]),
+        gigabytes_per_second=float(row["gigabytes_per_second"]),
+        watts=float(row["watts"]),
+        link_gigabytes_per_second=float(row["link_gigabytes_per_second"]),
+        products=_read_measurement(row, "products"),
+        training=_read_measurement(row, "training"),
+        ours=_read_measurement(row, "ours"),
+        advised=row["advised"],
     )
 
 
 with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as _file:
-    GPUS = tuple(map(_gpu, csv.DictReader(_file)))
+    GPUS = tuple(_read_gpu(row) for row in csv.DictReader(_file))
 
 
 def reached_share(geforce: bool) -> float:
-    """Return the share of their data sheet's peak that measured cards reach in matrix products, the median.
+    """Return the median share of the peak that GPUs have reached in matrix products.
 
-    GeForce cards (``geforce``) reach all of it, for their maker halves it; the others run into their power limit.
+    GeForce GPUs reach all of it, because NVIDIA halves their rate. Other GPUs are limited by their
+    power.
+
+    Args:
+        geforce: whether to use the measurements of GeForce GPUs or those of the others.
     """
-    return statistics.median(
-        card.products.figure / card.teraflops
-        for card in GPUS
-        if card.products and card.is_geforce == geforce
-    )
+    shares = []
+    for gpu in GPUS:
+        if gpu.products and gpu.is_geforce == geforce:
+            shares.append(gpu.products.figure / gpu.teraflops)
+    return statistics.median(shares)
 
 
 def find(name: str) -> Gpu | None:
-    """Return the card of this name, or None: a Ti, a laptop's, a slice is another.
+    """Return the GPU with a name, or None if it is unknown.
+
+    A Ti, a laptop GPU or a MIG slice is a different GPU than the one with the shorter name.
 
     Args:
-        name: the driver's whole one (NVIDIA A100-SXM4-40GB), ours (a100_40gb), or as people write it (rtx_a6000, 4090).
+        name: the full name that the driver reports (NVIDIA A100-SXM4-40GB), the name in gpus.csv
+            (a100_40gb), or a name as people write it (rtx_a6000, 4090).
     """
-    bare, wholes = _bare(name), (name, f"NVIDIA {name}", f"NVIDIA GeForce {name}")
-    for card in GPUS:
-        ours = _bare(card.name)
-        drivers = any(re.fullmatch(card.pattern, whole, re.IGNORECASE) for whole in wholes)
-        if drivers or bare in (ours, f"{ours}{card.memory_gib:g}gb"):
-            return card
+    short_name = _short_name(name)
+    full_names = (name, f"NVIDIA {name}", f"NVIDIA GeForce {name}")
+    for gpu in GPUS:
+        gpu_name = _short_name(gpu.name)
+        if short_name in (gpu_name, f"{gpu_name}{gpu.memory_gib:g}gb"):
+            return gpu
+        if any(re.fullmatch(gpu.pattern, full_name, re.IGNORECASE) for full_name in full_names):
+            return gpu
     return None
 
 
 def similar_gpus(name: str) -> list[str]:
-    """Return the known cards that are nearest to an unknown one, of its series only; all where none is of its series."""
-    bare = _bare(name)
-    kind = _series(bare)
-    series = {
-        _bare(card.name): card.name for card in GPUS if kind and _series(_bare(card.name)) == kind
-    }
-    if not series:
-        return [card.name for card in GPUS]
-    return [series[near] for near in difflib.get_close_matches(bare, series, n=4, cutoff=0.0)]
+    """Return the names of up to four known GPUs in the series of an unknown one, the nearest first.
+
+    If no known GPU is in that series, return all names.
+    """
+    short_name = _short_name(name)
+    series = _series(short_name)
+    names_of_series: dict[str, str] = {}  # by short name
+    for gpu in GPUS:
+        gpu_name = _short_name(gpu.name)
+        if series is not None and _series(gpu_name) == series:
+            names_of_series[gpu_name] = gpu.name
+    if not names_of_series:
+        return [gpu.name for gpu in GPUS]
+    nearest = difflib.get_close_matches(short_name, names_of_series, n=4, cutoff=0.0)
+    return [names_of_series[gpu_name] for gpu_name in nearest]
 
 
-def _bare(name: str) -> str:
-    return re.sub("^(nvidia|geforce|quadro|tesla|rtx)*", "", re.sub(r"[^a-z0-9]", "", name.lower()))
+def _short_name(name: str) -> str:
+    """Return the letters and digits of a name in lower case, without the names of the brand."""
+    letters_and_digits = re.sub(r"[^a-z0-9]", "", name.lower())
+    return re.sub("^(nvidia|geforce|quadro|tesla|rtx)*", "", letters_and_digits)
 
 
-def _series(bare: str) -> tuple[str, str] | None:
-    """Return the letters before the number, and where there are none the generation; ``ada`` is one of its own."""
-    found = re.match(r"([a-z]*)(\d+)(.*)", bare)
-    return found and (found[1], "ada" if found[3] == "ada" else "" if found[1] else found[2][:2])
+def _series(short_name: str) -> tuple[str, str] | None:
+    """Return a value that is equal for GPUs of one series, or None if the name has no number.
+
+    The series is given by the letters before the number (``a`` for a4500), or by the generation if
+    there are none (``40`` for 4090). Names that end in "ada" are a separate series.
+    """
+    match = re.match(r"([a-z]*)(\d+)(.*)", short_name)
+    if match is None:
+        return None
+    letters, number, suffix = match.groups()
+    if suffix == "ada":
+        return letters, "ada"
+    if letters:
+        return letters, ""
+    return "", number[:2]
 
 
 def peak_flops(driver_name: str, precision: str) -> float | None:
-    """Return a card's dense peak in FLOP/s at this precision (bf16, fp16), or None where it is not known."""
-    card = find(driver_name)
-    return card.teraflops * 1e12 if card and precision in ("bf16", "fp16") else None
+    """Return the dense peak of a GPU in FLOP/s, or None if it is not known.
+
+    Args:
+        driver_name: the name that the driver reports.
+        precision: ``bf16`` or ``fp16``. The peaks of other precisions are not known.
+    """
+    gpu = find(driver_name)
+    if gpu is None or precision not in ("bf16", "fp16"):
+        return None
+    return gpu.teraflops * 1e12
 
 
 def preset(driver_name: str, count: int = 1) -> str:
-    """Return the stem of the accelerate YAML for ``count`` cards that the driver calls by this name.
+    """Return the name of the file in accelerate_configs/, without .yaml, for a number of GPUs.
 
-    ``rtx4090_x2`` where such a file exists (eight h100_pcie take h100_x8), else the single card's; ``conservative`` for
-    an unknown card, ``cpu`` for none (an empty name).
+    Args:
+        driver_name: the name that the driver reports, or an empty name if there is no GPU.
+        count: number of GPUs.
+
+    Returns:
+        - ``rtx4090_x2`` or, for eight h100_pcie, ``h100_x8``, if there is such a file
+        - otherwise the file for one GPU, such as ``rtx4090``
+        - ``conservative`` for an unknown GPU
+        - ``cpu`` for an empty name
     """
-    card = find(driver_name.strip())
-    if card is None:
-        return "conservative" if driver_name.strip() else "cpu"
-    shared = (f"{name}_x{count}" for name in (card.name, card.name.partition("_")[0]))
-    return next((stem for stem in shared if (PRESETS / f"{stem}.yaml").is_file()), card.name)
+    driver_name = driver_name.strip()
+    if not driver_name:
+        return "cpu"
+    gpu = find(driver_name)
+    if gpu is None:
+        return "conservative"
+    family, _, _ = gpu.name.partition("_")  # h100 for h100_pcie
+    for name in (gpu.name, family):
+        stem = f"{name}_x{count}"
+        if (PRESETS / f"{stem}.yaml").is_file():
+            return stem
+    return gpu.name
 
 
 def launcher(stem: str, count: int) -> str:
-    """Return the words before train.py for ``count`` cards by the accelerate YAML of this stem."""
-    several = (
-        f" --multi_gpu --num_processes {count}"
-        if count > 1 and not stem.endswith(f"_x{count}")
-        else ""
-    )
-    return f"accelerate launch --config_file accelerate_configs/{stem}.yaml{several}"
+    """Return the command that starts train.py on a number of GPUs, up to the name of the script.
+
+    Args:
+        stem: name of the file in accelerate_configs/, without .yaml.
+        count: number of GPUs.
+    """
+    command = f"accelerate launch --config_file accelerate_configs/{stem}.yaml"
+    if count > 1 and not stem.endswith(f"_x{count}"):
+        command += f" --multi_gpu --num_processes {count}"
+    return command
 
 
 def kernel_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Return the version of the driver that the kernel has loaded, or None."""
-    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None
-    return found[1] if found else None
+    """Return the version of the NVIDIA driver that the kernel has loaded, or None."""
+    if not path.is_file():
+        return None
+    match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", path.read_text())
+    if match is None:
+        return None
+    return match[1]

@@ -1,4 +1,4 @@
-"""Names of models and tokenizers: a folder on this machine, or an id of the Hub with an optional revision."""
+"""Parse the names of models and tokenizers: a folder, or a Hub id with an optional revision."""
 
 import os
 import re
@@ -15,8 +15,8 @@ class ModelId(NamedTuple):
     """A folder, or a repository of the Hub.
 
     Attributes:
-        location: the folder, or the repository's id.
-        revision: a tag, a branch or a commit of the Hub; None for a folder and for the default branch.
+        location: the folder, or the id of the repository.
+        revision: a tag, branch or commit. None for a folder, and for the default branch.
     """
 
     location: str
@@ -27,10 +27,11 @@ def parse(name: str, option: str) -> ModelId:
     """Split ``ID@REVISION``. A path that exists on this machine is never split.
 
     Args:
+        name: a path, ``ID`` or ``ID@REVISION``.
         option: the beginning of an error message, for example ``--model `` or ``init_from = ``.
 
     Raises:
-        BadInput: the name is not a folder here and has no valid id and revision.
+        BadInput: the name is neither an existing path nor a valid id and revision.
     """
     if os.path.exists(name):  # noqa: PTH110  (Path.exists raises for a name that is too long)
         return ModelId(name)

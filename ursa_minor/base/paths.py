@@ -1,7 +1,7 @@
-"""Expand `~` and environment variables in the paths that users write, and find the repository's own files.
+"""Expand `~` and environment variables in the paths that users write, and locate the repository.
 
-A path is expanded once, where it is read. ``literal`` is the inverse: it writes a path so that reading it again gives
-the same path, for recipe files and for commands that a message prints.
+A path is expanded once, when it is read. ``literal`` is the inverse: it escapes a path, so that
+``expand`` returns it unchanged. Recipe files and commands in messages contain escaped paths.
 """
 
 import argparse
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ursa_minor.base.shell import path_word
 
-ROOT = Path(__file__).resolve().parents[2]  # the folder of train.py, and recipes/
+ROOT = Path(__file__).resolve().parents[2]  # the repository: train.py, recipes/
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 VARIABLE = re.compile(
     r"""\$ (?:
-        (?P<dollar> \$ )                    # $$ stands for one $
+        (?P<dollar> \$ )                    # $$ is an escaped $
       | (?P<name> [A-Za-z_][A-Za-z0-9_]* )  # $NAME
       | \{ (?P<braced> [^}]* ) (?P<end> \}? )  # ${NAME}
     )""",
@@ -33,14 +33,16 @@ def is_url(path: str) -> bool:
 def expand(path: str, environment: Mapping[str, str] | None = None) -> str:
     """Return a path with its environment variables and its leading `~` or `~user` replaced.
 
-    `$NAME` and `${NAME}` are variables, and `$$` stands for a `$`. The value of a variable is not searched for further
-    variables, but it may begin with `~`. A URL is returned as it is.
+    `$NAME` and `${NAME}` are variables, and `$$` is an escaped `$`. The value of a variable is not
+    expanded again, but it may start with `~`. A URL is returned unchanged.
 
     Args:
+        path: a path in a recipe or on the command line.
         environment: the variables, or None for those of this process.
 
     Raises:
-        ValueError: a variable is not set or empty, or there is no such user. The message states what to do.
+        ValueError: a variable is not set or is empty, or the user does not exist. The message
+            contains a fix.
     """
     if is_url(path):
         return path
@@ -54,35 +56,36 @@ def expand(path: str, environment: Mapping[str, str] | None = None) -> str:
             raise ValueError(
                 f"{match[0]} is not a variable; write $NAME, ${{NAME}}, or $$ for the character $"
             )
+        fix = "set it, or write $$ for the character $"
         if name not in variables:
-            raise ValueError(
-                f"the environment variable {name} is not set; set it, or write $$ for the character $"
-            )
+            raise ValueError(f"the environment variable {name} is not set; {fix}")
         if not variables[name]:
-            raise ValueError(
-                f"the environment variable {name} is empty; set it, or write $$ for the character $"
-            )
+            raise ValueError(f"the environment variable {name} is empty; {fix}")
         return variables[name]
 
-    expanded = os.path.expanduser(VARIABLE.sub(value_of, path))  # noqa: PTH111  (Path would change ./~ and a//b)
+    with_values = VARIABLE.sub(value_of, path)
+    expanded = os.path.expanduser(with_values)  # noqa: PTH111  (Path would change ./~ and a//b)
     if expanded.startswith("~"):
         user = expanded.partition("/")[0]
         raise ValueError(
-            f"the home folder of {user} is not known; for a name that begins with ~ write ./{expanded}"
+            f"the home folder of {user} is not known; for a name that starts with ~ write "
+            f"./{expanded}"
         )
     return expanded
 
 
 def literal(path: str) -> str:
-    """Return a path as ``expand`` reads it back without a change."""
+    """Escape a path, so that ``expand`` returns it unchanged."""
     if is_url(path):
         return path
     escaped = path.replace("$", "$$")
-    return f"./{escaped}" if escaped.startswith("~") else escaped
+    if escaped.startswith("~"):
+        return f"./{escaped}"
+    return escaped
 
 
 def quoted(path: str | Path) -> str:
-    """Return a path as a word of a command of this project that a message prints.
+    """Return a path as an argument of a command of this project that a message prints.
 
     Neither the shell nor ``expand`` changes it, and it is not mistaken for a flag.
     """
@@ -90,10 +93,10 @@ def quoted(path: str | Path) -> str:
 
 
 def argument(text: str) -> str:
-    """Return a command-line argument expanded, as the ``type`` of an argparse argument.
+    """Return an expanded path as a string, as the ``type`` of an argparse argument.
 
     Raises:
-        argparse.ArgumentTypeError: the path cannot be expanded; argparse adds the name of the option.
+        argparse.ArgumentTypeError: the path cannot be expanded. argparse adds the option's name.
     """
     try:
         return expand(text)
@@ -102,7 +105,7 @@ def argument(text: str) -> str:
 
 
 def path_argument(text: str) -> Path:
-    """Return a command-line argument as an expanded Path, as the ``type`` of an argparse argument."""
+    """Return an expanded path as a Path, as the ``type`` of an argparse argument."""
     return Path(argument(text))
 
 
@@ -113,7 +116,7 @@ def assignment_argument(text: str) -> str:
 
 
 def find_from_anywhere(path: Path) -> Path:
-    """Return a path, or the file of this name in the repository where the path itself does not exist."""
+    """Return a path if it exists, or else the same path in the repository if that exists."""
     if not os.path.lexists(path) and os.path.lexists(ROOT / path):
         return ROOT / path
     return path

@@ -1,4 +1,4 @@
-"""Keep credentials and control characters out of what a run shows, writes and sends.
+"""Keep credentials and control characters out of everything that a run shows, writes or sends.
 
 - ``redact_url`` removes user, password, query and fragment of a URL. The result also identifies the
   file behind the URL in manifests and fingerprints, so it must stay the same for the same URL.
@@ -6,7 +6,7 @@
   obey. ``one_line`` does the same for a message of a library or server that we quote.
 - ``RedactingFilter`` applies ``redact`` to the log records of the handlers that carry it.
 
-SECURITY.md lists what is not redacted.
+SECURITY.md lists the secrets that are not redacted.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ REDACTED = "redacted"
 # fmt: off
 CREDENTIAL_PARAMETERS = {
     "token", "accesstoken", "authtoken", "idtoken", "refreshtoken", "securitytoken", "sessiontoken",
-    "auth", "authorization", "jwt", "ticket", "apikey", "xapikey", "accesskey", "secret", "clientsecret",
+    "auth", "authorization", "jwt", "ticket", "apikey", "xapikey", "accesskey",
+    "secret", "clientsecret",
     "user", "username", "password", "passwd", "pwd", "pass", "session", "sessionid",
     "sig", "sign", "signature", "hmac", "hashalgorithm", "policy", "keypairid",
     "expires", "expiry", "expiration", "exp",
@@ -64,12 +65,12 @@ def redact(text: str) -> str:
 
     A text without any of them is returned unchanged.
     """
-    text = URL_IN_TEXT.sub(lambda match: redact_url(re.sub(r"\\+/", "/", match[0])), text)
+    text = URL_IN_TEXT.sub(_redact_url_in_text, text)
     text = USER.sub(f"//{REDACTED}@", text)
     text = REQUEST_TARGET.sub(_redact_request_target, text)
     text = HUGGING_FACE_TOKEN.sub(REDACTED, text)
     text = AUTHORIZATION.sub(rf"\1{REDACTED}", text)
-    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(_escape, text)
 
 
 def one_line(message: object) -> str:
@@ -129,6 +130,15 @@ class RedactingFilter(logging.Filter):
         return True
 
 
+def _redact_url_in_text(match: re.Match[str]) -> str:
+    url = re.sub(r"\\+/", "/", match[0])  # JSON and repr() escape the slashes
+    return redact_url(url)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
+
+
 def _redact_query(query: str) -> str:
     if not query:
         return ""
@@ -142,7 +152,7 @@ def _redact_query(query: str) -> str:
 
 
 def _redact_request_target(match: re.Match[str]) -> str:
-    """Redact the query if it has a credential. Without one it may be ordinary text: /data/a?.txt."""
+    """Redact a query with a credential. Without one it may be ordinary text: /data/a?.txt."""
     path, query = match.groups()
     if len(_without_credentials(query)) == len(_parameters(query)):
         return match[0]

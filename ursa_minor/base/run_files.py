@@ -1,4 +1,7 @@
-"""Names of the files and folders in a run folder."""
+"""Names of the files and folders in a run folder, and the contents of two of them.
+
+``metrics.jsonl`` has the metrics of each step, and ``finished.json`` states how the run ended.
+"""
 
 import contextlib
 import os
@@ -16,49 +19,60 @@ CURVES = "curves.png"
 LOG = "run.log"
 FINISH = "finished.json"
 TRACKER_IDS = "trackers.json"
-TENSORBOARD = "tensorboard"  # folder of its event files
+# Folders:
+TENSORBOARD = "tensorboard"
 MODEL_FOLDER = "model"
-PENDING = "hub"  # folder of the pushes to send
+PENDING = "hub"  # pushes that are not yet sent
 CHECKPOINTS = "checkpoints"
 # Files of a checkpoint:
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
+CHECKPOINT_FILES = (MODEL, OPTIMIZER, STATE)  # the files that the manifest lists
 
-STEP = re.compile(r"step-(\d{8})")  # a checkpoint, a push, a tag
-# Files that are unfinished, or that were moved aside to be replaced.
+STEP = re.compile(r"step-(\d{8})")  # name of a checkpoint, push or tag
+# Temporary names of base/files.py: "tmp" for unfinished files and folders, and "old" for folders
+# that are being replaced.
 PARTIAL = re.compile(r"\.(.+)\.(tmp|old)-[0-9a-f]{8}")
 
 
 def step_name(step: int) -> str:
-    """Return the name of this step's checkpoint, push and tag."""
+    """Return the name of the checkpoint, push and tag of a step."""
     return f"step-{step:08d}"
 
 
 def clear_partial(folder: Path) -> None:
-    """Remove what killed processes left half-made. Only for the holder of the run folder's lock.
+    """Remove the unfinished files of killed processes. Restore folders that were being replaced.
 
-    What was moved aside comes back, unless what was to come in its place is there.
+    Call this only while holding the lock of the run folder.
     """
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
         match = PARTIAL.fullmatch(path.name)
-        if match and match[2] == "old" and not os.path.lexists(folder / match[1]):
-            path.rename(folder / match[1])
-        elif match:
-            with contextlib.suppress(OSError):  # it harms nothing, and the next start tries again
+        if match is None:
+            continue
+        name, kind = match.groups()
+        target = folder / name
+        if kind == "old" and not os.path.lexists(target):
+            # The process was killed between renaming the old folder and renaming the new one.
+            path.rename(target)
+        else:
+            with contextlib.suppress(OSError):  # it does no harm, and the next start tries again
                 files.remove(path)
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Return the rows of a metrics.jsonl."""
+    """Return the rows of a metrics.jsonl as a list. See ``iterate_metrics``."""
     return list(iterate_metrics(path))
 
 
 def iterate_metrics(path: Path) -> Iterator[dict]:
-    """Yield the rows of a metrics.jsonl, without those that a kill has torn: all with an integer ``step``.
+    """Yield the rows of a metrics.jsonl. Nothing is yielded if the file does not exist.
 
-    A value that was not finite is None.
+    Each row has an integer ``step``. NaN and infinity are None. Lines that a killed process has not
+    completed are skipped.
     """
     if not path.is_file():
         return
@@ -73,14 +87,15 @@ def iterate_metrics(path: Path) -> Iterator[dict]:
 
 @dataclass(frozen=True)
 class Finish:
-    """How a run ended: ``finished.json`` of its folder, written after ``model/``.
+    """How a run ended: the contents of ``finished.json``, which is written after ``model/``.
 
     Attributes:
         step: updates attempted.
-        since_best: if early stopping ended the run, the number of evaluations after the lowest validation loss, else 0.
+        since_best: number of evaluations after the lowest validation loss if early stopping ended
+            the run, else 0.
         has_checkpoint: whether a checkpoint of ``step`` was saved.
-        origin: the checkpoint that the run started from (``resume_from_checkpoint``), if any: its name and the SHA-256
-            of its weights.
+        origin: the checkpoint that the run started from (``resume_from_checkpoint``), or None. The
+            keys are ``checkpoint``, its name, and ``sha256``, that of its weights.
     """
 
     step: int
@@ -94,12 +109,15 @@ class Finish:
         return self.since_best > 0
 
     def write(self, run_dir: Path) -> None:
-        """Write the file."""
+        """Write ``finished.json``."""
         files.write_json(run_dir / FINISH, asdict(self))
 
 
 def read_finish(run_dir: Path) -> Finish | None:
-    """Return how the run in this folder ended; None if it has not ended, or if the file cannot be read."""
+    """Return how the run in a folder ended, or None if it has not ended.
+
+    The result is also None if ``finished.json`` cannot be read.
+    """
     try:
         return Finish(**files.read_json(run_dir / FINISH))
     except (OSError, ValueError, TypeError):

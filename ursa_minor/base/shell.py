@@ -1,4 +1,4 @@
-"""Commands for a user to paste into a shell."""
+"""Quote arguments of commands that a message prints, for the user to paste into a shell."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def path_word(path: Path | str) -> str:
-    """Return a path as one word of a shell command: quoted, and never mistaken for a flag."""
+    """Quote a path as one word of a shell command that is not mistaken for a flag."""
     text = str(path)
     if text.startswith("-"):
         text = f"./{text}"
@@ -17,6 +17,6 @@ def path_word(path: Path | str) -> str:
 def ollama_name(name: str) -> str:
     """Return the nearest valid name of an Ollama model: lower case, with [a-z0-9._-] only."""
     decomposed = unicodedata.normalize("NFKD", name.casefold())
-    ascii_name = "".join(c for c in decomposed if not unicodedata.combining(c))
-    valid = re.sub(r"[^a-z0-9._-]+", "-", ascii_name).strip("._-")
-    return valid[:80] or "model"
+    without_accents = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
+    valid_name = re.sub(r"[^a-z0-9._-]+", "-", without_accents).strip("._-")
+    return valid_name[:80] or "model"

@@ -1,9 +1,12 @@
-"""The signals that stop a run, and how a background process of a run treats them. Needs no torch."""
+"""Define the signals that stop a run, and ignore them in its background processes.
+
+This module does not import torch.
+"""
 
 import signal
 
-# Schedulers send these before they end or suspend a job: Slurm's --signal and Grid Engine's -notify send SIGUSR1 or
-# SIGUSR2, and the system sends SIGXCPU at the soft limit on CPU time.
+# Schedulers send these before they end or suspend a job. Slurm's --signal and Grid Engine's -notify
+# send SIGUSR1 or SIGUSR2, and the system sends SIGXCPU at the soft limit on CPU time.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 
@@ -11,7 +14,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 def ignore_warnings() -> None:
     """Ignore the signals that a scheduler may send to every process of a job.
 
-    For a background process of a run: the trainer stops at such a signal and then ends the background process.
+    Background processes of a run call this. The trainer stops at such a signal and then ends them.
     """
     for number in (signal.SIGHUP, *WARNINGS):
         signal.signal(number, signal.SIG_IGN)

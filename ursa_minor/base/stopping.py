@@ -1,4 +1,4 @@
-"""Stopping early: a signal such as SIGTERM or Ctrl-C, or a launcher that died, agreed on by all processes."""
+"""Stop all processes of a run at the same step after a signal or the death of the launcher."""
 
 import contextlib
 import os
@@ -15,21 +15,25 @@ import torch.distributed as dist
 from ursa_minor.base.errors import TrainingStopped
 from ursa_minor.base.signals import SIGNALS
 
-LOST = re.compile(
-    r"connection (was )?(closed|reset|refused)|timed? ?out|timing out|broken pipe|remote process exited",
+# Errors of NCCL and gloo after the connection to another process has failed or timed out.
+LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused)|timed? ?out|timing out|broken pipe"
+    r"|remote process exited",
     re.IGNORECASE,
 )
-# Set by `accelerate launch` and by torchrun: then the parent process is a launcher, and its death is a request to stop
-# (`accelerate launch` dies of SIGTERM without telling its child).
+# `accelerate launch` sets the first variable and torchrun the second. If one of them is set, the
+# parent process is a launcher. `accelerate launch` ends after SIGTERM without forwarding the signal
+# to its child, so the child must notice it.
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
 CHECK_SECONDS = 0.5
 
 
 def end_with_launcher(parent: int) -> None:
-    """Send this process SIGTERM when its launcher has died; without a launcher do nothing.
+    """Send SIGTERM to this process when its launcher has died. Do nothing without a launcher.
 
     Args:
-        parent: its process id, noted as early as can be: a launcher that has died since is noticed, too.
+        parent: process id of the launcher. It must be read as early as possible, because the parent
+            becomes another process when the launcher dies.
     """
     if any(name in os.environ for name in LAUNCHED):
         threading.Thread(target=_wait_for_end_of, args=(parent,), daemon=True).start()
@@ -42,45 +46,54 @@ def _wait_for_end_of(parent: int) -> None:
 
 
 class StopRequest:
-    """Notes a request to stop and lets the loop ask for it where it is safe.
+    """Records signals that stop a run. The training loop polls for them where it is safe to stop.
 
-    Every process of a launch may receive it at another moment; ``agreed`` makes them stop at the same place. The
-    question goes over a small gloo group: no device is involved, no stream waits. It is also where a process that
-    died, or hangs for ``timeout`` seconds, is noticed first.
+    Each process of a launch may receive the signal at a different time, and ``agreed`` makes all of
+    them stop at the same step. The processes communicate over their own gloo group, which needs no
+    GPU and does not wait for its work.
+
+    Args:
+        timeout: seconds after which a process that does not answer is considered lost.
     """
 
     def __init__(self, timeout: float = 600.0) -> None:
         self.signal: signal.Signals | None = None
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self._group = (
-            dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if several else None
-        )
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         for number in SIGNALS:
             is_ignored = signal.getsignal(number) == signal.SIG_IGN
             if number == signal.SIGHUP and is_ignored:  # by nohup
                 continue
-            signal.signal(number, self._note)
+            signal.signal(number, self._record)
 
-    def _note(self, number: int, frame: object) -> None:
-        # After Ctrl-C, the launcher ends as well.
-        self.signal = self.signal or signal.Signals(number)
+    def _record(self, number: int, frame: object) -> None:
+        # Only the first signal counts: after Ctrl-C, the launcher may also send SIGTERM.
+        if self.signal is None:
+            self.signal = signal.Signals(number)
 
     @property
     def requested(self) -> bool:
-        """Whether this process was asked to stop."""
+        """Whether this process has received a signal to stop."""
         return self.signal is not None
 
     def agreed(self) -> bool:
-        """Return whether any process was asked to stop; every process must call it at the same place."""
+        """Return whether any process has received a signal to stop.
+
+        Every process must call this at the same step.
+        """
         (stop,) = self.any_of(self.requested)
         if stop and self.signal is None:
             self.signal = signal.SIGTERM
         return stop
 
     def any_of(self, *flags: bool) -> list[bool]:
-        """Return, for each flag, whether any process has it set; every process must call it at the same place.
+        """Return for each flag whether it is true in any process.
 
-        Raises TrainingStopped when another process is lost.
+        Every process must call this at the same step, with the same number of flags.
+
+        Raises:
+            TrainingStopped: another process has died or does not answer.
         """
         if self._group is None:
             return list(flags)
@@ -91,9 +104,9 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as a shell reports it.
+        """The exit status after the signal: 128 plus its number, as in a shell.
 
-        0 under ``torchrun --max_restarts``, which would start a failed process anew although it was asked to stop.
+        It is 0 under ``torchrun --max_restarts``, which would restart a process that fails.
         """
         if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
             return 0
@@ -101,33 +114,39 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Let a signal end the process inside the block, as before StopRequest: there is nothing yet to be saved."""
-    heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    noting = {number: signal.signal(number, signal.SIG_DFL) for number in heeded}
+def default_signal_actions() -> Iterator[None]:
+    """Let a signal end the process inside the block, where there is nothing to save yet.
+
+    Afterwards, ``StopRequest`` records signals again.
+    """
+    handlers = {}
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            handlers[number] = signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        for number, handler in noting.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def raise_on_lost_peer() -> Iterator[None]:
-    """Turn the error of an exchange with a lost process, inside the block, into TrainingStopped.
+    """Raise TrainingStopped instead of the error of a collective operation with a lost process.
 
-    NCCL and gloo raise RuntimeErrors of many wordings; what they have in common is that a connection failed or timed
-    out.
+    NCCL and gloo raise RuntimeErrors with various messages. All of them state that a connection has
+    failed or timed out.
     """
     try:
         yield
     except RuntimeError as error:
-        words = LOST.search(str(error))
-        if words is None:
+        match = LOST_PEER.search(str(error))
+        if match is None:
             raise
         raise TrainingStopped(
-            f"another process of this run died, was killed (memory?) or hangs ({words[0]}); its messages, if any, "
-            f"are above or in its log. The same command resumes from the newest checkpoint; torchrun and accelerate "
-            f"launch do so by themselves with --max_restarts 3. If the time limit is too short: --ddp_timeout",
+            f"another process of this run died, was killed (memory?) or hangs ({match[0]}); its "
+            f"messages, if any, are above or in its log. The same command resumes from the newest "
+            f"checkpoint; torchrun and accelerate launch do this automatically with "
+            f"--max_restarts 3. If the time limit is too short, increase --ddp_timeout",
             alone=True,
         ) from None

@@ -2,45 +2,73 @@
 
 import contextlib
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-LONG, MANY = 200, 12  # characters of a value, and values of a list, that a message shows
+# A message shows only the beginning of longer values and lists.
+MAX_CHARACTERS = 200
+MAX_VALUES = 12
 
 
-def did_you_mean(word: str, names, prefix: str = "") -> str:
-    """Return "; did you mean X?" where a name is close to a word, else nothing."""
+def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return "; did you mean X?" if a name is similar to a word or starts with it, else "".
+
+    Args:
+        word: the user's input.
+        names: the valid names.
+        prefix: precedes the name in the suggestion, such as ``--``.
+    """
     names = list(names)
-    longer = [name for name in names if word and name.startswith(word)]
-    match = difflib.get_close_matches(str(word), names, n=1) or longer
-    return f"; did you mean {prefix}{match[0]}?" if match else ""
+    matches = difflib.get_close_matches(str(word), names, n=1)
+    if not matches and word:
+        matches = [name for name in names if name.startswith(word)]
+    if not matches:
+        return ""
+    return f"; did you mean {prefix}{matches[0]}?"
 
 
 def did_you_mean_file(name: str, is_kind: Callable[[Path], bool]) -> str:
-    """Return "; did you mean X?" where something of this kind lies beside ``name`` and has a close name, else nothing."""
-    path, beside = Path(name), []
-    with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
-        beside = [one.name for one in path.parent.iterdir() if is_kind(one)]
-    return did_you_mean(path.name, beside, str(path.parent / "_")[:-1])
+    """Return "; did you mean X?" if the folder of ``name`` has a file with a similar name, else "".
+
+    Args:
+        name: a path that does not exist.
+        is_kind: returns whether a path may be suggested, such as ``Path.is_dir``.
+    """
+    path = Path(name)
+    candidates: list[str] = []
+    with contextlib.suppress(OSError):  # the folder does not exist, or may not be read
+        candidates = [other.name for other in path.parent.iterdir() if is_kind(other)]
+    # "runs/" for runs/a, "/" for /a and "" for a
+    prefix = str(path.parent / "_").removesuffix("_")
+    return did_you_mean(path.name, candidates, prefix)
 
 
 def join_or(values: Sequence) -> str:
-    """Return values as "a, b or c", of many the first."""
+    """Return values as "a, b or c". Of a long list, return the first values and the number."""
     texts = [str(value) for value in values]
-    if len(texts) > MANY:
-        return f"{', '.join(texts[:MANY])}, ... ({len(texts)} in all)"
-    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
+    if len(texts) > MAX_VALUES:
+        first_texts = ", ".join(texts[:MAX_VALUES])
+        return f"{first_texts}, ... ({len(texts)} in all)"
+    if len(texts) == 1:
+        return texts[0]
+    *others, last = texts
+    return f"{', '.join(others)} or {last}"
 
 
-def pluralize(number: int, one: str, several: str) -> str:
+def pluralize(number: int, singular: str, plural: str) -> str:
     """Return a number and its noun: 1 process, 2 processes."""
-    return f"{number:,} {one if number == 1 else several}"
+    noun = singular if number == 1 else plural
+    return f"{number:,} {noun}"
 
 
 def shorten(value: Any) -> str:
-    """Return a value as a message shows it, in one line: the beginning of a long one."""
+    """Return a value as a message shows it: in one line, and only the beginning of a long one."""
     if value is None or value in ([], ()):
         return "none"
-    text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return text if len(text) <= LONG else f"{text[:LONG]}..."
+    text = str(value)
+    if isinstance(value, list | tuple):
+        text = " ".join(str(item) for item in value)
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:MAX_CHARACTERS]}..."

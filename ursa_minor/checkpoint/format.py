@@ -1,9 +1,17 @@
-"""Checkpoints that cannot be half-written, silently damaged, or executed.
+"""Write, verify and read checkpoints.
 
-A checkpoint is a folder ``step-00001000``: ``model.safetensors`` and ``optimizer.safetensors`` under plain parameter
-names (so one process, DDP, ZeRO-1 and FSDP2 read each other's), ``state.json``, and ``manifest.json`` with every
-file's size and SHA-256, written last. It is made under another name and renamed when all of it is on disk. No pickle.
-There is no generator state to save: order and dropout are functions of (seed, step, micro-batch).
+A checkpoint is a folder such as ``step-00001000`` with these files:
+
+- ``model.safetensors``: the weights, under the names of the parameters
+- ``optimizer.safetensors``: the moments, as PARAMETER/KIND, such as ``wte.weight/exp_avg``
+- ``state.json``: scalars; see ``state`` and ``run/resume.py``
+- ``manifest.json``: size and SHA-256 of each of the other files; it is written last
+
+The folder is written under a temporary name and renamed when all files are on the disk. A folder
+with the final name is therefore complete. The names of the tensors do not depend on the
+parallelism: one process, DDP, ZeRO-1 and FSDP2 can read each other's checkpoints. There are no
+pickle files, which could execute code. There are no states of random number generators, because the
+order of the data and dropout are functions of (seed, step, micro-batch).
 """
 
 import contextlib
@@ -32,6 +40,7 @@ from torch.distributed.tensor import DTensor
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, errno_of
 from ursa_minor.base.run_files import (
+    CHECKPOINT_FILES,
     CHECKPOINTS,
     MANIFEST,
     METRICS,
@@ -57,176 +66,236 @@ def write(
     keep: int = 0,
     keep_steps: Collection[int | None] = (),
 ) -> Path:
-    """Write ``folder/step-XXXXXXXX``; older checkpoints go only after it was read back and verified.
+    """Write ``folder/step-XXXXXXXX``, verify it, and then remove older checkpoints.
 
     Args:
-        tensors: weights and moments by name, on the CPU.
-        state: what else a resumed run needs, JSON; its ``step`` gives the name.
-        keep: checkpoints to leave (0 = all), beside those of ``keep_steps``.
+        folder: the checkpoints of the run.
+        tensors: weights and moments by name, on the CPU; see ``gather``.
+        state: the contents of ``state.json``. Its ``step`` gives the name of the checkpoint.
+        keep: number of checkpoints to keep, or 0 for all of them.
+        keep_steps: steps whose checkpoints are also kept.
 
-    Raises OSError or SafetensorError where it cannot be written; then nothing is changed.
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        OSError, SafetensorError: the checkpoint cannot be written. Nothing is removed.
     """
     path = folder / step_name(state["step"])
-    with files.making(
-        path, replace=True
-    ) as temporary:  # a damaged one, which the run did not resume from, makes way
-        for name, named in zip((MODEL, OPTIMIZER), tensors, strict=True):
-            # With what Transformers asks a file for, the weights are also those of a pushed model.
-            whole = {key: tensor.contiguous() for key, tensor in named.items()}
-            save_file(whole, temporary / name, metadata={"format": "pt"})
+    # An existing checkpoint of this step is replaced. It is damaged, or the run has resumed from an
+    # earlier one.
+    with files.making(path, replace=True) as temporary:
+        for name, named_tensors in zip((MODEL, OPTIMIZER), tensors, strict=True):
+            contiguous = {key: tensor.contiguous() for key, tensor in named_tensors.items()}
+            # The weights are also uploaded as a model, and Transformers requires this metadata.
+            save_file(contiguous, temporary / name, metadata={"format": "pt"})
         files.write_json(temporary / STATE, state)
-        rows = {name: files.row_of(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
+        rows = {name: files.manifest_row(temporary / name) for name in CHECKPOINT_FILES}
         files.write_json(temporary / MANIFEST, {"step": state["step"], "files": rows})
-        # Write the checkpoint even if the disk rejects the rows.
+        # After a power failure, the metrics must not end before the checkpoint. If the disk cannot
+        # store the metrics, the checkpoint is written nevertheless.
         with contextlib.suppress(OSError):
-            # After a power cut, no checkpoint is without the rows before it.
             files.fsync(folder.parent / METRICS)
-    if problem := find_problem(path):
+    problem = find_problem(path)
+    if problem:
         raise OSError(f"{path}: does not read back as written: {problem}")
     try:
         clear_partial(folder)
-        kept = [other for other in list_checkpoints(folder) if other.name <= path.name]
-        for old in kept[keep:] if keep else ():
-            if step_of(old) not in keep_steps:
-                files.remove(old)
+        if keep:
+            _remove_older(path, keep, keep_steps)
     except OSError as error:
         log.error(f"an older checkpoint cannot be removed: {error}. The run continues")
     return path
 
 
+def _remove_older(path: Path, keep: int, keep_steps: Collection[int | None]) -> None:
+    """Remove all but the newest ``keep`` checkpoints up to ``path``, and those of ``keep_steps``.
+
+    Checkpoints of later steps, which exist if the run has gone back, are not counted.
+    """
+    up_to_path = [other for other in list_checkpoints(path.parent) if other.name <= path.name]
+    for older in up_to_path[keep:]:
+        if step_of(older) not in keep_steps:
+            files.remove(older)
+
+
 def gather(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, Tensors]:
-    """Return weights and moments by name: the tensors themselves, or copies of what is sharded, on the main process.
+    """Return weights and moments by name, as ``write`` expects them.
+
+    All processes must call this. The main process gets all tensors. They are copies on the CPU if
+    the model is sharded (FSDP2), and otherwise the tensors themselves.
 
     Args:
-        model: the bare Transformers model, not a wrapper of it.
+        model: the Transformers model without wrappers.
+        optimizer: its optimizer.
     """
-    sharded = _is_sharded(model)
-    options = StateDictOptions(full_state_dict=sharded, cpu_offload=sharded)
-    weights = get_model_state_dict(model, options=options)
-    if sharded:
-        moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
+    is_sharded = _is_sharded(model)
+    options = StateDictOptions(full_state_dict=is_sharded, cpu_offload=is_sharded)
+    state_dict = get_model_state_dict(model, options=options)
+    # The state dict has the weights of a tied head twice, and named_parameters has them once.
+    parameter_names = _names_by_parameter(model).values()
+    weights = {name: state_dict[name] for name in parameter_names if name in state_dict}
+
+    if is_sharded:
+        optimizer_state = get_optimizer_state_dict(model, optimizer, options=options)
+        moments_by_parameter = optimizer_state.get("state", {})
     else:
-        moments = _named_moments(model, optimizer)
-    # A tied head is saved once.
-    weights = {name: weights[name] for name, _ in model.named_parameters() if name in weights}
-    each = (
-        (f"{name}/{kind}", value)
-        for name, kinds in moments.items()
-        for kind, value in kinds.items()
-    )
-    # An optimizer may count its steps in an int.
-    return weights, {name: torch.as_tensor(value) for name, value in each}
+        moments_by_parameter = _named_moments(model, optimizer)
+    moments: Tensors = {}
+    for name, kinds in moments_by_parameter.items():
+        for kind, value in kinds.items():
+            # Some optimizers count their steps in an int.
+            moments[f"{name}/{kind}"] = torch.as_tensor(value)
+    return weights, moments
 
 
 def _is_sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
+def _names_by_parameter(model: nn.Module) -> dict[nn.Parameter, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
 def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
-    """Return each parameter's moments by its name; of ZeRO's, which are brought together, on the main process."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    """Return the moments of each parameter by the name of the parameter.
+
+    With ZeRO-1, the main process gets the moments of all processes, and the others get none.
+    """
+    names = _names_by_parameter(model)
     # ZeroRedundancyOptimizer is not imported here, because its import is slow.
-    if not hasattr(optimizer, "consolidate_state_dict"):
+    is_zero = hasattr(optimizer, "consolidate_state_dict")
+    if not is_zero:
         return {names[parameter]: kinds for parameter, kinds in optimizer.state.items()}
     optimizer.consolidate_state_dict(to=0)
-    if dist.get_rank():
+    if dist.get_rank() != 0:
         return {}
-    order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-    return {order[index]: kinds for index, kinds in optimizer.state_dict()["state"].items()}
+    # The state dict numbers the parameters in the order of the groups.
+    ordered_names: list[str] = []
+    for group in optimizer.param_groups:
+        ordered_names += [names[parameter] for parameter in group["params"]]
+    state = optimizer.state_dict()["state"]
+    return {ordered_names[index]: kinds for index, kinds in state.items()}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the paths with a checkpoint's name, newest first, verified or not."""
+    """Return the paths with the name of a checkpoint, newest first. They are not verified."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if STEP.fullmatch(path.name)), reverse=True)
+    paths = [path for path in folder.iterdir() if STEP.fullmatch(path.name)]
+    return sorted(paths, reverse=True)
 
 
 def step_of(path: Path) -> int:
-    """Return how many updates a checkpoint folder stands for."""
+    """Return the step in the name of a checkpoint."""
     return int(path.name.removeprefix("step-"))
 
 
 def find_problem(path: Path) -> str | None:
-    """Return the problem of a checkpoint, file first, or None when every byte is as it was written and can be read."""
-    name = MANIFEST
+    """Return the problem of a checkpoint, or None if it is intact.
+
+    All files are read and compared with the manifest. The problem starts with the name of the file.
+    """
+    name = MANIFEST  # the file that is being read
     try:
         manifest = files.read_json(path / MANIFEST)
-        rows, step = (
-            {one: manifest["files"][one] for one in (MODEL, OPTIMIZER, STATE)},
-            manifest["step"],
-        )
+        step = manifest["step"]
+        rows = {data_file: manifest["files"][data_file] for data_file in CHECKPOINT_FILES}
         if type(step) is not int or path.name != step_name(step):
             return f"{MANIFEST} is of step {step!r:.40}"
         for name, row in rows.items():
-            if problem := files.problem_of(path / name, row):
+            problem = files.find_problem(path / name, row)
+            if problem:
                 return f"{name} {problem}"
-        if (told := files.read_json(path / STATE)["step"]) != step:
-            return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
+        state_step = files.read_json(path / STATE)["step"]
+        if state_step != step:
+            return f"{STATE} is of step {state_step!r:.40}, {MANIFEST} of step {step}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error!s:.60}"
-        return f"{name} cannot be read ({why})"
+        return f"{name} cannot be read ({_reason(error)})"
     return None
 
 
-def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint in ``folder`` that verifies, and one line for each newer one that does not.
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error!s:.60}"
+
+
+def find_newest(folder: Path, start: Path | None = None) -> tuple[Path | None, list[str]]:
+    """Return the newest intact checkpoint of a run, and a line for each newer one that is damaged.
+
+    The checkpoint is None for a new run.
 
     Args:
-        begin: the checkpoint that the run began at: only checkpoints that came of it count, and where there is none it is
-            returned itself. It may lie in ``folder``: then the run goes back, and what came
-            after it before is passed over.
+        folder: the checkpoints of the run.
+        start: the checkpoint that the run starts from, or None. Checkpoints in ``folder`` of runs
+            that did not start from it are ignored. If no other checkpoint is intact, ``start``
+            itself is returned. It may be in ``folder``: then the run goes back to it and ignores
+            the later checkpoints.
 
-    Raises BadInput when there are checkpoints and none verifies, for a run must not begin again over them; and where
-    ``begin`` is needed and does not verify, or lies elsewhere and ``folder`` holds another run's checkpoints.
+    Raises:
+        BadInput: one of these:
+
+            - ``start`` is None, and all checkpoints are damaged. A new run would replace them.
+            - ``start`` is needed and is damaged.
+            - ``start`` is needed and in another folder, and ``folder`` contains checkpoints of runs
+              that did not start from it.
     """
+    all_checkpoints = list_checkpoints(folder)
+    checkpoints = all_checkpoints
+    if start is not None:
+        checkpoints = [path for path in all_checkpoints if _may_continue(path, start)]
+    damaged: list[str] = []
+    for path in checkpoints:
+        problem = find_problem(path)
+        if problem is None:
+            return path, damaged
+        damaged.append(f"{path}: {problem}")
 
-    def is_mine(path: Path) -> bool:
-        try:
-            origin = files.read_json(path / STATE).get("origin")
-        except (OSError, ValueError, AttributeError):
-            return True  # nobody knows; it is damaged, and will be named
-        return begin is not None and began_at(origin, begin)
-
-    there, skipped = list_checkpoints(folder), []
-    mine = [path for path in there if begin is None or is_mine(path)]
-    for path in mine:
-        if not (problem := find_problem(path)):
-            return path, skipped
-        skipped.append(f"{path}: {problem}")
-    if begin is None:
-        if skipped:
+    if start is not None:
+        read_state(start)  # raises BadInput if it is damaged
+        has_other_run = len(checkpoints) < len(all_checkpoints)
+        if has_other_run and start.resolve().parent != folder.resolve():
             raise BadInput(
-                [
-                    *skipped,
-                    f"{folder}: no checkpoint verifies. To begin again, give another --run_name",
-                ]
+                f"resume_from_checkpoint = {start}: {folder} contains checkpoints of a run that "
+                f"did not start from it; give another --run_name"
             )
-        return None, []
-    read_state(begin)
-    if len(mine) < len(there) and begin.resolve().parent != folder.resolve():
-        raise BadInput(
-            f"resume_from_checkpoint = {begin}: {folder} holds checkpoints of another beginning; give another --run_name"
-        )
-    return begin, skipped
+        return start, damaged
+    if damaged:
+        fix = "no checkpoint is intact. To start a new run, give another --run_name"
+        raise BadInput([*damaged, f"{folder}: {fix}"])
+    return None, []
 
 
-def origin_of(begin: Path) -> dict[str, str]:
-    """Return what ``state.json`` states of the checkpoint that a run began at: its name and the hash of its weights.
+def _may_continue(path: Path, start: Path) -> bool:
+    """Return whether a checkpoint is of a run that started from ``start``, or cannot be read."""
+    try:
+        origin = files.read_json(path / STATE).get("origin")
+    except (OSError, ValueError, AttributeError):
+        return True  # find_newest reports that it is damaged
+    return matches_origin(origin, start)
 
-    The path is not stated: the checkpoint may be moved, and ``state.json`` may be pushed to the Hub.
+
+def origin_of(start: Path) -> dict[str, str]:
+    """Return what ``state.json`` stores about the checkpoint that a run starts from.
+
+    This is its name and the SHA-256 of its weights. The path is not stored, because the checkpoint
+    may be moved, and because ``state.json`` may be pushed to the Hub.
     """
-    return {"checkpoint": begin.name, "sha256": _hash_of_weights(begin)}
+    return {"checkpoint": start.name, "sha256": _hash_of_weights(start)}
 
 
-def began_at(origin: Any, begin: Path) -> bool:
-    """Return whether the ``origin`` in a checkpoint's ``state.json`` is the checkpoint ``begin``."""
-    if not isinstance(origin, dict) or origin.get("checkpoint") != begin.name:
+def matches_origin(origin: Any, start: Path) -> bool:
+    """Return whether the ``origin`` in a ``state.json`` is the checkpoint ``start``.
+
+    If ``start`` was deleted in the meantime, only its name is compared.
+    """
+    if not isinstance(origin, dict) or origin.get("checkpoint") != start.name:
         return False
     try:
-        return origin.get("sha256") == _hash_of_weights(begin)
+        return origin.get("sha256") == _hash_of_weights(start)
     except (OSError, ValueError, KeyError, TypeError):
-        return True  # it was deleted since then
+        return True
 
 
 def _hash_of_weights(path: Path) -> str:
@@ -234,17 +303,24 @@ def _hash_of_weights(path: Path) -> str:
 
 
 def read_state(path: Path) -> dict:
-    """Return a verified checkpoint's ``state.json``. Raises BadInput when the checkpoint does not verify."""
-    problem = _no_checkpoint(path) or find_problem(path)
-    if problem:
-        near = "" if path.exists() else did_you_mean_file(str(path), Path.is_dir)
-        fix = f"give auto, none or a sound step-XXXXXXXX folder{near}"
-        raise BadInput(f"resume_from_checkpoint = {path}: {problem}; {fix}")
-    return files.read_json(path / STATE)
+    """Verify a checkpoint and return the contents of its ``state.json``.
+
+    Raises:
+        BadInput: there is no such checkpoint, or it is damaged.
+    """
+    problem = _no_checkpoint(path)
+    if problem is None:
+        problem = find_problem(path)
+    if problem is None:
+        return files.read_json(path / STATE)
+    fix = "give auto, none or an intact step-XXXXXXXX folder"
+    if not path.exists():
+        fix += did_you_mean_file(str(path), Path.is_dir)
+    raise BadInput(f"resume_from_checkpoint = {path}: {problem}; {fix}")
 
 
 def _no_checkpoint(path: Path) -> str | None:
-    """Return why a path does not lead to a checkpoint folder at all, None if it does."""
+    """Return why a path is not a checkpoint folder, or None if it is one."""
     if not path.is_dir():
         if os.path.lexists(path):
             return "this is not a folder"
@@ -254,79 +330,112 @@ def _no_checkpoint(path: Path) -> str | None:
         return f"there is no such folder{hint}"
     if (path / MANIFEST).exists():
         return None
-    inside = [*list_checkpoints(path), *list_checkpoints(path / CHECKPOINTS)]
-    if inside:
-        return f"this folder contains checkpoints; the newest is {inside[0]}"
+    inner_checkpoints = [*list_checkpoints(path), *list_checkpoints(path / CHECKPOINTS)]
+    if inner_checkpoints:
+        return f"this folder contains checkpoints; the newest is {inner_checkpoints[0]}"
     return f"this folder has no {MANIFEST}, so it is not a checkpoint"
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Load a verified checkpoint's weights into the model in place.
+    """Load the weights of a verified checkpoint into the model in place.
 
-    Raises BadInput where they have not the names, shapes and types of the model's.
+    Raises:
+        BadInput: they differ from those of the model in names, shapes or types.
     """
-    weights = _read(path / MODEL, dict(model.named_parameters()))
-    how = StateDictOptions(full_state_dict=True, strict=False)  # a tied head was saved once
-    set_model_state_dict(model, weights, options=how)
+    weights = _read_tensors(path / MODEL, dict(model.named_parameters()))
+    # Not strict, because the checkpoint has the weights of a tied head once and the model twice.
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(model, weights, options=options)
 
 
 def load(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: Callable[..., dict]
 ) -> None:
-    """Load a verified checkpoint into the model and the optimizer in place; ``keeps``: of the optimizer's Record.
+    """Load a verified checkpoint into the model and the optimizer in place.
 
-    Raises BadInput where its tensors have not the names, shapes and types of theirs.
+    Args:
+        path: the checkpoint.
+        model: the Transformers model without wrappers.
+        optimizer: its optimizer.
+        keeps: ``keeps`` of the optimizer in ``OPTIMIZERS``, which returns the expected moments of a
+            parameter.
+
+    Raises:
+        BadInput: the weights or moments differ from those of the model and the optimizer in names,
+            shapes or types.
     """
     load_weights(path, model)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    wanted = {
-        f"{names[parameter]}/{kind}": moment
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        for kind, moment in keeps(group, torch.empty(parameter.shape, device="meta")).items()
-    }
-    counted = files.read_json(path / STATE)
-    # Moments do not exist before the first update.
-    none_applied = counted["skipped_updates"] >= counted["step"]
-    state: dict[str, Tensors] = {}
-    for name, tensor in _read(path / OPTIMIZER, wanted, may_be_empty=none_applied).items():
-        parameter, kind = name.split("/")
-        state.setdefault(parameter, {})[kind] = tensor
-    # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
+    names = _names_by_parameter(model)
+    expected: Tensors = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            like = torch.empty(parameter.shape, device="meta")
+            for kind, moment in keeps(group, like).items():
+                expected[f"{names[parameter]}/{kind}"] = moment
+    state = files.read_json(path / STATE)
+    # An optimizer has no moments before the first update that was applied.
+    may_be_empty = state["skipped_updates"] >= state["step"]
+    tensors = _read_tensors(path / OPTIMIZER, expected, may_be_empty=may_be_empty)
+    moments: dict[str, Tensors] = {}  # by name of the parameter, then by kind
+    for name, tensor in tensors.items():
+        parameter_name, kind = name.split("/")
+        moments.setdefault(parameter_name, {})[kind] = tensor
+
     if _is_sharded(model):
+        # The parameter groups and their settings come from the recipe. Only the moments are loaded.
         options = StateDictOptions(full_state_dict=True)
-        moments = get_optimizer_state_dict(model, optimizer, options=options) | {"state": state}
-        set_optimizer_state_dict(model, optimizer, moments, options=options)
+        optimizer_state = get_optimizer_state_dict(model, optimizer, options=options)
+        loaded_state = optimizer_state | {"state": moments}
+        set_optimizer_state_dict(model, optimizer, loaded_state, options=options)
         return
-    share = getattr(optimizer, "optim", optimizer)  # of ZeRO, this process's share
-    # Not by load_state_dict, which casts moments to the type of their weight.
-    for parameter in (p for group in share.param_groups for p in group["params"]):
-        kinds = state.get(names[parameter], {})
-        share.state[parameter] = {
-            kind: _moment(tensor, parameter.device) for kind, tensor in kinds.items()
-        }
+    # With ZeRO-1, this process updates only a part of the parameters, with the optimizer `optim`.
+    local_optimizer = getattr(optimizer, "optim", optimizer)
+    # load_state_dict is not used, because it would cast the moments to the type of their parameter.
+    for group in local_optimizer.param_groups:
+        for parameter in group["params"]:
+            kinds = moments.get(names[parameter], {})
+            local_optimizer.state[parameter] = {
+                kind: _restore_moment(tensor, parameter.device) for kind, tensor in kinds.items()
+            }
 
 
-def _read(file: Path, wanted: Tensors, *, may_be_empty: bool = False) -> Tensors:
-    """Return a file's tensors. Raises BadInput unless they are like those that are wanted, or none where that may be."""
+def _read_tensors(file: Path, expected: Tensors, *, may_be_empty: bool = False) -> Tensors:
+    """Return the tensors of a file after comparing them with the expected ones.
+
+    Args:
+        file: a safetensors file.
+        expected: tensors with the expected names, shapes and types.
+        may_be_empty: whether a file without tensors is valid.
+
+    Raises:
+        BadInput: the file cannot be read, or a tensor differs.
+    """
     try:
-        found = _load_tensors(file)
+        tensors = _load_tensors(file)
     except (OSError, SafetensorError) as error:
         raise BadInput(f"{file}: cannot be read ({error})") from None
-    for name in sorted(found.keys() | wanted.keys()) if found or not may_be_empty else ():
-        there, ours = (
-            f"{tuple(each[name].shape)} {each[name].dtype}" if name in each else "not there"
-            for each in (found, wanted)
-        )
-        if there != ours:
+    if may_be_empty and not tensors:
+        return tensors
+    for name in sorted(tensors.keys() | expected.keys()):
+        in_checkpoint = _describe(tensors, name)
+        in_run = _describe(expected, name)
+        if in_checkpoint != in_run:
             raise BadInput(
-                f"{file}: {name} is {there}, and in this run {ours}; move {file.parent} away to resume from the one before"
+                f"{file}: {name} is {in_checkpoint} in the checkpoint and {in_run} in this run; "
+                f"move {file.parent} away to resume from the checkpoint before it"
             )
-    return found
+    return tensors
+
+
+def _describe(tensors: Tensors, name: str) -> str:
+    if name not in tensors:
+        return "missing"
+    tensor = tensors[name]
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 def _load_tensors(file: Path) -> Tensors:
-    """Return the tensors of a file, also where the file system cannot map it into memory."""
+    """Return the tensors of a file, also if the file system cannot map the file into memory."""
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
@@ -335,6 +444,9 @@ def _load_tensors(file: Path) -> Tensors:
         return load_bytes(file.read_bytes())
 
 
-def _moment(tensor: torch.Tensor, device: torch.device) -> torch.Tensor | int:
-    count = tensor.dim() == 0 and not tensor.is_floating_point()  # it was saved from an int
-    return tensor.item() if count else tensor.to(device)
+def _restore_moment(tensor: torch.Tensor, device: torch.device) -> torch.Tensor | int:
+    """Return a moment as the optimizer had it. ``gather`` has converted counts from int."""
+    is_count = tensor.dim() == 0 and not tensor.is_floating_point()
+    if is_count:
+        return tensor.item()
+    return tensor.to(device)

@@ -1,4 +1,4 @@
-"""How far a run is: what a checkpoint keeps beside tensors, and the loop goes by."""
+"""Training state: the scalars that a checkpoint stores next to the tensors."""
 
 import dataclasses
 import math
@@ -12,23 +12,39 @@ from ursa_minor.recipe import keys
 
 @dataclass
 class RunState:
-    """The loop's state; data, learning rate and dropout are functions of ``step``.
+    """The state of the training loop, stored in ``state.json``.
+
+    The position in the data, the learning rate and dropout are not stored, because they are
+    functions of ``step``.
 
     Attributes:
-        step: updates attempted; a skipped one counts.
-        max_steps, warmup_steps: of the schedule: the recipe's, or those that ``max_hours`` has planned.
-        changed_at, rate_before: see ``Length``.
-        planned: whether ``max_hours`` has planned these four.
-        wall_seconds: wall time since the first update of each process, which ``max_hours`` limits.
-        bad_in_a_row: updates skipped for a loss or gradient that is not finite, since the last good one.
-        elapsed_seconds: of training, without evaluating and saving; ``data_wait_seconds``: of these, waiting for data.
-        micro_batch, exchange_each: sequences, and whether FSDP2 exchanges gradients in each micro-batch; a resumed run
-            keeps both, and so its bits.
-        trackers: the run's ids there, by name.
-        tasks: by name the commit of each task's data set that the run is scored on.
-        evaluations, evaluated_step: how many validations there were, and at which step the last one.
-        best_loss, best_step, since_best: the lowest validation loss, its step, and how many have followed.
-        origin: the checkpoint that the run began at (``resume_from_checkpoint``), as ``checkpoint.origin_of`` states it.
+        max_steps: length of the schedule in updates: that of the recipe, or the one that
+            ``max_hours`` has planned.
+        warmup_steps: updates of linear warm-up.
+        changed_at: see ``Length``.
+        rate_before: see ``Length``.
+        planned: whether ``max_hours`` has planned the four values above.
+        step: number of attempted updates, including skipped ones.
+        skipped_updates: number of updates that were not applied.
+        bad_in_a_row: number of updates since the last applied one that were skipped because the
+            loss or gradient was not finite. fp16 overflows do not count.
+        elapsed_seconds: time of training, without evaluating and saving.
+        wall_seconds: wall time since the first update, summed over all starts of the run.
+            ``max_hours`` limits it.
+        data_wait_seconds: part of ``elapsed_seconds`` in which training waited for data.
+        micro_batch: sequences per micro-batch, or None before it is chosen. A resumed run uses the
+            same value, so that its results are bitwise identical.
+        exchange_each: whether FSDP2 exchanges gradients in each micro-batch. A resumed run uses the
+            same value for the same reason.
+        trackers: the ids of the run at its trackers, by name of the tracker.
+        tasks: the commits of the data sets of the tasks that score the run, by name of the task.
+        evaluations: number of validations.
+        evaluated_step: step of the last validation, or -1.
+        best_loss: the lowest validation loss, or None.
+        best_step: its step, or None.
+        since_best: number of validations after it.
+        origin: the checkpoint that the run started from (``resume_from_checkpoint``), as returned
+            by ``format.origin_of``, or None.
     """
 
     max_steps: int
@@ -55,18 +71,19 @@ class RunState:
 
     @classmethod
     def begin(cls, schedule: keys.Schedule, saved: dict[str, Any] | None = None) -> "RunState":
-        """Return the state before the first step, or the one that a checkpoint's ``state.json`` contains.
+        """Return the state of a new run, or the state in the ``state.json`` of a checkpoint.
 
         Args:
-            schedule: the recipe's schedule, which sets the length unless ``max_hours`` has planned another one.
-            saved: the contents of ``state.json``; None before the first step.
+            schedule: the recipe's schedule. It sets the length, unless ``max_hours`` has planned
+                another one.
+            saved: the contents of ``state.json``, or None for a new run.
         """
         state = cls(schedule.max_steps, schedule.warmup_steps)
         if saved is None:
             return state
-        of_length = {field.name for field in dataclasses.fields(Length)}
+        length_fields = {field.name for field in dataclasses.fields(Length)}
         for field in dataclasses.fields(cls):
-            if field.name not in of_length and field.name != "planned":
+            if field.name not in length_fields and field.name != "planned":
                 setattr(state, field.name, saved[field.name])
         length = planned_length(saved)
         if length is not None:
@@ -79,7 +96,10 @@ class RunState:
         return Length(self.max_steps, self.warmup_steps, self.changed_at, self.rate_before)
 
     def saved(self) -> dict[str, Any]:
-        """Return its values for ``state.json``."""
+        """Return the values for ``state.json``.
+
+        The length is stored only if ``max_hours`` has planned it, as ``planned``.
+        """
         values = dataclasses.asdict(self)
         length = dataclasses.asdict(self.length)
         for name in length:
@@ -88,7 +108,7 @@ class RunState:
         return values
 
     def has_ended(self, patience: int) -> bool:
-        """Return whether nothing is left to train: max_steps is reached, or early stopping ends the run at this step.
+        """Return whether the run ends at this step, by ``max_steps`` or by early stopping.
 
         Args:
             patience: the recipe's ``early_stopping_patience``.
@@ -96,18 +116,23 @@ class RunState:
         return self.step >= self.max_steps or self.stops_early(patience)
 
     def stops_early(self, patience: int) -> bool:
-        """Return whether early stopping ends the run at this step, before max_steps.
+        """Return whether early stopping ends the run at this step, before ``max_steps``.
 
-        That needs an evaluation at this very step. A run that is resumed from an earlier checkpoint with a smaller
-        patience therefore trains until its next evaluation.
+        It does so only at a step with an evaluation. A run that is resumed from an earlier
+        checkpoint with a smaller patience therefore trains until its next evaluation.
+
+        Args:
+            patience: the recipe's ``early_stopping_patience``. 0 disables early stopping.
         """
+        if patience == 0 or self.step >= self.max_steps:
+            return False
         is_evaluated = self.evaluated_step == self.step
-        return is_evaluated and self.step < self.max_steps and 0 < patience <= self.since_best
+        return is_evaluated and self.since_best >= patience
 
     def set_length(
         self, max_steps: int, warmup_steps: int, changed_at: int = 0, rate_before: float = 0.0
     ) -> None:
-        """Give the schedule another length, which a checkpoint then stores."""
+        """Set the length that ``max_hours`` has planned. Checkpoints store it. See ``Length``."""
         self.max_steps = max_steps
         self.warmup_steps = warmup_steps
         self.changed_at = changed_at
@@ -115,37 +140,54 @@ class RunState:
         self.planned = True
 
     def record_loss(self, loss: float) -> bool:
-        """Record the validation loss at this step; return whether it is the lowest.
+        """Record the validation loss at this step. Return whether it is the lowest one.
 
-        A resumed run evaluates its first step again, which counts once.
+        A resumed run evaluates its first step again. This does not count as another validation.
         """
         if self.step <= self.evaluated_step:
             return False
-        self.evaluated_step, self.evaluations = self.step, self.evaluations + 1
-        if is_best := math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss):
-            self.best_loss, self.best_step = loss, self.step
-        self.since_best = 0 if is_best else self.since_best + 1
+        self.evaluated_step = self.step
+        self.evaluations += 1
+        is_lower = self.best_loss is None or loss < self.best_loss
+        is_best = math.isfinite(loss) and is_lower
+        if is_best:
+            self.best_loss = loss
+            self.best_step = self.step
+            self.since_best = 0
+        else:
+            self.since_best += 1
         return is_best
 
     def forget_best(self) -> None:
-        """Begin to look for the lowest loss anew, at this step: the checkpoint of the one until now is not here."""
-        self.evaluations, self.evaluated_step, self.best_loss, self.best_step, self.since_best = (
-            0,
-            -1,
-            None,
-            None,
-            0,
-        )
+        """Forget all validations, because the checkpoint with the lowest loss is not available."""
+        self.evaluations = 0
+        self.evaluated_step = -1
+        self.best_loss = None
+        self.best_step = None
+        self.since_best = 0
 
     def record(self, update: Update, elapsed_seconds: float, data_wait_seconds: float) -> None:
-        """Record an attempted update."""
+        """Record an attempted update.
+
+        Args:
+            update: its result.
+            elapsed_seconds: the new value of ``self.elapsed_seconds``.
+            data_wait_seconds: the new value of ``self.data_wait_seconds``.
+        """
         self.step += 1
-        self.skipped_updates += not update.applied
-        self.bad_in_a_row = 0 if update.applied else self.bad_in_a_row + (not update.overflow)
-        self.elapsed_seconds, self.data_wait_seconds = elapsed_seconds, data_wait_seconds
+        self.elapsed_seconds = elapsed_seconds
+        self.data_wait_seconds = data_wait_seconds
+        if update.applied:
+            self.bad_in_a_row = 0
+            return
+        self.skipped_updates += 1
+        if not update.overflow:
+            self.bad_in_a_row += 1
 
 
 def planned_length(saved: dict[str, Any]) -> Length | None:
-    """Return the length that ``max_hours`` had planned, from a ``state.json``; None if it had not."""
+    """Return the length that ``max_hours`` has planned, from a ``state.json``, or None."""
     planned = saved["planned"]
-    return None if planned is None else Length(**planned)
+    if planned is None:
+        return None
+    return Length(**planned)

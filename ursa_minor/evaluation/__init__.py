@@ -1,13 +1,13 @@
-"""How good a model is: validation loss, tasks and samples.
+"""Evaluate a model: validation loss, scores of tasks, and samples.
 
-- ``evaluator``: all evaluations of a run, shared by its processes
-- ``validation``: loss of a split
-- ``baselines``: bigram and gzip
+- ``evaluator``: run all evaluations of a training run on its processes
+- ``validation``: compute the loss of a split
+- ``baselines``: compute the loss of a bigram model and the size after gzip
 - ``sampling``: generate text
-- ``task``, ``tasks``: definition of a task; one module per task
-- ``task_data``, ``item_files``, ``rows``: load and validate the examples of a task
-- ``encoded_task``: a task's examples as token ids; their scores
-- ``likelihood``: log-likelihoods of endings
-- ``metrics``: log-likelihoods -> scores
+- ``task``, ``tasks``: define a task; one module per task
+- ``task_data``, ``item_files``, ``rows``: load and validate the items of a task
+- ``encoded_task``: encode the items of a task, and compute scores from a model's answers
+- ``likelihood``: compute the log-likelihoods of endings
+- ``metrics``: compute scores from log-likelihoods
 - ``score_model``: score a model on tasks outside a run
 """

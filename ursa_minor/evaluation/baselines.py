@@ -1,4 +1,4 @@
-"""What needs no training, on the text that a run is validated on: a bigram model's loss, and gzip's bits per byte."""
+"""Compute baselines that need no training: the loss of a bigram model and the size after gzip."""
 
 import gzip
 import math
@@ -9,58 +9,86 @@ import torch
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens.tokenizer import decode
 
-MOST_COUNTED_TOKENS = 2**23  # of the train split; counting more would take seconds
-BATCH = 64
+MAX_COUNTED_TOKENS = 2**23  # of the train split; counting more would take seconds
+BATCH_SIZE = 64  # windows of the validation split that are read together
 
 
 def baselines(corpus: Corpus, eval_tokens: int) -> dict[str, float]:
-    """Return ``bigram`` (nats per token), ``bigram_bits_per_byte`` and ``gzip`` (bits per byte).
-
-    Of a corpus that is large, a mixture or not whole: nothing.
+    """Return the baselines of a corpus on its validation split.
 
     Args:
-        eval_tokens: about so many tokens of the validation split, the same as validation takes; 0: all.
+        eval_tokens: the approximate number of validation tokens to use, as in the validation of
+            the run; 0 uses all.
+
+    Returns:
+        ``bigram`` in nats per token, ``bigram_bits_per_byte``, and ``gzip`` in bits per byte. The
+        last two are missing if the tokens decode to an empty text. The dictionary is empty for a
+        corpus that is a mixture, incomplete, or larger than ``MAX_COUNTED_TOKENS``.
     """
-    source, *others = corpus.sources
-    if others or not corpus.whole or source.train.num_tokens > MOST_COUNTED_TOKENS:
+    is_mixture = len(corpus.sources) > 1
+    train_split = corpus.sources[0].train
+    if is_mixture or not corpus.whole or train_split.num_tokens > MAX_COUNTED_TOKENS:
         return {}
-    where = {"device": torch.device("cpu"), "rank": 0, "num_processes": 1}
-    held_out = corpus.eval_batches("validation", max_tokens=eval_tokens, batch_size=BATCH, **where)
-    pairs_2N = np.concatenate([torch.stack(batch).flatten(1).numpy() for batch in held_out], axis=1)
-    train = np.concatenate([ids for ids, _ in source.train.read_all()])
-    losses = {"bigram": bigram_loss(train, pairs_2N, source.train.vocab_size)}
-    if text := decode(corpus.tokenizer, pairs_2N[1].tolist()).encode():
-        losses["bigram_bits_per_byte"] = (
-            losses["bigram"] * pairs_2N.shape[1] / len(text) / math.log(2)
-        )
+
+    pairs_2N = _validation_pairs(corpus, eval_tokens)
+    train_ids = np.concatenate([ids for ids, _ in train_split.read_all()])
+    loss = bigram_loss(train_ids, pairs_2N, train_split.vocab_size)
+    losses = {"bigram": loss}
+
+    text = decode(corpus.tokenizer, pairs_2N[1].tolist()).encode()
+    if text:
+        num_targets = pairs_2N.shape[1]
+        losses["bigram_bits_per_byte"] = loss * num_targets / len(text) / math.log(2)
         losses["gzip"] = 8 * len(gzip.compress(text)) / len(text)
     return losses
 
 
-def bigram_loss(train: np.ndarray, pairs_2N: np.ndarray, vocab_size: int) -> float:
-    """Return the mean loss (nats per token) of a bigram model, counted in ``train`` with Witten and Bell's smoothing.
+def _validation_pairs(corpus: Corpus, eval_tokens: int) -> np.ndarray:
+    """Return the inputs and the targets of the validation split, (2, N)."""
+    batches = corpus.eval_batches(
+        "validation",
+        max_tokens=eval_tokens,
+        batch_size=BATCH_SIZE,
+        device=torch.device("cpu"),
+        rank=0,
+        num_processes=1,
+    )
+    flat_batches = [torch.stack(batch).flatten(1).numpy() for batch in batches]
+    return np.concatenate(flat_batches, axis=1)
 
-    The probability of b after a is (count(a, b) + kinds(a) p(b)) / (count(a) + kinds(a)), where kinds(a) is how many
-    different ids follow a, and p(b) = (count(b) + 1) / (all + vocab_size). See Chen and Goodman 1996, section 2.
+
+def bigram_loss(train: np.ndarray, pairs_2N: np.ndarray, vocab_size: int) -> float:
+    """Return the mean loss of a bigram model with Witten-Bell smoothing in nats per token.
+
+    The probability of id b after id a is (count(a, b) + types(a) p(b)) / (count(a) + types(a)).
+    types(a) is the number of different ids that follow a in ``train``. p(b) is the smoothed
+    unigram probability (count(b) + 1) / (len(train) + vocab_size). See Chen and Goodman 1996,
+    section 2.
 
     Args:
-        train: ids, (M,).
-        pairs_2N: ids and the ids that follow them, (2, N).
+        train: (M,) ids in which the bigrams are counted.
+        pairs_2N: (2, N) ids, and the id that follows each of them.
     """
     train = train.astype(np.int64)
-    seen, counts = np.unique(train[:-1] * vocab_size + train[1:], return_counts=True)
-    firsts = seen // vocab_size
-    total, kinds = (
-        np.bincount(train[:-1], minlength=vocab_size),
-        np.bincount(firsts, minlength=vocab_size),
+    unigram_counts = np.bincount(train, minlength=vocab_size)
+    unigram_probabilities = (unigram_counts + 1) / (len(train) + vocab_size)
+
+    # A bigram (a, b) is represented by the number a * vocab_size + b.
+    bigrams, bigram_counts = np.unique(train[:-1] * vocab_size + train[1:], return_counts=True)
+    context_counts = np.bincount(train[:-1], minlength=vocab_size)
+    follower_types = np.bincount(bigrams // vocab_size, minlength=vocab_size)
+
+    # Look up the count of each evaluated bigram; a bigram that is not in `train` has count 0.
+    context, target = pairs_2N.astype(np.int64)
+    evaluated = context * vocab_size + target
+    index = np.minimum(np.searchsorted(bigrams, evaluated), len(bigrams) - 1)
+    counts = np.where(bigrams[index] == evaluated, bigram_counts[index], 0)
+
+    # After an id that nothing follows in `train`, the probability is that of the unigram.
+    is_unseen = context_counts[context] == 0
+    target_probabilities = unigram_probabilities[target]
+    numerator = (
+        counts + follower_types[context] * target_probabilities + is_unseen * target_probabilities
     )
-    share = (np.bincount(train, minlength=vocab_size) + 1) / (len(train) + vocab_size)
-    before, after = pairs_2N.astype(np.int64)
-    keys = before * vocab_size + after
-    places = np.minimum(np.searchsorted(seen, keys), len(seen) - 1)
-    count = np.where(seen[places] == keys, counts[places], 0)
-    alone = total[before] == 0  # never seen before another id
-    chance = (count + kinds[before] * share[after] + alone * share[after]) / (
-        total[before] + kinds[before] + alone
-    )
-    return float(-np.log(chance).mean())
+    denominator = context_counts[context] + follower_types[context] + is_unseen
+    return float(-np.log(numerator / denominator).mean())

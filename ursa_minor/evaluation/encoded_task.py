@@ -1,11 +1,14 @@
-"""A task's items, encoded for a tokenizer, and what a model's answers score on them.
+"""Encode the items of a task for a tokenizer, and compute scores from a model's answers.
+
+An item has one or two variants of its text (HellaSwag has two), and a question for each variant.
 
 Legend: N items, E endings of an item.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -14,26 +17,40 @@ from ursa_minor.base.errors import BadInput, first_line
 from ursa_minor.evaluation import metrics
 from ursa_minor.evaluation.likelihood import EncodedQuestion, ModelAnswer, not_finite, tokens_read
 from ursa_minor.evaluation.metrics import Metric
-from ursa_minor.evaluation.task import LAST_WORD, Question, Task
-from ursa_minor.evaluation.task_data import Items
+from ursa_minor.evaluation.task import Question, Task
+from ursa_minor.evaluation.task_data import Item, Items
+
+
+class EncodedPair(NamedTuple):
+    """The ids of a context and of an ending after it."""
+
+    context: list[int]
+    ending: list[int]
+
+
+EncodedItem = list[list[EncodedPair]]  # for each variant, the pairs of its endings
 
 
 class EncodedTask:
-    """Items, encoded for a tokenizer, those whose endings a model's context holds.
+    """The encoded items of a task. Items whose endings do not fit into the context are left out.
 
     Args:
-        context_length: in tokens, of which an ending's last one is predicted, not read; None: no limit.
+        context_length: the number of tokens that the model can read; None if it has no limit. The
+            last token of an ending is only predicted, not read.
 
     Attributes:
-        items: those that are scored; ``left_out``: how many others there were.
-        commit: of the data set; None for files.
-        revision: of the public data set, if all of its items are scored; else None.
-        questions: (context, endings) as ids: those of a text in the items' order, then those of the next.
-        tokens: of each text the endings' tokens, N times (E,).
-        characters: of the first text the endings' characters, N times (E,).
-        gold: the right endings, (N,).
+        items: the items that are scored.
+        left_out: the number of items that are left out.
+        commit: the commit of the data set; None for local files.
+        revision: the commit of the public data set if all of its items are scored, else None.
+        questions: the questions of the first variant in the order of the items, then those of the
+            second variant. An item has several questions if its endings have different contexts.
+        tokens: for each variant, N arrays (E,) with the lengths of the endings in tokens.
+        characters: for the first variant, N arrays (E,) with the lengths in characters.
+        gold: (N,) the index of the right ending of each item.
 
-    Raises BadInput where the tokenizer cannot write an item, or makes nothing of an ending, and where no item fits.
+    Raises:
+        BadInput: the tokenizer cannot encode an item, an ending has no token, or no item fits.
     """
 
     def __init__(
@@ -43,180 +60,265 @@ class EncodedTask:
         tokenizer: PreTrainedTokenizerBase,
         context_length: int | None = None,
     ):
-        self.task, self.commit = task, items.commit
-        pairs = iter(encode([question for item in items for question in item.questions], tokenizer))
-        encoded_items = [
-            [[next(pairs) for _ in question.endings] for question in item.questions]
-            for item in items
-        ]
-        for item, texts in zip(items, encoded_items, strict=True):
-            if not all(context and ending for text in texts for context, ending in text):
-                raise BadInput(
-                    f"{item.where}: this tokenizer makes no token of its context or of one of its endings"
-                )
-        longest = [
-            max(len(ending) for text in texts for _, ending in text) for texts in encoded_items
-        ]
-        fits = [
-            i for i, most in enumerate(longest) if context_length is None or most <= context_length
-        ]
-        if not fits:
+        encoded_items = _encode_items(items, tokenizer)
+        longest_endings = [_longest_ending(encoded_item) for encoded_item in encoded_items]
+        max_length = math.inf if context_length is None else context_length
+        fitting = [index for index, length in enumerate(longest_endings) if length <= max_length]
+        if not fitting:
             raise BadInput(
-                f"{task.label} cannot be scored: each item has an ending of more tokens than the model's context, "
-                f"{context_length}; the longest has {max(longest)} (in training: --sequence_length, or other --tasks)"
+                f"{task.label} cannot be scored, because every item has an ending with more tokens "
+                f"than the model's context, {context_length}. The longest ending has "
+                f"{max(longest_endings)} tokens. In training, increase --sequence_length or choose "
+                f"other --tasks"
             )
-        self.items, self.left_out = [items[i] for i in fits], len(items) - len(fits)
-        self.revision = items.commit if items.complete and not self.left_out else None
-        self.gold = np.array([item.questions[0].gold for item in self.items])
-        self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in self.items]
-        by_text = list(zip(*(encoded_items[i] for i in fits), strict=True))
-        self.tokens = [
-            [np.array([len(ending) for _, ending in item_pairs]) for item_pairs in text]
-            for text in by_text
+
+        self.task = task
+        self.commit = items.commit
+        self.items = [items[index] for index in fitting]
+        self.left_out = len(items) - len(self.items)
+        self.revision = None
+        if items.complete and not self.left_out:
+            self.revision = items.commit
+
+        first_questions = [item.questions[0] for item in self.items]
+        self.gold = np.array([question.gold for question in first_questions])
+        self.characters = [
+            np.array([len(ending) for ending in question.endings]) for question in first_questions
         ]
-        self.questions: list[EncodedQuestion] = [
-            (context, [ending for _, ending in same])
-            for text in by_text
-            for item_pairs in text
-            for context, same in groupby(item_pairs, key=lambda pair: pair[0])
-        ]
+
+        self.tokens: list[list[np.ndarray]] = []
+        self.questions: list[EncodedQuestion] = []
+        fitting_items = [encoded_items[index] for index in fitting]
+        for variant in zip(*fitting_items, strict=True):
+            token_counts = []
+            for pairs in variant:
+                token_counts.append(np.array([len(pair.ending) for pair in pairs]))
+                self.questions += _questions(pairs)
+            self.tokens.append(token_counts)
 
     def longer_than(self, context_length: int | None) -> int:
-        """Return how many questions a model's context does not hold whole: they lose tokens from the left."""
-        return sum(
-            tokens_read(question) > (context_length or math.inf) for question in self.questions
-        )
+        """Return the number of questions that exceed a context and are truncated from the left."""
+        max_length = context_length or math.inf
+        return sum(tokens_read(question) > max_length for question in self.questions)
 
-    def sums(self, answers: Sequence[ModelAnswer], text: int = 0) -> list[np.ndarray]:
-        """Return the log-likelihoods of each item's endings under one of its texts in nats, N times (E,)."""
-        sizes = [len(tokens) for token_counts in self.tokens for tokens in token_counts]
-        by_item = np.split(
-            np.concatenate([answer.nats for answer in answers]), np.cumsum(sizes)[:-1]
-        )
-        begin = text % len(self.tokens) * len(self.items)
-        return by_item[begin : begin + len(self.items)]
+    def sums(self, answers: Sequence[ModelAnswer], variant: int = 0) -> list[np.ndarray]:
+        """Return N arrays (E,) with the log-likelihoods of the endings in nats.
+
+        Args:
+            answers: the answers to ``questions``.
+            variant: the index of the variant of the text; -1 is the last one.
+        """
+        num_endings = [len(tokens) for tokens in chain.from_iterable(self.tokens)]
+        all_nats = np.concatenate([answer.nats for answer in answers])
+        ends = np.cumsum(num_endings)
+        by_item = np.split(all_nats, ends[:-1])  # all items of the first variant come first
+        variant_index = variant % len(self.tokens)
+        start = variant_index * len(self.items)
+        return by_item[start : start + len(self.items)]
 
     def predictions(self, answers: Sequence[ModelAnswer]) -> dict[str, np.ndarray]:
-        """Return the ending chosen under each score, (N,) each; of equals the first, as in the harness."""
-        if self.task.scores is LAST_WORD:  # 0: the only ending; -1: another
-            return {"acc": np.array([answer.greedy - 1 for answer in answers])}
-        # Only the per-token score is of an item's last text.
-        values = {
-            "acc": (0, None),
-            "acc_norm": (0, self.characters),
-            "acc_token_norm": (-1, self.tokens[-1]),
+        """Return the chosen ending of each item by each score, (N,). Ties go to the first ending.
+
+        For a task that predicts the last word, 0 is the right word and -1 is any other word.
+        """
+        if self.task.predicts_last_word:
+            chosen = [0 if answer.greedy else -1 for answer in answers]
+            return {"acc": np.array(chosen)}
+        first_sums = self.sums(answers)
+        last_sums = self.sums(answers, -1)  # the score per token uses the last variant
+        predictions = {
+            "acc": metrics.likeliest(first_sums),
+            "acc_norm": metrics.likeliest(first_sums, self.characters),
+            "acc_token_norm": metrics.likeliest(last_sums, self.tokens[-1]),
         }
-        return {
-            score: metrics.likeliest(self.sums(answers, text), lengths)
-            for score, (text, lengths) in values.items()
-            if score in self.task.scores
-        }
+        return {score: chosen for score, chosen in predictions.items() if score in self.task.scores}
 
     def result(
         self, answers: Sequence[ModelAnswer], compute: Mapping[str, Metric] = metrics.PLAIN
     ) -> dict[str, float]:
-        """Return each score, its ``_stderr``, and ``items``.
+        """Return each score, its standard error (``<score>_stderr``), and the number of ``items``.
 
         Args:
+            answers: the answers to ``questions``.
             compute: the metrics by name.
 
         Raises:
             BadInput: a log-likelihood is not finite. The message names the item.
         """
         self._check_finite(answers)
-        if self.task.scores is LAST_WORD:
-            nats, greedy = (
-                np.concatenate(self.sums(answers)),
-                np.array([answer.greedy for answer in answers]),
+        if self.task.predicts_last_word:
+            scores = compute["last_word"](
+                predictions=np.concatenate(self.sums(answers)),
+                references=np.array([answer.greedy for answer in answers]),
             )
-            scores = compute["last_word"](predictions=nats, references=greedy)
         else:
-            shared_inputs = {"characters": self.characters, "references": self.gold}
-            of_texts = [
-                compute["multiple_choice"](
-                    predictions=self.sums(answers, text), tokens=tokens, **shared_inputs
-                )
-                for text, tokens in enumerate(self.tokens)
-            ]
-            # Only the per-token score is of an item's last text.
-            scores = of_texts[0] | {
-                name: of_texts[-1][name] for name in ("acc_token_norm", "acc_token_norm_stderr")
-            }
-        names = [f"{score}{end}" for score in self.task.scores for end in ("", "_stderr")]
-        return {name: scores[name] for name in names} | {"items": len(self.items)}
+            scores = self._multiple_choice(answers, 0, compute)
+            if len(self.tokens) > 1:  # the score per token uses the last variant
+                last_scores = self._multiple_choice(answers, -1, compute)
+                for name in ("acc_token_norm", "acc_token_norm_stderr"):
+                    scores[name] = last_scores[name]
+
+        result: dict[str, float] = {}
+        for score in self.task.scores:
+            result[score] = scores[score]
+            result[f"{score}_stderr"] = scores[f"{score}_stderr"]
+        result["items"] = len(self.items)
+        return result
+
+    def _multiple_choice(
+        self, answers: Sequence[ModelAnswer], variant: int, compute: Mapping[str, Metric]
+    ) -> dict[str, float]:
+        return compute["multiple_choice"](
+            predictions=self.sums(answers, variant),
+            characters=self.characters,
+            tokens=self.tokens[variant],
+            references=self.gold,
+        )
 
     def _check_finite(self, answers: Sequence[ModelAnswer]) -> None:
-        for text in range(len(self.tokens)):
-            for item, nats in zip(self.items, self.sums(answers, text), strict=True):
-                invalid = np.flatnonzero(~np.isfinite(nats))
-                if invalid.size:
-                    ending = int(invalid[0])
-                    raise not_finite(f"{item.where}: ending {ending + 1}", float(nats[ending]))
+        for variant in range(len(self.tokens)):
+            sums = self.sums(answers, variant)
+            for item, nats in zip(self.items, sums, strict=True):
+                for number, value in enumerate(nats.tolist(), 1):
+                    if not math.isfinite(value):
+                        raise not_finite(f"{item.where}: ending {number}", value)
 
     def rows(self, answers: Sequence[ModelAnswer]) -> Iterator[dict]:
-        """Yield what is known of each item: sums in nats, tokens and characters of its endings, predictions, gold."""
-        sums, raw, predictions = (
-            self.sums(answers),
-            self.sums(answers, -1),
-            self.predictions(answers),
-        )
-        for i, item in enumerate(self.items):
-            row = {"item": item.where, "label": int(self.gold[i]), "sum_logprob": sums[i].tolist()}
-            row |= {"tokens": self.tokens[0][i].tolist(), "characters": self.characters[i].tolist()}
-            if len(self.tokens) > 1:
-                row |= {
-                    "raw_sum_logprob": raw[i].tolist(),
-                    "raw_tokens": self.tokens[1][i].tolist(),
-                }
-            yield row | {
-                f"{score}_prediction": int(chosen[i]) for score, chosen in predictions.items()
+        """Yield the details of each item: log-likelihoods, lengths, predictions and the label.
+
+        Log-likelihoods are sums in nats. Fields with ``raw_`` are those of the second variant.
+        """
+        sums = self.sums(answers)
+        raw_sums = self.sums(answers, -1)
+        predictions = self.predictions(answers)
+        for index, item in enumerate(self.items):
+            row = {
+                "item": item.where,
+                "label": int(self.gold[index]),
+                "sum_logprob": sums[index].tolist(),
+                "tokens": self.tokens[0][index].tolist(),
+                "characters": self.characters[index].tolist(),
             }
+            if len(self.tokens) > 1:
+                row["raw_sum_logprob"] = raw_sums[index].tolist()
+                row["raw_tokens"] = self.tokens[1][index].tolist()
+            for score, chosen in predictions.items():
+                row[f"{score}_prediction"] = int(chosen[index])
+            yield row
 
 
-def encode(
-    questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase
-) -> list[tuple[list[int], list[int]]]:
-    """Return each ending of each question as (context, ending) in ids, as the harness and build-nanogpt make them.
+def _encode_items(items: Items, tokenizer: PreTrainedTokenizerBase) -> list[EncodedItem]:
+    """Encode all questions of the items. Raise BadInput for an item without a token."""
+    # The tokenizer is called once for all questions, because it encodes many texts in parallel.
+    questions = list(chain.from_iterable(item.questions for item in items))
+    pairs = iter(encode(questions, tokenizer))
+    encoded_items = []
+    for item in items:
+        encoded_item = []
+        for question in item.questions:
+            encoded_item.append([next(pairs) for _ in question.endings])
+        _check_has_tokens(item, encoded_item)
+        encoded_items.append(encoded_item)
+    return encoded_items
 
-    lm-evaluation-harness encodes context and ending as one text and takes what follows the context's own ids; white
-    space at a context's end belongs to the ending. An empty context is the token that begins a text. A
-    beginning-of-text token that the tokenizer puts stands. Encoded apart (``Question.apart``), neither changes the other.
+
+def _check_has_tokens(item: Item, encoded_item: EncodedItem) -> None:
+    for pair in chain.from_iterable(encoded_item):
+        if not pair.context or not pair.ending:
+            raise BadInput(
+                f"{item.where}: the tokenizer makes no token of the context or of an ending"
+            )
+
+
+def _longest_ending(encoded_item: EncodedItem) -> int:
+    return max(len(pair.ending) for pair in chain.from_iterable(encoded_item))
+
+
+def _questions(pairs: Sequence[EncodedPair]) -> list[EncodedQuestion]:
+    """Join successive endings that have the same context into one question."""
+    questions = []
+    for context, same_context in groupby(pairs, key=lambda pair: pair.context):
+        questions.append((context, [pair.ending for pair in same_context]))
+    return questions
+
+
+class _TextPair(NamedTuple):
+    """The text of a context, and of an ending with the delimiter before it."""
+
+    context: str
+    ending: str
+    is_separate: bool  # see Question.encode_separately
+
+
+def encode(questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> list[EncodedPair]:
+    """Encode each ending of each question as lm-evaluation-harness and build-nanogpt do.
+
+    - lm-evaluation-harness encodes context and ending as one text. The ids after those of the
+      context alone are the ending. White space at the end of a context belongs to the ending.
+    - build-nanogpt encodes context and ending as two texts (``Question.encode_separately``).
+
+    Special tokens that the tokenizer puts before every text precede the context. An empty context
+    becomes the token that starts a document.
     """
-    flat = []  # of each ending
+    pairs = _text_pairs(questions)
+    context_texts = []
+    full_texts = []  # context and ending, or the ending alone if it is encoded separately
+    for pair in pairs:
+        if pair.is_separate:
+            context_texts.append(pair.context)
+            full_texts.append(pair.ending)
+        else:
+            context_texts.append(pair.context.rstrip())
+            full_texts.append(pair.context + pair.ending)
+    ids_of_contexts = _ids(tokenizer, context_texts)
+    ids_of_full_texts = _ids(tokenizer, full_texts)
+
+    special_prefix = tokenizer("")["input_ids"]
+    document_start = tokenizer.bos_token_id
+    if document_start is None:
+        document_start = tokenizer.eos_token_id
+    encoded_pairs = []
+    for pair, context_ids, full_ids in zip(pairs, ids_of_contexts, ids_of_full_texts, strict=True):
+        ending_ids = full_ids
+        if pair.context:
+            if not pair.is_separate:
+                ending_ids = full_ids[len(context_ids) :]
+            encoded_pairs.append(EncodedPair(special_prefix + context_ids, ending_ids))
+        else:
+            if full_ids[:1] == [document_start]:  # do not repeat this token
+                ending_ids = full_ids[1:]
+            encoded_pairs.append(EncodedPair([document_start], ending_ids))
+    return encoded_pairs
+
+
+def _text_pairs(questions: Sequence[Question]) -> list[_TextPair]:
+    pairs = []
     for question in questions:
         contexts = question.context
         if isinstance(contexts, str):
             contexts = (contexts,) * len(question.endings)
         for context, ending in zip(contexts, question.endings, strict=True):
-            flat.append((context, question.delimiter + ending, question.apart))
-    before = tokenizer("")["input_ids"]  # what the tokenizer puts before every text
-    first = [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
-    heads = _ids(tokenizer, [context if apart else context.rstrip() for context, _, apart in flat])
-    texts = _ids(
-        tokenizer, [ending if apart else context + ending for context, ending, apart in flat]
-    )
-    pairs = []
-    for (context, _, apart), head, ids in zip(flat, heads, texts, strict=True):
-        if context:
-            pairs.append((before + head, ids if apart else ids[len(head) :]))
-        else:
-            pairs.append((first, ids[ids[:1] == first :]))  # it may begin with that token
+            text = question.delimiter + ending
+            pairs.append(_TextPair(context, text, question.encode_separately))
     return pairs
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Return the ids of each text, without the tokens that a tokenizer puts around every text."""
-    different = list(dict.fromkeys(texts))
+    """Return the ids of each text without the special tokens around it.
+
+    Raises:
+        BadInput: the tokenizer has no ids for a text.
+    """
+    unique_texts = list(dict.fromkeys(texts))
     try:
-        encoded = tokenizer(different, add_special_tokens=False, verbose=False, truncation=False)
+        encoded = tokenizer(unique_texts, add_special_tokens=False, verbose=False, truncation=False)
     except Exception as error:  # tokenizers raises bare Exceptions
-        fix = (
-            "; its ids are the characters of one text: take tokenizer: bpe"
-            if "UNK" in str(error)
-            else ""
-        )
-        raise BadInput(
-            f"the tokenizer cannot write the items' text: {first_line(error)}{fix}"
-        ) from None
-    known = dict(zip(different, encoded["input_ids"], strict=True))
-    return [known[text] for text in texts]
+        message = f"the tokenizer cannot encode the text of the items: {first_line(error)}"
+        if "UNK" in str(error):
+            message += (
+                ". It knows only the characters of the text that it was made from; "
+                "use tokenizer: bpe"
+            )
+        raise BadInput(message) from None
+    ids_of_text = dict(zip(unique_texts, encoded["input_ids"], strict=True))
+    return [ids_of_text[text] for text in texts]

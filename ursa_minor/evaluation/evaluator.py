@@ -1,8 +1,11 @@
-"""A run's evaluations: the loss of a split, tasks, samples; all processes share the work."""
+"""Evaluate the model of a run: the loss of a split, the scores of tasks, and samples.
+
+All processes share the work on losses and scores.
+"""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,7 +28,7 @@ from ursa_minor.recipe import keys
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MAX_SKIPS = 3  # in a row, after which a score is off
+MAX_SKIPS = 3  # in a row, after which a score is no longer computed
 
 
 def read_items(
@@ -33,60 +36,84 @@ def read_items(
 ) -> dict[Task, Items]:
     """Return the items of each task that the run is scored on, the same on all processes.
 
-    A score is optional: a task whose data set cannot be had is left out, with a warning.
+    A task whose data set is unavailable is left out with a warning.
 
     Args:
-        commits: of data sets, that an earlier process of the run has read.
+        commits: by the name of a task, the commit of the data set that the run has used before.
+
+    Raises:
+        BadInput: the user's own files of a task cannot be read.
     """
-    items, known = {}, commits or {}
+    items: dict[Task, Items] = {}
+    known_commits = commits or {}
     with accelerator.local_main_process_first():  # the others find its files in the cache
         for name in dict.fromkeys(evaluation.tasks):
             task = task_data.all_tasks()[name]
+            task_files = evaluation.files_of(name)
             try:
                 items[task] = task_data.read(
-                    task, evaluation.files_of(name), evaluation.task_limit, known.get(name)
+                    task, task_files, evaluation.task_limit, known_commits.get(name)
                 )
-            except BadInput as problem:
-                if evaluation.files_of(name):
+            except BadInput as error:
+                if task_files:
                     raise
-                log.warning(f"left out: {problem}")
-    everywhere = gather_object([{task.name: rows.commit for task, rows in items.items()}])
+                log.warning(f"task left out: {error}")
+
+    commits_of_process = {task.name: task_items.commit for task, task_items in items.items()}
+    commits_by_process = gather_object([commits_of_process])
     return {
-        task: rows
-        for task, rows in items.items()
-        if all(
-            commits_of_process.get(task.name, 0) == rows.commit for commits_of_process in everywhere
-        )
+        task: task_items
+        for task, task_items in items.items()
+        if _have_commit(commits_by_process, task, task_items.commit)
     }
+
+
+def _have_commit(
+    commits_by_process: Iterable[Mapping[str, str | None]], task: Task, commit: str | None
+) -> bool:
+    """Return whether all processes have read a task, and from the same commit."""
+    return all(
+        task.name in commits and commits[task.name] == commit for commits in commits_by_process
+    )
 
 
 def encode_items(
     items: Mapping[Task, Items], tokenizer: PreTrainedTokenizerFast, sequence_length: int
 ) -> dict[Task, EncodedTask]:
-    """Return each task's items, encoded, those whose endings the context holds. Raises BadInput where it holds none."""
+    """Return the encoded items of each task. Items that do not fit into the context are left out.
+
+    Raises:
+        BadInput: no item of a task fits, or the tokenizer cannot encode an item.
+    """
     return {
-        task: EncodedTask(task, rows, tokenizer, sequence_length) for task, rows in items.items()
+        task: EncodedTask(task, task_items, tokenizer, sequence_length)
+        for task, task_items in items.items()
     }
 
 
 def check_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raise BadInput with the first prompt of samples that the tokenizer has no ids for."""
-    for prompt in evaluation.sample_prompts if evaluation.sample_steps else ():
+    """Raise BadInput for the first sample prompt that the tokenizer cannot encode."""
+    if not evaluation.sample_steps:
+        return
+    for prompt in evaluation.sample_prompts:
         try:
             encode_prompt(tokenizer, prompt)
         except BadInput as error:
-            fix = "give other words: --sample_prompts TEXT..., or --sample_steps 0"
-            raise BadInput(f"sample_prompts = {prompt!r}: {error}; {fix}") from None
+            raise BadInput(
+                f"sample_prompts = {prompt!r}: {error}. Give other prompts with --sample_prompts "
+                f"TEXT..., or turn samples off with --sample_steps 0"
+            ) from None
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates the model as it is when it is asked.
+    """Evaluate the model of a run in its current state.
 
     Attributes:
-        tests: the tasks that are scored.
-        model: whole on each process for as long as it is used.
-        stopped: whether this process was asked to stop: an evaluation ends early then, on every process.
+        tests: the encoded items of the tasks that are scored.
+        model: gives the complete model to each process while it is used.
+        stopped: returns whether this process was asked to stop. An evaluation then ends early on
+            all processes.
     """
 
     recipe: keys.Recipe
@@ -95,11 +122,18 @@ class Evaluator:
     model: FullModel
     accelerator: Accelerator
     stopped: Callable[[], bool] = lambda: False
-    _skips: Counter[str] = field(default_factory=Counter, init=False)  # in a row, by name
+    # How often each score, or the samples, was skipped in a row.
+    _skips: Counter[str] = field(default_factory=Counter, init=False)
 
     def loss(self, split: str, batch_size: int) -> dict[str, float] | None:
-        """Return ``loss`` (nats per token) and ``bits_per_byte`` of a split, or None when stopped."""
-        accelerator, corpus = self.accelerator, self.corpus
+        """Return ``loss`` (nats per token) and ``bits_per_byte`` of a split, or None if stopped.
+
+        Args:
+            split: validation or test.
+            batch_size: the number of windows per batch of each process.
+        """
+        accelerator = self.accelerator
+        corpus = self.corpus
         batches = corpus.eval_batches(
             split,
             max_tokens=self.recipe.evaluation.eval_tokens,
@@ -119,12 +153,13 @@ class Evaluator:
             )
 
     def score(self, task: Task) -> dict[str, float] | None:
-        """Return a task's scores, their errors and ``items``, or None when stopped.
+        """Return a task's scores, their standard errors and ``items``, or None if stopped.
 
         Raises:
             BadInput: a log-likelihood is not finite. Every process raises it.
         """
-        accelerator, test = self.accelerator, self.tests[task]
+        accelerator = self.accelerator
+        test = self.tests[task]
         with self.model() as model, autocast(accelerator):
             answers = likelihood.log_likelihoods(
                 model,
@@ -133,23 +168,25 @@ class Evaluator:
                 accelerator=accelerator,
                 stop=self.stopped,
             )
-        return None if answers is None else test.result(answers)
+        if answers is None:
+            return None
+        return test.result(answers)
 
     def score_or_skip(self, task: Task) -> dict[str, float] | None:
         """Return a task's scores as ``score`` does, or None if it is skipped.
 
-        It is skipped, with a warning, if the model's log-likelihoods are not finite, and for the
-        rest of the run after ``MAX_SKIPS`` times in a row. All processes skip the same scores.
+        A score is skipped with a warning if a log-likelihood is not finite. After ``MAX_SKIPS``
+        skips in a row it is skipped until the process ends. All processes skip the same scores.
         """
         return self._unless_not_finite(task.label, lambda: self.score(task))
 
     def samples(self) -> list[tuple[str, str]]:
-        """Return each prompt and its continuation, on the main process; the others return none.
+        """Return each prompt and its continuation on the main process, and [] on the others.
 
         The prompt is the text that the tokenizer reads, which its normalizer may have changed.
-        Samples are skipped as scores are in ``score_or_skip``.
+        Samples are skipped under the same conditions as scores (see ``score_or_skip``).
         """
-        with self.model() as model:  # on every process
+        with self.model() as model:  # all processes gather the model together
             if not self.accelerator.is_main_process:
                 return []
             return self._unless_not_finite("samples", lambda: self._samples(model)) or []
@@ -169,21 +206,26 @@ class Evaluator:
             prompt_ids = encode_prompt(tokenizer, prompt)
             new_ids = sampling.sample(model, prompt_ids, tokenizer, settings)
             continuation = decode_continuation(tokenizer, prompt_ids, new_ids)
-            samples.append((decode(tokenizer, prompt_ids), continuation))
+            prompt_text = decode(tokenizer, prompt_ids)
+            samples.append((prompt_text, continuation))
         return samples
 
     def _unless_not_finite(self, name: str, evaluate: Callable[[], T]) -> T | None:
-        """Return the result of ``evaluate``, or None if it raises BadInput or is off."""
+        """Return the result of ``evaluate``, or None if it raises BadInput.
+
+        After ``MAX_SKIPS`` errors in a row ``evaluate`` is no longer called.
+        """
         if self._skips[name] == MAX_SKIPS:
             return None
         try:
             result = evaluate()
         except BadInput as error:
             self._skips[name] += 1
-            log.warning(f"{name}: skipped. {error}")
+            log.warning(f"skipped {name}: {error}")
             if self._skips[name] == MAX_SKIPS:
                 log.warning(
-                    f"{name}: off until the next start, because it was skipped {MAX_SKIPS} times in a row"
+                    f"{name} will not be computed again before the run is restarted, "
+                    f"because of {MAX_SKIPS} errors in a row"
                 )
             return None
         self._skips[name] = 0
@@ -191,13 +233,15 @@ class Evaluator:
 
 
 def describe_loss(split: str, result: dict[str, float]) -> str:
-    """Return a validation result in one line."""
-    bits = f", {result['bits_per_byte']:.3f} bits per byte" if "bits_per_byte" in result else ""
-    return f"{split} loss {result['loss']:.4f} nats per token{bits}"
+    """Return the loss of a split as one line of text."""
+    text = f"{split} loss {result['loss']:.4f} nats per token"
+    if "bits_per_byte" in result:
+        text += f", {result['bits_per_byte']:.3f} bits per byte"
+    return text
 
 
 def describe_scores(task: Task, result: dict[str, float]) -> str:
-    """Return a task's scores in one line, in per cent."""
-    values = task.with_errors(result, "%")
-    scores = [f"{name} {value}" for name, value in zip(task.scores, values, strict=True)]
+    """Return a task's scores with their standard errors as one line of text."""
+    values = task.format_with_errors(result, "%")
+    scores = [f"{score} {value}" for score, value in zip(task.scores, values, strict=True)]
     return f"{task.label} {', '.join(scores)}"

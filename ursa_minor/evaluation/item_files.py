@@ -1,7 +1,7 @@
-"""Read the rows of a task from files: JSON lines, Parquet or TSV.
+"""Read the rows of a task from JSON lines, Parquet or TSV files.
 
-Other kinds of files are recognized by their content, and the error names a command that converts
-the file. Each command writes a new file and is run by tests/evaluation/test_item_files.py.
+Other file formats are recognized by their content, and the error names a command that converts the
+file. Each command writes a new file. tests/evaluation/test_item_files.py runs these commands.
 """
 
 import csv
@@ -14,8 +14,11 @@ from typing import NamedTuple
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, first_line
 
+# The first bytes of files.
 PARQUET = b"PAR1"
-# The first bytes of a file, the name of its kind, and the command that unpacks it.
+ZIP = b"PK\x03\x04"
+OLD_EXCEL = b"\xd0\xcf\x11\xe0"
+# The first bytes of a file, its compression, and the command that unpacks it.
 COMPRESSION_SIGNATURES = (
     (b"\x1f\x8b", "gzip-compressed", "gzip -dc"),
     (b"BZh", "bzip2-compressed", "bzip2 -dc"),
@@ -28,10 +31,10 @@ BYTE_ORDER_MARKS = (
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
 )
-ZIP = b"PK\x03\x04"
-OLD_EXCEL = b"\xd0\xcf\x11\xe0"
-HEAD_BYTES = 1000  # read to recognize a file
+HEAD_BYTES = 1000  # in which the encoding of a file is recognized
 
+# Python programs of the commands: print the rows of a CSV or TSV file, or of a JSON document, as
+# JSON lines, and convert an Excel workbook.
 FROM_DELIMITED = (
     "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader("
     "open(sys.argv[1], encoding='utf-8-sig', newline=''), delimiter='{delimiter}')]"
@@ -48,8 +51,8 @@ class RawRow(NamedTuple):
     """A row of a file that has not been validated.
 
     Attributes:
-        where: the file and the row, for messages.
-        value: an object by field name, or the text of a line that is not JSON.
+        where: the file and the number of the row, for messages.
+        value: a dictionary by field name, or the text of a line that is not JSON.
     """
 
     where: str
@@ -57,7 +60,7 @@ class RawRow(NamedTuple):
 
 
 def read_rows(path: Path, fields: Collection[str]) -> Iterator[RawRow]:
-    """Yield the rows of a user's file. A blank row is skipped.
+    """Yield the rows of a user's file. Blank rows are skipped.
 
     TSV is read without quoting: quotation marks are part of the text.
 
@@ -65,7 +68,7 @@ def read_rows(path: Path, fields: Collection[str]) -> Iterator[RawRow]:
         fields: the names of the fields of an item, by which a CSV file is recognized.
 
     Raises:
-        BadInput: the file cannot be read, is of another kind, or is not well-formed.
+        BadInput: the file cannot be read, has another format, or is not well-formed.
     """
     data = _read_bytes(path)
     if path.suffix.lower() == ".parquet" or data.startswith(PARQUET):
@@ -73,20 +76,20 @@ def read_rows(path: Path, fields: Collection[str]) -> Iterator[RawRow]:
         return
     text = _decoded(path, data)
     lines = _lines(text)
-    first_text = next((line.strip() for line in lines if line.strip()), "")
-    if path.suffix.lower() == ".tsv" or _is_tab_separated(first_text):
+    first_nonblank = _first_nonblank(lines)
+    if path.suffix.lower() == ".tsv" or _is_tab_separated(first_nonblank):
         yield from _tsv_rows(path, lines)
     else:
-        _check_not_document(path, text, first_text, fields)
-        _check_not_csv(path, first_text, fields)
+        _check_not_document(path, text, first_nonblank, fields)
+        _check_not_csv(path, first_nonblank, fields)
         yield from _json_rows(path, lines)
 
 
 def read_published_rows(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of a data set's own file, as the ``datasets`` library reads them.
+    """Yield the rows of a file of a public data set, as the ``datasets`` library reads them.
 
-    The difference from ``read_rows`` is TSV: published files were written by pandas, which quotes
-    texts that contain a quotation mark.
+    Unlike in ``read_rows``, TSV is read with quoting. Published files were written by pandas, which
+    quotes texts that contain a quotation mark.
     """
     if path.suffix != ".tsv":
         yield from read_rows(path, ())
@@ -136,15 +139,16 @@ def _json_rows(path: Path, lines: list[str]) -> Iterator[RawRow]:
 
 
 def _tsv_rows(path: Path, lines: list[str]) -> Iterator[RawRow]:
-    filled_lines = [line for line in lines if line.strip()]
-    if not filled_lines:
+    nonblank_lines = [line for line in lines if line.strip()]
+    if not nonblank_lines:
         return
-    header = filled_lines[0].split("\t")
+    header_line = nonblank_lines[0]
+    header = header_line.split("\t")
     if all(_is_in_quotes(name) for name in header):
-        raise _quoted_tsv(path, f"its header {filled_lines[0][:60]} is in quotation marks")
-    if len({*header}) < len(header):
+        raise _quoted_tsv(path, f"its header {header_line[:60]} is in quotation marks")
+    if len(set(header)) < len(header):
         raise BadInput(f"{path}: two columns of the header have the same name: {', '.join(header)}")
-    for number, line in enumerate(filled_lines[1:], 1):
+    for number, line in enumerate(nonblank_lines[1:], 1):
         where = f"{path}: row {number}"
         values = line.split("\t")
         for name, value in zip(header, values, strict=False):
@@ -153,17 +157,17 @@ def _tsv_rows(path: Path, lines: list[str]) -> Iterator[RawRow]:
         if len(values) != len(header):
             raise BadInput(
                 f"{where} has {len(values)} fields and the header has {len(header)}. "
-                f"In TSV a text cannot contain a tab or a line break; write JSON lines instead"
+                f"In TSV a text cannot contain a tab or a line break. Use JSON lines instead"
             )
         yield RawRow(where, dict(zip(header, values, strict=True)))
 
 
 def _is_in_quotes(value: str) -> bool:
-    return len(value) > 1 and value[0] == value[-1] == '"'
+    return len(value) > 1 and value.startswith('"') and value.endswith('"')
 
 
 def _quoted_tsv(path: Path, evidence: str) -> BadInput:
-    return _wrong_kind(
+    return _wrong_format(
         path,
         f"is a quoted TSV ({evidence}), and TSV is read without quoting",
         _from_delimited(r"\t"),
@@ -171,16 +175,16 @@ def _quoted_tsv(path: Path, evidence: str) -> BadInput:
 
 
 def _decoded(path: Path, data: bytes) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark.
+    """Return the text of a UTF-8 file without its byte order mark.
 
     Raises:
-        BadInput: the file is of another kind. The message names a command that converts it.
+        BadInput: the file has another format. The message names a command that converts it.
     """
-    _check_text_kind(path, data)
+    _check_is_text(path, data)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _wrong_kind(
+        raise _wrong_format(
             path,
             f"is not UTF-8 text (byte {error.start}). It may be in Latin-1",
             "iconv -f LATIN1 -t UTF-8 {old} > {new}",
@@ -188,23 +192,24 @@ def _decoded(path: Path, data: bytes) -> str:
         ) from None
 
 
-def _check_text_kind(path: Path, data: bytes) -> None:
+def _check_is_text(path: Path, data: bytes) -> None:
+    """Raise BadInput for a file that is compressed, in another encoding, or not text."""
     head = data[:HEAD_BYTES]
-    for signature, kind, command in COMPRESSION_SIGNATURES:
+    for signature, compression, command in COMPRESSION_SIGNATURES:
         if head.startswith(signature):
             suffix = Path(path.stem).suffix or ".jsonl"
-            raise _wrong_kind(path, f"is {kind}", f"{command} {{old}} > {{new}}", suffix)
+            raise _wrong_format(path, f"is {compression}", f"{command} {{old}} > {{new}}", suffix)
     if head.startswith(ZIP) and b"xl/" in data:
         command = f'pip install openpyxl && python -c "{FROM_EXCEL}" {{old}} {{new}}'
-        raise _wrong_kind(path, "is an Excel workbook", command)
+        raise _wrong_format(path, "is an Excel workbook", command)
     if head.startswith(ZIP):
-        raise _wrong_kind(path, "is a ZIP archive", "python -m zipfile -e {old} {new}", "")
+        raise _wrong_format(path, "is a ZIP archive", "python -m zipfile -e {old} {new}", "")
     if head.startswith(OLD_EXCEL):
         raise BadInput(f"{path} is an old Excel workbook. Save it as .xlsx or as CSV (UTF-8)")
     encoding = _wide_encoding(head)
     if encoding is not None:
         command = f"iconv -f {encoding} -t UTF-8 {{old}} > {{new}}"
-        raise _wrong_kind(path, f"is {encoding} text, not UTF-8", command, path.suffix)
+        raise _wrong_format(path, f"is {encoding} text, not UTF-8", command, path.suffix)
     if b"\x00" in head:
         raise BadInput(f"{path} is a binary file. Give JSON lines, Parquet or TSV")
 
@@ -212,7 +217,8 @@ def _check_text_kind(path: Path, data: bytes) -> None:
 def _wide_encoding(head: bytes) -> str | None:
     """Return the name of a UTF-16 or UTF-32 encoding, or None for other bytes.
 
-    Without a byte order mark it is recognized by the zero in every second byte of Latin letters.
+    UTF-16 without a byte order mark is recognized by the zeros in every second byte, which Latin
+    letters have.
     """
     for mark, encoding in BYTE_ORDER_MARKS:
         if head.startswith(mark):
@@ -227,60 +233,76 @@ def _wide_encoding(head: bytes) -> str | None:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text. Unlike ``splitlines`` it leaves U+2028 and form feeds in them."""
+    """Split a text at line ends. Unlike ``splitlines``, keep U+2028 and form feeds in the lines."""
     if "\n" not in text:
         return text.split("\r")
     return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _first_nonblank(lines: list[str]) -> str:
+    """Return the first line that is not blank without outer spaces, or "" if all are blank."""
+    for line in lines:
+        if line.strip():
+            return line.strip()
+    return ""
 
 
 def _is_tab_separated(line: str) -> bool:
     return "\t" in line and not line.startswith(("{", "["))
 
 
-def _check_not_document(path: Path, text: str, first_text: str, fields: Collection[str]) -> None:
-    """Raise BadInput for a file that is one JSON value with all items."""
-    first_value = _json_value(first_text)
+def _check_not_document(
+    path: Path, text: str, first_nonblank: str, fields: Collection[str]
+) -> None:
+    """Raise BadInput for a file that is a single JSON value with all items."""
+    first_value = _json_value(first_nonblank)
     if isinstance(first_value, dict) and not first_value.keys().isdisjoint(fields):
-        return
+        return  # the first line is an item
     document = _json_value(text)
-    problem = "is one JSON object over several lines, not JSON lines"
-    rows = f"[{DOCUMENT}]"
+    list_name = _only_list(document)
     if isinstance(document, list):
         problem = "is a JSON array, not JSON lines"
         rows = DOCUMENT
-    elif name := _only_list(document):
+    elif list_name is not None:
         problem = "is one JSON object with a list, not JSON lines"
-        rows = f"{DOCUMENT}['{name}']"
-    elif not isinstance(document, dict) or first_value == document:
+        rows = f"{DOCUMENT}['{list_name}']"
+    elif isinstance(document, dict) and first_value != document:
+        problem = "is one JSON object over several lines, not JSON lines"
+        rows = f"[{DOCUMENT}]"
+    else:
         return
     program = FROM_DOCUMENT.replace("{rows}", rows)
-    raise _wrong_kind(path, problem, f'python -c "{program}" {{old}} > {{new}}')
+    raise _wrong_format(path, problem, f'python -c "{program}" {{old}} > {{new}}')
 
 
 def _only_list(document: object) -> str | None:
-    """Return the name of the only field of an object, if it is a list."""
+    """Return the name of the only field of an object if it is a list, else None."""
     if not isinstance(document, dict) or len(document) != 1:
         return None
     ((name, value),) = document.items()
-    return name if isinstance(value, list) and name.isidentifier() else None
+    # The name is written into a command, so it must not contain quotation marks.
+    if isinstance(value, list) and name.isidentifier():
+        return name
+    return None
 
 
 def _json_value(text: str) -> object:
-    """Return the value of a text in JSON, or None for other texts."""
+    """Return the value of a text in JSON, or None if the text is not JSON."""
     try:
         return files.parse_json(text)
     except ValueError:
         return None
 
 
-def _check_not_csv(path: Path, first_text: str, fields: Collection[str]) -> None:
-    if first_text.startswith("{"):
+def _check_not_csv(path: Path, first_nonblank: str, fields: Collection[str]) -> None:
+    """Raise BadInput for a file with the suffix .csv or with the header of a CSV file."""
+    if first_nonblank.startswith("{"):
         return
-    delimiter = max(",;", key=first_text.count)
-    names = {name.strip().strip('"') for name in first_text.split(delimiter)}
-    has_field = not names.isdisjoint(fields) and delimiter in first_text
+    delimiter = max(",;", key=first_nonblank.count)
+    columns = {column.strip().strip('"') for column in first_nonblank.split(delimiter)}
+    has_field = delimiter in first_nonblank and not columns.isdisjoint(fields)
     if path.suffix.lower() == ".csv" or has_field:
-        raise _wrong_kind(path, "is CSV", _from_delimited(delimiter))
+        raise _wrong_format(path, "is CSV", _from_delimited(delimiter))
 
 
 def _from_delimited(delimiter: str) -> str:
@@ -288,21 +310,28 @@ def _from_delimited(delimiter: str) -> str:
     return f'python -c "{program}" {{old}} > {{new}}'
 
 
-def _wrong_kind(path: Path, problem: str, command: str, new_suffix: str = ".jsonl") -> BadInput:
-    """Return an error with the command that converts a file into a new one."""
-    old = shlex.quote(str(path))
-    new = shlex.quote(str(_unused_name(path, new_suffix)))
-    converted = command.replace("{old}", old).replace("{new}", new)
-    return BadInput(f"{path} {problem}. Convert it: {converted}")
+def _wrong_format(path: Path, problem: str, command: str, new_suffix: str = ".jsonl") -> BadInput:
+    """Return an error with a command that converts a file into a new one.
+
+    Args:
+        problem: the rest of a sentence whose subject is the file.
+        command: a shell command with the placeholders {old} and {new} for the names of the files.
+        new_suffix: the suffix of the new file.
+    """
+    old_name = shlex.quote(str(path))
+    new_path = _unused_path(path, new_suffix)
+    new_name = shlex.quote(str(new_path))
+    command = command.replace("{old}", old_name)
+    command = command.replace("{new}", new_name)
+    return BadInput(f"{path} {problem}. Convert it: {command}")
 
 
-def _unused_name(path: Path, suffix: str) -> Path:
-    """Return the name of a file that does not exist, in the same folder."""
+def _unused_path(path: Path, suffix: str) -> Path:
+    """Return the path of a new file in the same folder."""
     stem = path.name.partition(".")[0] or "items"
+    new = path.with_name(f"{stem}-converted{suffix}")
     number = 1
-    while True:
-        name = f"{stem}-converted{suffix}" if number == 1 else f"{stem}-converted-{number}{suffix}"
-        new = path.with_name(name)
-        if not new.exists():
-            return new
+    while new.exists():
         number += 1
+        new = path.with_name(f"{stem}-converted-{number}{suffix}")
+    return new

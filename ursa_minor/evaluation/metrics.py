@@ -1,8 +1,11 @@
 """Compute the scores of a task from log-likelihoods.
 
-``metrics/`` has the same scores for ``evaluate.load``; its comments say why they are implemented twice. Standard errors
-are those of lm-evaluation-harness: the sample's standard deviation / sqrt(n). The standard error of a perplexity is the
-standard error of the mean log-likelihood times the perplexity, for which the harness draws samples.
+The folder ``metrics/`` has the same scores for ``evaluate.load``; its comments say why they are
+implemented twice.
+
+Standard errors are those of lm-evaluation-harness: the standard deviation of the sample divided by
+sqrt(n). The standard error of a perplexity is the perplexity times the standard error of the mean
+log-likelihood; lm-evaluation-harness estimates it by resampling instead.
 """
 
 import math
@@ -11,34 +14,36 @@ from collections.abc import Callable, Sequence, Sized
 import numpy as np
 
 Metric = Callable[..., dict[str, float]]
-Ragged = Sequence[np.ndarray]  # a value for each ending of each question, N times (E,)
+Ragged = Sequence[np.ndarray]  # N arrays (E,): a value for each ending of each question
 
 
 def likeliest(sums: Ragged, lengths: Ragged | None = None) -> np.ndarray:
-    """Return each question's likeliest ending, (N,); of equals the first, and none that has no length.
+    """Return the index of the most likely ending of each question, (N,). Ties go to the first.
 
     Args:
-        sums: the endings' log-likelihoods in nats.
-        lengths: the endings', in characters or tokens: the likeliest for each of them.
+        sums: the log-likelihoods of the endings in nats.
+        lengths: the lengths of the endings in characters or tokens. If they are given, the mean
+            log-likelihoods are compared, and an ending of length 0 is never chosen.
     """
     if lengths is None:
         return np.array([values.argmax() for values in sums])
-    means = (
-        np.where(size, values / np.maximum(1, size), -np.inf)
-        for values, size in zip(sums, lengths, strict=True)
-    )
-    return np.array([values.argmax() for values in means])
+    choices = []
+    for values, sizes in zip(sums, lengths, strict=True):
+        means = np.where(sizes, values / np.maximum(1, sizes), -np.inf)
+        choices.append(means.argmax())
+    return np.array(choices)
 
 
 def multiple_choice(
     *, predictions: Ragged, characters: Ragged, tokens: Ragged, references: np.ndarray
 ) -> dict[str, float]:
-    """Return acc, acc_norm (per character) and acc_token_norm, and each one's standard error.
+    """Return acc, acc_norm (per character), acc_token_norm (per token) and their standard errors.
 
     Args:
-        predictions: the endings' log-likelihoods in nats.
-        characters, tokens: the endings' lengths.
-        references: the right endings, (N,).
+        predictions: the log-likelihoods of the endings in nats.
+        characters: the lengths of the endings in characters.
+        tokens: the lengths of the endings in tokens.
+        references: (N,) the index of the right ending of each question.
 
     Raises:
         ValueError: a value is not valid. The message names the question.
@@ -48,33 +53,34 @@ def multiple_choice(
     labels = np.asarray(references)
     for number, (values, reference) in enumerate(zip(sums, references, strict=True)):
         _check_finite(f"predictions[{number}]", values)
-        endings = len(values)
-        if reference not in range(endings):
+        num_endings = len(values)
+        if reference not in range(num_endings):
             raise ValueError(
-                f"references[{number}] = {reference} is not the number of one of {endings} endings"
+                f"references[{number}] = {reference} is not the index of one of the "
+                f"{num_endings} endings"
             )
-        _check_lengths(f"characters[{number}]", characters[number], endings)
-        _check_lengths(f"tokens[{number}]", tokens[number], endings)
+        _check_lengths(f"characters[{number}]", characters[number], num_endings)
+        _check_lengths(f"tokens[{number}]", tokens[number], num_endings)
 
     scores = {}
     for name, lengths in (("acc", None), ("acc_norm", characters), ("acc_token_norm", tokens)):
-        scores |= _share(likeliest(sums, lengths) == labels, name)
+        scores |= _accuracy(likeliest(sums, lengths) == labels, name)
     return scores
 
 
 def last_word(*, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
-    """Return acc and perplexity, and each one's standard error.
+    """Return acc, perplexity and their standard errors.
 
     Args:
-        predictions: the words' log-likelihoods in nats, (N,).
-        references: whether greedy decoding gives the word, (N,).
+        predictions: (N,) the log-likelihoods of the words in nats.
+        references: (N,) whether greedy decoding gives the word.
 
     Raises:
         ValueError: a value is not valid. The message names the word.
     """
     _check_counts(references, predictions)
     nats = np.asarray(predictions, dtype=np.float64)
-    right = np.asarray(references)
+    is_right = np.asarray(references)
     for number, (value, reference) in enumerate(zip(nats, references, strict=True)):
         _check_finite(f"predictions[{number}]", value)
         if reference not in (0, 1):
@@ -85,7 +91,7 @@ def last_word(*, predictions: np.ndarray, references: np.ndarray) -> dict[str, f
     error = 0.0
     if len(nats) > 1:
         error = float(nats.std(ddof=1) / math.sqrt(len(nats)))
-    scores = _share(right, "acc")
+    scores = _accuracy(is_right, "acc")
     scores["perplexity"] = perplexity
     scores["perplexity_stderr"] = perplexity * error
     return scores
@@ -95,9 +101,9 @@ PLAIN: dict[str, Metric] = {"multiple_choice": multiple_choice, "last_word": las
 
 
 def _check_counts(references: Sized, *others: Sized) -> None:
-    """Raise ValueError unless there is something to score, and as much of everything."""
-    counts = [len(references), *map(len, others)]
-    if len({*counts}) > 1:
+    """Raise ValueError if there is nothing to score or the arguments differ in length."""
+    counts = [len(references)] + [len(values) for values in others]
+    if len(set(counts)) > 1:
         raise ValueError(f"references, predictions and lengths differ in number: {counts}")
     if len(references) == 0:
         raise ValueError("there is nothing to score: predictions and references are empty")
@@ -107,19 +113,22 @@ def _check_finite(where: str, nats: np.ndarray) -> None:
     if nats.size == 0:
         raise ValueError(f"{where} is empty: a question needs endings")
     if not np.isfinite(nats).all():
-        raise ValueError(f"{where} = {nats.tolist()}: a log-likelihood is not finite")
+        raise ValueError(f"{where} = {nats.tolist()} contains a log-likelihood that is not finite")
 
 
-def _check_lengths(where: str, lengths: np.ndarray, endings: int) -> None:
-    if len(lengths) != endings:
-        raise ValueError(f"{where} has {len(lengths)} lengths for {endings} endings")
+def _check_lengths(where: str, lengths: np.ndarray, num_endings: int) -> None:
+    if len(lengths) != num_endings:
+        raise ValueError(f"{where} has {len(lengths)} lengths for {num_endings} endings")
     values = np.asarray(lengths, dtype=np.float64)
-    if not (values >= 0).all() or (values % 1).any():
+    is_valid = (values >= 0) & (values % 1 == 0)
+    if not is_valid.all():
         raise ValueError(
-            f"{where} = {values.tolist()}: a length is not a whole number of 0 or more"
+            f"{where} = {values.tolist()} contains a length that is not an integer of 0 or more"
         )
 
 
-def _share(right: np.ndarray, name: str) -> dict[str, float]:
-    share = float(right.mean())
-    return {name: share, f"{name}_stderr": math.sqrt(share * (1 - share) / max(1, len(right) - 1))}
+def _accuracy(is_right: np.ndarray, name: str) -> dict[str, float]:
+    """Return the fraction of right answers and its standard error."""
+    fraction = float(is_right.mean())
+    variance = fraction * (1 - fraction) / max(1, len(is_right) - 1)
+    return {name: fraction, f"{name}_stderr": math.sqrt(variance)}

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from ursa_minor.base import files
 from ursa_minor.base.wording import join_or
@@ -24,7 +24,7 @@ def validate(task: Task, row: object, *, is_published: bool = False) -> dict[str
     - A text that is scored is not empty in a local file, because an empty cell is usually a missing
       value. A context may be empty.
     - A list of texts may also be a string with JSON, because TSV has no lists.
-    - There are as many texts as labels, at least two, and no two labels are equal.
+    - A ``Choices`` field has one label for each text, at least two texts, and no two equal labels.
     - The answer is one of the labels. Labels are compared as values: 1, "1" and 1.0 are equal.
 
     Args:
@@ -32,20 +32,20 @@ def validate(task: Task, row: object, *, is_published: bool = False) -> dict[str
         is_published: whether the row is from the task's own data set, where empty texts are scored.
 
     Returns:
-        For a ``Text`` field a string, for a ``Texts`` or ``Choices`` field a tuple of strings, for
-        an ``Answer`` field the index of the right text.
+        A string for a ``Text`` field, a tuple of strings for a ``Texts`` or ``Choices`` field, and
+        the index of the right text for an ``Answer`` field.
 
     Raises:
         ValueError: the row is not an item of the task. The message names the field.
     """
     if not isinstance(row, dict):
-        raise ValueError("is not a JSON object")
+        raise ValueError("the row is not a JSON object")
     missing = [name for name in task.fields if name not in row]
     if missing:
-        columns = ", ".join(map(str, row))
+        columns = ", ".join(str(name) for name in row)
         raise ValueError(
-            f"has no {', '.join(missing)}; an item of {task.label} has {', '.join(task.fields)}, "
-            f"and this row has {_shortened(columns)}"
+            f"the row has no {', '.join(missing)}. An item of {task.label} has "
+            f"{', '.join(task.fields)}, and this row has {_shortened(columns)}"
         )
     fields = {name: _validated_field(task, row, name) for name in task.fields}
     if not is_published:
@@ -54,12 +54,15 @@ def validate(task: Task, row: object, *, is_published: bool = False) -> dict[str
 
 
 def _check_no_empty_texts(task: Task, fields: dict[str, Any]) -> None:
-    """Raise ValueError for a text to be scored that has only spaces, or nothing."""
+    """Raise ValueError for a text to be scored that is empty or has only spaces."""
     for name, value in fields.items():
-        field = task.fields[name]
-        if isinstance(field, Answer) or (isinstance(field, Text) and not field.is_scored):
-            continue
-        texts = (value,) if isinstance(value, str) else value
+        match task.fields[name]:
+            case Text(is_scored=True):
+                texts = [value]
+            case Texts() | Choices():
+                texts = value
+            case _:
+                continue
         if not all(text.strip() for text in texts):
             raise ValueError(f"{name} has an empty text")
 
@@ -73,52 +76,66 @@ def _validated_field(task: Task, row: TaskRow, name: str) -> Any:
         case Texts():
             texts = _texts(name, value)
             if len(texts) != field.count:
-                raise ValueError(f"{name} has {len(texts)} texts: must have {field.count}")
+                raise ValueError(f"{name} must have {field.count} texts, not {len(texts)}")
             return texts
         case Choices():
-            return _choices(name, value, field)[0]
+            return _choices(name, value, field).texts
         case Answer():
             return _answer(name, value, _labels(task, row, field))
 
 
 def _text(name: str, value: object) -> str:
-    if isinstance(value, str):
-        if SURROGATE.search(value):
-            raise ValueError(
-                f"{name} = {_shown(value)}: contains half of a surrogate pair, which is not a character"
-            )
-        return value
     if _is_number(value):
         return str(value)
-    raise ValueError(f"{name} = {_shown(value)}: must be a text or a number")
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text or a number, not {_shown(value)}")
+    if SURROGATE.search(value):
+        raise ValueError(
+            f"{name} = {_shown(value)} contains half of a surrogate pair, which is not a character"
+        )
+    return value
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
-    texts = _from_json(value)
-    if not isinstance(texts, list):
-        raise ValueError(f"{name} = {_shown(value)}: must be a list of texts")
-    return tuple(_text(f"{name}[{index}]", text) for index, text in enumerate(texts))
+    values = _from_json(value)
+    if not isinstance(values, list):
+        raise ValueError(f"{name} must be a list of texts, not {_shown(value)}")
+    texts = []
+    for index, text in enumerate(values):
+        texts.append(_text(f"{name}[{index}]", text))
+    return tuple(texts)
 
 
-def _choices(name: str, value: object, field: Choices) -> tuple[tuple[str, ...], list]:
-    """Return the texts of a ``Choices`` field and the label of each."""
-    parts = _from_json(value)
-    if not isinstance(parts, dict) or not {field.texts, field.labels} <= parts.keys():
+class _LabeledTexts(NamedTuple):
+    """The texts of a ``Choices`` field and the label of each."""
+
+    texts: tuple[str, ...]
+    labels: list
+
+
+def _choices(name: str, value: object, field: Choices) -> _LabeledTexts:
+    lists = _from_json(value)
+    list_names = {field.texts, field.labels}
+    if not isinstance(lists, dict) or not list_names <= lists.keys():
         raise ValueError(
-            f"{name} = {_shown(value)}: must be an object with the lists {field.texts} and {field.labels}"
+            f"{name} must be an object with the lists {field.texts} and {field.labels}, "
+            f"not {_shown(value)}"
         )
-    texts = _texts(f"{name}.{field.texts}", parts[field.texts])
-    labels = parts[field.labels]
+    texts = _texts(f"{name}.{field.texts}", lists[field.texts])
+    labels = lists[field.labels]
+    labels_name = f"{name}.{field.labels}"
     if not isinstance(labels, list):
-        raise ValueError(f"{name}.{field.labels} = {_shown(labels)}: must be a list of labels")
+        raise ValueError(f"{labels_name} must be a list of labels, not {_shown(labels)}")
     if len(texts) != len(labels):
-        raise ValueError(f"{name} has {len(texts)} texts and {len(labels)} labels: must be as many")
+        raise ValueError(
+            f"{name} has {len(texts)} texts and {len(labels)} labels. Give one label for each text"
+        )
     if len(texts) < 2:
-        raise ValueError(f"{name} has too few texts ({len(texts)}): must have at least two")
-    keys = [_label_key(f"{name}.{field.labels}", label) for label in labels]
-    if len({*keys}) < len(keys):
-        raise ValueError(f"{name}.{field.labels} = {_shown(labels)}: two labels are equal")
-    return texts, labels
+        raise ValueError(f"{name} must have at least two texts, not {len(texts)}")
+    label_keys = {_label_key(labels_name, label) for label in labels}
+    if len(label_keys) < len(labels):
+        raise ValueError(f"{labels_name} = {_shown(labels)} contains two equal labels")
+    return _LabeledTexts(texts, labels)
 
 
 def _labels(task: Task, row: TaskRow, field: Answer) -> Sequence:
@@ -127,7 +144,7 @@ def _labels(task: Task, row: TaskRow, field: Answer) -> Sequence:
         return field.labels
     choices = task.fields[field.labels]
     assert isinstance(choices, Choices)
-    return _choices(field.labels, row[field.labels], choices)[1]
+    return _choices(field.labels, row[field.labels], choices).labels
 
 
 def _answer(name: str, value: object, labels: Sequence) -> int:
@@ -136,18 +153,21 @@ def _answer(name: str, value: object, labels: Sequence) -> int:
     keys = [_label_key(name, label) for label in labels]
     if key not in keys:
         raise ValueError(
-            f"{name} = {_shown(value)}: must be {join_or(labels)}; a test split without answers "
-            f"cannot be scored: take the validation split"
+            f"{name} must be {join_or(labels)}, not {_shown(value)}. A test split without answers "
+            f"cannot be scored; use the validation split"
         )
     return keys.index(key)
 
 
 def _label_key(name: str, value: object) -> Decimal | str:
     """Return a key that is the same for equal labels: a number, or a text without outer spaces."""
-    if not isinstance(value, str) and not _is_number(value):
-        raise ValueError(f"{name} = {_shown(value)}: a label must be a text or a finite number")
+    is_text = isinstance(value, str)
+    if not is_text and not _is_number(value):
+        raise ValueError(f"{name}: a label must be a text or a finite number, not {_shown(value)}")
     text = str(value).strip()
-    return Decimal(text) if NUMBER.fullmatch(text) else text
+    if NUMBER.fullmatch(text):
+        return Decimal(text)
+    return text
 
 
 def _is_number(value: object) -> bool:
@@ -158,7 +178,7 @@ def _is_number(value: object) -> bool:
 
 
 def _from_json(value: object) -> object:
-    """Return the list or object that a string with JSON contains, and any other value as it is."""
+    """Return the value of a string with JSON. Any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -168,8 +188,11 @@ def _from_json(value: object) -> object:
 
 
 def _shown(value: object) -> str:
-    return _shortened("null" if value is None else repr(value))
+    text = "null" if value is None else repr(value)
+    return _shortened(text)
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+    if len(text) <= SHOWN_CHARACTERS:
+        return text
+    return f"{text[:SHOWN_CHARACTERS]}..."

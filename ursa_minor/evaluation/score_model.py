@@ -1,4 +1,7 @@
-"""Tasks for people, beside training: a model scored on them with a bar, and tables beside others' scores."""
+"""Score a model on tasks outside a run, for eval_tasks.py and eval_hellaswag.py.
+
+Progress is shown by a bar, and scores by a table with the published scores of other models.
+"""
 
 import argparse
 import logging
@@ -36,155 +39,204 @@ from ursa_minor.model.vocabulary import check_embedding_rows
 log = logging.getLogger(__name__)
 
 METRICS_FOLDER = paths.ROOT / "metrics"
-FEW = 100  # items, below which a score is nearly chance
+FEW_ITEMS = 100  # with fewer items, the standard errors are too large
+MODEL_CHARACTERS = 40  # of the name of a model in a table
 
 
 def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
-    """Score tasks as a script was asked to; log a table of each, write ``--output``. Empty but on the main process.
+    """Score a model on the tasks of a command line.
 
-    Returns: each task with what is printed of it as JSON. Raises BadInput where a task cannot be scored, before any is,
-    and when it is interrupted.
+    Log a table for each task, and write the file of ``--output``.
+
+    Args:
+        args: the result of ``eval_tasks.parse``.
+
+    Returns:
+        On the main process, each task with the JSON object that the script prints for it. On the
+        other processes, an empty list.
+
+    Raises:
+        BadInput: a task cannot be scored (raised before any task is scored), or the user has
+            interrupted the program.
     """
-    disable_progress_bar()  # Transformers' own bars, over loading one file
-    name, tasks = resolve_model(args.model), task_data.all_tasks()
-    check_no_hub_adapter(name, f"--model {args.model}")
-    tokenizer = tokenization.load(name, of_model=True)
-    task_items = [
-        task_data.read(tasks[task], args.task_files.get(task), args.limit) for task in args.tasks
-    ]
-    # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
+    disable_progress_bar()  # of Transformers, for the loading of a single file
+    model_name = resolve_model(args.model)
+    model_option = f"--model {args.model}"
+    check_no_hub_adapter(model_name, model_option)
+    tokenizer = tokenization.load(model_name, of_model=True)
+    # Everything is loaded first, so that an error is reported before any task is scored.
+    tasks = [task_data.all_tasks()[name] for name in args.tasks]
+    items = [task_data.read(task, args.task_files.get(task.name), args.limit) for task in tasks]
+
+    # Without an Accelerate YAML the model runs in the precision in which it was saved, as in
+    # lm-evaluation-harness.
     accelerator = make_accelerator(hardware.this_device(), precision="no")
-    model = pretrained.load(name).to(accelerator.device)
-    check_embedding_rows(model, tokenizer, f"--model {args.model}")
-    length = likelihood.context_length(model.config)
+    model = pretrained.load(model_name).to(accelerator.device)
+    check_embedding_rows(model, tokenizer, model_option)
+    context_length = likelihood.context_length(model.config)
     tests = [
-        EncodedTask(tasks[task], rows, tokenizer, length)
-        for task, rows in zip(args.tasks, task_items, strict=True)
+        EncodedTask(task, task_items, tokenizer, context_length)
+        for task, task_items in zip(tasks, items, strict=True)
     ]
     if args.push_to_hub:
         check_complete(tests, args.push_to_hub)
+
     precision = precision_of(model, accelerator.mixed_precision)
-    lines, rows = [], []
+    results: list[tuple[Task, dict[str, Any]]] = []
+    item_lines: list[str] = []
     catch_interrupts()
     try:
         for test in tests:
-            start, task = time.perf_counter(), test.task
-            its = {} if args.alone else {"task": task.name}
+            start = time.perf_counter()
             answers = _answers(test, model, args.batch_size, accelerator)
-            seconds = round(time.perf_counter() - start, 2)
+            seconds = time.perf_counter() - start
             if not accelerator.is_main_process:
                 continue
-            line = its | {
+            task_field = {} if args.single_task else {"task": test.task.name}
+            line = task_field | {
                 "model": args.model,
-                "dataset": ", ".join(
-                    args.task_files.get(task.name) or [f"{task.dataset[0]}@{str(test.commit)[:7]}"]
-                ),
+                "dataset": _describe_data(test, args.task_files.get(test.task.name)),
                 "items": len(test.items),
-                "cut": test.longer_than(length),
+                "cut": test.longer_than(context_length),
                 "left_out": test.left_out,
                 "precision": precision,
                 **test.result(answers, by_evaluate()),
-                "seconds": seconds,
+                "seconds": round(seconds, 2),
             }
             log.info(
-                table(task, line, f"{precision} on {hardware.device_name(accelerator.device)}")
+                table(test.task, line, f"{precision} on {hardware.device_name(accelerator.device)}")
             )
-            lines.append((task, line))
-            rows += [files.to_json(its | row) + "\n" for row in test.rows(answers)]
+            results.append((test.task, line))
+            for row in test.rows(answers):
+                item_lines.append(files.to_json(task_field | row) + "\n")
     except KeyboardInterrupt:
-        raise BadInput("stopped before all items were scored; nothing was written", 130) from None
+        raise BadInput(
+            "interrupted before all items were scored. No scores were written", 130
+        ) from None
     if args.output and accelerator.is_main_process:
-        files.write_text(Path(args.output), "".join(rows))
-        log.info(f"each item's sums and predictions: {args.output}")
-    return lines
+        files.write_text(Path(args.output), "".join(item_lines))
+        log.info(f"log-likelihoods and predictions of each item: {args.output}")
+    return results
+
+
+def _describe_data(test: EncodedTask, task_files: Sequence[str] | None) -> str:
+    """Return the names of local files, or the data set with the beginning of its commit."""
+    if task_files:
+        return ", ".join(task_files)
+    name, _ = test.task.dataset
+    return f"{name}@{str(test.commit)[:7]}"
 
 
 def check_complete(tests: Sequence[EncodedTask], model_id: str) -> None:
-    """Raise BadInput unless all items of each public data set are scored: a model card claims that."""
+    """Raise BadInput unless all items of each public data set are scored.
+
+    The scores in a model card describe the complete data set.
+    """
     for test in tests:
         if test.revision is None:
             task = test.task
             raise BadInput(
-                f"--push_to_hub {model_id}: a model card's scores are of all {task.size:,} items of {task.dataset[0]}, "
-                f"and {len(test.items):,} would be scored ({test.left_out:,} do not fit the model's context). Leave "
-                "--push_to_hub out"
+                f"--push_to_hub {model_id}: the scores in a model card are of all {task.size:,} "
+                f"items of {task.dataset[0]}, and only {len(test.items):,} would be scored "
+                f"({test.left_out:,} do not fit the model's context). Leave out --push_to_hub"
             )
 
 
 def _answers(
     test: EncodedTask, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator
 ) -> list[ModelAnswer]:
-    """Return a model's answers, with a bar on the main process; a log file gets a line of it now and then."""
-    bar_options = {
-        "disable": not accelerator.is_main_process,
-        "mininterval": 0.2 if sys.stderr.isatty() else 30,
-    }
-    num_texts = len(test.questions) // accelerator.num_processes
-    with (
-        tqdm(
-            desc=test.task.name, unit="text", total=num_texts, dynamic_ncols=True, **bar_options
-        ) as bar,
-        accelerator.autocast(),
-    ):
+    """Return a model's answers. The main process shows a progress bar."""
+    questions_per_process = len(test.questions) // accelerator.num_processes
+    progress_bar = tqdm(
+        desc=test.task.name,
+        unit="text",
+        total=questions_per_process,
+        dynamic_ncols=True,
+        disable=not accelerator.is_main_process,
+        # In a log file, each update of the bar is a line.
+        mininterval=0.2 if sys.stderr.isatty() else 30,
+    )
+    with progress_bar, accelerator.autocast():
         answers = likelihood.log_likelihoods(
             model,
             test.questions,
             context_length=likelihood.context_length(model.config),
             accelerator=accelerator,
             batch_size=batch_size,
-            progress=lambda batch: bar.update(len(batch)),
+            progress=lambda batch: progress_bar.update(len(batch)),
         )
-    assert answers is not None  # nothing stops it
+    assert answers is not None  # None is only returned with `stop`
     return answers
 
 
 @cache
 def by_evaluate() -> dict[str, Metric]:
-    """Return the metrics of the folder metrics/, as evaluate loads them.
+    """Return the metrics of the folder metrics/ as the evaluate library loads them.
 
-    Its copies of them stand in a folder that is then removed: the home may not be writable.
+    evaluate copies a metric before it imports it. The copies are in a temporary folder, because the
+    home folder may not be writable.
     """
     import evaluate
 
+    metrics_by_name = {}
     with tempfile.TemporaryDirectory(prefix="metrics-") as folder:
         evaluate.config.HF_MODULES_CACHE = folder
-        options = {"keep_in_memory": True, "cache_dir": folder}
-        return {
-            name: evaluate.load(str(METRICS_FOLDER / name), **options).compute
-            for name in metrics.PLAIN
-        }
+        for name in metrics.PLAIN:
+            metric = evaluate.load(
+                str(METRICS_FOLDER / name), keep_in_memory=True, cache_dir=folder
+            )
+            metrics_by_name[name] = metric.compute
+    return metrics_by_name
 
 
-def table(task: Task, line: Mapping[str, Any], where: str) -> str:
-    """Return a task's scores beside those of other models on all its items, a row a model, and the rule of each score."""
-    body = {"": list(task.scores), line["model"][-40:]: task.with_errors(line)}
-    body |= {
-        name: [f"{value:.2f}" if value else "-" for value in row]
-        for name, row in task.published.items()
+def table(task: Task, line: Mapping[str, Any], hardware_text: str) -> str:
+    """Return the scores of a task as a table, with the published scores of other models.
+
+    Args:
+        line: the JSON object of the task (see ``run``).
+        hardware_text: the precision and the device.
+    """
+    num_items = line["items"]
+    items_per_second = num_items / max(line["seconds"], 0.01)
+    truncated = pluralize(line["cut"], "text", "texts")
+    left_out = pluralize(line["left_out"], "item", "items")
+    lines = [
+        "",
+        f"{task.label}, {pluralize(num_items, 'item', 'items')} of {line['dataset']}; "
+        f"{truncated} truncated from the left to fit the context; "
+        f"{left_out} with a longer ending left out; "
+        f"{hardware_text}, {items_per_second:,.1f} items/s",
+        "",
+    ]
+    rows = _table_rows(task, line)
+    name_width = max(len(name) for name in rows)
+    for name, cells in rows.items():
+        columns = [f"{cell:>14}" for cell in cells]
+        lines.append("  ".join([f"{name:{name_width}}", *columns]))
+    lines += [
+        "",
+        "Scores that are fractions are in per cent, with their standard error after ±. "
+        f"Scores of other models are of all {task.size:,} items of the data set.",
+    ]
+    if num_items < FEW_ITEMS:
+        lines.append(
+            f"With fewer than {FEW_ITEMS} items neither a score nor its standard error is reliable."
+        )
+    lines += [f"{score} ({rule})" for score, rule in task.scores.items()]
+    lines += task.citations
+    return "\n".join(lines)
+
+
+def _table_rows(task: Task, line: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the header and the rows of a table: for each model, a cell for each score."""
+    model_name = line["model"][-MODEL_CHARACTERS:]
+    rows = {
+        "": list(task.scores),
+        model_name: task.format_with_errors(line),
     }
+    for name, values in task.published.items():
+        rows[name] = [f"{value:.2f}" if value else "-" for value in values]
     if task.chance:
-        body["chance"] = [f"{100 * task.chance:.2f}"] * len(task.scores)
-    width = max(map(len, body))
-    few = (
-        ["too few: neither a score nor its standard error means much"]
-        if line["items"] < FEW
-        else []
-    )
-    cut = f"{line['cut']:,} texts cut from the left to fit the context, {line['left_out']:,} with a longer ending left out"
-    return "\n".join(
-        [
-            "",
-            f"{task.label}, {pluralize(line['items'], 'item', 'items')} of {line['dataset']}; {cut}; {where}, "
-            f"{line['items'] / max(line['seconds'], 0.01):,.1f} items/s",
-            "",
-            *(
-                f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells)
-                for name, cells in body.items()
-            ),
-            "",
-            f"shares in per cent, each score ± its standard error; other models on all {task.size:,} items of its data set",
-            *few,
-            *(f"{score}: {rule}" for score, rule in task.scores.items()),
-            *task.citations,
-        ]
-    )
+        chance = f"{100 * task.chance:.2f}"
+        rows["chance"] = [chance] * len(task.scores)
+    return rows

@@ -1,10 +1,13 @@
-"""A task: questions of a data set that a model is scored on."""
+"""Define a task: a data set whose rows become questions on which a model is scored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-TaskRow = Mapping[str, Any]  # of a data set
+TaskRow = Mapping[str, Any]  # a row of a data set
+
+# Each score and its rule. The rules are part of the metric names in model cards on the Hub. A later
+# push replaces the values with the same name, so the wording must not change.
 RULES = {
     "acc": "the likeliest ending",
     "acc_norm": "the likeliest ending per character",
@@ -14,21 +17,23 @@ LAST_WORD = {"acc": "the last word is what greedy decoding gives", "perplexity":
 
 
 class Question(NamedTuple):
-    """A context and its endings.
+    """A context and the endings among which a model chooses.
 
     Attributes:
-        context: of all endings, or one for each; an empty one is the beginning of a text.
-        endings: what may follow it.
-        gold: which of them is right.
-        delimiter: what stands between context and ending.
-        apart: ids of context and ending are those of two texts; else of one, as lm-evaluation-harness has it.
+        context: one context for all endings, or a tuple with one context for each ending. An empty
+            context is the beginning of a document.
+        endings: the texts that may follow the context.
+        gold: the index of the right ending.
+        delimiter: the text between a context and an ending.
+        encode_separately: whether context and ending are encoded as two texts. By default they are
+            encoded as one text, as in lm-evaluation-harness.
     """
 
     context: str | tuple[str, ...]
     endings: tuple[str, ...]
     gold: int
     delimiter: str = " "
-    apart: bool = False
+    encode_separately: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,12 @@ class Texts:
 
 @dataclass(frozen=True)
 class Choices:
-    """A field that contains an object with a list of texts and a list with the label of each."""
+    """A field that contains an object with a list of texts and a list with the label of each.
+
+    Attributes:
+        texts: the name of the list of texts.
+        labels: the name of the list of labels.
+    """
 
     texts: str
     labels: str
@@ -74,23 +84,25 @@ Field = Text | Texts | Choices | Answer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """All that scripts, loop, metrics, curves and a model's card know of a test.
+    """The definition of a task, from which scripts, metrics, curves and model cards are derived.
 
     Attributes:
-        name: of its metrics, ``<name>/<score>``; lm-evaluation-harness's where it has the task.
-        label: what people call it.
-        scores: their names, and the rule of each.
-        chance: the share that guessing scores; 0: none worth a line.
-        size: how many items the whole test has; published figures are of these.
-        dataset: of the Hub, and its split.
-        files: the pattern of that split's files, and how many match it; of several files items are taken in turn.
-        revision: the commit, where one is known; else the newest when a run begins.
-        config: the data set's part; None: it has one.
-        fields: the fields of a row and their kinds, which ``rows.validate`` checks.
-        questions: converts a row that ``rows.validate`` has returned into a question, or into one
-            question for each of two texts. Raises ValueError if the row is not an item.
-        published: what others measured, by model and in the order of ``scores``, shares in per cent; None: not known.
-        citations: ``MODEL, SIZE: source`` for each of these.
+        name: the prefix of its metrics, ``<name>/<score>``; the name in lm-evaluation-harness if
+            the task exists there.
+        label: the name in tables, pictures and messages.
+        scores: the name of each score and the rule by which it is computed.
+        chance: the score of random guessing as a fraction; 0 if it is not worth a line in a table.
+        size: the number of items of the complete split, on which published scores are measured.
+        dataset: the id of the data set on the Hub, and its split.
+        files: a glob pattern for the files of the split, and the number of files that match it.
+        fields: the fields of a row and their types, which ``rows.validate`` checks.
+        questions: converts a row that ``rows.validate`` has returned into one question, or into two
+            if there are two variants of the text. Raises ValueError if the row is not an item.
+        revision: the commit of the data set; None for the newest commit when a run starts.
+        config: the configuration of the data set; None if it has only one.
+        published: scores that others have measured, by the name of the model: one value for each of
+            ``scores``, fractions in per cent, None if unknown.
+        citations: the sources of the published scores, in the form ``MODEL, SIZE: source``.
     """
 
     name: str
@@ -107,24 +119,37 @@ class Task:
     published: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     citations: tuple[str, ...] = ()
 
-    def metric(self, score: str) -> str:
-        """Return a score's name in metrics."""
-        return f"{self.name}/{score}"
+    @property
+    def predicts_last_word(self) -> bool:
+        """Whether a question has a single ending, the last word of a text."""
+        return self.scores is LAST_WORD
 
     @property
     def shares(self) -> list[str]:
-        """The scores that are shares of 1, and shown in per cent."""
+        """The scores that are fractions, which are shown in per cent."""
         return [score for score in self.scores if score != "perplexity"]
 
+    def metric(self, score: str) -> str:
+        """Return the name of the metric of a score."""
+        return f"{self.name}/{score}"
+
     def format_score(self, score: str, value: float) -> str:
-        """Return a value of a score, or its error, as text: a share in per cent."""
-        number = 100 * value if score in self.shares else value
+        """Return the value or the standard error of a score as text; a fraction in per cent."""
+        number = value
+        if score in self.shares:
+            number = 100 * value
         return f"{number:.2f}" if number < 1e5 else f"{number:.2e}"
 
-    def with_errors(self, result: Mapping[str, float], unit: str = "") -> list[str]:
-        """Return each score of a result with its standard error, as text; ``unit``: behind a share."""
-        shares = dict.fromkeys(self.shares, unit)
-        return [
-            f"{self.format_score(score, result[score])}{shares.get(score, '')} ± {self.format_score(score, result[f'{score}_stderr'])}"
-            for score in self.scores
-        ]
+    def format_with_errors(self, result: Mapping[str, float], unit: str = "") -> list[str]:
+        """Return each score of a result with its standard error as text.
+
+        Args:
+            unit: is written after each value in per cent.
+        """
+        texts = []
+        for score in self.scores:
+            value = self.format_score(score, result[score])
+            error = self.format_score(score, result[f"{score}_stderr"])
+            value_unit = unit if score in self.shares else ""
+            texts.append(f"{value}{value_unit} ± {error}")
+        return texts

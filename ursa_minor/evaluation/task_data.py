@@ -19,7 +19,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import http_status_and_retry_after
 from ursa_minor.base.redaction import one_line
-from ursa_minor.base.retry import call_with_retries, check_may_pass, describe
+from ursa_minor.base.retry import call_with_retries, check_temporary, describe
 from ursa_minor.evaluation.item_files import RawRow, read_published_rows, read_rows
 from ursa_minor.evaluation.rows import validate
 from ursa_minor.evaluation.task import Question, Task
@@ -27,22 +27,27 @@ from ursa_minor.evaluation.task import Question, Task
 log = logging.getLogger(__name__)
 
 PROBLEMS_SHOWN = 3
-TIMEOUT_SECONDS = 30
-RETRY_SECONDS = 60  # a run does not wait longer for a task
+HUB_TIMEOUT_SECONDS = 30
+RETRY_SECONDS = 60  # errors that may pass are not retried for longer
 
 
 class Item(NamedTuple):
-    """What is asked of a row; ``where``: file and line, for messages."""
+    """The questions that a row of a data set has become.
+
+    Attributes:
+        where: the file and the line of the row, for messages.
+        questions: one question for each variant of the text.
+    """
 
     where: str
     questions: tuple[Question, ...]
 
 
 class Items(list[Item]):
-    """Items in order.
+    """The items of a task in order.
 
     Attributes:
-        commit: of the data set; None for files.
+        commit: the commit of the data set; None for local files.
         complete: whether these are all items of the task's public data set.
     """
 
@@ -52,11 +57,13 @@ class Items(list[Item]):
 
 @cache
 def all_tasks() -> dict[str, Task]:
-    """Return every task by its name: those of the files in tasks/."""
+    """Return every task that the modules in tasks/ define, by its name."""
     tasks = {}
-    for file in pkgutil.iter_modules([str(Path(__file__).parent / "tasks")]):
-        module = import_module(f"ursa_minor.evaluation.tasks.{file.name}")
-        tasks |= {task.name: task for task in module.TASKS}
+    folder = Path(__file__).parent / "tasks"
+    for module_info in pkgutil.iter_modules([str(folder)]):
+        module = import_module(f"ursa_minor.evaluation.tasks.{module_info.name}")
+        for task in module.TASKS:
+            tasks[task.name] = task
     return tasks
 
 
@@ -66,87 +73,99 @@ def read(
     limit: int = 0,
     revision: str | None = None,
 ) -> Items:
-    """Read the items of a task from files, or its data set from the Hub (fetched once).
+    """Read the items of a task from local files, or from its data set on the Hub (fetched once).
 
     Args:
-        data_files: paths of JSON lines, Parquet or TSV; None reads the data set.
+        data_files: paths of JSON lines, Parquet or TSV files; None reads the data set.
         limit: the number of items to read from the beginning; 0 reads all.
-        revision: the commit of the data set; None takes the task's own, else the newest.
+        revision: the commit of the data set; None takes the commit that the task defines, or else
+            the newest one.
 
     Raises:
-        BadInput: the data set cannot be fetched, a file cannot be read, or rows are not items. The
-            first rows are named with their file, line and field.
+        BadInput: the data set cannot be fetched, a file cannot be read, or a row is not an item.
+            The message names file, line and field of the first such rows.
     """
     items = Items()
+    is_published = data_files is None
     raw_rows: Iterator[RawRow | None]
     if data_files is None:
         paths, items.commit = fetch(task, revision)
         # The items of the files alternate, so that a limit takes items of all parts.
-        parts = itertools.zip_longest(*map(read_published_rows, paths))
-        raw_rows = itertools.chain.from_iterable(parts)
+        rows_of_files = [read_published_rows(path) for path in paths]
+        raw_rows = itertools.chain.from_iterable(itertools.zip_longest(*rows_of_files))
     else:
         paths = [Path(name) for name in data_files]
         raw_rows = itertools.chain.from_iterable(read_rows(path, task.fields) for path in paths)
-    present_rows = (row for row in raw_rows if row is not None)  # the parts differ in length
+    # zip_longest gives None for a file that has ended before the others.
+    present_rows = (row for row in raw_rows if row is not None)
 
     problems: list[str] = []
     for where, value in itertools.islice(present_rows, limit or None):
         try:
-            items.append(
-                Item(where, task.questions(validate(task, value, is_published=data_files is None)))
-            )
+            row = validate(task, value, is_published=is_published)
+            questions = task.questions(row)
         except ValueError as error:
             problems.append(f"{where}: {error}")
+        else:
+            items.append(Item(where, questions))
     if problems:
         raise BadInput(_first_problems(problems))
     if not items:
-        raise BadInput(f"{', '.join(map(str, paths))}: holds no {task.label} item")
+        file_names = ", ".join(str(path) for path in paths)
+        raise BadInput(f"{file_names}: no {task.label} items found")
     has_more = next(present_rows, None) is not None  # beyond the limit
-    items.complete = items.commit is not None and len(items) == task.size and not has_more
+    items.complete = is_published and len(items) == task.size and not has_more
     return items
 
 
 def _first_problems(problems: list[str]) -> list[str]:
-    left_out = len(problems) - PROBLEMS_SHOWN
-    if left_out <= 0:
+    num_hidden = len(problems) - PROBLEMS_SHOWN
+    if num_hidden <= 0:
         return problems
-    return [*problems[:PROBLEMS_SHOWN], f"and {left_out} more such items"]
+    return [*problems[:PROBLEMS_SHOWN], f"and {num_hidden} more rows with an error"]
 
 
 def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
-    """Return a data set's files in the cache, and their commit. Files that are not there are fetched.
+    """Return the files of a data set in the cache, and their commit. Missing files are fetched.
 
     Args:
-        revision: the commit; None takes the task's own, else the newest.
+        revision: the commit; None takes the commit that the task defines, or else the newest one.
 
     Raises:
         BadInput: the data set cannot be fetched, or its files are not those of the task.
     """
     disable_progress_bars()
-    set_verbosity_error()  # of the client, which prints a line for each of its own retries
+    set_verbosity_error()  # the client would print a line for each of its own retries
     name, split = task.dataset
-    pattern, number = task.files
-    wanted = revision or task.revision
-    # A known commit that is in the cache needs no network. The newest one is on the Hub.
-    sources = (_find_in_cache, _fetch_from_hub) if wanted else (_fetch_from_hub, _find_in_cache)
-    reason = f"its {split} split is not {pattern}"
+    pattern, num_files = task.files
+    commit = revision or task.revision
+    # A known commit may be in the cache, which needs no network. Which commit is the newest one is
+    # only known by the Hub.
+    sources = [_fetch_from_hub, _find_in_cache]
+    if commit:
+        sources = [_find_in_cache, _fetch_from_hub]
+    reason = f"its {split} split has other files than {pattern}"
     for find_folder in sources:
         try:
-            folder = find_folder(task, wanted)
+            folder = find_folder(task, commit)
         except Exception as error:  # the client, the cache and the network have their own errors
             if find_folder is _fetch_from_hub:
                 reason = f"{type(error).__name__}: {one_line(error)}"[:200]
             continue
         paths = sorted(folder.glob(pattern))
-        if len(paths) == number:
+        if len(paths) == num_files:
             return paths, folder.name  # the name is the commit
 
-    what = f"--include '{pattern}'" if number > 1 else pattern
-    at = f" --revision {wanted}" if wanted else ""
+    selection = f"--include '{pattern}'" if num_files > 1 else pattern
+    command = f"hf download {name} {selection} --repo-type dataset"
+    if commit:
+        command += f" --revision {commit}"
+    fields = ", ".join(task.fields)
+    noun = "field" if len(task.fields) == 1 else "fields"
     raise BadInput(
-        f"{task.name} ({name} of the Hub) cannot be loaded: {reason.rstrip('.')}. "
-        f"Fetch it once, with a network: hf download {name} {what} --repo-type dataset{at}; "
-        f"or give items of your own, with {', '.join(task.fields)}: --task_files {task.name}=FILE"
+        f"{task.name} ({name} on the Hub) cannot be loaded: {reason.rstrip('.')}. Either download "
+        f"it once, with a network connection ({command}), or give your own items with "
+        f"the {noun} {fields}: --task_files {task.name}=FILE"
     )
 
 
@@ -164,17 +183,22 @@ def _find_in_cache(task: Task, revision: str | None) -> Path:
 
 
 def _fetch_from_hub(task: Task, revision: str | None) -> Path:
-    """Fetch a data set's files, and return their folder in the cache. Errors that may pass are retried."""
+    """Fetch the files of a data set and return their folder in the cache.
+
+    Errors that may pass are retried for up to ``RETRY_SECONDS``.
+    """
     name, _ = task.dataset
     pattern, _ = task.files
 
     def log_retry(error: Exception, wait: float) -> None:
-        log.warning(f"{task.name}: {describe(error)}; asked again in {wait:g} s")
+        log.warning(f"{task.name}: {describe(error)}; retrying in {wait:g} s")
 
     retry = partial(call_with_retries, log_retry=log_retry, deadline_seconds=RETRY_SECONDS)
-    # Without a network this fails immediately, and a run trains without the task.
-    ask = partial(HfApi().dataset_info, name, revision=revision, timeout=TIMEOUT_SECONDS)
-    retry(ask, check=_check_answered)
+    # This request fails immediately without a network, so that a run starts without the task.
+    request_info = partial(
+        HfApi().dataset_info, name, revision=revision, timeout=HUB_TIMEOUT_SECONDS
+    )
+    retry(request_info, check=_check_answered)
     download = partial(
         snapshot_download,
         name,
@@ -187,8 +211,12 @@ def _fetch_from_hub(task: Task, revision: str | None) -> Path:
 
 
 def _check_answered(error: Exception) -> float:
-    """Return the seconds that the Hub asks to wait. Raise the error if it did not answer, or if the answer is final."""
+    """Return the number of seconds that the Hub asks to wait.
+
+    Raises:
+        Exception: the error itself, if the Hub did not answer or its answer is final.
+    """
     status, _ = http_status_and_retry_after(error)
     if status is None:
         raise error
-    return check_may_pass(error)
+    return check_temporary(error)

@@ -1,4 +1,4 @@
-"""Validation loss, weighted by tokens, over all processes, in nats per token and in bits per byte."""
+"""Compute the loss of a split over all processes, weighted by tokens."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -21,22 +21,29 @@ def validation_loss(
     accelerator: Accelerator | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
-    """Return ``loss`` (nats per token) and ``bits_per_byte`` of the batches of all processes, dropout off.
+    """Return the mean loss over the batches of all processes, without dropout.
 
     Args:
-        loss_module: inputs_BT, targets_BT to mean nats per token; not a DDP wrapper: processes may have unequal counts.
-        batches: this process's (inputs_BT, targets_BT), each token once over all processes.
-        bytes_per_token: bytes of text of each id; None leaves ``bits_per_byte`` out.
-        accelerator: of the processes that share the batches; None: this one has all.
-        stop: asked between batches; True abandons the evaluation (None is returned, on every process).
+        loss_module: maps inputs_BT and targets_BT to the mean loss in nats per token. It must not
+            be a DDP wrapper, because the processes may have different numbers of batches.
+        batches: the (inputs_BT, targets_BT) of this process. Over all processes, each token
+            occurs once.
+        bytes_per_token: (vocabulary,) bytes of text that each id represents; None leaves
+            ``bits_per_byte`` out of the result.
+        accelerator: the processes that share the batches; None if this process has all of them.
+        stop: is called before each batch; if it returns True, the evaluation ends on all processes.
+
+    Returns:
+        ``loss`` in nats per token, and ``bits_per_byte``. None if any process was stopped.
     """
     was_training = loss_module.training
     loss_module.eval()
-    # Nats, tokens, bytes, whether to stop. On a GPU with float64 they stay there, and the host waits once, at the end.
+    # Nats, tokens, bytes, and whether this process was stopped. On a GPU with float64 the sums stay
+    # on the GPU, so that the host waits for it only once, at the end.
     sums = torch.zeros(4, dtype=torch.float64, device=float64_device(device))
-    bytes_of_id = (
-        None if bytes_per_token is None else torch.as_tensor(bytes_per_token, device=device)
-    )
+    bytes_of_id = None
+    if bytes_per_token is not None:
+        bytes_of_id = torch.as_tensor(bytes_per_token, device=device)
     try:
         for inputs_BT, targets_BT in batches:
             if stop():
@@ -50,11 +57,13 @@ def validation_loss(
                 sums[2] += bytes_of_id[targets_BT].sum().to(sums.device)
     finally:
         loss_module.train(was_training)
-    nats, tokens, text_bytes, stopped = (
-        accelerator.reduce(sums, "sum") if accelerator else sums
-    ).tolist()
-    if stopped:
+
+    if accelerator is not None:
+        sums = accelerator.reduce(sums, "sum")
+    nats, tokens, text_bytes, num_stopped = sums.tolist()
+    if num_stopped:
         return None
-    return {"loss": nats / tokens} | (
-        {"bits_per_byte": nats / math.log(2) / text_bytes} if text_bytes else {}
-    )
+    result = {"loss": nats / tokens}
+    if text_bytes:
+        result["bits_per_byte"] = nats / math.log(2) / text_bytes
+    return result

@@ -1,7 +1,10 @@
-"""Write a model for other programs.
+"""Write a model in the formats of other programs.
 
-- ``stock``: safetensors, config and tokenizer that ``from_pretrained`` loads
-- ``compression``: pruning and int8
-- ``gguf``: llama.cpp's format
-- ``convert``: the work of ``export_model.py``: read back and measure each export
+A trained model and its tokenizer come in; a folder that these programs load goes out.
+
+- ``stock``: weights, config and tokenizer that Transformers' ``from_pretrained`` loads
+- ``compression``: pruning and int8 quantization
+- ``gguf``: the file format of llama.cpp and Ollama
+- ``convert``: the work of ``export_model.py``: export a model, load it again, and measure the loss
+  before and after
 """

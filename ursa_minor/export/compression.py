@@ -1,4 +1,8 @@
-"""Smaller models: the blocks' matrices with zeros for their smallest weights, or in int8; and what of it is in a model."""
+"""Make a model smaller: set the smallest weights of its blocks to zero, or store them in int8.
+
+Both change the matrices of the transformer blocks only. Embeddings, output head, norms and biases
+stay as they are.
+"""
 
 import importlib.util
 import logging
@@ -12,56 +16,78 @@ from transformers.pytorch_utils import Conv1D
 from ursa_minor.base.errors import BadInput
 from ursa_minor.model.finite import require_finite
 
-PACKAGE, VERSION = "bitsandbytes", "0.50.2"
+PACKAGE = "bitsandbytes"
+VERSION = "0.50.2"
+INT8_MAX = 127
 # bitsandbytes warns about unused kernels, and at each fp32 product.
 logging.getLogger(PACKAGE).setLevel(logging.ERROR)
 
 
 def require_int8() -> None:
-    """Raise BadInput when the library for int8 is not installed."""
+    """Raise BadInput if the library for int8 is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise BadInput(
-            f"--dtype int8: {PACKAGE} is not installed: pip install {PACKAGE}=={VERSION}"
+            f"--dtype int8: {PACKAGE} is not installed. "
+            f"Install it: pip install {PACKAGE}=={VERSION}"
         )
 
 
 def matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the modules of a model's matrices by name, without embeddings and output head."""
+    """Return the modules of a model that contain a matrix of a block, by name.
+
+    Embeddings and the output head are left out.
+    """
     head = model.get_output_embeddings()
-    return {
-        name: m
-        for name, m in model.named_modules()
-        if isinstance(m, (nn.Linear, Conv1D)) and m is not head
-    }
+    modules = {}
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, Conv1D)) and module is not head:
+            modules[name] = module
+    return modules
 
 
 def prune(model: PreTrainedModel, share: float) -> None:
-    """Set ``share`` (0 to 1) of each matrix to zero, in place: its smallest weights."""
+    """Set the weights of least magnitude of each matrix to zero, in place.
+
+    Args:
+        share: of a matrix's weights that become zero, from 0 to 1.
+    """
     for module in matrices(model).values():
         pruning.l1_unstructured(module, "weight", amount=float(share))
-        pruning.remove(module, "weight")
+        pruning.remove(module, "weight")  # keeps the zeros, and removes the mask
 
 
 def quantize(stock: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with its matrices in int8, a scale for each output, and the rest as it is.
+    """Return a copy of a model with its matrices in int8 (LLM.int8(), Dettmers et al. 2022).
 
-    bitsandbytes, because GPT-2's matrices are Conv1D, which of Transformers' int8 formats only this one takes: torchao,
-    quanto and HQQ pass them over. Raises BadInput for an architecture without a matrix that it takes.
+    Each output of a matrix has its own scale. bitsandbytes is used because the matrices of GPT-2
+    are of the class
+    Conv1D: of the int8 formats that Transformers offers, torchao, quanto and HQQ skip this class.
+
+    Args:
+        stock: the model in fp16 (``stock.to_transformers``).
+
+    Raises:
+        BadInput: bitsandbytes can quantize no matrix of this architecture, or a quantized weight is
+            not finite.
     """
-    # LLM.int8() (Dettmers 2022).
-    weights, rules = (
-        stock.state_dict(),
-        BitsAndBytesConfig(load_in_8bit=True),
+    quantized = type(stock).from_pretrained(
+        None,
+        state_dict=stock.state_dict(),
+        config=stock.config,
+        dtype=stock.dtype,
+        quantization_config=BitsAndBytesConfig(load_in_8bit=True),
     )
-    options = {"config": stock.config, "dtype": stock.dtype, "quantization_config": rules}
-    quantized = type(stock).from_pretrained(None, state_dict=weights, **options)
-    if not any(module.weight.dtype == torch.int8 for module in matrices(quantized).values()):
-        raise BadInput(
-            f"--dtype int8: {PACKAGE} finds no matrix in {type(stock).__name__}; use --dtype bf16"
-        )
+    int8_weights = {}
     for name, module in matrices(quantized).items():
         if module.weight.dtype == torch.int8:
-            require_finite(f"{name}.weight in int8", dequantized(module.weight))
+            int8_weights[f"{name}.weight"] = module.weight
+    if not int8_weights:
+        raise BadInput(
+            f"--dtype int8: {PACKAGE} can quantize no matrix of {type(stock).__name__}. "
+            f"Use --dtype bf16"
+        )
+    for name, weight in int8_weights.items():
+        require_finite(f"{name} in int8", dequantized(weight))
     quantized.generation_config = stock.generation_config
     return quantized
 
@@ -69,27 +95,34 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
 def dequantized(weight: nn.Parameter) -> torch.Tensor:
     """Return the values of an int8 matrix of bitsandbytes, (out, in) fp32.
 
-    A row is stored as integers from -127 to 127 and the largest value of the row (LLM.int8()).
+    A row is stored as integers from -127 to 127 and the largest magnitude of the row (LLM.int8()).
     """
-    scales = weight.SCB.float() / 127
+    scales = weight.SCB.float() / INT8_MAX
     return weight.data.float() * scales[:, None]
 
 
-def widen(model: PreTrainedModel) -> None:
-    """Let a model compute in fp32 with the weights that it has, in place: most CPUs are ten times slower in half."""
-    nn.Module.float(model)  # Transformers' own refuses int8, whose matrices stay
+def upcast(model: PreTrainedModel) -> None:
+    """Convert the weights of a model to fp32 in place, so that it computes in fp32.
+
+    Most CPUs are ten times slower in half precision. Int8 matrices keep their dtype.
+    """
+    nn.Module.float(model)  # PreTrainedModel.float refuses a model with int8 matrices
 
 
 def share_of_zeros(model: PreTrainedModel) -> float:
-    """Return which share of the matrices' weights is zero."""
-    weights = [module.weight for module in matrices(model).values()]
-    return sum((weight == 0).sum().item() for weight in weights) / sum(
-        weight.numel() for weight in weights
-    )
+    """Return which share of the weights of a model's matrices is zero, from 0 to 1."""
+    zeros = 0
+    total = 0
+    for module in matrices(model).values():
+        zeros += (module.weight == 0).sum().item()
+        total += module.weight.numel()
+    return zeros / total
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
-    """Return how many bytes the weights take, each tied one once, scales of int8 included."""
-    return sum(
-        {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}.values()
-    )
+    """Return the number of bytes of a model's weights, including the scales of int8.
+
+    Tied weights are counted once.
+    """
+    bytes_by_address = {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}
+    return sum(bytes_by_address.values())

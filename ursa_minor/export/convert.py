@@ -1,9 +1,10 @@
-"""A run or a model made into another: read back as a user will load it, and its loss measured before and after."""
+"""Export a run or a model, load it again as a user will, and measure the loss before and after."""
 
 import argparse
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,79 +40,147 @@ from ursa_minor.recipe import keys, loading
 
 log = logging.getLogger(__name__)
 
-# bitsandbytes quantizes the matrices of the blocks and multiplies in fp16, so the other weights are stored in fp16.
+# With int8, the weights that are not quantized are stored in fp16, because bitsandbytes multiplies
+# in fp16.
 EXPORT_DTYPES = {**DTYPES, "int8": DTYPES["fp16"]}
-RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
-LONGEST = 2048  # tokens of a window, for models that read more
-# Tokens per batch, and tokens that show whether a precision is too low.
-BATCH_TOKENS, FEW = (
-    2048,
-    16,
-)
-Change = Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]
+# Describes the export. A folder with this file may be replaced with --overwrite.
+EXPORT_RECORD = "export.json"
+# The loss is measured on windows of at most this many tokens, even if the model can read more.
+MAX_WINDOW = 2048
+BATCH_TOKENS = 2048
+# Number of ids that the exported model reads to show whether it computes finite numbers.
+CHECKED_IDS = 16
+ModelFunction = Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]
+
+
+class Shard(NamedTuple):
+    """Token ids of a file, as ``Windows.append`` takes them."""
+
+    path: Path
+    tokens: int
+    ids: np.ndarray
+    offset: int  # bytes from the start of the file to the first id
+
+
+class TextSources(NamedTuple):
+    """Token ids that the loss can be measured on.
+
+    Attributes:
+        name: for the report.
+        shards: the shards of each source.
+        weights: the share of each source, relative to the others.
+    """
+
+    name: str
+    shards: list[list[Shard]]
+    weights: list[float]
 
 
 class HeldOutText(NamedTuple):
-    """The text that the loss is measured on, as windows of ids."""
+    """The windows of ids that the loss is measured on.
+
+    Attributes:
+        name: number of tokens and their source, for the report.
+        windows: all windows of each source.
+        draws: the windows to measure on, (n, 2) int64: source, window.
+    """
 
     name: str
-    opened: list[windows.Windows]
+    windows: list[windows.Windows]
     draws: np.ndarray
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """Measurements of a model before or after the export.
+
+    Attributes:
+        bytes: size of the weights.
+        zeros: share of the weights in the blocks' matrices that is zero, from 0 to 1.
+        loss: mean nats per token, or None if there is no text to measure on.
+    """
+
+    bytes: int
+    zeros: float
+    loss: float | None = None
+
+    def has_finite_loss(self) -> bool:
+        """Return False if the loss is NaN or infinite, and True if it was not measured."""
+        return self.loss is None or math.isfinite(self.loss)
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the measured values by name."""
+        values: dict[str, float] = {"bytes": self.bytes, "zeros": self.zeros}
+        if self.loss is not None:
+            values["loss"] = self.loss
+        return values
+
+
 def convert(
-    args: argparse.Namespace, refusals: Sequence[Change] = (), adapt: Change | None = None
+    args: argparse.Namespace,
+    checks: Sequence[ModelFunction] = (),
+    adapt: ModelFunction | None = None,
 ) -> str:
-    """Export as export_model.py's flags ask, read back, measure; return the table.
+    """Export a model as the flags of export_model.py state, and return a table of the measurements.
 
     Args:
-        refusals: each raises BadInput, before any work, where what is asked for cannot be.
-        adapt: changes model and tokenizer in place, before the export and after the first measurement.
+        args: the flags.
+        checks: are called with model and tokenizer before any work. Each raises BadInput if the
+            export is not possible.
+        adapt: changes model and tokenizer in place, after the first measurement.
 
-    Raises BadInput for a model that cannot be exported, or whose export would not compute finite numbers. Then nothing
-    is written.
+    Raises:
+        BadInput: the model cannot be exported, or the exported model would not compute finite
+            numbers. No export is written then.
     """
-    disable_progress_bar()  # Transformers' own bars, over loading and saving one file
+    # Check everything that needs no computation.
+    disable_progress_bar()  # Transformers shows one while it loads or saves a single file
     if args.dtype == "int8":
         compression.require_int8()
     out = Path(args.out).resolve()
-    check_free(out, args)
-    model, tokenizer = open_model(args.model)
-    for refuse in refusals:
-        refuse(model, tokenizer)
+    check_out_folder(out, args)
+    model, tokenizer = load_model(args.model)
+    for check in checks:
+        check(model, tokenizer)
     check_storable(args, model, tokenizer)
+
+    # Measure the source.
     text = find_text(args, model, tokenizer)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     before = measure(model, text)
 
+    # Change the model.
     if adapt:
         adapt(model, tokenizer)
     if args.prune:
         compression.prune(model, args.prune)
-    stock = stock_export.to_transformers(
-        model, tokenizer, dtype=EXPORT_DTYPES[args.dtype], trim_vocab=args.trim_vocab
-    )
+    stock = to_export_dtype(args, model, tokenizer)
     if args.dtype == "int8":
         stock = compression.quantize(stock)
+
+    # Write the export into a temporary folder, load it as a user will, and measure it.
     with files.making(out, replace=True) as temporary:
         stock_export.save(stock, temporary, tokenizer)
         if args.gguf:
             gguf_export.write(stock, tokenizer, temporary, out.name, args.gguf)
-        loaded = pretrained.load(str(temporary)).to(model.device)  # as a user will load it
-        computed = computes(loaded)
-        after = measure(loaded, text)
-        if not computed or not math.isfinite(after.get("loss", 0.0)):
+        exported = pretrained.load(str(temporary)).to(model.device)
+        is_finite = has_finite_logits(exported)
+        after = measure(exported, text)
+        if not is_finite or not after.has_finite_loss():
             raise BadInput(not_finite_message(args, before))
-        report = {
-            name: getattr(args, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")
-        }
-        report |= {"measured_on": text and text.name, "before": before, "after": after}
-        report |= {"files": {path.name: files.sha256(path) for path in sorted(temporary.iterdir())}}
-        files.write_json(temporary / RECORD, report)
-    measured = "nothing was measured: give --text FILE to see the loss before and after"
-    if text:
-        measured = f"measured on {text.name}{', in fp32, for this is a CPU' if model.device.type == 'cpu' else ''}"
-    return f"{args.model} -> {args.out}\n\n{table(before, after)}\n\n{measured}"
+        record = export_record(args, temporary, text, before, after)
+        files.write_json(temporary / EXPORT_RECORD, record)
+
+    summary = describe_text(text, model.device)
+    return f"{args.model} -> {args.out}\n\n{comparison_table(before, after)}\n\n{summary}"
+
+
+def to_export_dtype(
+    args: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> PreTrainedModel:
+    """Return the stock model in the dtype of --dtype, before a quantization."""
+    dtype = EXPORT_DTYPES[args.dtype]
+    return stock_export.to_transformers(model, tokenizer, dtype=dtype, trim_vocab=args.trim_vocab)
 
 
 def check_storable(
@@ -119,67 +188,130 @@ def check_storable(
 ) -> None:
     """Raise BadInput for a weight that is not finite, or that one of the files cannot store.
 
-    The files are checked again when they are written. This check comes before the measurement, which
-    may take minutes.
+    The files are checked again when they are written. This check comes before the measurement,
+    which may take minutes.
     """
-    stock = stock_export.to_transformers(
-        model, tokenizer, dtype=EXPORT_DTYPES[args.dtype], trim_vocab=args.trim_vocab
-    )
+    stock = to_export_dtype(args, model, tokenizer)
     if args.gguf:
         gguf_export.check_overflow(stock, args.gguf)
 
 
-def not_finite_message(args: argparse.Namespace, before: dict[str, float]) -> str:
-    """Return the error for an export that computes NaN or infinity; ``before``: measured on its source."""
-    if args.dtype == "fp32" or not math.isfinite(before.get("loss", 0.0)):
-        return f"{args.model}: the output of the model contains NaN or infinity, so it cannot be exported"
+def not_finite_message(args: argparse.Namespace, before: Measurement) -> str:
+    """Return the error for an export that computes NaN or infinity.
+
+    Args:
+        before: the measurement of the source, which may compute NaN itself.
+    """
+    if args.dtype == "fp32" or not before.has_finite_loss():
+        return (
+            f"{args.model}: the output of the model contains NaN or infinity, "
+            f"so it cannot be exported"
+        )
     fix = stock_export.WIDER[EXPORT_DTYPES[args.dtype]]
     return f"--dtype {args.dtype}: the output of the exported model contains NaN or infinity. {fix}"
 
 
-def check_free(out: Path, args: argparse.Namespace) -> None:
-    """Raise BadInput unless ``out`` is free, or holds an export that may be replaced."""
-    if problem := files.unusable(out.parent):
-        raise BadInput(f"--out {args.out}: {problem}; give another folder")
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+def export_record(
+    args: argparse.Namespace,
+    folder: Path,
+    text: HeldOutText | None,
+    before: Measurement,
+    after: Measurement,
+) -> dict:
+    """Return the contents of export.json: flags, measurements, and the SHA-256 of each file.
+
+    Args:
+        folder: contains the exported files.
+    """
+    return {
+        "model": args.model,
+        "dtype": args.dtype,
+        "trim_vocab": args.trim_vocab,
+        "prune": args.prune,
+        "chat": args.chat,
+        "measured_on": text.name if text else None,
+        "before": before.to_dict(),
+        "after": after.to_dict(),
+        "files": {path.name: files.sha256(path) for path in sorted(folder.iterdir())},
+    }
+
+
+def describe_text(text: HeldOutText | None, device: torch.device) -> str:
+    """Return a sentence about the text that the loss was measured on."""
+    if text is None:
+        return "The loss was not measured. Give --text FILE to see the loss before and after."
+    if device.type == "cpu":
+        return f"The loss was measured on {text.name}, in fp32 because no GPU was used."
+    return f"The loss was measured on {text.name}."
+
+
+def check_out_folder(out: Path, args: argparse.Namespace) -> None:
+    """Raise BadInput unless ``out`` is free or may be replaced.
+
+    With --overwrite, it may be replaced if it contains an unchanged export of another model.
+    """
+    problem = files.find_folder_problem(out.parent)
+    if problem:
+        raise BadInput(f"--out {args.out}: {problem}. Give another folder")
+    is_empty_folder = out.is_dir() and not any(out.iterdir())
+    if not out.exists() or is_empty_folder:
         return
-    if not args.overwrite or not out.is_dir() or out == Path(args.model).resolve():
+    is_source = out == Path(args.model).resolve()
+    if not args.overwrite or not out.is_dir() or is_source:
         raise BadInput(
-            f"--out {args.out}: exists; give another folder (--overwrite replaces an earlier export, never the model that "
-            f"is exported)"
+            f"--out {args.out} exists already. Give another folder (--overwrite replaces an "
+            f"earlier export, but never the model that is exported)"
         )
+    changed = changed_files(out)
+    if changed:
+        raise BadInput(
+            f"--out {args.out} cannot be replaced, because files in it were changed or added "
+            f"since the export: {', '.join(changed)}. Give another folder"
+        )
+
+
+def changed_files(export: Path) -> list[str]:
+    """Return the names of the files that the export has not written as they are now.
+
+    These are all files if the folder is not an export.
+    """
     try:
-        written = files.read_json(out / RECORD)["files"]
-    except (OSError, ValueError, KeyError, TypeError):  # it is not an export
+        written = files.read_json(export / EXPORT_RECORD)["files"]
+    except (OSError, ValueError, KeyError, TypeError):  # the folder is not an export
         written = {}
-    exported_files = {path.name: path for path in sorted(out.iterdir()) if path.name != RECORD}
-    if changed := [
-        name
-        for name, path in exported_files.items()
-        if not path.is_file() or files.sha256(path) != written.get(name)
-    ]:
-        raise BadInput(
-            f"--out {args.out}: {', '.join(changed)} was changed or added since that export; give another folder"
-        )
+    changed = []
+    for path in sorted(export.iterdir()):
+        if path.name == EXPORT_RECORD:
+            continue
+        if not path.is_file() or files.sha256(path) != written.get(path.name):
+            changed.append(path.name)
+    return changed
 
 
-def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Return a run's model (model/, else its newest checkpoint), a folder's, or the Hub's, and its tokenizer."""
-    run_dir = run_of(name)
+def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Return a model and its tokenizer.
+
+    Args:
+        name: a run folder (its model/ is loaded, or its newest checkpoint if the run has not
+            ended), a model folder, or a Hub id.
+    """
+    run_dir = run_folder_of(name)
     if run_dir and not (run_dir / run_files.MODEL_FOLDER).is_dir():
-        return open_checkpoint(run_dir)
+        return load_checkpoint(run_dir)
     location = resolve_model(name, "")
     check_no_hub_adapter(location, name)
     tokenizer = tokenization.load(location, of_model=True)
     model = pretrained.load(location)
     check_embedding_rows(model, tokenizer, name)
     if getattr(model.config, "quantization_config", None):
-        raise BadInput(f"{name}: is quantized already; export the model that it was made from")
+        raise BadInput(
+            f"{name} is quantized already. Export the model that the quantized one was made from"
+        )
     return model, tokenizer
 
 
-def run_of(name: str) -> Path | None:
-    """Return the run folder that ``name`` is, or whose model/ it is."""
+def run_folder_of(name: str) -> Path | None:
+    """Return the run folder if ``name`` is one or its model/, otherwise None."""
     path = Path(name)
     if (path / run_files.RECIPE).is_file():
         return path
@@ -189,29 +321,34 @@ def run_of(name: str) -> Path | None:
     return None
 
 
-def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def load_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return the model of a run's newest checkpoint, and the tokenizer of its data."""
     path, damaged = checkpoint.find_newest(run_dir / run_files.CHECKPOINTS)
     if path is None:
-        raise BadInput(f"{run_dir}: has neither model/ nor a checkpoint yet")
+        raise BadInput(f"{run_dir} has neither model/ nor a checkpoint yet")
     recipe = loading.load_recipe(run_dir / run_files.RECIPE)
     name = recipe.data.tokenizer
     if name in keys.TRAINED_TOKENIZERS:
         name = str(data_folders(recipe)[0] / "tokenizer")
         if not Path(name).is_dir():
             raise BadInput(
-                f"{name}: the tokenizer of {run_dir} is not here; let the run end, which writes model/"
+                f"{name}, the tokenizer of {run_dir}, does not exist. Prepare the data again, or "
+                f"let the run finish: it then writes model/"
             )
     tokenizer = tokenization.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load_weights(path, model)
-    for line in (*damaged, f"from {path}"):
+    for line in damaged:
         log.info(line)
+    log.info(f"exporting the checkpoint {path}")
     return model.eval(), tokenizer
 
 
 def data_folders(recipe: keys.Recipe) -> list[Path]:
-    """Return the folders of a recipe's shards. Raises BadInput where its text is not here to name them."""
+    """Return the folder of shards of each of a recipe's sources.
+
+    Raises BadInput if the text is missing from which the name of a folder is computed.
+    """
     folders = []
     for source in recipe.data.resolved_sources:
         if source.is_token_folder:
@@ -224,66 +361,89 @@ def data_folders(recipe: keys.Recipe) -> list[Path]:
 def find_text(
     args: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> HeldOutText | None:
-    """Return the text to measure on, if any: --text, else the run's validation split."""
-    window, run_dir = (
-        min(likelihood.context_length(model.config) or LONGEST, LONGEST),
-        run_of(args.model),
-    )
+    """Return the text to measure on: --text, or else the validation split of the run.
+
+    Returns None if neither exists, or if the split has no window. A split that cannot be read is
+    logged.
+    """
+    window = min(likelihood.context_length(model.config) or MAX_WINDOW, MAX_WINDOW)
+    run_dir = run_folder_of(args.model)
     if args.text:
         ids = read_text(args.text, tokenizer, args.eval_tokens)
         window = min(window, len(ids) - 1)
-        name, weights, splits = (
-            " ".join(args.text),
-            [1.0],
-            [[(Path(args.text[0]), len(ids), ids, 0)]],
-        )
+        shard = Shard(Path(args.text[0]), len(ids), ids, offset=0)
+        sources = TextSources(" ".join(args.text), [[shard]], [1.0])
     elif run_dir:
         try:
-            recipe = loading.load_recipe(run_dir / run_files.RECIPE)
-            folders = data_folders(recipe)
-            weights = [source.weight for source in recipe.data.resolved_sources]
-            splits = [validation_shards(folder, tokenizer) for folder in folders]
+            sources = validation_split(run_dir, tokenizer)
         except BadInput as error:
-            log.warning(f"not measured on the run's validation split: {error}")
+            log.warning(
+                f"the loss is not measured on the run's validation split. The reason: {error}"
+            )
             return None
-        name = ", ".join(f"{folder}, validation" for folder in folders)
     else:
         return None
-    opened = [windows.Windows(window, model.config.vocab_size) for _ in splits]
-    for split_windows, shards_of_split in zip(opened, splits, strict=True):
-        for shard in shards_of_split:
-            split_windows.append(*shard)
-    most = max(1, args.eval_tokens // window) if args.eval_tokens else 0
-    draws = window_order.eval_draws(
-        [split_windows.num_windows for split_windows in opened], weights, max_windows=most
-    )
-    return (
-        HeldOutText(f"{len(draws) * window:,} tokens of {name}", opened, draws)
-        if len(draws)
-        else None
+
+    windows_of_sources = []
+    for shards_of_source in sources.shards:
+        source_windows = windows.Windows(window, model.config.vocab_size)
+        for shard in shards_of_source:
+            source_windows.append(*shard)
+        windows_of_sources.append(source_windows)
+    max_windows = 0  # no limit
+    if args.eval_tokens:
+        max_windows = max(1, args.eval_tokens // window)
+    num_windows = [source_windows.num_windows for source_windows in windows_of_sources]
+    draws = window_order.eval_draws(num_windows, sources.weights, max_windows=max_windows)
+    if len(draws) == 0:
+        return None
+    name = f"{len(draws) * window:,} tokens of {sources.name}"
+    return HeldOutText(name, windows_of_sources, draws)
+
+
+def validation_split(run_dir: Path, tokenizer: PreTrainedTokenizerFast) -> TextSources:
+    """Return the validation shards of a run. Raises BadInput if they cannot be used."""
+    recipe = loading.load_recipe(run_dir / run_files.RECIPE)
+    folders = data_folders(recipe)
+    return TextSources(
+        name=", ".join(f"{folder}, validation" for folder in folders),
+        shards=[validation_shards(folder, tokenizer) for folder in folders],
+        weights=[source.weight for source in recipe.data.resolved_sources],
     )
 
 
-def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -> np.ndarray:
-    """Return the ids of text files, each a document, up to ``most`` of them (0 = all) and one more to predict."""
-    encode, parts = tokenization.Encoder(tokenizer), []
-    rows = text_rows(map(Path, find_sources.find_files("--text", names)))
-    for _, piece, begins in split_points.pieces(
-        ((0, *row) for row in rows), split_points.place(tokenizer.backend_tokenizer)
-    ):
-        parts += [np.array([tokenizer.eos_token_id], dtype=np.uint32)] if begins else []
-        parts += encode([piece])
-        if most and sum(map(len, parts)) > most:
-            return np.concatenate(parts)[: most + 1]
+def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, max_targets: int) -> np.ndarray:
+    """Return the ids of text files. Each file is one document and starts with the end-of-text id.
+
+    Args:
+        names: of the files.
+        tokenizer: of the model.
+        max_targets: number of ids to predict, or 0 for all. One id more is returned, because the
+            first one is not predicted.
+    """
+    encode = tokenization.Encoder(tokenizer)
+    paths = map(Path, find_sources.find_files("--text", names))
+    numbered_rows = ((0, text, begins) for text, begins in text_rows(paths))
+    split_point = split_points.split_point_pattern(tokenizer.backend_tokenizer)
+    parts = []
+    num_ids = 0
+    for _, piece, begins in split_points.pieces(numbered_rows, split_point):
+        if begins:
+            parts.append(np.array([tokenizer.eos_token_id], dtype=np.uint32))
+            num_ids += 1
+        (ids,) = encode([piece])
+        parts.append(ids)
+        num_ids += len(ids)
+        if max_targets and num_ids > max_targets:
+            return np.concatenate(parts)[: max_targets + 1]
     return np.concatenate(parts)
 
 
-def validation_shards(
-    folder: Path, tokenizer: PreTrainedTokenizerFast
-) -> list[tuple[Path, int, np.ndarray, int]]:
-    """Return a folder's validation shards as ``Windows.append`` takes them.
+def validation_shards(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[Shard]:
+    """Return the validation shards of a folder.
 
-    Raises BadInput where they are not whole, or not of the model's tokenizer.
+    Raises BadInput if they are incomplete, or if they were made with another tokenizer than the
+    model's.
     """
     manifest = manifests.describe_folder(folder)
     reference = manifest.tokenizer
@@ -295,73 +455,82 @@ def validation_shards(
     for shard in validation:
         path = folder / shard.file
         ids, offset = shards.open_ids(path, shard.tokens)
-        opened.append((path, shard.tokens, ids, offset))
+        opened.append(Shard(path, shard.tokens, ids, offset))
     return opened
 
 
 class LogitsLoss(nn.Module):
-    """Any causal language model, and its mean loss in nats per token."""
+    """The mean loss of any causal language model, in nats per token."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
 
     def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss, a fp32 scalar; inputs and targets are (B, T) int64."""
+        """Return the mean loss, a fp32 scalar.
+
+        Args:
+            inputs_BT: (batch, sequence) int64 token ids.
+            targets_BT: (batch, sequence) int64, the id that follows each input.
+        """
         logits_BTV = self.model(inputs_BT, use_cache=False).logits
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 
 
 @torch.inference_mode()
-def computes(model: PreTrainedModel) -> bool:
-    """Return whether a few ids give finite logits in the model's own precision."""
-    ids = torch.arange(min(FEW, model.config.vocab_size), device=model.device)
+def has_finite_logits(model: PreTrainedModel) -> bool:
+    """Return whether the logits of a few ids are finite in the precision of the model."""
+    ids = torch.arange(min(CHECKED_IDS, model.config.vocab_size), device=model.device)
     return bool(model(ids[None], use_cache=False).logits.isfinite().all())
 
 
-def measure(model: PreTrainedModel, text: HeldOutText | None) -> dict[str, float]:
-    """Return the bytes of a model's weights, their share of zeros and, where there is a text, its loss in nats per token.
+def measure(model: PreTrainedModel, text: HeldOutText | None) -> Measurement:
+    """Measure the size of a model's weights, their share of zeros, and the loss if there is a text.
 
-    On a CPU the model then computes in fp32.
+    On a CPU, the measurement of the loss converts the model to fp32 in place.
     """
-    measurements = {
-        "bytes": compression.weight_bytes(model),
-        "zeros": compression.share_of_zeros(model),
-    }
+    size = compression.weight_bytes(model)
+    zeros = compression.share_of_zeros(model)
     if text is None:
-        return measurements
+        return Measurement(size, zeros)
     if model.device.type == "cpu":
-        compression.widen(model)
-    mapped, size = (
-        window_batches.Mapped(text.opened, model.device),
-        max(1, BATCH_TOKENS // text.opened[0].sequence_length),
-    )
+        compression.upcast(model)
+    mapped = window_batches.Mapped(text.windows, model.device)
+    batch_size = max(1, BATCH_TOKENS // text.windows[0].sequence_length)
     batches = window_batches.eval_batches(
-        mapped, text.draws, batch_size=size, rank=0, num_processes=1
+        mapped, text.draws, batch_size=batch_size, rank=0, num_processes=1
     )
-    return measurements | validation.validation_loss(
-        LogitsLoss(model), batches, device=model.device
-    )
+    losses = validation.validation_loss(LogitsLoss(model), batches, device=model.device)
+    assert losses is not None  # None is returned only on a request to stop
+    return Measurement(size, zeros, losses["loss"])
 
 
-def table(before: dict[str, float], after: dict[str, float]) -> str:
-    """Return a table of the export beside its source."""
-    both = before, after
+def comparison_table(before: Measurement, after: Measurement) -> str:
+    """Return a table of the measurements before and after the export."""
     rows = [
         ("", "before", "after", ""),
-        ("weights, MB", *(f"{x['bytes'] / 1e6:,.2f}" for x in both), ""),
-        ("zeros in the blocks' matrices", *(f"{x['zeros']:.1%}" for x in both), ""),
+        ("weights, MB", f"{before.bytes / 1e6:,.2f}", f"{after.bytes / 1e6:,.2f}", ""),
+        ("zeros in the blocks' matrices", f"{before.zeros:.1%}", f"{after.zeros:.1%}", ""),
     ]
-    if "loss" in before:
-        change = after["loss"] - before["loss"]
-        rows += [
-            ("loss, nats per token", *(f"{x['loss']:.4f}" for x in both), f"{change:+z.4f}"),
+    if before.loss is not None and after.loss is not None:
+        change = after.loss - before.loss
+        rows.append(
+            (
+                "loss, nats per token",
+                f"{before.loss:.4f}",
+                f"{after.loss:.4f}",
+                f"{change:+z.4f}",
+            )
+        )
+        rows.append(
             (
                 "perplexity",
-                *(f"{math.exp(x['loss']):,.3f}" for x in both),
+                f"{math.exp(before.loss):,.3f}",
+                f"{math.exp(after.loss):,.3f}",
                 f"{math.expm1(change):+z.2%}",
-            ),
-        ]
-    return "\n".join(
+            )
+        )
+    lines = [
         f"{name:30} {old:>12} {new:>16} {change:>9}".rstrip() for name, old, new, change in rows
-    )
+    ]
+    return "\n".join(lines)

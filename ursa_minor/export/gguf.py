@@ -1,4 +1,4 @@
-"""A model as a GGUF file, as llama.cpp and Ollama read it: weights, tokenizer and chat template in one."""
+"""Write weights, tokenizer and chat template of a model as a GGUF file for llama.cpp and Ollama."""
 
 import json
 from collections.abc import Iterator
@@ -16,17 +16,19 @@ from ursa_minor.base.wording import join_or
 from ursa_minor.data.tokens import split_points
 from ursa_minor.model.finite import require_finite, require_stored
 
+# Values of --gguf, and llama.cpp's names of these precisions (gguf.LlamaFileType).
 PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
-# What llama.cpp computes with, of what is written here; the three GELUs are one function.
-COMPUTED: dict[str, list[Any]] = {
+# Values of config keys with which llama.cpp computes the same as Transformers. A config
+# does not need to have all these keys. llama.cpp has one GELU for the three names.
+SUPPORTED_CONFIG: dict[str, list[Any]] = {
     "model_type": ["gpt2", "llama"],
     "hidden_act": ["silu"],
     "rope_type": ["default"],
+    "activation_function": ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"],
+    "scale_attn_by_inverse_layer_idx": [False],
+    "attention_bias": [False],
+    "mlp_bias": [False],
 }
-COMPUTED |= {"activation_function": ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"]}
-COMPUTED |= dict.fromkeys(
-    ("scale_attn_by_inverse_layer_idx", "attention_bias", "mlp_bias"), [False]
-)
 Q8_BLOCK = 32  # values that share a scale
 # The largest value of each type. The scale of a q8_0 block is its largest value / 127, in fp16.
 LIMITS = {
@@ -34,16 +36,32 @@ LIMITS = {
     "F16": torch.finfo(torch.float16).max,
     "Q8_0": 127 * torch.finfo(torch.float16).max,
 }
-# llama.cpp's name of a split, and whether it looks whole words up before it merges. It has names for others (GPT-4o's),
-# which it splits by another regex than the tokenizer's own: the ids would differ.
+
+
+class Split(NamedTuple):
+    """The way in which a byte-level BPE tokenizer splits text into words.
+
+    Attributes:
+        name: of llama.cpp (``tokenizer.ggml.pre`` in the file).
+        ignore_merges: a word that is a token is encoded as this token, without merging.
+    """
+
+    name: str
+    ignore_merges: bool = False
+
+
+# By the regex of the tokenizer. llama.cpp has names for further splits (GPT-4o's, for example), but
+# its regexes for them differ from the tokenizers' own, so that the ids would differ.
 SPLITS = {
-    "gpt2": ("gpt-2", False),
-    split_points.QWEN35: ("qwen35", False),
-    split_points.QWEN2: ("qwen2", False),
+    "gpt2": Split("gpt-2"),
+    split_points.QWEN35: Split("qwen35"),
+    split_points.QWEN2: Split("qwen2"),
+    split_points.LLAMA3: Split("llama-bpe", ignore_merges=True),
 }
-SPLITS |= {split_points.LLAMA3: ("llama-bpe", True)}
-# A message as ChatML has it, in the language of Ollama's templates.
-CHAT = """TEMPLATE \"\"\"{{ range .Messages }}<|im_start|>{{ .Role }}
+# A model without a chat template continues the prompt.
+PROMPT_TEMPLATE = 'TEMPLATE "{{ .Prompt }}"\n'
+# The chat template of post/chatml.jinja, in the language of Ollama's templates.
+CHAT_TEMPLATE = """TEMPLATE \"\"\"{{ range .Messages }}<|im_start|>{{ .Role }}
 {{ .Content }}<|im_end|>
 {{ end }}<|im_start|>assistant
 \"\"\"
@@ -51,22 +69,24 @@ PARAMETER stop <|im_end|>
 """
 
 
-def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raise BadInput where llama.cpp would compute or split otherwise, or the gguf package is missing."""
-    config, problems = model.config, []
+def check_supported(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise BadInput if llama.cpp computes or tokenizes differently, or if gguf is missing."""
+    problems = []
     if _split_name(tokenizer) is None:
         problems.append(
-            "llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe"
+            "llama.cpp does not know how this tokenizer splits text. It knows GPT-2's tokenizer, "
+            "and those that are trained with --tokenizer bpe"
         )
-    config_values = config.to_dict()
+    config_values = model.config.to_dict()
     config_values |= config_values.get("rope_parameters") or {}
-    for name, usual in COMPUTED.items():
-        if config_values.get(name, usual[0]) not in usual:
+    for key, supported in SUPPORTED_CONFIG.items():
+        if key in config_values and config_values[key] not in supported:
             problems.append(
-                f"the model's {name} = {config_values[name]}: must be {join_or(usual)}, with which llama.cpp computes"
+                f"the model has {key} = {config_values[key]}, but llama.cpp supports only "
+                f"{join_or(supported)}"
             )
     if find_spec("gguf") is None:
-        problems.append("needs the gguf package: pip install gguf")
+        problems.append("the package gguf is not installed. Install it: pip install gguf")
     if problems:
         raise BadInput(f"--gguf: {problem}" for problem in problems)
 
@@ -89,19 +109,45 @@ def write(
     name: str,
     precision: str,
 ) -> None:
-    """Write ``<name>.gguf`` and Ollama's ``Modelfile`` into a folder, which holds the tokenizer's files (``export.save``).
+    """Write ``<name>.gguf`` and a ``Modelfile`` for Ollama into a folder.
 
     Args:
-        stock: Transformers' own model, without padding of the vocabulary (``export.as_stock``).
-        precision: f32, f16 or q8_0 (8 bits, a scale for 32 of them) for matrices; vectors and positions stay f32.
+        stock: the stock model without padding of the vocabulary (``stock.to_transformers`` with
+            ``trim_vocab``).
+        tokenizer: of the model.
+        folder: contains the files of the tokenizer already (``stock.save``), which are read for its
+            merges.
+        name: of the file and of the model in it.
+        precision: f32, f16 or q8_0 (8 bits, with one scale for 32 values) for matrices. Vectors and
+            position embeddings are stored in fp32.
     """
     import gguf
 
-    config, path = stock.config, folder / f"{name}.gguf"
-    writer = gguf.GGUFWriter(path, config.model_type)
+    config = stock.config
+    writer = gguf.GGUFWriter(folder / f"{name}.gguf", config.model_type)
     writer.add_name(name)
     writer.add_file_type(getattr(gguf.LlamaFileType, PRECISIONS[precision]))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _add_shape(writer, config)
+    _add_tokenizer(writer, stock, tokenizer, folder)
+
+    architecture = gguf.MODEL_ARCH[config.model_type.upper()]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for tensor in _stored_tensors(stock, precision):
+        written_name = names.get_name(tensor.key, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(written_name, tensor.data, raw_dtype=tensor.kind)
+
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    template = CHAT_TEMPLATE if tokenizer.chat_template else PROMPT_TEMPLATE
+    context = f"PARAMETER num_ctx {config.max_position_embeddings}\n"
+    files.write_text(folder / "Modelfile", f"FROM ./{name}.gguf\n{template}{context}")
+
+
+def _add_shape(writer: Any, config: Any) -> None:
+    """Add the shape of the model and the constants of its norms and rotary embeddings."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -115,20 +161,6 @@ def write(
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_rope_dimension_count(config.head_dim)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    _add_tokenizer(writer, stock, tokenizer, folder)
-    names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers
-    )
-    for tensor in _stored_tensors(stock, precision):
-        written_name = names.get_name(tensor.key, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(written_name, tensor.data, raw_dtype=tensor.kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    template = CHAT if tokenizer.chat_template else 'TEMPLATE "{{ .Prompt }}"\n'
-    context = f"PARAMETER num_ctx {config.max_position_embeddings}\n"
-    files.write_text(folder / "Modelfile", f"FROM ./{name}.gguf\n{template}{context}")
 
 
 class StoredTensor(NamedTuple):
@@ -146,7 +178,7 @@ class StoredTensor(NamedTuple):
 
 
 def _stored_tensors(stock: PreTrainedModel, precision: str) -> Iterator[StoredTensor]:
-    """Yield each weight as it is stored, tied ones once.
+    """Yield each weight as it is stored, tied weights once.
 
     Raises BadInput for a weight that is not finite, or that becomes infinite in its format.
     """
@@ -156,7 +188,7 @@ def _stored_tensors(stock: PreTrainedModel, precision: str) -> Iterator[StoredTe
         if key in stock.all_tied_weights_keys:
             continue
         require_finite(key, tensor)
-        weight = _as_llama_cpp_has_it(key, tensor.float(), stock.config)
+        weight = _to_llama_cpp_layout(key, tensor.float(), stock.config)
         kind = gguf.GGMLQuantizationType[_kind_name(key, weight, precision)]
         # Overflows are reported below with the name of the weight.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -186,50 +218,74 @@ def _kind_name(key: str, weight: torch.Tensor, precision: str) -> str:
     return precision.upper()
 
 
-def _as_llama_cpp_has_it(key: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    """Return a weight as llama.cpp has it: (out, in), and a head's rotated pairs side by side."""
+def _to_llama_cpp_layout(key: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """Return a weight with its values in llama.cpp's order.
+
+    - llama.cpp stores matrices as (out, in). GPT-2's Conv1D stores them as (in, out).
+    - Rotary embeddings rotate pairs of values of a head. In Llama of Transformers a pair is (i, i +
+      d/2), where d is the size of the head. In llama.cpp it is (2i, 2i + 1), so the rows of the
+      query and key matrices are reordered.
+    """
     if config.model_type == "gpt2":
-        # Conv1D is (in, out).
-        return tensor.T.contiguous() if ".c_" in key and tensor.ndim == 2 else tensor
-    for name, heads in (
-        ("q_proj", config.num_attention_heads),
-        ("k_proj", config.num_key_value_heads),
-    ):
-        if name in key:
-            return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
-    return tensor
+        is_conv1d = ".c_" in key and tensor.ndim == 2
+        return tensor.T.contiguous() if is_conv1d else tensor
+    if "q_proj" in key:
+        heads = config.num_attention_heads
+    elif "k_proj" in key:
+        heads = config.num_key_value_heads
+    else:
+        return tensor
+    halves = tensor.view(heads, 2, -1, tensor.shape[1])
+    return halves.transpose(1, 2).reshape(tensor.shape)
 
 
 def _split_name(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Return llama.cpp's name of how a byte-level BPE splits; None: it has none."""
+    """Return llama.cpp's name of the tokenizer's split, or None if llama.cpp has no equal one."""
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    name, whole_words = SPLITS.get(
-        split_points.word_regex(definition["pre_tokenizer"] or {}) or "", (None, False)
-    )
-    model, as_is = definition["model"], definition["normalizer"] in (None, {"type": "NFC"})
-    return (
-        name if as_is and model["type"] == "BPE" and model["ignore_merges"] == whole_words else None
-    )
+    model = definition["model"]
+    if model["type"] != "BPE" or definition["normalizer"] not in (None, {"type": "NFC"}):
+        return None
+    regex = split_points.word_regex(definition["pre_tokenizer"] or {})
+    split = SPLITS.get(regex or "")
+    if split is None or model["ignore_merges"] != split.ignore_merges:
+        return None
+    return split.name
 
 
 def _add_tokenizer(
     writer: Any, stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> None:
+    """Add the vocabulary, merges, special tokens and chat template of a tokenizer."""
     import gguf
 
-    special = {i: token.special for i, token in tokenizer.added_tokens_decoder.items()}
-    texts = {i: text for text, i in tokenizer.get_vocab().items()}
-    ids, kinds = range(stock.config.vocab_size), gguf.TokenType
-    control = {True: kinds.CONTROL, False: kinds.USER_DEFINED, None: kinds.NORMAL}
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model("gpt2")  # llama.cpp's name of all byte-level BPE tokenizers
     writer.add_tokenizer_pre(_split_name(tokenizer))
-    writer.add_token_list([texts.get(i, f"[unused {i}]") for i in ids])
-    writer.add_token_types([control[special.get(i)] if i in texts else kinds.UNUSED for i in ids])
+
+    texts = {token_id: text for text, token_id in tokenizer.get_vocab().items()}
+    tokens = []
+    kinds = []
+    for token_id in range(stock.config.vocab_size):
+        added_token = tokenizer.added_tokens_decoder.get(token_id)
+        if token_id not in texts:
+            kind = gguf.TokenType.UNUSED
+        elif added_token is None:
+            kind = gguf.TokenType.NORMAL
+        elif added_token.special:
+            kind = gguf.TokenType.CONTROL
+        else:
+            kind = gguf.TokenType.USER_DEFINED
+        tokens.append(texts.get(token_id, f"[unused {token_id}]"))
+        kinds.append(kind)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+
+    # Merges, ids of the special tokens, and the chat template come from the tokenizer's files.
     vocab = gguf.SpecialVocab(folder, load_merges=True)
-    vocab.add_special_token = {"bos": tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id}
-    ends = stock.generation_config.eos_token_id
-    if tokenizer.chat_template and isinstance(ends, list):
-        vocab.special_token_ids["eot"] = next(
-            (i for i in ends if i != tokenizer.eos_token_id), ends[0]
-        )
+    starts_with_bos = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    vocab.add_special_token = {"bos": starts_with_bos}
+    end_ids = stock.generation_config.eos_token_id
+    if tokenizer.chat_template and isinstance(end_ids, list):
+        other_end_ids = [end_id for end_id in end_ids if end_id != tokenizer.eos_token_id]
+        end_of_turn = other_end_ids[0] if other_end_ids else end_ids[0]
+        vocab.special_token_ids["eot"] = end_of_turn
     vocab.add_to_gguf(writer, quiet=True)

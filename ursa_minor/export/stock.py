@@ -1,4 +1,9 @@
-"""Weights out of a run, as any program of the ecosystem loads them: the stock model, its config, its tokenizer."""
+"""Export a model as Transformers' own ("stock") model: safetensors, config and tokenizer.
+
+While it trains, a model of this project uses its own attention and activation functions. The
+exported config names the ones of Transformers instead, so that any program of the ecosystem loads
+it. The weights have the same names in both.
+"""
 
 import copy
 import tempfile
@@ -24,12 +29,20 @@ WIDER = {
     torch.bfloat16: "Use --dtype fp32",
     torch.float16: "Use --dtype bf16 or --dtype fp32",
 }
+# Names in tokenizer_config.json that only Transformers 5 knows, and the names for the same class
+# and key that Transformers 4, vLLM and llama.cpp's converter also know.
+PORTABLE_NAMES = {
+    '"TokenizersBackend"': '"PreTrainedTokenizerFast"',
+    '"extra_special_tokens"': '"additional_special_tokens"',
+}
 
 
 def write(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write or replace ``folder`` as any program of the ecosystem loads it: the stock model in fp32 and its tokenizer.
+    """Write the stock model in fp32 and its tokenizer into ``folder``, which is replaced.
 
-    Raises OSError with the folder's name where the disk does not take it.
+    Raises:
+        BadInput: a weight is NaN or infinite.
+        OSError: the disk does not take the files. The error has the name of the folder.
     """
     with files.making(folder, replace=True) as temporary:
         save(to_transformers(model, tokenizer), temporary, tokenizer)
@@ -42,23 +55,31 @@ def to_transformers(
     dtype: torch.dtype = torch.float32,
     trim_vocab: bool = False,
 ) -> PreTrainedModel:
-    """Return Transformers' own model with these weights in ``dtype``, on the CPU, to be saved.
+    """Return the stock model with the weights of ``model``, on the CPU, ready to be saved.
 
-    Vocabulary rows beyond the tokenizer's ids are padding: ``trim_vocab`` leaves them out, else generation_config
-    forbids them. Raises BadInput for a weight that is not finite, or that ``dtype`` cannot store.
+    Args:
+        model: a model of this project, or any causal language model of Transformers.
+        tokenizer: of the model. Vocabulary rows beyond its ids are padding.
+        dtype: of the returned weights.
+        trim_vocab: leave the padding rows out. Otherwise generation_config suppresses their ids.
+
+    Raises:
+        BadInput: a weight is not finite, or ``dtype`` cannot store it.
     """
-    stock = _stock(model.config, tokenizer, model.generation_config, dtype, trim_vocab)
+    stock = _stock_skeleton(model.config, tokenizer, model.generation_config, dtype, trim_vocab)
     shapes = {name: tensor.shape for name, tensor in stock.state_dict().items()}
+    tied_names = set(stock.all_tied_weights_keys)
     weights = {}
     for name, tensor in model.state_dict().items():
-        if name not in stock.all_tied_weights_keys:  # tied tensors are stored once
-            weights[name] = _cast(
-                name, tensor[: shapes[name][0]] if shapes[name] else tensor, dtype
-            )
+        if name in tied_names:  # a tied weight is stored once, under its other name
+            continue
+        # trim_vocab shortens the embedding and the output head. All other tensors keep their rows.
+        is_scalar = len(shapes[name]) == 0
+        rows = tensor if is_scalar else tensor[: shapes[name][0]]
+        weights[name] = _cast(name, rows, dtype)
     loaded = stock.load_state_dict(weights, strict=False, assign=True)
-    assert not loaded.unexpected_keys and {*loaded.missing_keys} <= {
-        *stock.all_tied_weights_keys
-    }, loaded
+    assert not loaded.unexpected_keys, loaded
+    assert set(loaded.missing_keys) <= tied_names, loaded
     stock.tie_weights()
     return stock
 
@@ -71,40 +92,72 @@ def save(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBas
 
 
 def describe(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Return the files that ``write`` adds to a model's weights, by name."""
-    stock = _stock(config, tokenizer)
-    with tempfile.TemporaryDirectory() as folder:
+    """Return the text of each file that ``write`` adds to the weights, by file name."""
+    stock = _stock_skeleton(config, tokenizer)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         stock.config.save_pretrained(folder)
         stock.generation_config.save_pretrained(folder)
-        _save_tokenizer(stock, Path(folder), tokenizer)
-        return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
+        _save_tokenizer(stock, folder, tokenizer)
+        return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
-def _stock(
+def _stock_skeleton(
     config: PreTrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     generation: GenerationConfig | None = None,
     dtype: torch.dtype = torch.float32,
     trim_vocab: bool = False,
 ) -> PreTrainedModel:
-    """Return Transformers' own model, without weights (on the meta device), configured to be used."""
-    config = type(config).from_dict(config.to_dict())
-    config.use_cache, config.dtype = True, dtype
-    if architecture := ARCHITECTURES.get(config.model_type):  # any other model is stock already
-        for key, value in architecture.in_training.items():
-            if getattr(config, key) == value:
-                setattr(config, key, architecture.required[key][0])
-        for legacy_name, name in architecture.legacy_names.items():
-            setattr(config, legacy_name, getattr(config, name))
-    ids = 1 + max(tokenizer.get_vocab().values())
+    """Return the stock model with its final configuration, on the meta device.
+
+    A module on the meta device has shapes, but no memory for weights.
+
+    Args:
+        generation: generation_config of the trained model, or None for the defaults.
+    """
+    num_ids = 1 + max(tokenizer.get_vocab().values())
+    config = _stock_config(config)
+    config.dtype = dtype
     if trim_vocab:
-        config.vocab_size = min(ids, config.vocab_size)
+        config.vocab_size = min(num_ids, config.vocab_size)
     with torch.device("meta"):
         stock = AutoModelForCausalLM.from_config(config, dtype=dtype)
     stock.config.architectures = [type(stock).__name__]
-    generation = copy.deepcopy(generation or stock.generation_config)
-    allowed = [i for i in generation.suppress_tokens or () if i < ids]
-    generation.suppress_tokens = [*allowed, *range(ids, config.vocab_size)] or None
+    stock.generation_config = _stock_generation_config(
+        generation or stock.generation_config, num_ids, config.vocab_size
+    )
+    return stock
+
+
+def _stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a copy of a config in which the stock model's values replace those of training."""
+    config = type(config).from_dict(config.to_dict())
+    config.use_cache = True
+    architecture = ARCHITECTURES.get(config.model_type)
+    if architecture is None:  # a model that this project cannot train is stock already
+        return config
+    for key, value in architecture.in_training.items():
+        if getattr(config, key) == value:
+            stock_value = architecture.required[key][0]
+            setattr(config, key, stock_value)
+    for legacy_name, name in architecture.legacy_names.items():
+        setattr(config, legacy_name, getattr(config, name))
+    return config
+
+
+def _stock_generation_config(
+    generation: GenerationConfig, num_ids: int, vocab_size: int
+) -> GenerationConfig:
+    """Return a copy of a generation_config that suppresses the padding ids and can be saved.
+
+    Args:
+        num_ids: number of ids of the tokenizer. The ids from here to ``vocab_size`` are padding.
+    """
+    generation = copy.deepcopy(generation)
+    suppressed = [token_id for token_id in generation.suppress_tokens or () if token_id < num_ids]
+    suppressed += range(num_ids, vocab_size)
+    generation.suppress_tokens = suppressed or None
     generation.use_cache = True
     if generation.pad_token_id is None:
         eos = generation.eos_token_id
@@ -112,11 +165,10 @@ def _stock(
     try:
         generation.validate(strict=True)
     except ValueError:
-        generation.do_sample = (
-            True  # some published ones have a temperature without it, which cannot be saved again
-        )
-    stock.generation_config = generation
-    return stock
+        # Some published models set a temperature without do_sample. Transformers loads such a
+        # configuration, but refuses to save it.
+        generation.do_sample = True
+    return generation
 
 
 def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -141,7 +193,8 @@ def _save_tokenizer(
         stock.config, "max_position_embeddings", tokenizer.model_max_length
     )
     tokenizer.save_pretrained(folder)
-    # The same class and key under the names that Transformers 4, vLLM and llama.cpp's converter know too.
-    about = folder / "tokenizer_config.json"
-    text = about.read_text("utf-8").replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"')
-    about.write_text(text.replace('"extra_special_tokens"', '"additional_special_tokens"'), "utf-8")
+    config_file = folder / "tokenizer_config.json"
+    text = config_file.read_text(encoding="utf-8")
+    for name, portable_name in PORTABLE_NAMES.items():
+        text = text.replace(name, portable_name)
+    config_file.write_text(text, encoding="utf-8")

@@ -1,7 +1,10 @@
 """Push to the Hugging Face Hub and pull from it.
 
-- ``client``: the Hub's client with timeouts, retries and one-line errors
-- ``push``: stage and send pushes
-- ``pull``: fetch a checkpoint
-- ``model_card``, ``card_metadata``, ``card_merge``, ``card_scores``: README.md of a model, without losing edits
+- ``client``: the client of the Hub with timeouts, retries and one-line errors
+- ``push``: stage pushes on disk and send them
+- ``pull``: download a pushed checkpoint
+- ``model_card``: write the README.md of a run
+- ``card_metadata``: read and change the metadata block of a README.md
+- ``card_merge``: merge a new README.md into the one on the Hub without losing edits
+- ``card_scores``: add evaluation results to a README.md on the Hub
 """

@@ -1,8 +1,8 @@
-"""Merge a new model card into the one on the Hub, and keep what others wrote there.
+"""Merge a generated model card into the card on the Hub, and keep what other people wrote in it.
 
-Our text is a section between two markers, which are HTML comments. The first one records what was
-written: the text's hash, the metadata and the results. Text outside of the section, and fields of the
-metadata that were edited on the Hub, stay.
+Our text is a section between two markers, which are HTML comments. The first marker contains a
+record of the push: a hash of the text, the metadata and the results. Text outside the section is
+kept, and so are fields of the metadata that were edited on the Hub.
 """
 
 import contextlib
@@ -19,18 +19,20 @@ BEGIN = re.compile(r"<!-- ursa-minor:begin (?P<record>\{.*?\}) -->")
 END = "<!-- ursa-minor:end -->"
 MARKERS = re.compile(r"ursa-minor:(?:begin|end)")
 NOTE = "<!-- Each push replaces this section. Write above or below it, outside of the markers. -->"
+# Characters that must not occur in the record: an HTML comment ends at the first "-->", and nothing
+# in it may look like a marker. JSON reads the escaped form as the same text.
 ESCAPES = {
     "--": r"\u002d\u002d",
     "<": r"\u003c",
     ">": r"\u003e",
     "ursa-minor:": r"ursa-minor\u003a",
 }
-FIX = "Correct that on the Hub, and the next push updates it"
+FIX = "Correct the card on the Hub, and the next push will update it"
 
 
 @dataclass(frozen=True)
 class PushRecord:
-    """What a push wrote.
+    """The contents of a card that a push wrote.
 
     Attributes:
         text: a hash of the section's text.
@@ -45,7 +47,13 @@ class PushRecord:
 
 @dataclass(frozen=True)
 class Section:
-    """A section in a body: where it begins and ends, and what the push wrote."""
+    """Our section of a card.
+
+    Attributes:
+        start: index of its first character in the body.
+        end: index after its last character.
+        record: the record of the push that wrote it.
+    """
 
     start: int
     end: int
@@ -60,29 +68,33 @@ def mark(card_text: str) -> str:
 
 def _marked(card: ParsedCard) -> str:
     """Return the body of a generated card as a section with its markers."""
-    body = MARKERS.sub(lambda match: match[0].replace(":", ": "), card.body.strip())  # a name's
+    body = card.body.strip()
+    for marker in set(MARKERS.findall(body)):
+        # A name that the user has chosen looks like a marker. With a space it does not.
+        body = body.replace(marker, marker.replace(":", ": "))
     text = f"\n{NOTE}\n\n{body}\n\n"
-    record = _push_record(card, text)
-    fields = json.dumps(vars(record))
-    # An HTML comment ends at the first "-->", and no name may look like a marker.
-    for text_of_name, escaped in ESCAPES.items():
-        fields = fields.replace(text_of_name, escaped)
-    return f"<!-- ursa-minor:begin {fields} -->{text}{END}"
+
+    push_record = _push_record(card, text)
+    record = json.dumps(vars(push_record))
+    for character, escape in ESCAPES.items():
+        record = record.replace(character, escape)
+    return f"<!-- ursa-minor:begin {record} -->{text}{END}"
 
 
 def _push_record(card: ParsedCard, text: str) -> PushRecord:
     fields = {name: value for name, value in card.metadata.items() if name != RESULTS}
-    return PushRecord(_hash(text), fields, card_metadata.fingerprints(card.metadata.get(RESULTS)))
+    results = card_metadata.fingerprints(card.metadata.get(RESULTS))
+    return PushRecord(_hash(text), fields, results)
 
 
 def _hash(text: str) -> str:
-    """Return a hash that white space at the ends of lines, which editors change, does not change."""
+    """Return a hash that ignores white space at the ends of lines, because editors change it."""
     lines = [line.rstrip() for line in text.strip().splitlines()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def find_section(body: str) -> Section | None:
-    """Return our section of a body; None if there is none.
+    """Return our section of a body, or None if there is none.
 
     Raises:
         CannotMerge: a marker is missing or occurs twice, or the section was edited.
@@ -93,7 +105,7 @@ def find_section(body: str) -> Section | None:
     end = body.rfind(END)
     if len(MARKERS.findall(body)) != 2 or begin is None or end < begin.end():
         raise CannotMerge(
-            "the markers of our section (ursa-minor:begin, ursa-minor:end) must occur once each. "
+            "each marker of our section (ursa-minor:begin, ursa-minor:end) must occur once. "
             "To get a new section, delete what remains of the old one with its markers"
         )
     try:
@@ -104,19 +116,21 @@ def find_section(body: str) -> Section | None:
         raise CannotMerge("the first marker of our section was edited") from None
     if _hash(body[begin.end() : end]) != record.text:
         raise CannotMerge(
-            "our section was edited, and the push would replace it. Move your text above or below the "
-            "markers, and delete the section with its markers; the next push adds a new one"
+            "our section was edited, and the push would replace it. Move your text above or below "
+            "the markers, and delete the section with its markers; the next push adds a new one"
         )
     return Section(begin.start(), end + len(END), record)
 
 
 def merge(new_text: str, current_text: str, last_text: str | None = None) -> str:
-    """Return the card on the Hub with the new section and metadata. Merging twice changes nothing more.
+    """Return the card on the Hub with the new section and metadata.
+
+    Merging the same card again changes nothing.
 
     Args:
         new_text: the card of the model that is pushed.
         current_text: the card on the Hub.
-        last_text: the card of the last push. It is used where the current one has no section.
+        last_text: the card of the last push. It is used if the current one has no section.
 
     Raises:
         CannotMerge: the current card is damaged, or our section in it was edited.
@@ -146,7 +160,7 @@ def merge(new_text: str, current_text: str, last_text: str | None = None) -> str
 
 
 def _last_record(card_text: str | None) -> PushRecord:
-    """Return what the last push wrote, from its card; an empty record if that is not known."""
+    """Return the record in the card of the last push, or an empty one if it is not known."""
     if card_text is not None:
         with contextlib.suppress(CannotMerge):
             section = find_section(card_metadata.parse(card_text).body)
@@ -157,22 +171,27 @@ def _last_record(card_text: str | None) -> PushRecord:
 
 def _append(body: str, section: str, newline: str) -> str:
     """Return a body with our section below its text."""
-    between = ""
     if not body.endswith("\n"):
-        between += newline
-    return f"{body}{between}{newline}{section}{newline}"
+        body += newline
+    return f"{body}{newline}{section}{newline}"
 
 
 def add_results(current_text: str, index: Any) -> str:
-    """Return the card on the Hub with new evaluation results, which replace older values of the same metrics.
+    """Return the card on the Hub with new evaluation results.
+
+    They replace older values of the same metrics.
 
     Args:
+        current_text: the card on the Hub.
         index: a model-index.
 
     Raises:
         CannotMerge: the current card is damaged.
     """
     current = card_metadata.parse(current_text)
-    merged = card_metadata.merged_results(current.metadata.get(RESULTS), index, last=())
-    changes = {} if merged == current.metadata.get(RESULTS) else {RESULTS: merged}
+    results = current.metadata.get(RESULTS)
+    merged = card_metadata.merged_results(results, index, last=())
+    changes = {}
+    if merged != results:
+        changes[RESULTS] = merged
     return card_metadata.write(current, changes)

@@ -1,7 +1,8 @@
-"""The Hub's client with time-outs; its errors in one line; attempts while another one may help.
+"""The client of the Hugging Face Hub with timeouts, retries and one-line errors.
 
-The client waits for ever for a silent server, and repeats only some requests. The token is the client's own (HF_TOKEN or
-a login): no file and no message has it.
+The client of huggingface_hub waits forever for a server that does not answer, and retries only
+some requests. It reads the token itself (HF_TOKEN or a login). No file and no message contains the
+token.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.http import (
-    ASKED,
+    SERVER_RETRY_AFTER,
     check_no_html_page,
     http_status_and_retry_after,
     raise_if_stalled,
@@ -29,52 +30,59 @@ from ursa_minor.base.http import (
 from ursa_minor.base.redaction import one_line
 from ursa_minor.base.retry import FINAL_STATUS, call_with_retries
 
-TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
-DEADLINE_SECONDS = 15 * 60  # from the first failure on
-CLIENT_WAIT_SECONDS = (
-    60  # of each of the client's own few retries, however long the server asks for
-)
+# Seconds for each part of a request, as httpx names them.
+TIMEOUTS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
+DEADLINE_SECONDS = 15 * 60  # after the first failure
+# Limit of each wait of huggingface_hub's own retries, whatever Retry-After the server sends.
+CLIENT_WAIT_SECONDS = 60
+MESSAGE_LENGTH = 300  # characters of a quoted error
 
 
 @functools.cache
 def bound_client() -> None:
-    """Give the client time-outs, once a process."""
+    """Give the client timeouts. Only the first call in a process has an effect."""
 
-    # The client is made anew after some errors, and asks for no limit at all where it lists files. So what it asks for
-    # is put right as each request goes out.
-    def bounded() -> Any:
+    # huggingface_hub creates the client again after some errors, and requests no timeout when it
+    # lists files. So the timeouts are set when a request is sent.
+    def create_client() -> Any:
         client = default_client_factory()
-        client.event_hooks["request"].append(_bound)
-        client.event_hooks["response"].append(_check)
+        client.event_hooks["request"].append(_set_timeouts)
+        client.event_hooks["response"].append(_check_response)
         return client
 
-    set_client_factory(bounded)
+    set_client_factory(create_client)
 
 
-def _bound(request: Any) -> None:
-    asked = request.extensions.get("timeout", {})
-    request.extensions["timeout"] = {
-        kind: asked.get(kind) or limit for kind, limit in TIMEOUT_SECONDS.items()
-    }
+def _set_timeouts(request: Any) -> None:
+    """Give a request the timeouts that it lacks."""
+    timeouts = dict(request.extensions.get("timeout", {}))
+    for name, default_seconds in TIMEOUTS.items():
+        if not timeouts.get(name):
+            timeouts[name] = default_seconds
+    request.extensions["timeout"] = timeouts
 
 
-def _check(answer: Any) -> None:
-    """Bound how long the client waits because of an answer. Raises Unreadable for a proxy's page."""
-    headers = answer.headers
-    if answer.is_success:
-        raw = answer.iter_raw
-        answer.iter_raw = lambda *how, **more: raise_if_stalled(raw(*how, **more))
+def _check_response(response: Any) -> None:
+    """Bound how long the client waits because of a response.
+
+    Raises:
+        Unreadable: the response is the page of a proxy.
+    """
+    headers = response.headers
+    if response.is_success:
+        read_blocks = response.iter_raw
+        response.iter_raw = lambda *args, **kwargs: raise_if_stalled(read_blocks(*args, **kwargs))
         if "html" in headers.get("Content-Type", "").lower():
-            check_no_html_page(answer.read(), headers, str(answer.request.url))
-    elif asked := headers.get("Retry-After"):
-        headers[ASKED], headers["Retry-After"] = (
-            asked,
-            str(int(min(CLIENT_WAIT_SECONDS, retry_after(headers)))),
-        )
+            check_no_html_page(response.read(), headers, str(response.request.url))
+    elif headers.get("Retry-After"):
+        seconds = min(CLIENT_WAIT_SECONDS, retry_after(headers))
+        # Our own retries respect the original value.
+        headers[SERVER_RETRY_AFTER] = headers["Retry-After"]
+        headers["Retry-After"] = str(int(seconds))
 
 
 def api() -> HfApi:
-    """Return the client, bounded, and silent on the terminal."""
+    """Return the client with timeouts. It writes nothing to the terminal."""
     bound_client()
     warnings.filterwarnings("ignore", module="huggingface_hub")
     disable_progress_bars()
@@ -90,17 +98,21 @@ def read_file(repo_id: str, name: str, revision: str | None) -> bytes:
 
 
 def retry(
-    call: Callable[..., Any], *args, say: Callable[[str], None] | None = None, **kwargs
+    call: Callable[..., Any], *args, log_line: Callable[[str], None] | None = None, **kwargs
 ) -> Any:
-    """Call until it works. Raise the last error if another attempt cannot help or DEADLINE_SECONDS are over.
+    """Return the result of a call. After an error that may pass, wait and call again.
 
     Args:
-        say: receives a line before each wait.
+        call: called with ``args`` and ``kwargs``.
+        log_line: receives a line before each wait.
+
+    Raises:
+        Exception: the last error, if another attempt cannot help or DEADLINE_SECONDS have passed.
     """
 
     def log_retry(error: Exception, wait: float) -> None:
-        if say:
-            say(f"hub      {describe(error)}; asked again in {wait:g} s")
+        if log_line:
+            log_line(f"hub      {describe(error)}; trying again in {wait:g} s")
 
     return call_with_retries(
         functools.partial(call, *args, **kwargs),
@@ -111,25 +123,40 @@ def retry(
 
 @contextlib.contextmanager
 def refusing(where: str, fix: str, later: str = "") -> Iterator[None]:
-    """Raise BadInput with ``fix`` for what is refused for good, TrainingStopped with ``later`` for what may pass."""
+    """Convert an error of the client inside the block into one line.
+
+    Args:
+        where: start of the message, such as the option.
+        fix: advice for a final error.
+        later: text after an error that may pass.
+
+    Raises:
+        BadInput: the error is final, for example HTTP status 404.
+        TrainingStopped: the error may pass, for example a timeout.
+    """
     try:
         yield
     except (BadInput, TrainingStopped):
         raise
-    except Exception as error:  # each layer of the client has kinds of its own
-        why = f"{where}: {describe(error)}"
-        is_refused = http_status_and_retry_after(error)[0] in FINAL_STATUS
-        if is_refused or isinstance(error, (HFValidationError, OfflineModeIsEnabled)):
-            raise BadInput(f"{why}. {fix}") from None
-        raise TrainingStopped(f"{why}{later}") from None
+    except Exception as error:  # each layer of the client has its own exception classes
+        message = f"{where}: {describe(error)}"
+        status, _ = http_status_and_retry_after(error)
+        is_invalid = isinstance(error, (HFValidationError, OfflineModeIsEnabled))
+        if is_invalid or status in FINAL_STATUS:
+            raise BadInput(f"{message}. {fix}") from None
+        raise TrainingStopped(f"{message}{later}") from None
 
 
 def describe(error: BaseException) -> str:
     """Return an error in one line, without a token."""
-    if isinstance(error, (LocalEntryNotFoundError, RuntimeError)):  # the cause is its context
+    if isinstance(error, (LocalEntryNotFoundError, RuntimeError)):  # it hides the actual error
         error = error.__cause__ or error
-    status = http_status_and_retry_after(error)[0]
-    name = type(error).__name__ if status is None else f"HTTP status {status}"
-    text = str(error) if status is None else getattr(error, "server_message", None) or ""
-    text = one_line(text)[:300]
+    status, _ = http_status_and_retry_after(error)
+    if status is None:
+        name = type(error).__name__
+        text = str(error)
+    else:
+        name = f"HTTP status {status}"
+        text = getattr(error, "server_message", None) or ""
+    text = one_line(text)[:MESSAGE_LENGTH]
     return f"{name}: {text}" if text else name

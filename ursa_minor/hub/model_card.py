@@ -1,6 +1,7 @@
-"""README.md of a pushed model: metadata that the Hub reads, and what this run measured, in plain words.
+"""Write the model card of a run: the README.md of its repository on the Hub.
 
-Its text is model_card.jinja. Names and texts from outside go into it through ``_text`` and ``_fenced`` only.
+The text is model_card.jinja. Every name and text that the user or a data set has chosen must pass
+through ``_escaped`` or ``_code_block``, so that it cannot break the card.
 """
 
 import json
@@ -26,6 +27,8 @@ from ursa_minor.recipe import keys
 
 CARD_TEMPLATE = Path(__file__).with_name("model_card.jinja")
 CARD_TASKS = list(all_tasks().values())
+# The label of each loss. It is the metric's name in the metadata, by which a later push finds the
+# value to replace, so the wording must not change.
 CARD_LOSSES = {
     "eval/loss": "validation loss, nats per token",
     "eval/bits_per_byte": "validation, bits per byte",
@@ -33,20 +36,24 @@ CARD_LOSSES = {
     "test/bits_per_byte": "test, bits per byte",
 }
 MODEL_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+MARKDOWN_CHARACTERS = re.compile(r"([\\`*_\[\]<>#|~$&!])")
+JOULES_PER_KILOWATT_HOUR = 3.6e6
+DEFAULT_PROMPT = "The"
+MOST_SAMPLED_TOKENS = 50  # in the example code
 
 
-class Figure(NamedTuple):
-    """A measurement in a card.
+class Measurement(NamedTuple):
+    """A loss or score in a card.
 
     Attributes:
-        words: its name in the text.
-        shown: its value in the text.
-        step: when it was measured.
-        result: the same in the metadata that the Hub reads; None if it is not in them.
+        label: its name in the table of results.
+        text: its value in the table of results.
+        step: the step at which it was measured.
+        result: the same for the metadata of the card, or None if it must not be in them.
     """
 
-    words: str
-    shown: str
+    label: str
+    text: str
     step: int
     result: EvalResult | None
 
@@ -66,51 +73,76 @@ def model_card(
     run_info: RunInfo,
     best_step: int | None = None,
 ) -> str:
-    """Return the README.md of the model after ``step`` updates; a figure without a row of this run is not in it.
+    """Return the README.md of the model after ``step`` updates.
+
+    The card contains only values that this run has logged.
 
     Args:
-        repo_id: owner/name on the Hub.
-        rows: of metrics.jsonl; figures of later steps are left out.
-        best_step: where the weights are from, if not from ``step``: that of the lowest validation loss.
+        repo_id: OWNER/NAME on the Hub.
+        step: the step of the push.
+        rows: the rows of metrics.jsonl. Evaluations after the step of the weights are ignored.
+        recipe: the recipe of the run.
+        run_info: command, hardware and size of the model.
+        best_step: the step of the weights, if it is not ``step``: the one with the lowest
+            validation loss.
     """
-    of = step if best_step is None else best_step
-    # The test split is scored once, with the weights that are here.
-    scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
-    figures = [*_figures(scored)]
+    weights_step = step if best_step is None else best_step
+    measurements = list(_measurements(_newest(_rows_of_weights(rows, weights_step))))
     architecture = ARCHITECTURES.get(run_info.model_type)
+    sources = [_describe_source(source) for source in recipe.data.resolved_sources]
+    sample_prompts = recipe.evaluation.sample_prompts or [DEFAULT_PROMPT]
+    max_new_tokens = min(MOST_SAMPLED_TOKENS, recipe.model.sequence_length // 2)
     card = ModelCard.from_template(
-        metadata(recipe, repo_id, [figure for figure in figures if figure.step in (of, step)]),
+        metadata(recipe, repo_id, _measured_at(measurements, {weights_step, step})),
         template_path=str(CARD_TEMPLATE),
-        text=_text,
-        fenced=_fenced,
+        escaped=_escaped,
+        code_block=_code_block,
         repo_id=json.dumps(repo_id),
         tag=step_name(step),
         step=step,
-        of=of,
+        weights_step=weights_step,
+        num_tokens=step * recipe.batch.tokens_per_step,
         recipe=recipe,
         init_from=keys.redacted(recipe)["init_from"],
         run_info=run_info,
-        kind=architecture.label if architecture else run_info.model_type,
-        data=", ".join(map(_in_words, recipe.data.resolved_sources)),
-        prompt=json.dumps(next(iter(recipe.evaluation.sample_prompts), "The"), ensure_ascii=False),
+        architecture=architecture.label if architecture else run_info.model_type,
+        data=", ".join(sources),
+        prompt=json.dumps(sample_prompts[0], ensure_ascii=False),
+        max_new_tokens=max_new_tokens,
         has_curves=any("train/loss" in row or "eval/loss" in row for row in rows),
-        figures=figures,
+        measurements=measurements,
         cost=_cost(rows, run_info.num_processes),
         command=shlex.join(run_info.command),
     )
     return card_merge.mark(str(card))
 
 
+def _rows_of_weights(rows: Sequence[Mapping], weights_step: int) -> list[Mapping]:
+    """Return the rows that describe the pushed weights or earlier ones.
+
+    The test split is evaluated at the end of the run, with the weights of the best step. Its row
+    has the last step.
+    """
+    return [row for row in rows if row["step"] <= weights_step or "test/loss" in row]
+
+
+def _measured_at(measurements: Sequence[Measurement], steps: set[int]) -> list[Measurement]:
+    return [measurement for measurement in measurements if measurement.step in steps]
+
+
 def metadata(
-    recipe: keys.Recipe, repo_id: str = "", figures: Sequence[Figure] = ()
+    recipe: keys.Recipe, repo_id: str = "", measurements: Sequence[Measurement] = ()
 ) -> ModelCardData:
-    """Return the head of a card."""
-    results = [figure.result for figure in figures if figure.result is not None]
+    """Return the metadata of a card."""
+    results = []
+    for measurement in measurements:
+        if measurement.result is not None:
+            results.append(measurement.result)
     return ModelCardData(
         language=list(recipe.hub.language) or None,
         license=recipe.hub.license,
         base_model=_base_model(recipe.model.init_from),
-        datasets=_data_sets(recipe) or None,
+        datasets=_dataset_ids(recipe) or None,
         pipeline_tag="text-generation",
         library_name="transformers",
         tags=["ursa-minor", *recipe.tracking.tags],
@@ -120,10 +152,10 @@ def metadata(
 
 
 def _base_model(init_from: str | None) -> str | None:
-    """Return the Hub id of a run's base model without its revision; None if there is none."""
+    """Return the Hub id of ``init_from`` without its revision, or None if it is not on the Hub."""
     if init_from is None or Path(init_from).exists():
         return None
-    model_id = init_from.partition("@")[0]
+    model_id, _, _ = init_from.partition("@")
     return model_id if MODEL_ID.fullmatch(model_id) else None
 
 
@@ -137,98 +169,114 @@ def _newest(rows: Iterable[Mapping]) -> dict[str, NewestValue]:
     return newest
 
 
-def _figures(newest: Mapping[str, NewestValue]) -> Iterator[Figure]:
-    """Yield what was measured, from the newest value of each metric."""
-    for name, words in CARD_LOSSES.items():
+def _measurements(newest: Mapping[str, NewestValue]) -> Iterator[Measurement]:
+    """Yield the losses and scores, from the newest value of each metric."""
+    for name, label in CARD_LOSSES.items():
         if name in newest:
-            yield _loss(name, words, newest[name])
+            yield _loss(name, label, newest[name])
     for task in CARD_TASKS:
         for score in task.scores:
-            if task.metric(score) in newest:
-                yield _score(task, score, newest[task.metric(score)])
+            name = task.metric(score)
+            if name in newest:
+                yield _score(task, score, newest[name])
 
 
-def _loss(name: str, words: str, measured: NewestValue) -> Figure:
+def _loss(name: str, label: str, newest: NewestValue) -> Measurement:
     """Return a loss. Its text is a part of the run's own data, never a complete public data set."""
     prefix, _, metric = name.partition("/")
     split = "validation" if prefix == "eval" else prefix
     result = EvalResult(
-        **card_scores.KIND,
+        **card_scores.TEXT_GENERATION,
         dataset_type="text",
-        dataset_name="text kept from training",
+        dataset_name="text held out from training",
         dataset_split=split,
         metric_type=metric,
-        metric_name=words,
-        metric_value=round(measured.value, 4),
+        metric_name=label,
+        metric_value=round(newest.value, 4),
     )
-    return Figure(words, f"{measured.value:.4f}", measured.row["step"], result)
+    return Measurement(label, f"{newest.value:.4f}", newest.row["step"], result)
 
 
-def _score(task: Task, score: str, measured: NewestValue) -> Figure:
-    """Return a score of a task. The metadata have it if it is of all items of the public data set."""
-    value, row = measured
-    name = task.metric(score)
-    words = f"{task.label} {score} ({task.scores[score]})"
+def _score(task: Task, score: str, newest: NewestValue) -> Measurement:
+    """Return a score of a task.
+
+    The metadata contain only scores of all items of a public data set. The row of such a score has
+    the revision of the data set.
+    """
+    row = newest.row
+    label = f"{task.label} {score} ({task.scores[score]})"
     if score in task.shares:
-        words += ", %"
-    error = task.format_score(score, row.get(f"{name}_stderr", math.nan))
-    shown = (
-        f"{task.format_score(score, value)} ± {error}, {row.get(task.metric('items'), 0):,} items"
-    )
+        label += ", %"
+    value = task.format_score(score, newest.value)
+    standard_error = row.get(f"{task.metric(score)}_stderr", math.nan)
+    error = task.format_score(score, standard_error)
+    num_items = row.get(task.metric("items"), 0)
+    text = f"{value} ± {error}, {num_items:,} items"
+
     revision = row.get(task.metric("revision"))
     if revision is None:
-        return Figure(words, f"{shown}, not those of the complete data set", row["step"], None)
-    return Figure(words, shown, row["step"], card_scores.result(task, score, value, revision))
+        text += ", not the complete data set"
+        return Measurement(label, text, row["step"], None)
+    result = card_scores.result(task, score, newest.value, revision)
+    return Measurement(label, text, row["step"], result)
 
 
-def _cost(rows: Sequence[Mapping], processes: int) -> dict[str, str]:
-    """Return what the training has taken, as far as the rows state it."""
-    speeds, watts = (
-        [row[name] for row in rows if row.get(name)] for name in ("tokens_per_second", "gpu/watts")
-    )
+def _cost(rows: Sequence[Mapping], num_processes: int) -> dict[str, str]:
+    """Return time, speed and energy of the training, as far as the rows state them."""
+    speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
+    watts = [row["gpu/watts"] for row in rows if row.get("gpu/watts")]
     if not speeds:
         return {}
     seconds = _newest(rows)["elapsed_seconds"].value
+    duration = timedelta(seconds=round(seconds))
+    speed = statistics.median(speeds)
     cost = {
-        "training time": f"{timedelta(seconds=round(seconds))} (h:mm:ss), evaluating and saving not counted"
+        "training time": f"{duration} (h:mm:ss), excluding evaluation and saving",
+        "speed": f"{speed:,.0f} tokens/s (median of {len(speeds):,} logged values)",
     }
-    cost["speed"] = (
-        f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"
-    )
     if watts:
-        used = statistics.fmean(watts) * seconds * processes / 3.6e6
+        joules = statistics.fmean(watts) * seconds * num_processes
+        energy = joules / JOULES_PER_KILOWATT_HOUR
         cost["energy"] = (
-            f"{used:.3g} kWh, the cards alone: the mean power of one (NVML) over that time, times {processes}"
+            f"{energy:.3g} kWh, GPUs only "
+            f"(mean power of one GPU by NVML x training time x {num_processes})"
         )
     return cost
 
 
-def _data_sets(recipe: keys.Recipe) -> list[str]:
-    """Return the ids of the Hub's data sets that the run has read."""
-    names = [source.hub_id for source in recipe.data.resolved_sources]
-    return list(dict.fromkeys(name for name in names if name and MODEL_ID.fullmatch(name)))
+def _dataset_ids(recipe: keys.Recipe) -> list[str]:
+    """Return the ids of the data sets on the Hub that the run reads, each once."""
+    dataset_ids: list[str] = []
+    for source in recipe.data.resolved_sources:
+        dataset_id = source.hub_id
+        if dataset_id and MODEL_ID.fullmatch(dataset_id) and dataset_id not in dataset_ids:
+            dataset_ids.append(dataset_id)
+    return dataset_ids
 
 
-def _in_words(source: keys.DataSource) -> str:
-    """Return what a source is."""
-    name, subset = source.hub_id, source.dataset_config_name
-    if name is None:
-        files = source.data_dir or source.data_files
-        return "files of its author's" if files else "the source of Python's standard library"
-    link = (
-        f"[{_text(name)}](https://huggingface.co/datasets/{name})"
-        if MODEL_ID.fullmatch(name)
-        else _text(name)
-    )
-    return f"{link} ({_text(subset)})" if subset and not source.data_dir else link
+def _describe_source(source: keys.DataSource) -> str:
+    """Return the name of a data source, with a link if it is a data set on the Hub."""
+    dataset_id = source.hub_id
+    if dataset_id is None:
+        if source.data_dir or source.data_files:
+            return "the author's own files"
+        return "the source code of Python's standard library"
+    text = _escaped(dataset_id)
+    if MODEL_ID.fullmatch(dataset_id):
+        text = f"[{text}](https://huggingface.co/datasets/{dataset_id})"
+    if source.dataset_config_name and not source.data_dir:
+        text += f" ({_escaped(source.dataset_config_name)})"
+    return text
 
 
-def _text(value: object) -> str:
-    """Return one line of text that Markdown shows as it stands."""
-    return re.sub(r"([\\`*_\[\]<>#|~$&!])", r"\\\1", " ".join(redact(str(value)).split()))
+def _escaped(value: object) -> str:
+    """Return a value as one line that Markdown shows literally, without secrets."""
+    line = " ".join(redact(str(value)).split())
+    return MARKDOWN_CHARACTERS.sub(r"\\\1", line)
 
 
-def _fenced(text: str, language: str) -> str:
-    """Return a block of code whose fence no backticks within can end."""
-    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
-    return f"{fence}{language}\n{redact(text).rstrip()}\n{fence}"
+def _code_block(code: str, language: str) -> str:
+    """Return a Markdown code block, whose fence is longer than any backticks in the code."""
+    longest = max((len(backticks) for backticks in re.findall("`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{redact(code).rstrip()}\n{fence}"

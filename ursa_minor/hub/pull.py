@@ -1,10 +1,14 @@
-"""A full checkpoint that a run pushed, fetched onto a fresh machine."""
+"""Fetch a full checkpoint that a run pushed to the Hub, so that another machine can continue it."""
 
 import logging
 import re
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from huggingface_hub import HfApi, ModelInfo
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from ursa_minor.base import files, run_files
@@ -14,115 +18,226 @@ from ursa_minor.hub import client
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FILES = (run_files.MODEL, run_files.OPTIMIZER, run_files.STATE)
 NEWEST = "last-checkpoint/"
 CHECKPOINT_PATTERN = rf"({NEWEST}|{run_files.CHECKPOINTS}/step-\d{{8}}/)"
 ADDRESS = re.compile(r"hub://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
 def is_address(source: str) -> bool:
-    """Whether a checkpoint is one of the Hub (hub://...)."""
+    """Return whether a checkpoint is on the Hub (hub://...)."""
     return source.startswith("hub://")
 
 
 def fetch_checkpoint(
-    source: str, checkpoints: Path, run_dir: Path, *, may_begin: bool = False
+    source: str, checkpoints: Path, run_dir: Path, *, missing_ok: bool = False
 ) -> Path | None:
-    """Fetch a full checkpoint that was pushed into ``checkpoints``, and return its folder.
+    """Download a full checkpoint into ``checkpoints`` and return its folder.
 
-    It also fetches metrics.jsonl where ``run_dir`` has none. What is there and whole is not fetched again.
+    A checkpoint that is complete is not downloaded again. metrics.jsonl is downloaded as well if
+    ``run_dir`` has none.
 
     Args:
-        source: hub://OWNER/NAME or hub://OWNER/NAME@REVISION: a tag, a branch or a commit.
-        may_begin: whether None is returned, so that the run begins, where there is no such repository, or no model in it.
+        source: hub://OWNER/NAME or hub://OWNER/NAME@REVISION (a tag, a branch or a commit).
+        checkpoints: the folder of the run's checkpoints.
+        run_dir: the run folder.
+        missing_ok: whether to return None, so that the run starts at step 0, if the repository does
+            not exist or contains no model.
 
-    Raises BadInput where it does not exist, may not be read or is damaged, TrainingStopped where the Hub is down.
+    Raises:
+        BadInput: the checkpoint does not exist, may not be read or is damaged.
+        TrainingStopped: the Hub cannot be reached.
     """
-    where, address = f"resume_from_checkpoint = {source}", ADDRESS.fullmatch(source)
+    option = f"resume_from_checkpoint = {source}"
+    address = ADDRESS.fullmatch(source)
     if not address:
         raise BadInput(
-            f"{where}: is not an address of the Hub. Give hub://OWNER/NAME, or hub://OWNER/NAME@step-00005000"
+            f"{option}: this is not an address on the Hub. "
+            f"Give hub://OWNER/NAME, or hub://OWNER/NAME@step-00005000"
         )
-    fix = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
-    with client.refusing(where, fix, ". The same command resumes from what was fetched"):
-        return _fetch(address, where, checkpoints, run_dir, may_begin)
+    fix = (
+        "Check the id and the revision, and that your login may read the repository: "
+        "hf auth login, or HF_TOKEN"
+    )
+    later = ". The same command resumes the download"
+    with client.refusing(option, fix, later):
+        return _fetch(address, option, checkpoints, run_dir, missing_ok=missing_ok)
 
 
 def _fetch(
-    address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_begin: bool
+    address: re.Match, option: str, checkpoints: Path, run_dir: Path, *, missing_ok: bool
 ) -> Path | None:
-    api, (repo_id, revision) = client.api(), address.groups()
-    try:
-        info = client.retry(api.model_info, repo_id, revision=revision, say=log.info)
-    except RepositoryNotFoundError as error:
-        # Status 401 is excluded, because it concerns the token.
-        if may_begin and http_status_and_retry_after(error)[0] == 404:
-            return None
-        raise
-    names = {sibling.rfilename for sibling in info.siblings or ()}
-    within = [
-        name.removesuffix(run_files.MANIFEST)
-        for name in names
-        if re.fullmatch(CHECKPOINT_PATTERN + run_files.MANIFEST, name)
-    ]
-    if not within:
+    """Fetch the newest checkpoint of a repository. See ``fetch_checkpoint``."""
+    repo_id, revision = address.groups()
+    repository = _open(repo_id, revision, checkpoints, missing_ok=missing_ok)
+    if repository is None:
+        return None
+    name = _newest_checkpoint(repository.names)
+    if name is None:
         # The tag was created by hand, or by a push that was interrupted.
-        if may_begin and run_files.MODEL not in names:
+        if missing_ok and run_files.MODEL not in repository.names:
             return None
         raise BadInput(
-            f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one"
+            f"{option}: this repository has no full checkpoint. "
+            f"Only hub_strategy = checkpoint and all_checkpoints push one"
         )
-    newest = max(within)
-    # The folder is named after the commit, so that an interrupted download continues.
-    staging = checkpoints / f".hub-{info.sha[:12]}"
-    staging.mkdir(parents=True, exist_ok=True)
 
-    def fetched(name: str) -> Path:
-        got = client.retry(
-            api.hf_hub_download, repo_id, name, revision=info.sha, local_dir=staging, say=log.info
-        )
-        return Path(got)
-
-    try:
-        manifest = files.read_json(fetched(newest + run_files.MANIFEST))
-        path = checkpoints / run_files.step_name(manifest["step"])
-        rows = {name: manifest["files"][name] for name in CHECKPOINT_FILES}
-        step_folder = f"{run_files.CHECKPOINTS}/{path.name}/"
-        if newest not in (NEWEST, step_folder) or not run_files.STEP.fullmatch(path.name):
-            raise ValueError
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{where}: {newest}{run_files.MANIFEST} cannot be read ({type(error).__name__})"
-        ) from None
+    repository.staging.mkdir(parents=True, exist_ok=True)
+    checkpoint = _read_manifest(repository, name, option)
+    path = checkpoints / run_files.step_name(checkpoint.step)
     if path.exists():
-        check_intact(path, rows, f"or it is not the one that {where} names: move {path} away")
+        fix = f"If {path} is another checkpoint than {option}, move it away"
+        check_intact(path, checkpoint.rows, fix)
     else:
-        for name in CHECKPOINT_FILES:
-            fetched(newest + name)
-        try:
-            check_intact(staging / newest, rows, f"try again, or another revision than {where}")
-        except BadInput:
-            shutil.rmtree(staging)
-            raise
-        for file in [*(staging / newest).iterdir(), staging / newest]:
-            files.fsync(file)
-        files.apply_umask((staging / newest).iterdir())
-        files.rename(staging / newest, path)
-        files.fsync(checkpoints)
-    if run_files.METRICS in names and not (run_dir / run_files.METRICS).exists():
-        with files.replacing(run_dir / run_files.METRICS) as temporary:
-            shutil.copyfile(fetched(run_files.METRICS), temporary)
-    for old in checkpoints.glob(".hub-*"):
-        shutil.rmtree(old)
+        _download(repository, checkpoint, path, option)
+    _download_metrics(repository, run_dir)
+    for folder in checkpoints.glob(".hub-*"):
+        shutil.rmtree(folder)
     return path
 
 
-def check_intact(folder: Path, rows: dict[str, dict], fix: str) -> None:
-    """Raise BadInput where a file is not there as its row has it."""
+@dataclass(frozen=True)
+class Repository:
+    """A revision of a model repository that is being downloaded.
+
+    Attributes:
+        repo_id: OWNER/NAME.
+        commit: the commit of the revision.
+        names: the names of its files.
+        staging: the folder for the downloads. It is named after the commit, so that an interrupted
+            download continues.
+    """
+
+    api: HfApi
+    repo_id: str
+    commit: str
+    names: set[str]
+    staging: Path
+
+    def download(self, name: str) -> Path:
+        """Download a file into the staging folder and return its path."""
+        path = client.retry(
+            self.api.hf_hub_download,
+            self.repo_id,
+            name,
+            revision=self.commit,
+            local_dir=self.staging,
+            log_line=log.info,
+        )
+        return Path(path)
+
+
+class PushedCheckpoint(NamedTuple):
+    """A checkpoint in a repository.
+
+    Attributes:
+        name: its folder, ending with a slash.
+        step: its step.
+        rows: size and SHA-256 of each of run_files.CHECKPOINT_FILES, from its manifest.
+    """
+
+    name: str
+    step: int
+    rows: dict[str, Any]
+
+
+def _open(
+    repo_id: str, revision: str | None, checkpoints: Path, *, missing_ok: bool
+) -> Repository | None:
+    """Return a revision of a repository, or None if it does not exist and ``missing_ok`` is set."""
+    api = client.api()
+    try:
+        info: ModelInfo = client.retry(
+            api.model_info, repo_id, revision=revision, log_line=log.info
+        )
+    except RepositoryNotFoundError as error:
+        # Its status is 404 or 401, and 401 means that the token is missing or invalid.
+        status, _ = http_status_and_retry_after(error)
+        if missing_ok and status == 404:
+            return None
+        raise
+    commit = str(info.sha)
+    names = {file.rfilename for file in info.siblings or ()}
+    return Repository(api, repo_id, commit, names, checkpoints / f".hub-{commit[:12]}")
+
+
+def _newest_checkpoint(names: set[str]) -> str | None:
+    """Return the folder of the newest checkpoint that has a manifest, or None if there is none."""
+    pattern = re.compile(CHECKPOINT_PATTERN + run_files.MANIFEST)
+    folders = []
+    for name in names:
+        if pattern.fullmatch(name):
+            folders.append(name.removesuffix(run_files.MANIFEST))
+    return max(folders, default=None)  # "last-checkpoint/" sorts after "checkpoints/step-..."
+
+
+def _read_manifest(repository: Repository, name: str, option: str) -> PushedCheckpoint:
+    """Download the manifest of a checkpoint and return its contents.
+
+    Raises:
+        BadInput: the manifest is damaged, or belongs to another folder.
+    """
+    manifest_name = name + run_files.MANIFEST
+    try:
+        manifest = files.read_json(repository.download(manifest_name))
+        step_name = run_files.step_name(manifest["step"])
+        rows = {file: manifest["files"][file] for file in run_files.CHECKPOINT_FILES}
+        is_step = run_files.STEP.fullmatch(step_name)
+        if not is_step or name not in (NEWEST, f"{run_files.CHECKPOINTS}/{step_name}/"):
+            raise ValueError
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{option}: {manifest_name} cannot be read ({type(error).__name__})"
+        ) from None
+    return PushedCheckpoint(name, manifest["step"], rows)
+
+
+def _download(
+    repository: Repository, checkpoint: PushedCheckpoint, path: Path, option: str
+) -> None:
+    """Download a checkpoint, verify it, and move it to ``path``.
+
+    Raises:
+        BadInput: a file is damaged. Nothing of the download is kept.
+    """
+    for name in run_files.CHECKPOINT_FILES:
+        repository.download(checkpoint.name + name)
+    folder = repository.staging / checkpoint.name
+    try:
+        check_intact(folder, checkpoint.rows, f"Try again, or use another revision than {option}")
+    except BadInput:
+        shutil.rmtree(repository.staging)
+        raise
+    for file in [*folder.iterdir(), folder]:
+        files.fsync(file)
+    files.apply_umask(folder.iterdir())
+    files.rename(folder, path)
+    files.fsync(path.parent)
+
+
+def _download_metrics(repository: Repository, run_dir: Path) -> None:
+    """Download metrics.jsonl if it was pushed and the run folder has none."""
+    path = run_dir / run_files.METRICS
+    if run_files.METRICS not in repository.names or path.exists():
+        return
+    with files.replacing(path) as temporary:
+        shutil.copyfile(repository.download(run_files.METRICS), temporary)
+
+
+def check_intact(folder: Path, rows: Mapping[str, Any], fix: str) -> None:
+    """Verify the files of a checkpoint.
+
+    Args:
+        folder: the folder of the files.
+        rows: size and SHA-256 of each file, from the manifest.
+        fix: advice for a damaged file.
+
+    Raises:
+        BadInput: a file is missing or does not match its row.
+    """
     for name, row in rows.items():
         try:
-            problem = files.problem_of(folder / name, row)
-        except (OSError, KeyError, TypeError) as error:  # it is gone, or the row is none
+            problem = files.find_problem(folder / name, row)
+        except (OSError, KeyError, TypeError) as error:  # the file is missing, or the row invalid
             problem = f"cannot be read ({type(error).__name__})"
         if problem:
-            raise BadInput(f"{folder / name}: {problem}; {fix}")
+            raise BadInput(f"{folder / name} {problem}. {fix}")

@@ -1,11 +1,13 @@
 """Push a run to the Hub: stage each push on disk, and send it in the background.
 
-A push is one commit with the model, its card and, as ``hub_strategy`` says, a checkpoint. A tag names its step.
+A push is one commit with the model, its card and, depending on ``hub_strategy``, a checkpoint.
+A tag on the commit names the step.
 
 1. ``check`` finds problems before step 0.
-2. ``PushQueue.submit`` stages a push: it links or copies the files, because training may delete a checkpoint while it is
-   being sent.
-3. ``upload`` brings a staged push to the Hub. During training it runs in the thread of ``HfApi.run_as_future``.
+2. ``PushQueue.submit`` stages a push: it links or copies the files, because training may delete a
+   checkpoint while it is being sent.
+3. ``upload`` sends a staged push to the Hub. During training it runs in the thread of
+   ``HfApi.run_as_future``.
 4. ``push_pending``, or the next start of the run, sends the pushes that are still staged.
 """
 
@@ -18,7 +20,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi, ModelCard, ModelInfo, constants, get_token
@@ -29,26 +31,36 @@ from ursa_minor.base import files, paths, run_files
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.redaction import one_line
 from ursa_minor.hub import card_merge, client
-from ursa_minor.hub.pull import CHECKPOINT_FILES, CHECKPOINT_PATTERN, NEWEST
+from ursa_minor.hub.card_metadata import CARD_FILE
+from ursa_minor.hub.pull import CHECKPOINT_PATTERN, NEWEST
 
 log = logging.getLogger(__name__)
 
 TOKEN_SETTINGS_URL = "https://huggingface.co/settings/tokens"
-RUN_FILES = (run_files.RECIPE, run_files.METRICS, run_files.CURVES)
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """Return a regular expression that matches each of the names."""
+    return "|".join(re.escape(name) for name in names)
+
+
 # Names that a push may contain.
+MODEL_PATTERN = r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?"
+TOKENIZER_PATTERN = (
+    r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
+)
+TOP_LEVEL_FILES = (CARD_FILE, run_files.RECIPE, run_files.METRICS, run_files.CURVES)
+CHECKPOINT_FILE_PATTERN = _any_of([*run_files.CHECKPOINT_FILES, run_files.MANIFEST])
 ALLOWED = re.compile(
-    r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md"
-    r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
-    rf"|{'|'.join(map(re.escape, RUN_FILES))}"
-    rf"|{CHECKPOINT_PATTERN}({'|'.join(map(re.escape, (*CHECKPOINT_FILES, run_files.MANIFEST)))})"
+    rf"{MODEL_PATTERN}|{TOKENIZER_PATTERN}|{_any_of(TOP_LEVEL_FILES)}"
+    rf"|{CHECKPOINT_PATTERN}({CHECKPOINT_FILE_PATTERN})"
 )
 
-# A staged push is a folder with the name of its tag. It contains:
+# A staged push is a folder with the name of its tag. It contains the generated model card
+# (CARD_FILE), which is merged into the one on the Hub, and:
 PUSH = "push.json"  # the fields of Push
-CARD = "README.md"  # the generated model card, which is merged into the one on the Hub
 FILES = "files"  # the folder that is uploaded
 
-LOCK = ".lock"
 POLL_SECONDS = 1.0
 
 
@@ -62,32 +74,42 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, 
         card: a README.md with the metadata that the user chose.
 
     Returns:
-        The full id (as given if the Hub cannot be reached), and a note for the user, which may be empty.
+        The full id (unchanged if the Hub cannot be reached), and a note for the user, which may be
+        empty.
 
     Raises:
-        BadInput: the id is malformed, there is no login, it may not write there, the repository belongs to another
-            run, or the Hub refuses the metadata.
+        BadInput: one of these problems was found:
+            - The id is malformed.
+            - The user is not logged in, or may not write to the repository.
+            - The repository belongs to another run.
+            - The Hub refuses the metadata.
     """
-    where = f"hub_model_id = {repo_id}"
-    fix = f"Give NAME or OWNER/NAME; check the login (hf auth login) and the token: {TOKEN_SETTINGS_URL}"
+    option = f"hub_model_id = {repo_id}"
+    fix = (
+        f"Give NAME or OWNER/NAME, and check the login (hf auth login) "
+        f"and the token: {TOKEN_SETTINGS_URL}"
+    )
     try:
-        with client.refusing(where, fix):
+        with client.refusing(option, fix):
             validate_repo_id(repo_id)
             if get_token() is None:
                 raise BadInput(
-                    "push_to_hub = true: no login was found on this machine: hf auth login, or set HF_TOKEN"
+                    "push_to_hub = true: you are not logged in on this machine. "
+                    "Log in with hf auth login, or set HF_TOKEN"
                 )
             if constants.HF_HUB_OFFLINE:
                 raise TrainingStopped("HF_HUB_OFFLINE is set")
             return _check(client.api(), repo_id, private=private, fresh=fresh, card=card)
     except TrainingStopped as error:
-        return (
-            repo_id,
-            f"the Hub cannot be reached now ({error}); training starts, and pushes wait on disk",
+        note = (
+            f"the Hub cannot be reached now ({error}). "
+            f"Training starts, and pushes are kept on disk until they can be sent"
         )
+        return repo_id, note
 
 
 def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, str]:
+    """See ``check``. Errors of the client are not converted."""
     login = api.whoami()
     user = login["name"]
     token = login.get("auth", {}).get("accessToken", {})
@@ -96,23 +118,25 @@ def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -
         ModelCard(card).validate()
     except ValueError as error:
         raise BadInput(
-            f"license, language, tags: the Hub refuses them: {client.describe(error)}"
+            f"license, language, tags: the Hub refuses these values: {client.describe(error)}"
         ) from None
 
     if "/" not in repo_id:
         repo_id = f"{user}/{repo_id}"
     owner = repo_id.split("/")[0]
-    where = f"hub_model_id = {repo_id}"
+    option = f"hub_model_id = {repo_id}"
     new_token = (
-        f"make a fine-grained one that may write to {owner}'s repositories: {TOKEN_SETTINGS_URL}"
+        f"create a fine-grained token that may write to {owner}'s repositories: "
+        f"{TOKEN_SETTINGS_URL}"
     )
     exists = api.repo_exists(repo_id)
     if token.get("role") == "read":
-        raise BadInput(f"{where}: the token may only read; {new_token}")
+        raise BadInput(f"{option}: the token is read-only. To push, {new_token}")
     if not exists:
         if not _may_create(login, token, owner):
             raise BadInput(
-                f"{where}: {user} may not create it; give another owner, or a token with more rights: {new_token}"
+                f"{option}: {user} may not create this repository. "
+                f"Choose another owner, or {new_token}"
             )
         return repo_id, ""
 
@@ -120,33 +144,44 @@ def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -
     steps = _step_tags(api, repo_id)
     if fresh and steps:
         raise BadInput(
-            f"{where}: holds another run's {max(steps)}, and this run starts at step 0; give another hub_model_id, or "
-            f"go on from there (hub_strategy checkpoint, all_checkpoints) with --resume_from_checkpoint hub://{repo_id}"
+            f"{option}: the repository contains {max(steps)} of another run, "
+            f"and this run starts at step 0. "
+            f"Choose another hub_model_id, or continue that run with "
+            f"--resume_from_checkpoint hub://{repo_id} (hub_strategy checkpoint, all_checkpoints)"
         )
     if private and api.model_info(repo_id).private is False:
-        return (
-            repo_id,
-            f"{repo_id} exists and is public; hub_private_repo = true is for repositories that are made",
+        note = (
+            f"{repo_id} exists and is public. "
+            f"hub_private_repo = true applies only to new repositories"
         )
+        return repo_id, note
     return repo_id, ""
 
 
 def _may_create(login: dict, token: dict, owner: str) -> bool:
-    """Return whether a token may create repositories of an owner: the login, or an organization."""
+    """Return whether a token may create repositories of an owner.
+
+    Args:
+        login: the answer of ``HfApi.whoami``.
+        token: the part of it that describes the token.
+        owner: the user, or an organization.
+    """
     scopes = token.get("fineGrained", {}).get("scoped")
     if scopes is not None:
-        writable = {
-            scope["entity"].get("name") for scope in scopes if "repo.write" in scope["permissions"]
-        }
-        return owner in writable
+        for scope in scopes:
+            if scope["entity"].get("name") == owner and "repo.write" in scope["permissions"]:
+                return True
+        return False
     if owner == login["name"]:
         return True
-    roles = {group["name"]: group.get("roleInOrg") for group in login.get("orgs", ())}
-    return roles.get(owner, "read") != "read"
+    for organization in login.get("orgs", ()):
+        if organization["name"] == owner:
+            return organization.get("roleInOrg", "read") != "read"
+    return False
 
 
 def _step_tags(api: HfApi, repo_id: str) -> set[str]:
-    """Return the tags of pushes."""
+    """Return the tags that pushes have created."""
     tags = api.list_repo_refs(repo_id).tags
     return {tag.name for tag in tags if run_files.STEP.fullmatch(tag.name)}
 
@@ -176,11 +211,13 @@ class Push:
 
 
 def stage(pending: Path, push: Push, card: str, sources: Mapping[str, Path | str]) -> None:
-    """Write a push to disk. An error leaves nothing behind, and a push of this step that is already staged stays.
+    """Write a push to disk.
+
+    An error leaves no files behind. If a push of this step is already staged, nothing is written.
 
     Args:
         pending: the folder of the staged pushes.
-        push: is written to ``push.json``.
+        push: the description of the push, which is written to ``push.json``.
         card: the generated model card.
         sources: maps each name in the repository to a file or a text.
 
@@ -190,9 +227,9 @@ def stage(pending: Path, push: Push, card: str, sources: Mapping[str, Path | str
     """
     for name, source in sources.items():
         if not ALLOWED.fullmatch(name):
-            raise ValueError(f"{name}: is not on the list of what may be pushed")
+            raise ValueError(f"{name} is not on the list of files that may be pushed")
         if isinstance(source, Path) and (source.is_symlink() or not source.is_file()):
-            raise ValueError(f"{source}: is not a regular file, so it is not pushed")
+            raise ValueError(f"{source} is not a regular file, so it is not pushed")
 
     pending.mkdir(exist_ok=True)  # the user may have deleted it, to abandon the pushes
     with files.making(pending / push.tag) as folder:
@@ -203,9 +240,10 @@ def stage(pending: Path, push: Push, card: str, sources: Mapping[str, Path | str
                 target.write_bytes(source.encode())
             elif target.suffix == ".safetensors":
                 _link_or_copy(source, target)
-            else:  # a copy, because logs and pictures change
+            else:
+                # A copy, because training appends to logs and replaces pictures.
                 shutil.copyfile(source, target)
-        (folder / CARD).write_bytes(card.encode())
+        (folder / CARD_FILE).write_bytes(card.encode())
         files.write_json(folder / PUSH, dataclasses.asdict(push))
 
 
@@ -229,21 +267,30 @@ def staged_pushes(pending: Path) -> list[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a staged push. If the process is killed meanwhile, the rest is not taken for a staged push."""
+    """Remove a staged push.
+
+    It is renamed first. If the process is killed, the remaining files do not look like a push.
+    """
     temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
     folder.rename(temporary)
     shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_push(folder: Path) -> Push:
-    """Return what ``push.json`` of a staged push states."""
+    """Read the ``push.json`` of a staged push."""
     return Push(**files.read_json(folder / PUSH))
 
 
 def upload(api: HfApi, folder: Path, push: Push) -> str:
-    """Bring a staged push to the Hub: create the repository if necessary, make one commit, and tag it.
+    """Send a staged push to the Hub.
 
-    After an error it may be called again. Files that an earlier call has already committed are not committed twice.
+    1. Create the repository if it is missing.
+    2. Merge the model card.
+    3. Make one commit.
+    4. Tag it.
+
+    After an error it may be called again. Files that an earlier call has committed are not
+    committed twice.
 
     Returns:
         The full id of the repository.
@@ -254,7 +301,7 @@ def upload(api: HfApi, folder: Path, push: Push) -> str:
     repo_id = push.repo_id
     if "/" not in repo_id:  # the Hub could not be reached when the run started
         repo_id = f"{api.whoami()['name']}/{repo_id}"
-    # create_repo does not follow the redirect of a renamed repository, and would create a second one.
+    # create_repo does not follow the redirect of a renamed repository, but creates a second one.
     if not api.repo_exists(repo_id):
         api.create_repo(repo_id, private=push.private, exist_ok=True)
     tags = _step_tags(api, repo_id)
@@ -263,7 +310,7 @@ def upload(api: HfApi, folder: Path, push: Push) -> str:
 
     head = api.model_info(repo_id)
     problem = _prepare_card(api, repo_id, head, tags, folder)
-    readme = folder / FILES / CARD
+    readme = folder / FILES / CARD_FILE
     try:
         commit = _commit(api, repo_id, head, push, folder / FILES)
     except ValueError as error:  # raised before anything is uploaded
@@ -275,7 +322,7 @@ def upload(api: HfApi, folder: Path, push: Push) -> str:
 
     api.create_tag(repo_id, tag=push.tag, revision=commit.oid, exist_ok=True)
     if problem:
-        log.warning(f"hub: {push.tag} leaves README.md of {repo_id} as it is: {problem}")
+        log.warning(f"hub      {push.tag}: {CARD_FILE} of {repo_id} was left unchanged: {problem}")
     return repo_id
 
 
@@ -285,16 +332,14 @@ def _commit(api: HfApi, repo_id: str, head: ModelInfo, push: Push, source: Path)
     Raises:
         BadInput: the ``.gitignore`` of the repository excludes some of the files.
     """
-    names = []
-    for path in sorted(source.rglob("*")):
-        name = path.relative_to(source).as_posix()
-        if path.is_file() and not path.is_symlink() and ALLOWED.fullmatch(name):
-            names.append(name)
+    names = _allowed_names(source)
     outdated = None
     if any(re.match(CHECKPOINT_PATTERN, name) for name in names):
-        outdated = f"{NEWEST}*"  # upload_folder deletes those that it does not upload
+        # upload_folder deletes the matching files on the Hub that this push does not contain.
+        outdated = f"{NEWEST}*"
 
-    # If someone else commits after `head`, the Hub refuses the commit, and the next attempt follows theirs.
+    # If someone else commits after `head`, the Hub refuses this commit. The next attempt follows
+    # the other commit.
     commit = api.upload_folder(
         repo_id=repo_id,
         folder_path=source,
@@ -304,13 +349,25 @@ def _commit(api: HfApi, repo_id: str, head: ModelInfo, push: Push, source: Path)
         parent_commit=head.sha,
     )
 
-    # upload_folder skips the files that the repository's .gitignore excludes, and does not report them.
+    # upload_folder silently skips the files that the repository's .gitignore excludes.
     missing = set(names) - set(api.list_repo_files(repo_id, revision=commit.oid))
     if missing:
         raise BadInput(
-            f"{repo_id} ignores {', '.join(sorted(missing))}; take that out of its .gitignore"
+            f"the .gitignore of {repo_id} excludes {', '.join(sorted(missing))}. "
+            f"Remove these patterns from it"
         )
     return commit
+
+
+def _allowed_names(folder: Path) -> list[str]:
+    """Return the names of the files in a folder that may be pushed. Links are not followed."""
+    names = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        is_regular_file = path.is_file() and not path.is_symlink()
+        if is_regular_file and ALLOWED.fullmatch(name):
+            names.append(name)
+    return names
 
 
 def _prepare_card(
@@ -318,19 +375,28 @@ def _prepare_card(
 ) -> str | None:
     """Merge the generated model card into the one on the Hub, and write the README.md to upload.
 
-    A push never fails because of the card on the Hub. If they cannot be merged, no README.md is uploaded.
+    A push never fails because of the card on the Hub. If the cards cannot be merged, no README.md
+    is uploaded.
+
+    Args:
+        api: the client.
+        repo_id: OWNER/NAME.
+        head: the newest commit.
+        tags: the tags that pushes have created.
+        folder: the folder of the staged push.
 
     Returns:
-        Why the card on the Hub is left as it is, or None.
+        The reason why the card on the Hub is left unchanged, or None if it was merged.
     """
-    readme = folder / FILES / CARD
+    readme = folder / FILES / CARD_FILE
     readme.unlink(missing_ok=True)  # an earlier attempt may have merged it into an older card
-    generated = (folder / CARD).read_bytes().decode()
+    generated = (folder / CARD_FILE).read_bytes().decode()
+    names_on_hub = {file.rfilename for file in head.siblings or ()}
     try:
         current = ""
         last = None
-        if CARD in {file.rfilename for file in head.siblings or ()}:
-            current = client.retry(client.read_file, repo_id, CARD, head.sha).decode()
+        if CARD_FILE in names_on_hub:
+            current = client.retry(client.read_file, repo_id, CARD_FILE, head.sha).decode()
             if not card_merge.MARKERS.search(current):
                 last = client.retry(_last_card, repo_id, tags)
         merged = card_merge.merge(generated, current, last)
@@ -349,25 +415,30 @@ def _last_card(repo_id: str, tags: set[str]) -> str | None:
     if not tags:
         return None
     try:
-        return client.read_file(repo_id, CARD, max(tags)).decode(errors="replace")
+        return client.read_file(repo_id, CARD_FILE, max(tags)).decode(errors="replace")
     except EntryNotFoundError:
         return None
 
 
-_attempts: list[concurrent.futures.Future] = []  # to send pushes in the background, in this process
+# The attempts of this process to send pushes in the background.
+_attempts: list[concurrent.futures.Future] = []
 
 
 def is_uploading() -> bool:
-    """Return whether a thread of this process is still sending pushes. Python joins it when the process exits."""
+    """Return whether a thread of this process is still sending pushes.
+
+    Python waits for this thread before the process exits.
+    """
     return any(not attempt.done() for attempt in _attempts)
 
 
 class PushQueue:
     """Stage the pushes of a run and send them in the background.
 
-    At most one push is being sent (or has failed and will be sent again) and one is waiting behind it: a newer push
-    replaces the waiting one, unless that one has ``keep``. Pushes are sent oldest step first. After a failure the
-    others wait for the next attempt, so that an older step never follows a newer one.
+    - At most one push is being sent (or has failed and will be sent again), and one is waiting
+      behind it. A newer push replaces the waiting one, unless that one has ``keep``.
+    - Pushes are sent oldest step first. After a failure the others wait for the next attempt, so
+      that an older step never follows a newer one.
 
     Args:
         pending: the folder of the staged pushes, inside the run folder.
@@ -378,27 +449,30 @@ class PushQueue:
         self._api = client.api()
         # Held while a staged push is selected to be sent or replaced.
         self._lock = threading.Lock()
-        self._sending: Path | None = None  # or has failed
-        self._logged: str | None = None
+        self._first: Path | None = None  # the push that is being sent, or has failed
+        self._logged_failure: str | None = None
 
     def start(self) -> None:
-        """Send the pushes of an earlier process. Only the process that has locked the run folder may call it."""
+        """Send the pushes of an earlier process.
+
+        Only the process that has locked the run folder may call it.
+        """
         self.pending.mkdir(parents=True, exist_ok=True)
         run_files.clear_partial(self.pending)
         self._send_in_background()
 
     def submit(self, push: Push, card: str, sources: Mapping[str, Path | str]) -> None:
-        """Stage a push and send it in the background. Arguments and exceptions are those of ``stage``."""
+        """Stage a push and send it in the background. See ``stage`` for arguments and errors."""
         stage(self.pending, push, card, sources)
         self._replace_waiting(self.pending / push.tag)
         self._send_in_background()
 
     def wait(self, seconds: float, give_up: Callable[[], bool] = lambda: False) -> int:
-        """Try a last time to send the staged pushes, and wait for that.
+        """Try to send the staged pushes for the last time, and wait for the result.
 
         Args:
             seconds: the longest time to wait.
-            give_up: is called once a second, and ends the wait if it returns True.
+            give_up: called once per second. The wait ends if it returns True.
 
         Returns:
             The number of pushes that are still staged.
@@ -413,18 +487,20 @@ class PushQueue:
         return len(staged_pushes(self.pending))
 
     def send(self) -> str | None:
-        """Send the staged pushes until one fails. This includes pushes that are staged meanwhile.
+        """Send the staged pushes until one fails.
+
+        This includes pushes that are staged in the meantime.
 
         Returns:
-            A line about the push that failed, or None.
+            A message about the push that failed, or None.
 
         Raises:
             BadInput: another process is sending them (exit status 4).
         """
         if not staged_pushes(self.pending):
             return None
-        busy = f"{self.pending}: process {{pid}} is sending it; wait until it has finished"
-        with files.locked(self.pending / LOCK, busy, 4):
+        busy = f"{self.pending}: process {{pid}} is sending these pushes. Wait until it ends"
+        with files.locked(self.pending / files.LOCK_FILE, busy, 4):
             while True:
                 folder = self._choose_oldest()
                 if folder is None:
@@ -432,27 +508,30 @@ class PushQueue:
                 try:
                     repo_id = client.retry(upload, self._api, folder, read_push(folder))
                     _remove(folder)
+                except BadInput as error:
+                    return self._describe_failure(folder.name, str(error))
                 except Exception as error:
-                    reason = str(error) if isinstance(error, BadInput) else client.describe(error)
-                    return self._describe_failure(folder.name, reason)
-                log.info(f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
+                    return self._describe_failure(folder.name, client.describe(error))
+                log.info(f"hub      {folder.name} is on the Hub: {repo_id}@{folder.name}")
 
     def _choose_oldest(self) -> Path | None:
         """Return the push to send next, or None, and protect it from being replaced."""
         with self._lock:
             staged = staged_pushes(self.pending)
-            self._sending = staged[0] if staged else None
-            return self._sending
+            self._first = staged[0] if staged else None
+            return self._first
 
     def _replace_waiting(self, newest: Path) -> None:
-        """Remove the pushes that wait behind the first one, in favor of the newest."""
+        """Remove the pushes that wait behind the first one, because a newer one is staged."""
         with self._lock:
             for folder in staged_pushes(self.pending)[1:]:
-                if folder in (newest, self._sending):
+                if folder in (newest, self._first):
                     continue
                 if not read_push(folder).keep:
                     _remove(folder)
-                    log.info(f"hub: {folder.name} was not sent in time; {newest.name} replaces it")
+                    log.info(
+                        f"hub      {folder.name} was replaced by {newest.name} before it was sent"
+                    )
 
     def _send_in_background(self) -> concurrent.futures.Future:
         attempt = self._api.run_as_future(self._send_and_log)
@@ -460,30 +539,33 @@ class PushQueue:
         return attempt
 
     def _send_and_log(self) -> None:
-        """Send the staged pushes. A failure is logged, unless the last attempt failed for the same reason."""
+        """Send the staged pushes and log a failure, but not the same one twice in a row."""
         try:
             failure = self.send()
         except BadInput:  # another process is sending them
             return
         except Exception as error:  # for example, the user deletes the folder at this moment
             failure = self._describe_failure("a push", client.describe(error))
-        if failure and failure != self._logged:
+        if failure and failure != self._logged_failure:
             log.warning(failure)
-        self._logged = failure
+        self._logged_failure = failure
 
     def _describe_failure(self, name: str, reason: str) -> str:
         command = f"python train.py --push_pending {paths.quoted(self.pending.parent)}"
-        return f"hub: {name} is not on the Hub: {reason}. It waits in {self.pending}; to send it later: {command}"
+        return (
+            f"hub      {name} is not on the Hub: {reason}. It is kept in {self.pending}. "
+            f"To send it later: {command}"
+        )
 
 
 def push_pending(pending: Path) -> int:
-    """Send all staged pushes, and return how many are left.
+    """Send all staged pushes, and return the number that is left.
 
     Raises:
         BadInput: another process is sending them (exit status 4).
     """
     if not staged_pushes(pending):
-        log.info(f"hub: nothing waits in {pending}")
+        log.info(f"hub      no pushes to send in {pending}")
         return 0
     failure = PushQueue(pending).send()
     if failure:

@@ -1,10 +1,11 @@
-"""The Accelerator: made as the accelerate YAML says, refused where the machine cannot, and what it wraps."""
+"""Create the Accelerator, check its settings, and wrap model and optimizer."""
 
 import contextlib
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 import accelerate
@@ -31,123 +32,227 @@ from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.preflight import compatibility
 from ursa_minor.recipe import keys
 
+# Seconds between two checks for processes that are still missing.
 MEETING_SECONDS = 0.05
+# A launcher sets this environment variable from the accelerate YAML.
+MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 def make_accelerator(
     device: Device, machine: keys.Machine | None = None, *, precision: str | None = None
 ) -> Accelerator:
-    """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
+    """Create the Accelerator with the settings of the accelerate YAML.
+
+    Without a YAML, the settings are the best ones that the device supports.
 
     Args:
-        machine: None: every key's default.
-        precision: without a YAML: this one (no, fp16, bf16); None: the best that the device has.
+        device: the device of this process.
+        machine: the machine keys of the recipe. Defaults to the default of each key.
+        precision: no, fp16 or bf16, used without a YAML. Defaults to the best that the device
+            supports.
 
-    Raises BadInput when the YAML or ``machine`` asks for what the device cannot do, with the fix, and for a launch
-    that is incomplete.
+    Raises:
+        BadInput: the launch is incomplete, or the YAML or ``machine`` requests something that the
+            device does not support.
     """
     machine = machine or keys.Machine()
     check_launch(os.environ)
     check_supported(device, os.environ, machine.tf32, machine.compile_mode)
-    launched = "ACCELERATE_MIXED_PRECISION" in os.environ
-    wanted = os.environ["ACCELERATE_MIXED_PRECISION"] if launched else precision or device.precision
-    # Otherwise a GPU adds up some gradients in the order in which its threads finish.
     if machine.deterministic:
-        # cuBLAS reads this when it creates its first handle.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = (
-            False  # finds errors only, and costs a pass over memory
-        )
-        torch._inductor.config.deterministic = (
-            True  # or timings choose between kernels that round differently
-        )
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1 and device.kind == "cpu":  # otherwise Accelerate starts each process alone
+        _use_deterministic_kernels()
+
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    # Otherwise Accelerate would not connect processes on CPUs.
+    if num_processes > 1 and device.kind == "cpu":
         os.environ["ACCELERATE_USE_CPU"] = "true"
     timeout = timedelta(seconds=machine.ddp_timeout)
-    _rendezvous(device, timeout)
-    # None: what the launcher has written into the environment.
-    backend = "inductor" if not launched and device.compiles else None
-    mode = machine.compile_mode if machine.compile_mode != "default" else None
-    compiler = TorchDynamoPlugin(backend=backend, mode=mode)
-    handlers = [
-        DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-        InitProcessGroupKwargs(timeout=timeout),
-    ]
+    _connect_restarted_processes(device, timeout)
+
+    is_launched = MIXED_PRECISION in os.environ
+    mixed_precision = precision or device.precision
+    if is_launched:
+        mixed_precision = os.environ[MIXED_PRECISION]
     accelerator = Accelerator(
-        mixed_precision=wanted, dynamo_plugin=compiler, kwargs_handlers=handlers
+        mixed_precision=mixed_precision,
+        dynamo_plugin=_compiler_settings(device, machine, is_launched=is_launched),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=timeout),
+        ],
     )
-    if accelerator.num_processes != processes:
+    if accelerator.num_processes != num_processes:
         raise BadInput(
-            f"WORLD_SIZE = {processes}, but Accelerate makes it {accelerator.num_processes}: the processes would train "
-            f"apart. Start them with torchrun or accelerate launch, on NVIDIA cards or on CPUs"
+            f"WORLD_SIZE = {num_processes}, but Accelerate makes it {accelerator.num_processes}, "
+            f"so the processes would train separate models. Start them with torchrun or accelerate "
+            f"launch, on NVIDIA GPUs or on CPUs"
         )
-    # All are connected: one that refuses its input from here on cannot cut off another that still connects.
+    # All processes are connected now. From here on, one that exits because of bad input cannot
+    # interrupt another that is still connecting.
     accelerator.wait_for_everyone()
-    if accelerator.is_fsdp2 and wanted == "bf16":
-        # As DDP does it; Accelerate would average in bf16, and round the loss.
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        accelerator.state.fsdp_plugin.mixed_precision_policy = policy
-    # After Accelerate, which sets it for itself when a compiler meets fp32.
+
+    if accelerator.is_fsdp2 and mixed_precision == "bf16":
+        # Reduce gradients in fp32, as DDP does. Accelerate would average them, and the loss, in
+        # bf16.
+        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+    # Accelerate changes this setting if an fp32 run is compiled, so it is set afterwards.
     use_tf32 = device.has_tf32 if machine.tf32 == "auto" else machine.tf32
     torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
     return accelerator
 
 
-def _rendezvous(device: Device, timeout: timedelta) -> None:
-    """Connect the processes of a launch that starts lost ones anew, under a name of this start's own.
+def _use_deterministic_kernels() -> None:
+    """Make results on a GPU repeatable.
 
-    The launchers' store outlives the processes: it still holds the addresses of the dead ones, and the new ones would
-    call them (torch 2.13; https://github.com/pytorch/pytorch/issues/135712). Accelerate takes what is connected.
+    Otherwise some gradients are summed in the order in which threads finish.
+    """
+    # cuBLAS reads the variable when it creates its first handle.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # This only helps to find errors, and writes all new memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    # Otherwise the compiler chooses between kernels that round differently by their speed.
+    torch._inductor.config.deterministic = True
+
+
+def _compiler_settings(
+    device: Device, machine: keys.Machine, *, is_launched: bool
+) -> TorchDynamoPlugin:
+    """Return the settings of torch.compile. A value of None means that of the launcher."""
+    backend = None
+    if device.compiles and not is_launched:
+        backend = "inductor"
+    mode = None
+    if machine.compile_mode != "default":
+        mode = machine.compile_mode
+    return TorchDynamoPlugin(backend=backend, mode=mode)
+
+
+def _connect_restarted_processes(device: Device, timeout: timedelta) -> None:
+    """Connect processes that a launcher may restart, under a name that is new at each start.
+
+    The store of a launcher outlives the processes. It still contains the addresses of dead
+    processes, and new ones would try to reach them (torch 2.13;
+    https://github.com/pytorch/pytorch/issues/135712). Accelerate uses processes that are already
+    connected.
     """
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-        store = dist.PrefixStore(
-            rendezvous_name(store, rank, world_size, timeout.total_seconds()), store
-        )
-        here = {"store": store, "rank": rank, "world_size": world_size, "timeout": timeout}
-        dist.init_process_group("nccl" if device.kind == "cuda" else "gloo", **here)
+    has_launcher_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not restarts or not has_launcher_store:
+        return
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    name = rendezvous_name(store, rank, world_size, timeout.total_seconds())
+    dist.init_process_group(
+        "nccl" if device.kind == "cuda" else "gloo",
+        store=dist.PrefixStore(name, store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
 
 
 def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: float) -> str:
-    """Return a name that the processes alive now have in common, and that none before them had.
+    """Agree on a name with the processes that are alive, which no earlier processes used.
 
-    Process 0 makes it and hands it to each that asks, until all have it; one that asked and died is answered in vain.
-    The launchers' count of restarts is no such name: each machine counts for itself, and where its processes are started
-    anew for another machine's sake it does not count.
+    Process 0 creates the name and sends it to each process that asks, until all have confirmed it.
+    A process may have asked and died. Then its answer stays unread, and its successor asks again.
 
-    Raises TrainingStopped where one is missing for ``timeout`` seconds.
+    The launcher's count of restarts cannot be used as the name. Each machine counts its own
+    restarts, and does not count those that another machine causes.
+
+    Args:
+        store: the store of the launcher.
+        rank: rank of this process.
+        world_size: number of processes.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        TrainingStopped: a process is missing after ``timeout`` seconds.
     """
-    mine, until = uuid.uuid4().hex, time.monotonic() + timeout
+    unique_id = uuid.uuid4().hex
     if rank:
-        store.set(f"ask/{rank}", mine)
+        store.set(f"ask/{rank}", unique_id)
         with raise_on_lost_peer():
-            name = store.get(f"answer/{mine}").decode()  # waits
+            name = store.get(f"answer/{unique_id}").decode()  # waits for the answer
         store.set(f"have/{name}/{rank}", "")
         return name
+
+    deadline = time.monotonic() + timeout
     missing = set(range(1, world_size))
     while missing:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             late = pluralize(len(missing), "process", "processes")
             raise TrainingStopped(
-                f"{late} did not come within {timeout:g} s (--ddp_timeout)", alone=True
+                f"{late} did not start within {timeout:g} s (--ddp_timeout)", alone=True
             )
-        for other in missing:
-            if store.check([f"ask/{other}"]):
-                store.set(f"answer/{store.get(f'ask/{other}').decode()}", mine)
+        for other_rank in missing:
+            if store.check([f"ask/{other_rank}"]):
+                other_id = store.get(f"ask/{other_rank}").decode()
+                store.set(f"answer/{other_id}", unique_id)
         time.sleep(MEETING_SECONDS)
-        missing = {other for other in missing if not store.check([f"have/{mine}/{other}"])}
-    return mine
+        confirmed = {
+            other_rank for other_rank in missing if store.check([f"have/{unique_id}/{other_rank}"])
+        }
+        missing -= confirmed
+    return unique_id
 
 
 def autocast(accelerator: Accelerator) -> contextlib.AbstractContextManager:
-    """Compute in the run's mixed precision inside the block, also where FSDP does without autocast."""
+    """Compute in the mixed precision of the run inside the block.
+
+    This also works under FSDP, which trains in half precision without autocast.
+    """
     dtype = HALF_DTYPES.get(accelerator.mixed_precision)
     if dtype is None:
         return contextlib.nullcontext()
     return torch.autocast(accelerator.device.type, dtype)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """Settings of a launch.
+
+    Attributes:
+        precision: mixed precision: no, fp16, bf16 or fp8.
+        compiler: backend of torch.compile in lower case, or no.
+        use_cpu, fsdp, deepspeed: settings of the accelerate YAML.
+        fsdp_version: 1 or 2, as text.
+        local_processes: number of processes on this machine.
+        accumulation_steps: gradient_accumulation_steps of the accelerate YAML, as text.
+    """
+
+    precision: str
+    compiler: str
+    use_cpu: bool
+    fsdp: bool
+    deepspeed: bool
+    fsdp_version: str
+    local_processes: int
+    accumulation_steps: str
+
+    @classmethod
+    def read(cls, device: Device, environment: Mapping[str, str]) -> "_Launch":
+        """Return the settings in the environment variables of a launcher, or the defaults."""
+
+        def is_true(name: str) -> bool:
+            return environment.get(name, "false").lower() == "true"
+
+        compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+        # Without a launcher, make_accelerator chooses the compiler.
+        if device.compiles and MIXED_PRECISION not in environment:
+            compiler = "inductor"
+        return cls(
+            precision=environment.get(MIXED_PRECISION, device.precision),
+            compiler=compiler,
+            use_cpu=is_true("ACCELERATE_USE_CPU"),
+            fsdp=is_true("ACCELERATE_USE_FSDP"),
+            deepspeed=is_true("ACCELERATE_USE_DEEPSPEED"),
+            fsdp_version=environment.get("FSDP_VERSION", "1"),
+            local_processes=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+            accumulation_steps=environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"),
+        )
 
 
 def check_supported(
@@ -156,112 +261,177 @@ def check_supported(
     tf32: bool | str = "auto",
     compile_mode: str = "default",
 ) -> None:
-    """Raise BadInput with a line for each thing that the launcher's YAML or a setting asks for and ``device`` has not.
+    """Raise BadInput with a message for each requested feature that ``device`` does not support.
 
     Args:
-        environment: as ``accelerate launch`` and ``torchrun`` set it.
+        device: the device of this process.
+        environment: environment variables, as ``accelerate launch`` and ``torchrun`` set them.
+        tf32: the recipe key: True, False or auto.
+        compile_mode: the recipe key.
     """
-    wanted = environment.get("ACCELERATE_MIXED_PRECISION", device.precision)
-    compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    # Without a launcher, make_accelerator chooses.
-    if device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment:
-        compiler = "inductor"
-    cpu, fsdp, deepspeed = (
-        environment.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
-        for name in ("CPU", "FSDP", "DEEPSPEED")
-    )
-    card, processes = device.kind == "cuda", int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    why = (
-        "is too old for its compiler, Triton"
-        if device.compiler
-        else "has no Triton here (pip install triton)"
-    )
-    broken = compatibility.BROKEN.get(("accelerate", accelerate.__version__))
-    # fmt: off
-    table = [
-        (wanted == "fp8",
-         "mixed_precision: fp8 is not supported here (docs/knobs.md says why); write mixed_precision: bf16"),
-        (not card and (wanted == "fp16" or (wanted == "bf16" and device.kind == "cpu" and not cpu)),  # asked for: slow
-         f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is torch a "
-         f"CPU build? run check_setup.py). Without a GPU: make train, or --config_file accelerate_configs/cpu.yaml"),
-        (wanted == "bf16" and card and device.precision != "bf16",
-         f"mixed_precision: bf16: {device.name} has no bf16; write mixed_precision: fp16 in the accelerate YAML"),
-        (compiler == "inductor" and card and not device.compiles,
-         f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take conservative.yaml'),
-        (compile_mode != "default" and (compiler != "inductor" or (compile_mode == "reduce-overhead" and not card)),
-         f"compile_mode = {compile_mode}: has no effect with dynamo_backend: {compiler.upper()} on {device.name}; it needs "
-         f"INDUCTOR, and reduce-overhead, by CUDA graphs, an NVIDIA card. Use --compile_mode default"),
-        (card and processes > device.count,
-         f"num_processes: {processes}, and PyTorch sees {pluralize(device.count, 'card', 'cards')} on this machine; write "
-         f"num_processes: {device.count}, or check CUDA_VISIBLE_DEVICES"),
-        (environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1",
-         "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the YAML and the environment"),
-        (deepspeed,
-         "distributed_type: DEEPSPEED is not used here; take zero1_x8.yaml, zero2_x8.yaml or zero3_x8.yaml instead"),
-        # Without cards Accelerate would start processes that know nothing of each other.
-        (fsdp and (not card or environment.get("FSDP_VERSION", "1") != "2" or wanted == "fp16"),
-         "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards, fsdp_version: 2 and mixed_precision: bf16 (an "
-         "fp16 scaler is not supported); correct the accelerate YAML, or take accelerate_configs/cpu.yaml"),
-        (fsdp and broken is not None,
-         f"distributed_type: FSDP: with accelerate {accelerate.__version__}, {broken}; pip install -r requirements.txt"),
-        (tf32 is True and not device.has_tf32,
-         f"tf32 = true: {device.name} has no TF32 (Ampere and later have); use --tf32 auto"),
+    launch = _Launch.read(device, environment)
+    problems = [
+        *_precision_problems(device, launch),
+        *_compiler_problems(device, launch, compile_mode),
+        *_process_problems(device, launch),
+        *_fsdp_problems(device, launch),
     ]
-    # fmt: on
-    if problems := [message for applies, message in table if applies]:
+    if tf32 is True and not device.has_tf32:
+        problems.append(
+            f"tf32 = true: {device.name} does not support TF32, which GPUs have from Ampere on. "
+            f"Use --tf32 auto"
+        )
+    if problems:
         raise BadInput(problems)
+
+
+def _precision_problems(device: Device, launch: _Launch) -> Iterator[str]:
+    precision = launch.precision
+    if precision == "fp8":
+        yield (
+            "mixed_precision: fp8 is not supported (docs/knobs.md has the reason). Write "
+            "mixed_precision: bf16 in the accelerate YAML"
+        )
+    if device.kind == "cuda":
+        if precision == "bf16" and device.precision != "bf16":
+            yield (
+                f"mixed_precision: bf16: {device.name} does not support bf16. Write "
+                f"mixed_precision: fp16 in the accelerate YAML"
+            )
+        return
+    # On a CPU, bf16 is slow, so it is accepted only if the YAML also states use_cpu.
+    is_unintended = precision == "bf16" and device.kind == "cpu" and not launch.use_cpu
+    if precision == "fp16" or is_unintended:
+        yield (
+            f"mixed_precision: {precision}: the accelerate YAML is for a GPU, but PyTorch sees "
+            f"none. Check that nvidia-smi shows one and that torch is not a CPU build (run "
+            f"check_setup.py). Without a GPU, use make train, or --config_file "
+            f"accelerate_configs/cpu.yaml"
+        )
+
+
+def _compiler_problems(device: Device, launch: _Launch, compile_mode: str) -> Iterator[str]:
+    is_gpu = device.kind == "cuda"
+    if launch.compiler == "inductor" and is_gpu and not device.compiles:
+        if device.has_triton:
+            reason = f"{device.name} is too old for Triton, the compiler's back end"
+        else:
+            reason = "the package triton is not installed (pip install triton)"
+        yield (
+            f'dynamo_backend: INDUCTOR: {reason}. Write dynamo_backend: "NO" in the accelerate '
+            f"YAML, or use accelerate_configs/conservative.yaml"
+        )
+    needs_gpu = compile_mode == "reduce-overhead"
+    has_effect = launch.compiler == "inductor" and (is_gpu or not needs_gpu)
+    if compile_mode != "default" and not has_effect:
+        yield (
+            f"compile_mode = {compile_mode} has no effect with dynamo_backend: "
+            f"{launch.compiler.upper()} on {device.name}. It needs INDUCTOR, and reduce-overhead "
+            f"also needs the CUDA graphs of an NVIDIA GPU. Use --compile_mode default"
+        )
+
+
+def _process_problems(device: Device, launch: _Launch) -> Iterator[str]:
+    if device.kind == "cuda" and launch.local_processes > device.count:
+        yield (
+            f"num_processes: {launch.local_processes}, but PyTorch sees "
+            f"{pluralize(device.count, 'GPU', 'GPUs')} on this machine. Write num_processes: "
+            f"{device.count} in the accelerate YAML, or check CUDA_VISIBLE_DEVICES"
+        )
+    if launch.accumulation_steps != "1":
+        yield (
+            "gradient_accumulation_steps is computed from tokens_per_step. Remove it from the "
+            "accelerate YAML, and ACCELERATE_GRADIENT_ACCUMULATION_STEPS from the environment"
+        )
+    if launch.deepspeed:
+        yield (
+            "distributed_type: DEEPSPEED is not supported. Use zero1_x8.yaml, zero2_x8.yaml or "
+            "zero3_x8.yaml of accelerate_configs instead"
+        )
+
+
+def _fsdp_problems(device: Device, launch: _Launch) -> Iterator[str]:
+    if not launch.fsdp:
+        return
+    # Without GPUs, Accelerate would start processes that are not connected.
+    is_gpu = device.kind == "cuda"
+    if not is_gpu or launch.fsdp_version != "2" or launch.precision == "fp16":
+        yield (
+            "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA GPUs, fsdp_version: 2 and "
+            "mixed_precision: bf16, because its fp16 gradient scaler is not supported. Correct the "
+            "accelerate YAML, or use accelerate_configs/cpu.yaml"
+        )
+    defect = compatibility.BROKEN.get(("accelerate", accelerate.__version__))
+    if defect is not None:
+        yield (
+            f"distributed_type: FSDP does not work with accelerate {accelerate.__version__}: "
+            f"{defect}. Run pip install -r requirements.txt"
+        )
 
 
 def prepare(
     loss_module: NextTokenLoss, optimizer: torch.optim.Optimizer, accelerator: Accelerator
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Return the module that returns the loss, wrapped (DDP, FSDP2), compiled and autocast, and the optimizer of it."""
-    # The sharded weights are new tensors, which the optimizer needs.
-    if accelerator.is_fsdp2:
-        # Weights are gathered a block at a time.
-        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(
-            loss_module.model._no_split_modules
-        )
-        training_module, prepared = accelerator.prepare(loss_module, optimizer)
-        return training_module, prepared.optimizer
-    return accelerator.prepare(loss_module), optimizer
+    """Wrap the model and its loss for training.
+
+    Args:
+        loss_module: the model and its loss.
+        optimizer: the optimizer of the model.
+        accelerator: the Accelerator of this process.
+
+    Returns:
+        The module, wrapped by DDP or FSDP2, compiled and under autocast, and its optimizer.
+    """
+    if not accelerator.is_fsdp2:
+        return accelerator.prepare(loss_module), optimizer
+    # FSDP gathers the weights of one block at a time.
+    accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(
+        loss_module.model._no_split_modules
+    )
+    # The sharded weights are new tensors, so the optimizer is prepared as well.
+    training_module, prepared = accelerator.prepare(loss_module, optimizer)
+    return training_module, prepared.optimizer
 
 
 def sync_gradients(
     module: torch.nn.Module, accelerator: Accelerator, *, enabled: bool
 ) -> contextlib.AbstractContextManager:
-    """Exchange gradients between processes in this backward pass, or leave them, whole, for a later one."""
-    return contextlib.nullcontext() if enabled else accelerator.no_sync(module)
+    """Control whether backward passes inside the block exchange gradients between processes.
+
+    If not ``enabled``, each process accumulates its own full gradients until a later exchange.
+    """
+    if enabled:
+        return contextlib.nullcontext()
+    return accelerator.no_sync(module)
 
 
 def compiler_of(accelerator: Accelerator) -> str:
-    """Return the backend of torch.compile, or no."""
+    """Return the backend of torch.compile in lower case, or no."""
     return accelerator.state.dynamo_plugin.backend.value.lower()
 
 
 def check_kernels(device: Device) -> None:
-    """Raise BadInput where this build of torch has no kernels for the card: its first product would be a traceback."""
-    if device.capability is not None:
-        verdict = compatibility.check_architecture(
-            device.name, device.capability, torch.cuda.get_arch_list()
-        )
-        if verdict.level == compatibility.ERROR:
-            raise BadInput(f"{verdict.text}; {verdict.fix}")
+    """Raise BadInput if this build of torch has no kernels for the GPU."""
+    if device.capability is None:
+        return
+    check = compatibility.check_architecture(
+        device.name, device.capability, torch.cuda.get_arch_list()
+    )
+    if check.level == compatibility.ERROR:
+        raise BadInput(f"{check.text}; {check.fix}")
 
 
 def check_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerator) -> None:
-    """Raise BadInput for CUDA graphs and several micro-batches: a graph run again overwrites gradients that wait.
+    """Raise BadInput if CUDA graphs would be used with several micro-batches per step.
 
-    https://github.com/pytorch/pytorch/issues/169545
+    A graph that runs again overwrites the gradients of the previous micro-batch
+    (https://github.com/pytorch/pytorch/issues/169545).
     """
-    mode, count = accelerator.state.dynamo_plugin.mode, gradient_accumulation_steps
-    if (
-        accelerator.device.type == "cuda"
-        and mode in ("reduce-overhead", "max-autotune")
-        and count > 1
-    ):
-        fix = (
-            "use --compile_mode max-autotune-no-cudagraphs, or a --tokens_per_step that fits in one"
+    mode = accelerator.state.dynamo_plugin.mode
+    uses_graphs = accelerator.device.type == "cuda" and mode in CUDA_GRAPH_MODES
+    if uses_graphs and gradient_accumulation_steps > 1:
+        raise BadInput(
+            f"compile_mode = {mode}: its CUDA graphs would overwrite the gradients of "
+            f"{gradient_accumulation_steps} micro-batches per step. Use --compile_mode "
+            f"max-autotune-no-cudagraphs, or a --tokens_per_step that fits into one micro-batch"
         )
-        problem = f"its CUDA graphs would overwrite the gradients of {count} micro-batches a step"
-        raise BadInput(f"compile_mode = {mode}: {problem}; {fix}")

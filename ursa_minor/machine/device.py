@@ -1,6 +1,6 @@
-"""The devices of this machine and their abilities.
+"""The devices of this machine and the features that they support.
 
-A ``Device`` is plain values, so that any card can be pretended.
+A ``Device`` consists of plain values, so that tests can describe any GPU.
 """
 
 import functools
@@ -19,8 +19,13 @@ from torch.utils._triton import has_triton_package
 from ursa_minor.base.gpus import AMPERE, kernel_driver
 from ursa_minor.base.wording import pluralize
 
-NO_FLOAT64 = ("mps",)  # devices whose tensors cannot be float64: Apple's GPUs
-TRITON = (7, 0)  # first compute capability that Triton, the compiler's back end, supports
+# Devices without float64 tensors: Apple's GPUs.
+NO_FLOAT64 = ("mps",)
+# Lowest compute capability that Triton supports, the back end of torch.compile.
+TRITON = (7, 0)
+# Shares of the time beyond which ``hint`` suggests an improvement.
+MUCH_WAITING = 0.1
+LOW_UTILIZATION = 0.7
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,11 @@ class Device:
 
     Attributes:
         kind: cuda, mps or cpu.
-        memory_bytes: of one card; of a CPU the machine's.
-        capability: of the least capable visible card, as NVIDIA counts it; None elsewhere.
-        count: cards of this machine.
-        compiler: whether Triton is installed, which torch.compile needs on a card.
+        name: name of the GPU or the processor.
+        memory_bytes: memory of one GPU. For a CPU, the memory of the machine.
+        capability: compute capability of the least capable visible NVIDIA GPU, or None without one.
+        count: number of NVIDIA GPUs of this machine.
+        has_triton: whether Triton is installed, which torch.compile needs on a GPU.
     """
 
     kind: str
@@ -40,121 +46,166 @@ class Device:
     memory_bytes: int
     capability: tuple[int, int] | None = None
     count: int = 0
-    compiler: bool = False
+    has_triton: bool = False
 
     @property
     def precision(self) -> str:
-        """The best mixed precision: bf16 where the card has it, else fp16 on a card, else no (fp32)."""
-        return "no" if self.kind != "cuda" else "bf16" if self.has_tf32 else "fp16"
+        """The best mixed precision: bf16 or fp16 on an NVIDIA GPU, else no (fp32)."""
+        if self.kind != "cuda":
+            return "no"
+        # bf16 and TF32 both exist from Ampere on.
+        return "bf16" if self.has_tf32 else "fp16"
 
     @property
     def compiles(self) -> bool:
-        """Whether torch.compile works and is worth its time."""
-        return self.compiler and (self.capability or (0, 0)) >= TRITON
+        """Whether torch.compile works, and is worth the time that it takes."""
+        return self.has_triton and self.capability is not None and self.capability >= TRITON
 
     @property
     def has_tf32(self) -> bool:
         """Whether fp32 matrix products may run as TF32."""
-        return (self.capability or (0, 0)) >= AMPERE
+        return self.capability is not None and self.capability >= AMPERE
 
 
 def this_device() -> Device:
-    """Return the device of this process, as ``accelerate`` would choose it too."""
-    forced = os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
-    # Blocks of varying size leave gaps in CUDA's memory; segments that grow do not (Linux only, and not under WSL). The
-    # allocator reads this once, when the card is first asked for anything.
-    named = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    if not named and sys.platform == "linux" and "microsoft" not in platform.release().lower():
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    if torch.cuda.is_available() and not forced:
-        cards = range(torch.cuda.device_count())
-        mine = torch.cuda.get_device_properties(
-            min(int(os.environ.get("LOCAL_RANK", "0")), len(cards) - 1)
+    """Return the device of this process, chosen as by Accelerate."""
+    _use_expandable_segments()
+    use_cpu = os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
+    if torch.cuda.is_available() and not use_cpu:
+        count = torch.cuda.device_count()
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        gpu = torch.cuda.get_device_properties(min(local_rank, count - 1))
+        capabilities = [torch.cuda.get_device_capability(index) for index in range(count)]
+        return Device(
+            kind="cuda",
+            name=gpu.name,
+            memory_bytes=gpu.total_memory,
+            capability=min(capabilities),
+            count=count,
+            has_triton=has_triton_package(),
         )
-        least = min(torch.cuda.get_device_capability(card) for card in cards)
-        return Device("cuda", mine.name, mine.total_memory, least, len(cards), has_triton_package())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if torch.backends.mps.is_available() and not forced:
-        return Device("mps", "mps", memory)
-    return Device("cpu", device_name(torch.device("cpu")), memory)
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.backends.mps.is_available() and not use_cpu:
+        return Device("mps", "mps", memory_bytes)
+    return Device("cpu", device_name(torch.device("cpu")), memory_bytes)
+
+
+def _use_expandable_segments() -> None:
+    """Configure CUDA's allocator so that blocks of varying size leave no gaps in memory.
+
+    The allocator reads the setting once, when the GPU is first used. Expandable segments exist on
+    Linux only, but not under WSL. A setting of the user is kept.
+    """
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if name in os.environ:
+            return
+    is_wsl = "microsoft" in platform.release().lower()
+    if sys.platform == "linux" and not is_wsl:
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Return the device for float64 sums of values that are computed on ``device``: the CPU where it has no float64."""
-    return torch.device("cpu") if device.type in NO_FLOAT64 else device
+    """Return the device for float64 sums of values from ``device``: itself, or else the CPU."""
+    if device.type in NO_FLOAT64:
+        return torch.device("cpu")
+    return device
 
 
 def device_name(device: torch.device) -> str:
-    """Return the card's or the processor's name, with what limits it."""
+    """Return the name of the GPU, or that of the processor with its number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
-        return (
-            f"CPU ({processor_name()}), {pluralize(torch.get_num_threads(), 'thread', 'threads')}"
-        )
+        threads = pluralize(torch.get_num_threads(), "thread", "threads")
+        return f"CPU ({processor_name()}), {threads}"
     return str(device)
 
 
 def processor_name() -> str:
-    """Return the processor's name as the system gives it."""
-    info = Path("/proc/cpuinfo")
-    text = info.read_text(errors="replace") if info.is_file() else ""
-    named = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return named[1].strip() if named else platform.processor() or platform.machine()
+    """Return the name of the processor that the system reports."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        text = cpuinfo.read_text(errors="replace")
+        model_name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+        if model_name:
+            return model_name[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def versions() -> str:
-    """Return the versions that decide about kernels: of torch, CUDA, cuDNN and the driver."""
+    """Return the versions of torch, CUDA, cuDNN and the driver, which determine the kernels."""
     cudnn = torch.backends.cudnn.version() or "none"
-    driver = kernel_driver() or "not known"
+    driver = kernel_driver() or "unknown"
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, driver {driver}"
 
 
 def free_memory_bytes(device: torch.device, num_processes: int = 1) -> int:
-    """Return the memory that this process may plan with: a card's free part and its own; of a CPU its share."""
+    """Return the memory that this process can use.
+
+    Args:
+        device: the device of this process.
+        num_processes: processes that share the memory of a CPU.
+
+    Returns:
+        On a GPU, the free bytes and those that this process has reserved. On a CPU, an equal share
+        of the free bytes of the machine.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    # macOS does not report free pages.
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return free_bytes + torch.cuda.memory_reserved(device)
+    pages = "SC_AVPHYS_PAGES"
+    if pages not in os.sysconf_names:  # macOS does not report free pages
+        pages = "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // num_processes
 
 
 def gauges(device: torch.device) -> dict[str, float]:
-    """Return ``gpu/memory`` (peak allocated, a share of the card), ``gpu/utilization`` (a share), ``gpu/watts``.
+    """Return metrics of the GPU, or an empty dict on a CPU.
 
-    The last two come from NVML, at most once a second, for each reading takes milliseconds of the host; they are left
-    out where nvidia-ml-py or the driver does not give them. Empty on a CPU.
+    Returns:
+        ``gpu/memory``, the peak of allocated memory as a share of the GPU's, ``gpu/utilization``, a
+        share of the time, and ``gpu/watts``. The last two are read from NVML at most once per
+        second, because a reading takes milliseconds. They are missing without nvidia-ml-py, or if
+        the driver does not report them.
     """
     if device.type != "cuda":
         return {}
-    total = torch.cuda.get_device_properties(device).total_memory
-    return {
-        "gpu/memory": torch.cuda.max_memory_allocated(device) / total,
-        **_nvml(device, int(time.monotonic())),
-    }
+    total_memory = torch.cuda.get_device_properties(device).total_memory
+    values = {"gpu/memory": torch.cuda.max_memory_allocated(device) / total_memory}
+    values.update(_nvml(device, int(time.monotonic())))
+    return values
 
 
 @functools.lru_cache(maxsize=1)
 def _nvml(device: torch.device, second: int) -> dict[str, float]:
+    """Return the metrics from NVML. ``second`` is the key of the cache."""
     try:
         return {
             "gpu/utilization": torch.cuda.utilization(device) / 100,
             "gpu/watts": torch.cuda.power_draw(device) / 1000,
         }
-    except Exception:  # no nvidia-ml-py, a virtual card, a driver of another age: NVML has a kind of error for each
+    except Exception:
+        # NVML raises errors of different classes without nvidia-ml-py, for a virtual GPU, and for a
+        # driver of another version.
         return {}
 
 
 def hint(read: Mapping[str, float], waiting: float) -> str | None:
-    """Return the one thing to try first for a better use of the card, if any.
+    """Return the first thing to try for a better use of the device, or None if it is well used.
 
     Args:
-        read: what ``gauges`` gave.
-        waiting: share of the training time in which batches were waited for.
+        read: result of ``gauges``.
+        waiting: share of the training time that was spent waiting for batches.
     """
-    busy = read.get("gpu/utilization", 1.0)
-    if waiting > 0.1:
-        return f"the device waits for data {waiting:.0%} of the time: is the data on a slow or network disk?"
-    if busy < 0.7:
-        return f"the card is busy only {busy:.0%} of the time; docs/gpu_tuning.md has the order in which to look"
+    if waiting > MUCH_WAITING:
+        return (
+            f"the device waits for data {waiting:.0%} of the time. Check whether the data is on a "
+            f"slow disk or a network disk"
+        )
+    utilization = read.get("gpu/utilization", 1.0)
+    if utilization < LOW_UTILIZATION:
+        return (
+            f"the GPU is busy only {utilization:.0%} of the time. docs/gpu_tuning.md describes "
+            f"what to check first"
+        )
     return None

@@ -1,4 +1,4 @@
-"""The whole model under FSDP, for what needs it whole: evaluation, sampling, export."""
+"""Gather the full model under FSDP, for evaluation, sampling and export."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,29 +13,34 @@ from ursa_minor.recipe import keys
 
 
 class FullModel:
-    """Call it for the model with all of its weights on this process.
+    """A context manager factory that yields the model with all of its weights on this process.
 
-    A model that is not sharded is itself. A sharded one computes only together with the other processes, each of which
-    must do the same number of forward passes; so it is gathered, for as long as the block runs, into a copy that
-    computes alone. Every process must ask for it then.
+    A model that is not sharded is yielded as it is. A sharded model can compute only if all
+    processes run the same number of forward passes. So its weights are gathered into a copy that
+    computes without the other processes. All processes must enter the block together.
 
     Args:
-        shape: what the model was built from.
+        model: the model, before Accelerate has wrapped it.
+        shape: the model keys that it was built from.
+        device: the device of this process.
     """
 
     def __init__(self, model: PreTrainedModel, shape: keys.Model, device: torch.device):
-        self._model, self._device = model, device
-        sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-        self._copy = build(shape, eos_token_id=model.config.eos_token_id) if sharded else None
+        self._model = model
+        self._device = device
+        self._copy: PreTrainedModel | None = None
+        is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        if is_sharded:
+            self._copy = build(shape, eos_token_id=model.config.eos_token_id)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[PreTrainedModel]:
+        """Yield the full model. The copy of a sharded model is on the device during the block."""
         if self._copy is None:
             yield self._model
             return
-        self._copy.load_state_dict(
-            get_model_state_dict(self._model, options=StateDictOptions(full_state_dict=True))
-        )
+        options = StateDictOptions(full_state_dict=True)
+        self._copy.load_state_dict(get_model_state_dict(self._model, options=options))
         try:
             yield self._copy.to(self._device)
         finally:

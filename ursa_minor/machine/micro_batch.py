@@ -1,4 +1,7 @@
-"""The micro-batch: proposed by the memory model, tried before the first step, halved until it fits every process."""
+"""Find the largest micro-batch that fits into the memory of every process.
+
+The memory model proposes a size. It is tried before the first step, and halved until it fits.
+"""
 
 import contextlib
 import dataclasses
@@ -25,7 +28,8 @@ from ursa_minor.recipe.batching import Plan, make_plan
 
 log = logging.getLogger(__name__)
 
-CPU_TOKENS = 2**13  # of a micro-batch that auto proposes without a card: more is not faster
+# Largest micro-batch in tokens that auto proposes on a CPU. A larger one is not faster.
+CPU_TOKENS = 2**13
 
 
 def fit_micro_batch(
@@ -34,92 +38,155 @@ def fit_micro_batch(
     accelerator: Accelerator,
     stop: StopRequest,
     *,
-    begin: tuple[int | None, bool] = (None, False),
+    first_size: int | None = None,
+    exchange_each: bool = False,
     moments_exist: bool = False,
 ) -> Plan:
-    """Share a step after trying one micro-batch; auto: halve it until no process runs out of memory.
+    """Divide a step into micro-batches that fit into the memory of every process.
 
-    FSDP2 keeps whole gradients until a step's last micro-batch if they find room beside the micro-batch, and exchanges
-    them in each otherwise.
+    Before the first step, this runs the forward and backward pass of up to two micro-batches. With
+    per_device_train_batch_size = auto, the size is halved until no process runs out of memory.
+
+    FSDP2 keeps unsharded gradients until the last micro-batch of a step if they fit into memory
+    next to a micro-batch. Otherwise, it exchanges gradients in each micro-batch.
 
     Args:
-        begin: where auto begins, instead of the memory model's proposal, and whether FSDP2 begins with an exchange in
-            each micro-batch.
+        recipe: the recipe.
+        training_module: the prepared model and loss.
+        accelerator: the Accelerator of this process.
+        stop: the request to stop, through which processes also share whether a trial failed.
+        first_size: the size that auto tries first. Defaults to the proposal of the memory model.
+        exchange_each: whether FSDP2 first tries to exchange gradients in each micro-batch.
         moments_exist: whether the optimizer has allocated its moments, as in a resumed run.
 
-    Raises BadInput, on all processes, when a given size does not fit, or not one sequence.
+    Raises:
+        BadInput: on all processes, if the size of the recipe does not fit, or with auto not even a
+            single sequence.
     """
-    auto, ceiling = recipe.batch.per_device_train_batch_size == "auto", None
-    device, exchange_each = accelerator.device, begin[1]
-    recovers = hasattr(training_module, "reset_iter_state")  # FSDP2 from torch 2.13 on
-    free = torch.tensor(
-        [hardware.free_memory_bytes(device, accelerator.num_processes)], device=device
-    )
-    least_free = min(accelerator.gather(free).tolist())  # of all processes
-    if auto:
-        ceiling = begin[0] or propose_micro_batch(recipe, least_free, accelerator)
-
-    shape = estimate.shape_of(recipe.model)
-    how = _how(recipe, accelerator)
-    # Memory that is not allocated yet.
-    moments = 0 if moments_exist else estimate.memory(shape, micro_batch=1, **how)["moments"]
-
-    def forward_and_backward(micro_batch: int) -> None:
-        inputs_BT = torch.zeros(
-            micro_batch, shape.sequence_length, dtype=torch.int64, device=device
-        )
-        # Two tensors and the same arguments as in training, or it would be compiled twice.
-        # Under DDP gradients are not exchanged: another process may have failed.
-        with sync_gradients(training_module, accelerator, enabled=accelerator.is_fsdp2):
-            losses = training_module(inputs_BT, inputs_BT.clone(), with_cross_entropy=True)
-            accelerator.backward(losses.objective)
+    device = accelerator.device
+    free_bytes = hardware.free_memory_bytes(device, accelerator.num_processes)
+    free_of_each = accelerator.gather(torch.tensor([free_bytes], device=device))
+    least_free_bytes = min(free_of_each.tolist())
+    is_auto = recipe.batch.per_device_train_batch_size == "auto"
+    ceiling = None
+    if is_auto:
+        ceiling = first_size or propose_micro_batch(recipe, least_free_bytes, accelerator)
+    future_bytes = 0.0 if moments_exist else _moment_bytes(recipe, accelerator)
+    trial = _Trial(recipe, training_module, accelerator, least_free_bytes, future_bytes)
 
     if compiler_of(accelerator) != "no":
         log.info("compiling: the first micro-batch takes a minute or two")
+    # From torch 2.13 on, FSDP2 can recover from an interrupted pass. Before, nothing is tried.
+    can_recover = hasattr(training_module, "reset_iter_state")
     while True:
         plan = make_plan(recipe, accelerator.num_processes, ceiling)
-        size, several = plan.per_device_train_batch_size, plan.gradient_accumulation_steps > 1
         check_cuda_graphs(plan.gradient_accumulation_steps, accelerator)
         if accelerator.is_fsdp2:
-            plan = dataclasses.replace(
-                plan, exchange_each=several and (exchange_each or not recovers)
-            )
-            if not recovers:
+            accumulates = plan.gradient_accumulation_steps > 1
+            must_exchange = exchange_each or not can_recover
+            plan = dataclasses.replace(plan, exchange_each=accumulates and must_exchange)
+            if not can_recover:
                 return plan
-        # Whole gradients that wait are room: after a failure FSDP2 would add real ones to the next (torch 2.13).
-        wait = accelerator.is_fsdp2 and several and not plan.exchange_each
-        alike = accelerator.is_fsdp2 and device.type == "cuda"
-        with equal_memory(least_free, device) if alike else contextlib.nullcontext():
-            failed = runs_out_of_memory(
-                functools.partial(forward_and_backward, size),
-                training_module,
-                micro_batches=1 if wait else plan.gradient_accumulation_steps,
-                room_bytes=int(moments + (4 * shape.parameters if wait else 0)),
-                device=device,
-            )
-        if not any(stop.any_of(failed)):
+
+        (any_failed,) = stop.any_of(trial.fails(plan))
+        if not any_failed:
             return plan
-        exchange_each, shown = wait, pluralize(size, "sequence", "sequences")
+
+        size = plan.per_device_train_batch_size
+        sequences = pluralize(size, "sequence", "sequences")
+        exchange_each = trial.keeps_gradients(plan)
         if exchange_each:
             log.info(
-                f"a micro-batch of {shown} beside whole gradients runs out of memory: trying without them"
+                f"a micro-batch of {sequences} next to unsharded gradients runs out of memory: "
+                f"trying to exchange gradients in each micro-batch"
             )
             continue
         ceiling = size // 2
-        if not auto or not ceiling:
+        if not is_auto or ceiling == 0:
             raise BadInput(out_of_memory(recipe, size, device))
-        log.info(f"a micro-batch of {shown} runs out of memory: trying {ceiling}")
+        log.info(f"a micro-batch of {sequences} runs out of memory: trying {ceiling}")
+
+
+def _moment_bytes(recipe: keys.Recipe, accelerator: Accelerator) -> float:
+    """Return the bytes of the moments that the first update allocates on one process."""
+    shape = estimate.shape_of(recipe.model)
+    parts = estimate.memory(shape, micro_batch=1, **_memory_settings(recipe, accelerator))
+    return parts["moments"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """Trials of a micro-batch on this process.
+
+    Attributes:
+        recipe: the recipe.
+        module: the prepared model and loss.
+        accelerator: the Accelerator of this process.
+        least_free_bytes: the smallest free memory of all processes.
+        future_bytes: memory that the first update will allocate.
+    """
+
+    recipe: keys.Recipe
+    module: nn.Module
+    accelerator: Accelerator
+    least_free_bytes: int
+    future_bytes: float
+
+    def keeps_gradients(self, plan: Plan) -> bool:
+        """Return whether FSDP2 keeps unsharded gradients between the micro-batches of a plan."""
+        accumulates = plan.gradient_accumulation_steps > 1
+        return self.accelerator.is_fsdp2 and accumulates and not plan.exchange_each
+
+    def fails(self, plan: Plan) -> bool:
+        """Return whether this process runs out of memory with a plan."""
+        # Unsharded gradients are simulated by reserved memory. After a failure, FSDP2 would add
+        # real ones to those of the next trial (torch 2.13).
+        micro_batches = plan.gradient_accumulation_steps
+        reserved_bytes = self.future_bytes
+        if self.keeps_gradients(plan):
+            micro_batches = 1
+            reserved_bytes += 4 * estimate.shape_of(self.recipe.model).parameters
+        with _equal_memory_under_fsdp2(self.least_free_bytes, self.accelerator):
+            return runs_out_of_memory(
+                functools.partial(self._forward_and_backward, plan.per_device_train_batch_size),
+                self.module,
+                micro_batches=micro_batches,
+                reserved_bytes=int(reserved_bytes),
+                device=self.accelerator.device,
+            )
+
+    def _forward_and_backward(self, micro_batch: int) -> None:
+        inputs_BT = torch.zeros(
+            micro_batch,
+            self.recipe.model.sequence_length,
+            dtype=torch.int64,
+            device=self.accelerator.device,
+        )
+        # Two tensors and the same arguments as in training, or it would be compiled twice.
+        # Under DDP, gradients are not exchanged, because another process may have failed.
+        with sync_gradients(self.module, self.accelerator, enabled=self.accelerator.is_fsdp2):
+            losses = self.module(inputs_BT, inputs_BT.clone(), with_cross_entropy=True)
+            self.accelerator.backward(losses.objective)
+
+
+def _equal_memory_under_fsdp2(
+    free_bytes: int, accelerator: Accelerator
+) -> contextlib.AbstractContextManager:
+    if accelerator.is_fsdp2 and accelerator.device.type == "cuda":
+        return equal_memory(free_bytes, accelerator.device)
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def equal_memory(free_bytes: int, device: torch.device) -> Iterator[None]:
-    """Let a process take ``free_bytes`` of its card inside the block, equal on all, so that all fail at the same place.
+    """Limit the GPU memory of this process to ``free_bytes`` inside the block.
 
-    FSDP2's forward pass is an exchange: the failure of one process alone would leave the others waiting in it. Its shards
-    are padded to equal sizes.
+    With an equal limit, all processes run out of memory at the same point, because the shards of
+    FSDP2 are padded to equal sizes. Its forward pass exchanges weights, so a process that fails
+    alone would leave the others waiting.
     """
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(free_bytes / total, device)
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(free_bytes / total_bytes, device)
     try:
         yield
     finally:
@@ -127,41 +194,55 @@ def equal_memory(free_bytes: int, device: torch.device) -> Iterator[None]:
 
 
 def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Accelerator) -> int:
-    """Return where auto begins: the largest size that the memory model lets fit."""
-    most = estimate.MOST_TOKENS if accelerator.device.type == "cuda" else CPU_TOKENS
-    shape = estimate.shape_of(recipe.model)
-    return max(
-        1,
-        estimate.largest_micro_batch(
-            shape, free_bytes, most_tokens=most, **_how(recipe, accelerator)
-        ),
+    """Return the largest micro-batch that fits according to the memory model, at least 1.
+
+    Args:
+        recipe: the recipe.
+        free_bytes: free memory of the device.
+        accelerator: the Accelerator of this process.
+    """
+    most_tokens = estimate.MOST_TOKENS if accelerator.device.type == "cuda" else CPU_TOKENS
+    size = estimate.largest_micro_batch(
+        estimate.shape_of(recipe.model),
+        free_bytes,
+        most_tokens=most_tokens,
+        **_memory_settings(recipe, accelerator),
     )
+    return max(1, size)
 
 
-def _how(recipe: keys.Recipe, accelerator: Accelerator) -> dict[str, Any]:
-    """Return how the memory model is to count this run: the arguments of ``estimate.memory`` but for the sizes."""
-    sharded = ["moments"] if recipe.optimizer.shard_optimizer else []
+def _memory_settings(recipe: keys.Recipe, accelerator: Accelerator) -> dict[str, Any]:
+    """Return the arguments of ``estimate.memory`` for this run, except the sizes."""
+    num_processes = accelerator.num_processes
+    # Number of processes that share each part of the memory.
+    shards: dict[str, float] = {}
+    if num_processes > 1 and not accelerator.is_fsdp2:
+        shards.update(estimate.IN_BUCKETS)
     if accelerator.is_fsdp2:
-        sharded = ["weights", "gradients", "moments"]
-        sharded += ["half copies"] if accelerator.state.fsdp_plugin.reshard_after_forward else []
-    ddp = accelerator.num_processes > 1 and not accelerator.is_fsdp2
+        for part in ("weights", "gradients", "moments"):
+            shards[part] = num_processes
+        if accelerator.state.fsdp_plugin.reshard_after_forward:
+            shards["half copies"] = num_processes
+    elif recipe.optimizer.shard_optimizer:
+        shards["moments"] = num_processes
     return {
         "half": accelerator.mixed_precision != "no",
         "compiled": compiler_of(accelerator) != "no",
         "checkpointing": recipe.model.gradient_checkpointing,
         "optimizer": recipe.optimizer.optimizer,
-        "shards": (estimate.IN_BUCKETS if ddp else {})
-        | dict.fromkeys(sharded, accelerator.num_processes),
+        "shards": shards,
     }
 
 
 def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
-    """Return the message of a lack of memory at a micro-batch of ``size`` sequences, with the fix."""
+    """Return the error message for a micro-batch of ``size`` sequences that does not fit."""
+    name = hardware.device_name(device)
     return (
-        f"per_device_train_batch_size = {recipe.batch.per_device_train_batch_size}: {hardware.device_name(device)} runs "
+        f"per_device_train_batch_size = {recipe.batch.per_device_train_batch_size}: {name} runs "
         f"out of memory at a micro-batch of {size} x {recipe.model.sequence_length} tokens. Use "
-        f"--per_device_train_batch_size {max(1, size // 2)} or auto, or --gradient_checkpointing full, or on several cards "
-        f"zero3_x8.yaml; what is learned stays the same. Else train a smaller model or length"
+        f"--per_device_train_batch_size {max(1, size // 2)} or auto, --gradient_checkpointing "
+        f"full, or zero3_x8.yaml on several GPUs. These do not change what the model learns. "
+        f"Otherwise train a smaller model, or use a shorter --sequence_length"
     )
 
 
@@ -169,9 +250,18 @@ def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
 def save_when_out_of_memory(
     recipe: keys.Recipe, plan: Plan, device: torch.device, save: Callable[[], object]
 ) -> Iterator[None]:
-    """End the run with a checkpoint and a fix when memory runs out inside the block after all.
+    """Save a checkpoint and stop the run if memory runs out inside the block.
 
-    This process does so alone: the others may be in an exchange already, and end with it.
+    This process does so alone. The others may be waiting in an exchange, and stop when it fails.
+
+    Args:
+        recipe: the recipe.
+        plan: how a step is divided into micro-batches.
+        device: the device of this process.
+        save: function that saves a checkpoint.
+
+    Raises:
+        TrainingStopped: memory ran out. The message says how to use less.
     """
     try:
         yield
@@ -181,7 +271,7 @@ def save_when_out_of_memory(
         save()
         message = out_of_memory(recipe, plan.per_device_train_batch_size, device)
         raise TrainingStopped(
-            f"{message}; the run resumes from its newest checkpoint", alone=True
+            f"{message}. The run resumes from its newest checkpoint", alone=True
         ) from None
 
 
@@ -190,45 +280,60 @@ def runs_out_of_memory(
     module: nn.Module,
     *,
     micro_batches: int,
-    room_bytes: int,
+    reserved_bytes: int,
     device: torch.device,
 ) -> bool:
-    """Return whether a step's micro-batches run out of memory, and leave nothing of them behind.
+    """Return whether the micro-batches of a step run out of memory.
 
-    Raises BadInput when the compiler cannot compile it.
+    Afterwards, their gradients and memory are freed.
 
     Args:
-        forward_and_backward: of one micro-batch.
-        module: whose gradients are made.
-        micro_batches: of a step; of several two are tried, since the gradients of the first are there in the second.
-        room_bytes: what must find room beside them: moments that the optimizer has not allocated yet.
+        forward_and_backward: function that runs one micro-batch.
+        module: the module whose gradients it computes.
+        micro_batches: number of micro-batches per step. At most two are tried, because the
+            gradients of the first one are in memory during the second one.
+        reserved_bytes: memory that must remain free, for tensors that are allocated later.
+        device: the device of this process.
+
+    Raises:
+        BadInput: torch.compile failed for another reason.
     """
     failed = False
+    reserved = None
     try:
-        room = torch.empty(room_bytes, dtype=torch.uint8, device=device)
+        reserved = torch.empty(reserved_bytes, dtype=torch.uint8, device=device)
         for _ in range(min(2, micro_batches)):
             forward_and_backward()
     except (RuntimeError, TorchDynamoException, InductorError) as error:
-        # The exception is released after this block; its frames refer to tensors.
+        # The memory is freed after this block, because the error refers to frames with tensors.
         failed = is_out_of_memory(error)
         if not failed:
-            if not isinstance(error, (TorchDynamoException, InductorError)):
-                raise
-            reason = first_line(getattr(error, "inner_exception", None) or error)[:200]
-            fix = 'dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no, trains without it'
-            raise BadInput(
-                f"torch.compile fails here: {reason}. check_setup.py has more; {fix}"
-            ) from None
+            _raise_if_compiler_failed(error)
+            raise
     finally:
-        room = None  # noqa: F841  (freed here)
+        del reserved
         for parameter in module.parameters():
             parameter.grad = None
     if failed:
-        if hasattr(module, "reset_iter_state"):  # FSDP2: what an interrupted pass has gathered
+        # FSDP2: discard the weights that the interrupted pass has gathered.
+        if hasattr(module, "reset_iter_state"):
             module.reset_iter_state()
-        torch._dynamo.reset()  # a second size would be compiled as "any size", which is slower
+        # Otherwise the next size would be compiled for any size, which is slower.
+        torch._dynamo.reset()
         gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return failed
+
+
+def _raise_if_compiler_failed(error: Exception) -> None:
+    """Raise BadInput if an error is one of torch.compile."""
+    if not isinstance(error, (TorchDynamoException, InductorError)):
+        return
+    cause = getattr(error, "inner_exception", None) or error
+    raise BadInput(
+        f"torch.compile fails on this machine: {first_line(cause)[:200]}. Run check_setup.py for "
+        f'details. To train without it, write dynamo_backend: "NO" in the accelerate YAML, or set '
+        f"ACCELERATE_DYNAMO_BACKEND=no"
+    ) from None

@@ -1,4 +1,4 @@
-"""Facts of a run at its start, beside its recipe: its command, hardware, and the model's size."""
+"""Collect what describes a run besides its recipe: command, hardware and size of the model."""
 
 import os
 import sys
@@ -18,15 +18,17 @@ from ursa_minor.recipe import keys
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The facts that the log's header and the model card state.
+    """Information on a run for the header of its log and the model card.
 
     Attributes:
-        command: its words.
-        hardware: the device's name; each process has one.
+        command: the command line of the run, as a list of arguments.
+        hardware: name of the device of one process.
+        num_processes: number of processes of the run.
         precision: bf16, fp16 or fp32.
-        model_type: as Transformers has it.
-        flops_per_token: forward and backward, computed.
-        tokenizer_size: ids that stand for text; the vocabulary's other rows are padding.
+        model_type: the ``model_type`` of Transformers.
+        parameters: number of weights.
+        flops_per_token: estimated FLOPs of the forward and backward pass for one token.
+        tokenizer_size: number of token ids. Further rows of the vocabulary are padding.
     """
 
     command: Sequence[str]
@@ -45,12 +47,15 @@ def run_info_of(
     tokenizer: PreTrainedTokenizerFast,
     accelerator: Accelerator,
 ) -> RunInfo:
-    """Return the facts of the run that this process trains."""
+    """Return the information on the run that this process trains."""
+    precision = accelerator.mixed_precision
+    if precision == "no":
+        precision = "fp32"
     return RunInfo(
         command=command_line(launcher_command()),
         hardware=hardware.device_name(accelerator.device),
         num_processes=accelerator.num_processes,
-        precision=accelerator.mixed_precision.replace("no", "fp32"),
+        precision=precision,
         model_type=model.config.model_type,
         parameters=model.num_parameters(),
         flops_per_token=estimate.shape_of(recipe.model).flops_per_token,
@@ -59,45 +64,67 @@ def run_info_of(
 
 
 def launcher_command() -> list[str]:
-    """Return the command line of the process that started this one; empty where Linux's /proc is not there."""
+    """Return the command line of the parent process, or an empty list without Linux's /proc."""
     parent = Path(f"/proc/{os.getppid()}/cmdline")
-    return parent.read_text(errors="replace").split("\0")[:-1] if parent.is_file() else []
+    if not parent.is_file():
+        return []
+    return parent.read_text(errors="replace").split("\0")[:-1]
 
 
 def command_line(launcher: Sequence[str]) -> list[str]:
-    """Return the words that started this run: those of ``launcher``, if it is one.
+    """Return the arguments of the command that started this run.
 
-    URLs in them have no secrets, and local paths are shortened.
+    Secrets in URLs are removed, and local paths are shortened.
+
+    Args:
+        launcher: command line of the parent process. It is returned if it is that of ``accelerate``
+            or ``torchrun``.
     """
-    for place, word in enumerate(launcher[:3]):
-        if Path(word).name in ("accelerate", "torchrun"):
-            return [Path(word).name, *map(redact, _with_short_paths(launcher[place + 1 :]))]
-    return ["python", Path(sys.argv[0]).name, *map(redact, _with_short_paths(sys.argv[1:]))]
+    command = ["python", Path(sys.argv[0]).name]
+    arguments: Sequence[str] = sys.argv[1:]
+    # The program may follow an interpreter and its option.
+    for index, argument in enumerate(launcher[:3]):
+        program = Path(argument).name
+        if program in ("accelerate", "torchrun"):
+            command = [program]
+            arguments = launcher[index + 1 :]
+            break
+    return command + [redact(argument) for argument in _with_short_paths(arguments)]
 
 
-def _with_short_paths(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command with the last component only of each local path.
+def _with_short_paths(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments of a command, with only the last component of each local path.
 
-    A relative path that is not the value of a recipe key stays: it leads to the script, the recipe or a YAML file of
-    Accelerate.
+    A relative path is kept unless it is the value of a recipe key, because it names the script, the
+    recipe or a YAML file of Accelerate.
     """
     key = ""
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if not word.startswith("--"):
-            yield _short_word(key, word)
+    for argument in arguments:
+        if not argument.startswith("--"):
+            yield _shorten_paths(key, argument)
             continue
+        flag, equals, value = argument.partition("=")
         key = flag.removeprefix("--").replace("-", "_")
-        yield f"{flag}={_short_word(key, value)}" if equals else word
+        if equals:
+            yield f"{flag}={_shorten_paths(key, value)}"
+        else:
+            yield argument
 
 
-def _short_word(key: str, word: str) -> str:
-    """Return the value of an option, or a word without one, with local paths shortened."""
-    if key not in keys.FIELDS:
-        is_place = Path(word).is_absolute() or word.startswith(("~", "$"))
-        return Path(word).name or word if is_place else word
-    try:
-        expanded = keys.map_paths({key: word}, lambda _, path: paths.expand(path))
-    except ValueError:
-        return word
-    return keys.map_paths(expanded, keys.shortened)[key]
+def _shorten_paths(key: str, value: str) -> str:
+    """Return a value with local paths shortened.
+
+    Args:
+        key: name of the option before the value, or an empty string.
+        value: the value.
+    """
+    if key in keys.FIELDS:
+        try:
+            expanded = keys.map_paths({key: value}, lambda _, path: paths.expand(path))
+        except ValueError:
+            return value
+        return keys.map_paths(expanded, keys.shortened)[key]
+    is_outside = Path(value).is_absolute() or value.startswith(("~", "$"))
+    if is_outside:
+        return Path(value).name or value
+    return value

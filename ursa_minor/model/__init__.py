@@ -1,9 +1,11 @@
 """Stock models of Transformers and their loss.
 
-- ``architectures``: definition of each family: config, names, parameter count
+The model keys of a recipe go in. A model comes out, and a module that computes its loss.
+
+- ``architectures``: definition of each architecture: config, names, parameter count
 - ``build``: recipe -> model, with random or pretrained weights
 - ``pretrained``: load ``init_from`` and models to evaluate
-- ``resolve``: run, folder or Hub id -> model folder
+- ``resolve``: run folder, model folder or Hub id -> model to load
 - ``adapters``: reject PEFT adapters
 - ``attention``: causal attention for training, document masks
 - ``loss``: the chunked cross entropy

@@ -1,8 +1,11 @@
-"""PEFT adapters, which are not complete models: an error that says how to merge them. Needs no torch."""
+"""Reject PEFT adapters, which are not complete models, with a command that merges them.
+
+Does not import torch.
+"""
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,15 @@ def check_no_adapter(folder: Path, where: str) -> None:
         folder: a model folder, which may be missing.
         where: beginning of the message: the option and its value.
     """
-    if not any((folder / name).is_file() for name in (CONFIG, *WEIGHTS)):
+    if not _has_any(folder, (CONFIG, *WEIGHTS)):
         return
     fields = _read(folder / CONFIG)
-    tokenizer = _quote(str(folder))
+    adapter = _quote(str(folder))
+    tokenizer = adapter
     base_model = fields.get("base_model_name_or_path")
-    if base_model and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if base_model and not _has_any(folder, TOKENIZER_FILES):
         tokenizer = _quote(base_model)
-    raise BadInput(_message(where, fields, _quote(str(folder)), tokenizer, f"{folder}-merged"))
+    raise BadInput(_message(where, fields, adapter, tokenizer, f"{folder}-merged"))
 
 
 def check_no_hub_adapter(name: str, where: str) -> None:
@@ -37,6 +41,10 @@ def check_no_hub_adapter(name: str, where: str) -> None:
 
     A local path passes, because ``check_no_adapter`` checks it. So does a repository that cannot be
     reached, because loading the model reports that.
+
+    Args:
+        name: a Hub id, id@revision or a local path.
+        where: beginning of the message: the option and its value.
     """
     if Path(name).exists():
         return
@@ -64,26 +72,41 @@ def check_no_hub_adapter(name: str, where: str) -> None:
     raise BadInput(_message(where, fields, adapter, tokenizer, merged))
 
 
+def _has_any(folder: Path, names: Iterable[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
+
+
 def _read(config: Path) -> dict[str, Any]:
-    """Return the fields of an adapter_config.json; none if it is missing or damaged."""
+    """Return the fields of an adapter_config.json, or {} if it is missing or corrupted."""
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return fields if isinstance(fields, dict) else {}
+    if not isinstance(fields, dict):
+        return {}
+    return fields
 
 
 def _message(
     where: str, fields: Mapping[str, Any], adapter: str, tokenizer: str, merged: str
 ) -> str:
-    """Return the error, with a command that merges an adapter into a new folder.
+    """Return the error message, with a command that merges an adapter into a new folder.
 
     Args:
-        fields: of its adapter_config.json.
+        where: beginning of the message: the option and its value.
+        fields: contents of the adapter's adapter_config.json.
         adapter: arguments of ``from_pretrained`` that load the adapter, as Python code.
         tokenizer: the same for its tokenizer.
         merged: folder to write.
     """
+    base_model = fields.get("base_model_name_or_path")
+    if not base_model:
+        return (
+            f"{where} contains a PEFT adapter, and its {CONFIG} does not name the base model. Add "
+            f"the entry base_model_name_or_path there, or use the model that the adapter was "
+            f"merged into"
+        )
+
     folder = _unused_folder(merged)
     kind = "AutoPeftModelForCausalLM"
     if fields.get("task_type") == "SEQ_CLS":  # a reward model
@@ -95,26 +118,19 @@ def _message(
         f"Model.from_pretrained({adapter}).merge_and_unload().save_pretrained({_quote(folder)}); "
         f"Tokenizer.from_pretrained({tokenizer}).save_pretrained({_quote(folder)})"
     )
-    base_model = fields.get("base_model_name_or_path")
-    if not base_model:
-        return (
-            f"{where} contains a PEFT adapter, and its {CONFIG} does not name the base model. Add the entry "
-            f"base_model_name_or_path there, or use the model that the adapter was merged into"
-        )
-    trained_on = f" for {base_model}"
     return (
-        f"{where} contains a PEFT adapter{trained_on}. Merge it into the model first (pip install peft), "
-        f"and then use {folder}: python -c {shlex.quote(program)}"
+        f"{where} contains a PEFT adapter for {base_model}. Merge it into the model first "
+        f"(pip install peft), and then use {folder}: python -c {shlex.quote(program)}"
     )
 
 
 def _quote(text: str) -> str:
-    """Return a text as a Python string with double quotes, which shlex.quote leaves readable."""
+    """Return a text as a Python string in double quotes, which shlex.quote does not escape."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _unused_folder(name: str) -> str:
-    """Return ``name``, with a number if it already exists, so that the command replaces nothing."""
+    """Return ``name``, with a number appended if that path exists."""
     if not Path(name).exists():
         return name
     number = 2

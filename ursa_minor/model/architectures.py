@@ -1,7 +1,13 @@
-"""Definitions of the model architectures, and what follows from the size of a model.
+"""Define the model architectures, and compute parameters, FLOPs and memory from a model's size.
 
-Needs neither torch nor Transformers to be imported. Legend: L layers, d width, K width of all heads of the keys, F width
-within the MLP, V vocabulary, T context.
+Imports neither torch nor Transformers. Symbols in formulas:
+
+- L: layers
+- d: width of the model (n_embd)
+- K: width of all key heads together, and of all value heads
+- F: width of the MLP's hidden layer
+- V: rows of the vocabulary
+- T: context length in tokens
 """
 
 import dataclasses
@@ -17,12 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's size, in the recipe's words; ``n_head`` counts only where keys and values have fewer heads.
+    """The size of a model, by recipe keys.
 
     Attributes:
-        architecture: a name of ``ARCHITECTURES``.
-        num_key_value_heads: None: as many as ``n_head``.
-        intermediate_size: width within the MLP; None: 4 n_embd.
+        architecture: a key of ``ARCHITECTURES``.
+        n_head: number of query heads. It matters only if there are fewer key heads.
+        num_key_value_heads: number of key heads and of value heads. Defaults to ``n_head``.
+        intermediate_size: width of the MLP's hidden layer. Defaults to 4 n_embd.
     """
 
     n_layer: int
@@ -36,68 +43,73 @@ class Shape:
     tie_word_embeddings: bool = True
 
     @property
-    def record(self) -> "Architecture":
-        """The family's."""
+    def definition(self) -> "Architecture":
+        """The definition of the architecture."""
         return ARCHITECTURES[self.architecture]
 
     @property
     def key_width(self) -> int:
-        """K: the width of all heads of the keys, and of the values."""
+        """K: the width of all key heads together, and of all value heads."""
         if self.num_key_value_heads is None or self.n_head is None:
             return self.n_embd
         return self.n_embd * self.num_key_value_heads // self.n_head
 
     @property
     def mlp_width(self) -> int:
-        """F: the width within the MLP."""
+        """F: the width of the MLP's hidden layer."""
         return self.intermediate_size or 4 * self.n_embd
 
     @property
     def hidden(self) -> int:
-        """Weights of the blocks' matrices."""
-        return self.n_layer * self.record.block_matrices(self)
+        """Number of weights in the matrices of all blocks."""
+        return self.n_layer * self.definition.block_matrices(self)
 
     @property
     def vectors(self) -> int:
-        """Weights of norms and biases."""
-        return self.n_layer * self.record.block_vectors(self) + self.record.last_norm * self.n_embd
+        """Number of weights in all norms and biases."""
+        blocks = self.n_layer * self.definition.block_vectors(self)
+        return blocks + self.definition.last_norm * self.n_embd
 
     @property
     def positions(self) -> int:
-        """Weights of learned position embeddings."""
-        return self.sequence_length * self.n_embd if self.record.positions else 0
+        """Number of weights in learned position embeddings."""
+        if self.definition.positions is None:
+            return 0
+        return self.sequence_length * self.n_embd
 
     @property
     def parameters(self) -> int:
-        """Weights, each tied one once: blocks and norms, embeddings of V and positions, V d more for an untied head."""
-        embeddings = (
-            self.vocab_size * self.n_embd * (1 if self.tie_word_embeddings else 2) + self.positions
-        )
-        return self.hidden + self.vectors + embeddings
+        """Number of weights of the model. A head that is tied to the embedding is counted once."""
+        embedding = self.vocab_size * self.n_embd
+        head = 0 if self.tie_word_embeddings else embedding
+        return self.hidden + self.vectors + embedding + head + self.positions
 
     @property
     def flops_per_token(self) -> int:
-        """FLOPs of forward and backward: 6 N + 12 L d T.
+        """FLOPs of the forward and backward pass for one token: 6 N + 12 L d T.
 
-        N leaves out what is only looked up: position embeddings (T d), and an untied input embedding (V d).
-        The usual estimate (PaLM, appendix B): 6 per weight, and the attention products counted as if not causal;
-        fewer heads of keys save weights, but no attention product.
+        N is the number of weights in matrix products. It excludes embeddings that are only looked
+        up: positions (T d), and the input embedding (V d) if the head is not tied to it.
+
+        This is the usual estimate (PaLM, appendix B): 6 FLOPs per weight, plus the attention
+        products without the savings of causal attention. Fewer key heads reduce the weights, but
+        not the attention products.
         """
-        looked_up = self.positions + (
-            0 if self.tie_word_embeddings else self.vocab_size * self.n_embd
-        )
-        return (
-            6 * (self.parameters - looked_up)
-            + 12 * self.n_layer * self.n_embd * self.sequence_length
-        )
+        lookups = self.positions
+        if not self.tie_word_embeddings:
+            lookups += self.vocab_size * self.n_embd
+        attention = 12 * self.n_layer * self.n_embd * self.sequence_length
+        return 6 * (self.parameters - lookups) + attention
 
 
 class Mlp(NamedTuple):
-    """The names of an MLP's parts.
+    """The names of an MLP's submodules.
 
     Attributes:
-        up_proj: the products from d to F; of two the first goes through the activation and gates the other.
-        down_proj: the product from F to d.
+        up_proj: linear layers from d to F. If there are two, the activation is applied to the
+            output of the first, which is then multiplied by the output of the second.
+        activation: the activation function.
+        down_proj: the linear layer from F to d.
     """
 
     up_proj: tuple[str, ...]
@@ -105,38 +117,57 @@ class Mlp(NamedTuple):
     down_proj: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """All that depends on a model's family. Which recipe keys it needs stands in ``keys.ARCHITECTURE_KEYS``.
+class SavedActivations(NamedTuple):
+    """Bytes per token that one block saves for its backward pass.
 
     Attributes:
-        name: the recipe's, and the ``model_type`` of Transformers.
-        label: for people.
-        config_names: what the config calls the recipe's keys of the shape.
-        dropout_names: and those of dropout, which a model that is trained on may have otherwise.
-        config_more: what the config of a recipe's model states beside these.
-        required: config keys of a model to train on, and the values under which it trains as that model, stock first.
-        in_training: which of these values training has.
-        legacy_names: old config keys that other programs still read.
-        positions: the module of learned position embeddings; None where positions are rotated.
-        blocks: what the names of a block's weights have within, and no others.
-        fused: endings of names of matrices that hold several maps side by side in their columns, and how many.
-        mlp: for gradient_checkpointing = mlp.
-        prepare: changes how the stock model computes in training, in place; names and weights stay.
-        block_matrices, block_vectors: weights of a block: its matrices'; its norms' and biases'.
-        last_norm: weights of the norm before the head, in d.
-        saved_activation_bytes: what a block keeps of a token for the backward pass, and what of that "mlp" does not.
-            Its tensors are 2 bytes an element in half precision, else 4; the residual stream before each norm is fp32,
-            but with ``half_stream``, as FSDP2 has it.
-        backward_bytes: bytes a token of the gradients within a block that is computed again.
-        memory_traffic_bytes: bytes a token that a block's kernels beside matrix products must move, forward and backward.
+        block: all saved activations.
+        recomputed: the part that gradient_checkpointing = mlp recomputes instead of saving.
+    """
+
+    block: int
+    recomputed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Definition of an architecture. Its recipe keys are in ``keys.ARCHITECTURE_KEYS``.
+
+    Attributes:
+        name: name in recipes, and the ``model_type`` of Transformers.
+        label: name in messages.
+        config_names: for each recipe key of the model's shape, its key in the config of
+            Transformers.
+        dropout_names: the same for dropout. A model from ``init_from`` may have other values there.
+        extra_config: further config values of a model that is trained from random weights.
+        required: config keys of an ``init_from`` model, with the values that training supports.
+            The first one is that of the original model.
+        in_training: config values during training. They replace a value of ``required`` by one that
+            computes the same function faster.
+        legacy_names: old config keys that other programs still read, with their current names.
+        positions: module of the learned position embeddings, or None if positions are rotated.
+        blocks: substring that only names of block parameters contain.
+        fused: suffixes of the names of matrices that contain several projections side by side in
+            their columns, with the number of projections.
+        mlp: names of the MLP's submodules, for gradient_checkpointing = mlp.
+        prepare: modifies the stock model in place for faster training. It renames no weights.
+        block_matrices: number of weights in the matrices of one block.
+        block_vectors: number of weights in the norms and biases of one block.
+        last_norm: number of weights in the norm before the head, divided by d.
+        saved_activation_bytes: function of the shape, and of the flags ``half``, ``compiled`` and
+            ``half_stream``. It returns ``SavedActivations``. Activations have 2 bytes per element
+            if ``half``, else 4. The residual stream before each norm is fp32, or half precision
+            with ``half_stream``, as under FSDP2.
+        backward_bytes: bytes per token of the gradients inside a block that is recomputed.
+        memory_traffic_bytes: bytes per token that the kernels of a block other than matrix products
+            read and write in the forward and backward pass.
     """
 
     name: str
     label: str
     config_names: Mapping[str, str]
     dropout_names: Mapping[str, str]
-    config_more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    extra_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     required: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     in_training: Mapping[str, str] = dataclasses.field(default_factory=dict)
     legacy_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -148,63 +179,86 @@ class Architecture:
     block_matrices: Callable[[Shape], int]
     block_vectors: Callable[[Shape], int]
     last_norm: int
-    saved_activation_bytes: Callable[..., tuple[int, int]]
+    saved_activation_bytes: Callable[..., SavedActivations]
     backward_bytes: Callable[[Shape], int]
     memory_traffic_bytes: Callable[[Shape], int]
 
     def config(self, model: keys.Model) -> dict[str, Any]:
-        """Return the values of Transformers' config for a recipe's model."""
-        stated = {name: getattr(model, key) for key, name in self.config_names.items()}
-        stated = {name: value for name, value in stated.items() if value is not None}
-        if (name := self.config_names.get("rope_theta")) in stated:
-            stated[name] = {"rope_type": "default", "rope_theta": stated[name]}
-        return {**self.config_more, **stated}
+        """Return the config values of Transformers for a recipe's model, without dropout."""
+        config = dict(self.extra_config)
+        for key, name in self.config_names.items():
+            value = getattr(model, key)
+            if value is None:
+                continue
+            if key == "rope_theta":
+                value = {"rope_type": "default", "rope_theta": value}
+            config[name] = value
+        return config
 
     def training_config(self, model: keys.Model) -> dict[str, Any]:
-        """Return the config's values during training, also for a model that is trained on."""
+        """Return the config values that training sets, also in a model from ``init_from``."""
         dropout = {name: getattr(model, key) for key, name in self.dropout_names.items()}
         return {**dropout, **self.in_training, "use_cache": False}
 
     def model_keys(self, config: "PreTrainedConfig") -> dict[str, Any]:
-        """Return the recipe's model keys (``keys.MODEL_KEYS``) of a config of this family.
+        """Return the recipe's model keys (``keys.MODEL_KEYS``) for a config of this architecture.
 
-        vocab_size is padded up to a multiple of 64; intermediate_size is None where it is the 4 n_embd that the recipe
-        need not state, and what the family has not is None.
+        Args:
+            config: config of a pretrained model.
+
+        Returns:
+            vocab_size is padded to a multiple of 64. intermediate_size is None if the recipe may
+            leave it out and it has its default of 4 n_embd. Keys that the architecture does not
+            have are None.
         """
         values = {key: getattr(config, name) for key, name in self.config_names.items()}
-        if rotation := values.get("rope_theta"):
-            values["rope_theta"] = float(rotation["rope_theta"])
-        values |= {"architecture": self.name, "vocab_size": padded(values["vocab_size"])}
-        stated = "intermediate_size" in keys.ARCHITECTURE_KEYS[self.name]
-        if not stated and values["intermediate_size"] == 4 * values["n_embd"]:
+        values["architecture"] = self.name
+        values["vocab_size"] = padded(values["vocab_size"])
+        rope_parameters = values.get("rope_theta")
+        if rope_parameters:
+            values["rope_theta"] = float(rope_parameters["rope_theta"])
+        has_default_size = values["intermediate_size"] == 4 * values["n_embd"]
+        if has_default_size and "intermediate_size" not in keys.ARCHITECTURE_KEYS[self.name]:
             values["intermediate_size"] = None
         return {key: values.get(key) for key in keys.MODEL_KEYS}
 
 
 def padded(rows: int) -> int:
-    """Return the rows of a vocabulary padded up to a multiple of 64."""
+    """Return a number of vocabulary rows, rounded up to a multiple of 64."""
     return -(-rows // 64) * 64
 
 
-# GPT-2: a block has 4 d^2 + 2 d F weights in matrices and 9 d + F in norms and biases; with F = 4 d all are
-# L (12 d^2 + 13 d) + (V + T + 2) d.
+def _stream_bytes(shape: Shape, *, half_stream: bool) -> int:
+    """Return the bytes per token of the residual stream before the two norms of a block."""
+    return 2 * shape.n_embd * (2 if half_stream else 4)
+
+
+# GPT-2. A block has 4 d^2 + 2 d F weights in matrices, and 9 d + F in norms and biases.
+# With F = 4 d, the model has L (12 d^2 + 13 d) + (V + T + 2) d weights.
 
 
 def _fold_gpt2_norms(model: "PreTrainedModel") -> None:
+    # Imported here because the module imports torch.
     from ursa_minor.model import gpt2_norms
 
     gpt2_norms.fold_norms(model)
 
 
-def _gpt2_saved(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> tuple[int, int]:
-    """Stream 2 d fp32; norms' outputs 2 d, q, k, v 3 d, attention's output d, the MLP before and after its GELU 2 F.
+def _gpt2_saved(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> SavedActivations:
+    """Return the activations that a block of GPT-2 saves per token.
 
-    For F = 4 d: 36 d, and 64 d in fp32. Compiled in half precision it keeps no stream, for its norms keep what they
-    return (gpt2.py): 28 d.
+    These are the residual stream before both norms (2 d), the outputs of the norms (2 d), query,
+    key and value (3 d), the output of attention (d), and the MLP before and after its GELU (2 F).
+
+    With F = 4 d, they take 36 d bytes in mixed precision and 64 d bytes in fp32. Compiled in mixed
+    precision, the norms save their outputs instead of the stream (``gpt2_norms``): 28 d bytes.
     """
-    size, stream = 2 if half else 4, 2 * s.n_embd * (2 if half_stream else 4)
-    saved = size * (6 * s.n_embd + 2 * s.mlp_width)
-    return (0 if compiled and half and not half_stream else stream) + saved, size * s.mlp_width
+    element_bytes = 2 if half else 4
+    saved = element_bytes * (6 * s.n_embd + 2 * s.mlp_width)
+    has_folded_norms = compiled and half and not half_stream
+    if not has_folded_norms:
+        saved += _stream_bytes(s, half_stream=half_stream)
+    return SavedActivations(saved, recomputed=element_bytes * s.mlp_width)
 
 
 GPT2 = Architecture(
@@ -230,12 +284,15 @@ GPT2 = Architecture(
         "reorder_and_upcast_attn": (False,),
         "add_cross_attention": (False,),
     },
-    legacy_names={"n_ctx": "n_positions"},  # llama.cpp's converter
-    # One fused kernel for the same function as gelu_new, which is eight elementwise ones outside a compiler.
+    # The converter of llama.cpp reads n_ctx.
+    legacy_names={"n_ctx": "n_positions"},
+    # The same function as gelu_new, in one fused kernel. Without torch.compile, gelu_new launches
+    # eight elementwise kernels.
     in_training={"activation_function": "gelu_pytorch_tanh"},
     positions="transformer.wpe",
     blocks=".h.",
-    fused={"c_attn.weight": 3},  # query, key and value
+    # Query, key and value.
+    fused={"c_attn.weight": 3},
     mlp=Mlp(("c_fc",), "act", "c_proj"),
     prepare=_fold_gpt2_norms,
     block_matrices=lambda s: 4 * s.n_embd**2 + 2 * s.n_embd * s.mlp_width,
@@ -243,23 +300,34 @@ GPT2 = Architecture(
     last_norm=2,
     saved_activation_bytes=_gpt2_saved,
     backward_bytes=lambda s: 8 * s.n_embd + 2 * s.mlp_width,
-    # Norms with the residual stream 56 d, attention 24 d, GELU 10 F: 120 d.
+    # Norms with the residual stream 56 d, attention 24 d, GELU 10 F. With F = 4 d: 120 d.
     memory_traffic_bytes=lambda s: 80 * s.n_embd + 10 * s.mlp_width,
 )
 
 
-def _llama_saved(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> tuple[int, int]:
-    """Stream 2 d fp32; norms' outputs 2 d, q d, k and v 2 K, attention's output d, gate, up, and their product 3 F.
+def _llama_saved(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> SavedActivations:
+    """Return the activations that a block of Llama saves per token.
 
-    Not compiled, it keeps more: what each norm scales, 2 d fp32, silu(gate) F, and under autocast a copy of a norm's
-    output for each product that takes it, 3 d.
+    These are the residual stream before both norms (2 d), the outputs of the norms (2 d), query
+    (d), key and value (2 K), the output of attention (d), and gate, up and their product (3 F).
+
+    Without torch.compile, a block also saves the normalized input that each norm scales (2 d in
+    fp32) and silu(gate) (F). Under autocast, each of the five matrix products that read the output
+    of a norm saves its own copy (3 d more).
     """
-    size, stream = 2 if half else 4, 2 * s.n_embd * (2 if half_stream else 4)
-    saved = 4 * s.n_embd + 2 * s.key_width + 3 * s.mlp_width
+    element_bytes = 2 if half else 4
+    stream = _stream_bytes(s, half_stream=half_stream)
+    elements = 4 * s.n_embd + 2 * s.key_width + 3 * s.mlp_width
     if compiled:
-        return stream + size * saved, size * s.mlp_width
-    copies = 3 * s.n_embd if half and not half_stream else 0
-    return 8 * s.n_embd + stream + size * (saved + s.mlp_width + copies), size * 2 * s.mlp_width
+        saved = stream + element_bytes * elements
+        return SavedActivations(saved, recomputed=element_bytes * s.mlp_width)
+
+    normalized = 2 * 4 * s.n_embd
+    elements += s.mlp_width
+    if half and not half_stream:
+        elements += 3 * s.n_embd
+    saved = normalized + stream + element_bytes * elements
+    return SavedActivations(saved, recomputed=2 * element_bytes * s.mlp_width)
 
 
 LLAMA = Architecture(
@@ -277,7 +345,7 @@ LLAMA = Architecture(
         "sequence_length": "max_position_embeddings",
     },
     dropout_names={"attn_pdrop": "attention_dropout"},
-    config_more={"rms_norm_eps": 1e-5},
+    extra_config={"rms_norm_eps": 1e-5},
     blocks=".layers.",
     mlp=Mlp(("gate_proj", "up_proj"), "act_fn", "down_proj"),
     block_matrices=lambda s: (
@@ -291,4 +359,4 @@ LLAMA = Architecture(
     memory_traffic_bytes=lambda s: 56 * s.n_embd + 20 * (s.n_embd + s.key_width) + 16 * s.mlp_width,
 )
 
-ARCHITECTURES = {family.name: family for family in (GPT2, LLAMA)}
+ARCHITECTURES = {definition.name: definition for definition in (GPT2, LLAMA)}

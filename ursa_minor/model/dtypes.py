@@ -1,7 +1,8 @@
-"""Torch dtypes of the precisions that recipes, Accelerate and the exports name."""
+"""Torch dtypes by the names of precisions that recipes, Accelerate and exports use."""
 
 import torch
 
-HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # those that autocast computes in
+# The dtypes that autocast computes in.
+HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPES = {"fp32": torch.float32, **HALF_DTYPES}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

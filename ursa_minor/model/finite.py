@@ -1,4 +1,4 @@
-"""Checks that every weight is a finite number, in the model and in the format that stores it."""
+"""Check that every weight is a finite number, in the model and in the format that stores it."""
 
 import torch
 
@@ -6,7 +6,12 @@ from ursa_minor.base.errors import BadInput
 
 
 def require_finite(name: str, tensor: torch.Tensor) -> None:
-    """Raise BadInput if a weight contains NaN or infinity."""
+    """Raise BadInput if a weight contains NaN or infinity.
+
+    Args:
+        name: name of the weight in the message.
+        tensor: the weight.
+    """
     if _is_finite(tensor):
         return
     raise BadInput(
@@ -21,8 +26,8 @@ def require_stored(
     """Raise BadInput if a finite weight became infinite in the format that stores it.
 
     Args:
-        name: name of the weight in the model.
-        weight: its values in the model.
+        name: name of the weight in the message.
+        weight: the values of the weight in the model.
         stored: the values that a program will read from the file.
         limit: largest value of the format.
         label: name of the format in the message.

@@ -1,6 +1,8 @@
-"""The loss that a causal language model of Transformers trains with, which never makes all logits at once.
+"""The training loss of a causal language model, computed for a chunk of tokens at a time.
 
-Legend: B sequences, T tokens, N = B T, E width, V vocabulary.
+So the logits of all tokens of a micro-batch are never in memory together.
+
+Symbols in shapes: B sequences, T tokens, N = B T, E width of the model, V rows of the vocabulary.
 """
 
 import functools
@@ -16,7 +18,15 @@ from transformers import PreTrainedModel
 from ursa_minor.model.attention import within_documents
 from ursa_minor.recipe import keys
 
-CARD_ROWS = 8192  # tokens whose logits a card holds at once
+# Tokens whose logits are computed together on a GPU. With more, matrix products are not faster.
+GPU_ROWS = 8192
+# On a CPU, a chunk has about this many logits, so that they stay in its cache.
+CPU_LOGITS = 2**20
+MIN_CPU_ROWS = 256
+# With a larger vocabulary, not even the logits of 256 rows stay in the cache. Then larger chunks
+# are faster.
+MAX_CACHED_VOCABULARY = 2**14
+UNCACHED_CPU_ROWS = 2048
 
 
 class Losses(NamedTuple):
@@ -34,22 +44,21 @@ class Losses(NamedTuple):
 
 
 class NextTokenLoss(nn.Module):
-    """A model and its loss as one module, so that a compiler sees both and DDP wraps both.
+    """A model and its loss in one module, so that torch.compile and DDP process both together.
 
-    Logits exist a part at a time: on a card 8,192 rows (4,096 in evaluation, which is not compiled), where matrix
-    products are as fast as with more; on a CPU so many that they stay in its cache, which is faster, or 2,048 where the
-    vocabulary is so large that not even 256 do.
+    Logits are computed for a chunk of tokens at a time (``_rows_per_chunk``).
 
     Args:
-        model: a causal language model whose head is one matrix, as GPT-2's and Llama's is, tied or not.
-        label_smoothing: share of a target's probability that is spread evenly over the whole vocabulary (Szegedy et
-            al. 2015, section 7). In training only, where gradients are enabled.
-        z_loss: coefficient of the mean square of the logits' logarithm of the sum of exponentials, which keeps logits
+        model: a causal language model whose head is one matrix, tied or not, as in GPT-2 and Llama.
+        label_smoothing: share of a target's probability that is spread evenly over the whole
+            vocabulary (Szegedy et al. 2015, section 7). In training only.
+        z_loss: coefficient of the mean square of the log-sum-exp of the logits, which keeps logits
             from drifting (PaLM, Chowdhery et al. 2022, section 5: 1e-4). In training only.
-        context: returns further arguments of the model for (B, T) int64 inputs, as ``attention.within_documents`` does.
+        context: function that returns further model arguments for (B, T) int64 token ids, such as
+            ``attention.within_documents``.
     """
 
-    rows: int | None = None  # overrides the size of the parts
+    rows: int | None = None  # overrides the number of tokens per chunk
 
     def __init__(
         self,
@@ -60,22 +69,23 @@ class NextTokenLoss(nn.Module):
         context: Callable[[torch.Tensor], dict] | None = None,
     ):
         super().__init__()
-        self.model, self.label_smoothing, self.z_loss, self.context = (
-            model,
-            label_smoothing,
-            z_loss,
-            context,
-        )
+        self.model = model
+        self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
+        self.context = context
 
     def forward(
         self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, *, with_cross_entropy: bool = False
     ) -> torch.Tensor | Losses:
         """Return the mean loss, an fp32 scalar.
 
+        With gradients enabled this is the training objective, else the plain cross entropy.
+
         Args:
-            inputs_BT, targets_BT: (B, T) int64 token ids.
-            with_cross_entropy: return ``Losses``, that is the plain cross entropy as well. It costs no
-                further pass over the logits. Only where gradients are enabled.
+            inputs_BT: (B, T) int64 token ids.
+            targets_BT: (B, T) int64 token ids that follow those of ``inputs_BT``.
+            with_cross_entropy: return ``Losses``, which contain the plain cross entropy as well,
+                without another pass over the logits. Requires gradients to be enabled.
         """
         context = self.context(inputs_BT) if self.context else {}
         outputs = self.model.base_model(inputs_BT, use_cache=False, **context)
@@ -86,25 +96,30 @@ class NextTokenLoss(nn.Module):
         losses = self._training_losses(hidden_NE, targets_N)
         return losses if with_cross_entropy else losses.objective
 
-    def _rows_at_once(self, hidden_NE: torch.Tensor) -> int:
+    def _rows_per_chunk(self, hidden_NE: torch.Tensor) -> int:
         """Return the number of tokens whose logits are computed together."""
         if self.rows:
             return self.rows
         if hidden_NE.is_cuda:
-            return CARD_ROWS if torch.is_grad_enabled() else CARD_ROWS // 2
+            # Evaluation is not compiled, so it needs more memory per token.
+            return GPU_ROWS if torch.is_grad_enabled() else GPU_ROWS // 2
         vocab_size = self.model.config.vocab_size
-        return max(256, 2**20 // vocab_size) if vocab_size <= 2**14 else 2048
+        if vocab_size > MAX_CACHED_VOCABULARY:
+            return UNCACHED_CPU_ROWS
+        return max(MIN_CPU_ROWS, CPU_LOGITS // vocab_size)
 
     def _evaluation_loss(self, hidden_NE: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
         head = self.model.get_output_embeddings()
-        rows = self._rows_at_once(hidden_NE)
-        parts = zip(hidden_NE.split(rows), targets_N.split(rows), strict=True)
-        sums = [F.cross_entropy(head(part).float(), ids, reduction="sum") for part, ids in parts]
+        rows = self._rows_per_chunk(hidden_NE)
+        sums = []
+        for chunk, ids in zip(hidden_NE.split(rows), targets_N.split(rows), strict=True):
+            logits = head(chunk).float()
+            sums.append(F.cross_entropy(logits, ids, reduction="sum"))
         return torch.stack(sums).sum() / len(targets_N)
 
     def _training_losses(self, hidden_NE: torch.Tensor, targets_N: torch.Tensor) -> Losses:
         head = self.model.get_output_embeddings()
-        rows = self._rows_at_once(hidden_NE)
+        rows = self._rows_per_chunk(hidden_NE)
         if len(targets_N) <= rows:
             return self._losses_of_logits(head(hidden_NE).float(), targets_N)
         sums = _ChunkedLoss.apply(
@@ -121,8 +136,8 @@ class NextTokenLoss(nn.Module):
             cross_entropy = F.cross_entropy(logits_NV, targets_N)
             return Losses(cross_entropy, cross_entropy)
         if self.label_smoothing:
-            # F.cross_entropy(label_smoothing=...) computes the same, bit for bit, but does not
-            # return the plain cross entropy, which is a step on the way.
+            # F.cross_entropy(label_smoothing=...) gives the bitwise identical loss, but does not
+            # return the plain cross entropy.
             log_probabilities_NV = F.log_softmax(logits_NV, dim=-1)
             cross_entropy = F.nll_loss(log_probabilities_NV, targets_N)
             sum_over_vocabulary = (-log_probabilities_NV.sum(-1)).mean()
@@ -137,65 +152,77 @@ class NextTokenLoss(nn.Module):
 
 
 def loss_module(model: PreTrainedModel, loss: keys.Loss, separator: int) -> NextTokenLoss:
-    """Return the module that returns a recipe's loss; ``separator``: the id that stands before each document."""
-    context = (
-        functools.partial(within_documents, separator=separator) if loss.document_mask else None
-    )
+    """Return the module that computes the loss of a recipe.
+
+    Args:
+        model: the model to train.
+        loss: the loss keys of the recipe.
+        separator: the id at the start of each document, for document_mask.
+    """
+    context = None
+    if loss.document_mask:
+        context = functools.partial(within_documents, separator=separator)
     return NextTokenLoss(
         model, label_smoothing=loss.label_smoothing, z_loss=loss.z_loss, context=context
     )
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Sum of a linear head's losses, and its gradients at once, some rows at a time.
+    """Compute the loss of a linear head, and its gradients, for a chunk of rows at a time.
 
-    Returns the sum of the cross entropy; with label smoothing or z-loss a tuple: the sum that is minimized, and the sum
-    of the cross entropy, which has no gradient.
+    The forward pass also computes the gradients with respect to the hidden states and the head,
+    while the logits of a chunk exist. So no logits are saved, and no matrix product is added. These
+    are the gradients of the sum over all rows, which fp16 can represent. The backward pass only
+    scales them.
 
-    The gradients by hidden states and head cost two matrix products wherever they are computed; here they are while a
-    part's logits are there, so that none must be kept. They are those of the sum, which fp16 can hold; the backward
-    pass only scales them.
+    Without label smoothing and z-loss, the result is the sum of the cross entropy. Otherwise it is
+    a tuple of the sum of the objective, and the sum of the cross entropy, which has no gradient.
     """
 
+    # torch.autograd.Function passes positional arguments only.
     @staticmethod
-    def forward(ctx, hidden_NE, weight_VE, targets_N, rows, label_smoothing, z_loss):
+    def forward(ctx, hidden_NE, weight_VE, targets_N, rows, label_smoothing, z_loss):  # noqa: PLR0917
         device = hidden_NE.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
-        head, vocabulary = (
-            weight_VE.to(dtype),
-            torch.arange(len(weight_VE), device=hidden_NE.device),
-        )
+        head_VE = weight_VE.to(dtype)
+        vocabulary_V = torch.arange(len(weight_VE), device=hidden_NE.device)
         has_terms = bool(label_smoothing or z_loss)
+
         cross_entropy = torch.zeros((), device=hidden_NE.device)
         objective = torch.zeros((), device=hidden_NE.device)
         grad_hidden: list[torch.Tensor] = []
         grad_head = torch.zeros_like(weight_VE)
-        for part, ids in zip(hidden_NE.to(dtype).split(rows), targets_N.split(rows), strict=True):
+        for chunk, ids in zip(hidden_NE.to(dtype).split(rows), targets_N.split(rows), strict=True):
             if grad_hidden:
-                # Nothing is above infinity: a zero that is known only when the part before is done. Without it a compiler
-                # computes the logits of all parts first, and holds them all.
-                part = part + (grad_hidden[-1][0, 0] > math.inf).to(dtype)
-            logits = (part @ head.T).float()
-            total = logits.logsumexp(-1, keepdim=True)
-            # The target's logit once more: read from the logits, it would keep a compiler from freeing them.
-            expected = (part.float() * head[ids].float()).sum(-1, keepdim=True)
-            cross_entropy = cross_entropy + (total - expected).sum()
+                # Add a zero that depends on the gradient of the previous chunk (no number is above
+                # infinity). Otherwise a compiler computes the logits of all chunks first, and keeps
+                # them all in memory.
+                chunk = chunk + (grad_hidden[-1][0, 0] > math.inf).to(dtype)
+            logits = (chunk @ head_VE.T).float()
+            log_sum_exp = logits.logsumexp(-1, keepdim=True)
+            # The target's logit is computed again. Reading it from the logits would keep a compiler
+            # from freeing them.
+            expected = (chunk.float() * head_VE[ids].float()).sum(-1, keepdim=True)
+            cross_entropy = cross_entropy + (log_sum_exp - expected).sum()
             if label_smoothing:
                 expected = torch.lerp(expected, logits.mean(-1, keepdim=True), label_smoothing)
             if has_terms:
-                objective = objective + (total - expected).sum()
-            # Softmax, minus what was expected; in place, and in one kernel where it is compiled.
-            logits.sub_(total).exp_()
+                objective = objective + (log_sum_exp - expected).sum()
+
+            # From here on, logits is overwritten by the gradient with respect to the logits, which
+            # is the softmax minus the target distribution. When compiled, this is one kernel.
+            logits.sub_(log_sum_exp).exp_()
             if z_loss:
-                objective = objective + z_loss * total.square().sum()
-                logits.mul_(1 + 2 * z_loss * total)
-            logits.add_(vocabulary == ids[:, None], alpha=label_smoothing - 1)
+                objective = objective + z_loss * log_sum_exp.square().sum()
+                logits.mul_(1 + 2 * z_loss * log_sum_exp)
+            logits.add_(vocabulary_V == ids[:, None], alpha=label_smoothing - 1)
             if label_smoothing:
                 logits.sub_(label_smoothing / len(weight_VE))
+
             grad_logits = logits.to(dtype)
-            grad_head += grad_logits.T @ part
-            grad_hidden.append(grad_logits @ head)
+            grad_head += grad_logits.T @ chunk
+            grad_hidden.append(grad_logits @ head_VE)
         ctx.save_for_backward(torch.cat(grad_hidden), grad_head)
         ctx.hidden_dtype = hidden_NE.dtype
         if not has_terms:
@@ -206,6 +233,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_loss, *_):
         grad_hidden, grad_head = ctx.saved_tensors
+        # None for targets_N, rows, label_smoothing and z_loss.
         return (
             grad_hidden.to(ctx.hidden_dtype) * grad_loss,
             grad_head * grad_loss,

@@ -13,37 +13,49 @@ BITSANDBYTES = "bitsandbytes"
 
 
 def precision_of(model: PreTrainedModel, mixed_precision: str = "no") -> str:
-    """Return the precision that a model computes in: fp32, bf16, fp16, int8, nf4, int4 (gptq), fp8, ...
+    """Return the precision that a model computes in, such as fp32, bf16, int8, nf4 or int4 (gptq).
 
     A quantized model also contains tensors in half precision (embeddings, norms): its precision is
     that of the matrices. Any other model has the precision of most of its weights.
 
     Args:
-        mixed_precision: Accelerate's: no, bf16 or fp16. It replaces the precision of a model that is
-            not quantized, and is named after that of a quantized one.
+        model: the loaded model.
+        mixed_precision: Accelerate's setting: no, bf16 or fp16. It replaces the precision of a
+            model that is not quantized. For a quantized model it is appended, as in "int8, bf16
+            autocast".
     """
-    rules = getattr(model.config, "quantization_config", None)
-    if rules is not None:
-        precision = _quantized_precision(rules if isinstance(rules, dict) else rules.to_dict())
-        return precision if mixed_precision == "no" else f"{precision}, {mixed_precision} autocast"
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is not None:
+        if not isinstance(quantization, dict):
+            quantization = quantization.to_dict()
+        precision = _quantized_precision(quantization)
+        if mixed_precision != "no":
+            precision += f", {mixed_precision} autocast"
+        return precision
     if mixed_precision != "no":
         return mixed_precision
-    sizes: Counter[torch.dtype] = Counter()
+
+    elements: Counter[torch.dtype] = Counter()
     for tensor in model.parameters():
-        sizes[tensor.dtype] += tensor.numel()
-    dtype = max(sizes, key=lambda dtype: sizes[dtype])
+        elements[tensor.dtype] += tensor.numel()
+    dtype = max(elements, key=lambda dtype: elements[dtype])
     return DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def _quantized_precision(rules: Mapping[str, Any]) -> str:
+def _quantized_precision(config: Mapping[str, Any]) -> str:
     """Return the precision of the matrices that a ``quantization_config`` describes."""
-    method = rules.get("quant_method", BITSANDBYTES)  # its first versions wrote no method
+    # The first versions of bitsandbytes did not write the method.
+    method = config.get("quant_method", BITSANDBYTES)
     method = str(getattr(method, "value", method))
     if method == BITSANDBYTES:
-        return "int8" if rules.get("load_in_8bit") else str(rules["bnb_4bit_quant_type"])
-    for key in ("bits", "w_bit"):  # GPTQ, AWQ and others; older AWQ
-        if isinstance(rules.get(key), int):
-            return f"int{rules[key]} ({method})"
-    if isinstance(rules.get("weights"), str):  # quanto, EETQ
-        return f"{rules['weights']} ({method})"
+        if config.get("load_in_8bit"):
+            return "int8"
+        return str(config["bnb_4bit_quant_type"])
+    # GPTQ and AWQ write "bits", older versions of AWQ "w_bit".
+    for key in ("bits", "w_bit"):
+        if isinstance(config.get(key), int):
+            return f"int{config[key]} ({method})"
+    # quanto and EETQ write "weights".
+    if isinstance(config.get("weights"), str):
+        return f"{config['weights']} ({method})"
     return method

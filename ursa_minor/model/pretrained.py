@@ -1,4 +1,4 @@
-"""Models that others have trained: to train on (init_from), and to use."""
+"""Load pretrained models: to initialize a run (``init_from``), and to evaluate or export them."""
 
 from typing import Any
 
@@ -11,158 +11,249 @@ from ursa_minor.base import files, model_id
 from ursa_minor.base.errors import BadInput, errno_of, first_line
 from ursa_minor.base.wording import join_or
 from ursa_minor.model.adapters import check_no_hub_adapter
-from ursa_minor.model.architectures import ARCHITECTURES, padded
+from ursa_minor.model.architectures import ARCHITECTURES, Architecture, padded
 from ursa_minor.model.attention import CAUSAL
 from ursa_minor.model.resolve import resolve_model
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.rules import ineffective_flags
 
+# Buffer of older GPT-2 checkpoints in Transformers. It contains no weights.
+GPT2_BUFFER = ".attn.masked_bias"
+
 
 def complete(recipe: keys.Recipe) -> keys.Recipe:
-    """Return the recipe with the keys of the model that it begins from, where it does not state them.
+    """Return the recipe with the model keys that it leaves out taken from its ``init_from``.
 
-    Raises BadInput when ``init_from`` cannot be loaded, is of no architecture of ours, or differs from what is stated.
+    A recipe without ``init_from`` is returned unchanged.
+
+    Raises:
+        BadInput: ``init_from`` cannot be loaded, its architecture is not supported, or it differs
+            from the model keys of the recipe.
     """
-    if recipe.model.init_from is None:
+    name = recipe.model.init_from
+    if name is None:
         return recipe
-    config = _config(recipe.model.init_from, recipe.model)
+    config = _config(name, recipe.model)
     model_keys = ARCHITECTURES[config.model_type].model_keys(config)
-    missing = {
-        key: value for key, value in model_keys.items() if getattr(recipe.model, key) is None
-    }
+    missing = {}
+    for key, value in model_keys.items():
+        if getattr(recipe.model, key) is None:
+            missing[key] = value
     completed = keys.replace(recipe, **missing)
-    # Only now is the architecture known, and with it which keys have an effect.
-    if errors := list(ineffective_flags(keys.to_dict(completed), flags=())):
-        raise BadInput(f"init_from = {recipe.model.init_from}: {error}" for error in errors)
+    # The architecture is known only now, and with it the keys that have an effect.
+    errors = list(ineffective_flags(keys.to_dict(completed), flags=()))
+    if errors:
+        raise BadInput(f"init_from = {name}: {error}" for error in errors)
     return completed
 
 
 def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
-    """Load ``init_from`` (``name``) in fp32; its config is kept but for dropout, context and rows of the vocabulary.
+    """Load the model ``name`` (``init_from``) in fp32 for training.
 
-    New rows begin at the mean of its own. Raises BadInput as ``complete`` does, and for weights that are not whole.
+    The model keeps its config, except for dropout, the context length, and the size of the
+    vocabulary. New rows of the vocabulary are the mean of the existing ones.
+
+    Raises:
+        BadInput: as ``complete``, and if weights are missing, superfluous, NaN or infinite.
     """
+    option = f"init_from = {name}"
     config = _config(name, model)
     architecture = ARCHITECTURES[config.model_type]
-    rows, context = config.vocab_size, config.max_position_embeddings
     for key, value in architecture.training_config(model).items():
         setattr(config, key, value)
-    options = {"dtype": torch.float32, "attn_implementation": CAUSAL, "config": config}
-    made, unused = _load_whole(f"init_from = {name}", resolve_model(name), **options)
-    # Old GPT-2s keep a buffer beside their weights.
-    if beside := [key for key in unused if not key.endswith(".attn.masked_bias")]:
+    pretrained, unused = _load_complete(
+        option,
+        resolve_model(name),
+        dtype=torch.float32,
+        attn_implementation=CAUSAL,
+        config=config,
+    )
+    superfluous = [tensor for tensor in unused if not tensor.endswith(GPT2_BUFFER)]
+    if superfluous:
         raise BadInput(
-            f"init_from = {name}: its weights do not match its config.json: it also has {beside[0]}"
+            f"{option}: its weights do not match its config.json, which has no {superfluous[0]}. "
+            f"Give a model whose files belong together"
         )
-    embedding, head = made.get_input_embeddings(), made.get_output_embeddings()
+    embedding = pretrained.get_input_embeddings()
+    head = pretrained.get_output_embeddings()
     if config.tie_word_embeddings and head.weight is not embedding.weight:
-        fix = 'which differ in its weights; write "tie_word_embeddings": false there'
-        raise BadInput(f"init_from = {name}: its config.json ties the head to the embedding, {fix}")
-    if model.vocab_size > rows:
-        made.resize_token_embeddings(model.vocab_size, mean_resizing=False)
-        with torch.no_grad():
-            for part in (made.get_input_embeddings(), made.get_output_embeddings()):
-                part.weight[rows:] = part.weight[:rows].mean(0)
-    if architecture.positions and model.sequence_length < context:
-        positions = (
-            made.get_submodule(architecture.positions)
-            .weight[: model.sequence_length]
-            .detach()
-            .clone()
+        raise BadInput(
+            f"{option}: its config.json ties the head to the embedding, but the two differ in its "
+            f'weights. Write "tie_word_embeddings": false in its config.json'
         )
-        made.set_submodule(
-            architecture.positions, nn.Embedding.from_pretrained(positions, freeze=False)
-        )
-        setattr(made.config, architecture.config_names["sequence_length"], model.sequence_length)
-    return made.train()
+
+    assert model.vocab_size is not None
+    if model.vocab_size > config.vocab_size:
+        _add_vocabulary_rows(pretrained, model.vocab_size)
+    if architecture.positions and model.sequence_length < config.max_position_embeddings:
+        _shorten_positions(pretrained, architecture, model.sequence_length)
+    return pretrained.train()
+
+
+def _add_vocabulary_rows(model: PreTrainedModel, vocab_size: int) -> None:
+    """Enlarge embedding and head in place. The new rows are the mean of the old ones."""
+    old_rows = model.config.vocab_size
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    with torch.no_grad():
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            layer.weight[old_rows:] = layer.weight[:old_rows].mean(0)
+
+
+def _shorten_positions(
+    model: PreTrainedModel, architecture: Architecture, sequence_length: int
+) -> None:
+    """Keep the first ``sequence_length`` learned position embeddings, in place."""
+    assert architecture.positions is not None
+    positions = model.get_submodule(architecture.positions)
+    weight = positions.weight[:sequence_length].detach().clone()
+    model.set_submodule(architecture.positions, nn.Embedding.from_pretrained(weight, freeze=False))
+    setattr(model.config, architecture.config_names["sequence_length"], sequence_length)
 
 
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
-    """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
+    """Return the config of the model ``name`` (``init_from``).
+
+    Raises:
+        BadInput: the model is missing, an adapter, quantized or of an unsupported architecture, it
+            has a setting that training would silently change, or ``model`` states other keys.
+    """
+    option = f"init_from = {name}"
     location = resolve_model(name, "init_from = ")
-    check_no_hub_adapter(location, f"init_from = {name}")
-    config = loaded(f"init_from = {name}", AutoConfig, location)
+    check_no_hub_adapter(location, option)
+    config = from_pretrained(option, AutoConfig, location)
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
         raise BadInput(
-            f"init_from = {name}: is a {config.model_type}; give a model of type {join_or([*ARCHITECTURES])}"
+            f"{option}: models of type {config.model_type} are not supported. Give a model of type "
+            f"{join_or([*ARCHITECTURES])}"
         )
     if getattr(config, "quantization_config", None):
         raise BadInput(
-            f"init_from = {name}: its weights are quantized; give the model that it was made from"
+            f"{option}: its weights are quantized and cannot be trained. Give the model that was "
+            f"quantized"
         )
     problems = [
-        f"{key} = {getattr(config, key)}: {architecture.label}'s is {values[0]}"
-        for key, values in architecture.required.items()
-        if getattr(config, key) not in values
+        *_unsupported_settings(config, architecture),
+        *_contradicted_keys(config, architecture, model),
     ]
-    model_keys, rows, context = (
-        architecture.model_keys(config),
-        config.vocab_size,
-        config.max_position_embeddings,
-    )
-    model_keys["intermediate_size"] = model_keys["intermediate_size"] or 4 * model_keys["n_embd"]
-    for key, value in model_keys.items():
-        stated = getattr(model, key)
-        if key != "vocab_size" and stated not in (None, value):
-            problems.append(
-                f"{key} = {stated}, the model's is {value}; leave {key} out (--{key} none)"
-            )
-    if model.vocab_size is not None and model.vocab_size < rows:
-        fix = f"use --vocab_size {padded(rows)}, or leave it out"
-        problems.append(f"vocab_size = {model.vocab_size}: its vocabulary has {rows} rows; {fix}")
-    if model.sequence_length > context:
-        fix = f"use --sequence_length {context}"
-        problems.append(
-            f"sequence_length = {model.sequence_length}: its context is {context} tokens; {fix}"
-        )
     if problems:
-        raise BadInput(f"init_from = {name}: {problem}" for problem in problems)
+        raise BadInput(f"{option}: {problem}" for problem in problems)
     return config
 
 
-def _load_whole(what: str, name: str, **options) -> tuple[PreTrainedModel, list[str]]:
-    """Return a model and the names of the tensors beside it that it does not take.
+def _unsupported_settings(config: PreTrainedConfig, architecture: Architecture) -> list[str]:
+    """Return an error message for each setting with which the model would compute differently."""
+    problems = []
+    for key, supported in architecture.required.items():
+        value = getattr(config, key)
+        if value not in supported:
+            problems.append(
+                f"its config.json has {key} = {value}, but only {join_or(supported)} is supported. "
+                f"Give another model"
+            )
+    return problems
 
-    Raises BadInput where tensors are missing, which Transformers would fill with noise, or hold numbers that are none.
-    """
-    model, info = loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **options)
-    if lacks := sorted(info["missing_keys"]):
-        raise BadInput(
-            f"{what}: its weights do not match its config.json: it lacks {lacks[0]}; give the whole model"
+
+def _contradicted_keys(
+    config: PreTrainedConfig, architecture: Architecture, model: keys.Model
+) -> list[str]:
+    """Return an error message for each recipe key that contradicts the pretrained model."""
+    problems = []
+    model_keys = architecture.model_keys(config)
+    if model_keys["intermediate_size"] is None:
+        model_keys["intermediate_size"] = 4 * model_keys["n_embd"]
+    for key, value in model_keys.items():
+        stated = getattr(model, key)
+        # A larger vocabulary is permitted.
+        if key == "vocab_size" or stated is None or stated == value:
+            continue
+        problems.append(f"{key} = {stated}, but the model has {value}. Leave it out (--{key} none)")
+
+    rows = config.vocab_size
+    if model.vocab_size is not None and model.vocab_size < rows:
+        problems.append(
+            f"vocab_size = {model.vocab_size}, but its vocabulary has {rows} rows. Use "
+            f"--vocab_size {padded(rows)}, or leave it out"
         )
-    for key, tensor in model.named_parameters():
-        if tensor.is_floating_point() and tensor.itemsize > 1 and not tensor.isfinite().all():
+    context = config.max_position_embeddings
+    if model.sequence_length > context:
+        problems.append(
+            f"sequence_length = {model.sequence_length}, but its context is {context} tokens. Use "
+            f"--sequence_length {context}"
+        )
+    return problems
+
+
+def _load_complete(option: str, name: str, **settings) -> tuple[PreTrainedModel, list[str]]:
+    """Load a model and check that it has every weight, and only finite ones.
+
+    Args:
+        option: beginning of error messages: the option and its value.
+        name: model folder or Hub id.
+        settings: keyword arguments of ``AutoModelForCausalLM.from_pretrained``.
+
+    Returns:
+        The model, and the sorted names of the tensors in its files that it does not use.
+
+    Raises:
+        BadInput: weights are missing (Transformers would initialize them at random), NaN or
+            infinite, or the model cannot be loaded.
+    """
+    model, info = from_pretrained(
+        option, AutoModelForCausalLM, name, output_loading_info=True, **settings
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise BadInput(
+            f"{option}: its weights do not match its config.json, because {missing[0]} is missing. "
+            f"Give a complete model"
+        )
+    for weight, tensor in model.named_parameters():
+        # isfinite is not implemented for the 1-byte formats of quantized models.
+        is_checked = tensor.is_floating_point() and tensor.itemsize > 1
+        if is_checked and not tensor.isfinite().all():
             raise BadInput(
-                f"{what}: {key} holds values that are not finite; give a model that has not diverged"
+                f"{option}: {weight} contains NaN or infinity, so its training diverged. Give "
+                f"another checkpoint or model"
             )
     return model, sorted(info["unexpected_keys"])
 
 
-def loaded(what: str, kind: Any, name: str, **options) -> Any:
-    """Return what ``kind`` makes of a model's files.
+def from_pretrained(option: str, auto_class: Any, name: str, **settings) -> Any:
+    """Return ``auto_class.from_pretrained(name)``, without remote code.
 
-    Raises BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds.
+    Args:
+        option: beginning of error messages: the option and its value.
+        auto_class: a class of Transformers, such as ``AutoConfig``.
+        name: model folder or Hub id, which may end in @REVISION.
+        settings: further keyword arguments of ``from_pretrained``.
+
+    Raises:
+        BadInput: for any error, because the Hub client, the cache and the parsers raise errors of
+            many classes.
     """
     location, revision = model_id.parse(name, "model ")
     if revision is not None:
-        options["revision"] = revision
+        settings["revision"] = revision
     try:
-        return kind.from_pretrained(location, trust_remote_code=False, **options)
+        return auto_class.from_pretrained(location, trust_remote_code=False, **settings)
     except Exception as error:
+        reason = first_line(error)
         if errno_of(error) in files.NO_MAPPING:
-            fix = "the file system cannot map files into memory; copy the model to another one"
-            raise BadInput(f"{what}: cannot be loaded: {fix}") from None
-        raise BadInput(f"{what}: cannot be loaded: {first_line(error)}") from None
+            reason = "the file system cannot map files into memory. Copy the model to another one"
+        raise BadInput(f"{option}: the model cannot be loaded: {reason}") from None
 
 
 def load(name: str) -> PreTrainedModel:
-    """Load any causal language model of Transformers, in the precision it was saved in, for use, not for training.
+    """Load any causal language model of Transformers for inference, in the precision of its files.
 
-    Its GELU runs as one kernel. Raises BadInput when it cannot be loaded whole.
+    GELU is replaced by a fused kernel that computes the same function.
+
+    Raises:
+        BadInput: the model cannot be loaded, or weights are missing, NaN or infinite.
     """
-    model, _ = _load_whole(f"--model {name}", name, dtype="auto")
-    for part, module in list(model.named_modules()):
+    model, _ = _load_complete(f"--model {name}", name, dtype="auto")
+    for path, module in list(model.named_modules()):
         if isinstance(module, NewGELUActivation):
-            model.set_submodule(part, nn.GELU(approximate="tanh"))
+            model.set_submodule(path, nn.GELU(approximate="tanh"))
     return model.eval()

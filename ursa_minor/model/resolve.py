@@ -1,4 +1,7 @@
-"""What a model's name stands for: a run, a folder, or a model of the Hub. Needs no torch."""
+"""Resolve a model name: a run folder, a model folder, or a model on the Hub.
+
+Does not import torch.
+"""
 
 import difflib
 from pathlib import Path
@@ -9,15 +12,24 @@ from ursa_minor.base.run_files import CHECKPOINTS, MODEL_FOLDER
 from ursa_minor.base.wording import did_you_mean_file
 from ursa_minor.model.adapters import check_no_adapter
 
+RUNS = "runs"
+# Some Hub ids have no owner, so only a name that is very similar to a run is taken for a typo.
+MIN_SIMILARITY = 0.9
+
 
 def resolve_model(name: str, option: str = "--model ") -> str:
-    """Return the name that ``pretrained.load`` takes: a run folder stands for its ``model/``, any other for itself.
+    """Return the name that ``pretrained.load`` expects.
 
     Args:
-        name: a run folder, a model folder, or an id of the Hub, which may end in @REVISION.
-        option: the option that the name comes from; messages begin with it.
+        name: a run folder, a model folder, or a Hub id, which may end in @REVISION.
+        option: the option that the name comes from. Error messages start with it.
 
-    Raises BadInput where there is no such folder, the run has not written its model, or @REVISION is malformed.
+    Returns:
+        The subfolder ``model/`` of a run folder. Any other name is returned unchanged.
+
+    Raises:
+        BadInput: the folder is missing or contains no model, the run has not written its model
+            yet, or @REVISION is malformed.
     """
     path = Path(name)
     model_folder = path / MODEL_FOLDER
@@ -28,30 +40,41 @@ def resolve_model(name: str, option: str = "--model ") -> str:
     if path.is_dir() and (path / CHECKPOINTS).is_dir():
         out = paths.quoted(f"exports/{path.name}")
         raise BadInput(
-            f"{option}{name}: the run has not written model/ yet; it does so at its end. Until then "
-            f"python export_model.py {paths.quoted(name)} --out {out} makes a model of its newest checkpoint"
+            f"{option}{name}: the run has not written model/ yet, which it does when it ends. To "
+            f"use its newest checkpoint now, run python export_model.py {paths.quoted(name)} "
+            f"--out {out}"
         )
-    if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
+    has_config = (path / "config.json").is_file()
+    if path.is_file() or (path.is_dir() and not has_config):
         raise BadInput(
-            f"{option}{name}: holds no model; give a folder with config.json and weights"
+            f"{option}{name}: contains no model. Give a folder with config.json and weights"
         )
     check_source_exists(name, option)
     return name
 
 
 def check_source_exists(name: str, option: str = "--model ") -> None:
-    """Raise BadInput for a name that is neither there nor may be a Hub id; it names the nearest folder."""
+    """Raise BadInput if a name is neither an existing path nor a possible Hub id.
+
+    The message suggests an existing folder with a similar name.
+
+    Args:
+        name: a path or a Hub id, which may end in @REVISION.
+        option: the option that the name comes from. Error messages start with it.
+    """
     if Path(name).exists():
         return
     location = model_id.parse(name, option).location
     parent = Path(location).parent
-    is_below_runs = Path(location).parts[:1] == ("runs",)
+    is_below_runs = Path(location).parts[:1] == (RUNS,)
     has_more_parts_than_an_id = parent.parent != Path()
-    is_beside_a_folder = parent != Path() and parent.is_dir()
-    if is_below_runs or has_more_parts_than_an_id or is_beside_a_folder:
+    is_in_a_folder = parent != Path() and parent.is_dir()
+    if is_below_runs or has_more_parts_than_an_id or is_in_a_folder:
         suggestion = did_you_mean_file(name, Path.is_dir)
         raise BadInput(f"{option}{name}: no such folder (a Hub id is owner/name){suggestion}")
-    if "/" not in location:  # some Hub ids have no owner, so a run must be much alike
-        runs = [run.name for run in Path("runs").glob("*")]
-        if near := difflib.get_close_matches(name, runs, n=1, cutoff=0.9):
-            raise BadInput(f"{option}{name}: no such folder; did you mean runs/{near[0]}?")
+    if "/" in location:
+        return
+    runs = [run.name for run in Path(RUNS).glob("*")]
+    similar = difflib.get_close_matches(name, runs, n=1, cutoff=MIN_SIMILARITY)
+    if similar:
+        raise BadInput(f"{option}{name}: no such folder; did you mean {RUNS}/{similar[0]}?")

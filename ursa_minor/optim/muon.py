@@ -1,8 +1,10 @@
-"""Muon: momentum whose every matrix is made orthogonal before it is applied; AdamW for all but hidden matrices.
+"""Muon, which orthogonalizes the momentum of each hidden matrix, and uses AdamW for other weights.
 
-Source: K. Jordan et al., https://kellerjordan.github.io/posts/muon/; the step's size is that of AdamW by the rule of
-Liu et al., https://arxiv.org/abs/2502.16982. What each choice below brings:
-benchmarks/results/muon-ablation-cpu-2026-11-22.json.
+Sources:
+
+- Muon: K. Jordan et al., https://kellerjordan.github.io/posts/muon/
+- Step size, which matches AdamW's: Liu et al., https://arxiv.org/abs/2502.16982
+- Ablation of the choices below: benchmarks/results/muon-ablation-cpu-2026-11-22.json
 """
 
 import math
@@ -16,56 +18,74 @@ from torch.distributed.tensor import DTensor, Replicate
 from ursa_minor.model.architectures import ARCHITECTURES, Architecture
 from ursa_minor.optim import adamw
 
-# Jordan's: steepest at 0; singular values end between about 0.7 and 1.2.
-QUINTIC = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)
+# Jordan's coefficients of the Newton-Schulz polynomial. They maximize its slope at 0, so that small
+# singular values grow quickly. Afterwards, all are between about 0.7 and 1.2.
+QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
-# Elements of matrices that are updated together: limits the memory, and fills a GPU.
+# Elements of the matrices that are updated together: enough to use a whole GPU, with limited
+# memory.
 MOST_ELEMENTS = 2**26
 
 
 def groups(model: nn.Module, architecture: Architecture, weight_decay: float) -> list[dict]:
-    """Return the groups that ``Muon`` takes: hidden matrices by shape, then those of AdamW."""
-    hidden: dict[tuple, list[nn.Parameter]] = {}
+    """Return the parameter groups of ``Muon``: hidden matrices by shape, then those of AdamW.
+
+    Args:
+        model: the model to train.
+        architecture: its definition.
+        weight_decay: weight decay of matrices and embeddings.
+    """
+    # Keys are (parts, rows, columns), as in the groups below.
+    hidden: dict[tuple[int, int, int], list[nn.Parameter]] = {}
     others: list[tuple[str, nn.Parameter]] = []
     for name, parameter in model.named_parameters():
         if adamw.is_hidden_matrix(name, parameter, architecture):
-            parts = next(
-                (count for ending, count in architecture.fused.items() if name.endswith(ending)), 1
-            )
-            hidden.setdefault((parts, *parameter.shape), []).append(parameter)
+            rows, columns = parameter.shape
+            key = (_fused_parts(name, architecture), rows, columns)
+            hidden.setdefault(key, []).append(parameter)
         else:
             others.append((name, parameter))
-    muon_groups = [
-        {
-            "params": params,
-            "weight_decay": weight_decay,
-            "parts": count,
-            "scale": step_scale(rows, columns // count),
-        }
-        for (count, rows, columns), params in hidden.items()
-    ]
+    muon_groups = []
+    for (parts, rows, columns), parameters in hidden.items():
+        muon_groups.append(
+            {
+                "params": parameters,
+                "weight_decay": weight_decay,
+                "parts": parts,
+                "scale": step_scale(rows, columns // parts),
+            }
+        )
     return [*muon_groups, *adamw.groups(others, weight_decay)]
 
 
+def _fused_parts(name: str, architecture: Architecture) -> int:
+    """Return the number of projections side by side in a matrix, such as query, key and value."""
+    for suffix, parts in architecture.fused.items():
+        if name.endswith(suffix):
+            return parts
+    return 1
+
+
 def step_scale(rows: int, columns: int) -> float:
-    """Return the factor that gives an orthogonal matrix the size of AdamW's steps, 0.2 root mean square."""
+    """Return the factor that scales an orthogonal matrix to the size of AdamW's steps.
+
+    Their root mean square is about 0.2.
+    """
     return 0.2 * math.sqrt(max(rows, columns))
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW (fused) that updates the groups with ``parts`` by Muon instead; without such groups all is AdamW's.
+    """Fused AdamW that updates the groups with a positive ``parts`` by Muon instead.
 
-    One optimizer for both, so that there is one state to save and one step to take or skip.
+    One optimizer contains both methods, so that there is one state to save, and one step to apply
+    or skip.
 
     Args:
-        groups: those with ``parts`` hold matrices of one shape: how many maps lie side by side in their columns, and
-            ``scale``, the factor that the learning rate gets.
-        momentum: of Muon, by Nesterov's rule.
-        settings: of ``torch.optim.AdamW``.
+        groups: parameter groups. A group for Muon contains matrices of one shape, ``parts``, the
+            number of projections side by side in their columns, and ``scale``, a factor of the
+            learning rate.
+        momentum: Nesterov momentum of Muon.
+        settings: further arguments of ``torch.optim.AdamW``.
     """
 
     def __init__(self, groups: list[dict], *, momentum: float, **settings):
@@ -73,49 +93,65 @@ class Muon(torch.optim.AdamW):
         super().__init__([defaults | group for group in groups], fused=True, **settings)
 
     def __setstate__(self, state: dict) -> None:
-        # AdamW's method expects moments in every state.
+        # AdamW's method cannot be used, because it expects its moments for every parameter.
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
-        """Update every parameter that has a gradient. Muon sets the gradients of its own parameters to None."""
+        """Update every parameter that has a gradient.
+
+        The gradients of Muon's parameters are set to None.
+        """
         for group in self.param_groups:
             if not group["parts"]:
                 continue
             for batch in _batches(group["params"]):
-                self._update(batch, group, self.state)
+                self._update(batch, group)
                 for parameter in batch:
                     parameter.grad = None
-        super().step(closure)  # AdamW skips parameters without a gradient
+        # AdamW skips parameters without a gradient, and so those of Muon.
+        super().step(closure)
 
-    @staticmethod
-    def _update(parameters: list[nn.Parameter], group: dict, state: dict) -> None:
+    def _update(self, parameters: list[nn.Parameter], group: dict) -> None:
+        """Update matrices of one shape."""
+        momentum = group["momentum"]
         updates = []
         for parameter in parameters:
-            if "momentum_buffer" not in state[parameter]:
-                state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-            average = state[parameter]["momentum_buffer"].lerp_(
-                parameter.grad, 1 - group["momentum"]
-            )
-            update = parameter.grad.lerp(average, group["momentum"])
-            updates.append(update.full_tensor() if isinstance(update, DTensor) else update)
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            average = state["momentum_buffer"]
+            average.lerp_(parameter.grad, 1 - momentum)
+            update = parameter.grad.lerp(average, momentum)
+            if isinstance(update, DTensor):
+                update = update.full_tensor()
+            updates.append(update)
+
+        # Projections that share a matrix are orthogonalized separately.
+        parts = group["parts"]
         stack = torch.stack(updates)  # (matrices, rows, columns)
-        stack = torch.cat(stack.chunk(group["parts"], dim=-1))
+        stack = torch.cat(stack.chunk(parts, dim=-1))  # (parts * matrices, rows, columns / parts)
         stack = orthogonalize(stack.to(_product_dtype(stack.device)))
-        stack = torch.cat(stack.chunk(group["parts"]), dim=-1)
+        stack = torch.cat(stack.chunk(parts), dim=-1)
+
+        decay = 1 - group["lr"] * group["weight_decay"]
+        step_size = group["lr"] * group["scale"]
         for parameter, update in zip(parameters, stack, strict=True):
-            # Each process has computed the full matrix and takes its rows.
+            # Each process has computed the full matrix and applies its own rows.
             if isinstance(parameter, DTensor):
-                whole = DTensor.from_local(
+                full_update = DTensor.from_local(
                     update, parameter.device_mesh, [Replicate()], run_check=False
                 )
-                update = whole.redistribute(placements=parameter.placements)
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(update, alpha=-group["lr"] * group["scale"])
+                update = full_update.redistribute(placements=parameter.placements)
+            parameter.mul_(decay)
+            parameter.add_(update, alpha=-step_size)
 
 
 def _batches(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters that have gradients in lists of at most ``MOST_ELEMENTS`` elements, or of one parameter."""
+    """Yield the parameters that have gradients, in lists of at most ``MOST_ELEMENTS`` elements.
+
+    A larger parameter is in a list of its own.
+    """
     batch: list[nn.Parameter] = []
     elements = 0
     for parameter in parameters:
@@ -132,53 +168,70 @@ def _batches(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def _product_dtype(device: torch.device) -> torch.dtype:
-    """Return the type that products are computed in: half precision is enough, and a card's tensor cores are made for it.
+    """Return the dtype of the matrix products in ``orthogonalize``.
 
-    Cards before Ampere have no bf16 (torch would emulate it 20 times slower). On a CPU fp32 is both faster and closer.
+    On a GPU, half precision is accurate enough, and it uses the tensor cores. GPUs before Ampere
+    have no bf16, which torch would emulate 20 times slower. On a CPU, fp32 is faster and more
+    accurate.
     """
     if device.type != "cuda":
         return torch.float32
-    return (
-        torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    )
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return torch.float16
 
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
-    """Return (n, rows, columns) matrices with about the same singular vectors and singular values near 1.
+    """Return matrices with about the same singular vectors, but singular values near 1.
 
-    Newton-Schulz iteration with Jordan's quintic, all matrices at once, on the shorter side.
+    This is the Newton-Schulz iteration with Jordan's quintic polynomial,
+    x <- a x + (b (x x^T) + c (x x^T)^2) x. The products x x^T have the size of the shorter side.
+
+    Args:
+        matrices: (n, rows, columns).
     """
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
-    x = x / torch.linalg.matrix_norm(x, keepdim=True, dtype=torch.float32).clamp(min=1e-7).to(
-        x.dtype
-    )
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    norm = torch.linalg.matrix_norm(x, keepdim=True, dtype=torch.float32).clamp(min=1e-7)
+    x = x / norm.to(x.dtype)
     a, b, c = QUINTIC
     for _ in range(ROUNDS):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if is_tall else x
 
 
 class TrainerMuon:
-    """Muon for Transformers' own loop: ``Trainer(..., optimizer_cls_and_kwargs=(TrainerMuon, {"lr": 0.01}))``.
+    """Factory of ``Muon`` for the Trainer of Transformers.
 
-    A factory, as ``transformers.trainer_optimizer.is_optimizer_factory`` describes it: Trainer makes it without
-    arguments, and calls it with its model and the given ones. Query, key and value of a GPT-2 are made orthogonal each.
+    Usage: ``Trainer(..., optimizer_cls_and_kwargs=(TrainerMuon, {"lr": 0.01}))``
+
+    The Trainer creates an instance without arguments and calls it with its model and these keyword
+    arguments (``transformers.trainer_optimizer.is_optimizer_factory``).
     """
 
     def __call__(
         self, model: nn.Module, *, lr: float, weight_decay: float = 0.1, **settings
     ) -> Muon:
-        """Return the optimizer of a model's weights. Raises ValueError for a model that is neither GPT-2 nor Llama.
+        """Return the optimizer of a model.
 
         Args:
-            settings: momentum (default: 0.95), and AdamW's betas (0.9, 0.95) and eps (1e-8).
+            model: a model of Transformers.
+            lr: learning rate.
+            weight_decay: weight decay of matrices and embeddings.
+            settings: momentum of Muon (default: 0.95), and AdamW's betas (default: (0.9, 0.95)) and
+                eps (default: 1e-8).
+
+        Raises:
+            ValueError: the model is neither GPT-2 nor Llama.
         """
-        kind = model.config.model_type
-        if kind not in ARCHITECTURES:
+        model_type = model.config.model_type
+        if model_type not in ARCHITECTURES:
             raise ValueError(
-                f"model_type = {kind}: Muon knows the hidden matrices of {', '.join(ARCHITECTURES)}"
+                f"model_type = {model_type}: Muon supports models of type "
+                f"{' and '.join(ARCHITECTURES)} only"
             )
-        more: dict[str, Any] = {"momentum": 0.95, "betas": (0.9, 0.95), "eps": 1e-8} | settings
-        return Muon(groups(model, ARCHITECTURES[kind], weight_decay), lr=lr, **more)
+        defaults: dict[str, Any] = {"momentum": 0.95, "betas": (0.9, 0.95), "eps": 1e-8}
+        parameter_groups = groups(model, ARCHITECTURES[model_type], weight_decay)
+        return Muon(parameter_groups, lr=lr, **defaults | settings)

@@ -1,5 +1,9 @@
-"""Definitions of the optimizers: how each is built, its state, and its requirements. Imports no torch at the top."""
+"""Define the optimizers: how each is built, its state, and its requirements.
 
+Importing this module does not import torch.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,16 +16,20 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-BITSANDBYTES_REQUIREMENT = "bitsandbytes==0.50.2"  # optional
+# Optional dependency.
+BITSANDBYTES_REQUIREMENT = "bitsandbytes==0.50.2"
+# bitsandbytes stores moments of smaller tensors in fp32, and one scale for each block of elements.
+QUANTIZED_FROM = 4096
+QUANTIZATION_BLOCK = 256
 
 
 class Moments(NamedTuple):
-    """Bytes that an optimizer keeps of a weight.
+    """Bytes of optimizer state per weight.
 
     Attributes:
-        hidden: of the blocks' matrices.
-        embeddings: of embeddings, positions and head.
-        vectors: of norms and biases, whose tensors have fewer than 4,096 elements.
+        hidden: for weights in the matrices of blocks.
+        embeddings: for weights in embeddings, positions and the head.
+        vectors: for weights in norms and biases.
     """
 
     hidden: float
@@ -31,78 +39,93 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """All that depends on the optimizer.
+    """Definition of an optimizer.
 
     Attributes:
-        groups: the parameters as the groups that the class takes; each states its weight decay.
-        make: the class and its further arguments, but for the learning rate.
-        moments: bytes that it keeps of a weight.
-        keeps: what it keeps of a parameter, by name: tensors on the meta device, made from a parameter that lies there.
-            A checkpoint's are compared with them.
-        package: what to install for it, name==version; it is then tried on the device before training.
+        groups: function that returns the parameter groups of a model, each with its weight decay.
+        make: function that returns the class, and its arguments except groups and learning rate.
+        moments: bytes of optimizer state per weight.
+        state_tensors: function that returns the state of one parameter by name, given its group and
+            a tensor like it. Both tensors and results are on the meta device. A checkpoint is
+            compared with them.
+        package: optional dependency, name==version. It is tried on the device before training.
     """
 
     groups: Callable[["PreTrainedModel", keys.Optimizer], list[dict]]
     make: Callable[[keys.Optimizer], tuple[type, dict[str, Any]]]
     moments: Moments
-    keeps: Callable[[dict[str, Any], "torch.Tensor"], dict[str, "torch.Tensor"]]
+    state_tensors: Callable[[dict[str, Any], "torch.Tensor"], dict[str, "torch.Tensor"]]
     package: str | None = None
 
 
 def build(
     model: "PreTrainedModel", settings: keys.Optimizer, *, shard: bool = False
 ) -> "torch.optim.Optimizer":
-    """Build the recipe's optimizer of a model's weights, with a learning rate of 0: ``set_lr`` sets it for each update.
+    """Build the optimizer of a recipe, with a learning rate of 0.
 
-    Weight decay acts on tensors of two or more dimensions only (not on biases and norms).
+    ``schedule.set_lr`` sets the rate of each update. Weight decay applies to tensors of two or more
+    dimensions only, and so not to biases and norms.
 
     Args:
-        shard: each process of the default group keeps the moments of its share of the tensors, updates these, and
-            sends them to the others (ZeRO-1, https://arxiv.org/abs/1910.02054). The updates are the same.
+        model: the model to train.
+        settings: the optimizer keys of the recipe.
+        shard: whether each process stores the moments of its share of the tensors, updates these
+            tensors, and sends them to the other processes (ZeRO-1,
+            https://arxiv.org/abs/1910.02054). The updates are the same.
     """
     spec = OPTIMIZERS[settings.optimizer]
-    kind, arguments = spec.make(settings)
+    optimizer_class, arguments = spec.make(settings)
     groups = spec.groups(model, settings)
     if shard:
-        # Importing the package causes warnings of TorchScript.
-        from torch.distributed.optim import (
-            ZeroRedundancyOptimizer,
-        )
+        # Imported here because the import causes warnings of TorchScript.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(groups, kind, lr=0.0, **arguments)
-    return kind(groups, lr=0.0, **arguments)
+        return ZeroRedundancyOptimizer(groups, optimizer_class, lr=0.0, **arguments)
+    return optimizer_class(groups, lr=0.0, **arguments)
 
 
 def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) -> None:
-    """Raise BadInput where the optimizer's package is missing or does not run on ``device``, and for shards it refuses.
+    """Check that the optimizer of a recipe works on this machine.
 
     Args:
-        sharded: moments or weights are in shards (ZeRO-1, FSDP2).
+        settings: the optimizer keys of the recipe.
+        device: the device that trains.
+        sharded: whether moments or weights are sharded (ZeRO-1, FSDP2).
+
+    Raises:
+        BadInput: its package is missing or does not run on ``device``, or it cannot be sharded.
     """
-    name, spec = settings.optimizer, OPTIMIZERS[settings.optimizer]
+    name = settings.optimizer
+    spec = OPTIMIZERS[name]
     package = (spec.package or "").partition("==")[0]
     try:
-        kind, arguments = spec.make(settings)
+        optimizer_class, arguments = spec.make(settings)
     except ImportError:
-        install = f"pip install {spec.package}, or --optimizer adamw"
-        raise BadInput(f"optimizer = {name} needs {package}: {install}") from None
+        raise BadInput(
+            f"optimizer = {name} needs the package {package}. Install it with pip install "
+            f"{spec.package}, or use --optimizer adamw"
+        ) from None
     if sharded and not keys.OPTIMIZER_CAN_SHARD[name]:
         raise BadInput(
-            f"optimizer = {name}: updates no moments or weights in shards; use --shard_optimizer false and a YAML without "
-            f"FSDP, or --optimizer adamw"
+            f"optimizer = {name} cannot update sharded moments or weights. Use --shard_optimizer "
+            f"false and a YAML without FSDP, or --optimizer adamw"
         )
     if not package:
         return
+
+    # Make one update. Otherwise the package may find out only at the first update of training,
+    # after minutes of compiling, that it has no kernels for this device.
     import torch
 
-    # A package may search its kernels for this device at the first update only, minutes of compiling later.
-    trial = torch.nn.Parameter(torch.zeros(4096, device=device))
-    trial.grad = torch.zeros_like(trial)
+    parameter = torch.nn.Parameter(torch.zeros(QUANTIZED_FROM, device=device))
+    parameter.grad = torch.zeros_like(parameter)
     try:
-        kind([trial], **arguments).step()
+        optimizer_class([parameter], **arguments).step()
     except RuntimeError as error:
-        why = f"{package} does not run on {device}: {first_line(error)}"
-        raise BadInput(f"optimizer = {name}: {why}; --optimizer adamw") from None
+        raise BadInput(
+            f"optimizer = {name}: {package} does not run on {device}: {first_line(error)}. Use "
+            f"--optimizer adamw"
+        ) from None
 
 
 def _groups(model: "PreTrainedModel", settings: keys.Optimizer) -> list[dict]:
@@ -121,27 +144,35 @@ def _adamw(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
     return AdamW, _adam(settings) | {"fused": True}
 
 
-def _adamw_keeps(_group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
+def _adamw_state(_group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
     return {"step": like.new_empty(()), "exp_avg": like, "exp_avg_sq": like}
 
 
 def _adamw_8bit(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
-    """bitsandbytes' AdamW (https://arxiv.org/abs/2110.02861).
+    """Return the AdamW of bitsandbytes (https://arxiv.org/abs/2110.02861) and its arguments.
 
-    A moment of a tensor of 4,096 elements or more is a byte an element and a fp32 scale for each 256 of them.
+    It stores the moments of a tensor of 4,096 or more elements in one byte per element, and one
+    fp32 scale for each 256 elements.
     """
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit, _adam(settings)
 
 
-def _adamw_8bit_keeps(_group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
+def _adamw_8bit_state(_group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
     moment = {"state": like}
-    if like.numel() >= 4096:
-        scales = like.new_empty(-(-like.numel() // 256))
-        moment = {"state": like.byte(), "qmap": like.new_empty(256), "absmax": scales}
-    both = {f"{kind}{number}": tensor for number in (1, 2) for kind, tensor in moment.items()}
-    return both | {"step": like.new_empty(()).long()}
+    if like.numel() >= QUANTIZED_FROM:
+        moment = {
+            "state": like.byte(),
+            "qmap": like.new_empty(256),
+            "absmax": like.new_empty(math.ceil(like.numel() / QUANTIZATION_BLOCK)),
+        }
+    state = {}
+    for number in (1, 2):
+        for name, tensor in moment.items():
+            state[f"{name}{number}"] = tensor
+    state["step"] = like.new_empty(()).long()
+    return state
 
 
 def _muon(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
@@ -156,22 +187,24 @@ def _muon_groups(model: "PreTrainedModel", settings: keys.Optimizer) -> list[dic
     return muon.groups(model, ARCHITECTURES[model.config.model_type], settings.weight_decay)
 
 
-def _muon_keeps(group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
-    return {"momentum_buffer": like} if group.get("parts") else _adamw_keeps(group, like)
+def _muon_state(group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
+    if group.get("parts"):
+        return {"momentum_buffer": like}
+    return _adamw_state(group, like)
 
 
 OPTIMIZERS = {
     "adamw": OptimizerSpec(
-        groups=_groups, make=_adamw, moments=Moments(8.0, 8.0, 8.0), keeps=_adamw_keeps
+        groups=_groups, make=_adamw, moments=Moments(8.0, 8.0, 8.0), state_tensors=_adamw_state
     ),
     "adamw_8bit": OptimizerSpec(
         groups=_groups,
         make=_adamw_8bit,
-        moments=Moments(2 + 8 / 256, 2 + 8 / 256, 8.0),
-        keeps=_adamw_8bit_keeps,
+        moments=Moments(2 + 8 / QUANTIZATION_BLOCK, 2 + 8 / QUANTIZATION_BLOCK, 8.0),
+        state_tensors=_adamw_8bit_state,
         package=BITSANDBYTES_REQUIREMENT,
     ),
     "muon": OptimizerSpec(
-        groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0), keeps=_muon_keeps
+        groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0), state_tensors=_muon_state
     ),
 }

@@ -84,16 +84,25 @@ def learning_rate(step: int, schedule: keys.Schedule, length: Length | None = No
 
 
 def _warmup_rate(step: int, peak: float, length: Length) -> float:
-    """Return the rate on the line from ``rate_before`` (0 for a length that did not change)."""
+    """Return the rate during the warm-up.
+
+    It rises linearly to ``rate_before`` until ``changed_at``, and from there linearly to the peak.
+    If the length did not change, both are 0, and there is only the second line.
+    """
     if step < length.changed_at:
         return length.rate_before * (step + 1) / length.changed_at
     updates = length.warmup_steps - length.changed_at
-    made = step + 1 - length.changed_at
-    return peak * made / updates + length.rate_before * (updates - made) / updates
+    updates_made = step + 1 - length.changed_at
+    updates_left = updates - updates_made
+    share_of_peak = peak * updates_made / updates
+    share_of_rate_before = length.rate_before * updates_left / updates
+    return share_of_peak + share_of_rate_before
 
 
 def decay_begins(schedule: keys.Schedule, length: Length) -> int | None:
-    """Return the number of updates before the decay phase. Until then a longer run is the same run.
+    """Return the number of updates before the decay phase.
+
+    Until then, a longer run has the same learning rates.
 
     Returns:
         For wsd, max_steps - round(decay_ratio * max_steps), but not before the end of the warm-up.
@@ -104,10 +113,11 @@ def decay_begins(schedule: keys.Schedule, length: Length) -> int | None:
     if schedule.lr_scheduler_type != "wsd":
         return None
     decay_steps = round(schedule.decay_ratio * length.max_steps)
-    begin = max(length.warmup_steps, length.max_steps - decay_steps)
-    if length.rate_before == schedule.learning_rate:  # the peak was held until max_hours planned
-        begin = max(begin, length.changed_at)
-    return begin
+    decay_start = max(length.warmup_steps, length.max_steps - decay_steps)
+    # If max_hours planned this length during the stable phase, the rate was at its peak until then.
+    if length.rate_before == schedule.learning_rate:
+        decay_start = max(decay_start, length.changed_at)
+    return decay_start
 
 
 def shorten(schedule: keys.Schedule, step: int, max_steps: int) -> Length:
@@ -128,9 +138,10 @@ def shorten(schedule: keys.Schedule, step: int, max_steps: int) -> Length:
 
     warmup_steps = schedule.warmup_steps
     if step < warmup_steps:
-        half = math.ceil((max_steps - step) / 2)
-        earliest = step + min(MIN_RISE, half)
-        warmup_steps = min(warmup_steps, max(max_steps // 4, earliest))
+        half_of_remaining = math.ceil((max_steps - step) / 2)
+        earliest_end = step + min(MIN_RISE, half_of_remaining)
+        shortened = max(max_steps // 4, earliest_end)
+        warmup_steps = min(warmup_steps, shortened)
 
     length = Length(max_steps, warmup_steps)
     rate_before = learning_rate(step - 1, schedule)

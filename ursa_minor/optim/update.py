@@ -1,4 +1,4 @@
-"""One update that a bad gradient cannot poison."""
+"""Make one update, or skip it if the gradients are not finite."""
 
 import math
 from collections.abc import Callable
@@ -14,28 +14,36 @@ from ursa_minor.recipe import keys
 
 @dataclass(frozen=True)
 class Update:
-    """The result of one attempted update, the same on all processes."""
+    """The result of an update, identical on all processes.
 
-    loss: float  # cross entropy in nats per token, mean over the step and all processes
-    grad_norm: float  # before clipping
+    Attributes:
+        loss: cross entropy in nats per token, mean over the step and all processes.
+        grad_norm: norm of the gradient before clipping.
+        applied: whether the weights were updated.
+        overflow: whether the update was skipped because gradients overflowed fp16. The loss scale
+            was lowered, and the model itself is finite.
+        objective: the loss that is minimized, or None if that is the cross entropy.
+    """
+
+    loss: float
+    grad_norm: float
     applied: bool
-    overflow: bool  # not applied because fp16 gradients overflowed: the scale was lowered, the model is sound
-    objective: float | None = (
-        None  # the loss that is minimized, or None if that is the cross entropy
-    )
+    overflow: bool
+    objective: float | None = None
 
     @property
     def reason(self) -> str:
-        """Why it was not applied."""
+        """The reason why the update was skipped."""
         if self.overflow:
             return "fp16 overflow; the loss scale was lowered"
-        if self.objective is None:
-            return f"loss {self.loss}, gradient norm {self.grad_norm}: not finite"
-        return f"objective {self.objective}, gradient norm {self.grad_norm}: not finite"
+        minimized = f"loss {self.loss}"
+        if self.objective is not None:
+            minimized = f"objective {self.objective}"
+        return f"{minimized}, gradient norm {self.grad_norm}: not finite"
 
 
 class MeanLosses:
-    """The losses of a step, on the device: means over this process's micro-batches.
+    """The mean losses of a step over the micro-batches of this process, as tensors on the device.
 
     Attributes:
         loss: the cross entropy in nats per token.
@@ -43,12 +51,19 @@ class MeanLosses:
     """
 
     def __init__(self, micro_batches: int, device: torch.device, loss: keys.Loss):
+        """Start at 0.
+
+        Args:
+            micro_batches: number of micro-batches per step.
+            device: the device that trains.
+            loss: the loss keys of the recipe.
+        """
         self._micro_batches = micro_batches
         self.loss = torch.zeros((), device=device)
         self.objective = torch.zeros((), device=device) if loss.has_objective else None
 
     def add(self, losses: Losses) -> None:
-        """Add those of a micro-batch. The host does not wait for the device."""
+        """Add the losses of a micro-batch, without waiting for the device."""
         self.loss += losses.cross_entropy.detach() / self._micro_batches
         if self.objective is not None:
             self.objective += losses.objective.detach() / self._micro_batches
@@ -64,35 +79,49 @@ def update(
     scaler: torch.amp.GradScaler | None,
     reduce_mean: Callable[[torch.Tensor], torch.Tensor],
 ) -> Update:
-    """Clip and apply the gradients, or skip them all when objective or norm is not finite on any process.
+    """Clip and apply the gradients, or skip them if they are not finite on any process.
+
+    This is the only point of a step where the host waits for the device.
 
     Args:
-        loss: cross entropy in nats per token, this process's mean over the step, a scalar.
-        objective: the loss that is minimized, likewise, or None if that is ``loss``.
-        max_grad_norm: 0 = measure only.
+        optimizer: the optimizer. Its gradients are cleared.
+        parameters: the parameters of the model.
+        loss: scalar, cross entropy in nats per token, mean over the step on this process.
+        objective: scalar, the loss that is minimized, likewise, or None if that is ``loss``.
+        max_grad_norm: norm to which the gradient is clipped, or 0 for no clipping.
         scaler: the gradient scaler under fp16, else None.
-        reduce_mean: mean of a tensor over the processes; one infinite or NaN part makes it so everywhere.
-
-    The one place of a step where the host waits for the device.
+        reduce_mean: function that returns the mean of a tensor over all processes. If a value is
+            infinite or NaN on one process, the mean must be so on all of them.
     """
-    scaler = scaler or torch.amp.GradScaler(enabled=False)  # which only steps
+    if scaler is None:
+        scaler = torch.amp.GradScaler(enabled=False)  # only calls optimizer.step()
     scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
-    if isinstance(norm, DTensor):  # under FSDP each process has a part of it
+    if isinstance(norm, DTensor):  # under FSDP, each process has the norm of its shards
         norm = norm.full_tensor()
-    measured = [loss.float(), norm.float()]
+
+    measurements = [loss.float(), norm.float()]
     if objective is not None:
-        measured.append(objective.float())
-    mean_loss, grad_norm, *means = reduce_mean(torch.stack(measured)).tolist()
-    mean_objective = means[0] if means else None
+        measurements.append(objective.float())
+    means = reduce_mean(torch.stack(measurements)).tolist()
+    mean_loss = means[0]
+    grad_norm = means[1]
+    mean_objective = None if objective is None else means[2]
     minimized = mean_loss if mean_objective is None else mean_objective
-    applied = math.isfinite(minimized) and math.isfinite(grad_norm)
-    # Read from the device only where an overflow is possible.
-    before = 0.0 if applied else scaler.get_scale()
-    if applied:
+    is_loss_finite = math.isfinite(minimized)
+
+    if is_loss_finite and math.isfinite(grad_norm):
         scaler.step(optimizer)
-    scaler.update()
-    # At a scale of 1 or less there is nothing left to lower: what still overflows is the model, not the format.
-    overflow = not applied and math.isfinite(minimized) and 1.0 < before > scaler.get_scale()
+        scaler.update()
+        applied = True
+        overflow = False
+    else:
+        # The scale is on the device, so it is read only if the update is skipped.
+        old_scale = scaler.get_scale()
+        scaler.update()
+        applied = False
+        # A scale of 1 or less does not cause an overflow. Then the gradients themselves are not
+        # finite.
+        overflow = is_loss_finite and old_scale > 1.0 and scaler.get_scale() < old_scale
     optimizer.zero_grad(set_to_none=True)
     return Update(mean_loss, grad_norm, applied, overflow, mean_objective)

@@ -1,4 +1,8 @@
-"""Chat on a base model: a template, and tokens that take rows of the vocabulary's padding."""
+"""Add a chat template and its tokens to a base model, and chat with a model.
+
+The tokens of the template take rows of the vocabulary that are padding, so the model keeps its
+size.
+"""
 
 import dataclasses
 import logging
@@ -16,63 +20,87 @@ from ursa_minor.model.architectures import padded
 
 log = logging.getLogger(__name__)
 
-CHAT_TOKENS = BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
-# ChatML, as many chat models speak it. `generation` marks what TRL's assistant_only_loss trains on: the assistant's words,
-# and the token that ends them, so that the model learns to stop.
-CHAT_TEMPLATE = "".join(
-    map(
-        str.strip, Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8").splitlines()
-    )
-)
+BEGIN = "<|im_start|>"
+END = "<|im_end|>"
+PAD = "<|pad|>"
+CHAT_TOKENS = (BEGIN, END, PAD)
+Messages = list[dict[str, str]]  # each has the keys role and content
+
+
+def _read_template() -> str:
+    """Return the template of chatml.jinja in one line, without its indentation."""
+    template_file = Path(__file__).with_name("chatml.jinja")
+    lines = template_file.read_text(encoding="utf-8").splitlines()
+    return "".join(line.strip() for line in lines)
+
+
+# ChatML, the template of many chat models. Its `generation` blocks mark the tokens that TRL's
+# assistant_only_loss trains on: the assistant's answers, and the token that ends each of them, so
+# that the model learns to stop.
+CHAT_TEMPLATE = _read_template()
 
 
 def check_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raise BadInput for a model with a template, without free rows, or whose tokenizer cannot write the template."""
-    if tokenizer.chat_template is not None or {*CHAT_TOKENS} & {*tokenizer.get_vocab()}:
+    """Raise BadInput if no chat template can be added to a model.
+
+    This is so if the model has one already, if the padding of the vocabulary is too small for the
+    new tokens, or if the tokenizer cannot encode the text of the template.
+    """
+    vocab = tokenizer.get_vocab()
+    if tokenizer.chat_template is not None or any(token in vocab for token in CHAT_TOKENS):
         raise BadInput(
-            "--chat: the model has a chat template, or tokens of a chat, already; leave --chat out"
+            "--chat: the model already has a chat template or tokens of one. Leave out --chat"
         )
-    first, rows, needed = (
-        1 + max(tokenizer.get_vocab().values()),
-        model.config.vocab_size,
-        len(CHAT_TOKENS),
-    )
-    if (free := rows - first) < needed:
-        fix = f"train with --vocab_size {padded(first + needed)}, or --tokenizer_vocab_size {rows - needed} or less"
+    needed = len(CHAT_TOKENS)
+    used = 1 + max(vocab.values())
+    rows = model.config.vocab_size
+    free = max(rows - used, 0)
+    if free < needed:
         raise BadInput(
-            f"--chat: needs {needed} rows of padding, and {max(free, 0)} of {rows} are free; {fix}"
+            f"--chat: the tokens of a chat need {needed} rows of padding in the vocabulary, and "
+            f"{free} of its {rows} rows are padding. Train a model with --vocab_size "
+            f"{padded(used + needed)}, or with --tokenizer_vocab_size {rows - needed} or less"
         )
     try:
-        # Ids that the template adds to the messages.
+        # The template adds these words to the messages.
         tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])
     except BadInput as error:
         raise BadInput(
-            f"--chat: {error}; a chat needs a tokenizer that can write user, assistant and system"
+            f"--chat: {error}. A chat needs a tokenizer that can encode the words user, assistant "
+            f"and system"
         ) from None
 
 
 def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Give a base model, in place, a chat template and the tokens it needs; the model keeps its size.
+    """Add the chat template and its tokens to a base model and its tokenizer, in place.
 
-    The tokens' rows begin at the mean of all others (padding rows have learnt never to be). END stops generation beside
-    the end of text; padding is a token of its own: were it the end of text, a tuned model would not learn to stop, for
-    padding is left out of the loss (TRL #1623). Raises BadInput where ``check_chat`` does.
+    - The rows of the new tokens start at the mean of all used rows. Rows of padding are not a good
+      start, because training has made their tokens improbable.
+    - END stops the generation, in addition to the end of text.
+    - Padding gets its own token. If the end of text were also the padding, a fine-tuned model
+      would not learn to stop, because the loss leaves out padding (TRL #1623).
+
+    Raises:
+        BadInput: the template cannot be added (``check_chat``).
     """
     check_chat(model, tokenizer)
-    first = 1 + max(tokenizer.get_vocab().values())
+    num_used = 1 + max(tokenizer.get_vocab().values())
     tokenizer.add_special_tokens({"pad_token": PAD, "extra_special_tokens": [BEGIN, END]})
     tokenizer.chat_template = CHAT_TEMPLATE
     ids = tokenizer.convert_tokens_to_ids(list(CHAT_TOKENS))
-    assert sorted(ids) == list(range(first, first + len(CHAT_TOKENS))), ids
+    assert sorted(ids) == list(range(num_used, num_used + len(CHAT_TOKENS))), ids
+
     with torch.no_grad():
-        for part in (model.get_input_embeddings(), model.get_output_embeddings()):
-            part.weight[ids] = part.weight[:first].mean(0)
+        for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+            module.weight[ids] = module.weight[:num_used].mean(0)
+
+    end_id = tokenizer.convert_tokens_to_ids(END)
     generation = model.generation_config
-    generation.suppress_tokens = [
-        i for i in generation.suppress_tokens or () if i not in ids
-    ] or None
-    generation.eos_token_id = sorted({tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END)})
-    generation.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+    suppressed = [token_id for token_id in generation.suppress_tokens or () if token_id not in ids]
+    generation.suppress_tokens = suppressed or None
+    generation.eos_token_id = sorted({tokenizer.eos_token_id, end_id})
+    generation.pad_token_id = tokenizer.pad_token_id
+    model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def converse(
@@ -82,45 +110,71 @@ def converse(
     settings: sampling.Sampling,
     streamer: sampling.Streamer | None = None,
 ) -> None:
-    """Answer each message through ``streamer``, with what was said before; an empty message begins anew.
+    """Answer each message through ``streamer``. An answer takes the earlier messages into account.
 
-    The oldest turns are forgotten where they would leave less than half of the context, or than ``max_new_tokens``, for
-    the answer.
+    ``max_new_tokens`` of the context are reserved for the answer, or half of the context if that is
+    less. If the chat does not fit into the rest, its oldest messages and answers are removed. A
+    message that is too long even alone, or that cannot be encoded, gets a warning and no answer.
+
+    Args:
+        messages: of the user. An empty message starts a new chat.
     """
-    # How long a chat may be is asked below; the tokenizer need not warn of one that is about to be cut.
+    # The length of a chat is limited below, so the tokenizer's warning is not needed.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    context = context_length(model.config) or 2**31  # some models set no limit
-    room = context - min(settings.max_new_tokens, context // 2)
-    chat: list[dict[str, str]] = []
+    context = context_length(model.config) or 2**31  # some models have no limit
+    max_prompt_length = context - min(settings.max_new_tokens, context // 2)
+    chat: Messages = []
     for number, message in enumerate(messages):
         if not message:
             chat.clear()
             continue
         chat.append({"role": "user", "content": message})
         try:
-            while len(ids := prompt_ids(tokenizer, chat)) > room and len(chat) > 1:
-                del chat[:2]
-            if len(ids) > room:
-                raise BadInput(
-                    f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer"
-                )
+            ids = fit_into_context(tokenizer, chat, max_prompt_length)
         except BadInput as error:
             log.warning(error)
             chat.pop()
             continue
-        length = min(settings.max_new_tokens, context - len(ids))
         answer_settings = dataclasses.replace(
-            settings, max_new_tokens=length, seed=settings.seed + number
+            settings,
+            max_new_tokens=min(settings.max_new_tokens, context - len(ids)),
+            seed=settings.seed + number,
         )
-        new = sampling.sample(model, ids, tokenizer, answer_settings, streamer)
-        chat.append(
-            {"role": "assistant", "content": tokenization.decode_continuation(tokenizer, ids, new)}
-        )
+        new_ids = sampling.sample(model, ids, tokenizer, answer_settings, streamer)
+        answer = tokenization.decode_continuation(tokenizer, ids, new_ids)
+        chat.append({"role": "assistant", "content": answer})
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerFast, chat: list[dict[str, str]]) -> list[int]:
-    """Return the ids of a chat up to where the assistant is to answer. Raises BadInput for what it cannot write."""
+def fit_into_context(
+    tokenizer: PreTrainedTokenizerFast, chat: Messages, max_length: int
+) -> list[int]:
+    """Remove the oldest turns of a chat until its prompt fits, and return the ids of the prompt.
+
+    Args:
+        chat: turns of a message and its answer, and the message to answer at the end.
+        max_length: of the prompt, in tokens.
+
+    Raises:
+        BadInput: the last message alone is too long, or the tokenizer cannot encode it.
+    """
+    ids = prompt_ids(tokenizer, chat)
+    while len(ids) > max_length and len(chat) > 1:
+        del chat[:2]
+        ids = prompt_ids(tokenizer, chat)
+    if len(ids) > max_length:
+        raise BadInput(
+            f"this message has {len(ids):,} tokens, but only {max_length:,} fit into the context "
+            f"together with an answer"
+        )
+    return ids
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerFast, chat: Messages) -> list[int]:
+    """Return the ids of a chat, up to the place where the assistant's answer begins.
+
+    Raises:
+        BadInput: the tokenizer cannot encode a message.
+    """
     tokenization.Encoder(tokenizer)([message["content"] for message in chat])
-    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]
+    encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
+    return encoded["input_ids"]

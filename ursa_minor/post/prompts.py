@@ -1,11 +1,10 @@
-"""Prompts to improve by and held-out ones, from files of rows, and what a model's greedy completions of them are worth."""
+"""Read prompts from files, check them against the model, and score the model on held-out ones."""
 
 import logging
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -19,139 +18,157 @@ from ursa_minor.recipe.source_kind import TABLE_FORMATS, URL_SCHEMES
 
 log = logging.getLogger(__name__)
 
-BATCH_ROWS = 256  # completed at once
+BATCH_ROWS = 256  # held-out prompts that are completed together
 
 
 def read(key: str, path: str) -> list[TextOrMessages]:
-    """Return the ``prompt`` column of files of rows (.jsonl, .parquet, .csv): texts, or the messages of chats.
+    """Return the ``prompt`` column of .jsonl, .parquet or .csv files: texts, or messages of chats.
 
     Args:
-        path: found as one of ``data_files`` is: a name that exists is that file, any other may be a glob.
+        key: of the settings, for messages.
+        path: a file, or a glob if there is no file of this name.
 
-    Raises BadInput, which begins with ``key``, where there is no such file, column, or row.
+    Raises:
+        BadInput: there is no such file, column or row. The message begins with ``key``.
     """
-    import datasets  # here, for a card's image may lack it
+    # Imported here because the image of a machine with GPUs may not contain the package.
+    import datasets
     from datasets.data_files import DataFilesList
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs each error that it raises
-    where = f"{key} = {path}"
-    names = (
-        []
-        if path.startswith(URL_SCHEMES)
-        else [os.path.abspath(name) for name in find_files(key, [path])]
-    )
-    kinds = {TABLE_FORMATS.get(Path(name).suffix) for name in names}
-    if len(kinds) != 1 or None in kinds:
+    label = f"{key} = {path}"
+    names = []
+    if not path.startswith(URL_SCHEMES):
+        names = [str(Path(name).absolute()) for name in find_files(key, [path])]
+    formats = {TABLE_FORMATS.get(Path(name).suffix) for name in names}
+    if len(formats) != 1 or None in formats:
         raise BadInput(
-            f"{where}: must be files of rows that are here, of one kind: {', '.join(TABLE_FORMATS)}"
+            f"{label}: must be local files of one format. The formats are "
+            f"{', '.join(TABLE_FORMATS)}"
         )
-    try:  # streamed, so that nothing of an earlier file of this name is in a cache; a list of theirs is not expanded
-        files = {"train": DataFilesList(names, [])}
-        rows = list(datasets.load_dataset(*kinds, data_files=files, split="train", streaming=True))
-    except Exception as error:  # each of datasets' readers raises its own kinds
-        raise BadInput(f"{where}: cannot be read: {error.__cause__ or error!r}") from None
+    (file_format,) = formats
+    try:
+        # Streaming reads the file itself, and not a copy of an earlier file of this name in the
+        # cache. A DataFilesList is not expanded as a glob.
+        data_files = {"train": DataFilesList(names, [])}
+        rows = list(
+            datasets.load_dataset(file_format, data_files=data_files, split="train", streaming=True)
+        )
+    except Exception as error:  # the readers of datasets raise errors of many types
+        raise BadInput(f"{label} cannot be read. {error.__cause__ or error!r}") from None
     prompts = [row.get("prompt") for row in rows]
-    if (
-        not prompts
-        or len({type(prompt) for prompt in prompts}) != 1
-        or not all(map(_is_prompt, prompts))
-    ):
-        columns = f"; the columns are {', '.join(rows[0])}" if rows else ""
-        rule = (
-            "must be a text, or each one's a list of messages with role and content, and none empty"
+    is_valid = all(_is_prompt(prompt) for prompt in prompts)
+    if len({type(prompt) for prompt in prompts}) != 1 or not is_valid:
+        columns = f". The columns are {', '.join(rows[0])}" if rows else ""
+        raise BadInput(
+            f"{label}: the column 'prompt' must contain a text in each row, or in each row a list "
+            f"of messages with role and content. None may be empty{columns}"
         )
-        raise BadInput(f"{where}: each row's prompt {rule}{columns}")
     return prompts
 
 
 def _is_prompt(value: Any) -> bool:
-    messages = value if isinstance(value, list) else [{"role": "user", "content": value}]
-    return bool(value) and all(
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-        for message in messages
-    )
+    """Return whether a value is a text or a list of messages, and not empty."""
+    if not value:
+        return False
+    if isinstance(value, list):
+        return all(_is_message(message) for message in value)
+    return isinstance(value, str)
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
 def encode(
     tokenizer: PreTrainedTokenizerFast, prompts: Sequence[TextOrMessages]
 ) -> list[list[int]]:
-    """Return the ids that TRL makes of prompts."""
+    """Return the ids of each prompt, as TRL encodes it."""
     if isinstance(prompts[0], str):
         return tokenizer(list(prompts))["input_ids"]
-    return tokenizer.apply_chat_template(
+    encoded = tokenizer.apply_chat_template(
         list(prompts), add_generation_prompt=True, return_dict=True
-    )["input_ids"]
+    )
+    return encoded["input_ids"]
 
 
 def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[TextOrMessages]) -> None:
     """Raise BadInput if the tokenizer cannot encode the prompts, or if chats have no template."""
     if len({type(prompt) for prompt in prompts}) > 1:
         raise BadInput(
-            "prompts, held_out: some are texts and some are messages; give both in one form"
+            "prompts, held_out: some prompts are texts and some are messages. Give all in one form"
         )
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
-        fix = "python export_model.py RUN --chat --out FOLDER makes one that has"
-        raise BadInput(f"the prompts are messages, and the model has no chat template; {fix}")
+        raise BadInput(
+            "the prompts are messages, but the model has no chat template. Add one: "
+            "python export_model.py RUN --chat --out FOLDER"
+        )
     tokenization.Encoder(tokenizer)([plain(prompt) for prompt in prompts])
 
 
 def drop_long(
-    where: str,
+    label: str,
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[TextOrMessages],
     *,
     context: int | None,
     max_completion_length: int,
 ) -> list[TextOrMessages]:
-    """Return the prompts that fit into the context together with a completion; log how many do not.
+    """Return the prompts that fit into the context together with a completion.
+
+    The number of the dropped ones is logged.
 
     Args:
-        where: beginning of the messages: the key and its value.
+        label: beginning of the messages: the key and its value.
         tokenizer: of the model.
         prompts: all of one form, not empty.
         context: tokens that the model can read, or None if it has no limit.
         max_completion_length: new tokens.
 
-    Raises BadInput if no prompt fits.
+    Raises:
+        BadInput: no prompt fits.
     """
     if context is None:
         return list(prompts)
-    longest = context - max_completion_length
-    # Transformers need not warn of prompts that are about to be dropped.
+    # The prompts that are too long are dropped below, so the tokenizer's warning is not needed.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    max_prompt_length = context - max_completion_length
     lengths = [len(ids) for ids in encode(tokenizer, prompts)]
-    fitting = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= longest]
-    rule = (
+    fitting = []
+    for prompt, length in zip(prompts, lengths, strict=True):
+        if length <= max_prompt_length:
+            fitting.append(prompt)
+    reason = (
         f"with max_completion_length = {max_completion_length} the context of {context} tokens "
-        f"leaves {max(longest, 0)} for a prompt"
+        f"leaves {max(max_prompt_length, 0)} for a prompt"
     )
     if not fitting:
         shortest = min(lengths)
-        advice = "Give shorter prompts, or a model with a longer context"
+        fix = "Give shorter prompts, or a model with a longer context"
         if shortest < context:
-            advice = (
-                f"Use max_completion_length of {context - shortest} or less, or shorter prompts"
-            )
+            fix = f"Use max_completion_length of {context - shortest} or less, or shorter prompts"
         raise BadInput(
-            f"{where}: all {len(prompts):,} prompts are too long: {rule}, and the shortest has {shortest}. {advice}"
+            f"{label}: all {len(prompts):,} prompts are too long: {reason}, and the shortest has "
+            f"{shortest}. {fix}"
         )
-    dropped = len(prompts) - len(fitting)
-    if dropped:
+    num_dropped = len(prompts) - len(fitting)
+    if num_dropped:
         log.warning(
-            f"{where}: {dropped:,} of {len(prompts):,} prompts are dropped because they are too long: {rule}"
+            f"{label}: {num_dropped:,} of {len(prompts):,} prompts are dropped because they are "
+            f"too long: {reason}"
         )
     return fitting
 
 
 def require_batch(
-    where: str, prompts: Sequence[TextOrMessages], *, completions: int, num_generations: int
+    label: str, prompts: Sequence[TextOrMessages], *, completions: int, num_generations: int
 ) -> None:
     """Raise BadInput if the prompts do not fill one batch: TRL would then end without a step.
 
     Args:
-        where: beginning of the message: the key and its value.
+        label: beginning of the message: the key and its value.
         prompts: those that remain.
         completions: of a batch, on all processes (GRPOConfig.generation_batch_size).
         num_generations: completions of one prompt.
@@ -159,23 +176,28 @@ def require_batch(
     needed = completions // num_generations
     if len(prompts) < needed:
         raise BadInput(
-            f"{where}: a batch takes {needed:,} prompts ({completions:,} completions, num_generations = "
-            f"{num_generations}), and only {len(prompts):,} are usable. Give more prompts, or a lower "
-            f"per_device_train_batch_size"
+            f"{label}: a batch takes {needed:,} prompts ({completions:,} completions, "
+            f"num_generations = {num_generations}), but only {len(prompts):,} are usable. Give "
+            f"more prompts, or a lower per_device_train_batch_size"
         )
 
 
 def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: str | None) -> None:
-    """Make the end of text, and the token ``stop``, end what the model generates."""
-    ends = sampling.end_ids(model, tokenizer)
+    """Make the model end a text at the end-of-text token and at the token ``stop``.
+
+    Raises:
+        BadInput: ``stop`` is not one token.
+    """
+    end_ids = set(sampling.end_ids(model, tokenizer))
     if stop is not None:
-        (ids,) = tokenization.Encoder(tokenizer)([stop])
-        if len(ids) != 1:
+        (stop_ids,) = tokenization.Encoder(tokenizer)([stop])
+        if len(stop_ids) != 1:
             raise BadInput(
-                f"stop = {stop!r}: must be one token of the model's tokenizer, and is {len(ids)}"
+                f"stop = {stop!r}: must be one token of the model's tokenizer, but it is "
+                f"{len(stop_ids)} tokens"
             )
-        ends = [*ends, *ids.tolist()]
-    model.generation_config.eos_token_id = sorted({*ends})
+        end_ids.update(stop_ids.tolist())
+    model.generation_config.eos_token_id = sorted(end_ids)
 
 
 def completions_of(
@@ -193,13 +215,13 @@ def completions_of(
 def with_completions_of(
     tokenizer: PreTrainedTokenizerFast, reward: CheckedReward | ModelReward
 ) -> Callable[..., list[float]]:
-    """Return a reward function for GRPOTrainer that sees the same texts as ``score`` does.
+    """Return a reward function for GRPOTrainer that gets the same texts as in ``score``.
 
-    GRPOTrainer decodes the ids of a completion alone, so that a tokenizer like SentencePiece's
-    loses the space before its first word.
+    GRPOTrainer decodes the ids of a completion alone. With a tokenizer like SentencePiece's, the
+    completion would lose the space before its first word.
     """
 
-    def rewarded(
+    def reward_of_decoded(
         prompts: Sequence[TextOrMessages],
         completions: Sequence[TextOrMessages],
         completion_ids: Sequence[list[int]] | None = None,
@@ -209,8 +231,28 @@ def with_completions_of(
             completions = completions_of(tokenizer, prompts, completion_ids)
         return reward(prompts, completions, **columns)
 
-    rewarded.__name__ = reward.__name__
-    return rewarded
+    reward_of_decoded.__name__ = reward.__name__
+    return reward_of_decoded
+
+
+class _PaddedPrompts(NamedTuple):
+    """Left-padded prompts: ids and attention mask, both (batch, sequence) int64."""
+
+    ids_BT: torch.Tensor
+    mask_BT: torch.Tensor
+
+
+def _pad_left(rows: list[list[int]], pad_id: int, device: torch.device) -> _PaddedPrompts:
+    width = max(len(row) for row in rows)
+    padded_rows = []
+    masks = []
+    for row in rows:
+        padding = width - len(row)
+        padded_rows.append([pad_id] * padding + row)
+        masks.append([0] * padding + [1] * len(row))
+    return _PaddedPrompts(
+        torch.tensor(padded_rows, device=device), torch.tensor(masks, device=device)
+    )
 
 
 @torch.inference_mode()
@@ -219,49 +261,53 @@ def score(
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[TextOrMessages],
     reward: CheckedReward | ModelReward,
-    longest: int,
+    max_completion_length: int,
 ) -> float:
-    """Return the mean reward of greedy completions of at most ``longest`` tokens; of rewards 0 and 1, the share solved.
+    """Return the mean reward of greedy completions.
+
+    If the rewards are 0 and 1, this is the share of solved prompts.
+
+    Args:
+        max_completion_length: tokens of a completion.
 
     Raises:
         BadInput: every call of the reward failed, or the model computes NaN.
     """
-    was_training, generation_config, calls, problems = (
-        model.training,
-        model.generation_config,
-        reward.calls,
-        reward.problems,
-    )
-    model.eval()
-    model.generation_config = GenerationConfig()  # its own may ask for beams, or to sample
-    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    was_training = model.training
+    generation_config = model.generation_config
+    calls_before = reward.calls
+    problems_before = reward.problems
+    pad_id = tokenizer.pad_token_id
+    if pad_id is None:
+        pad_id = tokenizer.eos_token_id
     values = []
+    model.eval()
+    # The model's own configuration may select beam search or sampling.
+    model.generation_config = GenerationConfig()
     try:
         for start in range(0, len(prompts), BATCH_ROWS):
-            texts = prompts[start : start + BATCH_ROWS]
-            ids = encode(tokenizer, texts)
-            width = max(map(len, ids))
-            rows = torch.tensor(
-                [[padding] * (width - len(row)) + row for row in ids], device=model.device
-            )
-            mask = torch.tensor(
-                [[0] * (width - len(row)) + [1] * len(row) for row in ids], device=model.device
-            )
-            out = model.generate(
-                rows,
-                attention_mask=mask,
-                max_new_tokens=longest,
+            batch = prompts[start : start + BATCH_ROWS]
+            padded = _pad_left(encode(tokenizer, batch), pad_id, model.device)
+            output_BT = model.generate(
+                padded.ids_BT,
+                attention_mask=padded.mask_BT,
+                max_new_tokens=max_completion_length,
                 do_sample=False,
                 eos_token_id=generation_config.eos_token_id,
-                pad_token_id=padding,
+                pad_token_id=pad_id,
                 suppress_tokens=generation_config.suppress_tokens,
                 logits_processor=sampling.checks_logits(),
             )
-            values += reward(texts, completions_of(tokenizer, texts, out[:, width:].tolist()))
+            completion_ids = output_BT[:, padded.ids_BT.shape[1] :].tolist()
+            values += reward(batch, completions_of(tokenizer, batch, completion_ids))
     finally:
-        model.train(was_training).generation_config = generation_config
-    if reward.problems - problems == reward.calls - calls:
+        model.train(was_training)
+        model.generation_config = generation_config
+    new_calls = reward.calls - calls_before
+    new_problems = reward.problems - problems_before
+    if new_problems == new_calls:
         raise BadInput(
-            f"reward {reward.__name__}: every call failed; the first {reward.first_problem}"
+            f"the reward {reward.__name__} failed for every prompt. The first call "
+            f"{reward.first_problem}"
         )
     return statistics.fmean(values)

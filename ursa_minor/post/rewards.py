@@ -1,4 +1,8 @@
-"""Rewards that a program checks: what a completion of a prompt is worth. A user's own is ``file.py:function``."""
+"""Reward functions: they score the completion of a prompt, usually from 0 to 1.
+
+A reward is one of ``REWARDS``, a function in a user's file (``file.py:function``), or the folder of
+a reward model.
+"""
 
 import ast
 import logging
@@ -18,34 +22,47 @@ from ursa_minor.model.adapters import check_no_adapter
 log = logging.getLogger(__name__)
 
 Reward = Callable[[str, str], float]  # of (prompt, completion)
-TextOrMessages = str | list[dict[str, str]]  # plain, or the messages of a chat
+TextOrMessages = str | list[dict[str, str]]  # plain text, or the messages of a chat
 
-CLOSES = {")": "(", "]": "[", "}": "{", ">": "<"}
+ADDITION = re.compile(r"\s*(\d+)\s*\+\s*(\d+)\s*=\s*")
+OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
 
 
 def addition(prompt: str, completion: str) -> float:
-    """Return 1 where ``completion`` is the sum that ``prompt`` asks for, as ``12+34=``; else 0."""
-    match = re.fullmatch(r"\s*(\d+)\s*\+\s*(\d+)\s*=\s*", prompt)
+    """Return 1 if the completion is the sum that the prompt asks for, else 0.
+
+    Args:
+        prompt: an addition of two numbers, such as ``12+34=``.
+
+    Raises:
+        ValueError: the prompt is not an addition.
+    """
+    match = ADDITION.fullmatch(prompt)
     if match is None:
         raise ValueError(f"{prompt!r} is not an addition")
-    return float(completion.strip() == str(int(match[1]) + int(match[2])))
+    correct = int(match[1]) + int(match[2])
+    return float(completion.strip() == str(correct))
 
 
 def brackets(prompt: str, completion: str) -> float:
-    """Return 1 where prompt and completion together are brackets that close in order, and nothing else; else 0."""
-    opened = []
-    for character in prompt + completion.strip():
-        if character in CLOSES.values():
-            opened.append(character)
-        elif not opened or opened.pop() != CLOSES.get(character):
+    """Return 1 if prompt and completion together are balanced brackets and nothing else, else 0."""
+    completion = completion.strip()
+    if not completion:
+        return 0.0
+    unclosed = []
+    for character in prompt + completion:
+        if character in OPENING_BRACKETS.values():
+            unclosed.append(character)
+        elif not unclosed or unclosed.pop() != OPENING_BRACKETS.get(character):
             return 0.0
-    return float(not opened and bool(completion.strip()))
+    return 0.0 if unclosed else 1.0
 
 
 def python_compiles(prompt: str, completion: str) -> float:
-    """Return 1 where prompt and completion together compile, and the completion does something; else 0.
+    """Return 1 if prompt and completion compile together, else 0.
 
-    Comments, bare constants and ``pass`` do nothing. Nothing is run.
+    The completion must also do something. Comments, constants that stand alone and ``pass`` do
+    nothing. The code is not run.
     """
     text = prompt + completion
     try:
@@ -54,137 +71,206 @@ def python_compiles(prompt: str, completion: str) -> float:
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return 0.0
-    prompt_end = (prompt.count("\n") + 1, len(prompt.rpartition("\n")[2].encode()))
-    done = (
-        (node.end_lineno, node.end_col_offset)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt)
-        and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass))
-        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    )
-    return float(any(end > prompt_end for end in done))
+    # Line and column in bytes, as the nodes of the tree have them.
+    last_prompt_line = prompt.rpartition("\n")[2]
+    prompt_end = (prompt.count("\n") + 1, len(last_prompt_line.encode()))
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    for statement in statements:
+        statement_end = (statement.end_lineno, statement.end_col_offset)
+        if _does_something(statement) and statement_end > prompt_end:
+            return 1.0
+    return 0.0
+
+
+def _does_something(statement: ast.stmt) -> bool:
+    """Return whether a statement does something.
+
+    The definition of a function or class does nothing, but the statements in it may.
+    """
+    if isinstance(statement, ast.Expr):
+        return not isinstance(statement.value, ast.Constant)
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return not isinstance(statement, (*definitions, ast.Pass))
 
 
 REWARDS = {reward.__name__: reward for reward in (addition, brackets, python_compiles)}
 
 
 def find_reward(name: str) -> Reward:
-    """Return a reward by name, or the function of a user's own file, as ``file.py:function``; the file is run."""
+    """Return the reward function of a name.
+
+    Args:
+        name: a key of ``REWARDS``, or ``file.py:function``. The file is run.
+
+    Raises:
+        BadInput: there is no such reward, or the file cannot be run.
+    """
     if name in REWARDS:
         return REWARDS[name]
     path, colon, function = name.rpartition(":")
     if not colon or not path.endswith(".py"):
-        kinds = f"{', '.join(REWARDS)}, the folder of a reward model, or a function of your own as file.py:function"
-        raise BadInput(f"reward = {name}: must be {kinds}")
+        raise BadInput(
+            f"reward = {name}: must be {', '.join(REWARDS)}, the folder of a reward model, or a "
+            f"function of your own as file.py:function"
+        )
     try:
         reward = runpy.run_path(path).get(function)
     except Exception as error:
-        raise BadInput(
-            f"reward = {name}: {path} cannot be run: {format_exception_only(error)[-1].strip()}"
-        ) from None
+        raise BadInput(f"reward = {name}: {path} cannot be run. {_summary(error)}") from None
     if not callable(reward):
         raise BadInput(f"reward = {name}: {path} has no function {function}")
     return reward
 
 
+def _summary(error: Exception) -> str:
+    """Return the type and message of an error, as the last line of its traceback shows them."""
+    return format_exception_only(error)[-1].strip()
+
+
 class CheckedReward:
-    """A reward as GRPOTrainer calls it; a call that raises, or returns no finite number, counts 0 and is counted.
+    """A reward function in the form that GRPOTrainer calls.
+
+    A call that raises, or does not return a finite number, has the reward 0. It is counted, and the
+    first one is logged.
 
     Args:
-        stop: what ends a completion; the reward is given the text before it, as padding behind it may be text.
+        name: of the reward, as the user gave it.
+        reward: the function.
+        stop: the token that ends a completion, or None. The reward gets the text before it, because
+            the padding after it may decode to text.
 
     Attributes:
-        calls, problems: how many there were.
-        first_problem: what the first was, None where there was none.
+        calls: number of completions so far.
+        problems: number of calls that failed.
+        first_problem: description of the first call that failed, or None.
     """
 
     def __init__(self, name: str, reward: Reward, stop: str | None):
-        self.__name__, self.reward, self.stop = name.rpartition(":")[2], reward, stop
-        self.calls = self.problems = 0
+        self.__name__ = name.rpartition(":")[2]
+        self.reward = reward
+        self.stop = stop
+        self.calls = 0
+        self.problems = 0
         self.first_problem: str | None = None
 
     def __call__(
         self, prompts: Sequence[TextOrMessages], completions: Sequence[TextOrMessages], **_: object
     ) -> list[float]:
-        """Return each completion's reward."""
-        return [self._one(plain(p), plain(c)) for p, c in zip(prompts, completions, strict=True)]
+        """Return the reward of each completion."""
+        return [
+            self._score(plain(prompt), plain(completion))
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
 
-    def _one(self, prompt: str, completion: str) -> float:
+    def _score(self, prompt: str, completion: str) -> float:
         self.calls += 1
-        completion = completion.partition(self.stop)[0] if self.stop else completion
+        completion = before_stop(completion, self.stop)
         try:
             value = self.reward(prompt, completion)
             if math.isfinite(value):
                 return float(value)
             problem = f"returned {value}"
-        except Exception as error:  # also of what is no number
-            problem = f"raised {format_exception_only(error)[-1].strip()}"
+        except Exception as error:  # of the function, or of isfinite if the value is not a number
+            problem = f"raised {_summary(error)}"
         self.problems += 1
         if self.first_problem is None:
             self.first_problem = f"{problem} for prompt {prompt!r}, completion {completion!r}"
-            log.warning(f"reward {self.__name__} {self.first_problem}; this counts 0")
+            log.warning(
+                f"the reward function {self.__name__} {self.first_problem}. This completion has "
+                f"the reward 0"
+            )
         return 0.0
 
 
 class ModelReward:
-    """What a reward model, as ``trl reward`` leaves it in a folder, says of prompts and their completions.
+    """A reward model in the form that GRPOTrainer calls: a sequence classifier of ``trl reward``.
 
-    Has CheckedReward's attributes; no call fails. Raises BadInput where the folder holds another kind of model.
+    Args:
+        folder: of the model.
+        stop: as in CheckedReward.
+
+    Attributes:
+        calls: number of completions so far.
+        problems: 0, because no call fails.
+        first_problem: None.
+
+    Raises:
+        BadInput: the folder contains no reward model, or it cannot be loaded.
     """
 
     def __init__(self, folder: str, stop: str | None):
-        from transformers import AutoConfig, pipeline  # here, for they take seconds
+        # This import takes seconds.
+        from transformers import AutoConfig, pipeline
 
-        self.__name__, self.stop = folder, stop
-        self.calls, self.problems, self.first_problem = 0, 0, None
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.__name__ = folder
+        self.stop = stop
+        self.calls = 0
+        self.problems = 0
+        self.first_problem = None
         try:
-            if "ForSequenceClassification" not in str(
-                kind := AutoConfig.from_pretrained(folder).architectures
-            ):
+            architectures = AutoConfig.from_pretrained(folder).architectures
+            if "ForSequenceClassification" not in str(architectures):
                 raise BadInput(
-                    f"reward = {folder}: is not a reward model but {kind}; train one: trl reward"
+                    f"reward = {folder}: {architectures} is not a reward model. Train one with trl "
+                    f"reward"
                 )
-            self.judge = pipeline(
-                "text-classification", folder, function_to_apply="none", device=device
+            self.classifier = pipeline(
+                "text-classification",
+                folder,
+                function_to_apply="none",
+                device="cuda" if torch.cuda.is_available() else "cpu",
             )
         except (OSError, KeyError, RuntimeError) as error:
             raise BadInput(
-                f"reward = {folder}: cannot be loaded: {format_exception_only(error)[-1].strip()}"
+                f"reward = {folder}: the reward model cannot be loaded. {_summary(error)}"
             ) from None
-        tokenizer = self.tokenizer = self.judge.tokenizer
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as RewardTrainer does
+        self.tokenizer = self.classifier.tokenizer
+        if not self.tokenizer.pad_token:  # RewardTrainer does the same
+            self.tokenizer.pad_token = self.tokenizer.eos_token
 
     def __call__(
         self, prompts: Sequence[TextOrMessages], completions: Sequence[TextOrMessages], **_: object
     ) -> list[float]:
-        """Return each completion's reward; texts are ended as TRL's RewardTrainer ends them."""
+        """Return the reward of each completion."""
         self.calls += len(prompts)
-        answers = [
-            plain(completion).partition(self.stop)[0] if self.stop else plain(completion)
-            for completion in completions
-        ]
-        texts = [
-            prompt + answer + self.tokenizer.eos_token
-            if isinstance(prompt, str)
-            else self.tokenizer.apply_chat_template(
-                [*prompt, {"role": "assistant", "content": answer}], tokenize=False
-            )
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-        cut = {"truncation": True, "max_length": self.judge.model.config.max_position_embeddings}
-        scores = self.judge(
-            texts, batch_size=len(texts), padding=True, add_special_tokens=False, **cut
+        texts = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            answer = before_stop(plain(completion), self.stop)
+            texts.append(self._training_text(prompt, answer))
+        scores = self.classifier(
+            texts,
+            batch_size=len(texts),
+            padding=True,
+            add_special_tokens=False,
+            truncation=True,
+            max_length=self.classifier.model.config.max_position_embeddings,
         )
-        return [row["score"] for row in scores]
+        return [score["score"] for score in scores]
+
+    def _training_text(self, prompt: TextOrMessages, answer: str) -> str:
+        """Return prompt and answer as RewardTrainer joins and ends them."""
+        if isinstance(prompt, str):
+            return prompt + answer + self.tokenizer.eos_token
+        messages = [*prompt, {"role": "assistant", "content": answer}]
+        return self.tokenizer.apply_chat_template(messages, tokenize=False)
 
 
-def checked(name: str, stop: str | None) -> CheckedReward | ModelReward:
-    """Return the reward of a name: one of ours, a user's own, or a reward model's folder."""
+def load_reward(name: str, stop: str | None) -> CheckedReward | ModelReward:
+    """Return a reward in the form that GRPOTrainer calls.
+
+    Args:
+        name: as for ``find_reward``, or the folder of a reward model.
+        stop: the token that ends a completion, or None.
+    """
     check_no_adapter(Path(name), f"reward = {name}")
     if Path(name, "config.json").is_file():
         return ModelReward(name, stop)
     return CheckedReward(name, find_reward(name), stop)
+
+
+def before_stop(completion: str, stop: str | None) -> str:
+    """Return the part of a completion before the token ``stop``."""
+    return completion.partition(stop)[0] if stop else completion
 
 
 def plain(text: TextOrMessages) -> str:

@@ -8,5 +8,5 @@
 - ``train_command``: parse the command line of train.py and check the files it names
 - ``checks``: the checks of check_setup.py
 - ``compatibility``: judge what the checks have collected
-- ``trials``: training steps and collectives, in processes of their own
+- ``trials``: training steps and collectives, in separate processes
 """

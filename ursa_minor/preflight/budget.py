@@ -188,19 +188,19 @@ def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:
         f"{rounded(chosen['waiting_hours'])} waiting for data, the rest for evaluations and "
         f"checkpoints"
     )
-    summary = [run_estimate.labelled("time", time)]
+    summary = [run_estimate.labeled("time", time)]
     if "cost" in chosen:
         cost = f"{rounded(chosen['cost'])} at {chosen['price_per_hour']:g} per hour"
-        summary.append(run_estimate.labelled("cost", cost))
-    summary.append(run_estimate.labelled("tokens", f"{chosen['tokens']:,}"))
-    summary.append(run_estimate.labelled("reader", run_estimate.describe_reader(chosen)))
+        summary.append(run_estimate.labeled("cost", cost))
+    summary.append(run_estimate.labeled("tokens", f"{chosen['tokens']:,}"))
+    summary.append(run_estimate.labeled("reader", run_estimate.describe_reader(chosen)))
     if chosen["epochs"] and chosen["epochs"] > MANY_EPOCHS:
         note = (
             f"The text is read for {chosen['epochs']:.1f} epochs. More than {MANY_EPOCHS} epochs "
             f"hardly improve the model, and the expected loss counts only {MANY_EPOCHS}. Use more "
             f"text or fewer hours."
         )
-        summary.append(run_estimate.labelled("note", note))
+        summary.append(run_estimate.labeled("note", note))
 
     table = []
     for path, row in plans.items():

@@ -28,8 +28,7 @@ from ursa_minor.preflight import compatibility, estimate, run_estimate
 from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Capability, Check
 from ursa_minor.recipe import keys
 
-ROOT = Path(__file__).parents[2]
-REQUIREMENTS = ROOT / "requirements.txt"
+REQUIREMENTS = paths.ROOT / "requirements.txt"
 OLDEST_PYTHON = (3, 11)
 SMI_SECONDS = 60
 NETWORK_SECONDS = 5
@@ -46,7 +45,7 @@ def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
     Before a check that takes long, a result with the level ``TRYING`` states what is being checked.
 
     Args:
-        path: of the recipe, as it is shown in a command.
+        path: path of the recipe, as it is shown in a command.
         quick: run only the first of the trials.
     """
     yield check_python()
@@ -109,7 +108,7 @@ def _examine_folder(folder: Path, needed_bytes: float, *, shards: bool) -> Itera
     """Yield check results for the free space and the inodes of the disk of a folder."""
     free_bytes = None
     # Some file systems do not report their free space.
-    with files.skipping(files.NOT_SUPPORTED):
+    with files.ignoring_errors(files.NOT_SUPPORTED):
         free_bytes = shutil.disk_usage(folder).free
     if free_bytes is not None:
         yield compatibility.check_disk(free_bytes, needed_bytes, str(folder), shards=shards)
@@ -130,7 +129,7 @@ def examine_gpus(path: str, quick: bool) -> Iterator[Check]:
     """Yield check results for torch, the driver and each GPU, the launch command, and the trials.
 
     Args:
-        path: of the recipe, for the launch command.
+        path: path of the recipe, for the launch command.
         quick: run only the first of the trials.
     """
     import torch
@@ -182,7 +181,7 @@ def check_known_gpu(name: str) -> Check:
     """Return what to expect of a GPU, or a warning if it is not in our table."""
     gpu = gpus.find(name)
     if gpu is None:
-        text = f"{name}. It is not in ursa_minor/base/gpus.csv: there is no MFU and no estimate"
+        text = f"{name}. It is not in ursa_minor/base/gpus.csv: MFU and estimates are unavailable"
         return Check("gpu", WARNING, text)
     return Check("gpu", OK, f"{name}. {run_estimate.expectation(gpu)}")
 
@@ -247,7 +246,7 @@ def library_folders(name: str) -> list[str]:
 
 
 class Trial(NamedTuple):
-    """A trial that runs in a process of its own.
+    """A trial that runs in a separate process.
 
     Attributes:
         name: of its check result.
@@ -413,7 +412,7 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
             stdin=DEVNULL,
             stdout=output_file,
             stderr=output_file,
-            cwd=ROOT,
+            cwd=paths.ROOT,
             env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache},
             start_new_session=True,
         )

@@ -77,9 +77,9 @@ def memory(
         micro_batch: number of sequences.
         half: whether matrix products are computed in bf16 or fp16, with weights in fp32.
         compiled: whether the model is compiled.
-        checkpointing: what the backward pass computes again. ``none``; ``mlp``: the activation
-            between the two products of the MLP; ``full``: each block, of which only the input is
-            kept.
+        checkpointing: what the backward pass recomputes: ``none`` for nothing, ``mlp`` for the
+            activation between the two products of the MLP, ``full`` for each block, of which only
+            the input is saved.
         optimizer: a name of ``OPTIMIZERS``.
         shards: number of processes that share a part, by the name of the part: ``weights``,
             ``half copies``, ``gradients`` or ``moments``. For DDP, ``IN_BUCKETS``.
@@ -98,7 +98,7 @@ def memory(
         half_stream=half and "weights" in shards,
     )
     activations = tokens * saved_per_token
-    # A block is computed again when the loss has freed its memory.
+    # Blocks are recomputed after the loss has freed its memory.
     logits = _loss_bytes(shape, tokens, half=half, compiled=compiled)
     temporary = max(logits, tokens * recomputed_per_token)
 
@@ -130,12 +130,12 @@ def memory(
 def _activation_bytes_per_token(
     shape: Shape, *, half: bool, compiled: bool, checkpointing: str, half_stream: bool
 ) -> tuple[int, int]:
-    """Return the bytes per token of what the blocks save, and of what is computed again at a time.
+    """Return the bytes per token that all blocks save, and that the recomputation of a block needs.
 
     Args:
         half_stream: whether the residual stream is in half precision, as with FSDP2.
     """
-    saved_per_block, mlp_activation = shape.record.saved_activation_bytes(
+    saved_per_block, mlp_activation = shape.definition.saved_activation_bytes(
         shape, half=half, compiled=compiled, half_stream=half_stream
     )
     if checkpointing == "none":
@@ -147,7 +147,7 @@ def _activation_bytes_per_token(
     recomputed = saved_per_block
     if compiled and half:
         # The gradients within the block exist at the same time.
-        recomputed += shape.record.backward_bytes(shape)
+        recomputed += shape.definition.backward_bytes(shape)
     return shape.n_layer * input_bytes, recomputed
 
 
@@ -209,7 +209,7 @@ def memory_traffic_bytes(shape: Shape) -> float:
     This is for a forward and a backward pass, compiled, in half precision: the traffic that the
     kernels of a block need at least (120 d for GPT-2) times 1.25, and 16 V for the loss.
     """
-    blocks = 1.25 * shape.n_layer * shape.record.memory_traffic_bytes(shape)
+    blocks = 1.25 * shape.n_layer * shape.definition.memory_traffic_bytes(shape)
     return blocks + 16 * shape.vocab_size
 
 

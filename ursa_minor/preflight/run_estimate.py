@@ -207,7 +207,7 @@ def describe(recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
     texts["GPT-2 124M"] = _measured_speeds(gpu)
 
     title = f"{recipe.saving.name} on {row['count']} x {gpu.name}"
-    lines = [labelled(label, text) for label, text in texts.items()]
+    lines = [labeled(label, text) for label, text in texts.items()]
     return "\n".join([title, "", *lines, "", SOURCES])
 
 
@@ -257,7 +257,7 @@ def _describe_fitting_run(
         "speed": f"{rounded(row['tokens_per_second'])} tokens/s, {row['mfu']:.0%} MFU",
         "time": f"{rounded(row['hours'])} h, without evaluations and checkpoints",
         "reader": describe_reader(row),
-        "energy": f"{rounded(row['kilowatt_hours'])} kWh, for the GPUs alone at full power",
+        "energy": f"{rounded(row['kilowatt_hours'])} kWh, for the GPUs only, at full power",
     }
     if "cost" in row:
         paid_hours = row["hours"] + row["waiting_hours"]
@@ -331,7 +331,7 @@ def align_columns(rows: list[dict[str, str]]) -> list[str]:
     return texts
 
 
-def labelled(label: str, text: str) -> str:
+def labeled(label: str, text: str) -> str:
     """Return a text after its label. Its lines are wrapped and indented below each other."""
     return textwrap.fill(
         text,

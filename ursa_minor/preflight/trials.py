@@ -1,4 +1,4 @@
-"""Trials of a machine: small computations, each in a process of its own.
+"""Trials of a machine: small computations, each in a separate process.
 
 ``python -m ursa_minor.preflight.trials NAME ARGUMENTS`` runs the function of this name with these
 arguments, a JSON object. It prints a JSON object: ``{"text": ...}``, or ``{"problem": ...}`` if the
@@ -49,7 +49,7 @@ def main() -> None:
     except BaseException as error:
         status = 1
         result = {"problem": f"{type(error).__name__}: {first_line(error)}"[:300]}
-    # On a line of its own, whatever a library has printed before.
+    # On a separate line, because a library may have printed something before.
     os.write(1, f"\n{json.dumps(result)}\n".encode())
     os._exit(status)  # a normal exit could hang in a library
 

@@ -32,7 +32,7 @@ def check_tokenizer_fits(recipe: keys.Recipe, stated_rows: int | None) -> None:
     rows = stated_rows
     if rows is None:
         path = resolve_model(init_from, "init_from = ")
-        rows = pretrained.loaded(where, AutoConfig, path).vocab_size
+        rows = pretrained.from_pretrained(where, AutoConfig, path).vocab_size
     needed = rows_needed(tokenization.load(name))
     if needed <= rows:
         return

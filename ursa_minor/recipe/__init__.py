@@ -1,17 +1,19 @@
-"""Hyperparameters of a run.
+"""Recipes: the hyperparameters and settings of a run.
 
-A YAML file and command-line flags go in; a frozen ``Recipe`` comes out, or BadInput with every error that was found.
-``train.py --help`` needs these modules only, so none of them imports torch.
+The input is a YAML file and command-line flags. The result is a frozen ``Recipe``, or BadInput with
+every error that was found. ``train.py --help`` imports only these modules, and none of them imports
+torch.
 
-- ``keys``: every key: section, type, range, default, help text
+- ``keys``: definitions of all keys: section, type, range, default, help text
 - ``command_line``: parse flags
 - ``loading``: read the file, apply the flags, check the result
-- ``rules``: rules for single values and for combinations
+- ``rules``: rules for single values and for combinations of values
 - ``effects``: conditions under which a key has an effect
 - ``sizes``: model sizes for ``--size``
-- ``source_kind``, ``data_source``: kinds of data sources; how flags replace a source
-- ``places``: paths in a recipe, and in the recipe of a run folder that has moved
-- ``batching``: divide a step into processes and micro-batches
-- ``reference_curves``: published loss curves
+- ``source_kind``: kinds of data sources
+- ``data_source``: flags that replace the data source or the model of a recipe
+- ``places``: paths in a recipe, and in the recipe of a run folder that was moved
+- ``batching``: divide an update into processes and micro-batches
+- ``reference_curves``: loss curves of published runs
 - ``other_flags``: flags of other trainers and their replacements
 """

@@ -1,4 +1,7 @@
-"""How one step of ``tokens_per_step`` is shared: derived from recipe and machine, printed, never set."""
+"""Divide an update of ``tokens_per_step`` tokens into processes and micro-batches.
+
+The division follows from the recipe and the number of processes. No key sets it directly.
+"""
 
 from dataclasses import dataclass
 
@@ -7,17 +10,22 @@ from ursa_minor.base.wording import join_or
 from ursa_minor.recipe.keys import Recipe
 from ursa_minor.recipe.rules import divisors
 
-MANY_EPOCHS = (
-    4  # beyond these, reading again teaches much less than new text would (Muennighoff et al. 2023)
-)
+# After this number of epochs, repeated text improves a model much less than new text would
+# (Muennighoff et al. 2023).
+MANY_EPOCHS = 4
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A step's processes, sequences and micro-batches.
+    """The processes, sequences and micro-batches of one update.
 
     Attributes:
-        exchange_each: whether gradients are exchanged in each micro-batch, and not in a step's last only.
+        num_processes: processes that share the update.
+        sequences_per_step: sequences of all processes.
+        per_device_train_batch_size: sequences in a micro-batch of one process.
+        gradient_accumulation_steps: micro-batches of one process.
+        exchange_each: whether the processes exchange gradients after each micro-batch, instead of
+            after the last one only.
     """
 
     num_processes: int
@@ -28,27 +36,33 @@ class Plan:
 
 
 def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) -> Plan:
-    """Share a step over the processes: the largest micro-batch at or below the ceiling that divides it.
+    """Divide an update equally between the processes, in micro-batches as large as possible.
 
     Args:
-        ceiling: instead of the recipe's; without any (auto) a process takes its whole share at once.
+        recipe: states the number of tokens and the maximum micro-batch.
+        num_processes: number of processes.
+        ceiling: the maximum micro-batch, in sequences, instead of the recipe's. If neither states
+            one (``auto``), a micro-batch is the whole share of a process.
 
-    Raises BadInput with the process counts and token counts that work when none does.
+    Raises:
+        BadInput: the processes cannot share the sequences equally. The message gives numbers of
+            processes and of tokens that work.
     """
-    sequences = recipe.batch.tokens_per_step // recipe.model.sequence_length
+    sequence_length = recipe.model.sequence_length
+    tokens_per_step = recipe.batch.tokens_per_step
+    sequences = tokens_per_step // sequence_length
     if sequences % num_processes:
-        counts = [n for n in divisors(sequences) if n <= 64]
-        step = recipe.model.sequence_length * num_processes
-        nearest = max(1, round(recipe.batch.tokens_per_step / step)) * step
+        counts = [count for count in divisors(sequences) if count <= 64]
+        smallest_step = sequence_length * num_processes
+        nearest = max(1, round(tokens_per_step / smallest_step)) * smallest_step
         raise BadInput(
-            f"tokens_per_step = {recipe.batch.tokens_per_step} is {sequences} sequences of {recipe.model.sequence_length} "
-            f"tokens, which {num_processes} processes cannot share equally. Use {join_or(counts)} processes, or "
-            f"--tokens_per_step {nearest}"
+            f"tokens_per_step = {tokens_per_step} is {sequences} sequences of {sequence_length} "
+            f"tokens, which {num_processes} processes cannot share equally. "
+            f"Use {join_or(counts)} processes, or --tokens_per_step {nearest}"
         )
     share = sequences // num_processes
     if ceiling is None and recipe.batch.per_device_train_batch_size != "auto":
         ceiling = recipe.batch.per_device_train_batch_size
-    micro_batch = next(
-        size for size in range(min(ceiling or share, share), 0, -1) if share % size == 0
-    )
+    sizes_from_largest = range(min(ceiling or share, share), 0, -1)
+    micro_batch = next(size for size in sizes_from_largest if share % size == 0)
     return Plan(num_processes, sequences, micro_batch, share // micro_batch)

@@ -1,4 +1,7 @@
-"""Parse the command lines of the scripts. Imports no torch, so that --help and errors appear immediately."""
+"""Parse the command lines of the scripts.
+
+Nothing here imports torch, so that ``--help`` and errors appear immediately.
+"""
 
 import argparse
 import dataclasses
@@ -13,7 +16,6 @@ from typing import Any, NamedTuple
 from ursa_minor.base import paths, run_files, wording
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import check_launch
-from ursa_minor.base.wording import shorten
 from ursa_minor.recipe import other_flags, rules, sizes
 from ursa_minor.recipe.keys import (
     ABSENT,
@@ -25,10 +27,29 @@ from ursa_minor.recipe.keys import (
 )
 from ursa_minor.recipe.loading import DEFAULT_RECIPE, load_recipe, unknown_name
 
-# A value, where argparse before Python 3.14 takes -1e-3 for a flag.
+# A negative number. Before Python 3.14, argparse mistakes values such as -1e-3 for flags.
 NEGATIVE = re.compile(r"-(\.?[0-9].*|inf(inity)?|nan)$", re.IGNORECASE)
+# How --help names the value of a flag, by its type and by the kind of path that it is.
 METAVARS = {int: "N", float: "X", bool: "true|false"}
-USUAL = [
+PATH_METAVARS = {
+    None: "TEXT",
+    "folder": "PATH",
+    "path": "PATH",
+    "name": "NAME_OR_PATH",
+    "repository file": "PATH",
+    "assignment": "NAME=PATH",
+}
+# Titles of the groups of --help that differ from the names of the sections of a recipe.
+GROUP_TITLES = {
+    "batch": "batch size",
+    "schedule": "duration and learning rate schedule",
+    "evaluation": "logging and evaluation",
+    "saving": "checkpoints and saving",
+    "machine": "hardware",
+    "tracking": "experiment tracking",
+    "hub": "Hugging Face Hub",
+}
+COMMON_KEYS = [
     "data_files",
     "dataset_name",
     "data_dir",
@@ -39,30 +60,43 @@ USUAL = [
     "optimizer",
     "per_device_train_batch_size",
 ]
-# The number of updates that --profile takes: the first ones are left out (reporting/profiler.py).
+COMMON_HELP = (
+    "Every key of a recipe is also an option, which takes precedence over the recipe file. "
+    "Keys without a default are stated in the recipe file."
+)
+# Number of updates that --profile needs. The first ones are not recorded (reporting/profiler.py).
 PROFILE_UPDATES = 13
-# Flags of train.py that are not recipe keys, as read_flags takes them.
-TRAIN_MODES = {
+# Options of train.py that are not recipe keys: their types and help, as read_flags takes them.
+TRAIN_MODES: dict[str, tuple[type, str]] = {
     "eval_only": (
         bool,
-        "score the newest checkpoint (or init_from): validation split, tasks; then stop",
+        "Evaluate the newest checkpoint, or the model of --init_from, on the validation split and "
+        "the tasks, and exit.",
     ),
-    "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
+    "profile": (
+        bool,
+        "Record a profile of a few updates of the main process in profile/ of the run folder.",
+    ),
     "extend_steps": (
         int,
-        "train a finished wsd run so many steps longer, from before its decay phase, as another run",
+        "Train a finished run with lr_scheduler_type wsd or constant for this number of additional "
+        "updates, as a new run. wsd continues from before the decay phase.",
     ),
-    "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
+    "push_pending": (
+        Path,
+        "Push the files that are waiting in hub/ of this run folder to the Hub, and exit.",
+    ),
 }
 
 
 class TrainCommand(NamedTuple):
-    """A command line of train.py.
+    """A parsed command line of train.py.
 
     Attributes:
-        recipe: None with ``--push_pending``, which needs none.
-        modes: the flags given that are not recipe keys (``TRAIN_MODES``), and their values.
-        reader_argv: the flags with which prepare_data.py reads the same recipe.
+        recipe: the recipe, or None with ``--push_pending``, which needs none.
+        modes: the options on the command line that are not recipe keys (``TRAIN_MODES``), and
+            their values.
+        reader_argv: the arguments with which prepare_data.py reads the same recipe.
     """
 
     recipe: Recipe | None
@@ -71,113 +105,139 @@ class TrainCommand(NamedTuple):
 
 
 def parse_training(argv: Sequence[str]) -> TrainCommand:
-    """Parse the command line of train.py, and check what needs no torch.
+    """Parse the command line of train.py, and check everything that does not need torch.
 
     Raises:
-        BadInput: with every error that was found in the flags and the recipe, or with the first one
-            in the variables of the launcher.
+        BadInput: with every error in the flags and the recipe, or with the first error in the
+            environment variables of the launcher.
     """
     flags, modes = read_flags(argv, "Pre-train GPT-2 from a recipe.", TRAIN_MODES)
     if "push_pending" in modes:
+        run_dir = modes["push_pending"]
         if flags or len(modes) > 1:
             raise BadInput(
-                f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out"
+                f"--push_pending {run_dir} cannot be combined with other options. Leave them out"
             )
-        modes["push_pending"] = expand_option("push_pending", modes["push_pending"])
-        return TrainCommand(None, modes, [])
+        return TrainCommand(None, {"push_pending": expand_option("push_pending", run_dir)}, [])
 
     reader_argv = argv_of(flags)
     recipe_file = find_recipe(flags.pop("recipe", DEFAULT_RECIPE))
     if "extend_steps" in modes:
-        _check_file_extension(recipe_file, flags)
+        _check_extension(recipe_file, flags)
     recipe = load_recipe(recipe_file, flags, modes)
+
     if "extend_steps" in modes and "max_hours" in flags and recipe.schedule.max_hours:
         raise BadInput(
-            "--max_hours has no effect with --extend_steps, which states the length. Leave it out"
+            "--max_hours has no effect with --extend_steps, which sets the length of the run. "
+            "Leave --max_hours out"
         )
     max_steps = recipe.schedule.max_steps
     if "profile" in modes and "extend_steps" not in modes and max_steps < PROFILE_UPDATES:
         raise BadInput(
-            f"--profile: max_steps = {max_steps}, and a profile takes {PROFILE_UPDATES} updates; "
-            f"use --max_steps {PROFILE_UPDATES} or more, or leave out --profile"
+            f"--profile needs {PROFILE_UPDATES} updates, but max_steps = {max_steps}. "
+            f"Use --max_steps {PROFILE_UPDATES} or more, or leave --profile out"
         )
     check_launch(os.environ)
     return TrainCommand(recipe, modes, reader_argv)
 
 
-def find_recipe(typed: str, option: str = "recipe") -> Path:
-    """Return the recipe file that an option names, in the current folder or else in the repository.
+def find_recipe(path: str, option: str = "recipe") -> Path:
+    """Return the path of a recipe file, in the current folder or else in the repository.
 
-    Raises BadInput where the path cannot be expanded. Whether there is such a file is not checked.
+    Args:
+        path: the value of the option. The file does not need to exist.
+        option: the name of the option, without dashes.
+
+    Raises:
+        BadInput: the path cannot be expanded.
     """
-    return paths.find_from_anywhere(Path(expand_option(option, typed)))
+    return paths.find_from_anywhere(Path(expand_option(option, path)))
 
 
 def expand_option(option: str, path: str) -> str:
-    """Return the path of a command-line option expanded; raises BadInput where it cannot be."""
+    """Return the path of a command-line option with ``~`` and variables expanded.
+
+    Raises:
+        BadInput: the path cannot be expanded.
+    """
     try:
         return paths.expand(path)
     except ValueError as error:
         raise BadInput(f"--{option} {path}: {error}") from None
 
 
-def _check_file_extension(recipe_file: Path, flags: Mapping[str, Any]) -> None:
-    """Raise BadInput where --extend_steps gets a run's recipe.yaml and a name or folder for the extended run."""
+def _check_extension(recipe_file: Path, flags: Mapping[str, Any]) -> None:
+    """Raise BadInput if --extend_steps extends a run folder and the flags name the new run."""
     options = [f"--{name}" for name in ("run_name", "output_dir") if name in flags]
     if recipe_file.name == run_files.RECIPE and options:
         raise BadInput(
-            f"--extend_steps: extends the run in {recipe_file.parent} and names the new run after its length; "
-            f"leave {' and '.join(options)} out"
+            f"--extend_steps names the new run after the run in {recipe_file.parent} and its new "
+            f"length. Leave {' and '.join(options)} out"
         )
 
 
 def argv_of(flags: Mapping[str, str | list[str]]) -> list[str]:
-    """Return the argv that gives these flags, whatever their values are."""
+    """Return command-line arguments that state these flags.
+
+    A single value is joined to its flag with "=", because it may begin with dashes.
+    """
     argv = []
     for name, value in flags.items():
-        texts = [value] if isinstance(value, str) else value
-        argv += [f"--{name}={texts[0]}"] if len(texts) == 1 else [f"--{name}", *texts]
+        values = [value] if isinstance(value, str) else value
+        if len(values) == 1:
+            argv.append(f"--{name}={values[0]}")
+        else:
+            argv += [f"--{name}", *values]
     return argv
 
 
 def read_flags(
     argv: Sequence[str], description: str, extras: Mapping[str, tuple[type, str]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read ``--recipe FILE --key value ...``.
+    """Read ``--recipe PATH --key value ...``.
 
     Args:
-        argv: what stands after the script's name.
-        description: first line of ``--help``.
-        extras: flags that are not recipe keys: type (bool: the value may be left out) and help.
+        argv: the arguments without the name of the script.
+        description: the first line of ``--help``.
+        extras: the type and help of each option that is not a recipe key. The value of a bool may
+            be omitted; a path remains a string.
 
     Returns:
-        The flags of the recipe, ``recipe`` (the file) and ``size``, as typed; and the extras that were
-        given, without booleans that are false.
+        The flags of the recipe as strings, with ``recipe`` (the file) and ``size``. Then the extras
+        that are on the command line, without booleans that are false.
     """
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [--recipe FILE] [--key value ...]",
+        usage="%(prog)s [--recipe PATH] [--key value ...]",
         description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    usual = parser.add_argument_group("usual")
-    usual.add_argument("--recipe", metavar="FILE", help=f"default: {DEFAULT_RECIPE}")
-    for name in USUAL:
-        _add_flag(usual, name)
-    size_names = "|".join(sizes.names_of(sizes.GPT2_SIZES))
-    size_help = (
-        "shape of this GPT-2; AdamW recipes also get its learning rate and batch (docs/knobs.md)"
+    common = parser.add_argument_group("common options", COMMON_HELP)
+    common.add_argument(
+        "--recipe",
+        metavar="PATH",
+        help=f"Recipe file, which states the values of the keys. (default: {DEFAULT_RECIPE})",
     )
-    usual.add_argument("--size", metavar=size_names, help=size_help)
-    modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
+    for name in COMMON_KEYS:
+        _add_key(common, name)
+    common.add_argument(
+        "--size",
+        metavar="|".join(sizes.names_of(sizes.GPT2_SIZES)),
+        help="Train the GPT-2 model of this size. In AdamW recipes, this also sets the learning "
+        "rate and the batch size (docs/knobs.md).",
+    )
+    # argparse does not show a group without options.
+    modes = parser.add_argument_group("modes")
     for name, (value_type, help) in extras.items():
         add_option(modes, name, value_type, help)
-    for title, part in SECTIONS.items():
-        group = parser.add_argument_group(title, part.__doc__)
-        for field in dataclasses.fields(part):
-            # A list of mappings cannot be a flag.
-            if field.name not in USUAL and KEY_TYPES[field.name] != list[dict]:
-                _add_flag(group, field.name)
+    for section_name, section in SECTIONS.items():
+        title = GROUP_TITLES.get(section_name, section_name)
+        group = parser.add_argument_group(title, section.__doc__)
+        for field in dataclasses.fields(section):
+            is_mapping = KEY_TYPES[field.name] == list[dict]  # which cannot be a flag
+            if field.name not in COMMON_KEYS and not is_mapping:
+                _add_key(group, field.name)
+
     flags = vars(parse_flags(parser, argv))
     if "size" in flags:
         sizes.check(flags["size"], flags)
@@ -196,24 +256,31 @@ def add_option(
     help: str,
     metavar: str = "",
 ) -> None:
-    """Add a flag that is not a recipe key.
+    """Add an option that is not a recipe key.
 
     Args:
-        value_type: type of its value. A bool may be given without a value.
-        metavar: name of the value in ``--help``.
+        group: the parser, or a group of its options.
+        name: the name without dashes.
+        value_type: the type of the value. The value of a bool may be omitted; a Path remains a
+            string.
+        help: the help text.
+        metavar: the name of the value in ``--help``. The default depends on the type.
     """
     if value_type is bool:
         add_switch(group, f"--{name}", help)
         return
     convert: Callable[[str], Any] = value_type
-    if value_type is int and name.endswith("_steps"):
+    if value_type is Path:
+        convert = str
+        metavar = metavar or "PATH"
+    elif value_type is int and name.endswith("_steps"):
         convert = number_of_steps
     metavar = metavar or METAVARS.get(value_type, "TEXT")
     group.add_argument(f"--{name}", help=help, type=convert, metavar=metavar)
 
 
 def add_switch(group: argparse._ActionsContainer, flag: str, help: str) -> None:
-    """Add a boolean flag: true if it is given without a value, false if it is not given."""
+    """Add a boolean flag: true if it has no value, false if it is not on the command line."""
     group.add_argument(
         flag,
         help=help,
@@ -238,48 +305,78 @@ def number_of_steps(text: str) -> int:
     if rules.fraction_of_steps("_steps", text) is not None:
         raise argparse.ArgumentTypeError(f"{text}: {rules.FRACTION_RULE}")
     number = rules.number_of(text)
+    if isinstance(number, int):
+        return number
     try:
-        return number if isinstance(number, int) else int(text)
+        return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text}: must be an integer") from None
 
 
-def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
-    field, value_type = FIELDS[name], KEY_TYPES[name]
-    about, choices = field.metadata, () if value_type in (int, float) else field.metadata["allowed"]
-    words = "|".join(choices[: wording.MANY]) or METAVARS.get(value_type, "TEXT") + "|auto" * (
-        name in AUTO_KEYS
-    )
-    default = "" if field.default is ABSENT else f" (default: {shorten(field.default)})"
+def _add_key(group: argparse._ArgumentGroup, name: str) -> None:
+    """Add the option of a recipe key. Its value is read as a string, or as a list of strings."""
     options: dict[str, Any] = {}
-    if rules.is_list(value_type):
+    if rules.is_list(KEY_TYPES[name]):
         options["nargs"] = "+"
-    elif value_type is bool:
-        options |= {"nargs": "?", "const": "true"}
-    group.add_argument(
-        f"--{name}", metavar=words, help=(about["help"] + default).replace("%", "%%"), **options
-    )
+    elif KEY_TYPES[name] is bool:
+        options["nargs"] = "?"
+        options["const"] = "true"
+    help = _help_of_key(name).replace("%", "%%")  # argparse formats help with the % operator
+    group.add_argument(f"--{name}", metavar=_metavar_of_key(name), help=help, **options)
+
+
+def _help_of_key(name: str) -> str:
+    """Return the help text of a key, with its choices if it is a list, and its default."""
+    field = FIELDS[name]
+    help = field.metadata["help"]
+    choices = field.metadata["allowed"]
+    # The choices of other keys are shown in place of their value (_metavar_of_key). There are too
+    # many tasks to list them.
+    if rules.is_list(KEY_TYPES[name]) and 0 < len(choices) <= wording.MAX_VALUES:
+        help += f" Choices: {', '.join(choices)}."
+    if field.default is ABSENT:
+        return help
+    default = wording.shorten(field.default)
+    if isinstance(field.default, bool):
+        default = default.lower()
+    return f"{help} (default: {default})"
+
+
+def _metavar_of_key(name: str) -> str:
+    """Return how ``--help`` shows the value of a key."""
+    value_type = KEY_TYPES[name]
+    metadata = FIELDS[name].metadata
+    if rules.is_list(value_type) and metadata["allowed"]:
+        return "NAME"
+    if value_type is str and metadata["allowed"]:
+        return "|".join(metadata["allowed"])
+    metavar = METAVARS.get(value_type, PATH_METAVARS[metadata["path"]])
+    return f"{metavar}|auto" if name in AUTO_KEYS else metavar
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Return the parsed flags.
 
-    ``--a-b`` is ``--a_b``. The last of repeated flags wins, also of flags that take a list.
+    ``--a-b`` is the same as ``--a_b``. The last of repeated flags wins, including flags that take
+    lists.
 
-    Raises BadInput for a flag that the parser does not know, naming the nearest one.
+    Raises:
+        BadInput: the parser does not know a flag. The message suggests a similar one.
     """
     parser._negative_number_matcher = NEGATIVE
-    parser.error = _raise_bad_input  # type: ignore[method-assign]  # its own would exit with a usage text
+    # ArgumentParser.error exits with a usage text.
+    parser.error = _raise_bad_input  # type: ignore[method-assign]
     words = [_with_underscores(word) for word in argv]
     words = _with_values_of_switches(parser, words)
 
-    # A misspelt flag is named before argparse misses the right one.
+    # Report a misspelt flag first: argparse would report that the required flag is missing.
     names = [flag[2:] for flag in parser._option_string_actions if flag.startswith("--")]
     flags_in_argv = [word.partition("=")[0] for word in words if word.startswith("--")]
     if "--local_rank" in flags_in_argv and "local_rank" not in names:
         raise BadInput(
-            "--local_rank: torch.distributed.launch and deepspeed pass this flag, which is not needed here. Start "
-            f"several processes with torchrun --nproc_per_node N {parser.prog}, or with accelerate launch"
+            "--local_rank is not needed here. torch.distributed.launch and deepspeed pass it. "
+            f"Start several processes with torchrun --nproc_per_node N {parser.prog}, or with "
+            "accelerate launch"
         )
     unknown = [flag for flag in flags_in_argv if flag[2:] not in names and " " not in flag]
     if not unknown:
@@ -287,15 +384,17 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     if not unknown:
         return known
 
-    # A value may be a secret.
-    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-    if not flags:
-        message = f"{unknown[0]} is not a flag. Write each value after its flag"
-        if other_flags.RECIPE_KEY in names:
-            message += ', for example --max_steps 100. If this is a command of another trainer, see "Coming from '
-            message += 'another trainer" in docs/questions.md'
-        raise BadInput(message)
-    raise BadInput([_unknown_flag(parser, flag, names) for flag in flags])
+    # Messages do not repeat values, because a value may be a secret.
+    unknown_flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    if unknown_flags:
+        raise BadInput([_unknown_flag(parser, flag, names) for flag in unknown_flags])
+    message = f"{unknown[0]} is not a flag. Write each value after its flag"
+    if other_flags.RECIPE_KEY in names:
+        message += (
+            ", for example --max_steps 100. If this is a command of another trainer, see "
+            '"Coming from another trainer" in docs/questions.md'
+        )
+    raise BadInput(message)
 
 
 def _with_underscores(word: str) -> str:
@@ -303,11 +402,12 @@ def _with_underscores(word: str) -> str:
     flag, equals, value = word.partition("=")
     if not flag.startswith("--") or " " in flag:
         return word
-    return "--" + flag[2:].replace("-", "_") + equals + value
+    name = flag[2:].replace("-", "_")
+    return f"--{name}{equals}{value}"
 
 
 def _switches(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the boolean flags of a parser, which may be given without a value."""
+    """Return the boolean flags of a parser, whose values may be omitted."""
     switches = []
     for flag, action in parser._option_string_actions.items():
         if action.nargs == "?" and action.const is not None:
@@ -316,7 +416,7 @@ def _switches(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _with_values_of_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """Return the words with ``--switch=true`` for a bare switch in front of a positional argument.
+    """Return the words with ``--switch=true`` for a bare switch before a positional argument.
 
     Argparse would take that argument for the value of the switch.
     """
@@ -337,7 +437,7 @@ def _unknown_flag(parser: argparse.ArgumentParser, flag: str, names: Collection[
     """Return the error message for a flag that the parser does not know."""
     name = flag.removeprefix("--no_")
     if name != flag and f"--{name}" in _switches(parser):
-        return f"{flag}: no such flag; write --{name} false"
+        return f"{flag}: no such flag. Use --{name} false"
     return unknown_name(flag, names, "--")
 
 

@@ -1,7 +1,8 @@
-"""How flags replace parts of a recipe, and which keys then have an effect.
+"""Replace parts of a recipe by flags, and find the keys that then have no effect.
 
-A data source on the command line replaces the recipe's whole data source, and ``--init_from`` replaces the recipe's
-model and tokenizer. A key that flags make ineffective is dropped with a note.
+A data source on the command line replaces the recipe's whole data source. ``--init_from`` replaces
+the recipe's model and tokenizer. A key of the recipe that flags make ineffective is dropped with a
+note.
 """
 
 import logging
@@ -9,7 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ursa_minor.base import paths
+from ursa_minor.base import paths, run_files
 from ursa_minor.recipe.keys import (
     ABSENT,
     FIELDS,
@@ -27,56 +28,61 @@ DATA_KEYS = {name for name, field in FIELDS.items() if field.metadata["kind"] ==
 
 
 def stated_sources(values: Mapping[str, Any]) -> list[str]:
-    """Return the keys that name a data source. An empty list or text names none."""
+    """Return the keys that name a data source. An empty list or an empty text does not name one."""
     return [name for name in SOURCE_CHOICES if values.get(name)]
 
 
 def several_sources(values: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Yield the error of a file, or of a command line, that names two data sources.
+    """Yield the error of a file or a command line that names more than one data source.
 
     Args:
-        where: a prefix of the keys in the message: ``--`` for flags.
+        values: the keys and values of the file, or of the flags.
+        where: the prefix of the keys in the message: ``--`` for flags.
     """
     names = [f"{where}{name}" for name in stated_sources(values)]
     if len(names) > 1:
-        yield f"{' and '.join(names)} are different data sources. A run has one; keep one of them"
+        yield (
+            f"{' and '.join(names)} are different data sources. "
+            "A run can have only one. Keep one of them"
+        )
 
 
 def replace_source(file_values: RecipeValues, flag_values: Mapping[str, Any]) -> RecipeValues:
     """Return the file's values without its data source if the flags name another one.
 
-    The keys that are dropped are logged. A flag that repeats the recipe's own source drops nothing.
+    The dropped keys are logged. A flag that repeats the recipe's own source drops nothing.
     """
-    flags = stated_sources(flag_values)
-    if not flags:
+    flag_sources = stated_sources(flag_values)
+    recipe_sources = stated_sources(file_values)
+    if not flag_sources or not recipe_sources:
         return file_values
-    flag = flags[0]
-    own_sources = stated_sources(file_values)
-    repeats = own_sources == [flag] and _path(file_values[flag]) == _path(flag_values[flag])
-    if not own_sources or repeats:
+    flag = flag_sources[0]
+    if recipe_sources == [flag] and _path(file_values[flag]) == _path(flag_values[flag]):
         return file_values
     dropped = [name for name in SOURCE_KEYS if file_values.get(name)]
     log.info(
-        f"--{flag} replaces the recipe's data source; these keys of the recipe are ignored: {', '.join(dropped)}"
+        f"--{flag} replaces the recipe's data source. "
+        f"These keys of the recipe are ignored: {', '.join(dropped)}"
     )
     return _without(file_values, dropped)
 
 
 def replace_model(file_values: RecipeValues, flag_values: Mapping[str, Any]) -> RecipeValues:
-    """Return the file's values without its model and tokenizer if ``--init_from`` brings others.
+    """Return the file's values without its model and tokenizer if ``--init_from`` replaces them.
 
-    The keys that are dropped are logged.
+    The dropped keys are logged. A flag that repeats the recipe's own model drops nothing.
     """
-    model = flag_values.get("init_from")
-    if not isinstance(model, str) or _model_path(model) == _model_path(
-        file_values.get("init_from")
-    ):
+    flag_model = flag_values.get("init_from")
+    if not isinstance(flag_model, str):
+        return file_values
+    if _model_path(flag_model) == _model_path(file_values.get("init_from")):
         return file_values
     dropped = [name for name in REPLACED_BY_INIT_FROM if name in file_values]
-    stated = [name for name in dropped if file_values[name] is not None]
-    if stated:
+    dropped_values = [name for name in dropped if file_values[name] is not None]
+    if dropped_values:
         log.info(
-            f"--init_from brings its own model and tokenizer; these keys of the recipe are ignored: {', '.join(stated)}"
+            "--init_from replaces the recipe's model and tokenizer. "
+            f"These keys of the recipe are ignored: {', '.join(dropped_values)}"
         )
     return _without(file_values, dropped)
 
@@ -90,14 +96,16 @@ def drop_ineffective(
 ) -> RecipeValues:
     """Return the values without the recipe's keys that only the flags make ineffective.
 
+    A dropped key gets its default. A key without a default is switched off, or keeps its value if
+    it cannot be switched off.
+
     Args:
         values: every key, with flags and defaults applied.
-        file_values: the keys that remain of the recipe file after ``replace_source`` and ``replace_model``.
+        file_values: the keys that remain of the recipe file after ``replace_source`` and
+            ``replace_model``.
         original_values: the keys that the recipe file states.
         flags: the keys that the flags state.
-        modes: the flags given that are not recipe keys.
-
-    A dropped key gets its default. Without a default it is switched off, or keeps its value if it cannot be.
+        modes: the options on the command line that are not recipe keys.
     """
     if not flags:
         return values
@@ -107,16 +115,17 @@ def drop_ineffective(
     result = dict(values)
     dropped = []
     for name in FIELDS:
-        if name in flags or name not in file_values or is_off(name, values[name]):
+        is_only_in_file = name in file_values and name not in flags
+        if not is_only_in_file or is_off(name, values[name]):
             continue
-        if has_effect(name, with_modes) or not has_effect(name, without_flags):
-            continue
-        dropped.append(name)
-        result[name] = _value_when_dropped(name, values[name])
+        has_lost_effect = has_effect(name, without_flags) and not has_effect(name, with_modes)
+        if has_lost_effect:
+            dropped.append(name)
+            result[name] = _value_when_dropped(name, values[name])
     if dropped:
         log.info(
-            "With these flags, keys of the recipe have no effect and are ignored: "
-            + ", ".join(dropped)
+            "With these flags, the following keys of the recipe have no effect and are ignored: "
+            f"{', '.join(dropped)}"
         )
     return result
 
@@ -130,20 +139,34 @@ def _value_when_dropped(name: str, value: Any) -> Any:
 
 
 def is_off(name: str, value: Any) -> bool:
-    """Return whether a value switches its key off, so that it does no harm where the key has no effect."""
+    """Return whether a value switches its key off. It is permitted where the key has no effect."""
     return value == [] or value in FIELDS[name].metadata["off"]
 
 
 def has_effect(name: str, values: Mapping[str, Any]) -> bool:
-    """Return whether a key has an effect on a run with these values (of every key, and the modes of the command)."""
+    """Return whether a key has an effect on a run.
+
+    Args:
+        name: the key.
+        values: every key, and the modes of the command that are on.
+    """
     return any(_conditions_hold(name, view) for view in _views(name, values))
 
 
 def violated_conditions(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a key without effect is in conflict with, and the flag that would give it one (maybe empty)."""
+    """Yield the reasons why a key has no effect.
+
+    Args:
+        name: the key.
+        values: every key, and the modes of the command that are on.
+
+    Yields:
+        The setting that the key conflicts with, and the flag that would resolve the conflict (an
+        empty string if there is none).
+    """
     views = list(_views(name, values))
     if not views:
-        yield "sources: no source of the mixture takes it from the recipe", ""
+        yield "sources, none of which takes this key from the recipe", ""
         return
     for condition in FIELDS[name].metadata["effect"]:
         if not condition.holds(views[0]):
@@ -155,7 +178,10 @@ def _conditions_hold(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def _views(name: str, values: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """Return the values as each source of the run sees them that takes ``name`` from the recipe."""
+    """Return the values of the recipe once for each data source that uses its value of ``name``.
+
+    In each of them, the keys of the source override those of the recipe.
+    """
     sources = values.get("sources")
     if not sources or name not in DATA_KEYS:
         return [values]
@@ -174,7 +200,7 @@ def _without(values: RecipeValues, names: Collection[str]) -> RecipeValues:
 
 
 def _path(value: Any) -> Any:
-    """Return a path, or a list of them, in a form in which relative and absolute paths are equal."""
+    """Return a path, or a list of paths, so that two paths of the same file are equal."""
     if isinstance(value, list):
         return [_path(item) for item in value]
     if not isinstance(value, str):
@@ -187,7 +213,9 @@ def _path(value: Any) -> Any:
 
 
 def _model_path(value: Any) -> Any:
-    """Return the path of a model. A run folder stands for the model in it."""
-    if isinstance(value, str) and os.path.isdir(f"{value}/model"):  # noqa: PTH112  (Path raises for long names)
-        return _path(f"{value}/model")
+    """Return the path of a model. A run folder means the model in it."""
+    if isinstance(value, str):
+        model_folder = f"{value}/{run_files.MODEL_FOLDER}"
+        if os.path.isdir(model_folder):  # noqa: PTH112  (Path.is_dir raises if a name is too long)
+            return _path(model_folder)
     return _path(value)

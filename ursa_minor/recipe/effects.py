@@ -1,7 +1,7 @@
 """Conditions under which a recipe key has an effect.
 
-A key that always has an effect has no condition. ``keys.py`` attaches conditions to keys, ``data_source.py`` and
-``rules.py`` evaluate them, and ``scripts/keys_table.py`` prints them.
+A key that always has an effect has no condition. ``keys.py`` attaches conditions to keys,
+``data_source.py`` and ``rules.py`` evaluate them, and ``scripts/keys_table.py`` prints them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,20 @@ class Condition(Protocol):
         ...
 
     def violation(self, values: Values) -> str:
-        """Return the values that violate the condition, as in ``optimizer = adamw``."""
+        """Return the setting that violates the condition, for example ``optimizer = adamw``."""
         ...
 
     def fix(self) -> str:
-        """Return the flag that meets the condition, or an empty string if there is none to suggest."""
+        """Return the flag that meets the condition, or an empty string if none is suggested."""
         ...
 
 
 @dataclass(frozen=True)
 class KeyIs:
-    """The key has one of these values. ``None`` stands for an empty value.
+    """The key has one of these values. ``None`` means an empty value.
 
-    Next to other values, ``None`` means that the value is not known yet (the architecture of ``init_from``).
+    Next to other values, ``None`` means that the value is not known yet, such as the architecture
+    of ``init_from`` before its model is loaded.
     """
 
     key: str
@@ -61,12 +62,17 @@ class KeyIs:
 
     def _alternatives(self) -> str:
         known = [value for value in self.allowed if value is not None]
-        return _alternatives([_shown(value) for value in known or self.allowed])
+        return _join_or([_value_text(value) for value in known or self.allowed])
 
 
 @dataclass(frozen=True)
 class KeyIsSet:
-    """The key is neither empty, nor 0, nor false. ``example`` is a value that the fix suggests."""
+    """The key is not empty, 0 or false.
+
+    Attributes:
+        key: the key.
+        example: the value that the fix suggests.
+    """
 
     key: str
     example: str
@@ -94,19 +100,25 @@ class KeyIsSet:
 
 @dataclass(frozen=True)
 class ListIncludes:
-    """The key, a list, includes one of these values."""
+    """The key, a list, includes one of these items.
+
+    Attributes:
+        key: the key.
+        items: the items, of which the fix suggests the last one.
+        description: a name for the items, for the documentation.
+    """
 
     key: str
-    wanted: tuple[str, ...]
-    meaning: str
+    items: tuple[str, ...]
+    description: str
 
     def holds(self, values: Values) -> bool:
-        """Return whether the list includes one of the values."""
-        return not set(self.wanted).isdisjoint(values[self.key] or ())
+        """Return whether the list includes one of the items."""
+        return any(item in self.items for item in values[self.key] or ())
 
     def describe(self) -> str:
         """Return, for example, ``report_to includes wandb``."""
-        return f"`{self.key}` includes {self.meaning}"
+        return f"`{self.key}` includes {self.description}"
 
     def violation(self, values: Values) -> str:
         """Return, for example, ``report_to = none``."""
@@ -114,7 +126,7 @@ class ListIncludes:
 
     def fix(self) -> str:
         """Return, for example, ``--report_to wandb``."""
-        return f"--{self.key} {self.wanted[-1]}"
+        return f"--{self.key} {self.items[-1]}"
 
 
 @dataclass(frozen=True)
@@ -132,36 +144,36 @@ class ModeIs:
         return f"`--{self.mode}`"
 
     def violation(self, values: Values) -> str:
-        """Return nothing: an absent mode needs no mention."""
+        """Return an empty string, because an absent mode is not worth mentioning."""
         return ""
 
     def fix(self) -> str:
-        """Return nothing: a mode changes what a command does."""
+        """Return an empty string, because a mode changes what a command does."""
         return ""
 
 
 @dataclass(frozen=True)
 class SourceIs:
-    """The data source is of one of these kinds. Without any data source the condition holds."""
+    """The data source is of one of these kinds. The condition also holds without a data source."""
 
     kinds: tuple[SourceKind, ...]
 
     def holds(self, values: Values) -> bool:
-        """Return whether the source that ``values`` state is of one of the kinds."""
+        """Return whether the data source is of one of the kinds."""
         kind = source_kind(values)
         return kind is None or kind in self.kinds
 
     def describe(self) -> str:
-        """Return the kinds of source."""
-        return f"the source is {_alternatives([kind.value for kind in self.kinds])}"
+        """Return, for example, ``the source is text files or tables``."""
+        return f"the source is {_join_or([kind.value for kind in self.kinds])}"
 
     def violation(self, values: Values) -> str:
-        """Return the kind of the source that ``values`` state."""
+        """Return, for example, ``tables as the data source``."""
         kind = source_kind(values)
         return f"{kind.value} as the data source" if kind else "no data source"
 
     def fix(self) -> str:
-        """Return nothing: suggesting another data source would not help."""
+        """Return an empty string, because another data source would be another run."""
         return ""
 
 
@@ -177,24 +189,25 @@ class AnyOf:
 
     def describe(self) -> str:
         """Return the conditions, joined by "or"."""
-        return _alternatives([condition.describe() for condition in self.conditions])
+        return _join_or([condition.describe() for condition in self.conditions])
 
     def violation(self, values: Values) -> str:
-        """Return the values that violate the conditions."""
+        """Return the settings that violate the conditions, joined by "and"."""
         violations = [condition.violation(values) for condition in self.conditions]
         return " and ".join(text for text in violations if text)
 
     def fix(self) -> str:
-        """Return the flags that meet one of the conditions."""
+        """Return the flags of which each meets one of the conditions, joined by "or"."""
         fixes = [condition.fix() for condition in self.conditions]
-        return _alternatives([text for text in fixes if text])
+        return _join_or([text for text in fixes if text])
 
 
 def _assignment(key: str, value: Any) -> str:
-    return f"{key} = {_shown(value)}"
+    return f"{key} = {_value_text(value)}"
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
+    """Return a value as it is written on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None or value in ("", [], ()):
@@ -204,7 +217,8 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _alternatives(texts: Sequence[str]) -> str:
+def _join_or(texts: Sequence[str]) -> str:
+    """Return "a", "a or b" or "a, b or c", and an empty string for no texts."""
     if len(texts) < 2:
         return "".join(texts)
     return f"{', '.join(texts[:-1])} or {texts[-1]}"

@@ -1,8 +1,15 @@
-"""Every key of a recipe: its type, range, default, and what it is for, in the sections that packages use.
+"""Definitions of all recipe keys: name, type, range, default and help text.
 
-The YAML file is one flat mapping; key names are unique, so ``deal`` knows each one's slice. The science has no
-defaults: the file states it. Places, cadence and reports have the defaults below.
+A recipe file is one flat mapping with unique key names. In Python, a ``Recipe`` has one frozen
+dataclass for each group of keys (``recipe.data``, ``recipe.model``, ...); ``from_dict`` and
+``to_dict`` convert between the two forms.
+
+Hyperparameters without a default must be stated in the recipe file. All other keys have the
+defaults that are defined here.
 """
+
+# hyperparameter, data_key and runtime_key return a dataclasses.field, which ruff cannot see.
+# ruff: noqa: RUF009
 
 import dataclasses
 import functools
@@ -30,9 +37,9 @@ from ursa_minor.recipe.effects import (
 )
 from ursa_minor.recipe.source_kind import STDLIB, SourceKind
 
-ABSENT = dataclasses.MISSING
+ABSENT = dataclasses.MISSING  # the default of a key that a recipe must state
 Auto = Literal["auto"]
-# Names of trackers: of Accelerate's classes (accelerate.tracking).
+# The trackers of Accelerate (accelerate.tracking).
 TRACKERS = (
     "aim",
     "clearml",
@@ -45,22 +52,37 @@ TRACKERS = (
     "wandb",
 )
 TRAINED_TOKENIZERS = ("bpe", "characters")  # trained on the text of the run
-# What a model that is trained on brings along.
+# Keys that the model of init_from determines.
 LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings", "rope_theta")
 MODEL_KEYS = ("architecture", "n_layer", "n_head", "n_embd", "vocab_size", *LLAMA_KEYS)
-# Names of the architectures (definitions in model/architectures.py), each with the keys that it needs beside all models'.
+# Each architecture (defined in model/architectures.py) and the additional keys that it needs.
 ARCHITECTURE_KEYS: dict[str, tuple[str, ...]] = {
     "gpt2": (),
     "llama": LLAMA_KEYS,
 }
-# Names of the optimizers (definitions in optim/optimizers.py), and whether moments (ZeRO-1) and weights (FSDP2) may be sharded.
+# Each optimizer (defined in optim/optimizers.py), and whether its state (ZeRO-1) and the weights
+# (FSDP2) may be sharded.
 OPTIMIZER_CAN_SHARD = {"adamw": True, "adamw_8bit": False, "muon": True}
-# A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
+# A data_dir on the Hub. Groups: id, revision (with %2F for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
-# MultiBLiMP's languages, ISO 639-3, and how many pairs each has (lm-evaluation-harness 0.4.13, multiblimp/README.md).
-_ROWS = Path(__file__).with_name("multiblimp.csv").read_text(encoding="utf-8").split()[1:]
-MULTIBLIMP = {language: int(pairs) for language, pairs in (row.split(",") for row in _ROWS)}
-# Tasks that a model can be scored on (definitions in evaluation/tasks/).
+
+
+def _read_multiblimp() -> dict[str, int]:
+    """Return the languages of MultiBLiMP (ISO 639-3) and the number of sentence pairs of each.
+
+    Source: lm-evaluation-harness 0.4.13, multiblimp/README.md.
+    """
+    text = Path(__file__).with_name("multiblimp.csv").read_text(encoding="utf-8")
+    _header, *rows = text.split()
+    pairs_of = {}
+    for row in rows:
+        language, pairs = row.split(",")
+        pairs_of[language] = int(pairs)
+    return pairs_of
+
+
+MULTIBLIMP = _read_multiblimp()
+# Benchmark tasks (defined in evaluation/tasks/).
 TASK_NAMES: tuple[str, ...] = (
     "arc_challenge",
     "arc_easy",
@@ -71,7 +93,7 @@ TASK_NAMES: tuple[str, ...] = (
     "winogrande",
     *(f"multiblimp_{code}" for code in MULTIBLIMP),
 )
-# Keys of a source in a mixture: those that say which source it is, and those that default to the recipe's values.
+# Keys of a source in a mixture that identify the source.
 SOURCE_NAMES = (
     "data_dir",
     "data_files",
@@ -80,35 +102,55 @@ SOURCE_NAMES = (
     "dataset_revision",
     "validation_files",
 )
+# Keys of a source in a mixture that default to the value of the recipe.
 SOURCE_RULES: tuple[str, ...] = (
     "text_column",
     "token_column",
     "validation_fraction",
     "validation_tokens",
+    "limit_tokens",
+    "shard_tokens",
 )
-SOURCE_RULES += ("limit_tokens", "shard_tokens")
-# Keys that choose the data source, of which a recipe has one, and keys that describe only that source.
+# Keys that select the data source. A recipe has one data source.
 SOURCE_CHOICES = ("data_dir", "data_files", "sources", "dataset_name")
-SOURCE_KEYS: tuple[str, ...] = (*SOURCE_CHOICES, "dataset_config_name", "dataset_revision")
-SOURCE_KEYS += ("validation_files", "text_column", "token_column")
-# Keys of a recipe that --init_from replaces: the model's shape and its tokenizer.
-REPLACED_BY_INIT_FROM: tuple[str, ...] = ("tokenizer", "tokenizer_vocab_size", "tokenizer_split")
-REPLACED_BY_INIT_FROM += ("initializer_range", *MODEL_KEYS)
+# The same keys, and those that describe only that source.
+SOURCE_KEYS: tuple[str, ...] = (
+    *SOURCE_CHOICES,
+    "dataset_config_name",
+    "dataset_revision",
+    "validation_files",
+    "text_column",
+    "token_column",
+)
+# Keys that --init_from replaces: the tokenizer, and what determines the shape and the initial
+# weights of the model.
+REPLACED_BY_INIT_FROM: tuple[str, ...] = (
+    "tokenizer",
+    "tokenizer_vocab_size",
+    "tokenizer_split",
+    "initializer_range",
+    *MODEL_KEYS,
+)
 
-
-# Kinds of keys whose value is a path; all but "folder" also take a URL.
+# When a key may change.
+KeyKind = Literal[
+    "hyperparameter",  # fixed for a run
+    "data",  # fixed for a run through the contents of the data, which are compared instead
+    "runtime",  # may change when a run is resumed
+]
+# Kinds of paths. All but "folder" may also be a URL.
 PathKind = Literal[
-    "folder",  # a folder on this machine, and no URL
+    "folder",  # a folder on this machine
     "path",  # a file, a folder or a glob
     "name",  # a file or folder that exists; any other value is a Hub id or a word such as auto
-    "repository file",  # the same, also looked up in the repository
-    "assignment",  # NAME=FILE
+    "repository file",  # the same, but a relative path may also be one of the repository
+    "assignment",  # NAME=PATH
 ]
-WORDS = ("auto", "none", *TRAINED_TOKENIZERS)  # no paths, where the kind is "name"
+WORDS = ("auto", "none", *TRAINED_TOKENIZERS)  # values of kind "name" that are never paths
 
 
 def key(
-    kind: str,
+    kind: KeyKind,
     default: Any,
     help: str,
     allowed: tuple = (),
@@ -117,38 +159,43 @@ def key(
     off: Any = None,
     path: PathKind | None = None,
 ) -> Any:
-    """Describe one key.
+    """Define one key as a field of a dataclass.
 
     Args:
-        kind: science (fixed for a run), data (fixed by its contents), run (may change when a run is resumed).
+        kind: when the key may change.
+        default: ``ABSENT`` if a recipe must state the key.
+        help: a full sentence for ``--help`` and the documentation.
         allowed: (min, max) for numbers; the permitted values for strings.
-        effect: the conditions under which the key has an effect; empty if it always has one.
-        off: the value that switches the key off, which is permitted even where the key has no effect. A default of
-            0, false or none is such a value, too.
-        path: what kind of path the value is; None if it is not a path.
+        effect: the conditions under which the key has an effect. Empty if it always has one.
+        off: the value that switches the key off. It is permitted even where the key has no effect,
+            and so are None and a default of 0 or false.
+        path: the kind of path that the value is, or None if it is not a path.
     """
-    off_values = (None, off) if default else (None, off, default)
+    off_values = [None, off]
+    if not default:
+        off_values.append(default)
     metadata = {
         "help": help,
         "kind": kind,
         "allowed": allowed,
         "effect": effect,
-        "off": off_values,
+        "off": tuple(off_values),
         "path": path,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
 
-hyperparameter, data_key, run_key = (
-    functools.partial(key, kind) for kind in ("science", "data", "run")
-)
-required_key = functools.partial(key, "science", ABSENT)  # science that the file states
-FALLING = ("cosine", "linear", "wsd")  # learning rates
+hyperparameter = functools.partial(key, "hyperparameter")
+required_hyperparameter = functools.partial(key, "hyperparameter", ABSENT)
+data_key = functools.partial(key, "data")
+runtime_key = functools.partial(key, "runtime")
+
+DECAYING_SCHEDULES = ("cosine", "linear", "wsd")
+_MORE_ARCHITECTURES = tuple(name for name, names in ARCHITECTURE_KEYS.items() if names)
 
 # Conditions that several keys share.
 GPT2_ONLY = (KeyIs("architecture", ("gpt2", None)),)
-_LLAMA_TYPES = [name for name, names in ARCHITECTURE_KEYS.items() if names]
-LLAMA_ONLY = (KeyIs("architecture", (*_LLAMA_TYPES, None)),)
+LLAMA_ONLY = (KeyIs("architecture", (*_MORE_ARCHITECTURES, None)),)
 MUON = (KeyIs("optimizer", ("muon",)),)
 HUB_DATASET = (SourceIs((SourceKind.DATASET,)),)
 TABULAR = SourceIs((SourceKind.DATASET, SourceKind.TABLES))
@@ -171,100 +218,134 @@ llama_key = functools.partial(hyperparameter, None, effect=LLAMA_ONLY)
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The data and their order. The source is one of `data_dir`, `data_files`, `sources` (a mixture), `dataset_name`."""
+    """Data source, tokenizer and order of the data.
+
+    A run has one data source: data_dir, data_files, dataset_name, or a mixture (the key sources of
+    a recipe file).
+    """
 
     dataset_name: str | None = data_key(
-        None, "data set of the Hub, or python_stdlib (the running Python's own source)"
+        None,
+        "Name of a data set on the Hub, or python_stdlib for the source code of the Python that "
+        "runs the program.",
     )
     dataset_config_name: str | None = data_key(
-        None, "subset of the data set, for example sample-10BT of fineweb-edu", effect=HUB_DATASET
+        None,
+        "Configuration (subset) of the Hub data set, for example sample-10BT of fineweb-edu.",
+        effect=HUB_DATASET,
     )
     dataset_revision: str | None = data_key(
-        None, "branch, tag or commit of the data set; a run stays at one commit", effect=HUB_DATASET
+        None,
+        "Branch, tag or commit of the Hub data set. A run keeps the commit that it started with.",
+        effect=HUB_DATASET,
     )
     text_column: str = data_key(
         "text",
-        "column (or JSON field) that holds the text, where it is not text",
+        "Column of a table, or field of a JSON object, that contains the text.",
         effect=(TABULAR, KeyIs("token_column", (None,))),
     )
     token_column: str | None = data_key(
         None,
-        "column with lists of the tokenizer's ids, for data that is tokenized",
+        "Column that contains lists of token ids, if the data is already tokenized with the "
+        "recipe's tokenizer.",
         effect=(TABULAR,),
     )
     data_files: list[str] | None = data_key(
-        None, "files: paths, globs, URLs; a text file or a table's row is a document", path="path"
+        None,
+        "Text files or tables (Parquet, JSON, CSV, Arrow) to train on, as paths, globs or URLs. "
+        "Each text file and each row of a table is one document.",
+        path="path",
     )
     validation_files: list[str] | None = data_key(
         None,
-        "files to validate on; without them a part of data_files is",
+        "Files to validate on. Without them, a part of data_files is used for validation.",
         effect=(SourceIs((SourceKind.TEXT, SourceKind.TABLES)),),
         path="path",
     )
     validation_fraction: float = data_key(
         0.1,
-        "text, python_stdlib: share kept for validation; 0.01 of a gigabyte",
+        "Fraction of the text that is used for validation (text files and python_stdlib only). "
+        "0.01 is enough for a gigabyte of text.",
         (0.0, 0.9),
         effect=(SourceIs((SourceKind.TEXT, SourceKind.STDLIB)), NO_VALIDATION_FILES),
         off=0.0,
     )
     validation_tokens: int = data_key(
         10_485_760,
-        "data sets, tables: validation is the first documents, to so many tokens",
+        "Number of tokens that are used for validation (Hub data sets and tables only). They are "
+        "taken from the first documents.",
         (1, 2**40),
         effect=(TABULAR, NO_VALIDATION_FILES),
     )
     data_dir: str | None = data_key(
         None,
-        "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin; "
-        "or hf://datasets/OWNER/NAME[@REVISION][/FOLDER], from where they are fetched",
+        "Folder of token shards from prepare_data.py, llm.c (.bin), build-nanogpt (.npy) or "
+        "nanoGPT (train.bin and val.bin). Shards are downloaded from the Hub for "
+        "hf://datasets/OWNER/NAME[@REVISION][/FOLDER].",
         path="path",
     )
     sources: list[dict] | None = data_key(
-        None, "a mixture, in the recipe file: mappings of a weight and the keys above"
+        None,
+        "Mixture of data sources, which only a recipe file can state. Each source is a mapping "
+        "with a weight and the keys of that source.",
     )
     tokenizer: str = data_key(
         ABSENT,
-        "bpe or characters (made from your text), a Hub id or a folder; else init_from's",
+        "Tokenizer to use: bpe or characters (trained on the text of the run), a Hub id, or a "
+        "folder. With init_from it defaults to the tokenizer of that model.",
         path="name",
     )
     tokenizer_vocab_size: int = data_key(
-        4096, "size of a bpe made from your text; small for a small model", (257, 10**6), effect=BPE
+        4096,
+        "Vocabulary size of a bpe tokenizer that is trained on the text of the run. A small model "
+        "needs a small vocabulary.",
+        (257, 10**6),
+        effect=BPE,
     )
     tokenizer_split: str = data_key(
         "qwen35",
-        "where a bpe splits words: qwen35: for every script; gpt2: also at vowel signs",
+        "Rule by which a trained bpe tokenizer splits text into words. qwen35 suits every script; "
+        "gpt2 also splits words at vowel signs.",
         ("qwen35", "gpt2"),
         effect=BPE,
     )
     limit_tokens: int = data_key(
         0,
-        "prepare about this many train tokens and no more; 0 = all",
+        "Approximate number of training tokens to prepare. 0 prepares all of them.",
         (0, 2**50),
         effect=(NEEDS_PREPARATION,),
     )
     shard_tokens: int = data_key(
         100_000_000,
-        "tokens of a shard; training begins with the first ones",
+        "Number of tokens per shard. Training starts as soon as the first shards are ready.",
         (2, 2**31 - 1),
         effect=(TOKENIZED,),
     )
-    stream_keep: str = run_key(
+    stream_keep: str = runtime_key(
         "all",
-        "consumed: delete train shards that no kept checkpoint needs (one epoch)",
+        "Training shards to keep on disk. consumed deletes shards that no checkpoint needs any "
+        "more, and permits one epoch only.",
         ("all", "consumed"),
     )
-    prepared_data_dir: str = run_key(
-        "data", "where prepared shards are kept", effect=(NEEDS_PREPARATION,), path="folder"
+    prepared_data_dir: str = runtime_key(
+        "data",
+        "Folder in which prepared shards are stored.",
+        effect=(NEEDS_PREPARATION,),
+        path="folder",
     )
-    data_device: str = run_key(
+    data_device: str = runtime_key(
         "auto",
-        "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small",
+        "Where batches are read from. cpu reads memory-mapped files, cuda copies the training "
+        "tokens to the GPU, and auto does so if they take at most 1 GiB.",
         ("auto", "cpu", "cuda"),
     )
-    data_seed: int = required_key("order of the windows", (0, 2**31 - 1))
+    data_seed: int = required_hyperparameter(
+        "Random seed for the order of the data.", (0, 2**31 - 1)
+    )
     shuffle_block_tokens: int = hyperparameter(
-        2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40)
+        2**26,
+        "Size in tokens of the blocks within which training sequences are shuffled.",
+        (1, 2**40),
     )
 
     @functools.cached_property
@@ -300,7 +381,7 @@ class DataSource(Data):
 
     @property
     def hub_id(self) -> str | None:
-        """The id of the Hub's data set that the source comes from, or None if it is not one."""
+        """The id of the Hub data set that the source comes from, or None if it is not one."""
         if self.data_dir:
             match = REPOSITORY.fullmatch(self.data_dir)
             return match[1] if match else None
@@ -311,75 +392,106 @@ class DataSource(Data):
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """GPT2Config's own names where it has one, else LlamaConfig's. What init_from's model brings along may be left out."""
+    """Architecture and initialization of the model.
+
+    Keys have the names of Transformers' GPT2Config or, where it has none, of LlamaConfig. With
+    init_from, keys that the loaded model determines may be omitted.
+    """
 
     architecture: str | None = hyperparameter(
         "gpt2",
-        "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries",
+        "Architecture of the model: gpt2, or llama with RMSNorm, rotary position embeddings, "
+        "SwiGLU and grouped-query attention.",
         tuple(ARCHITECTURE_KEYS),
     )
-    n_layer: int | None = required_key("number of blocks; GPT-2 has 12, 24, 36 or 48", (1, 1000))
-    n_head: int | None = required_key("attention heads; n_embd / 64 is usual", (1, 1000))
+    n_layer: int | None = required_hyperparameter(
+        "Number of transformer blocks. GPT-2 models have 12, 24, 36 or 48.", (1, 1000)
+    )
+    n_head: int | None = required_hyperparameter(
+        "Number of attention heads. n_embd / 64 is usual.", (1, 1000)
+    )
     num_key_value_heads: int | None = llama_key(
-        "llama: heads of keys and values; fewer: a smaller cache in use", (1, 1000)
+        "Number of key and value heads (llama only). With fewer heads, generation needs a smaller "
+        "cache.",
+        (1, 1000),
     )
-    n_embd: int | None = required_key("width; GPT-2 has 768, 1024, 1280 or 1600", (1, 100_000))
+    n_embd: int | None = required_hyperparameter(
+        "Width of the hidden states. GPT-2 models have 768, 1024, 1280 or 1600.", (1, 100_000)
+    )
     intermediate_size: int | None = hyperparameter(
-        None, "width within the MLP; gpt2: else 4 n_embd; llama: 8/3 n_embd", (1, 1_000_000)
+        None,
+        "Width of the MLP. gpt2 uses 4 * n_embd if it is not set; 8/3 * n_embd is usual for llama.",
+        (1, 1_000_000),
     )
-    vocab_size: int | None = required_key(
-        "rows of the embedding: the tokenizer's, padded for speed", (2, 10_000_000)
+    vocab_size: int | None = required_hyperparameter(
+        "Number of rows of the embedding: the vocabulary size of the tokenizer, padded for speed.",
+        (2, 10_000_000),
     )
     tie_word_embeddings: bool | None = llama_key(
-        "llama: the head is the embedding, as gpt2's always is"
+        "Whether the output layer shares the weights of the embedding (llama only; gpt2 always "
+        "shares them)."
     )
     rope_theta: float | None = llama_key(
-        "llama: base of the rotary positions; 10000 is good", (1.0, 1e9)
+        "Base of the rotary position embeddings (llama only). 10000 is usual.", (1.0, 1e9)
     )
-    sequence_length: int = required_key(
-        "context in tokens, as long as the documents need (n_positions)", (2, 1_000_000)
+    sequence_length: int = required_hyperparameter(
+        "Context length in tokens (n_positions). Choose it by the length of the documents.",
+        (2, 1_000_000),
     )
-    resid_pdrop: float = required_key(
-        "dropout after attention and MLP; 0 is good, for many epochs try 0.1",
+    resid_pdrop: float = required_hyperparameter(
+        "Dropout probability after attention and MLP. 0 is usual; try 0.1 for many epochs.",
         (0.0, 0.99),
         effect=GPT2_ONLY,
         off=0.0,
     )
-    embd_pdrop: float = required_key(
-        "dropout after the embeddings", (0.0, 0.99), effect=GPT2_ONLY, off=0.0
+    embd_pdrop: float = required_hyperparameter(
+        "Dropout probability after the embeddings.", (0.0, 0.99), effect=GPT2_ONLY, off=0.0
     )
-    attn_pdrop: float = required_key("dropout of attention weights", (0.0, 0.99))
+    attn_pdrop: float = required_hyperparameter(
+        "Dropout probability of the attention weights.", (0.0, 0.99)
+    )
     init_from: str | None = hyperparameter(
         None,
-        "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id (ID@REVISION)",
+        "Initialize the model from a GPT-2 or Llama model: a run folder, a model folder, or a Hub "
+        "id (ID or ID@REVISION).",
         path="name",
     )
     initializer_range: float = hyperparameter(
         0.02,
-        "standard deviation of the first weights; AdamW on a model 128 wide wants 0.08",
+        "Standard deviation of the initial weights. With AdamW, a model of width 128 reaches a "
+        "lower loss with 0.08.",
         (1e-6, 1.0),
         effect=(KeyIs("init_from", (None,)),),
     )
-    seed: int = required_key("first weights and dropout", (0, 2**31 - 1))
-    gradient_checkpointing: str = run_key(
+    seed: int = required_hyperparameter(
+        "Random seed for the initial weights and dropout.", (0, 2**31 - 1)
+    )
+    gradient_checkpointing: str = runtime_key(
         "none",
-        "saves memory: mlp: its activations are computed again; full: blocks, a third more work",
+        "Activations to recompute in the backward pass, to save memory. mlp recomputes those of "
+        "the MLPs; full recomputes whole blocks, which takes a third more compute.",
         ("none", "mlp", "full"),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """The training loss; evaluation is always the mean of -log p."""
+    """Training loss. The evaluation loss is always the mean cross-entropy."""
 
     document_mask: bool = hyperparameter(
-        False, "attention stays within a document; for many short documents a window"
+        False,
+        "Restrict attention to tokens of the same document. This suits training sequences that "
+        "contain many short documents.",
     )
     label_smoothing: float = hyperparameter(
-        0.0, "share of a target's probability, spread over the vocabulary", (0.0, 0.99)
+        0.0,
+        "Share of the target's probability that is distributed over the vocabulary.",
+        (0.0, 0.99),
     )
     z_loss: float = hyperparameter(
-        0.0, "weight of the mean squared log of softmax's denominator; try 1e-4", (0.0, 1.0)
+        0.0,
+        "Weight of the z-loss, the mean squared logarithm of the softmax denominator. Try 1e-4.",
+        (0.0, 1.0),
     )
 
     @property
@@ -390,69 +502,87 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """How much text one update sees."""
+    """Tokens per update. The number of gradient accumulation steps is computed from them."""
 
-    tokens_per_step: int = required_key(
-        "tokens in one update, over all processes; few for a small model", (1, 2**40)
+    tokens_per_step: int = required_hyperparameter(
+        "Number of tokens per update, over all processes. Small models train well with few tokens "
+        "per update.",
+        (1, 2**40),
     )
-    per_device_train_batch_size: int | Auto = run_key(
-        "auto", "most sequences of a micro-batch; auto = what the memory holds", (1, 2**20)
+    per_device_train_batch_size: int | Auto = runtime_key(
+        "auto",
+        "Maximum number of sequences in a micro-batch of one process. auto finds the largest "
+        "micro-batch that fits in memory.",
+        (1, 2**20),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The optimizer of an update."""
+    """Optimizer and its hyperparameters."""
 
     optimizer: str = hyperparameter(
         "adamw",
-        "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW; fewer tokens",
+        "Optimizer to use. adamw_8bit stores the moments in 8 bits. muon uses Muon for the "
+        "matrices of the blocks and AdamW for all other weights, and needs fewer tokens.",
         tuple(OPTIMIZER_CAN_SHARD),
     )
-    weight_decay: float = required_key(
-        "decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0)
+    weight_decay: float = required_hyperparameter(
+        "Weight decay of tensors with two or more dimensions. 0.1 is usual.", (0.0, 10.0)
     )
-    muon_momentum: float = hyperparameter(0.95, "Muon's momentum", (0.0, 0.9999999), effect=MUON)
-    adam_beta1: float = required_key("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
-    adam_beta2: float = required_key(
-        "AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999)
+    muon_momentum: float = hyperparameter(0.95, "Momentum of Muon.", (0.0, 0.9999999), effect=MUON)
+    adam_beta1: float = required_hyperparameter(
+        "Coefficient beta1 of AdamW. 0.9 is usual.", (0.0, 0.9999999)
     )
-    adam_epsilon: float = required_key("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
-    max_grad_norm: float = required_key(
-        "clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9)
+    adam_beta2: float = required_hyperparameter(
+        "Coefficient beta2 of AdamW. 0.95 is usual; 0.99 suits updates with few tokens.",
+        (0.0, 0.9999999),
     )
-    shard_optimizer: bool = run_key(
-        False, "each process keeps its share of the moments (ZeRO-1), to save memory"
+    adam_epsilon: float = required_hyperparameter(
+        "Constant epsilon in the denominator of AdamW. 1e-8 is usual.", (0.0, 1.0)
+    )
+    max_grad_norm: float = required_hyperparameter(
+        "Maximum norm of the gradient; a larger gradient is clipped. 1.0 is usual. 0 disables "
+        "clipping.",
+        (0.0, 1e9),
+    )
+    shard_optimizer: bool = runtime_key(
+        False, "Shard the optimizer's moments over the processes (ZeRO-1), to save memory."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How many updates, and the learning rate of each."""
+    """Length of the run, and learning rate of each update."""
 
-    max_steps: int = required_key("number of updates", (1, 10**9))
-    max_hours: float = run_key(
+    max_steps: int = required_hyperparameter("Total number of updates.", (1, 10**9))
+    max_hours: float = runtime_key(
         0.0,
-        "wall time from the first update, in hours; fewer updates are planned to fit; 0 = no limit",
+        "Time limit in hours, from the first update. The number of updates is reduced to fit. "
+        "0 means no limit.",
         (0.0, 1e6),
     )
-    learning_rate: float = required_key(
-        "peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0)
+    learning_rate: float = required_hyperparameter(
+        "Peak learning rate. A larger model needs a smaller one; 6e-4 suits 124M parameters.",
+        (0.0, 10.0),
     )
-    min_lr_ratio: float = required_key(
-        "learning rate at step max_steps / peak; 0.1 is usual",
+    min_lr_ratio: float = required_hyperparameter(
+        "Final learning rate as a fraction of the peak learning rate. 0.1 is usual.",
         (0.0, 1.0),
-        effect=(KeyIs("lr_scheduler_type", FALLING),),
+        effect=(KeyIs("lr_scheduler_type", DECAYING_SCHEDULES),),
     )
-    warmup_steps: int = required_key(
-        "updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9)
+    warmup_steps: int = required_hyperparameter(
+        "Number of updates of linear warm-up. If it exceeds max_steps, a quarter of max_steps is "
+        "used.",
+        (0, 10**9),
     )
-    lr_scheduler_type: str = required_key(
-        "shape after the warm-up; wsd: the peak, then a linear decay", (*FALLING, "constant")
+    lr_scheduler_type: str = required_hyperparameter(
+        "Learning rate schedule after the warm-up. wsd stays at the peak and then decays linearly.",
+        (*DECAYING_SCHEDULES, "constant"),
     )
     decay_ratio: float = hyperparameter(
         0.2,
-        "wsd: the decay phase's share of max_steps, its last steps",
+        "Length of the decay phase of wsd as a fraction of max_steps.",
         (0.0, 1.0),
         effect=(KeyIs("lr_scheduler_type", ("wsd",)),),
     )
@@ -460,86 +590,125 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Evaluations during training, every so many steps; 0 = never."""
+    """Logging, validation, samples and benchmark tasks during training.
 
-    logging_steps: int = run_key(10, "steps between rows of metrics.jsonl", (0, 10**9))
-    eval_steps: int = run_key(250, "steps between validations", (0, 10**9))
-    eval_on_start: bool = run_key(
-        True, "also validate, score and sample before the first update", effect=EVALUATED
+    For each number of steps between them, 0 means never.
+    """
+
+    logging_steps: int = runtime_key(
+        10, "Number of updates between rows of metrics.jsonl.", (0, 10**9)
     )
-    eval_tokens: int = run_key(
-        0, "tokens of a validation; 0 = the whole split", (0, 2**40), effect=VALIDATED_OR_EVAL_ONLY
+    eval_steps: int = runtime_key(250, "Number of updates between validations.", (0, 10**9))
+    eval_on_start: bool = runtime_key(
+        True,
+        "Also validate, evaluate the tasks and generate samples before the first update.",
+        effect=EVALUATED,
     )
-    early_stopping_patience: int = run_key(
+    eval_tokens: int = runtime_key(
         0,
-        "end after so many validations without a lower loss; 0 = no",
+        "Number of tokens per validation. 0 uses the whole validation split.",
+        (0, 2**40),
+        effect=VALIDATED_OR_EVAL_ONLY,
+    )
+    early_stopping_patience: int = runtime_key(
+        0,
+        "Stop after this number of validations without a lower loss. 0 disables early stopping.",
         (0, 10**6),
         effect=VALIDATED,
     )
-    sample_steps: int = run_key(0, "steps between samples", (0, 10**9))
-    sample_prompts: list[str] = run_key(
+    sample_steps: int = runtime_key(0, "Number of updates between samples.", (0, 10**9))
+    sample_prompts: list[str] = runtime_key(
         (),
-        "texts that the samples continue; none: beginnings of validation documents",
+        "Prompts that the samples continue. Without prompts, they continue the beginnings of "
+        "validation documents.",
         effect=SAMPLED,
     )
-    sample_tokens: int = run_key(100, "new tokens of a sample", (1, 10**6), effect=SAMPLED)
-    sample_temperature: float = run_key(
-        0.8, "sampling temperature; 0 = greedy", (0.0, 100.0), effect=SAMPLED
+    sample_tokens: int = runtime_key(
+        100, "Number of tokens to generate per sample.", (1, 10**6), effect=SAMPLED
     )
-    sample_top_k: int = run_key(
+    sample_temperature: float = runtime_key(
+        0.8, "Sampling temperature. 0 means greedy decoding.", (0.0, 100.0), effect=SAMPLED
+    )
+    sample_top_k: int = runtime_key(
         200,
-        "sample among this many likeliest tokens; 0 = all",
+        "Number of most likely tokens to sample from. 0 means all tokens.",
         (0, 10**6),
         effect=SAMPLED_AT_RANDOM,
     )
-    sample_top_p: float = run_key(
+    sample_top_p: float = runtime_key(
         1.0,
-        "sample among the likeliest that hold this probability; 1.0 = all",
+        "Total probability of the most likely tokens to sample from. 1.0 means all tokens.",
         (1e-6, 1.0),
         effect=SAMPLED_AT_RANDOM,
     )
-    tasks: list[str] = run_key(
-        (), "tasks that the run is scored on (docs/evaluation.md)", TASK_NAMES, effect=SCORED
+    tasks: list[str] = runtime_key(
+        (),
+        "Benchmark tasks to evaluate the model on, for example hellaswag. docs/evaluation.md lists "
+        "them.",
+        TASK_NAMES,
+        effect=SCORED,
     )
-    task_steps: int = run_key(
-        0, "steps between scores of the tasks; small models stay near chance", (0, 10**9)
+    task_steps: int = runtime_key(
+        0,
+        "Number of updates between evaluations of the tasks. The scores of small models stay close "
+        "to chance.",
+        (0, 10**9),
     )
-    task_limit: int = run_key(
-        0, "the first so many items of each task; 0 = all", (0, 10**9), effect=SCORED
+    task_limit: int = runtime_key(
+        0,
+        "Number of examples to use of each task, from the first one. 0 means all.",
+        (0, 10**9),
+        effect=SCORED,
     )
-    task_files: list[str] | None = run_key(
+    task_files: list[str] | None = runtime_key(
         None,
-        "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's",
+        "Local files with the examples of tasks (JSON lines, Parquet or TSV), each as NAME=PATH. "
+        "Other tasks are downloaded from the Hub.",
         effect=SCORED,
         path="assignment",
     )
 
     def files_of(self, task: str) -> list[str] | None:
-        """Return the files of a task's items; None: the Hub's."""
-        return [
-            file.partition("=")[2] for file in self.task_files or () if file.startswith(f"{task}=")
-        ] or None
+        """Return the local files with the examples of a task, or None to use those of the Hub."""
+        files = []
+        for assignment in self.task_files or ():
+            name, _, file = assignment.partition("=")
+            if name == task:
+                files.append(file)
+        return files or None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """The run folder and its checkpoints."""
+    """Run folder and checkpoints."""
 
-    save_steps: int = run_key(1000, "steps between checkpoints: what a crash can cost", (0, 10**9))
-    load_best_model_at_end: bool = run_key(
+    save_steps: int = runtime_key(
+        1000,
+        "Number of updates between checkpoints. A crash loses at most this much work. 0 saves only "
+        "at the end.",
+        (0, 10**9),
+    )
+    load_best_model_at_end: bool = runtime_key(
         False,
-        "model/ has the weights of the lowest validation loss, not the last",
+        "Write the weights with the lowest validation loss to model/, instead of the last ones.",
         effect=VALIDATED,
     )
-    save_total_limit: int = run_key(
-        2, "newest checkpoints that are kept: 2 or more; 0 = all", (0, 10**6)
+    save_total_limit: int = runtime_key(
+        2, "Number of newest checkpoints to keep, at least 2. 0 keeps all of them.", (0, 10**6)
     )
-    output_dir: str | None = run_key(None, "run folder; without it runs/<run_name>", path="folder")
-    run_name: str | None = run_key(
-        None, "name of the run, its folder and in trackers; else the recipe's"
+    output_dir: str | None = runtime_key(
+        None, "Run folder. Without it, the run folder is runs/<run_name>.", path="folder"
     )
-    resume_from_checkpoint: str = run_key(
-        "auto", "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION)", path="name"
+    run_name: str | None = runtime_key(
+        None,
+        "Name of the run in trackers, and of its folder. Without it, the name of the recipe file "
+        "is used.",
+    )
+    resume_from_checkpoint: str = runtime_key(
+        "auto",
+        "Checkpoint to resume from: auto (the newest one in the run folder), none, a path, or "
+        "hub://ID[@REVISION].",
+        path="name",
     )
 
     @property
@@ -549,95 +718,119 @@ class Saving:
 
     @property
     def option_of_another_run(self) -> str:
-        """The option that gives a new run another folder: --output_dir where the folder is not runs/<run_name>."""
-        usual = Path("runs", self.name)
-        return "--run_name" if self.run_dir.absolute() == usual.absolute() else "--output_dir"
+        """The option that gives a new run another folder.
+
+        It is ``--output_dir`` if the folder of this run is not runs/<run_name>.
+        """
+        default_folder = Path("runs", self.name)
+        has_default_folder = self.run_dir.absolute() == default_folder.absolute()
+        return "--run_name" if has_default_folder else "--output_dir"
 
     @property
     def checkpoints(self) -> Path:
-        """Where its checkpoints lie."""
+        """The folder of the checkpoints."""
         return self.run_dir / run_files.CHECKPOINTS
 
     @property
     def name(self) -> str:
-        """The run's name, which a loaded recipe always has."""
+        """The name of the run, which a loaded recipe always has."""
         return self.run_name or ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Settings of the machine that the accelerate YAML has no key for. Nothing here changes the result."""
+    """Settings that an accelerate configuration file does not have.
 
-    tf32: bool | Auto = run_key(
-        "auto", "fp32 matrix products with 10 bits of mantissa, faster; auto = from Ampere on"
+    They do not change the result of a run.
+    """
+
+    tf32: bool | Auto = runtime_key(
+        "auto",
+        "Use TF32 for fp32 matrix products: faster, with a mantissa of 10 bits. auto enables it on "
+        "GPUs that support it (Ampere and later).",
     )
-    deterministic: bool = run_key(
-        False, "only kernels that repeat their bits: a card, too, resumes to the bit; slower"
+    deterministic: bool = runtime_key(
+        False,
+        "Use only deterministic kernels, so that a run on a GPU resumes bitwise identically. This "
+        "is slower.",
     )
-    compile_mode: str = run_key(
+    compile_mode: str = runtime_key(
         "default",
-        "torch.compile's mode where the run is compiled; default: the accelerate YAML's",
+        "Mode of torch.compile, for runs that are compiled. default uses the mode of the "
+        "accelerate configuration file.",
         ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     )
-    ddp_timeout: int = run_key(
-        600, "seconds after which a process that others wait for counts as lost", (1, 10**6)
+    ddp_timeout: int = runtime_key(
+        600,
+        "Time in seconds to wait for another process before it is considered lost.",
+        (1, 10**6),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """Trackers, beside metrics.jsonl, which is always written."""
+    """Reports to experiment trackers, in addition to metrics.jsonl."""
 
-    report_to: list[str] | None = run_key(
-        None, "none, or trackers beside metrics.jsonl", ("none", *TRACKERS)
+    report_to: list[str] | None = runtime_key(
+        None, "Trackers to report to, or none.", ("none", *TRACKERS)
     )
-    project_name: str = run_key("ursa-minor", "project name in trackers", effect=TRACKED)
-    reference_curve: str | None = run_key(
+    project_name: str = runtime_key("ursa-minor", "Project name in trackers.", effect=TRACKED)
+    reference_curve: str | None = runtime_key(
         None,
-        "a published run's losses, drawn beside this one's: a file of recipes/references/",
+        "File with the losses of a published run, which curves.png shows next to those of this "
+        "run. recipes/references/ contains such files.",
         path="repository file",
     )
-    tags: list[str] = run_key(
-        (), "tags of the run in wandb, and of the model on the Hub", effect=TAGGED
+    tags: list[str] = runtime_key(
+        (), "Tags of the run in wandb, and of the model on the Hub.", effect=TAGGED
     )
 
     @property
     def names(self) -> list[str]:
-        """Which trackers a run reports to."""
+        """The trackers that a run reports to."""
         return [name for name in dict.fromkeys(self.report_to or ()) if name != "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """Pushes to the Hugging Face Hub."""
+    """Uploads of the model, and metadata of its model card."""
 
-    push_to_hub: bool = run_key(False, "push the model to the Hugging Face Hub, in the background")
-    hub_model_id: str | None = run_key(
-        None, "repository: NAME, or OWNER/NAME; without it the run's name, yours", effect=PUSHED
+    push_to_hub: bool = runtime_key(
+        False, "Push the model to the Hugging Face Hub in the background."
     )
-    hub_private_repo: bool = run_key(
-        True, "whether a repository that is made is private", effect=PUSHED
+    hub_model_id: str | None = runtime_key(
+        None,
+        "Repository to push to: NAME or OWNER/NAME. Without it, the name of the run is used, in "
+        "your own namespace.",
+        effect=PUSHED,
     )
-    hub_strategy: str = run_key(
+    hub_private_repo: bool = runtime_key(
+        True, "Make the repository private, if it has to be created.", effect=PUSHED
+    )
+    hub_strategy: str = runtime_key(
         "every_save",
-        "when the model is pushed; or with the newest full checkpoint, to resume from, or with all of them",
+        "When to push the model: at the end, or at every save. To resume the run elsewhere, "
+        "checkpoint also pushes the newest full checkpoint, and all_checkpoints pushes all.",
         ("end", "every_save", "checkpoint", "all_checkpoints"),
         effect=PUSHED,
     )
-    license: str = run_key(
-        "unknown", "license of the model, for its card: an identifier of the Hub"
+    license: str = runtime_key(
+        "unknown", "License of the model for its model card, as an identifier of the Hub."
     )
-    language: list[str] = run_key((), "language of the text, for the card: ISO 639 codes, or code")
+    language: list[str] = runtime_key(
+        (),
+        "Languages of the text for the model card, as ISO 639 codes, or code for source code.",
+    )
 
     @property
     def pushes_checkpoints(self) -> bool:
-        """Whether a run can be resumed from what is pushed."""
+        """Whether checkpoints are pushed, from which a run can be resumed."""
         return self.push_to_hub and self.hub_strategy in ("checkpoint", "all_checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One run: every key, in slices."""
+    """All keys of one run, in sections."""
 
     data: Data
     model: Model
@@ -652,33 +845,46 @@ class Recipe:
     hub: Hub
 
 
+def _fields_of_all_sections() -> dict[str, dataclasses.Field]:
+    fields = {}
+    for section in SECTIONS.values():
+        for field in dataclasses.fields(section):
+            fields[field.name] = field
+    return fields
+
+
+def _annotations_of_all_sections() -> dict[str, Any]:
+    annotations = {}
+    for section in SECTIONS.values():
+        annotations |= typing.get_type_hints(section)
+    return annotations
+
+
+def _types_without_alternatives() -> dict[str, Any]:
+    types: dict[str, Any] = dict(_ANNOTATIONS)
+    for name in OPTIONAL_KEYS | AUTO_KEYS:
+        types[name] = typing.get_args(_ANNOTATIONS[name])[0]
+    return types
+
+
 SECTIONS = typing.get_type_hints(Recipe)
-FIELDS = {field.name: field for part in SECTIONS.values() for field in dataclasses.fields(part)}
-# The type of each key, and whether it may also be none or auto.
-_HINTS = {
-    name: hint for part in SECTIONS.values() for name, hint in typing.get_type_hints(part).items()
-}
-OPTIONAL_KEYS = {name for name, hint in _HINTS.items() if type(None) in typing.get_args(hint)}
-AUTO_KEYS = {name for name, hint in _HINTS.items() if Auto in typing.get_args(hint)}
-KEY_TYPES: dict[str, Any] = {
-    name: typing.get_args(hint)[0] if name in OPTIONAL_KEYS | AUTO_KEYS else hint
-    for name, hint in _HINTS.items()
-}
+FIELDS = _fields_of_all_sections()
+_ANNOTATIONS = _annotations_of_all_sections()
+# Keys that may also be none, and keys that may also be auto.
+OPTIONAL_KEYS = {name for name, hint in _ANNOTATIONS.items() if type(None) in typing.get_args(hint)}
+AUTO_KEYS = {name for name, hint in _ANNOTATIONS.items() if Auto in typing.get_args(hint)}
+# The type of each key, apart from none and auto.
+KEY_TYPES = _types_without_alternatives()
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a flat mapping of keys."""
-    parts = {
-        name: part(
-            **{
-                field.name: values[field.name]
-                for field in dataclasses.fields(part)
-                if field.name in values
-            }
-        )
-        for name, part in SECTIONS.items()
-    }
-    return Recipe(**parts)
+    sections = {}
+    for section_name, section in SECTIONS.items():
+        names = [field.name for field in dataclasses.fields(section)]
+        section_values = {name: values[name] for name in names if name in values}
+        sections[section_name] = section(**section_values)
+    return Recipe(**sections)
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
@@ -690,7 +896,7 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def _field_values(section: Any) -> dict[str, Any]:
-    """Return the keys of a section and their values, without what it has computed from them."""
+    """Return the keys of a section and their values, without cached properties."""
     return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
 
 
@@ -700,33 +906,39 @@ def replace(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def map_paths(values: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
-    """Return keys and values with ``change(key, path)`` in place of each path, those of ``sources`` included.
+    """Return the keys and values with ``change(key, path)`` in place of each path.
 
-    ``change`` also gets URLs, Hub ids and words such as ``auto``. Of NAME=FILE it gets the file. A value of
-    another type than the key's is left as it is.
+    The paths of a mixture's sources are included. ``change`` also receives URLs, Hub ids and words
+    such as ``auto``; from NAME=PATH it receives the path. A value that does not have the type of
+    its key is returned unchanged.
     """
+    return {name: _map_paths_of_key(name, value, change) for name, value in values.items()}
 
-    def changed(name: str, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [changed(name, item) for item in value]
-        if name == "sources" and isinstance(value, dict):
-            return map_paths(value, change)
-        kind = _path_kind(name)
-        if kind is None or not isinstance(value, str):
-            return value
-        if kind != "assignment":
-            return change(name, value)
-        task, equals, file = value.partition("=")
-        return f"{task}={change(name, file)}" if equals else value
 
-    return {
-        name: changed(name, value) if name == "sources" or _path_kind(name) else value
-        for name, value in values.items()
-    }
+def _map_paths_of_key(name: str, value: Any, change: Callable[[str, str], str]) -> Any:
+    kind = _path_kind(name)
+    if kind is None and name != "sources":
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_map_paths_of_key(name, item, change) for item in value]
+    if name == "sources" and isinstance(value, dict):
+        return map_paths(value, change)
+    if kind is None or not isinstance(value, str):
+        return value
+    if kind != "assignment":
+        return change(name, value)
+
+    task, equals, file = value.partition("=")
+    return f"{task}={change(name, file)}" if equals else value
 
 
 def is_local(name: str, path: str) -> bool:
-    """Return whether a value of the key ``name`` is a path on this machine, and not a URL, a Hub id or a word."""
+    """Return whether a value is a path on this machine, and not a URL, a Hub id or a word.
+
+    Args:
+        name: the key.
+        path: its value.
+    """
     if not path or paths.is_url(path):
         return False
     if _path_kind(name) in ("folder", "path", "assignment"):
@@ -735,19 +947,29 @@ def is_local(name: str, path: str) -> bool:
 
 
 def absolute(name: str, path: str) -> str:
-    """Return the value of a key that is a path so that it means the same in another folder; globs stay globs."""
+    """Return the path of a key in a form that is valid in any folder. Globs remain globs.
+
+    Args:
+        name: the key.
+        path: its value, which may be relative to the current folder.
+    """
     if not is_local(name, path) or _is_in_repository(name, path):
         return path
-    folder = os.getcwd()  # noqa: PTH109  (a text, to be escaped)
-    if has_magic(path) and not os.path.lexists(path):
+    folder = os.getcwd()  # noqa: PTH109  (a string, to be escaped)
+    is_glob = has_magic(path) and not os.path.lexists(path)
+    if is_glob:
         folder = escape(folder)
     return str(Path(folder, path))
 
 
 def shortened(name: str, path: str) -> str:
-    """Return the value of a key that is a path as others may see it: the last component of a local path.
+    """Return the path of a key in a form for publication: the last component of a local path.
 
-    A run's ``model/`` is known by the name of the run.
+    The folder model/ of a run is named by the folder of the run.
+
+    Args:
+        name: the key.
+        path: its value.
     """
     if not is_local(name, path) or _is_in_repository(name, path):
         return path
@@ -765,67 +987,81 @@ def _path_kind(name: str) -> PathKind | None:
 
 
 def _is_in_repository(name: str, path: str) -> bool:
-    """Return whether a path is relative and names a file of the repository, which is found from any folder."""
+    """Return whether a relative path names a file of the repository, which any folder can find."""
     if _path_kind(name) != "repository file" or Path(path).is_absolute():
         return False
-    file = paths.ROOT / path
-    return file.is_file() and (not os.path.lexists(path) or file.samefile(path))
+    repository_file = paths.ROOT / path
+    if not repository_file.is_file():
+        return False
+    # A file of that name in the current folder takes precedence.
+    return not os.path.lexists(path) or repository_file.samefile(path)
 
 
 def redacted(recipe: Recipe) -> dict[str, Any]:
-    """Return every key and value as others may see them.
+    """Return every key and value in a form for publication.
 
-    URLs have no user, password and query, and of a local path there is the last component only.
+    URLs have no user, password and query, and local paths are shortened to their last component.
     """
     return map_paths(_without_secrets(recipe), shortened)
 
 
 def as_yaml(recipe: Recipe) -> str:
-    """Return the recipe as the YAML file of a run folder: URLs without secrets, local paths absolute.
+    """Return the recipe as the YAML file of a run folder: URLs without secrets, paths absolute.
 
-    ``load_recipe`` reads it back to the same run from any folder.
+    ``load_recipe`` reads the same run from it in any folder.
     """
-    values = map_paths(
-        _without_secrets(recipe), lambda name, path: paths.literal(absolute(name, path))
-    )
-    return _to_yaml(values)
+
+    def absolute_literal(name: str, path: str) -> str:
+        return paths.literal(absolute(name, path))
+
+    return _to_yaml(map_paths(_without_secrets(recipe), absolute_literal))
 
 
 def redacted_yaml(recipe: Recipe) -> str:
-    """Return the recipe as a YAML file for others; it does not state output_dir, a place on this machine."""
-    values = map_paths(redacted(recipe), lambda name, path: paths.literal(path))
-    return _to_yaml(values | {"output_dir": None})
+    """Return the recipe as a YAML file for publication.
+
+    It does not state output_dir, which is a folder of this machine.
+    """
+
+    def literal(_name: str, path: str) -> str:
+        return paths.literal(path)
+
+    return _to_yaml(map_paths(redacted(recipe), literal) | {"output_dir": None})
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys that may not change within a run (data is compared by its contents instead).
+    """Return the keys that may not change within a run.
 
-    A checkpoint states them and may be pushed or moved, so a local path is shortened.
+    Data keys are not included, because the contents of the data are compared instead. Local paths
+    are shortened, because checkpoints store these values and may be published or moved.
     """
-    science = {
-        name: value
-        for name, value in to_dict(recipe).items()
-        if FIELDS[name].metadata["kind"] == "science"
-    }
-    return map_paths(science, shortened)
+    values = {}
+    for name, value in to_dict(recipe).items():
+        if FIELDS[name].metadata["kind"] == "hyperparameter":
+            values[name] = value
+    return map_paths(values, shortened)
 
 
 def _without_secrets(recipe: Recipe) -> dict[str, Any]:
-    """Return every key and value, URLs without user, password and query."""
-    return {
-        name: _with_redacted_urls(value) if FIELDS[name].metadata["kind"] == "data" else value
-        for name, value in to_dict(recipe).items()
-    }
+    """Return every key and value; URLs of data have no user, password and query."""
+    values = to_dict(recipe)
+    for name, value in values.items():
+        if FIELDS[name].metadata["kind"] == "data":
+            values[name] = _with_redacted_urls(value)
+    return values
 
 
 def _to_yaml(values: Mapping[str, Any]) -> str:
-    # These are defaults.
+    # None and an empty tuple are defaults, which need not be stated.
     stated = {name: value for name, value in values.items() if value not in (None, ())}
     return yaml.safe_dump(stated, sort_keys=False, allow_unicode=True)
 
 
 def _with_redacted_urls(value: Any) -> Any:
-    """Return the value of a key with each URL in it redacted. A list of sources is a list of dicts."""
+    """Return the value of a key with each URL in it redacted.
+
+    The value of ``sources`` is a list of dicts.
+    """
     if isinstance(value, dict):
         return {name: _with_redacted_urls(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,11 +1,14 @@
-"""A recipe file and flags become a Recipe, checked as a whole before anything is written. No torch: --help is instant."""
+"""Load a recipe: read its file, apply the flags, and check the result before anything is written.
+
+Nothing here imports torch, so that ``--help`` and errors appear immediately.
+"""
 
 import logging
 import math
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,32 +33,26 @@ log = logging.getLogger(__name__)
 
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
 DEFAULT_RECIPE = "recipes/gpt2_124m.yaml"
+NUMBER_KEYS = {name for name, value_type in KEY_TYPES.items() if value_type in (int, float)}
+# Schedules whose runs --extend_steps can continue.
+EXTENDABLE_SCHEDULES = ("wsd", "constant")
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice; PyYAML keeps the last one silently."""
+    """A SafeLoader that rejects repeated keys, of which PyYAML silently keeps the last one."""
 
     def construct_mapping(self, node, deep=False):
-        seen: dict[str, yaml.Node] = {}
-        for name, _ in node.value:
-            if (first := seen.setdefault(str(name.value), name)) is not name:
-                twice = f"{name.value} is given twice (first in line {first.start_mark.line + 1}); keep one of them"
-                raise yaml.MarkedYAMLError(problem=twice, problem_mark=name.start_mark)
+        first_nodes: dict[str, yaml.Node] = {}
+        for key_node, _ in node.value:
+            first_node = first_nodes.setdefault(str(key_node.value), key_node)
+            if first_node is not key_node:
+                first_line = first_node.start_mark.line + 1
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key_node.value} is given twice (first in line {first_line}). "
+                    "Keep one of them",
+                    problem_mark=key_node.start_mark,
+                )
         return super().construct_mapping(node, deep)
-
-
-def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
-    """Convert the text of numbers to numbers, also in the sources of a mixture."""
-    names = {"weight"} | {name for name, kind in KEY_TYPES.items() if kind in (int, float)}
-    converted = {
-        name: rules.number_of(value) if name in names else value for name, value in values.items()
-    }
-    if isinstance(converted.get("sources"), list):
-        converted["sources"] = [
-            _with_numbers(source) if isinstance(source, dict) else source
-            for source in converted["sources"]
-        ]
-    return converted
 
 
 def load_recipe(
@@ -65,67 +62,78 @@ def load_recipe(
 
     Args:
         path: the recipe file.
-        flags: keys and their values as typed on the command line. They win over the file. ``size`` is replaced by
-            the keys that it changes (``sizes.change``).
-        modes: the flags given that are not recipe keys (``TRAIN_MODES``). Some keys have an effect only with them.
+        flags: keys and their values as typed on the command line. They take precedence over the
+            file. ``size`` is replaced by the keys that it sets (``sizes.change``).
+        modes: the options on the command line that are not recipe keys (``TRAIN_MODES``). Some keys
+            have an effect only with them.
 
     Raises:
-        BadInput: with every error that was found. Each names the file or flag, the problem and a fix.
+        BadInput: with every error that was found. Each message names the file or the flag, the
+            problem and a fix.
     """
-    flags = flags or {}
+    is_of_run_folder = path.name == run_files.RECIPE
     stated = _with_numbers(read_file(path))
-    flags, size_flags, size_note = _expand_size(stated, flags)
-    flag_values = {name: rules.from_text(text, name) for name, text in flags.items()}
-    several = [
+    expanded = _expand_size(stated, flags or {})
+    flag_values = {name: rules.from_text(text, name) for name, text in expanded.flags.items()}
+
+    # Apply the flags. Some replace more than their own key.
+    source_conflicts = [
         *data_source.several_sources(stated, where=""),
         *data_source.several_sources(flag_values, where="--"),
     ]
-    file_values = stated if several else data_source.replace_source(stated, flag_values)
+    file_values = stated
+    if not source_conflicts:
+        file_values = data_source.replace_source(file_values, flag_values)
     file_values = data_source.replace_model(file_values, flag_values)
     values, problems = places.expand(file_values | flag_values)
-    if path.name == run_files.RECIPE:
-        values = places.follow_run_folder(values, stated, flags, path.parent)
-    _begin_from_model(values)
-    problems += [unknown_name(str(name), FIELDS) for name in values if name not in FIELDS]
-    for name, field in FIELDS.items():
-        needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
-        if needed and (name not in values or (values[name] is None and name in OPTIONAL_KEYS)):
-            problems.append(
-                f"{name} is missing: {field.metadata['help']}. It has no default; state it"
-            )
-        elif name in values and (rule := _broken_rule(name, values)):
-            problems.append(f"{name} = {shorten(values[name])}: {rule}")
+    if is_of_run_folder:
+        values = places.follow_run_folder(values, stated, expanded.flags, path.parent)
+    _apply_init_from(values)
+
+    # Check each key. Combinations are checked only if every key is valid.
+    problems += _problems_of_keys(values)
     if not problems:
-        problems += several
+        problems += source_conflicts
         problems += rules.source_problems(values.get("sources"))
     if not problems:
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
-        values = data_source.drop_ineffective(values, file_values, stated, flags, modes)
-        values |= {
-            name: float(values[name])
-            for name in values
-            if KEY_TYPES[name] is float and values[name] is not None
-        }
-        values["run_name"] = path.stem if values["run_name"] is None else values["run_name"]
-        values["output_dir"] = values["output_dir"] or f"runs/{values['run_name']}"
-        if size_note:
-            log.info(size_note)
-        _settle_warmup(values)
-        if path.name != run_files.RECIPE:  # said as the run began
-            _advise(values)
+        values = data_source.drop_ineffective(values, file_values, stated, expanded.flags, modes)
+        _convert_to_floats(values)
+        _name_run(values, path)
+        if expanded.note:
+            log.info(expanded.note)
+        _shorten_warmup(values)
+        if not is_of_run_folder:  # or the run has logged the advice when it started
+            _log_advice(values)
         problems += rules.recipe_problems(values)
-        problems += rules.ineffective_flags(values | dict.fromkeys(modes, True), flags)
+        with_modes = values | dict.fromkeys(modes, True)
+        problems += rules.ineffective_flags(with_modes, expanded.flags)
     if problems:
-        raise BadInput(_blamed(path, problem, flags, size_flags) for problem in problems)
+        raise BadInput(_with_origin(problem, path, expanded) for problem in problems)
     return from_dict(values)
 
 
-class _Expanded(NamedTuple):
+def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Convert strings that are numbers to numbers, also in the sources of a mixture."""
+    converted = {}
+    for name, value in values.items():
+        is_number = name == "weight" or name in NUMBER_KEYS
+        converted[name] = rules.number_of(value) if is_number else value
+    sources = converted.get("sources")
+    if isinstance(sources, list):
+        converted["sources"] = [
+            _with_numbers(source) if isinstance(source, dict) else source for source in sources
+        ]
+    return converted
+
+
+class _ExpandedFlags(NamedTuple):
     """Flags in which ``--size`` is replaced by the keys that it sets.
 
     Attributes:
-        size_flags: the keys that ``--size`` has set, each with this flag as it was typed.
-        note: one line about these keys for the header of a run.
+        flags: keys and their values as text.
+        size_flags: the keys that ``--size`` has set. The value of each is this flag as typed.
+        note: one line about these keys for the header of a run, or an empty string.
     """
 
     flags: dict[str, Any]
@@ -133,193 +141,298 @@ class _Expanded(NamedTuple):
     note: str
 
 
-def _expand_size(values: dict[str, Any], flags: Mapping[str, Any]) -> _Expanded:
-    """Replace ``size`` in the flags by the keys that it sets, with their values as text."""
+def _expand_size(values: dict[str, Any], flags: Mapping[str, Any]) -> _ExpandedFlags:
+    """Replace ``size`` in the flags by the keys that it sets.
+
+    Args:
+        values: keys and values of the recipe file.
+        flags: keys and their values as typed.
+    """
     other_flags = dict(flags)
     size = other_flags.pop("size", None)
     if size is None:
-        return _Expanded(other_flags, {}, "")
+        return _ExpandedFlags(other_flags, {}, "")
     change = sizes.change(size, values, other_flags)
     settings = {name: str(value) for name, value in change.settings.items()}
-    return _Expanded(other_flags | settings, dict.fromkeys(settings, f"--size {size}"), change.note)
+    size_flags = dict.fromkeys(settings, f"--size {size}")
+    return _ExpandedFlags(other_flags | settings, size_flags, change.note)
 
 
-def _broken_rule(name: str, values: Mapping[str, Any]) -> str | None:
-    """Return the rule that a key's value breaks; None if it breaks none."""
-    fraction_error = rules.fraction_error(name, values[name], values.get("max_steps"))
-    return fraction_error or rules.key_problem(name, values[name])
+def _apply_init_from(values: dict[str, Any]) -> None:
+    """Complete the keys of the model in place.
 
-
-def unknown_name(name: str, known: Collection[str], dashes: str = "") -> str:
-    """Return the error message for an unknown recipe key, or for an unknown flag. A secret is not repeated.
-
-    Args:
-        known: the recipe keys, or the flags without dashes.
-        dashes: ``--`` for a flag.
+    With init_from, the tokenizer defaults to that of the model, and keys that the model determines
+    default to None. A run folder is replaced by the folder of its model.
     """
-    if SECRET.search(name):
-        return f"{name}: no such key; secrets come from the environment or a login only"
-    message = other_flags.suggestion(name, known, dashes)
-    if message:
-        return message
-    kind = "flag" if dashes else "key"
-    return f"{name}: no such {kind}{did_you_mean(name.lstrip('-'), known, dashes)}"
-
-
-def _settle_warmup(values: dict[str, Any]) -> None:
-    """Shorten a warm-up that is longer than the run."""
-    warmup_steps, steps = values["warmup_steps"], values["max_steps"]
-    if warmup_steps > steps:
-        values["warmup_steps"] = quarter = max(1, steps // 4)
-        log.info(
-            f"warmup_steps = {warmup_steps} is longer than the run, max_steps = {steps}: shortened to a quarter, {quarter}"
-        )
-
-
-def _advise(values: Mapping[str, Any]) -> None:
-    """Log what is allowed and seldom meant."""
-    warmup, steps, evaluations = values["warmup_steps"], values["max_steps"], values["eval_steps"]
-    tenth = math.ceil(steps / 10)
-    if 2 * warmup >= steps > 1 and warmup != tenth:
-        usual = f"a tenth is usual: --warmup_steps {tenth}"
-        log.info(f"warmup_steps = {warmup} is at least half of max_steps = {steps}; {usual}")
-    if 20 <= steps < 2 * evaluations:  # a shorter run is a trial
-        few = "the curve of the validation loss has few points"
-        log.info(
-            f"eval_steps = {evaluations}, max_steps = {steps}: {few}; for ten: --eval_steps {steps // 10}"
-        )
-
-
-def _blamed(
-    path: Path, problem: str, flags: Mapping[str, Any], size_flags: Mapping[str, str]
-) -> str:
-    """Return an error message with its source in front: the flags that it names, else the file.
-
-    Args:
-        size_flags: the keys that ``--size`` has set, each with this flag as it was typed.
-    """
-    named = {}
-    for name, value in flags.items():
-        if re.search(rf"\b{name} = ", problem):
-            named[name] = size_flags.get(name) or f"--{name} {shorten(value)}"
-    key = problem.partition(" = ")[0]
-    if [*named] == [key] and key not in size_flags:  # the flag repeats the key and its value
-        problem = problem.partition(": ")[2]
-    source = ", ".join(dict.fromkeys(named.values())) or path
-    return f"{source}: {problem}"
-
-
-def check_same_hyperparameters(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
-    """Raise BadInput with each key whose value is not the one that a run began with.
-
-    Args:
-        where: the run's folder or checkpoint, for the message.
-        before: the fixed keys and their values as the run has stored them.
-        recipe: the recipe to continue with.
-    """
-    now = hyperparameters(recipe)
-    if before.keys() != now.keys():
-        names = ", ".join(sorted(before.keys() ^ now.keys()))
-        raise BadInput(
-            f"{where} was written by another version of Ursa Minor, whose recipes have other keys ({names}). "
-            f"Continue it with that version, or give another {recipe.saving.option_of_another_run}"
-        )
-    changed = [name for name in now if before[name] != now[name]]
-    if changed:
-        raise BadInput(
-            f"{where}: {name} = {shorten(before[name])}, asked for {shorten(now[name])}: fixed for a run. "
-            f"{_way_on(name, before, now[name], recipe)}"
-            for name in changed
-        )
-
-
-def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str:
-    """Return what to do about a key that is fixed; a finished run is trained longer by another command."""
-    run = recipe.saving.run_dir
-    if (
-        name != "max_steps"
-        or now <= (then[name] or now)
-        or not (run / run_files.MODEL_FOLDER).is_dir()
-    ):
-        return f"Give another {recipe.saving.option_of_another_run}, or set it back"
-    command = f"python train.py --recipe {paths.quoted(run / run_files.RECIPE)}"
-    finish = run_files.read_finish(run)
-    length = then[name]
-    if finish and not finish.stopped_early:
-        length = finish.step  # max_hours may have planned another one
-    more = now - length
-    has_checkpoint = any(
-        run_files.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*")
-    )
-    if has_checkpoint and then["lr_scheduler_type"] in ("wsd", "constant"):
-        if finish and finish.stopped_early:
-            return (
-                f"Early stopping ended it at step {finish.step}. "
-                f"To train it to step {now}: {command} --extend_steps {more} --early_stopping_patience 0"
-            )
-        return f"To train it on: {command} --extend_steps {more}"
-
-    if finish and finish.stopped_early:
-        more = now - finish.step
-        reason = f"Early stopping ended it at step {finish.step}. "
-        if has_checkpoint:
-            reason += (
-                f"To continue it to step {then[name]}: {command} --early_stopping_patience 0. "
-            )
-    elif has_checkpoint or then["lr_scheduler_type"] not in ("wsd", "constant"):
-        reason = "Its learning rate has ended. "
-    else:
-        reason = "It has no checkpoint to continue from. "
-    new = (
-        f"--init_from {paths.quoted(run)} --run_name {shlex.quote(f'{recipe.saving.name}-2')} "
-        f"--output_dir {paths.quoted(f'{run}-2')}"
-    )
-    return f"{reason}A new run from its weights: {command} {new} --max_steps {more}"
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a YAML file, unchecked. Raises BadInput where it is not a mapping."""
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except FileNotFoundError:
-        places = (str(path), f"recipes/{path.stem}.yaml")
-        near = [
-            wording.did_you_mean_file(place, lambda file: file.suffix == ".yaml")
-            for place in places
-        ]
-        raise BadInput(f"{path}: no such recipe{near[0] or near[1]}") from None
-    except (
-        OSError,
-        yaml.YAMLError,
-        ValueError,
-    ) as error:  # ValueError: an impossible date, another encoding
-        where = str(error)
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-            where = f"line {error.problem_mark.line + 1}: {error.problem}"
-        raise BadInput(f"{path}: not a recipe: {where}") from None
-    if values is None:
-        raise BadInput(f"{path}: the recipe is empty")
-    if not isinstance(values, dict):
-        raise BadInput(
-            f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}"
-        )
-    return values
-
-
-def read_run_recipe(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a run folder's recipe. Raises BadInput as ``read_file`` does."""
-    return _with_numbers(read_file(path))
-
-
-def _begin_from_model(values: dict[str, Any]) -> None:
-    """With init_from: name the model within a run folder, its tokenizer, and leave out what it brings along."""
     source = values.get("init_from")
     if not isinstance(source, str):
         values["architecture"] = values.get("architecture") or FIELDS["architecture"].default
         return
     model_folder = f"{source}/{run_files.MODEL_FOLDER}"
-    if os.path.isdir(model_folder):  # noqa: PTH112  (of a name that is too long Path's own raises)
-        source = values["init_from"] = str(Path(model_folder))
+    if os.path.isdir(model_folder):  # noqa: PTH112  (Path.is_dir raises if a name is too long)
+        source = str(Path(model_folder))
+        values["init_from"] = source
     values.setdefault("tokenizer", source)
     for name in MODEL_KEYS:
         values.setdefault(name, None)
+
+
+def _problems_of_keys(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of unknown keys, of missing keys, and of values that a key cannot have."""
+    for name in values:
+        if name not in FIELDS:
+            yield unknown_name(str(name), FIELDS)
+    for name, field in FIELDS.items():
+        if _is_missing(name, values):
+            yield (
+                f"{name} is missing and has no default. "
+                f"Add it to the recipe, or state it with --{name}: {field.metadata['help']}"
+            )
+        elif name in values:
+            value = values[name]
+            problem = rules.fraction_error(name, value, values.get("max_steps"))
+            problem = problem or rules.key_problem(name, value)
+            if problem:
+                yield f"{name} = {shorten(value)}: {problem}"
+
+
+def _is_missing(name: str, values: Mapping[str, Any]) -> bool:
+    """Return whether a key without a default has no value."""
+    is_loaded = bool(values.get("init_from")) and name in MODEL_KEYS
+    if FIELDS[name].default is not ABSENT or is_loaded:
+        return False
+    if name not in values:
+        return True
+    return values[name] is None and name in OPTIONAL_KEYS
+
+
+def _convert_to_floats(values: dict[str, Any]) -> None:
+    """Convert integers to floats, in place, where the key is a float."""
+    for name, value in values.items():
+        if KEY_TYPES[name] is float and value is not None:
+            values[name] = float(value)
+
+
+def _name_run(values: dict[str, Any], path: Path) -> None:
+    """Set the defaults of run_name and output_dir in place."""
+    if values["run_name"] is None:
+        values["run_name"] = path.stem
+    if not values["output_dir"]:
+        values["output_dir"] = f"runs/{values['run_name']}"
+
+
+def _shorten_warmup(values: dict[str, Any]) -> None:
+    """Shorten a warm-up that is longer than the run, in place."""
+    warmup_steps = values["warmup_steps"]
+    max_steps = values["max_steps"]
+    if warmup_steps > max_steps:
+        quarter = max(1, max_steps // 4)
+        values["warmup_steps"] = quarter
+        log.info(
+            f"warmup_steps = {warmup_steps} exceeds max_steps = {max_steps}. "
+            f"A quarter of max_steps is used instead: warmup_steps = {quarter}"
+        )
+
+
+def _log_advice(values: Mapping[str, Any]) -> None:
+    """Log values that are valid but rarely intended."""
+    warmup_steps = values["warmup_steps"]
+    max_steps = values["max_steps"]
+    eval_steps = values["eval_steps"]
+    tenth = math.ceil(max_steps / 10)
+    if 2 * warmup_steps >= max_steps > 1 and warmup_steps != tenth:
+        log.info(
+            f"warmup_steps = {warmup_steps} is at least half of max_steps = {max_steps}. "
+            f"A tenth is usual: --warmup_steps {tenth}"
+        )
+    if 20 <= max_steps < 2 * eval_steps:  # a shorter run is a trial
+        log.info(
+            f"With eval_steps = {eval_steps} and max_steps = {max_steps}, the curve of the "
+            f"validation loss has few points. For ten points use --eval_steps {max_steps // 10}"
+        )
+
+
+def _with_origin(problem: str, path: Path, expanded: _ExpandedFlags) -> str:
+    """Return an error message that begins with the flags that it is about, or else with the file.
+
+    Args:
+        problem: the message. It names keys as in ``max_steps = 5``, or it begins with flags.
+        path: the recipe file.
+        expanded: the flags of the command line.
+    """
+    if problem.startswith("--"):
+        return problem
+    flags_in_problem = {}
+    for name, value in expanded.flags.items():
+        if re.search(rf"\b{name} = ", problem):
+            typed = f"--{name} {shorten(value)}"
+            flags_in_problem[name] = expanded.size_flags.get(name, typed)
+    if not flags_in_problem:
+        return f"{path}: {problem}"
+
+    key, _, _ = problem.partition(" = ")
+    is_about_one_flag = list(flags_in_problem) == [key] and key not in expanded.size_flags
+    if is_about_one_flag:
+        # The flag repeats "key = value: ", with which the message begins.
+        _, _, problem = problem.partition(": ")
+    typed_flags = dict.fromkeys(flags_in_problem.values())  # --size occurs once
+    return f"{', '.join(typed_flags)}: {problem}"
+
+
+def unknown_name(name: str, known: Collection[str], dashes: str = "") -> str:
+    """Return the error message for an unknown recipe key or an unknown flag.
+
+    Args:
+        name: the key or the flag. If it names a secret, the message does not repeat the value.
+        known: the recipe keys, or the flags without dashes.
+        dashes: ``--`` for a flag.
+    """
+    kind = "flag" if dashes else "key"
+    if SECRET.search(name):
+        return (
+            f"{name}: no such {kind}. "
+            "Secrets are read only from environment variables or from a saved login"
+        )
+    message = other_flags.suggestion(name, known, dashes)
+    if message:
+        return message
+    return f"{name}: no such {kind}{did_you_mean(name.lstrip('-'), known, dashes)}"
+
+
+def check_same_hyperparameters(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
+    """Check that the hyperparameters are those that a run was started with.
+
+    Args:
+        where: the run folder or the checkpoint, for the message.
+        before: the hyperparameters that the run has stored.
+        recipe: the recipe to continue with.
+
+    Raises:
+        BadInput: with each hyperparameter that differs, and how to proceed.
+    """
+    now = hyperparameters(recipe)
+    if before.keys() != now.keys():
+        names = ", ".join(sorted(before.keys() ^ now.keys()))
+        raise BadInput(
+            f"{where} was written by another version of Ursa Minor, whose recipes have other keys "
+            f"({names}). Continue it with that version, or use another "
+            f"{recipe.saving.option_of_another_run}"
+        )
+    problems = []
+    for name, value in now.items():
+        if before[name] != value:
+            problems.append(
+                f"{where}: {name} is fixed for a run. This run has {name} = "
+                f"{shorten(before[name])}, but the command has {name} = {shorten(value)}. "
+                f"{_fix_of_changed_key(name, before, value, recipe)}"
+            )
+    if problems:
+        raise BadInput(problems)
+
+
+def _fix_of_changed_key(name: str, before: Mapping[str, Any], value: Any, recipe: Recipe) -> str:
+    """Return what to do about a hyperparameter that differs from that of the run.
+
+    Args:
+        name: the key.
+        before: the hyperparameters that the run has stored.
+        value: the other value of the key.
+        recipe: the recipe to continue with.
+    """
+    is_longer = name == "max_steps" and value > (before["max_steps"] or value)
+    is_finished = (recipe.saving.run_dir / run_files.MODEL_FOLDER).is_dir()
+    if is_longer and is_finished:
+        return _how_to_train_longer(before, value, recipe)
+    return f"Use another {recipe.saving.option_of_another_run}, or set {name} back"
+
+
+def _how_to_train_longer(before: Mapping[str, Any], max_steps: int, recipe: Recipe) -> str:
+    """Return the commands that train a finished run up to a larger number of steps."""
+    run_dir = recipe.saving.run_dir
+    command = f"python train.py --recipe {paths.quoted(run_dir / run_files.RECIPE)}"
+    planned_steps = before["max_steps"]
+    finish = run_files.read_finish(run_dir)
+    has_checkpoint = any(
+        run_files.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*")
+    )
+    is_extendable = before["lr_scheduler_type"] in EXTENDABLE_SCHEDULES
+
+    if finish and finish.stopped_early:
+        reason = f"Early stopping ended it at step {finish.step}. "
+        if has_checkpoint and is_extendable:
+            more_steps = max_steps - planned_steps
+            return (
+                f"{reason}To train it to step {max_steps}: "
+                f"{command} --extend_steps {more_steps} --early_stopping_patience 0"
+            )
+        if has_checkpoint:
+            reason += (
+                f"To continue it to step {planned_steps}: {command} --early_stopping_patience 0. "
+            )
+        return reason + _how_to_start_from(run_dir, command, max_steps - finish.step, recipe)
+
+    # max_hours may have ended the run at another step than planned.
+    last_step = finish.step if finish else planned_steps
+    more_steps = max_steps - last_step
+    if has_checkpoint and is_extendable:
+        return f"To train it longer: {command} --extend_steps {more_steps}"
+    if is_extendable:
+        reason = "It has no checkpoint to continue from. "
+    else:
+        reason = "Its learning rate schedule has ended. "
+    return reason + _how_to_start_from(run_dir, command, more_steps, recipe)
+
+
+def _how_to_start_from(run_dir: Path, command: str, max_steps: int, recipe: Recipe) -> str:
+    """Return the command that starts a new run from the weights of a finished one."""
+    new_name = shlex.quote(f"{recipe.saving.name}-2")
+    new_folder = paths.quoted(f"{run_dir}-2")
+    return (
+        f"To start a new run from its weights: {command} --init_from {paths.quoted(run_dir)} "
+        f"--run_name {new_name} --output_dir {new_folder} --max_steps {max_steps}"
+    )
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a YAML file, unchecked.
+
+    Raises:
+        BadInput: the file cannot be read, or is not a mapping.
+    """
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such recipe{_similar_recipe(path)}") from None
+    # ValueError: a date that does not exist, or a file that is not UTF-8.
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        reason = str(error)
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            reason = f"line {error.problem_mark.line + 1}: {error.problem}"
+        raise BadInput(f"{path}: not a valid recipe: {reason}") from None
+    if values is None:
+        raise BadInput(f"{path}: the recipe is empty, but it must contain `key: value` lines")
+    if not isinstance(values, dict):
+        raise BadInput(
+            f"{path}: a recipe is a mapping with `key: value` lines, but this file contains a "
+            f"{type(values).__name__}"
+        )
+    return values
+
+
+def _similar_recipe(path: Path) -> str:
+    """Return a suggestion for a missing file: a similar name in its folder, or else in recipes/."""
+
+    def is_yaml(file: Path) -> bool:
+        return file.suffix == ".yaml"
+
+    suggestion = wording.did_you_mean_file(str(path), is_yaml)
+    return suggestion or wording.did_you_mean_file(f"recipes/{path.stem}.yaml", is_yaml)
+
+
+def read_run_recipe(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a run folder's recipe.
+
+    Raises:
+        BadInput: the file cannot be read, or is not a mapping.
+    """
+    return _with_numbers(read_file(path))

@@ -1,4 +1,4 @@
-"""Paths of a recipe as it is read: expanded, and those of a run's recipe.yaml where the run folder is now."""
+"""Expand the paths of a recipe, and find the paths in a run's recipe.yaml if the run was moved."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -13,92 +13,106 @@ from ursa_minor.recipe import keys
 
 
 def expand(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a recipe's keys and values with expanded paths, and one line for each path that cannot be expanded."""
+    """Expand ``~`` and variables in the paths of a recipe.
+
+    Returns:
+        The keys and values with expanded paths, and one error message for each path that cannot be
+        expanded.
+    """
     problems = []
 
-    def expanded(name: str, path: str) -> str:
+    def expand_path(name: str, path: str) -> str:
         try:
             return paths.expand(path)
         except ValueError as error:
             problems.append(f"{name} = {shorten(path)}: {error}")
             return path
 
-    return keys.map_paths(values, expanded), problems
+    return keys.map_paths(values, expand_path), problems
 
 
 def follow_run_folder(
     values: Mapping[str, Any], stated: Mapping[str, Any], flags: Collection[str], folder: Path
 ) -> dict[str, Any]:
-    """Return the values of a run's recipe.yaml with output_dir, and paths next to the run, as they are now.
+    """Adapt the values of a run's recipe.yaml to the present place of the run.
 
-    1. With --output_dir the run is in that folder.
-    2. With another --run_name it is a new run, in runs/<run_name>.
-    3. Otherwise it is the run in ``folder``, which may have been moved or copied, if there is one.
+    1. With --output_dir, the run is in that folder.
+    2. With another --run_name, it is a new run in runs/<run_name>.
+    3. Otherwise it is the run in ``folder``, if there is one. It may have been moved or copied.
 
-    A run in another folder does not start from the checkpoint that the run of recipe.yaml started from
-    (``resume_from_checkpoint``).
+    A run in another folder than recipe.yaml does not start from the checkpoint that the run of
+    recipe.yaml started from (``resume_from_checkpoint``).
 
     Args:
-        values: of recipe.yaml and the flags together, with expanded paths.
-        stated: recipe.yaml's own values.
-        flags: names of the keys that the command line states.
+        values: keys and values of recipe.yaml and the flags together, with expanded paths.
+        stated: keys and values of recipe.yaml.
+        flags: the keys that the command line states.
         folder: the folder of recipe.yaml.
+
+    Returns:
+        The values with output_dir, resume_from_checkpoint and the paths of moved files changed.
     """
     followed = dict(values)
     stated, _ = expand(stated)
     if isinstance(stated.get("output_dir"), str):
-        followed |= _moved(values, flags, Path(stated["output_dir"]), folder.resolve())
+        old_folder = Path(stated["output_dir"])
+        followed |= _follow_moved_files(values, flags, old_folder, folder.resolve())
+
     run_name = values.get("run_name")
-    has_other_name = bool(run_name and stated.get("run_name") and run_name != stated["run_name"])
+    old_name = stated.get("run_name")
     if "output_dir" in flags:
         is_other_run = Path(str(values["output_dir"])).resolve() != folder.resolve()
-    elif has_other_name:
-        followed["output_dir"] = None
+    elif run_name and old_name and run_name != old_name:
         is_other_run = True
+        followed["output_dir"] = None
     else:
         is_other_run = False
         if contains_run(folder):
-            followed["output_dir"] = str(
-                folder if folder.name not in ("", "..") else folder.resolve()
-            )
+            has_name = folder.name not in ("", "..")
+            followed["output_dir"] = str(folder if has_name else folder.resolve())
     if is_other_run and "resume_from_checkpoint" not in flags:
         followed["resume_from_checkpoint"] = keys.FIELDS["resume_from_checkpoint"].default
     return followed
 
 
 def contains_run(folder: Path) -> bool:
-    """Return whether a folder contains a run that has begun."""
+    """Return whether a folder contains a run that has started."""
     return (folder / METRICS).is_file() or (folder / CHECKPOINTS).is_dir()
 
 
-def _moved(
-    values: Mapping[str, Any], flags: Collection[str], before: Path, now: Path
+def _follow_moved_files(
+    values: Mapping[str, Any], flags: Collection[str], old_folder: Path, new_folder: Path
 ) -> dict[str, Any]:
-    """Return the values of recipe.yaml for a run folder that was moved together with files that it names.
+    """Return the values of recipe.yaml with the new paths of files that moved with the run folder.
 
-    The moved folder is the outermost parent of the run folder below which all names are as before. A local path inside
-    it that does not exist any more is replaced by the path inside its new place, if that exists or nothing is left at
-    the old place.
+    The folder that was moved is the outermost parent of the run folder below which all names are
+    unchanged. A local path inside the old folder that does not exist any more is replaced by the
+    same path inside the new folder, if that exists or nothing remains at the old place.
 
     Args:
-        before: the run folder as recipe.yaml states it.
-        now: where it is.
+        values: keys and values of recipe.yaml and the flags.
+        flags: the keys that the command line states, which are not changed.
+        old_folder: the run folder that recipe.yaml states.
+        new_folder: the folder that contains recipe.yaml.
     """
-    if not before.is_absolute() or before == now:
+    if not old_folder.is_absolute() or old_folder == new_folder:
         return {}
-    while before.name == now.name and before != before.parent:
-        before = before.parent
-        now = now.parent
+    while old_folder.name == new_folder.name and old_folder != old_folder.parent:
+        old_folder = old_folder.parent
+        new_folder = new_folder.parent
 
-    def new_place(name: str, path: str) -> str:
-        place = Path(path)
-        if not (keys.is_local(name, path) and place.is_relative_to(before)) or _exists(path):
+    def new_path(name: str, path: str) -> str:
+        if not keys.is_local(name, path) or _exists(path):
             return path
-        moved = str(now / place.relative_to(before))
-        return moved if _exists(moved) or not before.exists() else path
+        if not Path(path).is_relative_to(old_folder):
+            return path
+        moved_path = str(new_folder / Path(path).relative_to(old_folder))
+        if _exists(moved_path) or not old_folder.exists():
+            return moved_path
+        return path
 
     names = values.keys() - {"output_dir", *flags}
-    return keys.map_paths({name: values[name] for name in names}, new_place)
+    return keys.map_paths({name: values[name] for name in names}, new_path)
 
 
 def _exists(path: str) -> bool:

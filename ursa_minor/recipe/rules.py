@@ -1,4 +1,7 @@
-"""The rules of keys' values and of their combinations; each problem is one line: key, value, rule, fix."""
+"""Rules for the values of single keys and for combinations of values.
+
+Each problem is one line: the key and its value, the rule, and a fix.
+"""
 
 import contextlib
 import math
@@ -13,142 +16,231 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import did_you_mean, join_or, shorten
 from ursa_minor.recipe import data_source, keys, reference_curves
 
-# PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
+# Numbers such as 6e-4 and 1e5. PyYAML follows YAML 1.1, which requires a point and a sign in
+# numbers with an exponent, and reads these as strings.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 # The words that HfArgumentParser of Transformers accepts for a boolean, in any case.
 TRUE_WORDS = ("true", "t", "yes", "y", "1")
 FALSE_WORDS = ("false", "f", "no", "n", "0")
-FRACTION_RULE = (
-    "must be an integer: fractions of max_steps are not supported, give the number of steps"
-)
-TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-TYPE_NAMES |= {list[str]: "a list of texts, as [a, b]", list[dict]: "a list of mappings"}
+FRACTION_RULE = "must be an integer number of steps; fractions of max_steps are not supported"
+TYPE_NAMES = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list[str]: "a list of texts, such as [a, b]",
+    list[dict]: "a list of mappings",
+}
 
 
 def key_problem(name: str, value: Any) -> str | None:
-    """Return what a key's value must be, where it is not; None: it is."""
-    about, value_type = keys.FIELDS[name].metadata, keys.KEY_TYPES[name]
-    if (value is None and name in keys.OPTIONAL_KEYS) or (
-        value == "auto" and name in keys.AUTO_KEYS
-    ):
+    """Return the rule that the value of a key breaks, or None if the value is valid.
+
+    The rule continues the sentence "NAME = VALUE: ...", as in "must be an integer".
+    """
+    metadata = keys.FIELDS[name].metadata
+    value_type = keys.KEY_TYPES[name]
+    is_none = value is None and name in keys.OPTIONAL_KEYS
+    is_auto = value == "auto" and name in keys.AUTO_KEYS
+    if is_none or is_auto:
         return None
-    if not _fits(value, value_type):
-        must = f"must be {type_name(value_type)}{', or auto' if name in keys.AUTO_KEYS else ''}"
-        if isinstance(value, str) and (unquoted := _without_quotes(value, name)):
-            must += f"; YAML reads this as text, write {unquoted} without quotes"
-        return must
+    if not _has_type(value, value_type):
+        return _type_rule(name, value)
     if value_type in (int, float):
-        least, most = about["allowed"]
-        # NaN is not in the range either.
-        return (
-            None
-            if least <= value <= most
-            else f"must be between {least} and {most} ({about['help']})"
-        )
-    for item in value if isinstance(value, list) else [value]:
-        if about["allowed"] and item not in about["allowed"]:
-            return f"must be {join_or(about['allowed'])}{did_you_mean(item, about['allowed'])}"
-    if about["path"] == "folder" and paths.is_url(value):
-        return "must be a folder on this machine, and this is a URL"
+        least, most = metadata["allowed"]
+        is_in_range = least <= value <= most  # false for NaN
+        return None if is_in_range else f"must be between {least} and {most}"
+
+    choices = metadata["allowed"]
+    items = value if isinstance(value, list) else [value]
+    for item in items:
+        if choices and item not in choices:
+            return f"must be {join_or(choices)}{did_you_mean(item, choices)}"
+    if metadata["path"] == "folder" and paths.is_url(value):
+        return "must be a folder on this machine, not a URL"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"
     return None
 
 
+def _type_rule(name: str, value: Any) -> str:
+    """Return the rule for the type of a key, and a hint if quotes make the value a string."""
+    rule = f"must be {type_name(keys.KEY_TYPES[name])}"
+    if name in keys.AUTO_KEYS:
+        rule += ", or auto"
+    literal = _without_quotes(value, name) if isinstance(value, str) else None
+    if literal is None:
+        return rule
+    return f"{rule}. YAML reads this as text because of the quotes. Write {literal} without quotes"
+
+
 def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of values in combination."""
-    r = SimpleNamespace(**values)
-    if r.tokens_per_step % r.sequence_length:
-        near = max(1, round(r.tokens_per_step / r.sequence_length)) * r.sequence_length
-        rule = f"must be a multiple of sequence_length = {r.sequence_length}; the nearest is {near}"
-        yield f"tokens_per_step = {r.tokens_per_step}: {rule}"
-    if r.n_embd and r.n_head and r.n_embd % r.n_head:
-        near = min(divisors(r.n_embd), key=lambda n: abs(n - r.n_head))
-        yield f"n_embd = {r.n_embd}: must be a multiple of n_head = {r.n_head}; use --n_head {near}"
-    if not r.init_from:  # which brings its own
-        yield from _architecture_problems(r)
-    if r.shard_optimizer and not keys.OPTIMIZER_CAN_SHARD[r.optimizer]:
-        fix = "use --shard_optimizer false, or --optimizer adamw"
-        yield f"optimizer = {r.optimizer}: its moments cannot be sharded (shard_optimizer = true); {fix}"
-    decay_steps = round(r.decay_ratio * r.max_steps)  # as optim/schedule.py rounds
-    if r.lr_scheduler_type == "wsd" and r.warmup_steps + decay_steps > r.max_steps:
-        longest = math.floor(100 * (1 - r.warmup_steps / r.max_steps)) / 100
-        shares = f"warmup_steps = {r.warmup_steps}, decay_ratio = {r.decay_ratio} of max_steps = {r.max_steps}"
-        yield f"{shares}: warm-up and decay overlap. Use --decay_ratio {longest}"
-    if r.save_total_limit == 1:
-        yield "save_total_limit = 1: the newest checkpoint may be damaged. Use 2 or more, or 0 for all"
-    if r.task_steps and not r.tasks:
-        yield f"task_steps = {r.task_steps}: needs tasks, for example --tasks hellaswag"
-    for file in r.task_files or ():
-        if not (file.partition("=")[0] in r.tasks and file.partition("=")[2]):
-            yield f"task_files = {shorten(file)}: must be NAME=FILE, with a NAME that is among tasks"
-    mixture = r.sources
-    if r.tokenizer in keys.TRAINED_TOKENIZERS and (mixture or r.token_column):
-        reason = "a mixture" if mixture else f"token_column = {r.token_column}"
-        fix = "give a Hub id, or a folder such as the tokenizer/ that prepare_data.py makes"
-        yield f"tokenizer = {r.tokenizer}: is made from one source's text, and {reason} needs one that exists; {fix}"
-    folders = [str(source.get("data_dir") or "hf://") for source in (values, *(mixture or ()))]
-    if r.stream_keep == "consumed" and not all(folder.startswith("hf://") for folder in folders):
-        yield "stream_keep = consumed: deletes shards once read, and data_dir holds yours. Use --stream_keep all"
-    if not RUN_NAME.fullmatch(r.run_name):
-        yield f"run_name = {shorten(r.run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64"
-    if r.reference_curve is not None:
+    """Yield the errors in combinations of values.
+
+    Args:
+        values: every key. Each value is valid by itself.
+    """
+    recipe = SimpleNamespace(**values)
+    yield from _shape_problems(recipe)
+    if not recipe.init_from:  # the architecture of another model is known when it is loaded
+        yield from _architecture_problems(recipe)
+    yield from _optimizer_problems(recipe)
+    yield from _evaluation_problems(recipe)
+    yield from _data_problems(recipe)
+    if not RUN_NAME.fullmatch(recipe.run_name):
+        yield (
+            f"run_name = {shorten(recipe.run_name)!r}: must consist of 1 to 64 letters, digits, "
+            "dots, underscores and hyphens, and must not begin with a dot"
+        )
+    if recipe.reference_curve is not None:
         try:
-            reference_curves.load(r.reference_curve)
+            reference_curves.load(recipe.reference_curve)
         except BadInput as error:
             yield str(error)
 
 
-def _architecture_problems(r: SimpleNamespace) -> Iterator[str]:
-    """Yield the problems of the model's keys for its architecture."""
-    needed = keys.ARCHITECTURE_KEYS.get(r.architecture, ())
-    usual = {"num_key_value_heads": r.n_head, "intermediate_size": -(-8 * r.n_embd // 192) * 64}
-    for name, value in (usual | {"tie_word_embeddings": "true", "rope_theta": 10000.0}).items():
-        if name in needed and getattr(r, name) is None:
-            help = keys.FIELDS[name].metadata["help"].removeprefix("llama: ")
-            yield f"architecture = {r.architecture} needs {name} ({help}); usual: --{name} {value}"
-    if r.num_key_value_heads and r.n_head % r.num_key_value_heads:
-        heads = f"num_key_value_heads = {r.num_key_value_heads}: must divide n_head = {r.n_head}"
-        yield f"{heads}; use {join_or(divisors(r.n_head))}"
-    width, rest = divmod(r.n_embd, r.n_head)
-    if "rope_theta" in needed and not rest and width % 2:
-        yield f"n_embd / n_head = {width}: rotary positions turn pairs, so it must be even"
+def _shape_problems(recipe: SimpleNamespace) -> Iterator[str]:
+    """Yield the errors of sizes that must be multiples of each other."""
+    length = recipe.sequence_length
+    if recipe.tokens_per_step % length:
+        nearest = max(1, round(recipe.tokens_per_step / length)) * length
+        yield (
+            f"tokens_per_step = {recipe.tokens_per_step}: must be a multiple of "
+            f"sequence_length = {length}. Use --tokens_per_step {nearest}"
+        )
+    if recipe.n_embd and recipe.n_head and recipe.n_embd % recipe.n_head:
+        nearest = min(divisors(recipe.n_embd), key=lambda heads: abs(heads - recipe.n_head))
+        yield (
+            f"n_embd = {recipe.n_embd}: must be a multiple of n_head = {recipe.n_head}. "
+            f"Use --n_head {nearest}"
+        )
+
+
+def _architecture_problems(recipe: SimpleNamespace) -> Iterator[str]:
+    """Yield the errors of the model's keys for its architecture."""
+    needed = keys.ARCHITECTURE_KEYS.get(recipe.architecture, ())
+    mlp_width = 64 * math.ceil(8 * recipe.n_embd / 192)  # 8/3 n_embd, rounded up
+    usual_values = {
+        "num_key_value_heads": recipe.n_head,
+        "intermediate_size": mlp_width,
+        "tie_word_embeddings": "true",
+        "rope_theta": 10000.0,
+    }
+    for name, value in usual_values.items():
+        if name in needed and getattr(recipe, name) is None:
+            yield (
+                f"architecture = {recipe.architecture}: this architecture also needs {name}. "
+                f"Use, for example, --{name} {value}"
+            )
+    key_value_heads = recipe.num_key_value_heads
+    if key_value_heads and recipe.n_head % key_value_heads:
+        yield (
+            f"num_key_value_heads = {key_value_heads}: must divide n_head = {recipe.n_head}. "
+            f"Use {join_or(divisors(recipe.n_head))}"
+        )
+    head_size, remainder = divmod(recipe.n_embd, recipe.n_head)
+    has_rotary_embeddings = "rope_theta" in needed
+    if has_rotary_embeddings and not remainder and head_size % 2:
+        yield (
+            f"n_embd / n_head = {head_size}: must be even for rotary position embeddings. "
+            "Change n_embd or n_head"
+        )
+
+
+def _optimizer_problems(recipe: SimpleNamespace) -> Iterator[str]:
+    """Yield the errors of the optimizer and the learning rate schedule."""
+    if recipe.shard_optimizer and not keys.OPTIMIZER_CAN_SHARD[recipe.optimizer]:
+        yield (
+            f"optimizer = {recipe.optimizer}: its moments cannot be sharded "
+            "(shard_optimizer = true). Use --shard_optimizer false, or --optimizer adamw"
+        )
+    decay_steps = round(recipe.decay_ratio * recipe.max_steps)  # rounded as in optim/schedule.py
+    has_overlap = recipe.warmup_steps + decay_steps > recipe.max_steps
+    if recipe.lr_scheduler_type == "wsd" and has_overlap:
+        longest = math.floor(100 * (1 - recipe.warmup_steps / recipe.max_steps)) / 100
+        yield (
+            f"warmup_steps = {recipe.warmup_steps}: the warm-up and the decay phase "
+            f"(decay_ratio = {recipe.decay_ratio} of max_steps = {recipe.max_steps}) overlap. "
+            f"Use --decay_ratio {longest}"
+        )
+
+
+def _evaluation_problems(recipe: SimpleNamespace) -> Iterator[str]:
+    """Yield the errors of checkpoints and tasks."""
+    if recipe.save_total_limit == 1:
+        yield (
+            "save_total_limit = 1: one checkpoint is not enough, because it may be corrupted. "
+            "Use 2 or more, or 0 to keep all checkpoints"
+        )
+    if recipe.task_steps and not recipe.tasks:
+        yield f"task_steps = {recipe.task_steps}: no tasks are set. Use, for example, --tasks piqa"
+    for assignment in recipe.task_files or ():
+        task, _, file = assignment.partition("=")
+        if task not in recipe.tasks or not file:
+            setting = f"task_files = {shorten(assignment)}"
+            yield f"{setting}: must be NAME=PATH, where NAME is one of tasks"
+
+
+def _data_problems(recipe: SimpleNamespace) -> Iterator[str]:
+    """Yield the errors of the tokenizer and the data source."""
+    sources = recipe.sources or ()
+    if recipe.tokenizer in keys.TRAINED_TOKENIZERS and (sources or recipe.token_column):
+        reason = "a mixture" if sources else f"token_column = {recipe.token_column}"
+        yield (
+            f"tokenizer = {recipe.tokenizer}: this tokenizer is trained on the text of one source, "
+            f"but {reason} needs an existing tokenizer. Use a Hub id, or a folder such as the "
+            "tokenizer/ that prepare_data.py writes"
+        )
+    folders = [recipe.data_dir, *(source.get("data_dir") for source in sources)]
+    has_local_shards = any(folder and not folder.startswith("hf://") for folder in folders)
+    if recipe.stream_keep == "consumed" and has_local_shards:
+        yield (
+            "stream_keep = consumed: shards are deleted after use, but data_dir contains your own. "
+            "Use --stream_keep all"
+        )
 
 
 def source_problems(sources: Sequence[Mapping[Any, Any]] | None) -> Iterator[str]:
     """Yield the errors of a mixture. Its sources are checked like the recipe's own keys."""
     for number, source in enumerate(sources or (), 1):
-        for problem in _source_problems(source):
+        for problem in _problems_of_source(source):
             yield f"sources, number {number}: {problem}"
 
 
-def _source_problems(source: Mapping[Any, Any]) -> Iterator[str]:
+def _problems_of_source(source: Mapping[Any, Any]) -> Iterator[str]:
     known = ("weight", *keys.SOURCE_NAMES, *keys.SOURCE_RULES)
     for name, value in source.items():
         if name not in known:
             yield f"{name}: no such key{did_you_mean(str(name), known)}"
-        elif name != "weight" and (problem := key_problem(name, value)):
-            yield f"{name} = {shorten(value)}: {problem}"
+        elif name != "weight":
+            problem = key_problem(name, value)
+            if problem:
+                yield f"{name} = {shorten(value)}: {problem}"
+
     weight: Any = source.get("weight")
-    if not (_fits(weight, float) and 0 < weight < math.inf):
-        yield f"weight = {shorten(weight)}: must be a number above 0, its share of the windows beside the other weights"
+    is_positive = _has_type(weight, float) and 0 < weight < math.inf
+    if not is_positive:
+        yield (
+            f"weight = {shorten(weight)}: must be a positive number, the share of this source "
+            "relative to the weights of the other sources"
+        )
     stated = data_source.stated_sources(source)
     if not stated:
-        yield "give data_dir, data_files or dataset_name"
+        yield "no data source is named. Add data_dir, data_files or dataset_name"
     if len(stated) > 1:
-        yield f"{' and '.join(stated)} are different data sources; list each as a source of its own"
+        yield f"{' and '.join(stated)} are different data sources. List each as a separate source"
 
 
 def ineffective_flags(values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
     """Yield the error of each flag that has no effect with the values of the other keys.
 
+    A key of another architecture is an error in a recipe file as well. Other keys without effect
+    are permitted there, because the recipe.yaml of a run states every key.
+
     Args:
         values: every key, and the modes of the command that are on.
         flags: the keys that the flags state.
-
-    A key of another architecture is an error in a recipe file, too. Other keys without effect are permitted there,
-    because the recipe.yaml of a run states every key.
     """
     for name, field in keys.FIELDS.items():
         is_model_key = field.metadata["effect"] in (keys.GPT2_ONLY, keys.LLAMA_ONLY)
@@ -162,30 +254,34 @@ def ineffective_flags(values: Mapping[str, Any], flags: Collection[str]) -> Iter
 
 
 def _no_effect(name: str, values: Mapping[str, Any]) -> str:
-    violations = []
+    """Return the error of a key that has no effect."""
     is_required = keys.FIELDS[name].default is keys.ABSENT
     can_be_zero = is_required and data_source.is_off(name, 0.0)
-    fixes = [f"use --{name} 0" if can_be_zero else "leave it out"]
+    fixes = [f"Use --{name} 0" if can_be_zero else "Leave it out"]
+    reasons = []
     for violation, fix in data_source.violated_conditions(name, values):
-        violations.append(violation)
+        reasons.append(violation)
         if fix:
             fixes.append(f"use {fix}")
-    return f"{name} = {shorten(values[name])}: has no effect with {' and '.join(violations)}; {', or '.join(fixes)}"
+    setting = f"{name} = {shorten(values[name])}"
+    return f"{setting}: has no effect with {' and '.join(reasons)}. {', or '.join(fixes)}"
 
 
 def number_of(value: Any) -> Any:
-    """Return the number that a text such as 6e-4 stands for, an int where it is whole; all else as it is."""
-    if (
-        not isinstance(value, str)
-        or not EXPONENT.fullmatch(value)
-        or not math.isfinite(number := float(value))
-    ):
+    """Return the number that a text such as 6e-4 denotes, and any other value unchanged.
+
+    A number without a fractional part is returned as an int.
+    """
+    if not isinstance(value, str) or not EXPONENT.fullmatch(value):
+        return value
+    number = float(value)
+    if not math.isfinite(number):
         return value
     return int(number) if number.is_integer() else number
 
 
 def boolean_of(text: str) -> bool | None:
-    """Return the boolean that is written as ``text`` on a command line; None if it is not one."""
+    """Return the boolean that a text on the command line denotes, or None if it is not one."""
     word = text.lower()
     if word in TRUE_WORDS:
         return True
@@ -198,8 +294,8 @@ def fraction_of_steps(name: str, value: Any) -> float | None:
     """Return the fraction of ``max_steps`` that a value such as 0.1 or 10% means, or None.
 
     Args:
-        name: a recipe key, or another option. Those that end in _steps count steps.
-        value: as YAML or a flag gives it.
+        name: a recipe key, or another option. Those that end in _steps are numbers of steps.
+        value: the value from YAML, or the text of a flag.
     """
     text = str(value)
     is_integer = text.isdecimal() or isinstance(number_of(value), int)
@@ -216,7 +312,7 @@ def fraction_of_steps(name: str, value: Any) -> float | None:
 
 
 def fraction_error(name: str, value: Any, max_steps: Any) -> str | None:
-    """Return the error of a fraction as a number of steps, or None for other values."""
+    """Return the rule that a fraction as a number of steps breaks, or None for other values."""
     fraction = fraction_of_steps(name, value)
     if fraction is None:
         return None
@@ -227,7 +323,7 @@ def fraction_error(name: str, value: Any, max_steps: Any) -> str | None:
 
 
 def _without_quotes(text: str, name: str) -> str | None:
-    """Return the YAML literal to write instead of a quoted text; None if no value is meant."""
+    """Return the YAML literal to write instead of a string in quotes, or None if there is none."""
     value = from_text(text, name)
     if value is None:
         return "null"
@@ -238,40 +334,54 @@ def _without_quotes(text: str, name: str) -> str | None:
     return None
 
 
-def _fits(value: Any, value_type: Any) -> bool:
+def _has_type(value: Any, value_type: Any) -> bool:
+    """Return whether a value has the type of a key.
+
+    An int is accepted as a float. A bool is not accepted as a number, although it is an int.
+    """
     if is_list(value_type):
-        return isinstance(value, list) and all(
-            isinstance(item, typing.get_args(value_type)) for item in value
-        )
+        (item_type,) = typing.get_args(value_type)
+        return isinstance(value, list) and all(isinstance(item, item_type) for item in value)
     if isinstance(value, bool) or value_type is bool:
         return isinstance(value, bool) and value_type is bool
-    return isinstance(value, (int, float) if value_type is float else value_type)
+    if value_type is float:
+        return isinstance(value, (int, float))
+    return isinstance(value, value_type)
 
 
 def from_text(text: str | list[str], name: str) -> Any:
-    """Return the value that a key's flag stands for; the text itself where it is not of the key's type."""
+    """Return the value of a flag, or its text if that does not have the type of the key.
+
+    Args:
+        text: the value as typed. Flags that take lists have a list of texts.
+        name: the key.
+    """
     value_type = keys.KEY_TYPES[name]
     if name in keys.OPTIONAL_KEYS and text in ("null", "none", ["null"], ["none"]):
         return None
     if value_type is bool:
         value = boolean_of(str(text))
         return text if value is None else value
+    if value_type not in (int, float):
+        return text
+    number = number_of(text)
+    if isinstance(number, int):
+        return number
     with contextlib.suppress(ValueError):
-        if value_type in (int, float):
-            return number if isinstance(number := number_of(text), int) else value_type(text)
+        return value_type(text)
     return text
 
 
 def is_list(value_type: Any) -> bool:
-    """Return whether a key's type is a list."""
+    """Return whether the type of a key is a list."""
     return typing.get_origin(value_type) is list
 
 
 def type_name(value_type: Any) -> str:
-    """Return a type in plain words."""
+    """Return the name of a type for messages."""
     return TYPE_NAMES.get(value_type, getattr(value_type, "__name__", str(value_type)))
 
 
 def divisors(number: int) -> list[int]:
-    """Return the whole numbers that divide another, smallest first."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+    """Return the integers that divide another one, smallest first."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

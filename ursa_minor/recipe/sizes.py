@@ -1,9 +1,8 @@
-"""Model sizes that ``--size`` selects, and what a size changes in a recipe.
+"""Model sizes that ``--size`` selects, and their changes to a recipe.
 
-``--size`` always sets the shape of the model. On a recipe that trains a GPT-2 of another size with
-AdamW it also sets the learning rate and the batch size that GPT-3 used for that size, and scales
-the number of steps so that the run reads the same number of tokens. Flags that are given explicitly
-keep their values.
+``--size`` always sets the shape of the model. In a recipe that trains a GPT-2 of another size with
+AdamW, it also sets the learning rate and the batch size that GPT-3 used for that size, and scales
+the number of steps so that the run reads the same number of tokens. Explicit flags take precedence.
 """
 
 import math
@@ -138,13 +137,21 @@ class SizeChange:
 
 def names_of(sizes: Sequence[Size]) -> list[str]:
     """Return the names of the sizes: the first name of each size, then the others."""
-    first_names = [size.names[0] for size in sizes]
-    other_names = [name for size in sizes for name in size.names[1:]]
+    first_names = []
+    other_names = []
+    for size in sizes:
+        first_name, *others = size.names
+        first_names.append(first_name)
+        other_names += others
     return first_names + other_names
 
 
 def find_size(name: str, sizes: Sequence[Size] = ALL_SIZES) -> Size:
-    """Return the size of this name. Raises BadInput if there is none."""
+    """Return the size with this name.
+
+    Raises:
+        BadInput: no size has this name.
+    """
     for size in sizes:
         if name in size.names:
             return size
@@ -159,7 +166,9 @@ def check(name: str, flags: Collection[str], sizes: Sequence[Size] = GPT2_SIZES)
     problems = []
     for key in SHAPE_KEYS:
         if key in flags:
-            problems.append(f"--size {name} and --{key}: both give the shape; leave one out")
+            problems.append(
+                f"--size {name} and --{key} both set the shape of the model. Leave one of them out"
+            )
     try:
         find_size(name, sizes)
     except BadInput as error:
@@ -180,32 +189,32 @@ def change(name: str, recipe: dict[str, Any], flags: Mapping[str, Any]) -> SizeC
     model = (recipe | flag_values).get("init_from")
     if model is not None:
         raise BadInput(
-            f"--size {name}: init_from = {model} brings the shape of its model. Leave --size out"
+            f"--size {name}: init_from = {model} determines the shape of the model. "
+            "Leave --size out"
         )
     if _has_shape_of(size, recipe):
         return SizeChange(size.shape)
 
-    shape_words = [f"{key} = {value}" for key, value in size.shape.items()]
+    changes = [f"{key} = {value}" for key, value in size.shape.items()]
     reason = _why_only_the_shape_changes(recipe, recipe | flag_values)
     if reason:
         note = (
-            f"size     --size {name} sets {', '.join(shape_words)} only. "
-            f"Learning rate, batch size and number of steps stay, because {reason}"
+            f"size     --size {name} sets {', '.join(changes)} only. Learning rate, batch size and "
+            f"number of steps are unchanged, because {reason}"
         )
         return SizeChange(size.shape, note)
 
     new_settings: dict[str, Any] = {}
-    words = list(shape_words)
     for key, value in _training_settings(size, recipe, flag_values).items():
         old_value = recipe.get(key)
         if value != old_value:
             new_settings[key] = value
-            words.append(f"{key} = {value} (was {old_value})")
-    note = f"size     --size {name} sets {', '.join(words)}"
+            changes.append(f"{key} = {value} (was {old_value})")
+    note = f"size     --size {name} sets {', '.join(changes)}"
     if new_settings:
         note += ". Learning rate and batch size are those of GPT-3"
         if "max_steps" in new_settings:
-            note += ", and the number of tokens stays"
+            note += ", and the number of tokens is unchanged"
         note += ". Explicit flags override these values"
     return SizeChange(size.shape | new_settings, note)
 
@@ -268,11 +277,11 @@ def _training_settings(
 
 
 def _batch_of_whole_sequences(tokens: int, sequence_length: int) -> int:
-    """Return a batch size of about so many tokens that consists of whole sequences.
+    """Return a batch size close to ``tokens`` that consists of whole sequences.
 
-    If the exact number does not, the number of sequences is a multiple of up to 64, so that several
-    processes can share them equally. The result differs from ``tokens`` by at most 1/16 if a batch
-    has 8 sequences or more.
+    If ``tokens`` itself is not a multiple of the sequence length, the number of sequences is a
+    multiple of a power of two (up to 64), so that several processes can share them equally. The
+    result differs from ``tokens`` by at most 1/16 if a batch has 8 sequences or more.
     """
     if tokens % sequence_length == 0:
         return tokens
@@ -284,9 +293,9 @@ def _batch_of_whole_sequences(tokens: int, sequence_length: int) -> int:
 
 
 def _same_tokens(steps: int, old_tokens_per_step: int, new_tokens_per_step: int) -> int:
-    """Return the number of steps that reads as many tokens with the new batch size.
+    """Return the number of steps that reads the same number of tokens with the new batch size.
 
-    It is at least 1, unless it was 0.
+    The result is at least 1, unless ``steps`` is 0.
     """
     if steps == 0:
         return 0

@@ -1,4 +1,4 @@
-"""The kinds of data source that a recipe can name, known from its keys and the names of its files."""
+"""Kinds of data sources, which are determined by the keys of a recipe and by file names."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from urllib.parse import urlparse
 URL_SCHEMES = ("https://", "http://", "hf://")
 STDLIB = "python_stdlib"  # the value of dataset_name for the source of the running Python
 COMPRESSED_SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
-# File formats of tables by the suffix of a file's name. Any other file is text. The readers are in data/sources/formats/.
+# File formats of tables by suffix. All other files are text. The readers are in
+# data/sources/formats/.
 TABLE_FORMATS = {
     ".parquet": "parquet",
     ".jsonl": "json",
@@ -20,7 +21,8 @@ TABLE_FORMATS = {
     ".csv": "csv",
     ".arrow": "arrow",
 }
-UNCOMPRESSED_FORMATS = {"parquet", "arrow"}  # read at offsets, which compression hides
+# Formats that are read at offsets, so that their files cannot be compressed as a whole.
+UNCOMPRESSED_FORMATS = {"parquet", "arrow"}
 
 
 class SourceKind(Enum):
@@ -35,7 +37,10 @@ class SourceKind(Enum):
 
 
 def path_of(name: str) -> str:
-    """Return a file name without a URL's query. The name of a local file may contain a question mark."""
+    """Return the path of a URL without its query, or the name of a local file unchanged.
+
+    The name of a local file may contain a question mark.
+    """
     return urlparse(name).path if name.startswith(URL_SCHEMES) else name
 
 
@@ -53,7 +58,7 @@ def table_format(name: str) -> str | None:
 def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
     """Return the kind of the one data source that the keys name, or None if they name none.
 
-    A glob is of the kind of its first match, because all files of a source must be of one kind.
+    The kind of a glob is that of its first match, because all files of a source have the same kind.
     """
     if values.get("data_dir"):
         is_remote = str(values["data_dir"]).startswith("hf://")

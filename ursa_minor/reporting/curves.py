@@ -1,4 +1,4 @@
-"""Pictures from the rows of metrics.jsonl: curves.png of a run, and what pictures of several share."""
+"""Draw curves.png from the rows of metrics.jsonl, and provide parts for other pictures."""
 
 import contextlib
 import itertools
@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -16,65 +17,88 @@ from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.recipe import keys, sizes
 from ursa_minor.recipe.reference_curves import Reference
 
-# Okabe and Ito's colors, which color-blind people can distinguish; their yellow is too light for a line.
-BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = [
-    "#000000",
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
-]
-SCORES = {"acc": (GREEN, "o"), "acc_norm": (BLUE, "s"), "acc_token_norm": (VERMILLION, "^")}
+# The palette of Okabe and Ito, whose colors color-blind people can distinguish. Its yellow is left
+# out, because it is too light for a line.
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+
+# Labels of the horizontal axis.
 AXES = {
     "tokens": "tokens",
     "steps": "step",
     "hours": "hours of training",
     "minutes": "minutes of training",
 }
+SECONDS_PER_UNIT = {"hours": 3600, "minutes": 60}
+# Label and color of each metric.
 LOSSES = {"train/loss": ("train", BLUE), "eval/loss": ("validation", VERMILLION)}
-# Small panels: what they show, as which words, in which color.
-SIDES = {"train/lr": ("learning rate", GREEN), "train/grad_norm": ("gradient norm", PURPLE)}
-SIDES |= {"tokens_per_second": ("tokens / s", BLUE), "mfu": ("MFU", ORANGE)}
-STYLE = {
-    "text.parse_math": False,
-    "font.size": 10,
-    "legend.fontsize": 9,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
+SIDES = {  # in small panels
+    "train/lr": ("learning rate", GREEN),
+    "train/grad_norm": ("gradient norm", PURPLE),
+    "tokens_per_second": ("tokens/s", BLUE),
+    "mfu": ("MFU", ORANGE),
 }
-STYLE |= {
+# Color and marker of each score.
+SCORES = {"acc": (GREEN, "o"), "acc_norm": (BLUE, "s"), "acc_token_norm": (VERMILLION, "^")}
+LEVEL_COLORS = (BLACK, GREEN, PURPLE, ORANGE)
+
+UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+STYLE = {
+    "axes.grid": True,
     "axes.spines.top": False,
-    "legend.framealpha": 0.8,
     "axes.titlesize": 12,
     "axes.xmargin": 0.01,
+    "font.size": 10,
+    "grid.alpha": 0.3,
+    "legend.fontsize": 9,
+    "legend.framealpha": 0.8,
+    "text.parse_math": False,
 }
-WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
-MOST_UPDATES = 4000  # rows of updates that a picture is drawn from: more than it has pixels
-SMOOTHED = 25  # of this many parts of a run a smoothed point is the mean of one
-WARM_UP_SHARE = 0.1  # of a run: what stands higher than the rest there would squash the rest
+# Width and heights in inches.
+WIDTH = 9
+LOSS_HEIGHT = 3.2
+SCORES_HEIGHT = 2.8
+SIDE_HEIGHT = 1.2
+DPI = 120  # a picture is 1,080 pixels wide, and GitHub shows 900 of them
 
-Published = Mapping[str, Mapping[str, float]]
+MOST_UPDATES = 4000  # updates that a picture is drawn from, more than it has pixels
+SMOOTHED = 25  # a smoothed value is the mean over 1/25 of the run
+WARM_UP_SHARE = 0.1  # part of a run whose high values may be outside of the picture
+
+Published = Mapping[str, Mapping[str, float]]  # metric -> model -> score
+Line = tuple[np.ndarray, np.ndarray]  # horizontal positions and values
 
 
 class RowSampler:
-    """A growing run's rows for its picture: every evaluation, and updates at even steps, of which there are never many.
+    """Select the rows of a growing run for its picture.
 
-    A picture then costs the same, however long the run is.
+    It keeps every evaluation, and updates at regular intervals. There are never more than
+    MOST_UPDATES updates, so a picture of a long run takes no longer to draw.
+
+    Attributes:
+        rows: the selected rows, in order.
     """
 
     def __init__(self) -> None:
-        self.rows: list[Mapping] = []  # those that are drawn, in order
-        self._updates, self._stride = 0, 1
+        self.rows: list[Mapping] = []
+        self._num_updates = 0
+        self._stride = 1  # one of this many updates is kept
 
     def add(self, row: Mapping) -> None:
-        """Take a row that was logged."""
-        is_update = "train/loss" in row
-        if not is_update or self._updates % self._stride == 0:
+        """Add a row that was logged, unless it is an update that is skipped."""
+        if "train/loss" not in row:
             self.rows.append(row)
-        self._updates += is_update
-        if self._updates > MOST_UPDATES * self._stride:
+            return
+        if self._num_updates % self._stride == 0:
+            self.rows.append(row)
+        self._num_updates += 1
+        if self._num_updates > MOST_UPDATES * self._stride:
             self._stride *= 2
             self._drop_every_second_update()
 
@@ -92,36 +116,58 @@ class RowSampler:
 
 
 def scored_all_items(rows: Sequence[Mapping], task: Task) -> bool:
-    """Return whether each score of a task in ``rows`` is of all items of its public data set.
+    """Return whether each score of a task was measured on all items of its public data set.
 
-    Published scores are of all items at ``task.revision``, so that only such scores compare.
+    Published scores are of all items at ``task.revision``. Others cannot be compared with them.
     """
-    revisions = {row.get(task.metric("revision")) for row in rows if task.metric("items") in row}
+    items_name = task.metric("items")
+    revision_name = task.metric("revision")
+    revisions = {row.get(revision_name) for row in rows if items_name in row}
     if task.revision is None:
         return bool(revisions) and None not in revisions
     return revisions == {task.revision}
 
 
 def published_scores(model: keys.Model) -> Published:
-    """Return published scores that a model of this shape may be compared with: metric -> model -> value."""
+    """Return the published scores of models of the same size.
+
+    For a model whose shape is not one of GPT-2's sizes these are the scores of the smallest GPT-2.
+    """
     smallest = sizes.GPT2_SIZES[0]
-    label = smallest.label  # also for a model of another shape
+    label = smallest.label
     for size in sizes.GPT2_SIZES:
         if (size.n_layer, size.n_embd) == (model.n_layer, model.n_embd):
             label = size.label
-    names = [label]
+    model_labels = [label]
     if label == smallest.label:
-        names.append("GPT-3 124M")
+        model_labels.append("GPT-3 124M")
 
     scores: dict[str, dict[str, float]] = {}
     for task in all_tasks().values():
-        for name in names:
-            for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
-                if value is not None:
-                    scores.setdefault(task.metric(score), {})[name] = (
-                        value / 100 if score in task.shares else value
-                    )
+        for model_label in model_labels:
+            # Of some models only the first scores are published.
+            values = task.published.get(model_label, ())
+            for score, value in zip(task.scores, values, strict=False):
+                if value is None:
+                    continue
+                if score in task.shares:
+                    value /= 100  # published in percent
+                scores.setdefault(task.metric(score), {})[model_label] = value
     return scores
+
+
+class Panel(NamedTuple):
+    """A panel of curves.png.
+
+    Attributes:
+        draw: draws rows into the axes of the panel.
+        height: in inches.
+        metrics: the panel is left out if the rows have none of them.
+    """
+
+    draw: Callable[[Any, Sequence[Mapping]], None]
+    height: float
+    metrics: Collection[str]
 
 
 def draw_curves(
@@ -132,44 +178,72 @@ def draw_curves(
     published: Published | None = None,
     reference: Reference | None = None,
 ) -> None:
-    """Draw a run's rows into ``path`` (PNG) over tokens; nothing is written when there is nothing to draw.
+    """Draw the metrics of a run over tokens. If the rows contain none, no file is written.
 
     Args:
-        published: others' scores of tasks: a metric's name in the rows -> whose -> value. They are
-            drawn as lines where the run was scored on all items of the same data set.
-        reference: another's validation loss, drawn as far as this run has come.
+        rows: the rows of metrics.jsonl, or a selection of them.
+        path: the PNG file.
+        title: of the picture.
+        published: scores of other models. They are drawn as horizontal lines if the run was scored
+            on all items of the same data set.
+        reference: the validation loss of another run. It is drawn up to the tokens of this run.
     """
-    others = published or {}
-    # What draws it, its height in inches, what it shows.
-    panels: list[tuple[Callable, float, list[str]]] = [
-        (partial(_draw_loss, reference), 3.2, [*LOSSES])
-    ]
-    for task in all_tasks().values():
-        panels.append((partial(_draw_scores, others, task), 2.8, [*map(task.metric, task.shares)]))
-    panels += [(partial(_draw_side, name, *style), 1.2, [name]) for name, style in SIDES.items()]
-    shown = [panel for panel in panels if any(len(series(rows, name)[0]) for name in panel[2])]
-    if not shown:
+    panels = []
+    for panel in _all_panels(published or {}, reference):
+        if any(_has_points(rows, name) for name in panel.metrics):
+            panels.append(panel)
+    if not panels:
         return
-    with picture(path, [height for _, height, _ in shown], ["tokens"] * len(shown)) as panel_axes:
-        panel_axes[0].set_title(title)
-        for axes, (draw, _, _) in zip(panel_axes, shown, strict=True):
-            draw(axes, rows)
+
+    heights = [panel.height for panel in panels]
+    with picture(path, heights, ["tokens"] * len(panels)) as all_axes:
+        all_axes[0].set_title(title)
+        for axes, panel in zip(all_axes, panels, strict=True):
+            panel.draw(axes, rows)
+
+
+def _all_panels(published: Published, reference: Reference | None) -> list[Panel]:
+    """Return the panels of curves.png from top to bottom."""
+    draw_loss = partial(_draw_loss, reference)
+    panels = [Panel(draw_loss, LOSS_HEIGHT, LOSSES)]
+    for task in all_tasks().values():
+        draw_scores = partial(_draw_scores, published, task)
+        metrics = [task.metric(score) for score in task.shares]
+        panels.append(Panel(draw_scores, SCORES_HEIGHT, metrics))
+    for name, (label, color) in SIDES.items():
+        draw_side = partial(_draw_side, name, label, color)
+        panels.append(Panel(draw_side, SIDE_HEIGHT, [name]))
+    return panels
+
+
+def _has_points(rows: Sequence[Mapping], name: str) -> bool:
+    positions, _ = series(rows, name)
+    return len(positions) > 0
 
 
 def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
-    """Draw post-training's rows into ``path`` (PNG) over steps: the sampled completions' reward and the held-out one."""
-    sampled, held_out = (series(rows, name, "steps") for name in ("train/reward", "eval/reward"))
-    reached = (
-        " to ".join(f"{value:.3f}" for value in held_out[1][[0, -1]]) if len(held_out[1]) else ""
-    )
-    with picture(path, [3.2], ["steps"]) as (axes,):
-        axes.plot(*sampled, color=SKY, linewidth=0.9, label="sampled, prompts that it learns from")
+    """Draw the rewards of a post-training over steps.
+
+    Args:
+        rows: rows with ``train/reward`` (of sampled completions) or ``eval/reward`` (of greedy
+            completions of held-out prompts).
+        path: the PNG file.
+        title: of the picture.
+    """
+    steps, rewards = series(rows, "train/reward", "steps")
+    held_out_steps, held_out_rewards = series(rows, "eval/reward", "steps")
+    held_out_label = "greedy, held-out prompts"
+    if len(held_out_rewards):
+        held_out_label += f": {held_out_rewards[0]:.3f} to {held_out_rewards[-1]:.3f}"
+    with picture(path, [LOSS_HEIGHT], ["steps"]) as (axes,):
+        axes.plot(steps, rewards, color=SKY, linewidth=0.9, label="sampled, training prompts")
         axes.plot(
-            *held_out,
+            held_out_steps,
+            held_out_rewards,
             color=VERMILLION,
             marker="o",
             markersize=4,
-            label=f"greedy, held-out prompts: {reached}",
+            label=held_out_label,
         )
         axes.set(ylabel="mean reward", title=title)
         axes.legend(loc="lower right")
@@ -177,157 +251,236 @@ def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
 
 @contextlib.contextmanager
 def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list]:
-    """Give axes of these heights (inches), one below the other; on success they become the PNG at ``path``.
+    """Yield axes, one below the other. When the block has succeeded, write them to a PNG file.
 
     Args:
-        x: one of AXES for each. Panels over the same thing have the same ends.
+        path: the PNG file.
+        heights: the height of each of the axes in inches.
+        x: the key in AXES of each horizontal axis. Those with the same key have the same range.
     """
-    os.environ["MPLBACKEND"] = "agg"  # or the user's is asked for, which may not be there
-    import matplotlib  # here, for a run that never draws should not pay a second of import
+    os.environ["MPLBACKEND"] = "agg"  # the user's backend may not be installed
+    # Imported here, because it takes a second, and many runs never draw.
+    import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, sum(heights) + 0.6), layout="constrained")
-        all_axes = list(
-            figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-        )
+        subplots = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
+        all_axes = list(subplots[:, 0])
         for number, axes in enumerate(all_axes):
-            if x[number] in x[:number]:
-                axes.sharex(all_axes[x.index(x[number])])
+            first = x.index(x[number])
+            if first < number:
+                axes.sharex(all_axes[first])
+
         yield all_axes
-        for axes, name, below in zip(all_axes, x, [*x[1:], None], strict=True):
-            axes.xaxis.set_major_formatter(_count if name == "tokens" else "{x:,g}")
-            axes.tick_params(labelbottom=name != below)
-            axes.set_xlabel(AXES[name] if name != below else "")
+
+        for number, axes in enumerate(all_axes):
+            key = x[number]
+            # Only the lowest of several axes with the same key has labels.
+            is_labeled = number + 1 == len(all_axes) or x[number + 1] != key
+            axes.xaxis.set_major_formatter(_count if key == "tokens" else "{x:,g}")
+            axes.tick_params(labelbottom=is_labeled)
+            axes.set_xlabel(AXES[key] if is_labeled else "")
         with files.replacing(path) as temporary:
             figure.savefig(temporary, format="png", dpi=DPI)
 
 
 def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> None:
-    lines, levels = [series(rows, name) for name in LOSSES], {}
-    known = [
-        row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")
-    ]
-    # The text is the same each time.
-    ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None
-    for row in rows:
-        if _is_number(row.get("baseline/bigram")):
-            levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"]
-        if _is_number(row.get("baseline/gzip")) and ratio:
-            levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = row["baseline/gzip"] / ratio
-    axes.plot(*lines[0], color=SKY, linewidth=0.6, alpha=0.45)
-    for (places, values), (name, color) in zip(lines, LOSSES.values(), strict=True):
-        if len(values):
-            points = (
-                {"marker": "o", "markersize": 4} if name == "validation" or len(values) < 2 else {}
-            )
-            drawn = _smoothed(values) if name == "train" else values
-            axes.plot(
-                places, drawn, color=color, linewidth=1.6, label=f"{name} {drawn[-1]:.3f}", **points
-            )
-    for (label, value), color in zip(
-        levels.items(), itertools.cycle((BLACK, GREEN, PURPLE, ORANGE)), strict=False
+    """Draw the losses, the baselines and the loss of another run."""
+    train_line = series(rows, "train/loss")
+    lines = [series(rows, name) for name in LOSSES]
+    bits_per_nat = _bits_per_nat(rows)
+    baselines = _baselines(rows, bits_per_nat)
+
+    axes.plot(*train_line, color=SKY, linewidth=0.6, alpha=0.45)
+    for line, (label, color) in zip(lines, LOSSES.values(), strict=True):
+        _draw_one_loss(axes, line, label, color)
+    for (label, level), color in zip(
+        baselines.items(), itertools.cycle(LEVEL_COLORS), strict=False
     ):
-        axes.axhline(value, color=color, linestyle="--", linewidth=1, label=label)
+        axes.axhline(level, color=color, linestyle="--", linewidth=1, label=label)
     if reference:
-        most = max((float(places[-1]) for places, _ in lines if len(places)), default=0.0)
+        most_tokens = max((float(tokens[-1]) for tokens, _ in lines if len(tokens)), default=0.0)
         axes.plot(
-            *reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words
+            *reference.until(most_tokens),
+            color=BLACK,
+            linestyle=":",
+            linewidth=1.2,
+            label=reference.words,
         )
-    axes.set(ylabel="loss (nats per token)", ylim=view(lines, levels.values()))
+
+    axes.set(ylabel="loss (nats per token)", ylim=y_limits(lines, baselines.values()))
     axes.legend(loc="upper right")
-    if ratio:
-        bits = axes.secondary_yaxis(
-            "right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio)
-        )
-        bits.set_ylabel("bits per byte")
+    if bits_per_nat:
+        conversions = (lambda nats: nats * bits_per_nat, lambda bits: bits / bits_per_nat)
+        bits_axis = axes.secondary_yaxis("right", functions=conversions)
+        bits_axis.set_ylabel("bits per byte")
+
+
+def _draw_one_loss(axes, line: Line, label: str, color: str) -> None:
+    """Draw the smoothed train loss or the validation loss."""
+    tokens, values = line
+    if not len(values):
+        return
+    if label == "train":
+        values = _smoothed(values)
+    marker = {}
+    if label == "validation" or len(values) == 1:
+        marker = {"marker": "o", "markersize": 4}
+    text = f"{label}: {values[-1]:.3f}"
+    axes.plot(tokens, values, color=color, linewidth=1.6, label=text, **marker)
+
+
+def _bits_per_nat(rows: Sequence[Mapping]) -> float | None:
+    """Return bits per byte divided by nats per token, or None if no row has both.
+
+    All evaluations use the same text, so the factor is the same.
+    """
+    for row in reversed(rows):
+        if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss"):
+            return row["eval/bits_per_byte"] / row["eval/loss"]
+    return None
+
+
+def _baselines(rows: Sequence[Mapping], bits_per_nat: float | None) -> dict[str, float]:
+    """Return the label of each baseline, and its level in nats per token."""
+    levels = {}
+    for row in rows:
+        bigram = row.get("baseline/bigram")
+        if _is_number(bigram):
+            levels[f"bigram baseline: {bigram:.2f}"] = bigram
+        gzip = row.get("baseline/gzip")
+        if _is_number(gzip) and bits_per_nat:
+            levels[f"gzip baseline: {gzip:.2f} bits per byte"] = gzip / bits_per_nat
+    return levels
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
-    """Return the mean of each value and its neighbors; of few values themselves."""
-    window = np.ones(max(1, len(values) // SMOOTHED))
-    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+    """Return a moving average of the values. Fewer than 2 * SMOOTHED values stay the same."""
+    window_size = max(1, len(values) // SMOOTHED)
+    window = np.ones(window_size)
+    sums = np.convolve(values, window, "same")
+    # At the ends of the curve the window contains fewer values.
+    counts = np.convolve(np.ones_like(values), window, "same")
+    return sums / counts
 
 
 def _draw_scores(published: Published, task: Task, axes, rows: Sequence[Mapping]) -> None:
-    is_comparable = scored_all_items(rows, task)
+    """Draw the scores of a task in percent, with their standard errors and published scores."""
+    if not scored_all_items(rows, task):
+        published = {}
     for score in task.shares:
-        name, (color, marker) = task.metric(score), SCORES[score]
-        tokens, values = series(rows, name)
-        if not len(tokens):
-            continue
-        errors = series(rows, f"{name}_stderr")[1]
-        label = f"{score} {100 * values[-1]:.2f}"
-        if len(errors) == len(values):
-            axes.fill_between(
-                tokens, values - errors, values + errors, color=color, alpha=0.2, linewidth=0
-            )
-            label += f" ± {100 * errors[-1]:.2f}"
-        axes.plot(tokens, values, color=color, marker=marker, markersize=4, label=label)
-        lines = published.get(name, {}) if is_comparable else {}
-        for whose, value in lines.items():
-            axes.axhline(
-                value, color=color, linestyle="--", linewidth=1, label=f"{whose}: {100 * value:.2f}"
-            )
+        if _has_points(rows, task.metric(score)):
+            _draw_one_score(published, task, score, axes, rows)
     if task.chance:
-        axes.axhline(task.chance, color=BLACK, linestyle="--", linewidth=1, label="chance")
-    items = series(rows, task.metric("items"))[1]
-    axes.set(ylabel=f"{task.label} (% of {items[-1]:,.0f})" if len(items) else f"{task.label} (%)")
+        _draw_level(axes, task.chance, "chance", BLACK)
+
+    _, num_items = series(rows, task.metric("items"))
+    unit = "%"
+    if len(num_items):
+        unit = f"% of {num_items[-1]:,.0f} items"
+    axes.set_ylabel(f"{task.label} ({unit})")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
     axes.margins(y=0.1)
     axes.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=4, borderaxespad=0, frameon=False)
 
 
+def _draw_one_score(
+    published: Published, task: Task, score: str, axes, rows: Sequence[Mapping]
+) -> None:
+    name = task.metric(score)
+    color, marker = SCORES[score]
+    tokens, values = series(rows, name)
+    _, errors = series(rows, f"{name}_stderr")
+    label = f"{score}: {100 * values[-1]:.2f}"
+    if len(errors) == len(values):
+        label += f" ± {100 * errors[-1]:.2f}"
+        low = values - errors
+        high = values + errors
+        axes.fill_between(tokens, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.plot(tokens, values, color=color, marker=marker, markersize=4, label=label)
+    for model_label, value in published.get(name, {}).items():
+        _draw_level(axes, value, model_label, color)
+
+
+def _draw_level(axes, share: float, label: str, color: str) -> None:
+    """Draw a horizontal line, whose label states its value in percent."""
+    label += f": {100 * share:.2f}"
+    axes.axhline(share, color=color, linestyle="--", linewidth=1, label=label)
+
+
 def _draw_side(name: str, label: str, color: str, axes, rows: Sequence[Mapping]) -> None:
-    line = series(rows, name)
-    axes.plot(*line, color=color, marker="." if len(line[0]) < 2 else None, linewidth=1.2)
-    high = line[1].max() if name == "train/lr" else view([line])[1]
-    axes.set(ylim=(0, 1.05 * high), ylabel=label)
+    """Draw a metric in a small panel whose vertical axis starts at 0."""
+    positions, values = series(rows, name)
+    marker = "." if len(values) == 1 else None
+    axes.plot(positions, values, color=color, marker=marker, linewidth=1.2)
+    if name == "train/lr":
+        highest = values.max()
+    else:
+        _, highest = y_limits([(positions, values)])
+    axes.set(ylim=(0, 1.05 * highest), ylabel=label)
     axes.yaxis.set_major_formatter(_count)
 
 
-def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.ndarray, np.ndarray]:
-    """Return where and what a metric was, as two arrays; values that are not finite (a skipped update's) are left out."""
+def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> Line:
+    """Return the values of a metric and their positions on the horizontal axis.
+
+    Values that are not finite, such as the loss of a skipped update, are left out.
+
+    Args:
+        rows: the rows of metrics.jsonl.
+        name: the metric.
+        x: a key in AXES.
+    """
     key = "tokens" if x == "tokens" else "step"
     points = [row for row in rows if _is_number(row.get(name)) and _is_number(row.get(key))]
-    places = np.array([row[key] for row in points], dtype=float)
-    # Evaluations have no time, because the clock is paused.
-    if x in (
-        "hours",
-        "minutes",
-    ):
-        clock = [
-            (0, 0.0),
-            *((row["step"], row["elapsed_seconds"]) for row in rows if "elapsed_seconds" in row),
-        ]
-        steps, seconds = zip(*clock, strict=True)
-        places = np.interp(places, steps, seconds) / {"hours": 3600, "minutes": 60}[x]
-    return places, np.array([row[name] for row in points], dtype=float)
+    positions = np.array([row[key] for row in points], dtype=float)
+    values = np.array([row[name] for row in points], dtype=float)
+    if x in SECONDS_PER_UNIT:
+        # Evaluations have a step and no time, because the clock is paused.
+        steps = [0]
+        seconds = [0.0]
+        for row in rows:
+            if "elapsed_seconds" in row:
+                steps.append(row["step"])
+                seconds.append(row["elapsed_seconds"])
+        positions = np.interp(positions, steps, seconds) / SECONDS_PER_UNIT[x]
+    return positions, values
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def view(
-    drawn: Sequence[tuple[np.ndarray, np.ndarray]], levels: Collection[float] = ()
-) -> tuple[float, float]:
-    """Return a range of y that shows these lines after their warm-up, and the levels; rare outliers leave it at the top."""
-    drawn = [(places, values) for places, values in drawn if len(places)]
-    later = [values[places >= WARM_UP_SHARE * places.max()] for places, values in drawn]
-    # A line from outside to its only later points shows little: it is shown whole.
-    later = [
-        part if len(part) > 2 else values for part, (_, values) in zip(later, drawn, strict=True)
-    ]
-    low = min([*(values.min() for _, values in drawn), *levels], default=0.0)
-    high = max([*(np.quantile(values, 0.995) for values in later), *levels], default=1.0)
+def y_limits(lines: Sequence[Line], levels: Collection[float] = ()) -> tuple[float, float]:
+    """Return the limits of the vertical axis for some lines.
+
+    The high losses of the warm-up and rare outliers may be above the limits, because the rest of a
+    line would be too flat with them.
+
+    Args:
+        lines: positions and values of each line.
+        levels: values that must be within the limits.
+    """
+    lows = list(levels)
+    highs = list(levels)
+    for positions, values in lines:
+        if not len(positions):
+            continue
+        lows.append(values.min())
+        shown = values[positions >= WARM_UP_SHARE * positions.max()]
+        if len(shown) <= 2:  # too few points to leave any out
+            shown = values
+        highs.append(np.quantile(shown, 0.995))
+    low = min(lows, default=0.0)
+    high = max(highs, default=1.0)
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     return float(low - margin), float(high + margin)
 
 
-def _count(value: float, _=None) -> str:
-    """Return a count of tokens as people write it: 500k, 2.5M, 10B."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+def _count(value: float, _position: int | None = None) -> str:
+    """Return a number with a unit: 500k, 2.5M, 10B."""
+    for size, unit in UNITS:
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"

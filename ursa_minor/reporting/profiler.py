@@ -1,4 +1,4 @@
-"""Where the time of a few steady steps went: a trace of torch.profiler and a table."""
+"""Profile a few updates with torch.profiler: a trace and a table of the operations."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ from ursa_minor.reporting.clock import Clock
 
 log = logging.getLogger(__name__)
 
-WARM_UP_UPDATES = 2  # updates in which the profiler itself settles
+WARM_UP_UPDATES = 2  # updates in which the profiler runs, but its results are discarded
 RECORDED = 3  # updates in the trace
 # Updates until compilation and clock rates have settled.
 SKIPPED = PROFILE_UPDATES - WARM_UP_UPDATES - RECORDED
@@ -25,50 +25,60 @@ SKIPPED = PROFILE_UPDATES - WARM_UP_UPDATES - RECORDED
 def profiling(
     folder: Path | None, device: torch.device, clock: Clock, *, updates_left: int
 ) -> Iterator[Callable[[], None]]:
-    """Record a few updates of this process into ``folder``. Yield a function to call after each update.
+    """Record a few updates of this process. Yield a function to call after each update.
 
-    Writes ``trace.json.gz`` (for https://ui.perfetto.dev) and ``table.txt``, and logs where they are, or why there are
-    none. The training's ``clock`` stands still meanwhile, because writing takes seconds.
+    The results are ``trace.json.gz`` (for https://ui.perfetto.dev) and ``table.txt``. A log line
+    names their folder, or the reason why there are none.
 
     Args:
-        folder: where to write, or None to record nothing.
-        updates_left: the number of updates until max_steps. If they are too few, nothing is recorded.
+        folder: the folder for the results, or None to record nothing.
+        device: the device that the process trains on.
+        clock: the training time. It is paused while results are written, which takes seconds.
+        updates_left: the number of updates until max_steps. If they are too few, nothing is
+            recorded.
     """
     if folder is None:
         yield lambda: None
         return
     if updates_left < PROFILE_UPDATES:
-        left = pluralize(updates_left, "update is", "updates are")
-        log.info(f"no profile: it takes {PROFILE_UPDATES} updates, and {left} left to train")
+        remaining = pluralize(updates_left, "update is", "updates are")
+        log.info(f"no profile: {PROFILE_UPDATES} updates are necessary, and {remaining} left")
         yield lambda: None
         return
+
+    activities = [ProfilerActivity.CPU]
+    sort_key = "self_cpu_time_total"
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+        sort_key = "self_device_time_total"
     folder.mkdir(parents=True, exist_ok=True)
-    on_card, table = device.type == "cuda", folder / "table.txt"
-    files.remove(table)
-    updates = 0
+    table_file = folder / "table.txt"
+    files.remove(table_file)
+    num_updates = 0
 
-    def write(recorded: profile) -> None:
+    def write_results(recorded: profile) -> None:
         recorded.export_chrome_trace(str(folder / "trace.json.gz"))
-        which = "self_device_time_total" if on_card else "self_cpu_time_total"
-        files.write_text(
-            table, recorded.key_averages().table(sort_by=which, max_name_column_width=60)
-        )
+        averages = recorded.key_averages()
+        table = averages.table(sort_by=sort_key, max_name_column_width=60)
+        files.write_text(table_file, table)
         log.info(
-            f"profile of {RECORDED} updates in {folder}/: table.txt, and trace.json.gz for ui.perfetto.dev"
+            f"profile of {RECORDED} updates in {folder}/: "
+            f"table.txt, and trace.json.gz for https://ui.perfetto.dev"
         )
 
-    def step() -> None:
-        nonlocal updates
-        updates += 1
+    def count_update() -> None:
+        nonlocal num_updates
+        num_updates += 1
         with clock.paused():
             recording.step()
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_card else [])]
     plan = schedule(wait=SKIPPED, warmup=WARM_UP_UPDATES, active=RECORDED, repeat=1)
     with profile(
-        activities=activities, schedule=plan, on_trace_ready=write, acc_events=True
+        activities=activities, schedule=plan, on_trace_ready=write_results, acc_events=True
     ) as recording:
-        yield step
-    if not table.is_file():
-        done = pluralize(updates, "update", "updates")
-        log.info(f"no profile: it takes {PROFILE_UPDATES} updates, and the run ended after {done}")
+        yield count_update
+    if not table_file.is_file():
+        done = pluralize(num_updates, "update", "updates")
+        log.info(
+            f"no profile: {PROFILE_UPDATES} updates are necessary, and the run ended after {done}"
+        )

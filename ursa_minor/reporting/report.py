@@ -1,6 +1,7 @@
-"""A run's reports: the terminal, metrics.jsonl, samples.txt, curves.png and the trackers.
+"""Report a run: to the terminal, metrics.jsonl, samples.txt, curves.png and the trackers.
 
-On a terminal there is a progress bar; in a file or a pipe there is one line every few seconds instead.
+On a terminal there is a progress bar. In a file or a pipe there is one line every few seconds
+instead.
 """
 
 import errno
@@ -21,7 +22,7 @@ from ursa_minor.base.errors import space_fix
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.run_files import CURVES, METRICS, SAMPLES, iterate_metrics
 from ursa_minor.checkpoint.state import RunState
-from ursa_minor.data.tokens.tokenizer import CUT
+from ursa_minor.data.tokens.tokenizer import REPLACEMENT_CHARACTER
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
 from ursa_minor.evaluation.task import Task
 from ursa_minor.machine import device as hardware
@@ -29,116 +30,156 @@ from ursa_minor.optim.update import Update
 from ursa_minor.recipe import keys, reference_curves
 from ursa_minor.reporting import curves
 from ursa_minor.reporting.clock import Clock
-from ursa_minor.reporting.trackers import Trackers, place_after
+from ursa_minor.reporting.trackers import Trackers, position_after
 
 log = logging.getLogger(__name__)
 
-HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
-# What samples.txt begins with; the first where no model was begun from.
+SAMPLE_HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
+# The first lines of samples.txt. The note on noise is left out if the run has an init_from.
 NOISE = "At step 0 the weights are random, and so is the text.\n"
-BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n\n"
-HINT_AFTER = 50  # updates, when the gauges have settled
-PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
+BYTES = (
+    f"({REPLACEMENT_CHARACTER} stands for bytes that are not a character. "
+    f"A token may be a part of a character, and later samples contain fewer of these.)\n\n"
+)
+HINT_AFTER = 50  # updates, after which the GPU's utilization has settled
+PICTURE_SECONDS = 10  # curves.png is drawn after an evaluation, but not more often than this
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
-LINE_SECONDS = 5  # without a terminal a line at most so often
+LINE_SECONDS = 5  # without a terminal, lines are at least this far apart
 
 
 class Report:
-    """Writes a run's metrics and samples, and shows its progress; on other processes than the main one it is silent.
+    """Write the metrics and samples of a run, and show its progress.
 
-    Rows of metrics.jsonl and samples that are later than ``state``, where this process begins, are of a future that
-    the checkpoint does not know: they are dropped, and written again as the run gets there.
+    Only the main process writes and shows anything.
+
+    A run that continues from a checkpoint repeats the steps after it. Their rows in metrics.jsonl
+    and their samples are removed first, and written again when the run gets there.
+
+    Args:
+        recipe: the recipe of the run.
+        state: the state at which this process starts.
+        clock: the training time.
+        is_main: whether this is the main process.
     """
 
     def __init__(self, recipe: keys.Recipe, state: RunState, clock: Clock, *, is_main: bool):
-        self._recipe, self._clock, self._is_main = recipe, clock, is_main
-        self._first_step, self._validation_loss = state.step, 0.0
-        self._measured: tuple[int, float] | None = (
-            None  # step and seconds that the time left is counted from
-        )
-        self._hinted = self._undrawn = False
-        self._unreported: Callable[[], None] | None = None
-        # tqdm needs a line to draw on
-        drawn = is_main and sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines
+        self._recipe = recipe
+        self._clock = clock
+        self._is_main = is_main
+        self._first_step = state.step
+        self._validation_loss = 0.0
+        self._timed_from: tuple[int, float] | None = None  # step and seconds, see _time_left
+        self._has_hinted = False
+        self._has_warned_of_picture = False
+        self._unreported: Callable[[], None] | None = None  # reports the last update
+
+        is_drawable = is_main and _is_terminal_with_lines()
         self._bar = tqdm(
             total=state.max_steps,
             initial=state.step,
             bar_format=BAR,
             dynamic_ncols=True,
-            disable=not drawn,
+            disable=not is_drawable,
         )
-        self._line_at = -float(LINE_SECONDS)  # the first line comes at once
-        if not is_main:
-            return
-        run_dir = recipe.saving.run_dir
-        metrics, samples, self._picture = (
-            run_dir / METRICS,
-            run_dir / SAMPLES,
-            run_dir / CURVES,
-        )
-        self._rows, self._drawn = curves.RowSampler(), time.monotonic()
-        sent = self._drop_future(metrics, state.step)
-        notes = BYTES if recipe.model.init_from else NOISE + BYTES
-        earlier_samples = _samples_before(samples, state.step)
-        files.write_text(
-            samples, earlier_samples or (notes if recipe.evaluation.sample_steps else "")
-        )
-        self._metrics, self._samples = files.Log(metrics), files.Log(samples)
-        past = iterate_metrics(metrics)
-        self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
-        state.trackers = self._trackers.ids
-        named = recipe.tracking.reference_curve
-        self._reference = reference_curves.load(named) if named else None
+        self._last_line_at = -float(LINE_SECONDS)  # so that the first line is logged immediately
+        if is_main:
+            self._open_files(state)
 
-    def _drop_future(self, metrics: Path, first_step: int) -> int:
-        # A row at a time: of a million they would be gigabytes. Returns the place of the last row that there was.
-        sent = -1
-        with files.replacing(metrics) as temporary, temporary.open("w", encoding="utf-8") as file:
-            for row in iterate_metrics(metrics):
-                sent = place_after(sent, row["step"])
-                # A row of an update belongs to the step that it ended; an evaluation at `first_step` is done again.
-                if row["step"] < first_step + ("train/loss" in row):
+    def _open_files(self, state: RunState) -> None:
+        """Open the files and trackers, without the rows and samples of later steps."""
+        recipe = self._recipe
+        run_dir = recipe.saving.run_dir
+        metrics_file = run_dir / METRICS
+        samples_file = run_dir / SAMPLES
+        self._picture = run_dir / CURVES
+        self._drawn_at = time.monotonic()
+        self._rows = curves.RowSampler()
+        last_position = self._remove_later_rows(metrics_file, state.step)
+
+        samples = _samples_before(samples_file, state.step)
+        if not samples and recipe.evaluation.sample_steps:
+            samples = BYTES if recipe.model.init_from else NOISE + BYTES
+        files.write_text(samples_file, samples)
+
+        self._metrics = files.Log(metrics_file)
+        self._samples = files.Log(samples_file)
+        earlier_rows = iterate_metrics(metrics_file)
+        self._trackers = Trackers(
+            recipe, state.step, ids=state.trackers, rows=earlier_rows, sent=last_position
+        )
+        state.trackers = self._trackers.ids
+        curve_name = recipe.tracking.reference_curve
+        self._reference = reference_curves.load(curve_name) if curve_name else None
+
+    def _remove_later_rows(self, metrics_file: Path, first_step: int) -> int:
+        """Remove the rows that this process will write again.
+
+        Rows are copied one at a time, because a million of them would need gigabytes of memory.
+
+        Returns:
+            The position of the last row before the removal, which trackers may already have.
+        """
+        last_position = -1
+        with (
+            files.replacing(metrics_file) as temporary,
+            temporary.open("w", encoding="utf-8") as file,
+        ):
+            for row in iterate_metrics(metrics_file):
+                last_position = position_after(last_position, row["step"])
+                # The row of an update has the step that it has reached. So at `first_step` the
+                # update is done, but the evaluation is repeated.
+                is_update = "train/loss" in row
+                is_done = row["step"] < first_step or (is_update and row["step"] == first_step)
+                if is_done:
                     file.write(files.to_json(row) + "\n")
                     self._rows.add(row)
-        return sent
+        return last_position
 
     def log(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Append a row to metrics.jsonl: step, tokens, values. A kill cannot lose it once this returns to the loop.
+        """Append a row to metrics.jsonl: step, tokens and these values.
 
-        A value that is not finite, such as a skipped update's loss, is null, because JSON has no NaN.
-
-        It is on disk before a checkpoint of this step, or of a later one, has its name. A full disk is logged and
-        survived: the row is written with a later one.
+        - A value that is not finite, such as the loss of a skipped update, becomes null, because
+          JSON has no NaN.
+        - When this function returns, the row survives the end of the process. Before a checkpoint
+          of this or a later step is complete, the row is on disk.
+        - If the disk is full, this is logged, the run continues, and the row is written later.
         """
-        if self._is_main:
-            tokens = step * self._recipe.batch.tokens_per_step
-            row = files.finite({"step": step, "tokens": tokens, **values})
-            _append(self._metrics, files.to_json(row) + "\n")
-            self._rows.add(row)
-            self._trackers.log(step, row)
+        if not self._is_main:
+            return
+        tokens = step * self._recipe.batch.tokens_per_step
+        row = files.finite({"step": step, "tokens": tokens, **values})
+        _append(self._metrics, files.to_json(row) + "\n")
+        self._rows.add(row)
+        self._trackers.log(step, row)
 
     def loss(self, step: int, split: str, result: dict[str, float] | None) -> None:
-        """Report the loss of a split; None: a request to stop has ended the evaluation."""
-        if result is not None:
-            self._validation_loss = (
-                result["loss"] if split == "validation" else self._validation_loss
-            )
-            self._evaluated(
-                step,
-                "eval" if split == "validation" else split,
-                result,
-                describe_loss(split, result),
-            )
+        """Report the loss of a split.
+
+        Args:
+            step: the step of the evaluation.
+            split: "validation" or "test".
+            result: the losses, or None if a request to stop interrupted the evaluation. Then
+                nothing is reported.
+        """
+        if result is None:
+            return
+        prefix = split
+        if split == "validation":
+            prefix = "eval"
+            self._validation_loss = result["loss"]
+        self._evaluated(step, prefix, result, describe_loss(split, result))
 
     def scores(
         self, step: int, task: Task, result: dict[str, float] | None, revision: str | None = None
     ) -> None:
-        """Report a task's scores.
+        """Report the scores of a task.
 
         Args:
-            result: None if a request to stop has ended the evaluation.
-            revision: of the public data set, if all of its items were scored. The row contains it,
-                so that the model card and curves.png know what was scored.
+            step: the step of the evaluation.
+            task: the task.
+            result: the scores, or None if a request to stop interrupted the evaluation.
+            revision: commit of the public data set, if all of its items were scored. The row
+                contains it for the model card and curves.png.
         """
         if result is None:
             return
@@ -148,19 +189,28 @@ class Report:
         self._evaluated(step, task.name, values, describe_scores(task, result))
 
     def baselines(self, step: int, losses: dict[str, float]) -> None:
-        """Report what needs no training, on the same text; nothing where nothing was found."""
-        if losses:
-            self.log(step, {f"baseline/{name}": value for name, value in losses.items()})
-            words = f"without training: a bigram model {losses['bigram']:.4f} nats per token"
-            if "gzip" in losses:
-                words += f", {losses['bigram_bits_per_byte']:.3f} bits per byte; gzip {losses['gzip']:.3f} bits per byte"
-            log.info(words)
-            if self._validation_loss > losses["bigram"]:
-                option = self._recipe.saving.option_of_another_run
-                log.info(
-                    f"Validation loss is no better than a bigram baseline. Train longer (--max_steps with another "
-                    f"{option}). If the loss was rising, add data or train for fewer steps"
-                )
+        """Report the baselines on the validation text, which need no training.
+
+        Args:
+            step: the last step of the run.
+            losses: the result of ``evaluation.baselines``. If it is empty, nothing is reported.
+        """
+        if not losses:
+            return
+        self.log(step, {f"baseline/{name}": value for name, value in losses.items()})
+        bigram_loss = losses["bigram"]
+        text = f"step {step}: bigram baseline {bigram_loss:.4f} nats per token"
+        if "gzip" in losses:
+            text += f", {losses['bigram_bits_per_byte']:.3f} bits per byte"
+        log.info(text)
+        if "gzip" in losses:
+            log.info(f"step {step}: gzip baseline {losses['gzip']:.3f} bits per byte")
+        if self._validation_loss > bigram_loss:
+            option = self._recipe.saving.option_of_another_run
+            log.info(
+                f"Validation loss is no better than a bigram baseline. Train longer (--max_steps "
+                f"with a new {option}). If the loss was rising, add data or train for fewer steps"
+            )
 
     def update(
         self,
@@ -171,10 +221,14 @@ class Report:
         *,
         is_due: bool = True,
     ) -> None:
-        """Report an update: the metrics row, the progress and, once a run, what would use the card better.
+        """Report an update: its row, the progress and, once per run, a hint on a faster setup.
 
         Args:
-            is_due: False: ``last_update`` may report it later.
+            state: the state after the update.
+            update: the result of the update.
+            lr: its learning rate.
+            device: the device that the process trains on.
+            is_due: whether to report it now. Otherwise ``last_update`` can report it later.
         """
         if not is_due:
             self._unreported = partial(self.update, state, update, lr, device)
@@ -184,127 +238,198 @@ class Report:
         row = {"train/loss": update.loss}
         if update.objective is not None:
             row["train/objective"] = update.objective
-        row |= {"train/grad_norm": update.grad_norm, "train/lr": lr}
-        row |= {"skipped_updates": state.skipped_updates, "elapsed_seconds": self._clock.elapsed}
-        # The waiting is a part of elapsed_seconds.
-        row |= {**self._clock.read(), **gauges, "data_wait_seconds": state.data_wait_seconds}
+        row["train/grad_norm"] = update.grad_norm
+        row["train/lr"] = lr
+        row["skipped_updates"] = state.skipped_updates
+        row["elapsed_seconds"] = self._clock.elapsed
+        row |= self._clock.read()
+        row |= gauges
+        row["data_wait_seconds"] = state.data_wait_seconds  # a part of elapsed_seconds
         self.log(state.step, row)
         if self._is_main:
             self._show(state, row)
             self._hint(state, gauges)
 
     def last_update(self) -> None:
-        """Report the last update if it was not due, unless updates are never reported (logging_steps = 0)."""
+        """Report the last update if it was not due.
+
+        With logging_steps = 0 updates are never reported.
+        """
         if self._unreported and self._recipe.evaluation.logging_steps:
             self._unreported()
 
     def samples(self, step: int, texts: list[tuple[str, str]], *, show: bool) -> None:
-        """Append samples, each a prompt and what follows it, to samples.txt; ``show`` them on the terminal too."""
+        """Append samples to samples.txt.
+
+        Args:
+            step: the step of the model.
+            texts: each prompt and the text that the model has generated after it.
+            show: whether to log them as well.
+        """
         if not self._is_main:
             return
-        texts = [(redact(prompt), redact(text)) for prompt, text in texts]
+        redacted = []
         for prompt, text in texts:
-            _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            redacted.append((redact(prompt), redact(text)))
+        for prompt, text in redacted:
+            heading = f"==== step {step} · prompt {prompt!r} ===="
+            _append(self._samples, f"{heading}\n{prompt}{text}\n\n")
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
-        self._trackers.log(step, {"samples": texts})
+        self._trackers.log(step, {"samples": redacted})
 
     def draw(self, at_least: float = 0.0) -> None:
-        """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
-        if self._is_main and time.monotonic() - self._drawn >= at_least:
-            published, name = curves.published_scores(self._recipe.model), self._recipe.saving.name
-            try:
-                curves.draw_curves(
-                    self._rows.rows,
-                    self._picture,
-                    name,
-                    published=published,
-                    reference=self._reference,
-                )
-            except (OSError, ImportError) as error:  # a full disk; no matplotlib
-                fix = ""
-                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                    fix = f" ({space_fix(self._picture)})"
-                if not self._undrawn:
-                    log.warning(
-                        f"{self._picture} was not drawn: {error}{fix}. It is tried again later"
-                    )
-                self._undrawn = True
-            self._drawn = time.monotonic()
+        """Draw curves.png.
+
+        Args:
+            at_least: nothing is drawn if it was drawn less than this number of seconds ago.
+        """
+        if not self._is_main or time.monotonic() - self._drawn_at < at_least:
+            return
+        try:
+            curves.draw_curves(
+                self._rows.rows,
+                self._picture,
+                self._recipe.saving.name,
+                published=curves.published_scores(self._recipe.model),
+                reference=self._reference,
+            )
+        except (OSError, ImportError) as error:  # the disk is full, or there is no matplotlib
+            self._warn_of_picture(error)
+        self._drawn_at = time.monotonic()
+
+    def _warn_of_picture(self, error: OSError | ImportError) -> None:
+        """Log once that curves.png could not be drawn."""
+        if self._has_warned_of_picture:
+            return
+        self._has_warned_of_picture = True
+        fix = ""
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            fix = f" ({space_fix(self._picture)})"
+        log.warning(f"{self._picture} was not drawn: {error}{fix}. The run tries again later")
 
     def close(self) -> None:
-        """Close the bar, the file and the trackers."""
+        """Close the progress bar, the files and the trackers."""
         self._bar.close()
-        if self._is_main:
-            for file in (self._metrics, self._samples):
-                if lost := file.close():
-                    log.error(lost)
-            self._trackers.close()
+        if not self._is_main:
+            return
+        for file in (self._metrics, self._samples):
+            problem = file.close()
+            if problem:
+                log.error(problem)
+        self._trackers.close()
 
     def _evaluated(
-        self, step: int, prefix: str, result: Mapping[str, float | str], words: str
+        self, step: int, prefix: str, result: Mapping[str, float | str], description: str
     ) -> None:
+        """Report the result of an evaluation. Its metrics are named ``prefix/...``."""
         self.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
-        log.info(f"step {step}: {words}")
+        log.info(f"step {step}: {description}")
         self.draw(at_least=PICTURE_SECONDS)
 
     def _show(self, state: RunState, row: dict[str, float]) -> None:
-        """Move the bar; without one log a line, at most every few seconds, and the last."""
-        elapsed, step, total = row["elapsed_seconds"], state.step, state.max_steps
-        words = [f"loss {row['train/loss']:.3f}"]
-        if "train/objective" in row:
-            words.append(f"objective {row['train/objective']:.3f}")
-        words.append(f"{row['tokens_per_second']:,.0f} tok/s")
-        words += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
-        words += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
-        if self._measured is None:  # the first update pays for compiling
-            self._measured = step, elapsed
-        elif step > self._measured[0]:
-            per_step = (elapsed - self._measured[1]) / (step - self._measured[0])
-            words.append(f"left {duration((total - step) * per_step)}")
-        self._bar.set_description_str("  ".join(words), refresh=False)
-        self._bar.total = total  # another one once max_hours has planned it
+        """Move the progress bar.
+
+        Without a terminal log a line, at most every LINE_SECONDS and after the last update.
+        """
+        step = state.step
+        total = state.max_steps
+        text = self._progress(state, row)
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.total = total  # max_hours changes it during the run
         self._bar.update(step - self._bar.n)
-        if self._bar.disable and (
-            time.monotonic() - self._line_at >= LINE_SECONDS or step >= total
-        ):
-            self._line_at = time.monotonic()
-            log.info(f"step {step:{len(str(total))}d}/{total}  {'  '.join(words)}")
+
+        now = time.monotonic()
+        is_line_due = now - self._last_line_at >= LINE_SECONDS or step >= total
+        if self._bar.disable and is_line_due:
+            self._last_line_at = now
+            width = len(str(total))
+            log.info(f"step {step:{width}d}/{total}  {text}")
+
+    def _progress(self, state: RunState, row: dict[str, float]) -> str:
+        """Return loss, speed, use of the GPU and the time left as one line."""
+        parts = [f"loss {row['train/loss']:.3f}"]
+        if "train/objective" in row:
+            parts.append(f"objective {row['train/objective']:.3f}")
+        parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+        if "mfu" in row:
+            parts.append(f"mfu {row['mfu']:.0%}")
+        if "gpu/memory" in row:
+            parts.append(f"memory {row['gpu/memory']:.0%}")
+        seconds_left = self._time_left(state, row["elapsed_seconds"])
+        if seconds_left is not None:
+            parts.append(f"left {duration(seconds_left)}")
+        return "  ".join(parts)
+
+    def _time_left(self, state: RunState, elapsed: float) -> float | None:
+        """Return the estimated seconds until max_steps, or None at the first update.
+
+        The first update of a process is not part of the estimate, because it includes compilation.
+        """
+        if self._timed_from is None:
+            self._timed_from = (state.step, elapsed)
+            return None
+        first_step, first_elapsed = self._timed_from
+        if state.step <= first_step:
+            return None
+        seconds_per_step = (elapsed - first_elapsed) / (state.step - first_step)
+        return (state.max_steps - state.step) * seconds_per_step
 
     def _hint(self, state: RunState, gauges: dict[str, float]) -> None:
-        """Log what would use the card better, once."""
-        if self._hinted or state.step - self._first_step < HINT_AFTER:
+        """Log once how to use the GPU better, if it is often idle."""
+        if self._has_hinted or state.step - self._first_step < HINT_AFTER:
             return
-        waiting = state.data_wait_seconds / max(self._clock.elapsed, 1e-9)
-        if text := hardware.hint(gauges, waiting):
-            self._hinted = True
-            log.info(f"hint: {text}")
+        waiting_share = state.data_wait_seconds / max(self._clock.elapsed, 1e-9)
+        hint = hardware.hint(gauges, waiting_share)
+        if hint:
+            self._has_hinted = True
+            log.info(f"hint: {hint}")
+
+
+def _is_terminal_with_lines() -> bool:
+    """Return whether standard error is a terminal on which tqdm can draw a line."""
+    return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines > 0
 
 
 def _append(file: files.Log, text: str) -> None:
-    if news := file.write(text):
-        log.warning(news)
+    """Append to a file. Log if it can no longer be written, or can be written again."""
+    message = file.write(text)
+    if message:
+        log.warning(message)
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people read them: 12 s, 3 min 20 s, 5 h 04 min."""
+    """Return a duration as text: 12 s, 3 min 20 s, 5 h 04 min."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+    if minutes:
+        return f"{minutes} min {seconds:02d} s"
+    return f"{seconds} s"
 
 
 def due(step: int, interval: int, last: bool = False, at_start: bool = True) -> bool:
-    """Whether something that happens every ``interval`` steps (0 = never) happens at this step; also at the last.
+    """Return whether an event that occurs at regular intervals is due at this step.
 
     Args:
-        at_start: and before the first update.
+        step: the number of updates so far.
+        interval: the number of steps between two events. 0 means never.
+        last: whether this is the last step, at which it is always due.
+        at_start: whether it is due at step 0.
     """
-    return interval > 0 and (last or (step % interval == 0 and (step > 0 or at_start)))
+    if interval <= 0:
+        return False
+    is_multiple = step % interval == 0 and (step > 0 or at_start)
+    return last or is_multiple
 
 
 def _samples_before(path: Path, first_step: int) -> str:
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    later = (heading.start() for heading in HEADING.finditer(text) if int(heading[1]) >= first_step)
-    return text[: next(later, len(text))]
+    """Return the contents of samples.txt up to the first sample of this step or a later one."""
+    if not path.is_file():
+        return ""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for heading in SAMPLE_HEADING.finditer(text):
+        if int(heading[1]) >= first_step:
+            return text[: heading.start()]
+    return text

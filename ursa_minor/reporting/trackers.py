@@ -1,8 +1,8 @@
 """Report a run's metrics and samples to the trackers in ``report_to``, with Accelerate's classes.
 
-metrics.jsonl has every number, and a tracker has a copy. A tracker never ends a run: one that
-raises an exception is switched off with a warning. A tracker that does not answer is limited by its
-own timeout.
+metrics.jsonl contains all metrics, and a tracker has a copy. A tracker never ends a run. One that
+raises an exception is switched off with a warning, and one that does not answer ends with its own
+timeout.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -68,18 +68,24 @@ def check(names: list[str]) -> None:
         if name not in installed:
             package = TESTED.get(name, name)
             problems.append(
-                f"report_to = {name}: the package is not installed; pip install {package}, or leave {name} out"
+                f"report_to = {name}: the package is not installed. "
+                f"Install it (pip install {package}), or remove {name} from report_to"
             )
     if problems:
         raise BadInput(problems)
 
 
-def place_after(place: int, step: int) -> int:
-    """Return the place of a row of this step that follows the row at ``place``.
+def position_after(position: int, step: int) -> int:
+    """Return the position of a row in the sequence of all rows that a tracker receives.
 
-    Places increase along metrics.jsonl, and a row has the same place however often a run resumes.
+    Positions increase along metrics.jsonl. A row has the same position however often the run is
+    resumed, so a tracker never receives it twice.
+
+    Args:
+        position: the position of the row before, or -1.
+        step: the step of the row.
     """
-    return max(place + 1, 1000 * step)
+    return max(position + 1, 1000 * step)
 
 
 @dataclass
@@ -88,12 +94,12 @@ class SavedTrackers:
 
     Attributes:
         ids: the run's id in each tracker that needs one to continue the run.
-        place: place of the last row that was sent.
-        behind: place of the last row sent to each tracker that has been off since then.
+        position: the position of the last row that was sent ("place" in the file).
+        behind: for each tracker that was switched off, the position of the last row that it has.
     """
 
     ids: dict[str, str]
-    place: int = -1
+    position: int = -1
     behind: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -102,27 +108,27 @@ class SavedTrackers:
         if not path.is_file():
             return cls(ids={})
         values = files.read_json(path)
-        place = values.pop("place", -1)
+        position = values.pop("place", -1)
         behind = values.pop("behind", {})
-        return cls(ids=values, place=place, behind=behind)
+        return cls(ids=values, position=position, behind=behind)
 
     def write(self, path: Path) -> None:
         """Replace the file."""
-        files.write_json(path, self.ids | {"place": self.place, "behind": self.behind})
+        files.write_json(path, self.ids | {"place": self.position, "behind": self.behind})
 
 
 @dataclass
 class OpenTracker:
-    """A tracker that gets rows.
+    """A tracker that receives rows.
 
     Attributes:
         tracker: Accelerate's tracker, started.
-        last_place: place of the last row that the tracker already has.
+        last_position: the position of the last row that the tracker already has.
         run_id: the id that continues the run in the tracker, or None if it cannot be continued.
     """
 
     tracker: GeneralTracker
-    last_place: int
+    last_position: int
     run_id: str | None = None
 
 
@@ -134,7 +140,8 @@ class Trackers:
         first_step: the step at which this process starts.
         ids: ids from the checkpoint; those in the run folder take precedence.
         rows: the rows of metrics.jsonl before ``first_step``.
-        sent: place of the last row of metrics.jsonl, including rows that this process will repeat.
+        sent: the position of the last row of metrics.jsonl, including rows that this process will
+            write again.
 
     Attributes:
         ids: the run's id in each tracker, for the next checkpoint.
@@ -155,46 +162,66 @@ class Trackers:
         saved = SavedTrackers.read(path)
         self.ids = ids | saved.ids
         self._open: dict[str, OpenTracker] = {}
-        self._place = -1
+        self._position = -1
         if not (names or self.ids or path.is_file()):
             return
 
-        # A tracker that knows this run has its rows up to a place. Others have none.
-        sent = max(sent, saved.place)
-        last_places = {name: saved.behind.get(name, sent) for name in self.ids}
+        # A tracker that knows this run has its rows up to a position. Other trackers have none.
+        sent = max(sent, saved.position)
+        last_positions = {name: saved.behind.get(name, sent) for name in self.ids}
         if (run_dir / run_files.TENSORBOARD).is_dir():
-            last_places["tensorboard"] = saved.behind.get("tensorboard", sent)
+            last_positions["tensorboard"] = saved.behind.get("tensorboard", sent)
+
+        self._choose_ids(recipe, last_positions)
+        self._start_all(recipe, first_step, last_positions)
+
+        # A tracker that is off (disabled, failed to start, not in report_to) receives the missed
+        # rows when a later process starts it. The file is written before any row is sent, because
+        # the run may be killed.
+        for name in list(self.ids):
+            if name not in last_positions and name not in self._open:
+                del self.ids[name]
+        behind = {}
+        for name, position in last_positions.items():
+            if name not in self._open:
+                behind[name] = position
+        SavedTrackers(self.ids, sent, behind).write(path)
+        if self._open:
+            for row in rows:
+                self.log(row["step"], row)
+
+    def _choose_ids(self, recipe: keys.Recipe, last_positions: dict[str, int]) -> None:
+        """Add the ids of runs that the environment or this module chooses.
+
+        Args:
+            recipe: the recipe of the run.
+            last_positions: the position of the last row that each tracker has. A tracker is
+                removed from it if the environment names another run of the tracker.
+        """
+        names = recipe.tracking.names
         for name, variable in ID_VARIABLES.items():
             run_id = os.environ.get(variable)
             if name in names and run_id and run_id != self.ids.get(name):
                 self.ids[name] = run_id
-                last_places.pop(name, None)
+                last_positions.pop(name, None)
         if "wandb" in names:
             self.ids.setdefault("wandb", uuid.uuid4().hex[:8])
         if "trackio" in names:
             self.ids.setdefault("trackio", f"{recipe.saving.name}-{uuid.uuid4().hex[:4]}")
 
-        for name in names:
-            last_place = last_places.get(name, -1)
-            started = self._guarded(
-                name, _start, name, recipe, self.ids.get(name), first_step, last_place
-            )
+    def _start_all(
+        self, recipe: keys.Recipe, first_step: int, last_positions: Mapping[str, int]
+    ) -> None:
+        """Start the trackers in ``report_to``. One that fails or is disabled is left out."""
+        for name in recipe.tracking.names:
+            run_id = self.ids.get(name)
+            last_position = last_positions.get(name, -1)
+            started = self._guarded(name, _start, name, recipe, run_id, first_step, last_position)
             if started is None:
                 continue
             self._open[name] = started
             if started.run_id:
                 self.ids[name] = started.run_id
-
-        # A tracker that is off (disabled, failed to start, not in report_to) gets the missed rows
-        # when a later process starts it. The file is written before any row, for a killed run.
-        for name in list(self.ids):
-            if name not in last_places and name not in self._open:
-                del self.ids[name]
-        behind = {name: place for name, place in last_places.items() if name not in self._open}
-        SavedTrackers(self.ids, sent, behind).write(path)
-        if self._open:
-            for row in rows:
-                self.log(row["step"], row)
 
     def log(self, step: int, row: dict) -> None:
         """Send a row to each tracker that does not have it.
@@ -203,17 +230,17 @@ class Trackers:
             step: the step of the row.
             row: a row of metrics.jsonl, or ``{"samples": [(prompt, text), ...]}``.
         """
-        self._place = place_after(self._place, step)
-        for name, receiver in list(self._open.items()):
+        self._position = position_after(self._position, step)
+        for name, opened in list(self._open.items()):  # _guarded may remove one
             if "samples" in row and name not in TESTED:
                 continue
-            if self._place > receiver.last_place:
-                self._guarded(name, _send, name, receiver.tracker, step, self._place, row)
+            if self._position > opened.last_position:
+                self._guarded(name, _send, name, opened.tracker, step, self._position, row)
 
     def close(self) -> None:
-        """Let the trackers send the rest of their rows."""
-        for name, receiver in list(self._open.items()):
-            self._guarded(name, receiver.tracker.finish)
+        """Wait until each tracker has sent its remaining rows."""
+        for name, opened in list(self._open.items()):
+            self._guarded(name, opened.tracker.finish)
 
     def _guarded(self, name: str, call: Callable[..., Result], *args: Any) -> Result | None:
         """Call a tracker. If it raises an exception, switch it off with a warning."""
@@ -226,7 +253,8 @@ class Trackers:
             self._open.pop(name, None)
             reason = one_line(f"{type(error).__name__}: {error}").rstrip(".: ")
             log.warning(
-                f"{name}: switched off: {reason}. The run continues; metrics.jsonl has every number"
+                f"{name}: switched off: {reason}. "
+                f"The run continues, and metrics.jsonl contains all metrics"
             )
             return None
 
@@ -235,8 +263,8 @@ class Trackers:
 def without_stdin() -> Iterator[None]:
     """Replace the standard input of this process by /dev/null inside the block.
 
-    A tracker that asks a question gets an end of file, instead of waiting for an answer. This
-    includes programs that it starts, but not a question that opens /dev/tty, such as getpass.
+    A tracker that asks the user a question then fails, instead of waiting for an answer. The same
+    is true of programs that it starts, but not of getpass and others that open /dev/tty.
     """
     if sys.stdin is None:  # it is closed, and its descriptor may belong to another file
         yield
@@ -253,7 +281,7 @@ def without_stdin() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_signal_handlers() -> Iterator[None]:
-    """Restore the run's signal handlers after the block, which some trackers replace."""
+    """Restore the signal handlers after the block, because some trackers replace them."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -263,8 +291,11 @@ def kept_signal_handlers() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _send(name: str, tracker: GeneralTracker, step: int, place: int, row: dict) -> None:
-    """Send a row to a tracker, without its missing values and texts, which MLflow refuses."""
+def _send(name: str, tracker: GeneralTracker, step: int, position: int, row: dict) -> None:
+    """Send a row to a tracker.
+
+    Only numbers are sent, because MLflow refuses a row with a text or a missing value.
+    """
     if "samples" in row:
         values = {"samples": _samples_page(name, row["samples"])}
     else:
@@ -273,14 +304,14 @@ def _send(name: str, tracker: GeneralTracker, step: int, place: int, row: dict) 
             if key != "step" and isinstance(value, int | float):
                 values[key] = value
     if name == "wandb":
-        # The steps of wandb cannot repeat, so the place is its step, and the step is a metric.
-        tracker.log({"step": step} | values, step=place, commit=True)
+        # The steps of wandb cannot repeat, so the position is its step, and the step is a metric.
+        tracker.log({"step": step} | values, step=position, commit=True)
     else:
         tracker.log(values, step=step)
 
 
 def _samples_page(name: str, samples: list[tuple[str, str]]) -> Any:
-    """Return samples as HTML, in the form that a tracker needs. Plain text would be Markdown."""
+    """Return samples as HTML for a tracker, because it would interpret plain text as Markdown."""
     page = ""
     for prompt, text in samples:
         page += f'<pre style="white-space: pre-wrap">{html.escape(prompt + text)}</pre>'
@@ -290,7 +321,7 @@ def _samples_page(name: str, samples: list[tuple[str, str]]) -> Any:
 
 
 def _start(
-    name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, last_place: int
+    name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, last_position: int
 ) -> OpenTracker | None:
     """Start or continue a run in a tracker.
 
@@ -299,7 +330,7 @@ def _start(
         recipe: the recipe of the run.
         run_id: the run's id in the tracker, or None if the tracker chooses it.
         first_step: the step at which this process starts.
-        last_place: place of the last row that was sent to the tracker.
+        last_position: the position of the last row that was sent to the tracker.
 
     Returns:
         The tracker, or None if it is disabled.
@@ -307,17 +338,17 @@ def _start(
     for variable, value in TIMEOUT_VARIABLES.get(name, {}).items():
         os.environ.setdefault(variable, value)
     if name == "wandb":
-        return _start_wandb(recipe, run_id, last_place)
+        return _start_wandb(recipe, run_id, last_position)
 
     project = _project(name, recipe)
     config = keys.redacted(recipe)
     options: dict[str, Any] = {}
     if name == "tensorboard":
-        # Points from first_step on are hidden, and sent again. There is no config, because
-        # Accelerate would add a second run for it.
+        # TensorBoard hides the points from first_step on (purge_step), and they are sent again.
+        # No config is stored, because Accelerate would create a second run for it.
         project = "tensorboard"  # the folder
         options = {"purge_step": first_step}
-        last_place = min(last_place, 1000 * first_step - 1)
+        last_position = min(last_position, 1000 * first_step - 1)
     elif name == "trackio":
         options = {
             "name": run_id,
@@ -339,17 +370,20 @@ def _start(
     tracker = _create(name, project, recipe, options)
     if name not in TESTED and run_id is None:  # MLflow accepts a config once
         tracker.store_init_configuration(config)
-    if name == "mlflow":  # it may have chosen the id
+    if name == "mlflow":  # MLflow chooses the id of a new run
         run_id = tracker.tracker.info.run_id
-    return OpenTracker(tracker, last_place, run_id)
+    return OpenTracker(tracker, last_position, run_id)
 
 
-def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_place: int) -> OpenTracker | None:
-    """Start or continue a run of wandb: offline if there is no login, and without asking for one."""
+def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_position: int) -> OpenTracker | None:
+    """Start or continue a run of wandb. Without a login it is offline, and does not ask for one."""
     wandb = import_module("wandb")
     mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
     if mode == "disabled":
-        log.info("wandb: disabled by WANDB_MODE; missed rows are sent when it is enabled again")
+        log.info(
+            "wandb: disabled by WANDB_MODE. "
+            "When the run resumes with wandb enabled, it sends the missed metrics"
+        )
         return None
     if mode == "online" and not wandb.login(prompt=False, verify=False):
         mode = "offline"
@@ -358,7 +392,7 @@ def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_place: int) -> Op
         silent=True,
         console="off",
         symlink=False,
-        x_disable_meta=True,  # it has the command line, which may contain a URL with a password
+        x_disable_meta=True,  # omits the command line, which may contain a URL with a password
     )
     options = {
         "id": run_id,
@@ -380,22 +414,22 @@ def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_place: int) -> Op
         # One command per part, because wandb sync stops at a part that is incomplete.
         parts = f"{shlex.quote(str(folder))}/offline-*"
         log.info(
-            f"wandb: offline, because no login was found (wandb login) or WANDB_MODE requests it. "
-            f'To send the curves later: for part in {parts}; do wandb sync "$part"; done'
+            f"wandb: offline, because there is no login (wandb login) or WANDB_MODE is offline. "
+            f'To upload the run later: for part in {parts}; do wandb sync "$part"; done'
         )
     elif run.url:
         log.info(f"wandb: {run.url}")
-        last_place = run.step - 1  # the server's
+        last_position = run.step - 1  # of the last row that the server has
         for part in folder.glob(f"offline-*/run-{run.id}.wandb"):
             # The rows of this part are sent from metrics.jsonl, so wandb sync skips it.
             part.with_suffix(".wandb.synced").touch()
-    return OpenTracker(tracker, last_place, run_id)
+    return OpenTracker(tracker, last_position, run_id)
 
 
 def _create(
     name: str, project: str, recipe: keys.Recipe, options: dict[str, Any]
 ) -> GeneralTracker:
-    """Return Accelerate's tracker of this name, started."""
+    """Create and start Accelerate's tracker of this name."""
     tracker_class = LOGGER_TYPE_TO_CLASS[name]
     if tracker_class.requires_logging_directory:
         tracker = tracker_class(project, recipe.saving.run_dir, **options)
@@ -406,26 +440,29 @@ def _create(
 
 
 def _project(name: str, recipe: keys.Recipe) -> str:
-    """Return the project's name in a tracker: from the environment if the recipe has the default."""
-    stated = recipe.tracking.project_name
+    """Return the name of the project in a tracker.
+
+    A variable of the environment applies if the recipe has the default.
+    """
+    project = recipe.tracking.project_name
     variable = PROJECT_VARIABLES.get(name)
-    if variable and stated == keys.FIELDS["project_name"].default:
-        return os.environ.get(variable) or stated
-    return stated
+    if variable and project == keys.FIELDS["project_name"].default:
+        return os.environ.get(variable) or project
+    return project
 
 
 def _run_name(name: str, recipe: keys.Recipe) -> str:
-    """Return the run's name in a tracker.
+    """Return the name of the run in a tracker.
 
-    ``drop_overridden`` has kept the variable only where it has an effect.
+    ``drop_overridden`` has removed the variable from the environment if the recipe has priority.
     """
     return os.environ.get(NAME_VARIABLES[name]) or recipe.saving.name
 
 
 def drop_overridden(recipe: keys.Recipe, argv: Sequence[str]) -> None:
-    """Remove a tracker's variable from the environment if a flag or the recipe states its option.
+    """Remove variables of trackers from the environment if a flag or the recipe has priority.
 
-    Trackers read the environment themselves, and some prefer it to their arguments.
+    Trackers read the environment themselves, and some of them prefer it to their arguments.
 
     Args:
         recipe: the recipe of the run.

@@ -1,4 +1,7 @@
-"""One training run.
+"""One training run, from the set-up to its end.
+
+A recipe, the opened data and an Accelerator go in; ``train.py`` contains the training loop itself.
+A run folder with checkpoints, metrics and the finished model comes out.
 
 - ``setup``: everything before the first step
 - ``folder``: the run folder and its lock

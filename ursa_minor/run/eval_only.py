@@ -1,7 +1,8 @@
-"""``--eval_only``: score a checkpoint, or the model that a recipe begins from, and write nothing."""
+"""Evaluate a checkpoint, or the model that ``init_from`` names, for ``--eval_only``."""
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
@@ -24,29 +25,35 @@ from ursa_minor.machine.micro_batch import propose_micro_batch
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
-from ursa_minor.run.resume import begins_at, find_checkpoint
+from ursa_minor.run.resume import find_checkpoint, local_start
 
 
-def check_has_weights(recipe: keys.Recipe, *, fetched: bool = False) -> None:
-    """Raise BadInput where neither ``init_from`` nor a checkpoint here has weights to score.
+def check_has_weights(recipe: keys.Recipe, *, downloaded: bool = False) -> None:
+    """Check that there are weights to evaluate: those of ``init_from`` or of a checkpoint.
 
     Args:
-        fetched: what is on the Hub is here by now; else a run that resumes from there passes.
+        recipe: the complete recipe.
+        downloaded: whether a checkpoint on the Hub has been downloaded. Before that, a recipe that
+            resumes from the Hub passes the check.
+
+    Raises:
+        BadInput: there are no weights.
     """
     saving = recipe.saving
-    here = (
-        recipe.model.init_from
-        or begins_at(saving)
-        or checkpoint.list_checkpoints(saving.checkpoints)
-    )
-    if not here and (fetched or not pull.is_address(saving.resume_from_checkpoint)):
-        if (saving.run_dir / MODEL_FOLDER).is_dir():
-            raise BadInput(
-                f"eval_only: {saving.run_dir} contains no checkpoint; score its model: --init_from {saving.run_dir}"
-            )
+    if recipe.model.init_from or local_start(saving):
+        return
+    if checkpoint.list_checkpoints(saving.checkpoints):
+        return
+    if pull.is_address(saving.resume_from_checkpoint) and not downloaded:
+        return
+    if (saving.run_dir / MODEL_FOLDER).is_dir():
         raise BadInput(
-            f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL"
+            f"eval_only: {saving.run_dir} contains no checkpoint. To evaluate its model: "
+            f"--init_from {saving.run_dir}"
         )
+    raise BadInput(
+        f"eval_only: {saving.run_dir} contains no checkpoint. Train first, or use --init_from MODEL"
+    )
 
 
 def evaluate(recipe: keys.Recipe, reader_argv: Sequence[str]) -> str:
@@ -54,10 +61,10 @@ def evaluate(recipe: keys.Recipe, reader_argv: Sequence[str]) -> str:
 
     Args:
         recipe: a complete recipe.
-        reader_argv: flags with which prepare_data.py reads the same recipe.
+        reader_argv: the flags that make prepare_data.py read the same recipe.
 
     Returns:
-        The losses and scores as a line of JSON.
+        The losses and scores as one line of JSON.
 
     Raises:
         BadInput: there are no weights, or a loss or log-likelihood is not finite.
@@ -71,7 +78,8 @@ def evaluate(recipe: keys.Recipe, reader_argv: Sequence[str]) -> str:
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         model = build(recipe.model, eos_token_id=corpus.tokenizer.eos_token_id)
         line = score(recipe, corpus, tests, model.to(accelerator.device), accelerator)
-        accelerator.end_training()  # not after an error: it would wait for processes that are lost
+        # After an error this is not called, because it would wait for lost processes.
+        accelerator.end_training()
     return line
 
 
@@ -82,40 +90,63 @@ def score(
     model: PreTrainedModel,
     accelerator: Accelerator,
 ) -> str:
-    """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as a JSON line.
+    """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as JSON.
+
+    Args:
+        recipe: the complete recipe.
+        corpus: the opened data.
+        tests: the tasks on which the model is scored.
+        model: the model, on the device; the weights of a checkpoint are loaded into it.
+        accelerator: of this process.
 
     Raises:
         BadInput: the model's loss, or a log-likelihood of a task's item, is not finite.
     """
-    begun_from = recipe.model.init_from
-    path = (
-        None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
-    )
-    check_has_weights(recipe, fetched=True)
+    path = None
+    if not recipe.model.init_from:
+        path = local_start(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
+    check_has_weights(recipe, downloaded=True)
     if path is not None:
-        then = checkpoint.read_state(path)["science"]
-        begun = {name: then[name] for name in vars(recipe.model) if name in then}
-        # How it was trained changes no score.
-        loading.check_same_hyperparameters(path, keys.hyperparameters(recipe) | begun, recipe)
-        checkpoint.load_weights(path, model)
-    auto = recipe.batch.per_device_train_batch_size == "auto"
-    free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
-    # What trains fits here, too.
-    ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None
-    plan = make_plan(recipe, accelerator.num_processes, ceiling)
+        load_checkpoint(path, model, recipe)
+
     evaluator = Evaluator(
         recipe, corpus, tests, FullModel(model, recipe.model, accelerator.device), accelerator
     )
-    loss = evaluator.loss("validation", plan.per_device_train_batch_size)
+    loss = evaluator.loss("validation", micro_batch_size(recipe, accelerator))
     if loss is not None and not math.isfinite(loss["loss"]):
         raise not_finite("the validation split", loss["loss"])
     results = {"eval": loss}
     for task in tests:
         results[task.name] = evaluator.score(task)
 
-    line: dict[str, object] = {"model": begun_from or str(path)}
+    line: dict[str, object] = {"model": recipe.model.init_from or str(path)}
     for prefix, result in results.items():
         assert result is not None  # nothing stops this evaluator
         for name, value in result.items():
             line[f"{prefix}/{name}"] = value
     return files.to_json(line)
+
+
+def load_checkpoint(path: Path, model: PreTrainedModel, recipe: keys.Recipe) -> None:
+    """Load the weights of a checkpoint whose model is that of the recipe.
+
+    Only the keys of the model's section must agree, because the others do not change a score.
+
+    Raises:
+        BadInput: the checkpoint is of another model.
+    """
+    saved = checkpoint.read_state(path)["science"]
+    saved_model = {name: saved[name] for name in vars(recipe.model) if name in saved}
+    before = keys.hyperparameters(recipe) | saved_model
+    loading.check_same_hyperparameters(path, before, recipe)
+    checkpoint.load_weights(path, model)
+
+
+def micro_batch_size(recipe: keys.Recipe, accelerator: Accelerator) -> int:
+    """Return how many sequences are evaluated at a time: as many as training would use."""
+    ceiling = None
+    if recipe.batch.per_device_train_batch_size == "auto":
+        free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
+        ceiling = propose_micro_batch(recipe, free_bytes, accelerator)
+    plan = make_plan(recipe, accelerator.num_processes, ceiling)
+    return plan.per_device_train_batch_size

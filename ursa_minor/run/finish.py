@@ -1,12 +1,22 @@
-"""How a run ends, and whether all processes know, a checkpoint is saved, and the model is exported.
+"""End a run.
 
-max_steps reached        all know    saved                  exported   exit status 0, or 1 where model/ cannot be written
-early_stopping_patience  all know    saved                  exported   the same
-max_hours used up early  all agree   saved                  no         0
-asked to stop (signal)   all agree   saved                  no         128 + the signal's number
-data cannot come         all agree   saved                  no         1
-bad updates in a row     all know    saved                  no         1
-out of memory            one knows   saved unless sharded   no         1 (machine/micro_batch.py)
+This table lists how a run can end, whether all processes know it, whether a checkpoint is saved,
+whether ``model/`` is written, and the exit status.
+
+======================  ===================  ====================  ========  ================
+reason                  processes that know  checkpoint            model/    exit status
+======================  ===================  ====================  ========  ================
+max_steps reached       all                  saved                 written   0 (1 if model/
+                                                                             cannot be written)
+early stopping          all                  saved                 written   the same
+max_hours used up       all                  saved                 no        0
+signal                  all                  saved                 no        128 + its number
+data cannot be read     all                  saved                 no        1
+three updates skipped   all                  saved                 no        1
+out of memory           one                  saved unless sharded  no        1
+======================  ===================  ====================  ========  ================
+
+An out-of-memory error is handled in ``machine/micro_batch.py``.
 """
 
 import contextlib
@@ -44,34 +54,36 @@ STOPPED_FILE = "URSA_MINOR_STOPPED_FILE"  # environment variable
 
 
 def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Accelerator) -> None:
-    """Evaluate the test split, write ``model/``, stage the last push, and log what to do with the model.
+    """Evaluate the test split, write ``model/``, start the last push, and log the next steps.
 
-    Raises OSError where ``model/`` cannot be written; the same command writes it later.
+    Raises:
+        OSError: ``model/`` cannot be written. The same command writes it later.
     """
-    run_dir, is_main = recipe.saving.run_dir, accelerator.is_main_process
+    run_dir = recipe.saving.run_dir
+    is_main = accelerator.is_main_process
+    state = run.state
     with run.clock.paused():
         run.report.last_update()
-        step = run.checkpoints.load_best(run.state)
+        weights_step = run.checkpoints.load_best(state)
         if corpus.test:
-            run.report.loss(
-                run.state.step,
-                "test",
-                run.evaluator.loss("test", run.plan.per_device_train_batch_size),
-            )
-        with run.evaluator.model() as whole:
+            micro_batch = run.plan.per_device_train_batch_size
+            run.report.loss(state.step, "test", run.evaluator.loss("test", micro_batch))
+        with run.evaluator.model() as full_model:
             if is_main:
-                stock_export.write(whole, run_dir / MODEL_FOLDER, corpus.tokenizer)
+                stock_export.write(full_model, run_dir / MODEL_FOLDER, corpus.tokenizer)
         if is_main and recipe.evaluation.eval_steps:
-            run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
-    if recipe.saving.load_best_model_at_end and step == run.state.best_step:
-        evaluations = pluralize(run.state.evaluations, "evaluation", "evaluations")
-        best = f"validation loss {run.state.best_loss:.4f}, the lowest of {evaluations}"
-        log.info(f"model/ has the weights of step {step}: {best}")
+            run.report.baselines(state.step, baselines(corpus, recipe.evaluation.eval_tokens))
+    if recipe.saving.load_best_model_at_end and weights_step == state.best_step:
+        evaluations = pluralize(state.evaluations, "evaluation", "evaluations")
+        log.info(
+            f"model/ has the weights of step {weights_step}: validation loss "
+            f"{state.best_loss:.4f}, the lowest of {evaluations}"
+        )
     run.report.draw()
-    run.checkpoints.finish()  # the last push may have its checkpoint
+    run.checkpoints.finish()  # the last push may include this checkpoint
     if is_main:
-        finish_of(run.state, recipe).write(run_dir)
-    run.publish.finished(run.state.step, step)
+        finish_of(state, recipe).write(run_dir)
+    run.publish.finished(state.step, weights_step)
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
     log.info(f"{run_dir}/: {contents(recipe.saving)}")
     command = f"python generate.py --model {paths.quoted(run_dir)}"
@@ -79,7 +91,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
 
 
 def finish_of(state: RunState, recipe: keys.Recipe) -> Finish:
-    """Return what ``finished.json`` states of a run that has ended in this state."""
+    """Return the contents of ``finished.json`` for a run that has ended in this state."""
     stops_early = state.stops_early(recipe.evaluation.early_stopping_patience)
     return Finish(
         step=state.step,
@@ -90,7 +102,7 @@ def finish_of(state: RunState, recipe: keys.Recipe) -> Finish:
 
 
 def contents(saving: keys.Saving) -> str:
-    """Return the names of the files in the run folder that a user may want to see, and its checkpoints."""
+    """Return the names of the files in the run folder that are of interest to a user."""
     names = []
     for name in (CURVES, SAMPLES, METRICS, LOG):
         path = saving.run_dir / name
@@ -116,18 +128,23 @@ def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: boo
 
 
 def mark_as_stopped() -> None:
-    """Create the file that scripts/slurm.sh names. The script then queues the job again.
+    """Create the file that scripts/slurm.sh names, so that the script queues the job again.
 
-    The exit status is not enough: under a launcher, a run that was stopped and one that failed both end with 1.
+    The exit status is not enough: under a launcher, a stopped run and a failed run both end with 1.
     """
     path = os.environ.get(STOPPED_FILE)
     if path:
-        with contextlib.suppress(OSError):  # the run is saved all the same
+        with contextlib.suppress(OSError):  # the run is saved in any case
             Path(path).touch()
 
 
 def stopped_early(step: int, since_best: int) -> str:
-    """Return the line of a run that early stopping ends; ``since_best``: evaluations without a lower loss."""
+    """Return the log line of a run that early stopping ends.
+
+    Args:
+        step: the last step.
+        since_best: number of evaluations since the lowest validation loss.
+    """
     evaluations = pluralize(since_best, "evaluation", "evaluations")
     return f"step {step}: early stopping, after {evaluations} without a lower validation loss"
 
@@ -135,18 +152,19 @@ def stopped_early(step: int, since_best: int) -> str:
 def diverged(
     step: int, reason: str, in_a_row: int, attention_kernel: str | None
 ) -> TrainingStopped:
-    """Return the error of a run whose updates are skipped.
+    """Return the error that ends a run whose updates are skipped.
 
     Args:
-        step: of the last skipped update.
-        reason: why that update was skipped.
-        in_a_row: number of skipped updates.
-        attention_kernel: ``Run.attention_kernel``; None on a CPU.
+        step: the step of the last skipped update.
+        reason: the reason why that update was skipped.
+        in_a_row: number of consecutive skipped updates.
+        attention_kernel: ``Run.attention_kernel``, or None on a CPU.
     """
     return TrainingStopped(
-        f"{in_a_row} updates in a row were skipped, the last at step {step}: {reason}. The newest checkpoint has the "
-        f"weights of the last good update. Check the data, or begin again with a lower learning_rate and another "
-        f"--run_name; the same command resumes after these batches{_attention_advice(attention_kernel)}"
+        f"{in_a_row} updates in a row were skipped, the last at step {step}: {reason}. The newest "
+        f"checkpoint has the weights of the last good update. Check the data, or start again with "
+        f"a lower learning_rate and another --run_name. The same command resumes after these "
+        f"batches{_attention_advice(attention_kernel)}"
     )
 
 
@@ -159,6 +177,6 @@ def _attention_advice(kernel: str | None) -> str:
     if cudnn.is_deprioritized():  # no other backend can compute this attention
         return f". The attention backend is cudnn, although {cudnn.DEPRIORITIZED_VARIABLE} is set"
     return (
-        f". The attention backend is cudnn, which returned NaN gradients in some versions. To exclude it as the cause, "
-        f"resume with {cudnn.DEPRIORITIZED_VARIABLE}=1"
+        f". The attention backend is cudnn, which returned NaN gradients in some versions. To "
+        f"exclude it as the cause, resume with {cudnn.DEPRIORITIZED_VARIABLE}=1"
     )

@@ -1,8 +1,9 @@
-"""The run folder: whose it is, and one trainer at a time."""
+"""Check a run folder before training, and lock it against a second trainer."""
 
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -24,63 +25,84 @@ from ursa_minor.base.run_files import (
 )
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.recipe import keys, loading
-from ursa_minor.run.resume import begins_at
-
-LOCK = ".lock"
+from ursa_minor.run.resume import local_start
 
 
 def check_run_folder(recipe: keys.Recipe) -> None:
-    """Raise BadInput when the run folder holds another recipe's run, or is not a run folder."""
-    run_dir, asked = recipe.saving.run_dir, recipe.saving.resume_from_checkpoint
-    option = recipe.saving.option_of_another_run
-    old = run_dir / RECIPE
-    for place in (run_dir, recipe.saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
-        if problem := files.unusable(place):
+    """Check that the run folder can be used for the run.
+
+    Raises:
+        BadInput: it cannot be written, is not a run folder, contains a run with other
+            hyperparameters, or contains checkpoints that ``resume_from_checkpoint`` forbids.
+    """
+    saving = recipe.saving
+    run_dir = saving.run_dir
+    for path in (run_dir, saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
+        problem = files.find_folder_problem(path)
+        if problem:
             raise BadInput(
-                f"output_dir = {run_dir}: {problem}; give another --run_name or --output_dir, or correct that"
+                f"output_dir = {run_dir}: {problem}. Correct that, or use another --run_name or "
+                f"--output_dir"
             )
-    if begin := begins_at(recipe.saving):
-        checkpoint.find_newest(recipe.saving.checkpoints, begin)
-    if not old.is_file():
-        found = run_dir.iterdir() if run_dir.is_dir() else ()
-        if any(path.name != LOCK and not PARTIAL.fullmatch(path.name) for path in found):
+    start = local_start(saving)
+    if start:
+        checkpoint.find_newest(saving.checkpoints, start)
+
+    recipe_file = run_dir / RECIPE
+    if not recipe_file.is_file():
+        if _contains_other_files(run_dir):
             raise BadInput(
-                f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours"
+                f"output_dir = {run_dir} contains files but no recipe.yaml, so it is not a run "
+                f"folder. Use another --output_dir"
             )
         return
-    if holds_results(recipe.saving):
-        loading.check_same_hyperparameters(
-            old, keys.hyperparameters(loading.load_recipe(old)), recipe
-        )
-    if asked == "none" and checkpoint.list_checkpoints(recipe.saving.checkpoints):
+    if contains_results(saving):
+        earlier = keys.hyperparameters(loading.load_recipe(recipe_file))
+        loading.check_same_hyperparameters(recipe_file, earlier, recipe)
+    starts_anew = saving.resume_from_checkpoint == "none"
+    if starts_anew and checkpoint.list_checkpoints(saving.checkpoints):
         raise BadInput(
-            f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another {option}"
+            f"resume_from_checkpoint = none: {run_dir} contains checkpoints; use another "
+            f"{saving.option_of_another_run}"
         )
 
 
-def holds_results(saving: keys.Saving) -> bool:
-    """Return whether a run folder holds what another run would spoil: a checkpoint, sound or not, a model, a push.
-
-    Without them nothing is kept of a run, and its folder may be used for another one.
-    """
-    run_dir, pushes = saving.run_dir, saving.run_dir / PENDING
-    models = [run_dir / MODEL_FOLDER, *run_dir.glob(f".{MODEL_FOLDER}.old-*")]
-    staged = pushes.is_dir() and any(STEP.fullmatch(path.name) for path in pushes.iterdir())
-    return (
-        bool(checkpoint.list_checkpoints(saving.checkpoints))
-        or staged
-        or any(map(os.path.lexists, models))
+def _contains_other_files(run_dir: Path) -> bool:
+    """Return whether a folder contains anything that the start of a run has not created."""
+    if not run_dir.is_dir():
+        return False
+    return any(
+        path.name != files.LOCK_FILE and not PARTIAL.fullmatch(path.name)
+        for path in run_dir.iterdir()
     )
 
 
+def contains_results(saving: keys.Saving) -> bool:
+    """Return whether a run folder contains anything that another run would damage.
+
+    That is a checkpoint (intact or corrupted), a model, or a push that was not sent. A folder
+    without them may be used for another run.
+    """
+    run_dir = saving.run_dir
+    if checkpoint.list_checkpoints(saving.checkpoints):
+        return True
+    pending = run_dir / PENDING
+    if pending.is_dir() and any(STEP.fullmatch(path.name) for path in pending.iterdir()):
+        return True
+    models = [run_dir / MODEL_FOLDER, *run_dir.glob(f".{MODEL_FOLDER}.old-*")]
+    return any(os.path.lexists(path) for path in models)
+
+
 def nothing_left(recipe: keys.Recipe, accelerator: Accelerator) -> str | None:
-    """Return a line for the user if the run has finished and has no checkpoint of its end, else None.
+    """Return a line for the user if the run has finished and left no checkpoint of its last step.
 
-    Every process calls it, and the main process decides. A run with a checkpoint of its end is resumed from there, and
-    its model is written again.
+    Otherwise return None. (A run with a checkpoint of its last step is resumed from it, and writes
+    its model again.) Every process calls this, and the main process decides.
 
-    Raises BadInput, on all processes, if the command asks for more training but the run has no checkpoint to continue
-    from. It would otherwise train from the start and replace the finished model.
+    Raises:
+        BadInput: on all processes, if the command requests more training but the run has no
+            checkpoint to continue from. It would otherwise train from the start and replace the
+            finished model.
     """
     line: str | None = None
     problem: list[str] = []
@@ -98,22 +120,24 @@ def nothing_left(recipe: keys.Recipe, accelerator: Accelerator) -> str | None:
 
 
 def _describe_finish(recipe: keys.Recipe) -> str | None:
+    """Do the work of ``nothing_left`` on the main process."""
     saving = recipe.saving
     run_dir = saving.run_dir
     if not (run_dir / MODEL_FOLDER).is_dir():
         return None
-    finish = read_finish(run_dir)  # None if a kill came between writing model/ and this file
+    # None if the run was killed between writing model/ and this file.
+    finish = read_finish(run_dir)
     has_checkpoints = bool(checkpoint.list_checkpoints(saving.checkpoints))
     if has_checkpoints and (finish is None or finish.has_checkpoint):
         return None
 
-    begin = begins_at(saving)
-    if begin and finish and not checkpoint.began_at(finish.origin, begin):
-        if begin.resolve().parent == saving.checkpoints.resolve():
-            return None  # the run goes back to one of its checkpoints
+    start = local_start(saving)
+    if start and finish and not checkpoint.matches_origin(finish.origin, start):
+        if start.resolve().parent == saving.checkpoints.resolve():
+            return None  # the run goes back to one of its own checkpoints
         raise BadInput(
-            f"resume_from_checkpoint = {begin}: {run_dir} contains a finished run that did not start there; "
-            f"give another {saving.option_of_another_run}"
+            f"resume_from_checkpoint = {start}: {run_dir} contains a finished run that did not "
+            f"start from it; use another {saving.option_of_another_run}"
         )
 
     patience = recipe.evaluation.early_stopping_patience
@@ -121,40 +145,49 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
         if has_checkpoints:
             return None
         raise BadInput(
-            f"early_stopping_patience = {patience}: early stopping ended the run in {run_dir} at step {finish.step}, "
-            f"and it has no checkpoint to continue from (save_steps was 0); "
-            f"give another {saving.option_of_another_run}"
+            f"early_stopping_patience = {patience}: early stopping ended the run in {run_dir} at "
+            f"step {finish.step}, and it has no checkpoint to continue from (save_steps was 0); "
+            f"use another {saving.option_of_another_run}"
         )
     step = f" at step {finish.step}" if finish else ""
     return (
-        f"nothing is left to train: the run in {run_dir} finished{step}, and its model is {run_dir / MODEL_FOLDER}. "
-        f"To train again, give another {saving.option_of_another_run}"
+        f"nothing is left to train: the run in {run_dir} finished{step}, and its model is "
+        f"{run_dir / MODEL_FOLDER}. To train again, use another {saving.option_of_another_run}"
     )
 
 
 @contextlib.contextmanager
-def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
-    """Make the run folder and hold it inside the block: one trainer a folder."""
+def locked(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
+    """Create the run folder, and lock it during the block so that no other trainer uses it.
+
+    Every process calls it. The main process holds the lock, writes recipe.yaml, deletes what an
+    interrupted write has left, and starts the log file.
+
+    Raises:
+        BadInput: another process is training in the folder.
+    """
     if not accelerator.is_main_process:
         accelerator.wait_for_everyone()
         yield
         return
-    run_dir = recipe.saving.run_dir
+    saving = recipe.saving
+    run_dir = saving.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
-    option = recipe.saving.option_of_another_run
-    busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another {option}"
-    with files.locked(run_dir / LOCK, busy, users="trainers"):
+    busy = (
+        f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or use another "
+        f"{saving.option_of_another_run}"
+    )
+    with files.locked(run_dir / files.LOCK_FILE, busy, users="trainers"):
         clear_partial(run_dir)
-        clear_partial(recipe.saving.checkpoints)
-        path, text = run_dir / RECIPE, keys.as_yaml(recipe)
-        if (
-            not holds_results(recipe.saving)
-            and path.is_file()
-            and path.read_bytes() != text.encode()
-        ):
-            for name in (TRACKER_IDS, FINISH, TENSORBOARD):  # new curves: those are another run's
+        clear_partial(saving.checkpoints)
+        recipe_file = run_dir / RECIPE
+        text = keys.as_yaml(recipe)
+        is_other_recipe = recipe_file.is_file() and recipe_file.read_bytes() != text.encode()
+        if is_other_recipe and not contains_results(saving):
+            # The curves of another run, which has left nothing else, would be continued.
+            for name in (TRACKER_IDS, FINISH, TENSORBOARD):
                 files.remove(run_dir / name)
-        files.write_text(path, text)
+        files.write_text(recipe_file, text)
         console.log_to_file(run_dir / LOG)
         accelerator.wait_for_everyone()
         yield

@@ -1,4 +1,4 @@
-"""A run's pushes to the Hub: model, card, metrics and, as hub_strategy says, checkpoints; by the main process."""
+"""Push a run to the Hub: model, card, metrics and, depending on hub_strategy, checkpoints."""
 
 import logging
 import os
@@ -19,34 +19,39 @@ log = logging.getLogger(__name__)
 
 
 def push_seconds(stopped_by: signal.Signals | None) -> int:
-    """Return for how many seconds a run waits for the Hub.
+    """Return the number of seconds for which a run waits for its pushes at its end.
 
     Args:
-        stopped_by: the signal that stopped the run; None if it has finished.
+        stopped_by: the signal that stopped the run, or None if it has finished.
     """
     if stopped_by is None:
         return 600
     if stopped_by in (signal.SIGINT, signal.SIGHUP):  # sent by a user, who is waiting
         return 5
-    return 20  # clouds, schedulers and launchers usually kill a process 30 s after a SIGTERM
+    # Clouds, schedulers and launchers usually kill a process 30 s after a SIGTERM.
+    return 20
 
 
 class Publisher:
-    """Push the model, its card and, as hub_strategy says, checkpoints of a run.
+    """Pushes a run to the Hub in the background. Only the main process pushes.
 
     Args:
-        recipe: of the run.
+        recipe: the run's recipe.
         repo_id: the repository, or None if the run pushes nothing.
-        facts: for the model card.
-        described: the files that describe a model in addition to its weights, by name.
+        run_info: what the model card states about the run.
+        described: the contents of the model's files other than its weights, by file name.
     """
 
     def __init__(
-        self, recipe: keys.Recipe, repo_id: str | None, facts: RunInfo, described: Mapping[str, str]
+        self,
+        recipe: keys.Recipe,
+        repo_id: str | None,
+        run_info: RunInfo,
+        described: Mapping[str, str],
     ):
         self._recipe = recipe
         self._repo_id = repo_id
-        self._facts = facts
+        self._run_info = run_info
         self._described = described
         self._run_dir = recipe.saving.run_dir
         self._num_submitted = 0
@@ -56,12 +61,12 @@ class Publisher:
             self._pusher.start()
 
     def saved(self, path: Path) -> None:
-        """Push a checkpoint before the end of the run. Called in the background of training."""
+        """Push a checkpoint before the end of the run. A background thread calls it."""
         if self._pusher and self._recipe.hub.hub_strategy != "end":
             step = checkpoint.step_of(path)
-            self._submit(
-                step, {**self._described, "model.safetensors": path / checkpoint.MODEL}, step
-            )
+            model_files: dict[str, Path | str] = dict(self._described)
+            model_files["model.safetensors"] = path / checkpoint.MODEL
+            self._submit(step, model_files, weights_step=step)
 
     def finished(self, step: int, weights_step: int) -> None:
         """Push ``model/`` at the end of the run.
@@ -71,17 +76,16 @@ class Publisher:
             weights_step: the step of the weights in ``model/``, the best or the last.
         """
         if self._pusher:
-            model_files = {
-                path.name: path for path in (self._run_dir / run_files.MODEL_FOLDER).iterdir()
-            }
+            model_folder = self._run_dir / run_files.MODEL_FOLDER
+            model_files = {path.name: path for path in model_folder.iterdir()}
             self._submit(step, model_files, weights_step)
 
     def wait(self, stopped_by: signal.Signals | None, give_up: Callable[[], bool]) -> None:
-        """Wait for the Hub. What is not sent stays staged.
+        """Wait until all pushes are sent. Those that are not sent in time stay in the run folder.
 
         Args:
             stopped_by: the signal that stopped the run, or None if it has finished.
-            give_up: returns whether to end the wait; called once a second.
+            give_up: returns whether to stop waiting. It is called once a second.
         """
         if not self._pusher:
             return
@@ -97,12 +101,17 @@ class Publisher:
         if unsent:
             pushes = pluralize(unsent, "push", "pushes")
             command = f"python train.py --push_pending {paths.quoted(self._run_dir)}"
-            log.info(f"hub      {pushes} to send in {self._pusher.pending}; the command: {command}")
+            log.info(
+                f"hub      {pushes} not sent, stored in {self._pusher.pending}. To send: {command}"
+            )
         elif self._num_submitted:
             log.info(f"hub      all pushes are in {self._repo_id}")
 
     def _submit(self, step: int, model_files: Mapping[str, Path | str], weights_step: int) -> None:
-        """Stage a push and send it in the background. An error is logged, and the run continues."""
+        """Store a push in the run folder and send it in the background.
+
+        An error is logged, and the run continues.
+        """
         assert self._pusher and self._repo_id  # only called if the run pushes
         recipe = self._recipe
         try:
@@ -111,14 +120,13 @@ class Publisher:
                 for row in run_files.read_metrics(self._run_dir / run_files.METRICS)
                 if row["step"] <= step
             ]
-            card = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
+            card = model_card(self._repo_id, step, rows, recipe, self._run_info, weights_step)
+            title = f"{recipe.saving.name}, step {step}: {_losses_at(step, rows)}"
             new_push = push.Push(
                 step=step,
                 repo_id=self._repo_id,
                 private=recipe.hub.hub_private_repo,
-                title=" ".join(
-                    f"{recipe.saving.name}, step {step}: {_losses_at(step, rows)}".split()
-                ),
+                title=" ".join(title.split()),
                 keep=recipe.hub.hub_strategy == "all_checkpoints",
             )
             self._pusher.submit(new_push, card, self._files_of(step, model_files, rows))
@@ -129,12 +137,13 @@ class Publisher:
     def _files_of(
         self, step: int, model_files: Mapping[str, Path | str], rows: Sequence[Mapping]
     ) -> dict[str, Path | str]:
-        """Return what a push contains, by name: a file or its text.
+        """Return the files of a push by name: the path of a file, or its contents.
 
         Args:
-            step: of the push.
-            model_files: the files of the model. Those that may not be pushed are left out.
-            rows: of metrics.jsonl up to this step.
+            step: the step of the push.
+            model_files: the files of the model. Those with a name that may not be pushed are
+                left out.
+            rows: the rows of metrics.jsonl up to this step.
         """
         sources = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
         sources[run_files.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
@@ -156,32 +165,37 @@ class Publisher:
 
 
 def _losses_at(step: int, rows: Sequence[Mapping]) -> str:
-    """Return the losses of a step as a text, without those that were not finite."""
-    names = {"train/loss": "train loss", "eval/loss": "validation loss"}
+    """Return the losses of a step as text. Losses that are not finite are left out."""
+    labels = {"train/loss": "train loss", "eval/loss": "validation loss"}
     losses = {}
     for row in rows:
-        for name, words in names.items():
-            if row["step"] == step and isinstance(row.get(name), (int, float)):
-                losses[words] = f"{words} {row[name]:.4f}"
-    return ", ".join(losses[words] for words in names.values() if words in losses)
+        if row["step"] != step:
+            continue
+        for name, label in labels.items():
+            if isinstance(row.get(name), (int, float)):
+                losses[name] = f"{label} {row[name]:.4f}"
+    return ", ".join(losses[name] for name in labels if name in losses)
 
 
 def check(recipe: keys.Recipe) -> str | None:
-    """Return the repository that the run pushes to, on the first process; None: it pushes nothing.
+    """Check that the run can push to the Hub, and return its repository.
 
-    Raises BadInput for what cannot work.
+    Returns:
+        The repository's id on the first process; None on the others, or if the run does not push.
+
+    Raises:
+        BadInput: the repository cannot be used.
     """
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
-    run_dir = recipe.saving.run_dir
-    begun = (
-        checkpoint.list_checkpoints(recipe.saving.checkpoints)
-        or (run_dir / run_files.MODEL_FOLDER).is_dir()
-    )
+    saving = recipe.saving
+    has_checkpoint = bool(checkpoint.list_checkpoints(saving.checkpoints))
+    has_model = (saving.run_dir / run_files.MODEL_FOLDER).is_dir()
+    continues = has_checkpoint or has_model or pull.is_address(saving.resume_from_checkpoint)
     repo_id, note = push.check(
-        recipe.hub.hub_model_id or recipe.saving.name,
+        recipe.hub.hub_model_id or saving.name,
         private=recipe.hub.hub_private_repo,
-        fresh=not begun and not pull.is_address(recipe.saving.resume_from_checkpoint),
+        fresh=not continues,
         card=f"---\n{metadata(recipe)}\n---\n",
     )
     if note:
@@ -190,7 +204,15 @@ def check(recipe: keys.Recipe) -> str | None:
 
 
 def push_pending(run_dir: Path) -> int:
-    """Send what waits in a run folder; return 0 when nothing is left, else 1."""
+    """Send the pushes that are stored in a run folder.
+
+    Returns:
+        The exit status: 0 if all were sent, else 1.
+
+    Raises:
+        BadInput: there is no such folder.
+    """
     if not run_dir.is_dir():
         raise BadInput(f"--push_pending {run_dir}: no such run folder")
-    return 1 if push.push_pending(run_dir / run_files.PENDING) else 0
+    num_left = push.push_pending(run_dir / run_files.PENDING)
+    return 1 if num_left else 0

@@ -1,4 +1,4 @@
-"""Resuming from a checkpoint, and saving the next: which one, and what it holds beside the tensors."""
+"""Load the checkpoint that a run continues from, and save the next ones in the background."""
 
 import contextlib
 import dataclasses
@@ -31,54 +31,81 @@ from ursa_minor.recipe import keys, loading
 log = logging.getLogger(__name__)
 
 
-def begins_at(saving: keys.Saving) -> Path | None:
-    """Return the checkpoint on this machine that a run is to begin from, if the recipe names one."""
-    asked = saving.resume_from_checkpoint
-    return None if asked in ("auto", "none") or pull.is_address(asked) else Path(asked)
+def local_start(saving: keys.Saving) -> Path | None:
+    """Return the local checkpoint that ``resume_from_checkpoint`` names, or None."""
+    source = saving.resume_from_checkpoint
+    if source in ("auto", "none") or pull.is_address(source):
+        return None
+    return Path(source)
 
 
 def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint to resume from, the same on all processes, and a line for each newer one that is damaged."""
-    asked, folder = recipe.saving.resume_from_checkpoint, recipe.saving.checkpoints
-    found: list = [None, [], None]
+    """Return the checkpoint to resume from, and a line for each newer one that is corrupted.
+
+    The main process looks for it and downloads it if necessary. All processes get its answer.
+
+    Returns:
+        The checkpoint's folder, or None if the run starts at step 0, and the lines.
+
+    Raises:
+        BadInput: on all processes, if the checkpoint that the recipe names cannot be used.
+    """
+    path = None
+    corrupted: list[str] = []
+    problem: list[str] = []
     if accelerator.is_main_process:
         try:
-            found[:2] = checkpoint.find_newest(folder, begins_at(recipe.saving))
-            # Later starts of the same command resume from this folder.
-            if found[0] is None and pull.is_address(asked):
-                minutes = client.DEADLINE_SECONDS // 60
-                log.info(
-                    f"hub      fetching {asked}; a Hub that does not answer is asked again for {minutes} minutes"
-                )
-                # A run that pushes there begins there: one command for the first machine and for those after it.
-                own = recipe.hub.pushes_checkpoints and asked == f"hub://{recipe.hub.hub_model_id}"
-                with stopping.ending_at_once():
-                    found[0] = pull.fetch_checkpoint(
-                        asked, folder, recipe.saving.run_dir, may_begin=own
-                    )
-                if found[0] is None:
-                    log.info(
-                        f"hub      nothing was pushed to {asked} yet: the run begins at step 0"
-                    )
+            path, corrupted = checkpoint.find_newest(
+                recipe.saving.checkpoints, local_start(recipe.saving)
+            )
+            # A local checkpoint wins: the command that has downloaded one resumes from its own.
+            if path is None and pull.is_address(recipe.saving.resume_from_checkpoint):
+                path = _download_checkpoint(recipe)
         except BadInput as error:
-            found[2] = error.lines
-    broadcast_object_list(found)
-    if found[2]:
-        raise BadInput(found[2])
-    return found[0], found[1]
+            problem = error.lines
+    answer: list = [path, corrupted, problem]
+    broadcast_object_list(answer)
+    path, corrupted, problem = answer
+    if problem:
+        raise BadInput(problem)
+    return path, corrupted
+
+
+def _download_checkpoint(recipe: keys.Recipe) -> Path | None:
+    """Download the checkpoint of a ``hub://`` address. Return its folder, or None without one.
+
+    Nothing on the Hub is an error, unless the run pushes to the same repository: then the first
+    machine that runs the command starts at step 0, and later machines continue.
+    """
+    address = recipe.saving.resume_from_checkpoint
+    minutes = client.DEADLINE_SECONDS // 60
+    log.info(
+        f"hub      downloading {address}; if the Hub does not answer, the run tries again for "
+        f"{minutes} minutes"
+    )
+    pushes_there = recipe.hub.pushes_checkpoints and address == f"hub://{recipe.hub.hub_model_id}"
+    with stopping.default_signal_actions():
+        path = pull.fetch_checkpoint(
+            address, recipe.saving.checkpoints, recipe.saving.run_dir, missing_ok=pushes_there
+        )
+    if path is None:
+        log.info(f"hub      {address} contains no checkpoint yet: the run starts at step 0")
+    return path
 
 
 def saved_task_commits(saving: keys.Saving, accelerator: Accelerator) -> dict[str, str]:
-    """Return the commits of the task data sets that this run has been scored on, by task.
+    """Return the commits of the task data sets on which this run has been scored, by task.
 
-    They are those of the newest local checkpoint, which is not verified here: the commits only
-    decide which items are read. Every process calls this; the main process reads.
+    They are read from the newest local checkpoint, which is not verified here, because the commits
+    only decide which items are read. Every process calls this; the main process reads the file.
     """
     commits: list[dict[str, str]] = [{}]
     if accelerator.is_main_process and saving.resume_from_checkpoint != "none":
-        start = begins_at(saving)
         newest = checkpoint.list_checkpoints(saving.checkpoints)[:1]
-        for path in newest or ([start] if start else []):
+        start = local_start(saving)
+        if not newest and start:
+            newest = [start]
+        for path in newest:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 commits = [dict(files.read_json(path / STATE)["tasks"])]
     broadcast_object_list(commits)
@@ -86,14 +113,20 @@ def saved_task_commits(saving: keys.Saving, accelerator: Accelerator) -> dict[st
 
 
 def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
-    """Return the recipe of a run that trains a finished one on, ``steps`` longer, from before its decay phase.
+    """Return the recipe of a run that continues a finished run for ``steps`` more steps.
 
-    It has a run folder of its own, named by its length. Raises BadInput where the finished run has no such checkpoint.
+    It continues from the last checkpoint before the decay phase, in its own run folder, whose name
+    ends in the new number of steps.
+
+    Raises:
+        BadInput: the finished run has no such checkpoint.
     """
-    saving, schedule = recipe.saving, recipe.schedule
+    saving = recipe.saving
+    schedule = recipe.schedule
     if steps < 1:
         raise BadInput(f"--extend_steps {steps}: must be at least 1")
-    length = None  # of the finished run: the newest checkpoint has it, if max_hours planned it
+    # The length of the finished run. If max_hours planned it, the newest checkpoint contains it.
+    length = None
     for path in checkpoint.list_checkpoints(saving.checkpoints):
         if checkpoint.find_problem(path) is not None:
             continue
@@ -104,9 +137,10 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
             break
     else:
         raise BadInput(
-            f"--extend_steps: {saving.checkpoints} contains no complete checkpoint from before the decay phase. A "
-            f"finished run with --lr_scheduler_type wsd or constant has one, unless early stopping ended it with "
-            f"--save_steps 0. Here lr_scheduler_type = {schedule.lr_scheduler_type}, save_steps = {saving.save_steps}"
+            f"--extend_steps: {saving.checkpoints} contains no complete checkpoint from before the "
+            f"decay phase. A finished run with --lr_scheduler_type wsd or constant has one, unless "
+            f"early stopping ended it with --save_steps 0. Here lr_scheduler_type = "
+            f"{schedule.lr_scheduler_type}, save_steps = {saving.save_steps}"
         )
     assert length is not None
     old_suffix = f"-{length.max_steps}"
@@ -125,15 +159,17 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
 def other_length(saved: dict, schedule: keys.Schedule) -> Length | None:
     """Return the length of a run that continues a checkpoint with another schedule.
 
-    The warm-up of a planned length stays, because it has been trained with.
+    If ``max_hours`` planned the length of the checkpoint's run, its warm-up stays, because the run
+    has been trained with it.
 
     Args:
         saved: the checkpoint's ``state.json``.
         schedule: the schedule to continue with.
 
     Returns:
-        None if the schedule is the checkpoint's, if its learning rates until the checkpoint would
-        have been others, or if ``max_hours`` has planned a length, which then stays.
+        The new length. None if the schedule has not changed, if the new schedule has other
+        learning rates for the steps before the checkpoint, or if ``max_hours`` planned the length
+        and still applies.
     """
     fields = dataclasses.asdict(schedule)
     # max_hours is not stored, because it may change within a run.
@@ -159,16 +195,22 @@ def other_length(saved: dict, schedule: keys.Schedule) -> Length | None:
 
 @dataclass
 class Checkpoints:
-    """Loads a run's newest checkpoint, and saves the next beside training, which stands still while tensors are copied.
+    """Loads the checkpoint that a run continues from, and saves new ones.
 
-    Leaving its block waits for the one that is being written. A save that fails (a full disk) is logged, and leaves the
-    older checkpoints untouched and nothing half-made.
+    ``save`` copies the tensors while training waits; a background thread writes the copies. At the
+    end of its ``with`` block the object waits for the last write. If a save fails (a full disk),
+    the error is logged, older checkpoints are unchanged and nothing half-written remains.
 
     Attributes:
-        model: the bare model of Transformers.
-        on_disk: called with each checkpoint but the run's last once it is there, beside training; must not raise.
-        saved_step: of this process's last checkpoint, at first of the one that it resumed from; later ones in the folder
-            are of a run that went back.
+        recipe: the complete recipe.
+        corpus: the opened data. A checkpoint stores what identifies them.
+        model: the model of Transformers, unwrapped.
+        optimizer: the optimizer, wrapped by Accelerate.
+        accelerator: of this process.
+        on_disk: called with the path of each checkpoint except the run's last one, as soon as it is
+            written, in the background thread. It must not raise.
+        saved_step: step of the last checkpoint that this process has saved or resumed from. Newer
+            checkpoints in the folder belong to a run that went back to an earlier step.
     """
 
     recipe: keys.Recipe
@@ -182,7 +224,7 @@ class Checkpoints:
         default_factory=partial(ThreadPoolExecutor, 1, "checkpoint")
     )
     _writing: Future | None = None
-    # Kept, for new memory costs more than the copying.
+    # The copies are reused, because allocating memory takes longer than copying.
     _copies: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __enter__(self) -> "Checkpoints":
@@ -193,75 +235,120 @@ class Checkpoints:
         self._writer.shutdown()
 
     def resume(self) -> tuple[RunState, list[str]]:
-        """Load the newest checkpoint that verifies, if any; return how far the run is and what the user should know."""
-        recipe, accelerator = self.recipe, self.accelerator
-        path, damaged = find_checkpoint(recipe, accelerator)
-        notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
+        """Load the newest intact checkpoint, if there is one.
+
+        Returns:
+            The state of the run, and lines for the user.
+
+        Raises:
+            BadInput: the checkpoint is of other hyperparameters or other data.
+        """
+        recipe = self.recipe
+        accelerator = self.accelerator
+        path, corrupted = find_checkpoint(recipe, accelerator)
+        notes = [f"skipped a corrupted checkpoint: {line}" for line in corrupted]
         if path is None:
             return RunState.begin(recipe.schedule), notes
+
         saved = checkpoint.read_state(path)
         length = other_length(saved, recipe.schedule)
         if length is not None:
-            for name, value in dataclasses.asdict(recipe.schedule).items():
-                if name in saved["science"]:
-                    saved["science"][name] = value
-            if saved["planned"]:
-                saved["planned"] = dataclasses.asdict(length)
-            saved["since_best"] = 0  # early stopping counts from here
-        # A path may lead to another run.
+            self._change_schedule(saved, length)
+        # resume_from_checkpoint may name a checkpoint of another run.
         loading.check_same_hyperparameters(path, saved["science"], recipe)
         self.corpus.check_same_data(path, saved["data"])
-        checkpoint.load(
-            path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps
-        )
+        optimizer_spec = OPTIMIZERS[recipe.optimizer.optimizer]
+        checkpoint.load(path, self.model, self.optimizer, optimizer_spec.state_tensors)
         if accelerator.scaler is not None and saved["scaler"]:
             accelerator.scaler.load_state_dict(saved["scaler"])
         state = RunState.begin(recipe.schedule, saved)
-        if path == begins_at(recipe.saving):
+        if path == local_start(recipe.saving):
             state.origin = checkpoint.origin_of(path)
-        patience = recipe.evaluation.early_stopping_patience
-        best = recipe.saving.checkpoints / step_name(state.best_step or 0)
-        is_elsewhere = path.parent != best.parent
-        # A run that has ended stays ended.
-        is_lost = not best.is_dir() and not state.stops_early(patience)
-        if recipe.saving.load_best_model_at_end and (is_elsewhere or is_lost):
+        if recipe.saving.load_best_model_at_end and not self._has_best(state, path):
             state.forget_best()
         self.saved_step = state.step
         notes.append(f"resumed from {path}")
-        if state.planned and recipe.schedule.max_hours:
+        notes += self._resume_notes(state, saved["threads"])
+        return state, notes
+
+    def _change_schedule(self, saved: dict, length: Length) -> None:
+        """Replace the schedule in a checkpoint's state by that of the recipe."""
+        for name, value in dataclasses.asdict(self.recipe.schedule).items():
+            if name in saved["science"]:
+                saved["science"][name] = value
+        if saved["planned"]:
+            saved["planned"] = dataclasses.asdict(length)
+        saved["since_best"] = 0  # early stopping counts from here
+
+    def _has_best(self, state: RunState, path: Path) -> bool:
+        """Return whether the checkpoint with the lowest loss can be loaded at the end of the run.
+
+        It must be in the folder of the checkpoint that the run continues from. If early stopping
+        has ended the run, it counts as available, because nothing will be trained any more.
+        """
+        best = self.recipe.saving.checkpoints / step_name(state.best_step or 0)
+        if path.parent != best.parent:
+            return False
+        return best.is_dir() or state.stops_early(self.recipe.evaluation.early_stopping_patience)
+
+    def _resume_notes(self, state: RunState, saved_threads: int) -> list[str]:
+        """Return what the user of a resumed run should know.
+
+        Args:
+            state: the state of the run in the checkpoint.
+            saved_threads: number of CPU threads with which the checkpoint was computed.
+        """
+        notes = []
+        if state.planned and self.recipe.schedule.max_hours:
             notes.append(
-                f"max_hours has planned {state.max_steps} steps in this run; this length stays"
+                f"max_hours has planned {state.max_steps} steps for this run; this length stays"
             )
         if state.step >= state.max_steps:
             notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
-        elif state.stops_early(patience):
+        elif state.stops_early(self.recipe.evaluation.early_stopping_patience):
             notes.append(
-                f"nothing is left to train: early stopping ended this run at step {state.step} of {state.max_steps}. "
-                f"To continue it, give an --early_stopping_patience above {state.since_best}, or 0"
+                f"nothing is left to train: early stopping ended this run at step {state.step} of "
+                f"{state.max_steps}. To continue it, use an --early_stopping_patience above "
+                f"{state.since_best}, or 0"
             )
-        if saved["threads"] != (threads := torch.get_num_threads()):
+        threads = torch.get_num_threads()
+        if saved_threads != threads:
             notes.append(
-                f"note: it ran with {saved['threads']} threads; bits may differ with {threads}"
+                f"note: the checkpoint was computed with {saved_threads} threads; with {threads} "
+                f"the last bits of the results may differ"
             )
-        return state, notes
+        return notes
 
     def save_alone(self, state: RunState) -> None:
-        """Save on this process only, where it can and something was trained; the others may be in an exchange."""
-        sharded = self.accelerator.is_fsdp2 or self.recipe.optimizer.shard_optimizer
-        if state.step > self.saved_step and not (sharded and self.accelerator.num_processes > 1):
+        """Save from this process without the others, for example after it ran out of memory.
+
+        Nothing is saved if the weights or moments are sharded, because the other processes may be
+        waiting in another exchange, or if nothing was trained since the last checkpoint.
+        """
+        can_shard = self.accelerator.is_fsdp2 or self.recipe.optimizer.shard_optimizer
+        is_sharded = can_shard and self.accelerator.num_processes > 1
+        if state.step > self.saved_step and not is_sharded:
             self.save(state, alone=True)
 
     def save(self, state: RunState, *, alone: bool = False) -> None:
-        """Copy the state of all processes, which call it, and begin to write it."""
+        """Copy the state of the run, and start to write it in the background.
+
+        Args:
+            state: the state of the run.
+            alone: whether only this process calls it. Otherwise every process does, and the main
+                process writes.
+        """
         self.finish()
-        accelerator, saving = self.accelerator, self.recipe.saving
+        accelerator = self.accelerator
+        saving = self.recipe.saving
         weights, moments = checkpoint.gather(self.model, self.optimizer)
         path = saving.checkpoints / step_name(state.step)
-        again = state.step == self.saved_step and checkpoint.find_problem(path) is None
-        if not (accelerator.is_main_process or alone) or again:
+        is_saved = state.step == self.saved_step and checkpoint.find_problem(path) is None
+        writes = accelerator.is_main_process or alone
+        if is_saved or not writes:
             return
         self.saved_step = state.step
-        beside = {
+        saved_state = {
             **state.saved(),
             "tokens": state.step * self.recipe.batch.tokens_per_step,
             "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
@@ -270,16 +357,15 @@ class Checkpoints:
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
-        tensors = self._copy(weights), self._copy(moments)
-        keep_steps = (
-            self.keep_step(state),
-            state.best_step if saving.load_best_model_at_end else None,
-        )
+        tensors = (self._copy(weights), self._copy(moments))
+        keep_steps = [self.keep_step(state)]
+        if saving.load_best_model_at_end:
+            keep_steps.append(state.best_step)
         is_last = state.has_ended(self.recipe.evaluation.early_stopping_patience)
 
         def write() -> None:
             checkpoint.write(
-                saving.checkpoints, tensors, beside, saving.save_total_limit, keep_steps
+                saving.checkpoints, tensors, saved_state, saving.save_total_limit, keep_steps
             )
             if not is_last:
                 self.on_disk(path)
@@ -287,11 +373,13 @@ class Checkpoints:
         self._writing = self._writer.submit(write)
 
     def finish(self) -> None:
-        """Wait until what was begun is on disk."""
-        writing, self._writing = self._writing, None
+        """Wait until the checkpoint that is being written is on disk. Log an error of the write."""
+        writing = self._writing
+        self._writing = None
+        if writing is None:
+            return
         try:
-            if writing is not None:
-                writing.result()
+            writing.result()
         except (OSError, SafetensorError) as error:
             fix = ""
             if getattr(error, "errno", None) == errno.ENOSPC:
@@ -299,39 +387,56 @@ class Checkpoints:
             log.error(f"no checkpoint at step {self.saved_step}: {error}: {fix}the run continues")
 
     def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy tensors to reused CPU memory."""
+        copies = {}
         for name, tensor in tensors.items():
-            self._copies.setdefault(name, torch.empty_like(tensor, device="cpu"))
-        return {name: self._copies[name].copy_(tensor) for name, tensor in tensors.items()}
+            if name not in self._copies:
+                self._copies[name] = torch.empty_like(tensor, device="cpu")
+            copies[name] = self._copies[name].copy_(tensor)
+        return copies
 
     def keep_step(self, state: RunState) -> int | None:
-        """Return the step whose checkpoint stays, for --extend_steps begins there; None: the schedule has none."""
+        """Return the last step before the decay phase, or None if the schedule has no such phase.
+
+        Its checkpoint is never deleted, because --extend_steps continues from it.
+        """
         return decay_begins(self.recipe.schedule, state.length)
 
     def oldest_step(self, state: RunState) -> int:
-        """Return the step of the oldest checkpoint that a run resumes from; one that is kept as the best is not."""
-        kept = [
+        """Return the step of the oldest checkpoint from which the run may be resumed.
+
+        A checkpoint that is kept only because it has the lowest loss does not count.
+        """
+        steps = [
             checkpoint.step_of(path)
             for path in checkpoint.list_checkpoints(self.recipe.saving.checkpoints)
         ]
-        limit = self.recipe.saving.save_total_limit or len(kept)
-        return min(
-            kept[:limit] + [step for step in kept[limit:] if step != state.best_step], default=0
-        )
+        limit = self.recipe.saving.save_total_limit or len(steps)
+        newest = steps[:limit]
+        older = [step for step in steps[limit:] if step != state.best_step]
+        return min(newest + older, default=0)
 
     def load_best(self, state: RunState) -> int:
-        """Load the weights of the lowest validation loss, where that is asked for; return the step of the weights now.
+        """Load the weights with the lowest validation loss, if the recipe requests it.
 
-        Every process calls it. A checkpoint that does not verify leaves the last weights, with a line that says so.
+        Every process calls it. If that checkpoint is corrupted, the last weights stay, and the
+        error is logged.
+
+        Returns:
+            The step of the weights that the model has now.
         """
         if not self.recipe.saving.load_best_model_at_end or state.best_step in (None, state.step):
             return state.step
         self.finish()
         path = self.recipe.saving.checkpoints / step_name(state.best_step)
-        problem = [checkpoint.find_problem(path) if self.accelerator.is_main_process else None]
+        problem: list[str | None] = [None]
+        if self.accelerator.is_main_process:
+            problem = [checkpoint.find_problem(path)]
         broadcast_object_list(problem)
         if problem[0]:
             log.error(
-                f"{path}, of the lowest validation loss: {problem[0]}. The last weights are kept"
+                f"{path}, which has the lowest validation loss: {problem[0]}. "
+                f"The last weights are kept"
             )
             return state.step
         checkpoint.load_weights(path, self.model)

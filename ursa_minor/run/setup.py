@@ -1,4 +1,4 @@
-"""All that a run has before its first step: model and optimizer, where it resumes, what it reports to, its first lines."""
+"""Set up a run: build the model and the optimizer, resume, and log the header."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from ursa_minor.machine.device import versions
 from ursa_minor.machine.full_model import FullModel
 from ursa_minor.machine.micro_batch import fit_micro_batch
 from ursa_minor.machine.run_info import RunInfo, run_info_of
-from ursa_minor.model.attention import kernel_taken
+from ursa_minor.model.attention import find_kernel
 from ursa_minor.model.build import build
 from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.model.loss import loss_module
@@ -43,15 +43,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is about to train.
+    """A run that is ready to train.
 
     Attributes:
-        model: Transformers' own, unwrapped: it is saved, evaluated, sampled and exported.
-        module: over the same weights; Accelerate wraps (DDP, FSDP2), compiles and autocasts it, and it returns the loss.
-        optimizer: Accelerate's.
-        plan: how a step is divided into micro-batches.
-        state: how far the run is; the whole of the loop's state.
-        attention_kernel: that of a training step on a GPU (``attention_kernel``), or None on a CPU.
+        model: the model of Transformers, unwrapped. It is saved, evaluated, sampled and exported.
+        module: computes the loss with the same weights. Accelerate has wrapped it (DDP or FSDP2),
+            compiled it and set its precision.
+        optimizer: the optimizer, wrapped by Accelerate.
+        plan: the division of a step into micro-batches.
+        state: the progress of the run, which is the entire state of the training loop.
+        clock: measures training time and throughput.
+        report: writes metrics, samples and curves.
+        evaluator: computes losses, scores and samples.
+        checkpoints: loads and saves checkpoints.
+        publish: pushes to the Hub.
+        attention_kernel: the kernel of a training step on a GPU, or None on a CPU.
     """
 
     model: PreTrainedModel
@@ -75,72 +81,107 @@ def open_run(
     stop: StopRequest,
     repo_id: str | None,
 ) -> Run:
-    """Build the model, resume from the newest checkpoint, find the micro-batch, and log what will be trained.
+    """Build the model, resume from the newest checkpoint, choose the micro-batch, log the header.
 
     Args:
-        tests: the tasks that the run scores itself on.
-        repo_id: the Hub's repository that it pushes to; None: it does not.
+        recipe: the complete recipe.
+        corpus: the opened data.
+        tests: the tasks on which the run is scored.
+        accelerator: of this process.
+        stop: reports whether the run was asked to stop.
+        repo_id: the repository of the Hub to push to, or None for a run that pushes nothing.
     """
-    tokenizer, device = corpus.tokenizer, accelerator.device
+    tokenizer = corpus.tokenizer
+    device = accelerator.device
+    is_main = accelerator.is_main_process
+
     model = build(recipe.model, eos_token_id=tokenizer.eos_token_id).to(device)
     shard = uses_zero1(recipe, accelerator)
     optimizer = optimizers.build(model, recipe.optimizer, shard=shard)
-    module, optimizer = prepare(
-        loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator
-    )
-    facts = run_info_of(recipe, model, tokenizer, accelerator)
+    loss = loss_module(model, recipe.loss, tokenizer.eos_token_id)
+    module, optimizer = prepare(loss, optimizer, accelerator)
+
+    run_info = run_info_of(recipe, model, tokenizer, accelerator)
     described = stock_export.describe(model.config, tokenizer) if repo_id else {}
-    publish = Publisher(recipe, repo_id, facts, described)
+    publish = Publisher(recipe, repo_id, run_info, described)
+
     checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
     state, notes = checkpoints.resume()
-    tried = state.micro_batch, state.exchange_each
     plan = fit_micro_batch(
-        recipe, module, accelerator, stop, begin=tried, moments_exist=state.step > 0
+        recipe,
+        module,
+        accelerator,
+        stop,
+        first_size=state.micro_batch,
+        exchange_each=state.exchange_each,
+        moments_exist=state.step > 0,
     )
-    state.micro_batch, state.exchange_each = plan.per_device_train_batch_size, plan.exchange_each
-    if any(
-        test.commit and state.tasks.get(task.name, test.commit) != test.commit
-        for task, test in tests.items()
-    ):
-        # Scores stay comparable: of the same items.
-        items = read_items(recipe.evaluation, accelerator, state.tasks)
-        tests = encode_items(items, tokenizer, recipe.model.sequence_length)
-    state.tasks |= {task.name: test.commit for task, test in tests.items() if test.commit}
+    state.micro_batch = plan.per_device_train_batch_size
+    state.exchange_each = plan.exchange_each
+    tests = tests_of_run(recipe, tests, state, corpus, accelerator)
 
     kernel = attention_kernel(recipe, plan, accelerator)
-    for line in [*header(recipe, plan, corpus, tests, facts, accelerator, kernel), *notes]:
+    lines = header(recipe, plan, corpus, tests, run_info, accelerator, kernel=kernel)
+    for line in (*lines, *notes):
         log.info(line)
-    peak = gpus.peak_flops(facts.hardware, accelerator.mixed_precision)
-    if accelerator.is_main_process and not state.has_ended(
-        recipe.evaluation.early_stopping_patience
-    ):
-        # Of a run that early stopping ended and that now continues.
+    if is_main and not state.has_ended(recipe.evaluation.early_stopping_patience):
+        # It exists if early stopping has ended the run, which now continues.
         files.remove(recipe.saving.run_dir / FINISH)
-    clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
-    report = Report(recipe, state, clock, is_main=accelerator.is_main_process)
-    whole_model = FullModel(model, recipe.model, device)
-    evaluator = Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested)
+
+    peak_flops = gpus.peak_flops(run_info.hardware, accelerator.mixed_precision)
+    if peak_flops:
+        peak_flops *= plan.num_processes
+    clock = Clock(run_info.flops_per_token, peak_flops, state.elapsed_seconds)
+    report = Report(recipe, state, clock, is_main=is_main)
+    full_model = FullModel(model, recipe.model, device)
+    evaluator = Evaluator(recipe, corpus, tests, full_model, accelerator, lambda: stop.requested)
     return Run(
-        model,
-        module,
-        optimizer,
-        plan,
-        state,
-        clock,
-        report,
-        evaluator,
-        checkpoints,
-        publish,
-        kernel,
+        model=model,
+        module=module,
+        optimizer=optimizer,
+        plan=plan,
+        state=state,
+        clock=clock,
+        report=report,
+        evaluator=evaluator,
+        checkpoints=checkpoints,
+        publish=publish,
+        attention_kernel=kernel,
     )
+
+
+def tests_of_run(
+    recipe: keys.Recipe,
+    tests: Mapping[Task, EncodedTask],
+    state: RunState,
+    corpus: Corpus,
+    accelerator: Accelerator,
+) -> Mapping[Task, EncodedTask]:
+    """Return the tasks with the items on which the run has been scored, and store their commits.
+
+    ``tests`` was read at the commits of the newest local checkpoint. If the run has resumed from
+    another checkpoint that names other commits, the items are read again, so that all scores of a
+    run are of the same items.
+    """
+    has_other_commit = False
+    for task, test in tests.items():
+        if test.commit and state.tasks.get(task.name, test.commit) != test.commit:
+            has_other_commit = True
+    if has_other_commit:
+        items = read_items(recipe.evaluation, accelerator, state.tasks)
+        tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
+    for task, test in tests.items():
+        if test.commit:
+            state.tasks[task.name] = test.commit
+    return tests
 
 
 def uses_zero1(recipe: keys.Recipe, accelerator: Accelerator) -> bool:
-    """Return whether each process keeps only its shard of the moments. FSDP2 shards them itself."""
+    """Return whether each process stores only its shard of the optimizer's moments (ZeRO-1)."""
     return (
         recipe.optimizer.shard_optimizer
         and accelerator.num_processes > 1
-        and not accelerator.is_fsdp2
+        and not accelerator.is_fsdp2  # FSDP2 shards the moments itself
     )
 
 
@@ -149,46 +190,79 @@ def header(
     plan: Plan,
     corpus: Corpus,
     tests: Mapping[Task, EncodedTask],
-    facts: RunInfo,
+    run_info: RunInfo,
     accelerator: Accelerator,
+    *,
     kernel: str | None,
 ) -> Iterator[str]:
-    """Yield what is trained, on what, in which steps and where."""
-    flops, tokens = facts.flops_per_token, recipe.schedule.max_steps * recipe.batch.tokens_per_step
-    model, shared = recipe.model, recipe.model.num_key_value_heads or recipe.model.n_head
+    """Yield the first lines of a run: the model, the data, the division of a step, the hardware."""
+    sequence_length = recipe.model.sequence_length
+    tokens_per_step = recipe.batch.tokens_per_step
     yield f"run      {recipe.saving.name} in {recipe.saving.output_dir}"
-    yield (
-        f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: "
-        f"{pluralize(model.n_layer or 0, 'layer', 'layers')}, {pluralize(model.n_head or 0, 'head', 'heads')}"
-        f"{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
-        f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
-        f"{f'; from {model.init_from}' if model.init_from else ''}"
-    )
+    yield f"model    {_describe_model(recipe.model, run_info)}"
     yield from corpus.describe(plan)
+
+    processes = pluralize(plan.num_processes, "process", "processes")
+    micro_batches = pluralize(plan.gradient_accumulation_steps, "micro-batch", "micro-batches")
+    sequences = pluralize(plan.per_device_train_batch_size, "sequence", "sequences")
     yield (
-        f"step     {recipe.batch.tokens_per_step:,} tokens = {pluralize(plan.num_processes, 'process', 'processes')} x "
-        f"{pluralize(plan.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} x "
-        f"{pluralize(plan.per_device_train_batch_size, 'sequence', 'sequences')} x {recipe.model.sequence_length} tokens"
+        f"step     {tokens_per_step:,} tokens = {processes} x {micro_batches} x {sequences} x "
+        f"{sequence_length} tokens"
     )
-    yield f"device   {facts.hardware}, {_options(recipe, facts, accelerator)}"
+
+    yield f"device   {run_info.hardware}, {_options(recipe, run_info, accelerator)}"
     if kernel:
         yield f"kernels  attention {kernel}; {versions()}"
-        if card := gpus.find(facts.hardware):
-            yield f"card     {run_estimate.expectation(card)}"
+        gpu = gpus.find(run_info.hardware)
+        if gpu:
+            yield f"speed    {run_estimate.expectation(gpu)}"
     for task, test in tests.items():
-        number = test.longer_than(recipe.model.sequence_length)
-        cut = f"; {number} texts lose their beginning to the context" if number else ""
-        cut += f"; {test.left_out} with a longer ending are left out" if test.left_out else ""
-        where = f" of {task.dataset[0]} at {test.commit[:7]}" if test.commit else ""
-        yield f"score    {len(test.items):,} {task.label} items{where} every {recipe.evaluation.task_steps} steps{cut}"
-    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} in all"
+        yield f"score    {_describe_test(task, test, recipe)}"
+
+    flops = run_info.flops_per_token
+    total_flops = flops * recipe.schedule.max_steps * tokens_per_step
+    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {total_flops:.2e} in all"
+
+
+def _describe_model(model: keys.Model, run_info: RunInfo) -> str:
+    """Return the size of the model, its shape and its vocabulary."""
+    layers = pluralize(model.n_layer or 0, "layer", "layers")
+    heads = pluralize(model.n_head or 0, "head", "heads")
+    key_heads = model.num_key_value_heads or model.n_head
+    if key_heads != model.n_head:
+        heads += f" ({key_heads} of keys)"
+    text = (
+        f"{shape_of(model).definition.label}, {run_info.parameters / 1e6:.1f}M parameters: "
+        f"{layers}, {heads}, {model.n_embd} wide, context {model.sequence_length}, "
+        f"vocabulary {model.vocab_size} ({run_info.tokenizer_size} used)"
+    )
+    if model.init_from:
+        text += f"; from {model.init_from}"
+    return text
+
+
+def _describe_test(task: Task, test: EncodedTask, recipe: keys.Recipe) -> str:
+    """Return the number of items of a task, their source, and how many do not fit the context."""
+    text = f"{len(test.items):,} {task.label} items"
+    if test.commit:
+        text += f" of {task.dataset[0]} at {test.commit[:7]}"
+    text += f" every {recipe.evaluation.task_steps} steps"
+    num_cut = test.longer_than(recipe.model.sequence_length)
+    if num_cut:
+        text += f"; cut at the beginning to fit the context: {num_cut}"
+    if test.left_out:
+        text += f"; left out, with an ending longer than the context: {test.left_out}"
+    return text
 
 
 def attention_kernel(recipe: keys.Recipe, plan: Plan, accelerator: Accelerator) -> str | None:
-    """Return the attention kernel of a training step (cudnn, flash, efficient, math or flex), or None on a CPU."""
+    """Return the attention kernel of a training step, or None on a CPU.
+
+    It is one of cudnn, flash, efficient, math and flex.
+    """
     if accelerator.device.type != "cuda":
         return None
-    return kernel_taken(
+    return find_kernel(
         recipe.model,
         plan.per_device_train_batch_size,
         accelerator.device,
@@ -198,15 +272,19 @@ def attention_kernel(recipe: keys.Recipe, plan: Plan, accelerator: Accelerator) 
     )
 
 
-def _options(recipe: keys.Recipe, facts: RunInfo, accelerator: Accelerator) -> str:
-    mode, layers = recipe.machine.compile_mode, recipe.model.gradient_checkpointing
-    options = {
-        f"precision {facts.precision}": True,
+def _options(recipe: keys.Recipe, run_info: RunInfo, accelerator: Accelerator) -> str:
+    """Return the options of the computation that are in effect."""
+    compiler = f"compile {compiler_of(accelerator)}"
+    if recipe.machine.compile_mode != "default":
+        compiler += f" ({recipe.machine.compile_mode})"
+    layers = recipe.model.gradient_checkpointing
+    is_in_effect = {
+        f"precision {run_info.precision}": True,
         "TF32": torch.get_float32_matmul_precision() == "high",
         "deterministic": recipe.machine.deterministic,
-        f"compile {compiler_of(accelerator)}{f' ({mode})' if mode != 'default' else ''}": True,
+        compiler: True,
         f"{layers} gradient checkpointing": layers != "none",
         "FSDP2": accelerator.is_fsdp2,
         "ZeRO-1": uses_zero1(recipe, accelerator),
     }
-    return ", ".join(option for option, holds in options.items() if holds)
+    return ", ".join(option for option in is_in_effect if is_in_effect[option])

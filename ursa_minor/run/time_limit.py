@@ -1,4 +1,4 @@
-"""``max_hours``: plan a run's length from the speed of its first updates, and keep its time limit."""
+"""Keep the time limit ``max_hours``: plan the length of a run from its first updates."""
 
 import bisect
 import logging
@@ -93,7 +93,7 @@ class TimeBudget:
             self._counted_until = self._started_at
 
     def count(self, activity: str) -> None:
-        """Record the time since the last call as the duration of an activity that has just ended."""
+        """Record the time since the last call as the duration of a finished activity."""
         now = self._now()
         if self._needs_plan:
             self._durations[activity].append(now - self._counted_until)
@@ -120,8 +120,8 @@ class TimeBudget:
         max_steps = shared[0]
         if max_steps == step:
             log.info(
-                f"max_hours = {self._schedule.max_hours:g} leaves no time to finish the run: it will stop with a "
-                f"checkpoint when the time is used up"
+                f"max_hours = {self._schedule.max_hours:g} leaves no time to finish the run: it "
+                f"will stop with a checkpoint when the time is used up"
             )
             return None
         length = shorten(self._schedule, step, max_steps)
@@ -136,23 +136,26 @@ class TimeBudget:
         command = f"python train.py --recipe {recipe_file} --max_hours {more:.3g}"
         if self._saving.resume_from_checkpoint == "none":
             command += " --resume_from_checkpoint auto"
-        return f"max_hours = {hours:g} is used up after step {step}. To continue with a larger limit: {command}"
+        return (
+            f"max_hours = {hours:g} is used up after step {step}. "
+            f"To continue with a larger limit: {command}"
+        )
 
     def _longest_run(self, step: int) -> int:
-        """Return the largest number of updates of a run that ends within the limit, ``step`` if none fits."""
+        """Return the largest ``max_steps`` that ends within the limit; ``step`` if none does."""
         available = (self._limit - self.seconds) * (1 - MARGIN)
+
+        def seconds_until(end: int) -> float:
+            return (end - step) * self._seconds_of(UPDATE) + self._reserve(step, end)
+
         possible = range(step, self._schedule.max_steps + 1)
-        fitting = bisect.bisect_right(
-            possible,
-            available,
-            key=lambda end: (end - step) * self._seconds_of(UPDATE) + self._reserve(step, end),
-        )
-        return step + max(0, fitting - 1)
+        num_fitting = bisect.bisect_right(possible, available, key=seconds_until)
+        return step + max(0, num_fitting - 1)
 
     def _reserve(self, step: int, end: int) -> float:
-        """Return the seconds of the evaluations and checkpoints from ``step`` to the ``end``.
+        """Return the seconds that evaluations and checkpoints take between two steps.
 
-        One that has not happened yet has no known duration and counts as 0 seconds.
+        An activity that has not happened yet counts as 0 seconds.
         """
         times = {activity: self._times(activity, step, end) for activity in self._intervals}
         if self._saving.load_best_model_at_end:  # each validation may save a checkpoint
@@ -173,8 +176,9 @@ class TimeBudget:
 
     def _log_plan(self, step: int, length: Length) -> None:
         reserve = self._reserve(step, length.max_steps)
+        milliseconds = 1000 * self._seconds_of(UPDATE)
         log.info(
-            f"max_hours = {self._schedule.max_hours:g}: an update takes {1000 * self._seconds_of(UPDATE):,.0f} ms "
+            f"max_hours = {self._schedule.max_hours:g}: an update takes {milliseconds:,.0f} ms "
             f"(median of {PLANNING_UPDATES}), so the run takes {length.max_steps:,} of the "
             f"{self._schedule.max_steps:,} steps, {length.warmup_steps:,} of them warm-up; "
             f"{reserve:,.0f} s are reserved for evaluations and checkpoints"

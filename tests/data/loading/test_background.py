@@ -249,7 +249,7 @@ def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_
     assert (
         story.wait(50, 50) is None and clock.sleeps == 40 and story.data_wait.waited_seconds == 40
     )
-    assert caplog.messages == ["data     waiting: 83 of 100 windows are there"]
+    assert caplog.messages == ["data     waiting: 83 of 100 windows are prepared"]
 
 
 def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_has_its_windows(

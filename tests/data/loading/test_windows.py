@@ -152,8 +152,9 @@ def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset(tmp_path, read
             ID_READERS[reader](source)
         offset = HEADER + token * np.dtype(dtype).itemsize
         assert str(caught.value) == (
-            f"{tmp_path / 'train_1.bin'}: offset {offset}: token {token} is id {found}, vocab_size = 50 ends at 49: "
-            f"these shards belong to another tokenizer, or vocab_size is too small"
+            f"{tmp_path / 'train_1.bin'}: token {token} (offset {offset}) is id {found}, "
+            f"but the ids of vocab_size = 50 end at 49. "
+            f"These shards belong to another tokenizer, or vocab_size is too small"
         )
 
 
@@ -166,7 +167,7 @@ def test_a_deleted_shard_keeps_its_numbers_and_is_refused_with_a_remedy(tmp_path
     for name in ("read", "Mapped", "Resident"):
         with pytest.raises(
             BadInput,
-            match="gone.bin: was deleted by stream_keep.*delete the folder to stream it again$",
+            match="gone.bin was deleted by stream_keep.*Delete the folder to prepare it again$",
         ):
             ID_READERS[name](source)
 
@@ -191,7 +192,7 @@ def test_shards_whose_windows_all_lie_before_are_released_for_deletion_once(tmp_
         with (
             contextlib.nullcontext()
             if window < 5
-            else pytest.raises(BadInput, match="train_0.bin: was deleted")
+            else pytest.raises(BadInput, match="train_0.bin was deleted")
         ):
             read(source, 0)
 
@@ -293,7 +294,9 @@ def test_a_source_with_any_weight_has_a_place_and_one_without_has_none():
     crowd = order(weights=(1e6, *[1e-6] * (window_order.CYCLE - 1)))
     assert set(crowd.shares()) == {1 / window_order.CYCLE}
     for weights, drawn in (((1.0,) * 1025, 1025), ((0.0, 0.0), 0)):
-        with pytest.raises(BadInput, match=f"{drawn} have a weight above 0: must be 1 to 1024"):
+        with pytest.raises(
+            BadInput, match=f"{drawn} have a weight above 0; there must be 1 to 1024"
+        ):
             order(weights=weights)
 
 

@@ -6,7 +6,7 @@ import odd_tokenizers
 import pytest
 
 from ursa_minor.data.tokens.tokenizer import (
-    CUT,
+    REPLACEMENT_CHARACTER,
     Continuation,
     decode,
     decode_continuation,
@@ -75,7 +75,9 @@ def test_a_character_of_several_tokens_is_one_piece(kind):
     tokenizer = odd_tokenizers.KINDS[kind]()
     prompt_ids, new_ids = encode_prompt(tokenizer, "the 中"), encode_prompt(tokenizer, "🙂stone")
     found = pieces(tokenizer, prompt_ids, new_ids)
-    assert "".join(found).endswith("🙂stone") and not any(CUT in piece for piece in found)
+    assert "".join(found).endswith("🙂stone") and not any(
+        REPLACEMENT_CHARACTER in piece for piece in found
+    )
 
 
 def test_an_incomplete_character_leaves_those_before_it():
@@ -94,4 +96,4 @@ def test_invalid_bytes_after_a_prompt_do_not_repeat_it():
     invalid = [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in INVALID]
     stone = tokenizer.convert_tokens_to_ids("▁stone")
     found = pieces(tokenizer, encode_prompt(tokenizer, "the 中"), [*invalid, stone])
-    assert "".join(found) == f"{CUT * len(INVALID)} stone"
+    assert "".join(found) == f"{REPLACEMENT_CHARACTER * len(INVALID)} stone"

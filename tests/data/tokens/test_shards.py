@@ -87,7 +87,7 @@ def test_every_format_is_recognised_by_contents_and_name(tmp_path, name, body, l
     assert ids.tolist() == np.frombuffer(body, layout[1], offset=offset).tolist()
     with pytest.raises(
         BadInput,
-        match=rf"{name}: has {layout[2]} tokens, manifest.json says 50: .*; put the old file",
+        match=rf"{name}: the file has {layout[2]} tokens, but manifest.json lists 50",
     ):
         shards.open_ids(path, 50)
 
@@ -124,29 +124,29 @@ def test_token_file_is_read_where_it_cannot_be_mapped(
         (
             "a.bin",
             llm_c([1], magic=20240522),
-            "begins with 20240522, 1: a token file begins with 20240520, 1 (llm.c)",
+            "starts with 20240522, 1. A token file starts with 20240520, 1 (llm.c)",
         ),
-        ("a.bin", np.arange(900, dtype="<u2").tobytes(), "or is named *.npy, train.bin or val.bin"),
-        ("train.bin", llm_c([1], version=2), "begins with 20240520, 2"),
-        ("a.bin", llm_c([1, 2], count=3), "3 tokens take 1030 bytes, the file has 1028: cut short"),
+        ("a.bin", np.arange(900, dtype="<u2").tobytes(), "is named *.npy, train.bin or val.bin"),
+        ("train.bin", llm_c([1], version=2), "starts with 20240520, 2"),
+        ("a.bin", llm_c([1, 2], count=3), "3 tokens need 1030 bytes, but the file has 1028"),
         ("a.bin", llm_c([1, 2], count=-1), "-1 tokens"),
-        ("a.bin", llm_c([1])[:20], "1 tokens take 1026 bytes, the file has 20"),
-        ("a.bin", b"", "begins with 0"),
+        ("a.bin", llm_c([1])[:20], "1 tokens need 1026 bytes, but the file has 20"),
+        ("a.bin", b"", "starts with 0"),
         ("a.bin", None, "cannot be read: No such file"),
-        ("train.bin", b"\x01\x00\x02", "1 tokens take 2 bytes, the file has 3"),
+        ("train.bin", b"\x01\x00\x02", "1 tokens need 2 bytes, but the file has 3"),
         ("a.npy", bytes(200), "the magic string is not correct"),
         ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"descr", b"desc\n"), ""),
         (
             "a.npy",
             npy(np.arange(3, dtype="<i8")),
-            "dtype <i8: ids are (tokens,) and <u2, <u4, <i4; save it with",
+            "dtype <i8, but ids have shape (tokens,) and dtype <u2, <u4 or <i4",
         ),
         ("a.npy", npy(np.zeros((3, 1), dtype="<u2")), "shape (3, 1)"),
         ("a.npy", npy(np.arange(3, dtype="<u2"))[:-1], ""),
         (
             "a.npy",
             npy(np.arange(3, dtype="<u2")) + b"x",
-            "3 tokens take 134 bytes, the file has 135",
+            "3 tokens need 134 bytes, but the file has 135",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_what_is_no_whole_token_file_is_refused_with_file_and_remedy(tmp_path, n
     assert (
         line.startswith(f"{path}: ")
         and words in line
-        and line.endswith("; put the old file back, or fetch or prepare it again")
+        and line.endswith("Restore the original file, or download or prepare it again")
     )
 
 
@@ -215,7 +215,7 @@ def test_shards_are_cut_where_they_are_full_and_lose_nothing_and_sorted_names_ar
     names = [shard.file for shard in written]
     assert names == sorted(names) and ids_of(tmp_path, written) == list(range(99))
     assert write(tmp_path, [1], split="validation")[0].file == "val_00000_00000.bin"
-    with pytest.raises(BadInput, match="source file 100000: shard names count to 99999; join"):
+    with pytest.raises(BadInput, match="source file 100000 .* Join the source files"):
         make_writer(tmp_path, part=100_000)
 
 
@@ -240,8 +240,8 @@ ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
         ('{"complete": tr', "char 13"),
         ("[]", "TypeError"),
         (ROWS % "[]", "AttributeError"),
-        (ROWS % '{"train": [{"file": "../a.bin", "tokens": 7}]}', "a name in this folder"),
-        (ROWS % '{"train": [{"file": "a.bin", "tokens": -7}]}', "tokens is a count"),
+        (ROWS % '{"train": [{"file": "../a.bin", "tokens": 7}]}', "file must be a name"),
+        (ROWS % '{"train": [{"file": "a.bin", "tokens": -7}]}', "tokens must be a number"),
         (ROWS % '{"train": [{"file": "a.bin"}]}', "tokens"),
         (ROWS % '{}, "cursor": {"part": 0}', "row"),
         ('{"complete": true, "splits": {}}', "tokenizer"),
@@ -252,8 +252,8 @@ def test_a_damaged_manifest_is_refused_with_a_remedy(tmp_path, body, words):
     with pytest.raises(BadInput) as caught:
         manifests.describe_folder(tmp_path)
     (line,) = caught.value.lines
-    assert line.startswith(f"{tmp_path / 'manifest.json'}: not a manifest (") and words in line
-    assert line.endswith("delete the folder and prepare it again")
+    assert line.startswith(f"{tmp_path / 'manifest.json'} is not a valid manifest (")
+    assert words in line and line.endswith("Delete the folder and prepare it again")
 
 
 SHARD = {"file": "train_00000_00000.bin", "tokens": 7, "text_bytes": 9, "sha256": "ab"}
@@ -344,15 +344,15 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
 @pytest.mark.parametrize(
     "names, words",
     [
-        (None, "data_dir = .*/data: no such folder; prepare_data.py makes one"),
+        (None, "data_dir = .*/data: no such folder.*prepare_data.py"),
         (
             ["a_train_0.bin"],
-            "holds no validation shards .* between underscores.*; give a folder that",
+            "has no validation shards .* between underscores.*Give a folder that",
         ),
-        (["a_train_val_0.bin"], "a_train_val_0.bin: its name says train and validation; rename it"),
+        (["a_train_val_0.bin"], "a_train_val_0.bin: the name contains train and validation"),
         (
             ["train_00000_00000.bin", "val_00000_00000.bin"],
-            "no manifest.json: not prepared to the end; run prepare_d",
+            "no manifest.json.*run prepare_data.py again",
         ),
     ],
 )
@@ -382,12 +382,12 @@ def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete)
     other = [first[0], replace(first[1], sha256="0" * 64)]
     for found in [other, first[1::-1], first[:1], *([first] if complete else [])]:
         with pytest.raises(
-            BadInput, match="was trained on other data than this; give the same text, or another"
+            BadInput, match="was trained on other data. Give the same text, or another"
         ):
             manifests.check_same_contents(tmp_path, before, manifest_of(found, True))
     if not complete:
         manifests.check_same_contents(tmp_path, before, manifest_of(first, True))
-    with pytest.raises(BadInput, match="give --dataset_revision abc, or another --run_name"):
+    with pytest.raises(BadInput, match="Give --dataset_revision abc, or another --run_name"):
         manifests.check_same_contents(tmp_path, before, manifest_of(other, complete, "def"))
 
 
@@ -409,9 +409,7 @@ def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_r
         with pytest.raises(BadInput) as caught:
             manifests.check_unchanged(place, written)
         (line,) = caught.value.lines
-        assert line.startswith(
-            f"{place / changed.name}: its SHA-256 is not the one of manifest.json"
-        )
+        assert line.startswith(f"{place / changed.name} was changed") and "SHA-256" in line
     (folder / written[0].file).unlink()
     monkeypatch.setattr(shards.files, "sha256", lambda path: pytest.fail(f"read {path}"))
     manifests.check_unchanged(folder, [written[0], Shard(changed.name, 20), written[2]])

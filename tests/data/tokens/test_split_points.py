@@ -96,7 +96,8 @@ def changed(tokenizer, change):
 
 
 def assert_pieces_have_the_ids_of_the_whole(tokenizer, encode, draw, folder):
-    content, last = random_text(draw, 60), split_points.place(tokenizer.backend_tokenizer)
+    content = random_text(draw, 60)
+    last = split_points.split_point_pattern(tokenizer.backend_tokenizer)
     if tokenizer.backend_tokenizer.normalizer:  # which changes any other text
         content = unicodedata.normalize("NFC", content)
     whole = ids(tokenizer, content)
@@ -157,10 +158,8 @@ def test_the_regexes_are_those_of_the_tokenizers_on_the_hub():
 @pytest.mark.parametrize("name", REGEXES)
 def test_every_character_behind_which_a_text_is_cut_ends_a_word_of_the_tokenizers(made, name):
     """Python and the tokenizer may know different versions of Unicode, and NFC may write a letter with a mark behind."""
-    last, tokenizer = (
-        made[name] and split_points.place(made[name].backend_tokenizer),
-        made[name].backend_tokenizer,
-    )
+    tokenizer = made[name].backend_tokenizer
+    last = split_points.split_point_pattern(tokenizer)
     shown = [
         chr(code)
         for code in range(0x32400)
@@ -183,7 +182,7 @@ def test_every_character_behind_which_a_text_is_cut_ends_a_word_of_the_tokenizer
 
 def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
     def place(change):
-        return split_points.place(changed(made["qwen2"], change).backend_tokenizer)
+        return split_points.split_point_pattern(changed(made["qwen2"], change).backend_tokenizer)
 
     def with_word(content, **flags):
         word = {
@@ -196,7 +195,7 @@ def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
         }
         return place(lambda d: d["added_tokens"].append(word | {"content": content} | flags))
 
-    assert with_word("<think>") is with_word("   ") is split_points.LINES
+    assert with_word("<think>") is with_word("   ") is split_points.LINE_SPLIT_POINT
     assert with_word("a b") is with_word("\n\n") is with_word(" a") is None
     assert (
         with_word("<x>", lstrip=True)
@@ -224,8 +223,8 @@ def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
     }
     assert not [name for name, change in changes.items() if place(change)]
     assert (
-        split_points.place(tokenization.make_characters(["abc"]).backend_tokenizer)
-        is text_format.GPT2
+        split_points.split_point_pattern(tokenization.make_characters(["abc"]).backend_tokenizer)
+        is text_format.GPT2_SPLIT_POINT
     )
 
 
@@ -240,21 +239,23 @@ def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_
         ]
         read = []
         stream = (read.append(row[0]) or row for row in [*rows, (len(rows), "table", True)])
-        for count, (number, text, _) in enumerate(split_points.pieces(stream, split_points.LINES)):
+        for count, (number, text, _) in enumerate(
+            split_points.pieces(stream, split_points.LINE_SPLIT_POINT)
+        ):
             assert len(text) <= 300 and len(read) <= count + 3 and number in (0, len(rows))
     for module in (text_reader, split_points):
-        monkeypatch.setattr(module, "WHOLE_CHARACTERS", 1000)
-    words = "row 3 begins one that has no place to cut in 1,000 characters; give it in several"
-    for text, place in (("。" * 100, split_points.LINES), ("a b " * 30, None)):
+        monkeypatch.setattr(module, "MAX_UNSPLIT_CHARACTERS", 1000)
+    words = "row 3 is too long .* 1,000 characters .*Divide it into several files"
+    for text, place in (("。" * 100, split_points.LINE_SPLIT_POINT), ("a b " * 30, None)):
         with pytest.raises(BadInput, match=words):
             list(split_points.pieces(((3 + i, text, i == 0) for i in range(20)), place))
     whole = [(i, "a" * 2000, True) for i in range(3)]
     assert (
-        list(split_points.pieces(whole, split_points.LINES)) == whole
+        list(split_points.pieces(whole, split_points.LINE_SPLIT_POINT)) == whole
     )  # rows of a table stay whole
     path = tmp_path / "long.txt"
     path.write_text("words of text\n" + "中" * 2000)
-    words = r"long.txt: offset \d+: no space and no line break in 1,000 characters .*fold -w"
+    words = r"long.txt contains no space and no line break in 1,000 characters .*fold -w"
     with pytest.raises(BadInput, match=words):
         list(text_reader.pieces(path, 100))
 

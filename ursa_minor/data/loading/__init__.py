@@ -1,10 +1,11 @@
-"""Yield the batches of a run from token shards.
+"""Yield the training and evaluation batches of a run from folders of token shards.
 
-A step goes in; inputs and targets, (B, T) on the device, come out. The order is a pure function of the position.
+A step goes in. Inputs and targets, (B, T) on the device, come out. The order of the windows is a
+pure function of the position in the run.
 
-- ``corpus``: open all sources of a run; wait for those that are being prepared
-- ``windows``: cut the ids of a split into windows of T + 1
+- ``corpus``: open all sources of a run, and wait for those that are being prepared
+- ``windows``: cut the ids of a split into windows of T + 1 ids
 - ``order``: the windows that each step reads
 - ``batches``: read windows from memory maps or from the device's memory
-- ``background``: processes that run ``prepare_data.py``
+- ``background``: the processes that run ``prepare_data.py``
 """

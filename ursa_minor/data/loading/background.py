@@ -1,6 +1,7 @@
-"""Processes in the background that prepare data: started, sent how far to go, restarted when they die, waited for.
+"""Run prepare_data.py in background processes, and wait for the data that they prepare.
 
-A reader ends when this process dies, however it dies: its standard input closes.
+A reader process ends when the training process ends for any reason, because its standard input is
+then closed.
 """
 
 import contextlib
@@ -19,42 +20,49 @@ from ursa_minor.base.errors import BadInput, TrainingStopped
 
 log = logging.getLogger(__name__)
 
-RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
-LIVED_SECONDS = 600.0
+MAX_RESTARTS = 5  # consecutive restarts, each within STABLE_SECONDS of the start
+STABLE_SECONDS = 600.0
 RESUMES = "what was trained so far is saved, and the same command resumes"
-# Seconds between two checks, and between two messages, while training waits.
-POLL_SECONDS, LOG_SECONDS = (
-    0.2,
-    30.0,
-)
-REFRESH_SECONDS = 1.0  # while it does not: between two checks
+POLL_SECONDS = 0.2  # between two checks while training waits
+LOG_SECONDS = 30.0  # between two messages while training waits
+REFRESH_SECONDS = 1.0  # between two checks for new shards while training does not wait
 PREPARE = paths.ROOT / "prepare_data.py"
 
 
 def reader_command(argv: Sequence[str], source: int) -> list[str]:
-    """Return the command of the process that prepares one source of the recipe that ``argv`` names."""
+    """Return the command that prepares the source with this number of the recipe in ``argv``."""
     return [sys.executable, str(PREPARE), *argv, "--source", str(source), "--follow"]
 
 
 class Preparation:
-    """Keeps ``command`` running until it ends well; its lines are logged, and its restarts.
+    """Keeps a reader process running until it has finished. Logs its lines and its restarts.
 
     Args:
-        command: writes lines to standard output, reads a number a line on standard input, and ends when that closes.
+        command: the command of the process. It writes lines to standard output, reads one number
+            per line from standard input, and ends when that is closed.
+
+    Attributes:
+        done: whether the process has finished and will not be restarted.
     """
 
     def __init__(self, command: Sequence[str]):
         self.command = list(command)
         self.done = False
-        self._failures, self._target = 0, 0
+        self._failures = 0
+        self._target = 0  # number of windows that will soon be needed
         self._start()
 
     def check(self) -> None:
-        """Check the process, at any time and often: restart it where it died.
+        """Check whether the process has ended, and restart it if it was killed.
 
-        Raises BadInput when it refused its input (it has printed why), TrainingStopped when it gave up or died too often.
+        Raises:
+            BadInput: the process has rejected its input. It has printed the reason.
+            TrainingStopped: the process has given up, or was killed too often.
         """
-        if self.done or (status := self._process.poll()) is None:
+        if self.done:
+            return
+        status = self._process.poll()
+        if status is None:
             return
         self._relay.join()
         self._close_input()
@@ -62,35 +70,40 @@ class Preparation:
             self.done = True
         elif status == 2:
             raise BadInput("the data could not be prepared (see above)")
-        elif status > 0:  # it has retried what can be retried
+        elif status > 0:  # the process has already retried what can be retried
             raise TrainingStopped(
                 f"the reader stopped with exit status {status} (see above); {RESUMES}"
             )
-        else:  # killed: out of memory, for example
-            self._failures = 1 + (
-                self._failures if time.monotonic() - self._started < LIVED_SECONDS else 0
+        else:
+            self._restart(killed_by=-status)
+
+    def _restart(self, killed_by: int) -> None:
+        """Start the process again after a signal has killed it, for example for lack of memory."""
+        was_stable = time.monotonic() - self._started >= STABLE_SECONDS
+        self._failures = 1 if was_stable else self._failures + 1
+        if self._failures > MAX_RESTARTS:
+            raise TrainingStopped(
+                f"the reader was killed {self._failures} times in a row (signal {killed_by}); "
+                f"{RESUMES}"
             )
-            if self._failures > RESTARTS:
-                raise TrainingStopped(
-                    f"the reader was killed {self._failures} times in a row (signal {-status}); {RESUMES}"
-                )
-            log.warning(
-                f"data     the reader was killed (signal {-status}); restart {self._failures} of {RESTARTS}"
-            )
-            self._start()
+        log.warning(
+            f"data     the reader was killed (signal {killed_by}); restart {self._failures} of "
+            f"{MAX_RESTARTS}"
+        )
+        self._start()
 
     def prefetch(self, windows: int) -> None:
-        """Send it how many windows will soon be needed."""
+        """Tell the process how many windows will soon be needed."""
         if windows > self._target:
             self._target = windows
             self._send_target()
 
     def close(self) -> None:
-        """End the process; what it has finished is kept."""
+        """End the process. What it has prepared is kept."""
         self.done = True
         self._close_input()
         self._process.wait()
-        self._relay.join()  # its last lines come before ours
+        self._relay.join()  # logs its last lines before those of the trainer
 
     def _start(self) -> None:
         self._started = time.monotonic()
@@ -99,13 +112,14 @@ class Preparation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            errors="replace",  # one odd byte must not end the relay
-            # The first process of a launch prints a problem for all; this one is always the first of its kind.
+            errors="replace",  # an invalid byte must not end the thread that logs the lines
+            # Only rank 0 prints errors. There is one reader per machine, whose errors are printed.
             env=os.environ | {"RANK": "0"},
-            start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
+            start_new_session=True,  # Ctrl-C reaches only the trainer, which then closes the input
         )
         assert process.stdin and process.stdout
-        self._process, self._input = process, process.stdin
+        self._process = process
+        self._input = process.stdin
         self._relay = threading.Thread(target=self._log_lines, args=(process.stdout,), daemon=True)
         self._relay.start()
         self._send_target()
@@ -116,7 +130,7 @@ class Preparation:
                 log.info(f"data     {line.rstrip()}")
 
     def _send_target(self) -> None:
-        # The process has ended; check() reports that.
+        # An error means that the process has ended, which check() reports.
         with contextlib.suppress(OSError, ValueError):
             self._input.write(f"{self._target}\n")
             self._input.flush()
@@ -127,89 +141,113 @@ class Preparation:
 
 
 class DataWait:
-    """Keeps the readers of a run going and waits where training is ahead of them.
+    """Keeps the readers of a run going, and waits where training is ahead of them.
 
     Args:
-        readers: one a source; None where another process has it, or nothing is to be read.
-        refresh: opens what is new; True when no source grows any more.
+        readers: one per source; None if another process runs it or the source is complete.
+        refresh: opens new shards. Returns whether all sources are complete.
 
     Attributes:
         waited_seconds: how long training has waited.
     """
 
     def __init__(self, readers: Sequence[Preparation | None], refresh: Callable[[], bool]):
-        self.readers, self.refresh = list(readers), refresh
+        self.readers = list(readers)
+        self.refresh = refresh
         self.waited_seconds = 0.0
-        self._growing = True
-        self._logged, self._refreshed = time.monotonic(), -math.inf
+        self._growing = True  # whether a source is incomplete in any process
+        self._logged = time.monotonic()
+        self._refreshed = -math.inf
 
-    def until(self, there: Callable[[], bool], what: str) -> None:
-        """Wait alone until ``there``. Raises as ``Preparation.check`` does."""
-        while not there():
-            for reader in filter(None, self.readers):
-                reader.check()
-            self._log_now_and_then(what)
+    def until(self, is_ready: Callable[[], bool], description: str) -> None:
+        """Wait until a condition holds, independently of the other processes.
+
+        Args:
+            is_ready: the condition.
+            description: what the process waits for, for messages.
+
+        Raises:
+            BadInput, TrainingStopped: as ``Preparation.check``.
+        """
+        while not is_ready():
+            for reader in self.readers:
+                if reader:
+                    reader.check()
+            self._log_now_and_then(description)
             time.sleep(POLL_SECONDS)
 
     def wait(
         self,
         needed: Sequence[int],
-        have: Callable[[], list[int]],
+        num_windows: Callable[[], list[int]],
         stopping: Callable[[], bool],
         any_of: Callable,
     ) -> str | None:
-        """Return when every process has what it needs, or one stops; or why training cannot continue.
+        """Wait until every process has the windows that it needs, or one of them stops.
 
-        Every process calls it at the same place. Costs nothing once all sources are complete everywhere.
+        Every process calls it at the same place. Once all sources are complete in all processes, it
+        returns immediately.
 
         Args:
-            needed: windows of each source.
-            have: windows of each source that are there.
-            any_of: whether any process has each of the flags that it is given set.
+            needed: number of windows of each source that the next step needs.
+            num_windows: returns the number of windows of each source that are prepared.
+            stopping: returns whether this process was asked to stop.
+            any_of: takes flags, and returns for each whether it is set in any process.
+
+        Returns:
+            The reason if training cannot continue, else None.
         """
-        begin = time.perf_counter()
+        started = time.perf_counter()
         while self._growing:
-            complete, failure = False, None
+            complete = False
+            failure = None
             try:
-                complete = self._check(needed, have())
+                complete = self._check(needed, num_windows())
             except (BadInput, TrainingStopped) as error:
                 failure = str(error)
-            behind = not complete and any(map(int.__lt__, have(), needed))
-            behind, failed, stop, self._growing = any_of(
-                behind, failure is not None, stopping(), not complete
-            )
-            if failed:
+            prepared = num_windows()
+            is_behind = not complete and not _has_all(prepared, needed)
+            flags = (is_behind, failure is not None, stopping(), not complete)
+            any_behind, any_failed, any_stopping, self._growing = any_of(*flags)
+            if any_failed:
                 return failure or "the reader of another process failed (see above)"
-            if stop or not behind:
+            if any_stopping or not any_behind:
                 break
-            self._log_now_and_then(
-                f"{sum(map(min, have(), needed)):,} of {sum(needed):,} windows are there"
-            )
+            num_prepared = sum(map(min, prepared, needed))
+            self._log_now_and_then(f"{num_prepared:,} of {sum(needed):,} windows are prepared")
             time.sleep(POLL_SECONDS)
-        self.waited_seconds += time.perf_counter() - begin
+        self.waited_seconds += time.perf_counter() - started
         return None
 
     def close(self) -> None:
         """End the readers."""
-        for reader in filter(None, self.readers):
-            reader.close()
+        for reader in self.readers:
+            if reader:
+                reader.close()
 
-    def _check(self, needed: Sequence[int], have: Sequence[int]) -> bool:
-        """Check the readers, and open what is new; return whether all sources are known to be complete."""
+    def _check(self, needed: Sequence[int], prepared: Sequence[int]) -> bool:
+        """Check the readers, and open new shards.
+
+        Returns:
+            Whether all sources are known to be complete.
+        """
         for reader, windows in zip(self.readers, needed, strict=True):
             if reader:
                 reader.prefetch(windows)
                 reader.check()
-        # Reading the manifests costs a millisecond: not at every step while there is enough.
-        if (
-            all(map(int.__ge__, have, needed))
-            and time.monotonic() - self._refreshed <= REFRESH_SECONDS
-        ):
+        # Reading the manifests takes a millisecond, too long for each step that does not wait.
+        is_recent = time.monotonic() - self._refreshed <= REFRESH_SECONDS
+        if is_recent and _has_all(prepared, needed):
             return False
         self._refreshed = time.monotonic()
         return self.refresh()
 
-    def _log_now_and_then(self, what: str) -> None:
+    def _log_now_and_then(self, description: str) -> None:
         if time.monotonic() - self._logged > LOG_SECONDS:
             self._logged = time.monotonic()
-            log.info(f"data     waiting: {what}")
+            log.info(f"data     waiting: {description}")
+
+
+def _has_all(prepared: Sequence[int], needed: Sequence[int]) -> bool:
+    """Return whether each source has at least the number of windows that are needed."""
+    return all(have >= need for have, need in zip(prepared, needed, strict=True))

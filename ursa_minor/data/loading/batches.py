@@ -9,15 +9,25 @@ from ursa_minor.data.loading.windows import Windows
 
 
 class Mapped:
-    """Batches straight from the memory maps."""
+    """Reads batches from memory-mapped files.
+
+    Args:
+        sources: the windows of each source.
+        device: where the batches are.
+    """
 
     def __init__(self, sources: Sequence[Windows], device: torch.device):
-        self._sources, self._device = sources, device
+        self._sources = sources
+        self._device = device
 
     def batch(self, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs_BT and targets_BT, (B, T) int64 on the device, of ``draws``, (B, 2): source, window.
+        """Return inputs_BT and targets_BT, (B, T) int64 on the device.
 
-        Raises BadInput as ``Windows.read`` does.
+        Args:
+            draws: (B, 2) int64, the source and the window of each sequence.
+
+        Raises:
+            BadInput: as ``Windows.read``.
         """
         rows_BT1 = np.empty((len(draws), self._sources[0].sequence_length + 1), dtype=np.int64)
         for row_T1, (source, window) in zip(rows_BT1, draws.tolist(), strict=True):
@@ -26,51 +36,72 @@ class Mapped:
 
 
 class Resident:
-    """The same batches from ids that live on the device whole (4 bytes each): for sources that fit there and are complete.
+    """Reads the same batches from ids that are stored on the device (4 bytes each).
 
-    Raises BadInput at construction for an id out of the vocabulary, or a shard that was deleted.
+    Args:
+        sources: the windows of each source, which must be complete.
+        device: where the ids and the batches are.
+
+    Raises:
+        BadInput: an id is outside the vocabulary, or a shard was deleted.
     """
 
     def __init__(self, sources: Sequence[Windows], device: torch.device):
         self._device = device
-        parts, self._starts, begin = [np.empty(0, np.int32)], [], 0
+        shard_ids = [np.empty(0, np.int32)]
+        # For each source, the position in all ids at which each window starts, (windows,) int64.
+        self._window_starts = []
+        shard_start = 0
         for source in sources:
             starts = [np.empty(0, np.int64)]
             for ids, num_windows in source.read_all():
-                starts.append(begin + np.arange(num_windows) * source.sequence_length)
-                begin += len(ids)
-                parts.append(ids)
-            self._starts.append(np.concatenate(starts))
-        self._ids = torch.from_numpy(np.concatenate(parts)).to(device)
-        self._places_T1 = torch.arange(sources[0].sequence_length + 1, device=device)
+                starts.append(shard_start + np.arange(num_windows) * source.sequence_length)
+                shard_start += len(ids)
+                shard_ids.append(ids)
+            self._window_starts.append(np.concatenate(starts))
+        self._ids = torch.from_numpy(np.concatenate(shard_ids)).to(device)
+        self._offsets_T1 = torch.arange(sources[0].sequence_length + 1, device=device)
 
     def batch(self, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs_BT and targets_BT, (B, T) int64 on the device, of ``draws``, (B, 2): source, window."""
-        starts = np.array(
-            [self._starts[source][window] for source, window in draws.tolist()], dtype=np.int64
-        )
-        starts_B1 = _to_device(starts, self._device)[:, None]
-        return _inputs_and_targets(self._ids[starts_B1 + self._places_T1].long())
+        """Return inputs_BT and targets_BT, (B, T) int64 on the device.
+
+        Args:
+            draws: (B, 2) int64, the source and the window of each sequence.
+        """
+        starts = [self._window_starts[source][window] for source, window in draws.tolist()]
+        starts_B = _to_device(np.array(starts, dtype=np.int64), self._device)
+        positions_BT1 = starts_B[:, None] + self._offsets_T1
+        return _inputs_and_targets(self._ids[positions_BT1].long())
 
 
 def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
-    # From pinned memory the copy does not wait for the step in flight. torch lends pinned memory anew for each batch and
-    # takes none back before its copy is done; a buffer of our own could be overwritten under the copy.
+    # A copy from pinned memory does not wait for the step that is running. torch allocates pinned
+    # memory for each batch and reuses it only after the copy; a buffer that we reuse ourselves
+    # could be overwritten during the copy.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _inputs_and_targets(ids_BT1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Whole tensors, not views: a compiled step copies an input that does not begin at a multiple of 16 bytes.
+    # Not views: a compiled step would copy an input that does not start at a multiple of 16 bytes.
     return ids_BT1[:, :-1].contiguous(), ids_BT1[:, 1:].contiguous()
 
 
 def eval_batches(
     batches: Mapped | Resident, draws: np.ndarray, *, batch_size: int, rank: int, num_processes: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield this process's share of ``draws``: inputs_BT and targets_BT, B up to ``batch_size``, each draw once."""
-    mine = draws[rank::num_processes]
-    for begin in range(0, len(mine), batch_size):
-        yield batches.batch(mine[begin : begin + batch_size])
+    """Yield this process's share of the draws: inputs_BT and targets_BT, (B, T) int64.
+
+    Args:
+        batches: reads the windows.
+        draws: (n, 2) int64, the source and the window of each sequence. Each is yielded once, by
+            one process.
+        batch_size: number of sequences in a batch. The last batch may have fewer.
+        rank: of this process.
+        num_processes: number of processes that share the draws.
+    """
+    own_draws = draws[rank::num_processes]
+    for start in range(0, len(own_draws), batch_size):
+        yield batches.batch(own_draws[start : start + batch_size])

@@ -1,5 +1,6 @@
-"""The data of a run: its sources opened, what is still being prepared waited for, batches of it."""
+"""Open the data of a run, wait for what is still being prepared, and yield batches."""
 
+import math
 import os
 import resource
 from collections.abc import Iterator, Sequence
@@ -26,45 +27,58 @@ from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
 
 # With data_device = auto, training ids (4 bytes each) up to this size are kept on the GPU.
 RESIDENT_BYTES = 2**30
-PROMPTS, PROMPT_TOKENS, PROMPT_WORDS = 3, 8, 4  # of samples, where the recipe has none
+# Prompts of samples, if the recipe has none.
+PROMPTS = 3
+PROMPT_TOKENS = 8
+PROMPT_WORDS = 4
+PROMPT_WINDOWS = 100  # windows of the validation split in which prompts are looked for
+# A note is logged if the bytes per token of validation and training text differ by this factor.
+OTHER_TEXT = 4 / 3
 
 
 class OpenedSource:
-    """One source of a run: its folder of shards, opened; ``train`` grows with ``refresh`` until the source is complete.
+    """One source of a run: the windows of its folder of shards.
+
+    ``train`` grows with ``refresh`` until the source is complete.
 
     Args:
-        weight: its share of the windows, relative to the others'.
-        manifest: of the folder.
-        consumed: whether shards that were trained on may be gone.
+        weight: share of the training windows, relative to the weights of the other sources.
+        folder: the folder of shards.
+        manifest: the manifest of the folder.
+        model: the recipe's section.
+        consumed: whether shards that were trained on may have been deleted.
 
-    Raises BadInput where the shards are not what the manifest says, or hold no window.
+    Raises:
+        BadInput: the shards differ from the manifest, or a split has no complete window.
     """
 
     def __init__(
         self, weight: float, folder: Path, manifest: Manifest, model: keys.Model, *, consumed: bool
     ):
-        self.weight, self.folder, self.manifest = weight, folder, manifest
-        self._model, self._consumed = model, consumed
+        self.weight = weight
+        self.folder = folder
+        self.manifest = manifest
+        self._model = model
+        self._consumed = consumed
         self.validation = self.open("validation")
         self.train = self.open("train")
 
     def open(self, split: str) -> windows.Windows:
         """Return the windows of a split's shards."""
-        # pretrained.complete has set it for init_from.
-        assert self._model.vocab_size is not None
+        assert self._model.vocab_size is not None  # pretrained.complete sets it for init_from
         opened = windows.Windows(self._model.sequence_length, self._model.vocab_size)
         self._append(opened, split, 0)
         return opened
 
     def refresh(self) -> None:
-        """Open the train shards that are new."""
+        """Open the training shards that were added since the last call."""
         if not self.manifest.complete:
             num_opened = len(self.manifest.splits["train"])
             self.manifest = manifests.describe_folder(self.folder)
             self._append(self.train, "train", num_opened)
 
     def _append(self, opened: windows.Windows, split: str, num_opened: int) -> None:
-        """Open the shards of a split from number ``num_opened`` on."""
+        """Open the shards of a split, except for the first ``num_opened``."""
         new_shards = self.manifest.splits[split][num_opened:]
         manifests.check_unchanged(self.folder, new_shards)
         for shard in new_shards:
@@ -74,63 +88,64 @@ class OpenedSource:
             else:
                 opened.append(path, shard.tokens, *shards.open_ids(path, shard.tokens))
         if self.manifest.tokenizer is None and os.environ.get("RANK", "0") == "0":
-            opened.check_ids()  # shards that others made; ours were checked when they were written
+            # Shards of another program. Our own shards are checked when they are written.
+            opened.check_ids()
         if not opened.num_windows and (self.manifest.complete or split != "train"):
             length = self._model.sequence_length
             raise BadInput(
-                f"{self.folder}: the {split} split has {opened.num_tokens} tokens, and a window needs sequence_length + 1 "
-                f"= {length + 1} of one shard. Give more text, or a smaller --sequence_length"
+                f"{self.folder}: the {split} split has {opened.num_tokens} tokens. A window needs "
+                f"sequence_length + 1 = {length + 1} tokens of one shard. Add text, or use a "
+                f"smaller --sequence_length"
             )
 
 
 class Corpus:
-    """The data of a run; a context manager that ends the processes which prepare it.
+    """The data of a run. At the end of its ``with`` block, the processes that prepare data end.
 
-    What is not prepared yet is prepared in the background; construction waits for the validation split.
+    Sources that are not complete are prepared in the background. The constructor waits until each
+    has its validation split and its first training shard.
 
     Args:
-        argv: the command line of the run, for the processes that prepare.
+        recipe: the complete recipe.
+        argv: the flags that make prepare_data.py read the same recipe.
 
     Attributes:
-        sources: one, or those of a mixture.
-        test: the windows of that split, where a single source has one.
-        tokenizer: of all shards; ``bytes_per_token``: (vocab_size,) int64, bytes of text of each id.
-        data_wait: the background processes.
+        sources: the opened sources.
+        test: the windows of the test split, if the only source has one, else None.
+        tokenizer: the tokenizer of all shards.
+        bytes_per_token: (vocab_size,) int64, number of bytes of text of each id.
+        data_wait: the processes in the background.
         is_consumed: whether shards are deleted when they have been trained on.
     """
 
     def __init__(self, recipe: keys.Recipe, argv: Sequence[str]):
         self._recipe = recipe
+        self._weights = tuple(source.weight for source in recipe.data.resolved_sources)
         self.is_consumed = recipe.data.stream_keep == "consumed"
-        data, model = recipe.data, recipe.model
-        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # Each shard needs an open file.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-        asked = data.resolved_sources
-        found = [None if source.is_token_folder else find_source(source) for source in asked]
-        folders = [
-            one.folder if one else Path(str(each.data_dir))
-            for one, each in zip(found, asked, strict=True)
-        ]
-        self._weights = tuple(source.weight for source in asked)
+        _allow_open_files()
+
+        found_sources: list[FoundSource | None] = []
+        folders: list[Path] = []
+        for source in recipe.data.resolved_sources:
+            found_source = None if source.is_token_folder else find_source(source)
+            found_sources.append(found_source)
+            folders.append(found_source.folder if found_source else Path(str(source.data_dir)))
         if self.is_consumed:
-            plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
-            most_windows = [_most_windows(source, model.sequence_length) for source in found]
-            self.order(plan).check_single_epoch(recipe.schedule.max_steps, most_windows)
-        readers = [_start_reader(number, source, argv) for number, source in enumerate(found)]
+            self._check_single_epoch(found_sources)
+
+        readers = [_start_reader(number, found, argv) for number, found in enumerate(found_sources)]
         self.data_wait = DataWait(readers, self.refresh)
-        streams = [source.folder / shards.MANIFEST for source in found if source]
+        started = [found.folder / shards.MANIFEST for found in found_sources if found]
         self.data_wait.until(
-            lambda: all(path.is_file() for path in streams),
+            lambda: all(path.is_file() for path in started),
             "the reader prepares the validation split, then the first shard",
         )
+
         source_manifests = [manifests.describe_folder(folder) for folder in folders]
         self.tokenizer = open_tokenizer(recipe, dict(zip(folders, source_manifests, strict=True)))
-        assert model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
-        self.bytes_per_token = np.zeros(model.vocab_size, dtype=np.int64)
-        self.bytes_per_token[: len(self.tokenizer)] = tokenization.token_bytes(self.tokenizer)
+        self.bytes_per_token = _bytes_of_ids(self.tokenizer, recipe.model)
         self.sources = [
-            OpenedSource(weight, folder, manifest, model, consumed=self.is_consumed)
+            OpenedSource(weight, folder, manifest, recipe.model, consumed=self.is_consumed)
             for weight, folder, manifest in zip(
                 self._weights, folders, source_manifests, strict=True
             )
@@ -142,31 +157,34 @@ class Corpus:
         return self
 
     def __exit__(self, *_) -> None:
-        self.data_wait.close()  # what they have finished is kept
+        self.data_wait.close()
 
     @property
     def complete(self) -> bool:
-        """Whether no source grows any more."""
+        """Whether all sources are completely prepared."""
         return all(source.manifest.complete for source in self.sources)
 
     @property
     def whole(self) -> bool:
-        """Whether all of the train split is there: complete, and nothing of it is deleted after its use."""
+        """Whether the training split is complete, and stays so (it is not consumed)."""
         return self.complete and not self.is_consumed
 
     @property
     def epoch_windows(self) -> list[int | None]:
-        """How many windows an epoch of each source has; None while that is not known."""
-        return [one.train.num_windows if one.manifest.complete else None for one in self.sources]
+        """Number of windows in an epoch of each source, or None while it is being prepared."""
+        return [
+            source.train.num_windows if source.manifest.complete else None
+            for source in self.sources
+        ]
 
     def refresh(self) -> bool:
-        """Open the train shards that are new; return ``complete``."""
+        """Open the new training shards. Return ``complete``."""
         for source in self.sources:
             source.refresh()
         return self.complete
 
     def order(self, plan: Plan) -> window_order.TrainOrder:
-        """Return which windows each process reads at each step."""
+        """Return the order of the training windows."""
         return window_order.TrainOrder(
             weights=self._weights,
             sequence_length=self._recipe.model.sequence_length,
@@ -184,17 +202,25 @@ class Corpus:
     def train_batches(
         self, device: torch.device
     ) -> window_batches.Mapped | window_batches.Resident:
-        """Return where batches come from: memory-mapped files, or ids that live on the card whole (data_device)."""
-        wanted, train = self._recipe.data.data_device, [source.train for source in self.sources]
-        if wanted == "cuda" and device.type != "cuda":
+        """Return what reads training windows: from memory maps or from the device's memory.
+
+        Raises:
+            BadInput: data_device = cuda on another device, or before the data are complete.
+        """
+        data_device = self._recipe.data.data_device
+        train = [source.train for source in self.sources]
+        if data_device == "cuda" and device.type != "cuda":
             raise BadInput(f"data_device = cuda: this run is on {device}; use --data_device auto")
-        if wanted == "cuda" and not self.complete:
+        if data_device == "cuda" and not self.complete:
             raise BadInput(
-                "data_device = cuda needs all of the data: run prepare_data.py first, or use auto"
+                "data_device = cuda needs completely prepared data: run prepare_data.py first, or "
+                "use --data_device auto"
             )
-        small = self.complete and 4 * sum(split.num_tokens for split in train) <= RESIDENT_BYTES
-        whole = wanted == "cuda" or (wanted == "auto" and device.type == "cuda" and small)
-        return (window_batches.Resident if whole else window_batches.Mapped)(train, device)
+        num_bytes = 4 * sum(split.num_tokens for split in train)
+        fits = self.complete and num_bytes <= RESIDENT_BYTES
+        if data_device == "cuda" or (data_device == "auto" and device.type == "cuda" and fits):
+            return window_batches.Resident(train, device)
+        return window_batches.Mapped(train, device)
 
     def eval_batches(
         self,
@@ -210,42 +236,55 @@ class Corpus:
 
         Args:
             split: validation or test.
-            max_tokens: about so many of the split, spread evenly; 0 = all.
+            max_tokens: about this many tokens, spread evenly over the split; 0 for all.
+            batch_size: number of sequences in a batch. The last batch may have fewer.
+            device: where the batches are.
+            rank: of this process.
+            num_processes: number of processes that share the split.
         """
-        found = [source.validation for source in self.sources]
+        split_windows = [source.validation for source in self.sources]
         if split == "test":
-            assert self.test is not None  # who asks for it has seen that it is there
-            found = [self.test]
-        draws = window_order.eval_draws(
-            [opened.num_windows for opened in found],
-            self._weights,
-            max_windows=max(1, max_tokens // self._recipe.model.sequence_length)
-            if max_tokens
-            else 0,
-        )
-        batches = window_batches.Mapped(found, device)
+            assert self.test is not None  # the caller has checked it
+            split_windows = [self.test]
+        max_windows = 0
+        if max_tokens:
+            max_windows = max(1, max_tokens // self._recipe.model.sequence_length)
+        num_windows = [windows_of_source.num_windows for windows_of_source in split_windows]
+        draws = window_order.eval_draws(num_windows, self._weights, max_windows=max_windows)
+        batches = window_batches.Mapped(split_windows, device)
         return window_batches.eval_batches(
             batches, draws, batch_size=batch_size, rank=rank, num_processes=num_processes
         )
 
     def contents(self) -> list[dict]:
-        """Return the identity of each source, which a resumed run must find again."""
+        """Return the identity of each source, by which a resumed run recognizes its data."""
         return [
             {"weight": source.weight} | manifests.contents(source.manifest)
             for source in self.sources
         ]
 
     def check_same_data(self, where: Path, before: list[dict]) -> None:
-        """Raise BadInput unless the data begins as it was ``before``; what is being read anew is waited for."""
-        if [state["weight"] for state in before] != [source.weight for source in self.sources]:
+        """Check that the data continue those of a checkpoint, and wait for shards if necessary.
+
+        Args:
+            where: path of the checkpoint, for messages.
+            before: ``contents()`` of the run that wrote the checkpoint.
+
+        Raises:
+            BadInput: the weights of the sources or the shards differ.
+        """
+        weights = [source.weight for source in self.sources]
+        if [state["weight"] for state in before] != weights:
             raise BadInput(
-                f"{where}: was trained with other weights of its sources; restore them, or give another --run_name"
+                f"{where} was trained with other weights of the sources. Restore them, or use "
+                f"another --run_name"
             )
 
         pairs = list(zip(before, self.sources, strict=True))
 
-        def there() -> bool:
-            # Of data that had ended it is known only at its end, or beyond it, that this ends at the same place.
+        def are_shards_prepared() -> bool:
+            # If the data were complete, one more shard, or the end of the data, shows whether they
+            # still end at the same place.
             for state, source in pairs:
                 num_shards = len(source.manifest.splits["train"])
                 needed = state["shards"] + state["complete"]
@@ -253,86 +292,144 @@ class Corpus:
                     return self.refresh()
             return True
 
-        self.data_wait.until(there, "the shards that the checkpoint has seen")
+        self.data_wait.until(are_shards_prepared, "the shards that the checkpoint was trained on")
         for state, source in pairs:
             manifests.check_same_contents(where, state, source.manifest)
 
     def describe(self, plan: Plan) -> Iterator[str]:
-        """Yield one line for each source that the run reads, and notes on its text and its disk."""
+        """Yield one line for each source of the run, and notes about its text and its disk."""
         order = self.order(plan)
-        read = order.read_before(self._recipe.schedule.max_steps)
-        for source, windows_read, share in zip(self.sources, read, order.shares(), strict=True):
-            folder = source.folder
-            train = source.train
-            manifest = manifests.describe_folder(folder)
-            complete = manifest.complete
-            tokens = windows_read * train.sequence_length
-            # While the folder grows, it has more tokens than are opened.
-            there = shards.count_tokens(manifest.splits["train"])
-            epochs = f" ({tokens / there:.2f} epochs)" if complete else ""
-            state = "" if complete else " so far, more are being read"
-            part = f", {share:.1%} of its windows" if share < 1 else ""
-            yield f"data     {folder}: {there:,} train tokens{state}; the run reads {tokens:,}{epochs}{part}"
-            if train.dropped_tokens > 0.01 * train.num_tokens:
-                yield f"note     {train.dropped_tokens:,} of its tokens, at the ends of shards, are in no window"
-            if complete and tokens > MANY_EPOCHS * there:
-                fix = "Give more text or fewer --max_steps, a smaller model, or dropout"
-                if self._recipe.saving.load_best_model_at_end:
-                    fix = "model/ keeps the weights of the lowest one"
+        num_read = order.read_before(self._recipe.schedule.max_steps)
+        for source, windows_read, share in zip(self.sources, num_read, order.shares(), strict=True):
+            # The folder may have grown since its shards were opened.
+            manifest = manifests.describe_folder(source.folder)
+            tokens_read = windows_read * source.train.sequence_length
+            yield _describe_source(source.folder, manifest, tokens_read, share)
+            yield from self._describe_text(source, manifest, tokens_read)
+            mount = files.network_mount(source.folder)
+            if mount:
                 yield (
-                    f"note     more than {MANY_EPOCHS} epochs: the model begins to learn this text by heart, and the "
-                    f"validation loss may rise. {fix}"
+                    f"note     {source.folder} is on a network file system ({mount}), from which "
+                    f"each window is read. Copy it to a local disk: cp -r {source.folder} "
+                    f"/local/disk, then --data_dir /local/disk/{source.folder.name}"
                 )
-            held_out = _bytes_per_token(manifest.splits["validation"])
-            trained = _bytes_per_token(manifest.splits["train"])
-            if held_out and trained and not 3 / 4 < held_out / trained < 4 / 3:
-                fix = ": --validation_files FILE" if self._recipe.data.data_files else ""
+
+    def _describe_text(
+        self, source: OpenedSource, manifest: Manifest, tokens_read: int
+    ) -> Iterator[str]:
+        """Yield notes about the text of a source.
+
+        Args:
+            source: the opened source.
+            manifest: of its folder, as it is now.
+            tokens_read: number of its tokens that the run reads.
+        """
+        dropped = source.train.dropped_tokens
+        if dropped > 0.01 * source.train.num_tokens:
+            yield f"note     {dropped:,} of its tokens, at the ends of shards, are in no window"
+        num_tokens = shards.count_tokens(manifest.splits["train"])
+        if manifest.complete and tokens_read > MANY_EPOCHS * num_tokens:
+            advice = "Add text, or use fewer --max_steps, a smaller model, or dropout"
+            if self._recipe.saving.load_best_model_at_end:
+                advice = "model/ keeps the weights with the lowest one"
+            yield (
+                f"note     more than {MANY_EPOCHS} epochs: the model begins to memorize this text, "
+                f"and the validation loss may rise. {advice}"
+            )
+        validation_bytes = _bytes_per_token(manifest.splits["validation"])
+        train_bytes = _bytes_per_token(manifest.splits["train"])
+        if validation_bytes and train_bytes:
+            ratio = validation_bytes / train_bytes
+            if not 1 / OTHER_TEXT < ratio < OTHER_TEXT:
+                advice = "Validate on text like that of training"
+                if self._recipe.data.data_files:
+                    advice += ": --validation_files FILE"
                 yield (
-                    f"note     validation has {held_out:.2f} bytes per token, train {trained:.2f}: they may be of other "
-                    f"kinds. Validate on text like that of training{fix}"
-                )
-            if mount := files.network_mount(folder):
-                yield (
-                    f"note     {folder} lies on {mount}, over the network: each window is fetched from there. Copy it to "
-                    f"a local disk: cp -r {folder} /local/disk, then --data_dir /local/disk/{folder.name}"
+                    f"note     validation has {validation_bytes:.2f} bytes per token, train "
+                    f"{train_bytes:.2f}: they may be different kinds of text. {advice}"
                 )
 
     def beginnings(self) -> list[str]:
-        """Return the beginnings of the first documents of the validation split, for samples to continue."""
-        validation, end, found = self.sources[0].validation, self.tokenizer.eos_token_id, []
+        """Return the beginnings of the first validation documents, as prompts of samples."""
+        validation = self.sources[0].validation
+        eos_token_id = self.tokenizer.eos_token_id
+        prompts = []
         row_T1 = np.empty(self._recipe.model.sequence_length + 1, dtype=np.int64)
-        for window in range(min(validation.num_windows, 100)):
+        for window in range(min(validation.num_windows, PROMPT_WINDOWS)):
             validation.read(window, row_T1)
-            for start in np.flatnonzero(row_T1[:-1] == end):
+            for start in np.flatnonzero(row_T1[:-1] == eos_token_id):
                 ids = row_T1[start + 1 : start + 1 + PROMPT_TOKENS]
                 # Keep the ids of this document only.
-                text = tokenization.decode(self.tokenizer, ids[np.cumsum(ids == end) == 0].tolist())
-                found.append(text.partition("\n")[0])
-        if (
-            len(found) == 1
-            and self._recipe.data.data_files
-            and not self._recipe.data.validation_files
-        ):
-            # The text was cut, perhaps inside a word.
-            found = self._first_words() or [found[0].partition(" ")[2] or found[0]]
-        return [text for text in found if text.strip()][:PROMPTS] or [""]
+                ids = ids[np.cumsum(ids == eos_token_id) == 0]
+                text = tokenization.decode(self.tokenizer, ids.tolist())
+                prompts.append(text.partition("\n")[0])
+
+        data = self._recipe.data
+        if len(prompts) == 1 and data.data_files and not data.validation_files:
+            # The validation split is the end of a text, which may begin inside a word.
+            prompts = self._first_words() or [prompts[0].partition(" ")[2] or prompts[0]]
+        prompts = [prompt for prompt in prompts if prompt.strip()]
+        return prompts[:PROMPTS] or [""]
 
     def _first_words(self) -> list[str]:
-        """Return the first words of the validation split's first line of words, if any."""
-        validation, row_T1 = (
-            self.sources[0].validation,
-            np.empty(self._recipe.model.sequence_length + 1, np.int64),
-        )
-        for window in range(min(validation.num_windows, 100)):
+        """Return the first words of the first line of text in the validation split, if any."""
+        validation = self.sources[0].validation
+        row_T1 = np.empty(self._recipe.model.sequence_length + 1, dtype=np.int64)
+        for window in range(min(validation.num_windows, PROMPT_WINDOWS)):
             validation.read(window, row_T1)
-            for line in tokenization.decode(self.tokenizer, row_T1.tolist()).split("\n")[1:-1]:
-                if line[:1].isalpha() and len(words := line.split()) > PROMPT_WORDS:
+            text = tokenization.decode(self.tokenizer, row_T1.tolist())
+            for line in text.split("\n")[1:-1]:  # the first and the last line are incomplete
+                words = line.split()
+                if line[:1].isalpha() and len(words) > PROMPT_WORDS:
                     return [" ".join(words[:PROMPT_WORDS])]
         return []
 
+    def _check_single_epoch(self, found_sources: Sequence[FoundSource | None]) -> None:
+        """Raise BadInput if the run would read a consumed source more than once."""
+        plan = make_plan(self._recipe, int(os.environ.get("WORLD_SIZE", "1")))
+        sequence_length = self._recipe.model.sequence_length
+        most_windows = [_most_windows(found, sequence_length) for found in found_sources]
+        max_steps = self._recipe.schedule.max_steps
+        self.order(plan).check_single_epoch(max_steps, most_windows)
+
+
+def _allow_open_files() -> None:
+    """Raise this process's limit of open files as far as possible. Each shard needs one."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+
+
+def _bytes_of_ids(tokenizer: PreTrainedTokenizerFast, model: keys.Model) -> np.ndarray:
+    """Return the number of bytes of text of each id, (vocab_size,) int64; 0 for padding rows."""
+    assert model.vocab_size is not None  # pretrained.complete sets it for init_from
+    bytes_per_token = np.zeros(model.vocab_size, dtype=np.int64)
+    bytes_per_token[: len(tokenizer)] = tokenization.token_bytes(tokenizer)
+    return bytes_per_token
+
+
+def _describe_source(folder: Path, manifest: Manifest, tokens_read: int, share: float) -> str:
+    """Return the header's line about a source: its size, and how much of it the run reads.
+
+    Args:
+        folder: the folder of shards.
+        manifest: of the folder.
+        tokens_read: number of its tokens that the run reads.
+        share: its share of the training windows.
+    """
+    num_tokens = shards.count_tokens(manifest.splits["train"])
+    size = f"{num_tokens:,} train tokens"
+    reads = f"the run reads {tokens_read:,}"
+    if manifest.complete:
+        reads += f" ({tokens_read / num_tokens:.2f} epochs)"
+    else:
+        size += " so far, more are being prepared"
+    if share < 1:
+        reads += f", {share:.1%} of its windows"
+    return f"data     {folder}: {size}; {reads}"
+
 
 def _bytes_per_token(split_shards: list[shards.Shard]) -> float:
-    """Return the mean of the shards of a split. 0 if it is not known."""
+    """Return the mean number of bytes per token of a split, or 0 if it is not known."""
     return shards.count_text_bytes(split_shards) / max(1, shards.count_tokens(split_shards))
 
 
@@ -381,7 +478,7 @@ class TrainLoader:
         return None
 
     def delete_consumed(self, step: int) -> None:
-        """With stream_keep = consumed, delete the shards that neither ``step`` nor a later one reads."""
+        """With stream_keep = consumed, delete the shards that no step from ``step`` on reads."""
         if not self._corpus.is_consumed:
             return
         oldest_windows = self._order.oldest_needed(step)
@@ -393,51 +490,80 @@ class TrainLoader:
 def open_tokenizer(
     recipe: keys.Recipe, manifest_by_folder: dict[Path, Manifest]
 ) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that the shards of all folders, with their manifests, were made with.
+    """Return the tokenizer with which the shards of all folders were made.
 
-    Raises BadInput when they do not fit it, or each other.
+    Args:
+        recipe: the complete recipe.
+        manifest_by_folder: the folders of shards and their manifests.
+
+    Raises:
+        BadInput: the folders, the recipe's tokenizer and the model's tokenizer do not agree.
     """
-    wanted = recipe.data.tokenizer
-    own = [folder / "tokenizer" for folder in manifest_by_folder if (folder / "tokenizer").is_dir()]
-    name = str(own[0]) if own else wanted
+    stated_name = recipe.data.tokenizer
+    # A tokenizer that was trained on the text is stored next to its shards.
+    stored = [folder / "tokenizer" for folder in manifest_by_folder]
+    stored = [path for path in stored if path.is_dir()]
+    name = str(stored[0]) if stored else stated_name
     if name in keys.TRAINED_TOKENIZERS:
+        folder = next(iter(manifest_by_folder))
         raise BadInput(
-            f"tokenizer = {name}: is made from text, and {next(iter(manifest_by_folder))} holds shards of others; give the one "
-            f"that they were made with: --tokenizer openai-community/gpt2, or a folder"
+            f"tokenizer = {name}: this tokenizer is trained on text, but {folder} contains token "
+            f"shards. State the tokenizer with which they were made, for example "
+            f"--tokenizer openai-community/gpt2, or a folder"
         )
     tokenizer = tokenization.load(name)
     fingerprint = tokenization.fingerprint(tokenizer)
     for folder, manifest in manifest_by_folder.items():
-        reference = manifest.tokenizer
-        if reference is None:
-            continue
-        is_other = reference.fingerprint != fingerprint
-        if wanted not in (reference.name, *keys.TRAINED_TOKENIZERS) and not is_other:
-            # The same tokenizer may have two names.
-            is_other = tokenization.fingerprint(tokenization.load(wanted)) != fingerprint
-        if is_other:
-            raise BadInput(
-                f"tokenizer = {wanted}: the shards in {folder} were made with another tokenizer"
-            )
-    begun_from = recipe.model.init_from
-    if begun_from not in (None, name) and _fingerprint_at(begun_from) not in (None, fingerprint):
+        _check_tokenizer_of_shards(folder, manifest, stated_name, fingerprint)
+
+    init_from = recipe.model.init_from
+    if init_from not in (None, name) and _fingerprint_of(init_from) not in (None, fingerprint):
         raise BadInput(
-            f"tokenizer = {wanted}: is not the one of init_from = {begun_from}, whose ids mean other text; use "
-            f"--tokenizer {begun_from}"
+            f"tokenizer = {stated_name} differs from the tokenizer of init_from = {init_from}, "
+            f"whose ids stand for other text; use --tokenizer {init_from}"
         )
-    assert recipe.model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
+    assert recipe.model.vocab_size is not None  # pretrained.complete sets it for init_from
     if len(tokenizer) > recipe.model.vocab_size:
+        next_multiple = math.ceil(len(tokenizer) / 64) * 64
         raise BadInput(
-            f"vocab_size = {recipe.model.vocab_size}: the tokenizer has {len(tokenizer)} ids; use --vocab_size "
-            f"{-(-len(tokenizer) // 64) * 64}"
+            f"vocab_size = {recipe.model.vocab_size}: the tokenizer has {len(tokenizer)} ids; "
+            f"use --vocab_size {next_multiple}"
         )
     return tokenizer
 
 
-def _fingerprint_at(model: str) -> str | None:
-    """Return the fingerprint of a model's own tokenizer; None where it has none, and the recipe decides."""
+def _check_tokenizer_of_shards(
+    folder: Path, manifest: Manifest, stated_name: str, fingerprint: str
+) -> None:
+    """Raise BadInput if the shards of a folder were made with another tokenizer.
+
+    Args:
+        folder: the folder of shards.
+        manifest: of the folder. Shards of another program do not name their tokenizer.
+        stated_name: the recipe's tokenizer.
+        fingerprint: of the tokenizer that the run uses.
+    """
+    reference = manifest.tokenizer
+    if reference is None:
+        return
+    is_other = reference.fingerprint != fingerprint
+    if stated_name not in (reference.name, *keys.TRAINED_TOKENIZERS) and not is_other:
+        # The same tokenizer may have two names.
+        is_other = _fingerprint_of_name(stated_name) != fingerprint
+    if is_other:
+        raise BadInput(
+            f"tokenizer = {stated_name}: the shards in {folder} were made with another tokenizer"
+        )
+
+
+def _fingerprint_of_name(name: str) -> str:
+    return tokenization.fingerprint(tokenization.load(name))
+
+
+def _fingerprint_of(model: str) -> str | None:
+    """Return the fingerprint of a model's tokenizer, or None if the model has none."""
     try:
-        return tokenization.fingerprint(tokenization.load(model))
+        return _fingerprint_of_name(model)
     except BadInput:
         return None
 
@@ -445,18 +571,19 @@ def _fingerprint_at(model: str) -> str | None:
 def _start_reader(
     number: int, source: FoundSource | None, argv: Sequence[str]
 ) -> Preparation | None:
-    """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
-    if (
-        source is None
-        or os.environ.get("LOCAL_RANK", "0") != "0"
-        or manifests.is_complete(source.folder)
-    ):
+    """Start prepare_data.py for a source that is not complete.
+
+    Only the first process of each machine starts one.
+    """
+    is_first_process = os.environ.get("LOCAL_RANK", "0") == "0"
+    if source is None or not is_first_process or manifests.is_complete(source.folder):
         return None
     return Preparation(reader_command(argv, number))
 
 
 def _most_windows(source: FoundSource | None, sequence_length: int) -> int | None:
-    """Return a bound of an epoch's windows that is known before any is read."""
-    bounds = [source.most_tokens, source.config.limit_tokens] if source else []
-    most = min(filter(None, bounds), default=None)
-    return most and most // sequence_length
+    """Return an upper bound of the windows in an epoch that is known before reading, or None."""
+    if source is None:
+        return None
+    bounds = [bound for bound in (source.most_tokens, source.config.limit_tokens) if bound]
+    return min(bounds) // sequence_length if bounds else None

@@ -15,7 +15,6 @@ from ursa_minor.data.tokens import manifest as manifests
 
 log = logging.getLogger(__name__)
 
-LOCK = ".lock"  # locked by the process that writes to the folder
 BUSY = 75  # exit status while another process has the lock (EX_TEMPFAIL)
 BUSY_SECONDS = 10.0  # between two attempts to get the lock
 
@@ -61,7 +60,7 @@ def lock_folder(folder: Path, *, waits: bool) -> Iterator[None]:
         is_locked = False
         while not is_locked:
             try:
-                stack.enter_context(files.locked(folder / LOCK, busy, BUSY))
+                stack.enter_context(files.locked(folder / files.LOCK_FILE, busy, BUSY))
                 is_locked = True
             except BadInput as error:
                 if not waits or error.status != BUSY:

@@ -1,12 +1,12 @@
 """Find the text of a run and read it as documents.
 
-A data section of the recipe goes in; documents in a fixed order come out, with the position of each.
+The data section of a recipe goes in. Documents in a fixed order come out, each with its position.
 
 - ``find``: which source a recipe names, its identity, its splits
 - ``files``: paths, glob patterns and URLs -> files
 - ``stdlib``: Python's standard library as text
-- ``remote``: open, download and unpack files
-- ``tables``: data sets of the Hub and table files, resumable
+- ``remote``: open, download and decompress files
+- ``tables``: data sets of the Hub and files of tables, resumable
 - ``columns``: the column that contains the text
 - ``formats``: one module per file format
 """

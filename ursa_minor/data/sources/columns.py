@@ -1,4 +1,4 @@
-"""Tables: the column that is read, what it holds, and the reader of a format."""
+"""The column of a table that is read, its type, and the reader of a file format."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,39 +9,70 @@ import numpy as np
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import Unreadable
 
-TEXT, IDS = "text", "lists of ids"
-ROWS = 256  # rows of a batch
+# The types of a column that can be read. Messages contain these names.
+TEXT = "text"
+IDS = "lists of ids"
+ARROW_TEXT_TYPES = ("string", "large_string", "string_view")
+BATCH_ROWS = 256
+MAX_LISTED_CHARACTERS = 1000  # of the names and types of columns in a message
 
 
 class Column(NamedTuple):
-    """Which column of a table is read; ``holds``: text, or lists of ids."""
+    """The column of a table that is read.
+
+    Attributes:
+        name: name of the column, or of the field of a JSON object.
+        type: ``TEXT``, or ``IDS`` for data that is tokenized already.
+    """
 
     name: str
-    holds: str = TEXT
+    type: str = TEXT
 
     def value(self, cell: Any, row: int) -> Any:
-        """Return a row's text, or its ids, (n,) uint32; None where it has none. Raises Unreadable for what holds no ids."""
-        if self.holds == TEXT:
-            return cell if isinstance(cell, str) and cell.strip() else None
-        ids = np.asarray([] if cell is None else cell)
+        """Convert a cell of this column to a text or to token ids.
+
+        Args:
+            cell: the value that the reader of the file format yields.
+            row: number of the row, which an error names.
+
+        Returns:
+            A string or an array of shape (tokens,) uint32. None if the cell is empty, or is not a
+            string in a column of text.
+
+        Raises:
+            Unreadable: the cell of a column of ids is not a list of ids.
+        """
+        if self.type == TEXT:
+            has_text = isinstance(cell, str) and cell.strip()
+            return cell if has_text else None
+
+        if cell is None:
+            return None
+        ids = np.asarray(cell)
         if not ids.size:
             return None
-        if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
+        are_integers = ids.ndim == 1 and ids.dtype.kind in "iu"
+        if not are_integers or ids.min() < 0 or ids.max() >= 2**32:
             raise Unreadable(
-                f"row {row}: is not a list of ids, whole numbers from 0; leave the row out"
+                f"row {row} is not a list of ids (integers from 0 to 2**32 - 1). "
+                f"Correct or remove this row"
             )
         return ids.astype(np.uint32)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A format of tables.
+    """A file format of tables.
 
     Attributes:
-        name: the builder's name in ``datasets``, and the format's in ``recipe/source_kind.TABLE_FORMATS``.
-        rows: (file, column, start) -> what stands in the column, row by row; what is given for those before ``start``
-            is ignored. A value that is not text is a row without text. Raises BadInput for a file without the column,
-            Unreadable for a row that cannot be read, TruncatedError where the file ends before its end.
+        name: name of the builder in ``datasets``, and of the format in
+            ``recipe/source_kind.TABLE_FORMATS``.
+        rows: yields the cells of a column. Its arguments are the file, the column and the number
+            of the first row that is needed. It yields one value for each row of the file; those
+            before the first row are ignored, so that it may yield None for them. A row without
+            text is any value that is not a string. It raises BadInput if the file has no such
+            column, Unreadable for a row that cannot be parsed, and TruncatedError if the file
+            ends too early.
     """
 
     name: str
@@ -49,35 +80,53 @@ class Reader:
 
 
 def check_column(name: str, column: Column, types: Mapping[str, str]) -> None:
-    """Raise BadInput unless a column holds what it is to hold, or nothing.
+    """Check that a table has a column, and that the column is of the right type or empty.
 
     Args:
-        types: what each column holds: text, lists of ids, "" for nothing, or what else.
+        name: the file, which an error names.
+        types: the type of each column of the table: ``TEXT``, ``IDS``, the name of another type,
+            or "" if the column is empty.
+
+    Raises:
+        BadInput: the column is missing or is of another type.
     """
-    if (found := types.get(column.name)) in (column.holds, ""):
+    column_type = types.get(column.name)
+    if column_type in (column.type, ""):
         return
-    key = "text_column" if column.holds == TEXT else "token_column"
-    said = "no such column" if found is None else f"holds {found}, not {column.holds}"
-    listed = ", ".join(f"{other} ({holds or 'nothing'})" for other, holds in types.items())[:1000]
+
+    key = "text_column" if column.type == TEXT else "token_column"
+    problem = "is missing"
+    if column_type is not None:
+        problem = f"contains {column_type}, not {column.type}"
+    columns = [f"{other} ({other_type or 'empty'})" for other, other_type in types.items()]
+    listed = ", ".join(columns)[:MAX_LISTED_CHARACTERS] or "none"
     raise BadInput(
-        f"{name}: {key} = {column.name}: {said}; give one of {column.holds}: it has {listed}"
+        f"{name}: column {column.name!r} {problem}. Choose a column of {column.type} with --{key}. "
+        f"The columns are: {listed}"
     )
 
 
 def arrow_values(cells: Any, column: Column) -> Any:
-    """Return the values of Arrow's cells: texts, or arrays of ids."""
-    return cells.to_numpy(zero_copy_only=False) if column.holds == IDS else cells.to_pylist()
+    """Return the values of an Arrow array: strings, or an array of ids for each row."""
+    if column.type == IDS:
+        return cells.to_numpy(zero_copy_only=False)
+    return cells.to_pylist()
 
 
 def check_arrow(name: str, column: Column, schema: Any) -> None:
-    """Do as ``check_column`` does for an Arrow schema."""
-    types = {}
-    for field in schema:
-        kind = field.type.value_type if str(field.type).startswith("dictionary") else field.type
-        word, held = str(kind), str(getattr(kind, "value_type", ""))  # of a list
-        is_text, is_ids = (
-            word in ("string", "large_string", "string_view"),
-            held.startswith(("int", "uint")),
-        )
-        types[field.name] = TEXT if is_text else IDS if is_ids else "" if word == "null" else word
+    """Check the column of a file with an Arrow schema. See ``check_column``."""
+    types = {field.name: _type_of_arrow(field.type) for field in schema}
     check_column(name, column, types)
+
+
+def _type_of_arrow(arrow_type: Any) -> str:
+    """Convert a type of Arrow to the type of a column (see ``check_column``)."""
+    if str(arrow_type).startswith("dictionary"):
+        arrow_type = arrow_type.value_type
+    type_name = str(arrow_type)
+    element_type = str(getattr(arrow_type, "value_type", ""))  # of a list
+    if type_name in ARROW_TEXT_TYPES:
+        return TEXT
+    if element_type.startswith(("int", "uint")):
+        return IDS
+    return "" if type_name == "null" else type_name

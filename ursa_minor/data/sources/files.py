@@ -19,85 +19,136 @@ from ursa_minor.recipe.source_kind import COMPRESSED_SUFFIXES, URL_SCHEMES, path
 
 # Each format is one module. Its file names are in recipe/source_kind.TABLE_FORMATS.
 READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
-# What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
-ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-# By how a name ends: the command that unpacks it. What packs a single file leaves it under the name before that.
-UNPACK = {".tar": "tar -xf", ".tgz": "tar -xf", ".zip": "unzip", ".7z": "7z x", ".rar": "unrar x"}
+
+# Control characters and line separators, which would break a line of a log, and bytes that are not
+# UTF-8 (surrogates), which cannot be written to a file.
+ODD_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+# The command that unpacks a file, by its suffix.
+UNPACK_COMMANDS = {
+    ".tar": "tar -xf",
+    ".tgz": "tar -xf",
+    ".zip": "unzip",
+    ".7z": "7z x",
+    ".rar": "unrar x",
+    ".br": "brotli -d",
+    ".lz4": "lz4 -d",
+    ".gz": "gunzip -k",
+    ".bz2": "bunzip2 -k",
+    ".xz": "unxz -k",
+    ".zst": "unzstd",
+}
 
 
 def no_such_file(key: str, name: str) -> str:
     return f"{key}: {name}: no such file{did_you_mean_file(name, Path.is_file)}"
 
 
-def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list[str]:
-    """Return the files behind paths, globs and URLs, sorted within each pattern, each once.
+def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("data")) -> list[str]:
+    """Return the files that paths, glob patterns and URLs name.
 
-    A name that exists is that file, also where it looks like a glob. A text behind a URL is fetched, with ``kept`` for
-    prepared_data_dir; a table behind one when it is read.
+    A pattern that is the name of an existing file matches this file only. A text file behind a URL
+    is downloaded now, a table when it is read.
+
+    Args:
+        key: the recipe key or the option of the patterns, for messages.
+        patterns: paths, glob patterns and URLs.
+        prepared_data_dir: contains the folder for downloads.
+
+    Returns:
+        Each file once, in the order of the patterns. The files of a glob pattern are sorted.
+
+    Raises:
+        BadInput: a file does not exist or cannot be read.
+        TrainingStopped: all attempts to download a file failed.
     """
-    found: dict[str, str] = {}  # by where it lies: links and other spellings lead to the same file
-    for pattern in patterns:
+    # By the resolved name, so that links and different spellings of a path are one file.
+    files: dict[str, str] = {}
+    for number, pattern in enumerate(patterns, 1):
         if pattern.startswith(URL_SCHEMES):
             if not is_valid_url(pattern):
                 raise BadInput(
-                    f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
-                    f"password or query as %2F %3F %23 %40 %3A %20"
+                    f"{key}, number {number} is not a valid URL. In a user, password or query, "
+                    f"write / ? # @ : and spaces as %2F %3F %23 %40 %3A %20"
                 )
-            name = pattern if reader_of(pattern) else str(download(key, pattern, kept))
-            found.setdefault(resolved_name(name), name)
-            continue
-        matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
-        for name in matches or [pattern]:
-            path = Path(name)
-            if ODD_NAME.search(name):
-                raise BadInput(
-                    f"{key}: {name!a}: a name with a control character or no UTF-8; rename the file"
-                )
-            if os.path.isdir(path):  # noqa: PTH112  (of a name that is too long Path's own raises)
-                raise BadInput(
-                    f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'"
-                )
-            if not os.path.isfile(path):  # noqa: PTH113
-                raise BadInput(no_such_file(key, str(path)))
-            if not path.stat().st_size:
-                raise BadInput(f"{key}: {path}: is empty")
-            if not os.access(path, os.R_OK):
-                raise BadInput(f"{key}: {path}: you have no permission to read it")
-            if not reader_of(name):
-                _check_not_packed(key, name)
-            found.setdefault(resolved_name(name), str(path))
-    return list(found.values())
+            name = pattern
+            if not reader_of(pattern):
+                name = str(download(key, pattern, prepared_data_dir))
+            names = [name]
+        else:
+            names = _match(pattern)
+            for name in names:
+                _check_file(key, name)
+        for name in names:
+            files.setdefault(resolved_name(name), name)
+    return list(files.values())
+
+
+def _match(pattern: str) -> list[str]:
+    """Return the local files that match a pattern, or the pattern itself if there are none."""
+    names = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
+    return [str(Path(name)) for name in names or [pattern]]
+
+
+def _check_file(key: str, name: str) -> None:
+    """Raise BadInput unless a local file can be read and is not an archive."""
+    if ODD_CHARACTER.search(name):
+        raise BadInput(
+            f"{key}: {name!a} contains a control character or bytes that are not UTF-8. "
+            f"Rename the file"
+        )
+    # For a name that is too long, the methods of Path raise an error.
+    if os.path.isdir(name):  # noqa: PTH112
+        raise BadInput(f"{key}: {name} is a folder. Give its files, for example '{name}/**/*.txt'")
+    if not os.path.isfile(name):  # noqa: PTH113
+        raise BadInput(no_such_file(key, name))
+    if not Path(name).stat().st_size:
+        raise BadInput(f"{key}: {name} is empty")
+    if not os.access(name, os.R_OK):
+        raise BadInput(f"{key}: you do not have permission to read {name}")
+    if not reader_of(name):
+        _check_not_packed(key, name)
 
 
 def _check_not_packed(key: str, name: str) -> None:
+    """Raise BadInput for an archive or a compressed text, with the command that unpacks it."""
     path = Path(path_of(name).lower())
-    suffix = (
-        ".tar" if path.suffix in COMPRESSED_SUFFIXES and path.stem.endswith(".tar") else path.suffix
+    suffix = path.suffix
+    if suffix in COMPRESSED_SUFFIXES and path.stem.endswith(".tar"):
+        suffix = ".tar"
+    if suffix not in UNPACK_COMMANDS:
+        return
+    local_name = Path(path_of(name)).name if name.startswith(URL_SCHEMES) else name
+    command = f"{UNPACK_COMMANDS[suffix]} {shlex.quote(local_name)}"
+    raise BadInput(
+        f"{key}: {name} is an archive or a compressed text. "
+        f"Unpack it and give the files that it contains: {command}"
     )
-    if suffix in UNPACK:
-        fetched = Path(path_of(name)).name if name.startswith(URL_SCHEMES) else name
-        command = f"{UNPACK[suffix]} {shlex.quote(fetched)}"
-        raise BadInput(f"{key}: {name}: is packed; give what this unpacks: {command}")
 
 
 def download(key: str, url: str, prepared_data_dir: Path) -> Path:
-    """Fetch a text file once, tried again as tables are read; later calls return the kept copy.
+    """Download a text file, with retries, and return the path of the copy.
 
-    Raises BadInput when it cannot be had, TrainingStopped when the retries are used up.
+    Later calls return the same copy.
+
+    Raises:
+        BadInput: the file does not exist, may not be read, or is not a text file.
+        TrainingStopped: all attempts failed.
     """
     _check_not_packed(key, url)
     if not remote.is_http(url):
         raise BadInput(
-            f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
-            f"https://.../resolve/main/NAME"
+            f"{key}: {url}: hf:// URLs are supported for tables only. For a text file, use the "
+            f"link on its page on the Hub: https://.../resolve/main/NAME"
         )
 
     def fetch() -> None:
         try:
             remote.fetch(url, path)
-        except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
+        except httpx.ConnectError as error:
+            # The host or the network is missing, so that retries would not help.
             raise BadInput(
-                f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE"
+                f"{key}: {url} cannot be downloaded ({error}). Give a local file instead"
             ) from None
 
     path = remote.copy_of(url, prepared_data_dir)
@@ -112,4 +163,5 @@ def reader_of(name: str) -> Reader | None:
 
 
 def resolved_name(name: str) -> str:
+    """Return a name that is the same for all spellings of a path or URL."""
     return redact_url(name) if name.startswith(URL_SCHEMES) else str(Path(name).resolve())

@@ -1,10 +1,12 @@
-"""A run's sources: found by name, size and hash, split by a fixed rule, and read as documents in a fixed order.
+"""Find the source that a recipe names, without reading its text.
 
-A source is either text (the user's files, or the running Python's own standard library: each file is one document,
-every byte kept) or tables (a data set of the Hub, Parquet, JSON lines, CSV: each row is one), which ``stream`` reads.
-It is found without being read, so that a run knows whether its shards exist. What is cut into shards by itself is
-a part: (name, read), where ``read(row)`` yields (text, begins) from that row on: the text or None where a row has
-none, and whether it begins a document. All text files of a split are one part; a table's file is one.
+A source consists of text files, of Python's standard library, or of tables (a data set of the Hub,
+or files in formats such as Parquet, JSON lines and CSV). A text file is one document, of which
+every byte is kept. A row of a table is one document. ``tables`` opens sources of tables.
+
+The result contains the identity of the source, which names the folder of its shards, and how to
+read the documents of each split in a fixed order. A split consists of parts: all text files are
+one part, and each file of a table is one. A shard contains the text of one part only.
 """
 
 import dataclasses
@@ -17,12 +19,12 @@ from dataclasses import dataclass, field
 from glob import has_magic
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.sources.files import UNPACK, find_files, no_such_file, reader_of, resolved_name
+from ursa_minor.data.sources.files import find_files, no_such_file, reader_of, resolved_name
 from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import shown_name
 from ursa_minor.data.sources.stdlib import stdlib_files
@@ -30,65 +32,82 @@ from ursa_minor.recipe import keys
 from ursa_minor.recipe.keys import DataSource
 from ursa_minor.recipe.source_kind import STDLIB, URL_SCHEMES, path_of
 
-UNPACK |= {
-    ".br": "brotli -d",
-    ".lz4": "lz4 -d",
-    ".gz": "gunzip -k",
-    ".bz2": "bunzip2 -k",
-    ".xz": "unxz -k",
-    ".zst": "unzstd",
-}
-NAME_BYTES = 240  # of a source in its folder's name, which has 255 in all
+NAME_BYTES = 240  # of the name of a source in the name of its folder, which has at most 255
 NO_DATA = (
-    "no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)"
+    "no data is given. Use --data_files FILE... for text, Parquet or JSON lines, "
+    "or --data_dir FOLDER for shards"
 )
 NO_VALIDATION = (
-    "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
+    "validation_fraction = 0 leaves nothing to validate on. Give a share of the text such as 0.1"
 )
-FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
-FORMAT_VERSIONS = {"csv": 3}  # formats of single kinds
+# The version of the identity. A higher one prepares all data again. Raise it when the same source
+# would be read as other documents or divided into other shards.
+FORMAT = 2
+FORMAT_VERSIONS = {"csv": 3}  # of table formats for which it differs
 TOKENIZER_FILE = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)"
 )
 
-# A text (str), or its ids ((n,) uint32), or None; whether a document begins with it.
+# A piece of text (str), or the ids of a document ((tokens,) uint32), or None for a row without
+# text; and whether it is the beginning of a document.
 SourceRow = tuple[Any, bool]
+# The name of a part, and a function that yields its rows from a row number on.
 Part = tuple[str, Callable[[int], Iterator[SourceRow]]]
+
+
+class Repository(NamedTuple):
+    """A folder of token files in a data set of the Hub."""
+
+    repo_id: str
+    revision: str | None
+    folder: str
 
 
 @dataclass(frozen=True)
 class FoundSource:
-    """A source that was found: where its shards belong, and how to read it."""
+    """A source that exists: where its shards are stored, and how to read its documents.
+
+    Attributes:
+        config: the data section of the recipe for this source.
+        name: a short name for the folder.
+        identity: everything that the shards depend on.
+        parts: the parts of each split. None for tables.
+        files: the files of each split of a source of tables. It is empty for a data set of the
+            Hub, which lists its own files, and None for other sources.
+        most_tokens: an upper bound for the tokens of the train split with any tokenizer. None if
+            it is not known before the text is read.
+        repository: the location of token files on the Hub. None for other sources.
+    """
 
     config: DataSource
     name: str
     identity: Mapping[str, Any]
-    parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # of text, by split
-    files: Mapping[str, list[str]] | None = (
-        None  # of tables, by split; {}: a data set of the Hub, which has them
-    )
-    most_tokens: int | None = (
-        None  # no tokenizer makes more of it; None: not known without reading it
-    )
-    repository: tuple[str, str | None, str] | None = (
-        None  # or token files of the Hub: id, revision, folder
-    )
+    parts: dict[str, list[Part]] | None = field(default=None, repr=False)
+    files: Mapping[str, list[str]] | None = None
+    most_tokens: int | None = None
+    repository: Repository | None = None
 
     @property
     def folder(self) -> Path:
-        """``<prepared_data_dir>/<name>-<fingerprint>``: another text, split or tokenizer is another folder."""
+        """``<prepared_data_dir>/<name>-<fingerprint>``. The fingerprint is that of the identity."""
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
         name = self.name.encode()[:NAME_BYTES].decode(errors="ignore")
         return Path(self.config.prepared_data_dir) / f"{name}-{digest[:12]}"
 
 
 def find_source(config: DataSource) -> FoundSource:
-    """Find one of ``recipe.data.resolved_sources`` without reading it as text, and without the network but for a text behind a URL.
+    """Find a source without reading its text.
 
-    A tokenizer in a local folder is part of the identity by its contents, so that the shards are found again whatever
-    its path is.
+    Only text files behind URLs need the network, because they are downloaded.
 
-    Raises BadInput when nothing is found.
+    A tokenizer in a local folder is identified by the contents of its files, so that the shards
+    are found again when the folder was moved.
+
+    Args:
+        config: one of ``recipe.data.resolved_sources``.
+
+    Raises:
+        BadInput: the source does not exist or cannot be used.
     """
     source = _find(config)
     contents = _tokenizer_contents(config.tokenizer)
@@ -99,7 +118,7 @@ def find_source(config: DataSource) -> FoundSource:
 
 
 def _tokenizer_contents(name: str) -> list[list[str]] | None:
-    """Return the names and hashes of a local tokenizer's files, or None if it is not in a local folder."""
+    """Return the names and hashes of a tokenizer's files, or None if it is not a local folder."""
     folder = Path(name)
     if name in keys.TRAINED_TOKENIZERS or not folder.is_dir():
         return None
@@ -112,45 +131,54 @@ def _tokenizer_contents(name: str) -> list[list[str]] | None:
 
 def _find(config: DataSource) -> FoundSource:
     if config.data_dir:
-        return _repository(config)
+        return _repository_source(config)
     if config.validation_files and not config.data_files:
         raise BadInput(
-            "validation_files: go with data_files only; any other source keeps a part of its own"
+            "validation_files can be used with data_files only. "
+            "From other sources, a part is held out for validation"
         )
     if config.data_files:
-        kind, splits = _own_files(config)
-        return _table_files(config, kind, splits) if kind else _text_files(config, splits)
+        return _files_source(config)
     if config.dataset_name == STDLIB:
-        return _stdlib(config)
+        return _stdlib_source(config)
     if config.dataset_name:
-        return _hub_dataset(config)
+        return _dataset_source(config)
     raise BadInput(NO_DATA)
 
 
 def has_urls(config: DataSource) -> bool:
-    """Return whether a source's files lie elsewhere: to find it may then fetch them."""
-    return any(
-        name.startswith(URL_SCHEMES)
-        for name in [*(config.data_files or ()), *(config.validation_files or ())]
-    )
+    """Return whether some files of a source are behind URLs, so that it may download them."""
+    names = [*(config.data_files or ()), *(config.validation_files or ())]
+    return any(name.startswith(URL_SCHEMES) for name in names)
 
 
 def check_source_exists(config: DataSource) -> None:
-    """Raise BadInput where no source is stated, or a file of it that lies here is not there: what is known at once."""
+    """Check without reading any file that a source is given and that its local files exist.
+
+    Raises:
+        BadInput: no source is given, or a local file is missing.
+    """
     if not (config.data_dir or config.data_files or config.dataset_name):
         raise BadInput(NO_DATA)
-    for key in ("data_files", "validation_files"):
-        for pattern in getattr(config, key) or ():
-            if (
-                not pattern.startswith(URL_SCHEMES)
-                and not has_magic(pattern)
-                and not os.path.lexists(pattern)
-            ):
+    patterns_by_key = {
+        "data_files": config.data_files or [],
+        "validation_files": config.validation_files or [],
+    }
+    for key, patterns in patterns_by_key.items():
+        for pattern in patterns:
+            is_path = not pattern.startswith(URL_SCHEMES) and not has_magic(pattern)
+            if is_path and not os.path.lexists(pattern):
                 raise BadInput(no_such_file(key, pattern))
 
 
-def _identity(config: DataSource, **own: Any) -> dict[str, Any]:
-    """Return the identity of a source's shards: the part of all kinds, and ``own`` of its kind."""
+def _identity(config: DataSource, **of_kind: Any) -> dict[str, Any]:
+    """Return the identity of a source.
+
+    The manifest contains it in this order, and the name of the folder is a hash of it.
+
+    Args:
+        of_kind: the entries that sources of this kind have in addition.
+    """
     is_bpe = config.tokenizer == "bpe"
     tokenizer = {
         "tokenizer": config.tokenizer,
@@ -163,92 +191,122 @@ def _identity(config: DataSource, **own: Any) -> dict[str, Any]:
         "token_column": config.token_column,
         "shard_tokens": config.shard_tokens,
         "limit_tokens": config.limit_tokens,
-        **own,
+        **of_kind,
     }
 
 
-def _repository(config: DataSource) -> FoundSource:
-    address = config.data_dir or ""
-    place = keys.REPOSITORY.fullmatch(address)
-    assert place is not None  # rules.py has seen it
-    revision, folder = place[2] and unquote(place[2]), place[3] or ""
+def _repository_source(config: DataSource) -> FoundSource:
+    """Find token files in a data set of the Hub: hf://datasets/OWNER/NAME[@REVISION][/FOLDER]."""
+    url = config.data_dir or ""
+    match = keys.REPOSITORY.fullmatch(url)
+    assert match is not None  # the rules of the recipe have checked it
+    repo_id, revision, folder = match.groups()
+    repository = Repository(repo_id, revision and unquote(revision), folder or "")
     identity = {
         "format": FORMAT,
-        "data_dir": address.rstrip("/"),
+        "data_dir": url.rstrip("/"),
         "limit_tokens": config.limit_tokens,
     }
-    return FoundSource(
-        config, place[1].rpartition("/")[2], identity, repository=(place[1], revision, folder)
+    name = repo_id.rpartition("/")[2]
+    return FoundSource(config, name, identity, repository=repository)
+
+
+def _files_source(config: DataSource) -> FoundSource:
+    """Find files of texts or of tables."""
+    prepared_data_dir = Path(config.prepared_data_dir)
+    train_files = find_files("data_files", config.data_files or [], prepared_data_dir)
+    validation_files = find_files(
+        "validation_files", config.validation_files or [], prepared_data_dir
     )
-
-
-def _own_files(config: DataSource) -> tuple[str | None, dict[str, list[str]]]:
-    """Return the files' reader, None for text, and their names by split."""
-    kept = Path(config.prepared_data_dir)
-    train = find_files("data_files", config.data_files or [], kept)
-    held_out = find_files("validation_files", config.validation_files or [], kept)
-    if twice := set(map(resolved_name, train)) & set(map(resolved_name, held_out)):
+    in_both = set(map(resolved_name, train_files)) & set(map(resolved_name, validation_files))
+    if in_both:
         raise BadInput(
-            f"validation_files: {min(twice)} is also in data_files: it would be trained on"
+            f"validation_files: {min(in_both)} is also in data_files, so it would be trained on. "
+            f"Remove it from one of them"
         )
-    kinds = {
-        reader.name if (reader := reader_of(name)) else None: name for name in [*train, *held_out]
-    }
-    if len(kinds) > 1:
+
+    example_of_format = {}
+    for name in [*train_files, *validation_files]:
+        reader = reader_of(name)
+        format_name = reader.name if reader else None  # None for text
+        example_of_format[format_name] = name
+    if len(example_of_format) > 1:
+        examples = " and ".join(sorted(example_of_format.values()))
         raise BadInput(
-            f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind"
+            f"data_files: {examples} have different file formats. Give files of one format"
         )
-    return next(iter(kinds)), {"train": train} | ({"validation": held_out} if held_out else {})
+
+    splits = {"train": train_files}
+    if validation_files:
+        splits["validation"] = validation_files
+    (format_name,) = example_of_format
+    if format_name is None:
+        return _text_source(config, splits)
+    return _table_source(config, format_name, splits)
 
 
-def _text_files(config: DataSource, splits: dict[str, list[str]]) -> FoundSource:
+def _text_source(config: DataSource, splits: dict[str, list[str]]) -> FoundSource:
     if "validation" not in splits and not config.validation_fraction:
         raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
-    paths = {split: [*map(Path, names)] for split, names in splits.items()}
-    hashes = {split: [[p.name, files.sha256(p)] for p in found] for split, found in paths.items()}
-    identity = _identity(config, **{"validation": config.validation_fraction} | hashes)
-    parts = _text_parts(paths, config.validation_fraction)
+    paths = {split: [Path(name) for name in names] for split, names in splits.items()}
+    # A file for validation replaces the fraction.
+    contents: dict[str, Any] = {"validation": config.validation_fraction}
+    for split, split_paths in paths.items():
+        contents[split] = [[path.name, files.sha256(path)] for path in split_paths]
     return FoundSource(
-        config, paths["train"][0].stem, identity, parts, most_tokens=_most_tokens(paths["train"])
+        config,
+        name=paths["train"][0].stem,
+        identity=_identity(config, **contents),
+        parts=_text_parts(paths, config.validation_fraction),
+        most_tokens=_most_tokens(paths["train"]),
     )
 
 
-def _table_files(config: DataSource, kind: str, splits: dict[str, list[str]]) -> FoundSource:
+def _table_source(
+    config: DataSource, format_name: str, splits: dict[str, list[str]]
+) -> FoundSource:
     identity = _identity(
         config, validation=config.validation_tokens, text_column=config.text_column
     )
-    identity |= {"format": FORMAT_VERSIONS.get(kind, FORMAT)} | {
-        split: [*map(_stamp, names)] for split, names in splits.items()
-    }
-    name = Path(path_of(splits["train"][0])).name.split(".")[0]
+    identity["format"] = FORMAT_VERSIONS.get(format_name, FORMAT)
+    for split, names in splits.items():
+        # Files for validation replace the number of tokens.
+        identity[split] = [_stamp(name) for name in names]
+    first_file = Path(path_of(splits["train"][0]))
+    name, *_ = first_file.name.split(".")
     return FoundSource(config, _folder_name(name), identity, files=splits)
 
 
-def _stdlib(config: DataSource) -> FoundSource:
+def _stdlib_source(config: DataSource) -> FoundSource:
     if not config.validation_fraction:
         raise BadInput(NO_VALIDATION)
-    paths = stdlib_files(config.validation_fraction)
-    hashes = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
-    parts = {
-        split: [(STDLIB, _reading(text_format.whole_files, found))]
-        for split, found in paths.items()
-    }
-    most_tokens = _most_tokens(paths["train"])
+    splits = stdlib_files(config.validation_fraction)
+    hashes = []
+    parts = {}
+    for split, paths in splits.items():
+        hashes += [[split, path.name, files.sha256(path)] for path in paths]
+        parts[split] = [(STDLIB, _from_row(text_format.small_files, paths))]
     return FoundSource(
-        config, STDLIB, _identity(config, files=hashes), parts, most_tokens=most_tokens
+        config,
+        name=STDLIB,
+        identity=_identity(config, files=hashes),
+        parts=parts,
+        most_tokens=_most_tokens(splits["train"]),
     )
 
 
-def _hub_dataset(config: DataSource) -> FoundSource:
-    asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
+def _dataset_source(config: DataSource) -> FoundSource:
+    """Describe a data set of the Hub. The Hub is not contacted."""
     identity = _identity(
         config,
         validation=config.validation_tokens,
-        **{name: getattr(config, name) for name in asked},
+        dataset_name=config.dataset_name,
+        dataset_config_name=config.dataset_config_name,
+        dataset_revision=config.dataset_revision,
+        text_column=config.text_column,
     )
-    return FoundSource(
-        config, _folder_name(str(config.dataset_name).split("/")[-1]), identity, files={}
-    )
+    name = str(config.dataset_name).split("/")[-1]
+    return FoundSource(config, _folder_name(name), identity, files={})
 
 
 def _folder_name(name: str) -> str:
@@ -256,42 +314,52 @@ def _folder_name(name: str) -> str:
 
 
 def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dict[str, list[Part]]:
-    name = paths["train"][0].name
+    """Return the parts of text files by split.
+
+    Without files for validation, the end of the text is the validation split.
+    """
+    train_paths = paths["train"]
+    name = train_paths[0].name
     if "validation" in paths:
         return {
-            split: [(name, _reading(text_format.rows, found))] for split, found in paths.items()
+            split: [(name, _from_row(text_format.rows, split_paths))]
+            for split, split_paths in paths.items()
         }
 
-    def rows(held_out: bool) -> Iterator[SourceRow]:
-        lengths = (len(piece) for path in paths["train"] for piece in text_format.pieces(path))
-        # The position in characters, as in nanoGPT.
-        left, begun = (
-            int(sum(lengths) * (1 - validation_fraction)),
-            False,
-        )
-        for whole, begins in text_format.rows(paths["train"]):
-            if piece := whole[left:] if held_out else whole[:left]:
-                yield piece, begins or not begun
-                begun = True
-            left = max(0, left - len(whole))
-            if not left and not held_out:
+    def rows(split: str) -> Iterator[SourceRow]:
+        num_characters = sum(len(piece) for piece, _ in text_format.rows(train_paths))
+        # The number of characters, not of bytes, decides, as in nanoGPT.
+        num_left = int(num_characters * (1 - validation_fraction))  # of the train split
+        has_begun = False
+        for piece, begins_document in text_format.rows(train_paths):
+            text = piece[:num_left] if split == "train" else piece[num_left:]
+            if text:
+                yield text, begins_document or not has_begun
+                has_begun = True
+            num_left = max(0, num_left - len(piece))
+            if num_left == 0 and split == "train":
                 return
 
-    return {"train": [(name, _reading(rows, False))], "validation": [(name, _reading(rows, True))]}
+    return {split: [(name, _from_row(rows, split))] for split in ("train", "validation")}
 
 
-def _reading(
-    rows: Callable[..., Iterator[SourceRow]], *args
+def _from_row(
+    rows: Callable[..., Iterator[SourceRow]], argument: Any
 ) -> Callable[[int], Iterator[SourceRow]]:
-    return lambda start: islice(rows(*args), start, None)
+    """Return a function that yields ``rows(argument)`` from a row number on."""
+    return lambda start: islice(rows(argument), start, None)
 
 
 def _most_tokens(paths: list[Path]) -> int:
+    """Return one token for each byte, and one for the beginning of each document."""
     return sum(path.stat().st_size + 1 for path in paths)
 
 
 def _stamp(name: str) -> list:
-    """Name, size and time of change: tables are too big to be hashed at each start."""
+    """Return the name, size and modification time of a file, or the name behind a URL.
+
+    Tables are too large to hash them at each start.
+    """
     if name.startswith(URL_SCHEMES):
         return [shown_name(name)]
     stat = Path(name).stat()

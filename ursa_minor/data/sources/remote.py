@@ -1,13 +1,11 @@
-"""Files of tables and texts: here, on the Hub, or fetched from a URL; opened, unpacked, tried again."""
+"""Open local files, files on the Hub and downloaded files, and decompress them."""
 
 import contextlib
-import functools
 import hashlib
-import logging
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlparse
 
 import httpx
@@ -19,124 +17,167 @@ from ursa_minor.base.http import TruncatedError, check_no_html_page, raise_if_st
 from ursa_minor.base.redaction import is_redacted, redact_url
 from ursa_minor.recipe.source_kind import URL_SCHEMES, path_of
 
-log = logging.getLogger(__name__)
-
 TIMEOUT_SECONDS = 60
 BLOCK_BYTES = 2**20
-DOWNLOADS = "downloads"  # files behind URLs, within prepared_data_dir
-# Limit of a download, so that an endless answer does not fill the disk.
+DOWNLOADS = "downloads"  # folder in prepared_data_dir for files behind URLs
+# Limit of a download, so that an endless response does not fill the disk.
 DOWNLOAD_BYTES = 20 * 10**9
-SUFFIX_BYTES = 200  # of a URL in its copy's name: a name has 255 in all
+SUFFIX_BYTES = 200  # of a URL's file name in the name of its copy, which has at most 255
+HTML_SUFFIXES = (".html", ".htm")
 
 
 def copy_of(url: str, prepared_data_dir: str | Path) -> Path:
-    """Return where the copy of a file behind a URL is kept; its query, which may be a signature, makes no other file."""
-    name = (
-        (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
-    )
-    digest = hashlib.sha256(redact_url(url).encode()).hexdigest()
-    return Path(prepared_data_dir, DOWNLOADS, f"{digest[:12]}-{name}").absolute()
+    """Return the path of the local copy of a file behind a URL.
+
+    It does not depend on the query of the URL, which may be a signature that expires.
+    """
+    url_path = Path(urlparse(url).path)
+    name = url_path.name or "text"
+    # The last bytes, because the suffix is the file format. They may start inside a character.
+    last_bytes = name.encode()[-SUFFIX_BYTES:]
+    short_name = last_bytes.decode(errors="ignore")
+    url_without_query = redact_url(url)
+    digest = hashlib.sha256(url_without_query.encode()).hexdigest()
+    copy = Path(prepared_data_dir, DOWNLOADS, f"{digest[:12]}-{short_name}")
+    return copy.absolute()
 
 
 def fetch(url: str, path: Path) -> None:
-    """Write what is behind a URL into a file, if it is not there.
+    """Download a file, unless it exists.
 
-    Raises BadInput for a URL of which something was left out, and a file that is empty or too long; Unreadable for a
-    proxy's page; what httpx raises.
+    Raises:
+        BadInput: a part of the URL was redacted, or the file is empty or too large.
+        Unreadable: a proxy answered with an HTML page.
+        httpx.HTTPError: the download failed.
     """
     if path.is_file():
         return
     if is_redacted(url):
         raise BadInput(
-            f"{url}: its user, password or query was left out here; give the whole URL: --data_files URL"
+            f"{url}: the user, password or query of this URL was removed before the recipe was "
+            f"saved. Give the complete URL: --data_files URL"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    headers = {"Accept-Encoding": "identity"}
     with files.replacing(path) as temporary, temporary.open("wb") as file:
-        with httpx.stream(
-            "GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS
-        ) as answer:
-            answer.raise_for_status()
-            for block in raise_if_stalled(answer.iter_bytes()):
-                # The user requested an HTML page.
-                if not file.tell() and path.suffix.lower() not in (
-                    ".html",
-                    ".htm",
-                ):
-                    check_no_html_page(block, answer.headers, str(answer.url))
-                if file.write(block) and file.tell() > DOWNLOAD_BYTES:
-                    raise BadInput(
-                        f"{url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a file that is fetched; fetch it "
-                        f"yourself, or give a data set of the Hub, which is streamed: --dataset_name, hf://"
-                    )
-        if not file.tell():
-            raise BadInput(f"{url}: is empty")
+        _download(url, file, expects_html=path.suffix.lower() in HTML_SUFFIXES)
+
+
+def _download(url: str, file: BinaryIO, *, expects_html: bool) -> None:
+    headers = {"Accept-Encoding": "identity"}
+    with httpx.stream(
+        "GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS
+    ) as response:
+        response.raise_for_status()
+        num_bytes = 0
+        for block in raise_if_stalled(response.iter_bytes()):
+            if num_bytes == 0 and not expects_html:
+                check_no_html_page(block, response.headers, str(response.url))
+            num_bytes += file.write(block)
+            if num_bytes > DOWNLOAD_BYTES:
+                raise BadInput(
+                    f"{url} is larger than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a download. "
+                    f"Download the file yourself, or use a data set of the Hub, which is streamed: "
+                    f"--dataset_name NAME, or --data_files hf://..."
+                )
+    if num_bytes == 0:
+        raise BadInput(f"{url}: the file is empty")
 
 
 def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
-    """Return the files of a pattern at the commit in ``versions``, where that of the first contact is entered."""
+    """Return the files on the Hub that match a pattern, sorted, at a pinned commit.
+
+    Args:
+        pattern: a hf:// URL, which may contain wildcards.
+        versions: the commit of each repository, as in the manifest. The current commit of a
+            repository that is missing is added.
+
+    Raises:
+        FileNotFoundError: no file matches.
+    """
     filesystem = huggingface_hub.HfFileSystem()
-    place = filesystem.resolve_path(pattern)
-    if (root := f"hf://{place.root}") not in versions:
-        ask = functools.partial(huggingface_hub.HfApi().repo_info, timeout=TIMEOUT_SECONDS)
-        versions[root] = {
-            "commit": ask(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha
-        }
-    path = f"{place.root.partition('@')[0]}@{versions[root]['commit']}/{place.path_in_repo}"
-    if not (found := sorted(filesystem.glob(path))):
+    location = filesystem.resolve_path(pattern)
+    repository = f"hf://{location.root}"
+    if repository not in versions:
+        info = huggingface_hub.HfApi().repo_info(
+            location.repo_id,
+            repo_type=location.repo_type,
+            revision=location.revision,
+            timeout=TIMEOUT_SECONDS,
+        )
+        versions[repository] = {"commit": info.sha}
+    commit = versions[repository]["commit"]
+    root_without_revision = location.root.partition("@")[0]
+    names = filesystem.glob(f"{root_without_revision}@{commit}/{location.path_in_repo}")
+    if not names:
         raise FileNotFoundError(pattern)
-    return [f"hf://{name}" for name in found]
+    return [f"hf://{name}" for name in sorted(names)]
 
 
 def shown_name(name: str) -> str:
-    """Return a file's name as manifests hold it: a redacted URL, or the name without the folder, which may move."""
+    """Return the name of a file for manifests: a redacted URL, or a name without its folder.
+
+    The folder is left out because it may be moved.
+    """
     return redact_url(name) if name.startswith(URL_SCHEMES) else Path(name).name
 
 
 def is_http(name: str) -> bool:
-    """Return whether a file is behind a URL of its own, rather than here or on the Hub."""
+    """Return whether a file is behind an http(s):// URL. Otherwise it is local or on the Hub."""
     return name.startswith(("https://", "http://"))
 
 
 def file_size(name: str) -> int:
-    """Return a file's size in bytes."""
-    return (
-        huggingface_hub.HfFileSystem().size(name)
-        if name.startswith("hf://")
-        else Path(name).stat().st_size
-    )
+    """Return the size of a file, local or on the Hub, in bytes."""
+    if name.startswith("hf://"):
+        return huggingface_hub.HfFileSystem().size(name)
+    return Path(name).stat().st_size
 
 
 def open_file(name: str) -> Any:
-    """Open a file without decompressing it."""
-    return (
-        huggingface_hub.HfFileSystem().open(name)
-        if name.startswith("hf://")
-        else Path(name).open("rb")
-    )
+    """Open a file, local or on the Hub, without decompressing it."""
+    if name.startswith("hf://"):
+        return huggingface_hub.HfFileSystem().open(name)
+    return Path(name).open("rb")
 
 
-def unpacked(name: str, raw: Any) -> Any:
-    """Return the file, decompressed where its name names a compression."""
-    from fsspec.compression import compr  # here, for a text needs no fsspec
+def decompress(name: str, raw: Any) -> Any:
+    """Return a file object with the decompressed bytes of an open file.
+
+    Args:
+        name: its suffix names the compression.
+        raw: the open file. It is returned if the suffix is not that of a compression.
+
+    Raises:
+        BadInput: a package that is needed is not installed.
+    """
+    from fsspec.compression import compr  # slow to import; text needs none
     from fsspec.utils import infer_compression
 
-    # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
-    if (
-        Path(path_of(name)).suffix.lower() == ".zst"
-        and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile"
-    ):
+    # fsspec also supports the package zstandard, which ends without an error after the first of
+    # several frames, and at the end of a truncated file.
+    is_zstd = Path(path_of(name)).suffix.lower() == ".zst"
+    if is_zstd and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
         raise BadInput(
-            f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd"
+            f"{name} is compressed with Zstandard, which needs a package: "
+            f"pip install backports.zstd"
         )
     compression = infer_compression(path_of(name))
-    return compr[compression](raw, mode="rb") if compression else raw
+    if compression is None:
+        return raw
+    return compr[compression](raw, mode="rb")
 
 
 @contextlib.contextmanager
-def whole(name: str) -> Iterator[Any]:
-    """Open a file, decompressed. Raises TruncatedError at its end where bytes are left: an error can look like an end."""
+def open_unpacked(name: str) -> Iterator[Any]:
+    """Open a file, local or on the Hub, and decompress it.
+
+    Raises:
+        TruncatedError: not all bytes were read when the block ends. Some clients report an error
+            as the end of the file.
+    """
     with open_file(name) as raw:
-        yield BufferedReader(unpacked(name, raw), BLOCK_BYTES)
-        if raw.tell() != (size := file_size(name)):
-            raise TruncatedError(f"ended after {raw.tell():,} of {size:,} bytes")
+        yield BufferedReader(decompress(name, raw), BLOCK_BYTES)
+        size = file_size(name)
+        position = raw.tell()
+        if position != size:
+            raise TruncatedError(f"ended after {position:,} of {size:,} bytes")

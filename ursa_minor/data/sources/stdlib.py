@@ -1,4 +1,4 @@
-"""List the source files of Python's standard library, which serve as training text without a network."""
+"""List the source files of Python's standard library, which serve as training text offline."""
 
 import hashlib
 import os
@@ -13,30 +13,45 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_module
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
-    """Return the standard library's Python files by split, sorted by path.
+    """Return the Python files of the standard library by split, sorted by path.
 
-    A file's split is a hash of its path, so another machine with this Python splits alike. The library's own tests,
-    where they are installed (Debian leaves them out), are a ``test`` split, thinned by the same hash.
+    A hash of the path decides the split of a file, so that the split is the same on every machine
+    with this version of Python. The same hash selects the files of the ``test`` split among the
+    tests of the library, which some distributions such as Debian do not install.
+
+    Raises:
+        BadInput: the train or the validation split is empty.
     """
     root = Path(sysconfig.get_path("stdlib"))
     splits: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
-    found: list[Path] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = set(folders) - SKIPPED_FOLDERS  # site-packages may hold many thousands
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    for path in sorted(found):
-        relative = path.relative_to(root)
-        if not path.stat().st_size:
-            continue
-        digest = hashlib.sha256(relative.as_posix().encode()).digest()
-        held_out = int.from_bytes(digest[:8]) < validation_fraction * 2**64
-        if TEST_FOLDERS & set(relative.parts[:-1]):
-            if held_out:
+    for path in _python_files(root):
+        relative_path = path.relative_to(root)
+        digest = hashlib.sha256(relative_path.as_posix().encode()).digest()
+        is_selected = int.from_bytes(digest[:8]) < validation_fraction * 2**64
+        is_test = not TEST_FOLDERS.isdisjoint(relative_path.parts[:-1])
+        if is_test:
+            if is_selected:
                 splits["test"].append(path)
+        elif is_selected:
+            splits["validation"].append(path)
         else:
-            splits["validation" if held_out else "train"].append(path)
+            splits["train"].append(path)
     if not splits["train"] or not splits["validation"]:
         raise BadInput(
-            f"dataset_name = {STDLIB}: {root} holds no Python source to train on; use --data_files FILE..."
+            f"dataset_name = {STDLIB}: {root} contains no Python source files to train on. "
+            f"Use another text: --data_files FILE..."
         )
     return {split: paths for split, paths in splits.items() if paths}
+
+
+def _python_files(root: Path) -> list[Path]:
+    """Return the Python files below a folder that are not empty, sorted by path."""
+    paths = []
+    for folder, subfolders, names in os.walk(root):
+        # os.walk visits those that remain. site-packages may contain many thousands of files.
+        subfolders[:] = set(subfolders) - SKIPPED_FOLDERS
+        for name in names:
+            path = Path(folder, name)
+            if name.endswith(".py") and path.stat().st_size > 0:
+                paths.append(path)
+    return sorted(paths)

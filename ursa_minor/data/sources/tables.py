@@ -1,10 +1,10 @@
-"""Documents of a data set of the Hub, or of files of tables, streamed with a cursor: each row once, whatever fails.
+"""Read data sets of the Hub and files of tables as documents, one for each row.
 
-A data set of the Hub is found by ``datasets``, and pinned to a commit. Its files are read by the readers here: a problem is
-retried from the row it happened at, waits have a limit, and a file is finished only when its last row was read.
+``datasets`` resolves a data set of the Hub, which is pinned to a commit, to files. The readers in
+``formats`` read these files, because they make three promises: after an error, reading continues
+at the row at which it occurred; all waits are limited; and a file ends only after its last row.
 """
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -27,135 +27,188 @@ from ursa_minor.recipe.keys import DataSource
 from ursa_minor.recipe.source_kind import path_of
 
 SAMPLE_BYTES = 2**20
-SIZES_ASKED = 64  # files whose size is asked for; their mean stands for all
+SAMPLE_FILES = 64  # whose sizes are queried. Their mean is the estimate for all files.
 
 
 def open_tables(
     source: FoundSource, pinned: str | None, versions: dict[str, dict[str, str]]
 ) -> tuple[str | None, dict[str, list[Part]]]:
-    """Open tables for streaming.
+    """Open the tables of a source.
 
     Args:
-        pinned: the commit of an earlier contact; None: it is asked for.
-        versions: of files on the Hub: the commit that their repository was pinned to; it is filled in.
+        source: files of tables, or a data set of the Hub.
+        pinned: the commit of the data set. None selects the current one.
+        versions: the commit of each repository of the files on the Hub. Missing ones are added.
 
-    Returns: the commit (None for files) and each split's parts; a file is one part.
-    Raises BadInput for what does not exist or may not be read, TrainingStopped when the retries are used up.
+    Returns:
+        The commit of the data set, or None for files; and the parts of each split. A file is one
+        part.
+
+    Raises:
+        BadInput: the data does not exist or may not be read.
+        TrainingStopped: all attempts to reach the Hub failed.
     """
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
-    # This client retries a few times and logs a warning each time.
-    client = logging.getLogger("huggingface_hub")
-    client.handlers, client.propagate = [*logging.getLogger("ursa_minor").handlers], False
-    config, splits = source.config, {}
-    column = Column(config.token_column, IDS) if config.token_column else Column(config.text_column)
+    # The client retries a few times itself and logs a warning each time. This project's handlers
+    # format these warnings.
+    client_log = logging.getLogger("huggingface_hub")
+    client_log.handlers = [*logging.getLogger("ursa_minor").handlers]
+    client_log.propagate = False
+
+    config = source.config
+    column = Column(config.text_column)
+    if config.token_column:
+        column = Column(config.token_column, IDS)
     if not source.files:
         return _open_dataset(config, column, pinned)
-    for split, asked in source.files.items():
+
+    splits: dict[str, list[Part]] = {}
+    for split, names in source.files.items():
         parts = splits.setdefault(split, [])
-        for name in asked:
-            reader, found = reader_of(name), [name]
-            assert reader is not None  # else it is text
+        for name in names:
+            reader = reader_of(name)
+            assert reader is not None  # otherwise this is a source of texts
+            file_names = [name]
             if name.startswith("hf://"):
-                found = retry(name, remote.hub_files, name, versions)
-            parts += [
-                (file, partial(_read, reader, file, column, config.prepared_data_dir))
-                for file in found
-            ]
+                file_names = retry(name, remote.hub_files, name, versions)
+            parts += _parts(file_names, reader, column, config)
     return None, splits
 
 
 def _open_dataset(
     config: DataSource, column: Column, pinned: str | None
 ) -> tuple[str, dict[str, list[Part]]]:
-    """Open the train split of a data set of the Hub at a commit."""
+    """Open the train split of a data set of the Hub. See ``open_tables``."""
     name = str(config.dataset_name)
-    ask = partial(huggingface_hub.HfApi().dataset_info, timeout=remote.TIMEOUT_SECONDS)
-    commit = pinned or retry(name, lambda: ask(name, revision=config.dataset_revision).sha)
+    commit = pinned or retry(name, _current_commit, name, config.dataset_revision)
     builder = retry(
         name,
         lambda: datasets.load_dataset_builder(name, config.dataset_config_name, revision=commit),
     )
-    found = {
-        str(split): [str(file) for file in names]
-        for split, names in builder.config.data_files.items()
-    }
-    if "train" not in found:
-        raise BadInput(f"dataset_name = {name}: has no split train, only {', '.join(found)}")
-    # The name of its class contains the name of the data set.
-    kinds = {base.__name__.lower() for base in type(builder).__mro__}
-    reader = next((one for one in READERS if one.name in kinds), None)
-    options = getattr(builder.config, "pd_read_csv_kwargs", None)
-    if reader is None or options not in (None, CsvConfig().pd_read_csv_kwargs):
+    data_files = {str(split): names for split, names in builder.config.data_files.items()}
+    if "train" not in data_files:
         raise BadInput(
-            f"dataset_name = {name}: holds no Parquet, JSON lines, Arrow or plain CSV; try the Hub's own conversion: "
-            f"--dataset_revision refs/convert/parquet"
+            f"dataset_name = {name} has no split train. Its splits are: {', '.join(data_files)}"
         )
-    kept = config.prepared_data_dir
-    return commit, {
-        "train": [(file, partial(_read, reader, file, column, kept)) for file in found["train"]]
-    }
+    reader = _reader_of_builder(builder)
+    if reader is None:
+        raise BadInput(
+            f"dataset_name = {name}: the files are not Parquet, JSON lines, Arrow or plain CSV. "
+            f"Try the conversion by the Hub: --dataset_revision refs/convert/parquet"
+        )
+    file_names = [str(file) for file in data_files["train"]]
+    return commit, {"train": _parts(file_names, reader, column, config)}
+
+
+def _current_commit(name: str, revision: str | None) -> str:
+    api = huggingface_hub.HfApi()
+    info = api.dataset_info(name, revision=revision, timeout=remote.TIMEOUT_SECONDS)
+    return info.sha
+
+
+def _reader_of_builder(builder: datasets.DatasetBuilder) -> Reader | None:
+    """Return the reader for the files of a data set, or None if there is none."""
+    options = getattr(builder.config, "pd_read_csv_kwargs", None)
+    if options not in (None, CsvConfig().pd_read_csv_kwargs):
+        return None  # a CSV with another separator, for example
+    # The class of the builder is named after the data set, its base class after the file format.
+    class_names = {base.__name__.lower() for base in type(builder).__mro__}
+    return next((reader for reader in READERS if reader.name in class_names), None)
+
+
+def _parts(names: list[str], reader: Reader, column: Column, config: DataSource) -> list[Part]:
+    return [
+        (name, partial(_read, reader, name, column, config.prepared_data_dir)) for name in names
+    ]
 
 
 def expected_text_bytes(names: list[str], config: DataSource) -> float:
-    """Return about how many bytes of text files of a data set hold: of the first one's bytes so many are text.
+    """Estimate the number of bytes of text in files of a data set.
 
-    Parquet's footer states that; of JSON lines or CSV the beginning is read. What is behind URLs is as large as the first.
+    The share of the text among the bytes of a file is that of the first file. The metadata of
+    Parquet contains it; of other formats the beginning is read. Files behind URLs are assumed to
+    have the size of the first file.
     """
     first = _local(names[0], config.prepared_data_dir)
     sizes = [
         retry(name, remote.file_size, name)
-        for name in names[:SIZES_ASKED]
+        for name in names[:SAMPLE_FILES]
         if not remote.is_http(name)
     ]
-    mean = sum(sizes) / len(sizes) if sizes else remote.file_size(first)
-    return len(names) * mean * retry(first, _text_share, first, config.text_column)
+    mean_size = sum(sizes) / len(sizes) if sizes else remote.file_size(first)
+    text_share = retry(first, _text_share, first, config.text_column)
+    return len(names) * mean_size * text_share
 
 
 def _text_share(name: str, text_column: str) -> float:
+    """Return the number of bytes of text in a file, divided by the size of the file.
+
+    It is greater than 1 if the file is compressed.
+    """
     with remote.open_file(name) as raw:
         if path_of(name).lower().endswith(".parquet"):
-            footer = pq.ParquetFile(raw).metadata
-            groups = map(footer.row_group, range(footer.num_row_groups))
-            columns = (group.column(i) for group in groups for i in range(footer.num_columns))
-            text_bytes = sum(
-                c.total_uncompressed_size for c in columns if c.path_in_schema == text_column
-            )
-            return text_bytes / remote.file_size(name)
-        unpacked = remote.unpacked(name, raw)
-        head = unpacked.read(SAMPLE_BYTES)
-        share = 1.0 if unpacked is raw else len(head) / max(1, raw.tell())
-    # For CSV, or if one line exceeds the sample, count all of it as text.
-    with contextlib.suppress(ValueError, AttributeError):
-        rows = [
-            files.parse_json(line).get(text_column) or ""
-            for line in head.splitlines()[:-1] or [head]
-        ]
-        share *= sum(len(text.encode()) for text in rows) / max(1, len(head))
-    return share
+            return _parquet_text_bytes(raw, text_column) / remote.file_size(name)
+        unpacked = remote.decompress(name, raw)
+        sample = unpacked.read(SAMPLE_BYTES)
+        expansion = 1.0
+        if unpacked is not raw:
+            expansion = len(sample) / max(1, raw.tell())
+    try:
+        text_bytes = _json_lines_text_bytes(sample, text_column)
+    except (ValueError, AttributeError):
+        # A CSV, or one line that is longer than the sample: count all of it as text.
+        return expansion
+    return expansion * (text_bytes / max(1, len(sample)))
+
+
+def _parquet_text_bytes(file: object, text_column: str) -> int:
+    metadata = pq.ParquetFile(file).metadata
+    text_bytes = 0
+    for group_number in range(metadata.num_row_groups):
+        group = metadata.row_group(group_number)
+        for column_number in range(metadata.num_columns):
+            column = group.column(column_number)
+            if column.path_in_schema == text_column:
+                text_bytes += column.total_uncompressed_size
+    return text_bytes
+
+
+def _json_lines_text_bytes(sample: bytes, text_column: str) -> int:
+    """Return the number of bytes of text in the first lines of a file.
+
+    Raises:
+        ValueError, AttributeError: a line is not a JSON object, or the field is not a text.
+    """
+    complete_lines = sample.splitlines()[:-1] or [sample]
+    texts = [files.parse_json(line).get(text_column) or "" for line in complete_lines]
+    return sum(len(text.encode()) for text in texts)
 
 
 def _local(name: str, prepared_data_dir: str) -> str:
-    """Return the name of a file that is here or on the Hub: what is behind a URL is fetched."""
+    """Return the name by which a file can be opened. A file behind a URL is downloaded."""
     if remote.is_http(name):
         copy = remote.copy_of(name, prepared_data_dir)
         retry(name, remote.fetch, name, copy)
         return str(copy)
-    return name if name.startswith("hf://") else str(Path(name).absolute())
+    if name.startswith("hf://"):
+        return name
+    return str(Path(name).absolute())
 
 
 def _read(
     reader: Reader, name: str, column: Column, prepared_data_dir: str, start: int
 ) -> Iterator[SourceRow]:
-    """Yield one file's rows from one on, each once whatever fails."""
+    """Yield the rows of a file from row ``start`` on, each once, with retries."""
     file = _local(name, prepared_data_dir)
 
-    def read(row: int) -> Iterator[SourceRow]:
-        seen = 0
-        for seen, cell in enumerate(reader.rows(file, column, row), 1):
-            if seen > row:
-                yield column.value(cell, seen - 1), True
-        if seen < row:
-            raise TruncatedError(f"ended after {seen} rows, before row {row}")
+    def read_from(first_row: int) -> Iterator[SourceRow]:
+        num_rows = 0
+        for cell in reader.rows(file, column, first_row):
+            if num_rows >= first_row:
+                yield column.value(cell, num_rows), True
+            num_rows += 1
+        if num_rows < first_row:
+            raise TruncatedError(f"ended after {num_rows} rows, before row {first_row}")
 
-    return retried(file, read, start)
+    return retried(file, read_from, start)

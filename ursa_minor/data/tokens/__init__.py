@@ -2,7 +2,7 @@
 
 - ``tokenizer``: load or train a tokenizer; bytes of text per token
 - ``split_points``: places at which a text can be cut without changing its ids
-- ``encoder``: documents -> ids, in several processes
+- ``encoder``: documents -> ids, in several threads
 - ``shards``: read and write token files
 - ``manifest``: the list of a folder's shards: read, compare, find damaged files
 """

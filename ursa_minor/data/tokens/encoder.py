@@ -1,4 +1,4 @@
-"""Rows of a source to documents of ids: on all cores that training leaves, in order, each id's bytes accounted for."""
+"""Encode the rows of a source as documents of token ids, in several threads, in order."""
 
 import os
 from collections import deque
@@ -11,17 +11,25 @@ from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources.find import SourceRow
-from ursa_minor.data.sources.formats import text as text_format
+from ursa_minor.data.sources.formats.text import GPT2_SPLIT_POINT
 from ursa_minor.data.tokens import split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.split_points import NumberedRow
 
-BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
+BATCH_CHARACTERS = 2**20  # of text that a thread encodes at a time
 NO_IDS = np.empty(0, dtype=np.uint32)
 
 
 class Document(NamedTuple):
-    """A row or a piece of it, encoded: ids (n,), a document's first behind the end-of-text token; none without text."""
+    """A row of a source, or a piece of a long one, as token ids.
+
+    Attributes:
+        row: number of the row.
+        ids: (tokens,) uint32. The first piece of a document starts with the end-of-text token. A
+            row without text has no ids.
+        text_bytes: size of the text that the ids represent.
+        counts: statistics: documents, rows without text, texts with replaced surrogates.
+    """
 
     row: int
     ids: np.ndarray
@@ -30,104 +38,151 @@ class Document(NamedTuple):
 
 
 def well_formed(text: str) -> str:
-    """Replace each half of a surrogate pair, which JSON can carry and UTF-8 cannot, by U+FFFD."""
+    """Replace each lone surrogate, which JSON can contain but UTF-8 cannot, by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class DocumentEncoder:
-    """Rows of texts, or of ids, to Documents, on all cores but those of ``trainers`` other processes.
+    """Convert the rows of a source to documents of token ids.
 
     Args:
-        ids: rows hold the tokenizer's ids; an end-of-text token at either end is left out, for one stands before each.
+        tokenizer: encodes the texts.
+        name: the tokenizer in the recipe, for messages.
+        trainers: number of training processes on this machine. A core is left to each.
+        ids: whether the rows contain ids of the tokenizer instead of texts. Then end-of-text
+            tokens at either end of a row are removed, because one is added before each document.
 
     Attributes:
-        bytes_per_token: (vocabulary,) int64, bytes of text that each id stands for.
+        bytes_per_token: (vocabulary,) int64, the bytes of text that each id represents.
+        threads: number of threads.
+
+    Raises:
+        BadInput: the ids of the tokenizer have gaps.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, name: str, trainers: int = 0, *, ids: bool = False
     ):
         if max(tokenizer.get_vocab().values()) >= len(tokenizer):
-            raise BadInput(f"tokenizer = {name}: its ids have gaps; use another tokenizer")
+            raise BadInput(
+                f"tokenizer = {name}: the ids of this tokenizer have gaps. Use another tokenizer"
+            )
         self.bytes_per_token = tokenization.token_bytes(tokenizer)
         self._encode = tokenization.make_encoder(tokenizer)
-        self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
-        # Bytes that the tokenizer may add before a text.
-        self._prefix = int(tokenization.marks_spaces(tokenizer))
-        self._ids, self._place = ids, split_points.place(tokenizer.backend_tokenizer)
+        self._name = name
+        self._end_of_text = np.array([tokenizer.eos_token_id], dtype=np.uint32)
+        # SentencePiece may add a space before a text.
+        self._max_prefix_bytes = 1 if tokenization.marks_spaces(tokenizer) else 0
+        self._rows_are_ids = ids
+        self._split_point = split_points.split_point_pattern(tokenizer.backend_tokenizer)
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
     def __call__(self, rows: Iterator[SourceRow], first_row: int) -> Iterator[Document]:
-        """Yield each row's Document, in order. Raises BadInput for a tokenizer that changes the text."""
-        numbered: Iterator[NumberedRow] = (
-            (number, *row) for number, row in enumerate(rows, first_row)
+        """Yield the document of each row, in order.
+
+        Args:
+            rows: the rows of a part from ``first_row`` on.
+
+        Raises:
+            BadInput: the tokenizer changes the text, so that the bytes of its ids are not those of
+                the text; or an id does not exist.
+        """
+        numbered_rows: Iterator[NumberedRow] = (
+            (number, content, begins_document)
+            for number, (content, begins_document) in enumerate(rows, first_row)
         )
-        # Long texts are already cut at split points.
-        if not self._ids and self._place is not text_format.GPT2:
-            numbered = split_points.pieces(numbered, self._place)
+        # The pieces of text files are already split for GPT-2.
+        is_split = self._split_point is GPT2_SPLIT_POINT
+        if not self._rows_are_ids and not is_split:
+            numbered_rows = split_points.pieces(numbered_rows, self._split_point)
         with ThreadPoolExecutor(self.threads) as pool:
-            waiting = deque()
-            for batch in batched(numbered):
-                waiting.append(pool.submit(self._documents, batch))
-                if len(waiting) > 2 * self.threads:
-                    yield from waiting.popleft().result()
-            while waiting:
-                yield from waiting.popleft().result()
+            results = deque()
+            for batch in batched(numbered_rows):
+                results.append(pool.submit(self._documents, batch))
+                # Documents that wait for their turn need memory, so that the queue is bounded.
+                if len(results) > 2 * self.threads:
+                    yield from results.popleft().result()
+            while results:
+                yield from results.popleft().result()
 
     def _documents(self, batch: list[NumberedRow]) -> list[Document]:
-        if self._ids:
-            return [self._of_ids(number, row) for number, row, _ in batch]
+        if self._rows_are_ids:
+            return [self._document_of_ids(number, ids) for number, ids, _ in batch]
         texts = [well_formed(text) for _, text, _ in batch if text is not None]
-        encodings, documents = zip(texts, self._encode(texts), strict=True), []
-        for number, text, begins in batch:
-            kept, ids = ("", NO_IDS) if text is None else next(encodings)
-            text_bytes, size = int(self.bytes_per_token[ids].sum()), len(kept.encode())
-            if not 0 <= text_bytes - size <= self._prefix:
-                raise BadInput(
-                    f"tokenizer = {self._name}: its ids stand for {text_bytes} bytes where row {number} has {size}: it "
-                    f"changes the text, so bits per byte would be wrong. Use a byte-level one"
-                )
-            counts = {
-                "documents": int(begins and text is not None),
-                "without_text": int(text is None),
-            }
-            counts["surrogates_replaced"] = int(kept != (text or ""))
-            if begins and text is not None:
+        encoded_texts = zip(texts, self._encode(texts), strict=True)
+        documents = []
+        for number, original_text, begins_document in batch:
+            if original_text is None:
+                documents.append(Document(number, NO_IDS, 0, _counts(without_text=True)))
+                continue
+            text, ids = next(encoded_texts)
+            counts = _counts(documents=begins_document, surrogates_replaced=text != original_text)
+            text_bytes = self._text_bytes(number, text, ids)
+            if begins_document:
                 ids = np.concatenate([self._end_of_text, ids])
             documents.append(Document(number, ids, text_bytes, counts))
         return documents
 
-    def _of_ids(self, number: int, ids: np.ndarray | None) -> Document:
-        counts = {
-            "documents": int(ids is not None),
-            "without_text": int(ids is None),
-            "surrogates_replaced": 0,
-        }
-        if ids is None:
-            return Document(number, NO_IDS, 0, counts)
-        if ids.max() >= len(self.bytes_per_token):
+    def _text_bytes(self, row: int, text: str, ids: np.ndarray) -> int:
+        """Return the number of bytes that ids represent. Check that it is that of the text."""
+        text_bytes = int(self.bytes_per_token[ids].sum())
+        size = len(text.encode())
+        if not 0 <= text_bytes - size <= self._max_prefix_bytes:
             raise BadInput(
-                f"row {number}: holds the id {ids.max()}, and tokenizer = {self._name} has {len(self.bytes_per_token)}; "
-                f"give the one that the ids were made with"
+                f"tokenizer = {self._name}: this tokenizer changes the text, so that bits per byte "
+                f"would be wrong: row {row} has {size} bytes, but its ids represent {text_bytes}. "
+                f"Use a byte-level tokenizer"
             )
-        inner = np.flatnonzero(ids != self._end_of_text)
-        ids = ids[inner[0] : inner[-1] + 1] if len(inner) else NO_IDS
-        return Document(
-            number,
-            np.concatenate([self._end_of_text, ids]),
-            int(self.bytes_per_token[ids].sum()),
-            counts,
-        )
+        return text_bytes
+
+    def _document_of_ids(self, row: int, ids: np.ndarray | None) -> Document:
+        if ids is None:
+            return Document(row, NO_IDS, 0, _counts(without_text=True))
+        vocab_size = len(self.bytes_per_token)
+        if ids.max() >= vocab_size:
+            raise BadInput(
+                f"row {row} contains the id {ids.max()}, but tokenizer = {self._name} has only "
+                f"{vocab_size} ids. Give the tokenizer that produced these ids"
+            )
+        text_ids = self._strip_end_of_text(ids)
+        text_bytes = self.bytes_per_token[text_ids].sum()
+        document_ids = np.concatenate([self._end_of_text, text_ids])
+        return Document(row, document_ids, int(text_bytes), _counts(documents=True))
+
+    def _strip_end_of_text(self, ids: np.ndarray) -> np.ndarray:
+        """Remove the end-of-text tokens at both ends of a document."""
+        text_positions = np.flatnonzero(ids != self._end_of_text)
+        if not len(text_positions):
+            return NO_IDS
+        first = text_positions[0]
+        last = text_positions[-1]
+        return ids[first : last + 1]
+
+
+def _counts(
+    *, documents: bool = False, without_text: bool = False, surrogates_replaced: bool = False
+) -> dict[str, int]:
+    """Return the statistics of one row."""
+    return {
+        "documents": int(documents),
+        "without_text": int(without_text),
+        "surrogates_replaced": int(surrogates_replaced),
+    }
 
 
 def batched(rows: Iterable[NumberedRow]) -> Iterator[list[NumberedRow]]:
-    """Group rows so that each group holds about BATCH_CHARACTERS."""
-    batch, size = [], 0
+    """Group rows into batches of about BATCH_CHARACTERS."""
+    batch = []
+    size = 0
     for row in rows:
         batch.append(row)
-        size += 1 + (0 if row[1] is None else len(row[1]))
+        _, content, _ = row
+        size += 1
+        if content is not None:
+            size += len(content)
         if size >= BATCH_CHARACTERS:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch

@@ -13,7 +13,8 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens.shards import MANIFEST, OUR_NAME, RESTORE, Shard, open_ids, split_of
 
-NULLABLE = ("revision", "tokenizer", "file")  # written as null; other keys without a value are not
+# Keys that are written as null if they have no value. Other keys without a value are left out.
+NULLABLE = ("revision", "tokenizer", "file")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Manifest:
 
     Attributes:
         source: name of the source.
-        identity: what the name of the folder is computed from.
+        identity: everything that the shards depend on. The name of the folder contains its hash.
         revision: commit of a dataset of the Hub.
         versions: commit of each repository that single files of the Hub come from.
         tokenizer: None if this project did not encode the shards.
@@ -101,11 +102,11 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     except OSError as error:
         raise BadInput(
-            f"{path}: cannot be read: {error.strerror}; change its permissions"
+            f"{path}: cannot be read: {error.strerror}. Change its permissions"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(
-            f"{path}: not a manifest ({error!r}); delete the folder and prepare it again"
+            f"{path} is not a valid manifest ({error!r}). Delete the folder and prepare it again"
         ) from None
 
 
@@ -122,9 +123,9 @@ def _without_missing_values(items: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse(document: dict[str, Any]) -> Manifest:
     """Convert the JSON of a manifest. Keys that are not fields are ignored."""
     values = _values_of_fields(Manifest, document)
-    values["splits"] = {
-        split: [_parse_shard(row) for row in rows] for split, rows in document["splits"].items()
-    }
+    values["splits"] = {}
+    for split, rows in document["splits"].items():
+        values["splits"][split] = [_parse_shard(row) for row in rows]
     if document["tokenizer"] is not None:
         tokenizer = _values_of_fields(TokenizerReference, document["tokenizer"])
         values["tokenizer"] = TokenizerReference(**tokenizer)
@@ -135,15 +136,15 @@ def _parse(document: dict[str, Any]) -> Manifest:
 
 def _parse_shard(row: dict[str, Any]) -> Shard:
     shard = Shard(**_values_of_fields(Shard, row))
-    is_name = Path(shard.file).name == shard.file
-    is_count = type(shard.tokens) is int and shard.tokens >= 0
-    if not (is_name and is_count):
-        raise ValueError(f"{row}: file is a name in this folder, tokens is a count")
+    if Path(shard.file).name != shard.file:
+        raise ValueError(f"{row}: file must be a name without a folder")
+    if type(shard.tokens) is not int or shard.tokens < 0:
+        raise ValueError(f"{row}: tokens must be a number of tokens")
     return shard
 
 
 def _values_of_fields(dataclass_type: type, document: dict[str, Any]) -> dict[str, Any]:
-    names = [each.name for each in dataclasses.fields(dataclass_type)]
+    names = [field.name for field in dataclasses.fields(dataclass_type)]
     return {name: document[name] for name in names if name in document}
 
 
@@ -164,16 +165,18 @@ def describe_folder(folder: Path) -> Manifest:
         BadInput: the folder does not exist, or is complete without train or validation shards.
     """
     if not folder.is_dir():
-        raise BadInput(f"data_dir = {folder}: no such folder; prepare_data.py makes one")
+        raise BadInput(
+            f"data_dir = {folder}: no such folder. Create a folder of shards with prepare_data.py"
+        )
     manifest = read_manifest(folder)
     if manifest is None:
         manifest = Manifest(splits=_splits_by_name(folder), tokenizer=None, complete=True)
     for split, word in (("train", "train"), ("validation", "val")):
         if manifest.complete and not manifest.splits.get(split):
             raise BadInput(
-                f"data_dir = {folder}: holds no {split} shards "
-                f"(.bin or .npy with the word {word} between underscores); give a folder that "
-                f"prepare_data.py, llm.c, modded-nanogpt, build-nanogpt or nanoGPT wrote"
+                f"data_dir = {folder} has no {split} shards (.bin or .npy files with the word "
+                f"{word} between underscores). Give a folder that prepare_data.py, llm.c, "
+                f"modded-nanogpt, build-nanogpt or nanoGPT wrote"
             )
     return manifest
 
@@ -182,9 +185,9 @@ def _splits_by_name(folder: Path) -> dict[str, list[Shard]]:
     splits: dict[str, list[Shard]] = {}
     for path in sorted(folder.iterdir()):
         if OUR_NAME.fullmatch(path.name):
-            ours = f"{path.name} is a shard of ours, but there is no {MANIFEST}"
             raise BadInput(
-                f"data_dir = {folder}: {ours}: not prepared to the end; run prepare_data.py again"
+                f"data_dir = {folder}: there is {path.name}, a file of prepare_data.py, but no "
+                f"{MANIFEST}. The preparation was not completed: run prepare_data.py again"
             )
         split = split_of(path)
         if split is not None:
@@ -199,11 +202,12 @@ def fingerprint(shards: list[Shard]) -> str:
     It does not depend on the folder.
     """
     contents = [[shard.file, shard.tokens, shard.sha256] for shard in shards]
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+    document = json.dumps(contents)
+    return hashlib.sha256(document.encode()).hexdigest()
 
 
 def contents(manifest: Manifest) -> dict[str, Any]:
-    """Return the identity of a train split, which a checkpoint stores. The split may still grow."""
+    """Return the identity of the train split, which a checkpoint stores. It may still grow."""
     train_shards = manifest.splits["train"]
     return {
         "shards": len(train_shards),
@@ -217,25 +221,26 @@ def check_same_contents(where: Path, before: dict[str, Any], manifest: Manifest)
     """Check that the train split is the one that a checkpoint was trained on.
 
     Args:
-        where: the checkpoint, for the message.
+        where: the checkpoint, which an error names.
         before: ``contents`` of the split when the checkpoint was saved. If the split was not
             complete then, it may have grown.
 
     Raises:
-        BadInput: the split does not begin with these shards, or has another end.
+        BadInput: the split starts with other shards, or has another end.
     """
     train_shards = manifest.splits["train"]
     num_before = before["shards"]
+    has_same_beginning = fingerprint(train_shards[:num_before]) == before["fingerprint"]
     has_same_end = manifest.complete and len(train_shards) == num_before
-    has_same_begin = fingerprint(train_shards[:num_before]) == before["fingerprint"]
-    if has_same_begin and (has_same_end or not before["complete"]):
+    may_have_grown = not before["complete"]
+    if has_same_beginning and (has_same_end or may_have_grown):
         return
 
-    fix = "give the same text"
+    fix = "Give the same text"
     revision = before.get("revision")
     if revision and revision != manifest.revision:
-        fix = f"give --dataset_revision {revision}"
-    raise BadInput(f"{where}: was trained on other data than this; {fix}, or another --run_name")
+        fix = f"Give --dataset_revision {revision}"
+    raise BadInput(f"{where} was trained on other data. {fix}, or another --run_name")
 
 
 def check_unchanged(folder: Path, shards: list[Shard]) -> None:
@@ -247,7 +252,8 @@ def check_unchanged(folder: Path, shards: list[Shard]) -> None:
         BadInput: some shards have changed.
     """
     existing = [shard for shard in shards if (folder / shard.file).exists()]
-    messages = [message for _, message in problems(folder, existing, folder / MANIFEST)]
+    changes = problems(folder, existing, newer_than=folder / MANIFEST)
+    messages = [message for _, message in changes]
     if messages:
         raise BadInput(messages)
 
@@ -258,22 +264,30 @@ def problems(
     """Find shards whose file is missing or does not match the manifest.
 
     Args:
+        folder: where the shards are stored.
+        shards: the shards according to the manifest.
         newer_than: hash only files that are newer than this one. None hashes all files.
 
     Yields:
         The shard and a description of its problem.
     """
     for shard in shards:
-        path = folder / shard.file
-        try:
-            open_ids(path, shard.tokens)
-            if shard.sha256 is None:
-                continue
-            newer = newer_than is None or path.stat().st_mtime_ns > newer_than.stat().st_mtime_ns
-            if newer and files.sha256(path) != shard.sha256:
-                raise BadInput(
-                    f"{path}: its SHA-256 is not the one of {MANIFEST}: "
-                    f"changed since then; {RESTORE}"
-                )
-        except BadInput as error:
-            yield shard, str(error)
+        message = _problem(folder / shard.file, shard, newer_than)
+        if message is not None:
+            yield shard, message
+
+
+def _problem(path: Path, shard: Shard, newer_than: Path | None) -> str | None:
+    try:
+        open_ids(path, shard.tokens)
+    except BadInput as error:
+        return str(error)
+    if shard.sha256 is None:
+        return None
+    is_hashed = newer_than is None or path.stat().st_mtime_ns > newer_than.stat().st_mtime_ns
+    if is_hashed and files.sha256(path) != shard.sha256:
+        return (
+            f"{path} was changed after it was written: its SHA-256 differs from that in "
+            f"{MANIFEST}. {RESTORE}"
+        )
+    return None

@@ -1,50 +1,53 @@
-"""Token files on disk: their formats, how they are written, the manifest that lists them, whether they are whole.
+"""Token files on disk: their formats, and how they are read, checked and written.
 
-A shard of ours is llm.c's: 1,024 bytes of header, then the ids of one split, little-endian uint16 or uint32. Files
-of llm.c, modded-nanogpt, build-nanogpt and nanoGPT are read where they lie; nothing is written beside them. Nothing
-here unpickles. A problem is BadInput: file, what stands there, the rule, the fix.
+This project writes the format of llm.c: a header of 1,024 bytes and then the ids of one split as
+little-endian uint16 or uint32. It also reads files of llm.c, modded-nanogpt, build-nanogpt and
+nanoGPT in their own folders, without writing to these. Nothing is unpickled.
 """
 
 import functools
 import logging
-import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.wording import join_or
 
 log = logging.getLogger(__name__)
 
-# llm.c, dev/data/data_common.py: 256 int32 of header: magic, version, number of tokens, zeros; then the ids.
+# llm.c, dev/data/data_common.py: the header consists of 256 int32: the magic, the version, the
+# number of tokens, and zeros.
 HEADER_BYTES = 1024
 SHARD_HEADERS: dict[tuple[int, int], np.dtype] = {
     (20240520, 1): np.dtype("<u2"),
     (20240801, 7): np.dtype("<u4"),
 }
 MANIFEST = "manifest.json"
-# nanoGPT, data/*/prepare.py: uint16 ids and nothing else, so that only the name shows what they are.
+# nanoGPT, data/*/prepare.py: uint16 ids without a header, so that only the name shows the format.
 HEADERLESS = ("train.bin", "val.bin")
-# build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that is beyond every
-# vocabulary, and is refused as such.
+# build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that
+# no vocabulary has, and is reported as such.
 NPY_DTYPES: dict[str, np.dtype] = {
     "<u2": np.dtype("<u2"),
     "<u4": np.dtype("<u4"),
     "<i4": np.dtype("<u4"),
 }
+# The split that a word in the name of a file names.
 SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
-OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
-# FUSE with direct_io maps a file for one process ("c") but does not share the map ("r").
-CHECK_TOKENS = 2**24  # ids that are checked in one go: bounds the memory of a check
+OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")  # of a shard that ShardWriter writes
+MAX_PART = 99_999  # the number of a part has five digits in the name of a shard
+CHECK_TOKENS = 2**24  # ids that are checked at a time, to limit the memory of a check
+# FUSE with direct_io supports private mappings ("c") but not shared ones ("r").
 MAPPING_MODES: tuple[Literal["r", "c"], ...] = ("r", "c")
-RESTORE = "put the old file back, or fetch or prepare it again"
+RESTORE = "Restore the original file, or download or prepare it again"
 
 
 @dataclass(frozen=True)
@@ -79,59 +82,113 @@ def count_text_bytes(shards: Iterable[Shard]) -> int:
     return sum(shard.text_bytes or 0 for shard in shards)
 
 
-def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
-    """Map a token file of any format that we know: its ids, (tokens,) unsigned and read-only, and where they begin (bytes).
+class IdLayout(NamedTuple):
+    """Where the ids of a token file are stored.
 
-    Raises BadInput for any other file, for one that is damaged, cut short or cannot be read, and where ``tokens``, the
-    manifest's count, is another.
+    Attributes:
+        offset: of the first id in the file, in bytes.
+        dtype: type of an id.
+        num_tokens: number of ids.
+    """
+
+    offset: int
+    dtype: np.dtype
+    num_tokens: int
+
+    @property
+    def file_size(self) -> int:
+        """Size of the file in bytes. The ids are at its end."""
+        return self.offset + self.num_tokens * self.dtype.itemsize
+
+
+def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
+    """Map the ids of a token file into memory.
+
+    Args:
+        path: a file in one of the formats of this module.
+        tokens: number of ids according to the manifest. None if the folder has no manifest.
+
+    Returns:
+        The ids, (tokens,) uint16 or uint32, read-only; and their offset in the file in bytes.
+
+    Raises:
+        BadInput: the format is unknown, the file cannot be read, is truncated or damaged, or has
+            another number of ids.
     """
     try:
-        with open(path, "rb") as file:
-            head, size = file.read(12), os.fstat(file.fileno()).st_size
-        magic, version, count = struct.unpack("<3i", head.ljust(12, b"\0"))
-        if (magic, version) in SHARD_HEADERS:
-            offset, dtype = HEADER_BYTES, SHARD_HEADERS[magic, version]
-        elif path.suffix == ".npy" or head.startswith(npy.MAGIC_PREFIX):
-            array, offset = _map_npy(path)
-            if array.ndim != 1 or array.dtype.str not in NPY_DTYPES:
-                found = f"shape {array.shape}, dtype {array.dtype.str}: ids are (tokens,) and {', '.join(NPY_DTYPES)}"
-                raise ValueError(f"{found}; save it with np.save(path, ids.astype(np.uint16))")
-            dtype = NPY_DTYPES[array.dtype.str]
-            count = len(array)
-        elif path.name in HEADERLESS and magic not in dict(SHARD_HEADERS.keys()):
-            offset, dtype, count = 0, np.dtype("<u2"), size // 2
-        else:
-            known = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
-            rule = f"a token file begins with {known} or is named *.npy, {' or '.join(HEADERLESS)}"
-            raise ValueError(f"begins with {magic}, {version}: {rule}")
-        if size != (expected := offset + count * dtype.itemsize):
+        layout = _read_layout(path)
+        size = path.stat().st_size
+        if size != layout.file_size:
             raise ValueError(
-                f"{count} tokens take {expected} bytes, the file has {size}: cut short or damaged"
+                f"{layout.num_tokens} tokens need {layout.file_size} bytes, but the file has "
+                f"{size}, so it is truncated or damaged"
             )
-        if tokens not in (None, count):
-            raise ValueError(f"has {count} tokens, {MANIFEST} says {tokens}: changed since then")
-        mapped = _map(path, dtype, offset, count)
-    except OSError as error:  # among them: too many open files
-        raise BadInput(f"{path}: cannot be read: {error.strerror}; {RESTORE}") from None
-    except Exception as error:  # of a damaged .npy, ast and tokenize raise their own
-        raise BadInput(f"{path}: {error}; {RESTORE}") from None
-    return np.asarray(mapped), offset  # a slice of the np.memmap class costs microseconds more
+        if tokens not in (None, layout.num_tokens):
+            raise ValueError(
+                f"the file has {layout.num_tokens} tokens, but {MANIFEST} lists {tokens}, "
+                f"so one of them was changed"
+            )
+        ids = _map(path, layout)
+    except OSError as error:  # also too many open files
+        raise BadInput(f"{path}: cannot be read: {error.strerror}. {RESTORE}") from None
+    except Exception as error:  # for a damaged .npy file, ast and tokenize raise their own errors
+        raise BadInput(f"{path}: {error}. {RESTORE}") from None
+    # Slicing an instance of np.memmap would take microseconds longer.
+    return np.asarray(ids), layout.offset
+
+
+def _read_layout(path: Path) -> IdLayout:
+    """Recognize the format of a token file, and return its layout according to the header.
+
+    Raises:
+        ValueError: the format is unknown.
+    """
+    with open(path, "rb") as file:
+        head = file.read(12)
+    magic, version, num_tokens = struct.unpack("<3i", head.ljust(12, b"\0"))
+    if (magic, version) in SHARD_HEADERS:
+        return IdLayout(HEADER_BYTES, SHARD_HEADERS[magic, version], num_tokens)
+
+    if path.suffix == ".npy" or head.startswith(npy.MAGIC_PREFIX):
+        array, offset = _map_npy(path)
+        dtype_name = array.dtype.str
+        if array.ndim != 1 or dtype_name not in NPY_DTYPES:
+            raise ValueError(
+                f"the array has shape {array.shape} and dtype {dtype_name}, but ids have shape "
+                f"(tokens,) and dtype {join_or(list(NPY_DTYPES))}. "
+                f"Save it with np.save(path, ids.astype(np.uint16))"
+            )
+        return IdLayout(offset, NPY_DTYPES[dtype_name], len(array))
+
+    known_magics = [known_magic for known_magic, _ in SHARD_HEADERS]
+    if path.name in HEADERLESS and magic not in known_magics:
+        dtype = np.dtype("<u2")
+        return IdLayout(0, dtype, path.stat().st_size // dtype.itemsize)
+
+    headers = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
+    raise ValueError(
+        f"the format is unknown: the file starts with {magic}, {version}. A token file starts with "
+        f"{headers}, or is named {join_or(['*.npy', *HEADERLESS])}"
+    )
 
 
 def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None:
     """Check every id of a token file.
 
     Args:
-        ids: (tokens,) unsigned ids and ``offset``, their start in the file in bytes, as ``open_ids`` returns them.
+        path: the token file.
+        ids: (tokens,) its ids, as ``open_ids`` returns them.
+        offset: of the first id in the file, in bytes.
+        vocab_size: of the model or tokenizer.
 
     Raises:
-        BadInput: an id is out of the vocabulary.
+        BadInput: an id is not in the vocabulary.
     """
     for start in range(0, len(ids), CHECK_TOKENS):
-        some = ids[start : start + CHECK_TOKENS]
+        some_ids = ids[start : start + CHECK_TOKENS]
         check_ids_in_vocabulary(
             path,
-            some,
+            some_ids,
             vocab_size,
             start=start,
             offset=offset + start * ids.itemsize,
@@ -142,42 +199,49 @@ def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None
 def check_ids_in_vocabulary(
     path: Path, ids: np.ndarray, vocab_size: int, *, start: int, offset: int, item_bytes: int
 ) -> None:
-    """Raise BadInput if one of the ids is out of the vocabulary. The message names the first one and its place.
+    """Check a part of the ids of a token file.
 
     Args:
         path: the token file.
         ids: (n,) some of its ids.
-        start: number of the first of these ids within the file.
-        offset: position of the first of these ids in the file, in bytes.
+        vocab_size: of the model or tokenizer.
+        start: index of the first of these ids within the file.
+        offset: of the first of these ids in the file, in bytes.
         item_bytes: bytes of an id in the file.
+
+    Raises:
+        BadInput: an id is not in the vocabulary. The message names the first one.
     """
     if ids.max() < vocab_size:
         return
-    place = int(np.argmax(ids >= vocab_size))
+    index = int(np.argmax(ids >= vocab_size))
+    id_offset = offset + index * item_bytes
     raise BadInput(
-        f"{path}: offset {offset + place * item_bytes}: token {start + place} is id {int(ids[place])}, "
-        f"vocab_size = {vocab_size} ends at {vocab_size - 1}: "
-        f"these shards belong to another tokenizer, or vocab_size is too small"
+        f"{path}: token {start + index} (offset {id_offset}) is id {ids[index]}, "
+        f"but the ids of vocab_size = {vocab_size} end at {vocab_size - 1}. "
+        f"These shards belong to another tokenizer, or vocab_size is too small"
     )
 
 
-def _map(path: Path, dtype: np.dtype, offset: int, count: int) -> np.ndarray:
-    """Map the ids of a file into memory, or read them where the file system cannot map files."""
+def _map(path: Path, layout: IdLayout) -> np.ndarray:
+    """Map the ids of a file into memory, or read them if the file system cannot map files."""
     for mode in MAPPING_MODES:
-        with files.skipping(files.NO_MAPPING):
-            mapped = np.memmap(path, dtype, mode=mode, offset=offset, shape=(count,))
-            mapped.setflags(write=False)
-            return mapped
+        with files.ignoring_errors(files.NO_MAPPING):
+            mapped_ids = np.memmap(
+                path, layout.dtype, mode=mode, offset=layout.offset, shape=(layout.num_tokens,)
+            )
+            mapped_ids.setflags(write=False)
+            return mapped_ids
     _log_reading(path.parent)
-    ids = np.fromfile(path, dtype, count=count, offset=offset)
+    ids = np.fromfile(path, layout.dtype, count=layout.num_tokens, offset=layout.offset)
     ids.setflags(write=False)
     return ids
 
 
 def _map_npy(path: Path) -> tuple[np.ndarray, int]:
-    """Map or read a file in NumPy's format; return its array, and the bytes before it."""
+    """Map or read an .npy file. Return its array and the size of its header in bytes."""
     for mode in MAPPING_MODES:
-        with files.skipping(files.NO_MAPPING):
+        with files.ignoring_errors(files.NO_MAPPING):
             mapped = npy.open_memmap(path, mode=mode)
             return mapped, mapped.offset
     with open(path, "rb") as file:
@@ -185,25 +249,33 @@ def _map_npy(path: Path) -> tuple[np.ndarray, int]:
         return array, file.tell() - array.nbytes
 
 
-@functools.cache
+@functools.cache  # once per folder
 def _log_reading(folder: Path) -> None:
     log.warning(
-        f"{folder}: this file system cannot map files into memory, so its token files are read into memory. If that is "
-        f"too much, copy the folder to another file system and name it with --data_dir"
+        f"{folder}: this file system cannot map files into memory, so its token files are read "
+        f"into memory. If they are too large, copy the folder to another file system and name it "
+        f"with --data_dir"
     )
 
 
 class ShardWriter:
-    """Writes the ids of one source file (``part``) of one split as shards.
+    """Write the ids of one part of one split as shards.
 
-    Shards are ``{split}_{part}_{number}.bin``, both five digits, so that sorted names are the order; llm.c's word
-    for validation is val. One that is not finished has a name that begins with a dot, and no magic.
+    The name of a shard is ``{split}_{part}_{number}.bin`` with five digits each, so that the order
+    of the names is that of the ids. As in llm.c, the validation split is called val. A shard that
+    is not complete has a name that starts with a dot, and a header of zeros.
 
     Args:
-        first_number: number of the first shard to write: how many of this part are there already.
-        bytes_per_token: (vocabulary,) int64, bytes of text that each id stands for; up to 65,536 of them the ids are
-            uint16, above it uint32.
-        shard_tokens: most tokens of a shard; llm.c's header counts with an int32.
+        folder: where the shards are written.
+        split: "train", "validation" or "test".
+        part: number of the source file.
+        first_number: number of the first shard: how many shards of this part exist.
+        bytes_per_token: (vocabulary,) int64, the bytes of text that each id represents. With more
+            than 65,536 entries, ids are stored as uint32, else as uint16.
+        shard_tokens: maximum number of tokens in a shard. The count in the header is an int32.
+
+    Raises:
+        BadInput: the number of the part is too high.
     """
 
     def __init__(
@@ -215,47 +287,66 @@ class ShardWriter:
         bytes_per_token: np.ndarray,
         shard_tokens: int,
     ):
-        if part > 99_999:
+        if part > MAX_PART:
             raise BadInput(
-                f"{folder}: source file {part}: shard names count to 99999; join the source files"
+                f"{folder}: source file {part} is too many: the names of shards end at number "
+                f"{MAX_PART}. Join the source files to fewer ones"
             )
         word = "val" if split == "validation" else split
-        self.folder, self.prefix, self.number = folder, f"{word}_{part:05d}_", first_number
-        self.bytes_per_token, self.shard_tokens = bytes_per_token, shard_tokens
-        self.format, self.dtype = list(SHARD_HEADERS.items())[len(bytes_per_token) > 2**16]
-        self._file: BinaryIO | None = None
+        self.folder = folder
+        self.prefix = f"{word}_{part:05d}_"
+        self.number = first_number
+        self.bytes_per_token = bytes_per_token
+        self.shard_tokens = shard_tokens
+        uint16_format, uint32_format = SHARD_HEADERS.items()
+        needs_uint32 = len(bytes_per_token) > 2**16
+        self.format, self.dtype = uint32_format if needs_uint32 else uint16_format
+        self._file: BinaryIO | None = None  # of the current shard
 
     def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[Shard, int]]:
-        """Write the ids of a document from ``begin`` on.
+        """Write the ids of a document from index ``begin`` on.
 
         Yields:
-            Each shard that they fill, and the index of the first id that is not in it.
+            Each shard that they complete, and the index of the first id after it.
         """
         while begin < len(ids):
             if self._file is None:
-                self._path = self.folder / f"{self.prefix}{self.number:05d}.bin"
-                self._temporary = self._path.with_name(f".{self._path.name}.tmp")
-                self._tokens, self._text_bytes = 0, 0
-                self._file = open(self._temporary, "wb")
-                self._file.seek(HEADER_BYTES)  # what is left out are zeros
-            some = ids[begin : begin + self.shard_tokens - self._tokens]
-            with files.naming(self._path):
-                self._file.write(some.astype(self.dtype).data)
-            self._tokens += len(some)
-            self._text_bytes += int(self.bytes_per_token[some].sum())
-            begin += len(some)
+                self._open_shard()
+            num_free = self.shard_tokens - self._tokens
+            end = min(len(ids), begin + num_free)
+            self._write(ids[begin:end])
+            begin = end
             if self._tokens == self.shard_tokens:
                 shard = self.finish()
                 assert shard is not None  # it contains the ids that were just written
                 yield shard, begin
 
+    def _open_shard(self) -> None:
+        name = f"{self.prefix}{self.number:05d}.bin"
+        self._path = self.folder / name
+        self._temporary = self.folder / f".{name}.tmp"
+        self._tokens = 0
+        self._text_bytes = 0
+        self._file = open(self._temporary, "wb")
+        self._file.seek(HEADER_BYTES)  # leaves zeros, which ``finish`` replaces
+
+    def _write(self, ids: np.ndarray) -> None:
+        assert self._file is not None
+        with files.naming(self._path):
+            self._file.write(ids.astype(self.dtype).data)
+        text_bytes = self.bytes_per_token[ids].sum()
+        self._tokens += len(ids)
+        self._text_bytes += int(text_bytes)
+
     def finish(self) -> Shard | None:
-        """Make the current shard durable and return it. Return None if there is no current shard."""
+        """Make the current shard durable and return it, or return None if there is none."""
         if self._file is None:
             return None
+        magic, version = self.format
+        header = struct.pack("<3i", magic, version, self._tokens)
         with files.naming(self._path):
             self._file.seek(0)
-            self._file.write(struct.pack("<3i", *self.format, self._tokens))
+            self._file.write(header)
             self._file.close()
         sha256 = files.sha256(self._temporary)
         files.fsync(self._temporary)
@@ -267,11 +358,19 @@ class ShardWriter:
 
 
 def split_of(path: PurePath) -> str | None:
-    """Return the split that the name of a file of ids says, None where it says none. Raises BadInput where it says two."""
-    # macOS puts a "._fineweb_train_000001.bin" beside each file that it copies to other file systems.
-    if path.suffix not in (".bin", ".npy") or path.name.startswith("."):
+    """Return the split that the name of a token file contains, or None if it contains none.
+
+    Raises:
+        BadInput: the name contains several splits.
+    """
+    is_token_file = path.suffix in (".bin", ".npy")
+    # macOS adds a "._fineweb_train_000001.bin" to each file that it copies to other file systems.
+    is_hidden = path.name.startswith(".")
+    if is_hidden or not is_token_file:
         return None
-    named = {SPLIT_WORDS[word] for word in path.stem.split("_") if word in SPLIT_WORDS}
-    if len(named) > 1:
-        raise BadInput(f"{path}: its name says {' and '.join(sorted(named))}; rename it to say one")
-    return next(iter(named), None)
+    words = path.stem.split("_")
+    splits = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
+    if len(splits) > 1:
+        names = " and ".join(sorted(splits))
+        raise BadInput(f"{path}: the name contains {names}. Rename the file so that it has one")
+    return next(iter(splits), None)

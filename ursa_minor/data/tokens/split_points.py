@@ -1,7 +1,8 @@
-"""Where a text may be cut for a tokenizer: ids of the pieces, joined, are those of the whole.
+"""Find places at which a text can be split, so that its pieces have the ids of the complete text.
 
-A tokenizer's regex splits a text into words, and begins anew behind each, without a view of what came before. So a cut
-is right where a word ends whatever follows, and where the words before it are the same with and without what follows.
+A tokenizer first splits a text into words with a regex, and encodes each word without its context.
+A text can be split at a place if a word ends there whatever follows, and if the words before are
+the same with and without the text that follows.
 """
 
 import json
@@ -13,48 +14,93 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.sources.formats.text import GPT2, WHOLE_CHARACTERS
+from ursa_minor.data.sources.formats.text import GPT2_SPLIT_POINT, MAX_UNSPLIT_CHARACTERS
 
-NumberedRow = tuple[int, Any, bool]  # its number, text or ids, whether a document begins with it
+# The number of a row, its text (str) or ids or None, and whether it is the beginning of a document.
+NumberedRow = tuple[int, Any, bool]
 
-# The regexes below join signs with the line breaks behind them, and white space with the last line break in it. So: before
-# a space or newline behind a letter or digit (but not a letter that NFC takes apart), and behind that last line break.
-LINES = re.compile(
-    r"(?s).*(?:(?<=[^\W_\u0958-\u095f\u09dc-\u09df\u0a33-\u0a5e\u0b5c\u0b5d\u0f40-\u0fbc\ufb1d-\ufb4e])(?=[ \n])"
-    r"|(?<=\n)(?=[^\S\r\n]*[^\s/]))"
+# Letters that NFC replaces by a letter and a combining mark, at which some regexes end a word.
+_DECOMPOSED = r"\u0958-\u095f\u09dc-\u09df\u0a33-\u0a5e\u0b5c\u0b5d\u0f40-\u0fbc\ufb1d-\ufb4e"
+# Matches up to the last split point for the regexes below, which join punctuation with the line
+# breaks after it, and white space with the last line break in it. So a text can be split
+# - before a space or newline that follows a letter or digit,
+# - after the last line break in white space.
+LINE_SPLIT_POINT = re.compile(
+    rf"(?s).*(?:(?<=[^\W_{_DECOMPOSED}])(?=[ \n])|(?<=\n)(?=[^\S\r\n]*[^\s/]))"
 )
-_SHORT, _END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-# The regex of a tokenizer's Split, as tokenizer.json has it. Qwen 2's is Qwen 3's too, LLAMA3 GPT-4's cl100k.
-QWEN2 = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END
-QWEN35 = _SHORT + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _END
-LLAMA3 = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END
-O200K = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SHORT}?"
-O200K += r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _END
-SPLITS = {"gpt2": GPT2} | dict.fromkeys((QWEN2, QWEN35, LLAMA3, O200K), LINES)
+
+# The regexes by which tokenizers split a text into words, as tokenizer.json contains them.
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WHITE_SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+QWEN2 = (  # also of Qwen 3
+    _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _WHITE_SPACE
+)
+QWEN35 = (  # of Qwen 3.5. Unlike QWEN2, it keeps a letter and its combining marks together.
+    _CONTRACTION
+    + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    + _WHITE_SPACE
+)
+LLAMA3 = (  # also of cl100k, which GPT-4 uses
+    _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _WHITE_SPACE
+)
+O200K = (  # of GPT-4o
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTION}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTION}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _WHITE_SPACE
+)
+GPT2 = "gpt2"  # for GPT-2's regex, which is built into ByteLevel and is not in tokenizer.json
+
+# The split points for each regex.
+SPLITS = {
+    GPT2: GPT2_SPLIT_POINT,
+    QWEN2: LINE_SPLIT_POINT,
+    QWEN35: LINE_SPLIT_POINT,
+    LLAMA3: LINE_SPLIT_POINT,
+    O200K: LINE_SPLIT_POINT,
+}
 
 
-def place(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return the pattern that ends at the last place where a text may be cut for a tokenizer; None: it may not be."""
+def split_point_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Return a pattern that matches up to the last place where a text can be split.
+
+    Returns:
+        None if texts cannot be split for this tokenizer, or if that is not known.
+    """
     definition = json.loads(tokenizer.to_str())
-    split, added = definition["pre_tokenizer"] or {}, definition["added_tokens"]
-    if split.get("pattern") == {"Regex": r"[\s\S]"}:  # our characters: any place would do
-        return GPT2
+    pre_tokenizer = definition["pre_tokenizer"] or {}
+    if pre_tokenizer.get("pattern") == {"Regex": r"[\s\S]"}:
+        return GPT2_SPLIT_POINT  # each character is a word, so that any place is a split point
     if definition["normalizer"] not in (None, {"type": "NFC"}):
         return None
-    # The text is searched for these tokens.
-    for token in (token for token in added if not token["special"]):
-        strips = token["lstrip"] or token["rstrip"] or token["single_word"]
-        if strips or not re.fullmatch(r"\S+|[ \t]+", token["content"]):
+    for token in definition["added_tokens"]:
+        # Special tokens in a text are ordinary text. Others are matched before words are split.
+        if not token["special"] and _may_cross_split_point(token):
             return None
-    return SPLITS.get(word_regex(split) or "")
+    return SPLITS.get(word_regex(pre_tokenizer) or "")
 
 
-def word_regex(split: dict[str, Any]) -> str | None:
-    """Return the regex by which a byte-level tokenizer's split parts words, ``gpt2`` for its own; None: it does more."""
-    match split.get("pretokenizers", [split]):
+def _may_cross_split_point(added_token: dict[str, Any]) -> bool:
+    """Return whether a split could cut an added token, or the text around it that it removes."""
+    depends_on_context = (
+        added_token["lstrip"] or added_token["rstrip"] or added_token["single_word"]
+    )
+    return depends_on_context or not re.fullmatch(r"\S+|[ \t]+", added_token["content"])
+
+
+def word_regex(pre_tokenizer: dict[str, Any]) -> str | None:
+    """Return the regex by which a byte-level tokenizer splits a text into words.
+
+    Args:
+        pre_tokenizer: this entry of the tokenizer's JSON.
+
+    Returns:
+        "gpt2" for GPT-2's regex. None if the pre-tokenizer does more than split words.
+    """
+    match pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
-            return "gpt2"
+            return GPT2
         case [
             {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": regex}},
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
@@ -63,28 +109,45 @@ def word_regex(split: dict[str, Any]) -> str | None:
     return None
 
 
-def pieces(rows: Iterable[NumberedRow], last: re.Pattern[str] | None) -> Iterator[NumberedRow]:
-    """Join the rows of each document, and cut what comes in several where ``last`` (of ``place``) allows it.
+def pieces(
+    rows: Iterable[NumberedRow], split_point: re.Pattern[str] | None
+) -> Iterator[NumberedRow]:
+    """Join the rows of each document, and split documents of several rows at split points.
 
-    A piece has the number of its document's first row. Raises BadInput for a text that is too long to be held whole.
+    A piece has the number of the first row of its document.
+
+    Args:
+        split_point: see ``split_point_pattern``. With None, each document is one piece.
+
+    Raises:
+        BadInput: a text of several rows is too long and has no split point.
     """
-    held, first, begun = None, 0, False
-    for number, text, begins in chain(rows, [(-1, None, True)]):
-        if held is not None and (begins or text is None):
-            yield first, held, not begun
-            held = None
-        if text is None:
-            if number >= 0:
-                yield number, None, True
-        elif held is None:
-            held, first, begun = text, number, False
+    text: str | None = None  # of the current document, without the pieces that were yielded
+    first_row = 0  # of the current document
+    has_begun = False  # whether a piece of the current document has been yielded
+    end = (-1, None, True)  # a row after the last one, so that the last document is yielded
+    for row, row_text, begins_document in chain(rows, [end]):
+        if text is not None and (begins_document or row_text is None):
+            yield first_row, text, not has_begun
+            text = None
+        if row_text is None:
+            if row >= 0:
+                yield row, None, True
+        elif text is None:
+            text = row_text
+            first_row = row
+            has_begun = False
         else:
-            seen, held = len(held), held + text
-            if last and (found := last.match(held, seen)):
-                yield first, held[: found.end()], not begun
-                held, begun = held[found.end() :], True
-            elif len(held) > WHOLE_CHARACTERS:
+            num_searched = len(text)
+            text += row_text
+            match = split_point.match(text, num_searched) if split_point else None
+            if match:
+                yield first_row, text[: match.end()], not has_begun
+                text = text[match.end() :]
+                has_begun = True
+            elif len(text) > MAX_UNSPLIT_CHARACTERS:
                 raise BadInput(
-                    f"tokenizer: gives the right ids only to a whole text, and row {first} begins one that has no place "
-                    f"to cut in {WHOLE_CHARACTERS:,} characters; give it in several files, or as JSON lines"
+                    f"the text that starts in row {first_row} is too long for this tokenizer, "
+                    f"which cannot split it within {MAX_UNSPLIT_CHARACTERS:,} characters without "
+                    f"changing its ids. Divide it into several files, or give it as JSON lines"
                 )

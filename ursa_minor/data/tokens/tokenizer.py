@@ -1,12 +1,13 @@
-"""Text to ids and back: a Hugging Face tokenizer, loaded or made from the text, and its bytes per token.
+"""Load or train a Hugging Face tokenizer, encode and decode with it, and count the bytes of tokens.
 
-Every tokenizer here has an end-of-text token, saves to a folder that ``AutoTokenizer`` loads, and treats special
-tokens that stand in the text as ordinary text.
+Every tokenizer has an end-of-text token and can be saved to a folder that ``AutoTokenizer`` loads.
+Special tokens that occur in a text are encoded as ordinary text.
 """
 
 import contextlib
 import hashlib
 import json
+import math
 import random
 import re
 from collections.abc import Iterable, Sequence
@@ -22,23 +23,32 @@ from ursa_minor.base import model_id
 from ursa_minor.base.errors import BadInput, first_line
 from ursa_minor.data.tokens import split_points
 
-SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
+# SentencePiece's notation of a space, and of a byte that is not part of a longer token.
+SPACE = "▁"
+BYTE = re.compile("<0x[0-9A-F]{2}>")
 END_OF_TEXT = "<|endoftext|>"
-CUT = "\ufffd"  # what bytes that make no character are decoded to
+REPLACEMENT_CHARACTER = "\ufffd"  # in place of invalid bytes in a decoded text
 MAX_INCOMPLETE_BYTES = 3  # a character of UTF-8 has at most four
-CONTEXT_TOKENS = 64  # decoded before new ones
-LONGEST_WORD = 1024  # the time to learn from a word grows with its square; no language's and no code's comes near
-SAMPLE_TOKENS = 100_000  # at least so many must come out alike from tiktoken and tokenizers, each of them once or more
-HARD_TEXTS = [  # where two splitters or two merge loops could part
+CONTEXT_TOKENS = 64  # that are decoded together with new ones
+# In bytes. The time to train on a word grows with the square of its length, and words of languages
+# and of code are shorter.
+LONGEST_WORD = 1024
+SAMPLE_TOKENS = 100_000  # minimum number of tokens for which tiktoken is compared with tokenizers
+SAMPLE_TEXT_TOKENS = 500  # tokens of each text in this sample
+MAX_SHOWN_CHARACTERS = 10  # in a message
+# Texts that two implementations of a regex or of BPE could encode differently.
+HARD_TEXTS = [
     "",
     " " * 5000 + "a" + " " * 5000,
     "\t\ta \t b\r\n\r\n  c\n\n\n d \n e\r\r f\v\fg   \n",
-    "a\x00b \x00\x00 \x1c \x1d\x1e\x1f \x7f\x85 \u00a0x\u1680y\u180ez\u2009 \u200b\u2028\u2029\u202f \u3000 \ufeff\ufffd",
+    "a\x00b \x00\x00 \x1c \x1d\x1e\x1f \x7f\x85 \u00a0x\u1680y\u180ez\u2009 "
+    "\u200b\u2028\u2029\u202f \u3000 \ufeff\ufffd",
     "I'll don't we've he'd 's 'S ''s 't's'll 're'm I'M 'l 'v x''d ' s'",
     "0 1 12 123 1234567890 1,234.5 x1y2 ²³ ½ Ⅷ ٣٤ १२ ①a1",
     "e\u0301 ne\u0301e \u0301\u0301 ñ straße ﬁ İi̇ Ǆ ʼn ª º",
     "中文 漢字。かな「カナ」한국어 ภาษาไทย हिन्दी العربية עברית ქართული \U00020000\U000323af",
-    "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea❤\ufe0f \U0010ffff\ue000",
+    "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 "
+    "\U0001f1e9\U0001f1ea❤\ufe0f \U0010ffff\ue000",
     "<|endoftext|> <|endoftext|>x<|endof text|>",
     "a" * 10_000,
     "=" * 3000 + "-" * 3000 + "!?" * 1000 + "中" * 1000 + "\U0001f600" * 1000,
@@ -48,21 +58,25 @@ HARD_TEXTS = [  # where two splitters or two merge loops could part
 def train_bpe(
     texts: Iterable[str], vocab_size: int, split: str = "qwen35"
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE (no unknown token) of at most ``vocab_size`` ids.
+    """Train a byte-level BPE, which has no unknown token.
 
-    ``split``, the regex that parts words: gpt2, or Qwen 3.5's, which keeps a letter and its marks together (GPT-2's ends
-    a word at each vowel sign of Hindi or Khmer).
-
-    What the split leaves whole is learnt from in pieces of LONGEST_WORD bytes: no token is longer.
+    Args:
+        texts: the text to train on.
+        vocab_size: the maximum number of ids.
+        split: the regex that splits a text into words: "gpt2" or "qwen35" (Qwen 3.5's). The latter
+            keeps a letter and its marks together, while GPT-2's ends a word at each vowel sign of
+            Hindi or Khmer. Words longer than LONGEST_WORD are divided for the training, so that no
+            token is longer.
     """
+    words: list[Any]
+    if split == "gpt2":
+        words = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    else:
+        words = [
+            pre_tokenizers.Split(Regex(split_points.QWEN35), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     tokenizer = Tokenizer(models.BPE())
-    words: list[Any] = (
-        [] if split == "gpt2" else [pre_tokenizers.Split(Regex(split_points.QWEN35), "isolated")]
-    )
-    words.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*words, pre_tokenizers.FixedLength(LONGEST_WORD)]
-    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -70,15 +84,22 @@ def train_bpe(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    limit_length = pre_tokenizers.FixedLength(LONGEST_WORD)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, limit_length])
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.pre_tokenizer = words[0] if split == "gpt2" else pre_tokenizers.Sequence(words)
+    tokenizer.pre_tokenizer = words[0] if len(words) == 1 else pre_tokenizers.Sequence(words)
     return _wrap(tokenizer)
 
 
 def make_characters(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Make a tokenizer with one id a character of ``texts``, in code-point order, and the end of text."""
-    characters = sorted(set().union(*map(set, texts)))
-    vocabulary = {character: i for i, character in enumerate(characters)}
+    """Create a tokenizer with one id for each character of the texts, in code-point order.
+
+    The end-of-text token has the last id.
+    """
+    characters: set[str] = set()
+    for text in texts:
+        characters.update(text)
+    vocabulary = {character: i for i, character in enumerate(sorted(characters))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -91,14 +112,12 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
 
     Args:
         name: a folder, or an id of the Hub, which may end in @REVISION.
-        of_model: the tokenizer is a model's own, not one that a recipe names.
+        of_model: whether it is the tokenizer of --model. Otherwise a recipe names it.
 
-    Raises BadInput when it cannot be had, has no fast form, or has no end-of-text token.
+    Raises:
+        BadInput: the tokenizer is unavailable, has no fast form, or has no end-of-text token.
     """
-    # Imported here, because it imports torch, which reading text does not need.
-    from transformers import (
-        AutoTokenizer,
-    )
+    from transformers import AutoTokenizer  # imports torch, which reading text does not need
 
     option = "--model " if of_model else "tokenizer = "
     where = f"{option}{name}"
@@ -108,34 +127,35 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(
             location, use_fast=True, trust_remote_code=False, **at_revision
         )
-    except (
-        Exception
-    ) as error:  # the Hub client, the cache and the parsers each raise their own kinds
-        fix = "a folder with tokenizer.json, or a Hub id that this machine can reach"
-        fix += "" if of_model else "; bpe or characters makes one from the text"
-        raise BadInput(f"{where}: cannot be loaded ({first_line(error)}). Give {fix}") from None
+    except Exception as error:  # the Hub client, the cache and the parsers raise their own errors
+        fix = "Give a folder with tokenizer.json, or a Hub id that this machine can reach"
+        if not of_model:
+            fix += ", or train a tokenizer on the text with bpe or characters"
+        raise BadInput(f"{where}: cannot be loaded ({first_line(error)}). {fix}") from None
     if not getattr(tokenizer, "is_fast", False):
+        raise BadInput(f"{where} has no fast form. Choose a tokenizer that has a tokenizer.json")
+    # Without files of a tokenizer, Transformers creates an empty one from the config of a model.
+    is_empty = set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
+    if is_empty:
         raise BadInput(
-            f"{where}: has no fast (tokenizers) form; choose one that has tokenizer.json"
-        )
-    # Transformers created it from the config of a model.
-    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
-        raise BadInput(
-            f"{where}: holds no tokenizer; give the one of the model's training: a folder or a Hub id"
+            f"{where} contains no tokenizer. Give the one that the model was trained with: "
+            f"a folder or a Hub id"
         )
     if tokenizer.eos_token_id is None:
-        raise BadInput(f"{where}: has no end-of-text (eos) token to join documents with")
+        raise BadInput(
+            f"{where} has no end-of-text (eos) token to separate documents. Use another tokenizer"
+        )
     return tokenizer
 
 
 class Encoder:
-    """Texts to ids, without any special token; one that stands in a text is ordinary text.
+    """Encode texts without adding special tokens. Those that occur in a text are ordinary text.
 
-    It may be called from several threads at once, and is then what it is alone: nothing is set around a call. The
-    tokenizer's own truncation and padding are left out.
+    The truncation and padding of the tokenizer are ignored. Several threads may call an encoder
+    at the same time, because a call changes no setting.
 
     Attributes:
-        tiktoken: the same merge table, where ``make_encoder`` has proved that, and makes the ids; else None.
+        tiktoken: a faster encoding with the same ids, which ``make_encoder`` sets. Else None.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
@@ -147,12 +167,14 @@ class Encoder:
         self._backend.no_padding()
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text, (n,) uint32, maybe read-only.
+        """Return the ids of each text, (tokens,) uint32. The arrays may be read-only.
 
-        Raises BadInput for a text that the tokenizer cannot write: a character that it has no id for, a lone surrogate.
+        Raises:
+            BadInput: a text contains a lone surrogate or a character without an id.
         """
         if self.tiktoken is not None:
-            # About a million spaces overflow its regex's stack, and it takes no half of a surrogate pair.
+            # ValueError: there is a lone surrogate, or the stack of the regex overflows because of
+            # about a million spaces. Then the tokenizer encodes the texts or reports the problem.
             with contextlib.suppress(ValueError):
                 return [
                     self.tiktoken.encode_to_numpy(text, disallowed_special=()) for text in texts
@@ -160,50 +182,66 @@ class Encoder:
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
-            raise BadInput(_cannot_write(self.tokenizer, texts, error)) from None
+            raise BadInput(_describe_failure(self.tokenizer, texts, error)) from None
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
 
 def make_encoder(tokenizer: PreTrainedTokenizerFast) -> Encoder:
-    """Return the fastest encoder that gives the tokenizer's ids: tiktoken's when it is a BPE of a kind that both know.
+    """Return the fastest encoder with the ids of a tokenizer.
 
-    Its merge table is proved to mean the same, and both libraries encode every token in random company (harsher than
-    natural text) and hard texts; any difference leaves the work to ``tokenizers``. Takes about a second for GPT-2.
+    It uses tiktoken if the tokenizer is a BPE that tiktoken can represent, and if both libraries
+    encode a sample in the same way: every token next to random others, which is harder than natural
+    text, and HARD_TEXTS. The comparison takes about a second for GPT-2.
     """
     encoder = Encoder(tokenizer)
     tiktoken = _as_tiktoken(tokenizer)
-    if tiktoken is not None:
-        tokens = tiktoken.token_byte_values()
-        drawn = tokens * -(-SAMPLE_TOKENS // len(tokens))
-        random.Random(0).shuffle(drawn)
-        joined = [b"".join(drawn[start : start + 500]) for start in range(0, len(drawn), 500)]
-        texts = [*(text.decode("utf-8", "replace") for text in joined), *HARD_TEXTS]
-        wanted = encoder(texts)
-        encoder.tiktoken = tiktoken
-        if not all(map(np.array_equal, encoder(texts), wanted)):
-            encoder.tiktoken = None
+    if tiktoken is None:
+        return encoder
+    texts = [*_random_texts(tiktoken.token_byte_values()), *HARD_TEXTS]
+    expected_ids = encoder(texts)
+    encoder.tiktoken = tiktoken
+    is_equal = all(map(np.array_equal, encoder(texts), expected_ids))
+    if not is_equal:
+        encoder.tiktoken = None
     return encoder
 
 
+def _random_texts(tokens: list[bytes]) -> list[str]:
+    """Return texts of at least SAMPLE_TOKENS tokens, which contain each token at least once."""
+    repetitions = math.ceil(SAMPLE_TOKENS / len(tokens))
+    shuffled = tokens * repetitions
+    random.Random(0).shuffle(shuffled)
+    texts = []
+    for start in range(0, len(shuffled), SAMPLE_TEXT_TOKENS):
+        some_tokens = shuffled[start : start + SAMPLE_TEXT_TOKENS]
+        text = b"".join(some_tokens)
+        texts.append(text.decode("utf-8", "replace"))
+    return texts
+
+
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Return a prompt's ids; an empty prompt is the beginning of a document, which is the end-of-text token."""
-    return Encoder(tokenizer)([text])[0].tolist() or [tokenizer.eos_token_id]
+    """Return the ids of a prompt. They are never empty.
+
+    An empty prompt is the beginning of a document, which is the end-of-text token.
+    """
+    ids = Encoder(tokenizer)([text])[0].tolist()
+    return ids or [tokenizer.eos_token_id]
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Return the text of ids, without special tokens and without an incomplete character at its end."""
+    """Return the text of ids, without special tokens and without an incomplete last character."""
     text = _decode_all(tokenizer, ids)
-    if not text.endswith(CUT):
+    if not text.endswith(REPLACEMENT_CHARACTER):
         return text
-    # A decoder with byte fallback makes every byte of a sequence invalid if its last character is
-    # incomplete, so these bytes are dropped first.
+    # If the last character is incomplete, a decoder with byte fallback makes every byte of the
+    # sequence invalid. So the bytes of this character are dropped first.
     for count in range(1, MAX_INCOMPLETE_BYTES + 1):
         if not all(_is_byte(tokenizer, token_id) for token_id in ids[-count:]):
             break
         shorter = _decode_all(tokenizer, ids[:-count])
-        if not shorter.endswith(CUT):
+        if not shorter.endswith(REPLACEMENT_CHARACTER):
             return shorter
-    return text.rstrip(CUT)
+    return text.rstrip(REPLACEMENT_CHARACTER)
 
 
 def decode_continuation(
@@ -224,18 +262,18 @@ class Continuation:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]):
         self._tokenizer = tokenizer
-        self._ids = list(prompt_ids)  # of the text before, as far as it matters, and the new ones
-        self._num_returned = len(self._ids)  # the first of them, whose text has been returned
-        self._returned = decode(tokenizer, self._ids)
+        self._ids = list(prompt_ids)  # the last ids, as far as they matter for the next ones
+        self._num_returned = len(self._ids)  # how many of these belong to text that was returned
+        self._returned = decode(tokenizer, self._ids)  # this text
         self._shorten()
 
     def add(self, new_ids: Sequence[int]) -> str:
-        """Return the text that is complete with these ids; an empty text if there is none."""
+        """Return the text that these ids complete, or an empty string if they complete none."""
         if not new_ids:
             return ""
         self._ids += new_ids
         text = _decode_all(self._tokenizer, self._ids)
-        if text.endswith(CUT) or self._ends_in_byte():
+        if text.endswith(REPLACEMENT_CHARACTER) or self._ends_in_byte():
             return ""  # the next ids may belong to the same character
         return self._take(text)
 
@@ -253,7 +291,7 @@ class Continuation:
         return piece
 
     def _ends_in_byte(self) -> bool:
-        """Return whether the last token is a byte. Tokens without a text, such as special ones, are skipped."""
+        """Return whether the last token is a byte. Tokens without text are skipped."""
         for token_id in reversed(self._ids):
             if _is_byte(self._tokenizer, token_id):
                 return True
@@ -262,9 +300,9 @@ class Continuation:
         return False
 
     def _shorten(self) -> None:
-        """Forget the ids before the last ones, so that decoding takes no longer for a longer text.
+        """Keep only the last ids, so that the time of decoding does not grow with the text.
 
-        The last ids must have a text of their own, because decoders change its beginning.
+        These ids must contain text, because decoders change the beginning of a text.
         """
         if len(self._ids) < 2 * CONTEXT_TOKENS:
             return
@@ -277,52 +315,69 @@ class Continuation:
 
 
 def _decode_all(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Return the text of ids without special tokens; spaces before punctuation are kept."""
+    """Return the text of ids, without special tokens. Spaces before punctuation are kept."""
     return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def _is_byte(tokenizer: PreTrainedTokenizerBase, token_id: int) -> bool:
-    """Return whether a token is a byte as SentencePiece writes it, such as <0xE4>."""
+    """Return whether a token is a byte in SentencePiece's notation, such as <0xE4>."""
     token = tokenizer.convert_ids_to_tokens(token_id)
     return token is not None and BYTE.fullmatch(token) is not None
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """Return how many bytes of text each id stands for, (vocabulary,) int64; special tokens stand for none.
+def _definition(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Return the contents of the tokenizer.json of a tokenizer."""
+    return json.loads(tokenizer.backend_tokenizer.to_str())
 
-    A byte-level vocabulary writes each byte as one character (GPT-2's bytes_to_unicode), SentencePiece's (Llama 2) a space
-    as a mark and a byte that no token holds as <0xE4>; any other is decoded.
+
+def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Return the number of bytes of text that each id represents, (vocabulary,) int64.
+
+    Special tokens represent no text. The notation of the vocabulary decides how bytes are counted:
+
+    - byte-level (GPT-2): each byte is one character, see ``bytes_to_unicode``
+    - SentencePiece (Llama 2): a space is "▁", and a byte that no other token contains is <0xE4>
+    - others: the decoded tokens are counted
     """
-    size = len(tokenizer)
-    texts = tokenizer.convert_ids_to_tokens(list(range(size)))
-    decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
-    if '"ByteLevel"' in decoder:
-        counts = [len(text) if text is not None else 0 for text in texts]
+    token_ids = range(len(tokenizer))
+    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(list(token_ids))]
+    decoder = _definition(tokenizer)["decoder"]
+    if '"ByteLevel"' in json.dumps(decoder):
+        counts = [len(token) for token in tokens]
     elif marks_spaces(tokenizer):
-        counts = [
-            1 if BYTE.fullmatch(text or "") else len((text or "").replace(SPACE, " ").encode())
-            for text in texts
-        ]
+        counts = [_sentencepiece_bytes(token) for token in tokens]
     else:
-        counts = [len(tokenizer.decode([i]).encode("utf-8")) for i in range(size)]
+        decoded_tokens = [tokenizer.decode([token_id]) for token_id in token_ids]
+        counts = [len(text.encode()) for text in decoded_tokens]
     table = np.array(counts, dtype=np.int64)
-    table[[i for i in tokenizer.all_special_ids if i < size]] = 0
+    special_ids = [token_id for token_id in tokenizer.all_special_ids if token_id in token_ids]
+    table[special_ids] = 0
     return table
 
 
+def _sentencepiece_bytes(token: str) -> int:
+    """Return the number of bytes of text that a token in SentencePiece's notation represents."""
+    if BYTE.fullmatch(token):
+        return 1
+    return len(token.replace(SPACE, " ").encode())
+
+
 def marks_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether a tokenizer writes spaces as SentencePiece does, which may set one more before a text."""
-    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
+    """Return whether a tokenizer writes spaces like SentencePiece.
+
+    Such a tokenizer may add one space before a text.
+    """
+    decoder = _definition(tokenizer)["decoder"]
     return f'"{SPACE}"' in json.dumps(decoder, ensure_ascii=False)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return a SHA-256 that changes when any id could: of the tokenizer's whole definition."""
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    kept = {
-        name: definition[name] for name in ("model", "pre_tokenizer", "normalizer", "added_tokens")
-    }
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    """Return a SHA-256 of those parts of a tokenizer's definition that decide the ids of a text."""
+    definition = _definition(tokenizer)
+    names = ("model", "pre_tokenizer", "normalizer", "added_tokens")
+    parts = {name: definition[name] for name in names}
+    document = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(document.encode()).hexdigest()
 
 
 def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
@@ -335,72 +390,106 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """Return a tiktoken.Encoding with the tokenizer's merge table, or None where the table would not mean the same.
+    """Return a tiktoken.Encoding with the ids of a tokenizer, or None if there is none.
 
-    tiktoken joins the two neighbors whose bytes together have the lowest id; a Hugging Face BPE joins the two that
-    stand first in its list of merges. The two agree on every text when ids rise along that list and every token's own
-    bytes merge to that token. For take the first time that tiktoken joins neighbors x, y to a token t which the list
-    makes of others, a, b: until then nothing was joined across the ends of t's bytes, so inside them the same was
-    joined as when t stands alone; there its last two parts are a, b, and here x, y.
+    tiktoken joins the two neighbors whose bytes together have the lowest id. A Hugging Face BPE
+    joins the two that come first in its list of merges. They agree on every text if
+
+    1. the ids increase along the list of merges, and
+    2. the bytes of each token, encoded alone, become this token.
+
+    Proof: consider the first time that tiktoken joins neighbors x, y to a token t that the list
+    makes of other neighbors a, b. Until then, nothing was joined across the ends of t's bytes, so
+    that inside them the same was joined as if they were encoded alone. According to 2, the last
+    two parts are then a, b, but they are x, y.
     """
     try:
         import tiktoken
 
-        # GPT-2's pattern, written so that it runs faster.
-        from tiktoken_ext.openai_public import (
-            r50k_pat_str,
-        )
+        # GPT-2's pattern, in a form that runs faster.
+        from tiktoken_ext.openai_public import r50k_pat_str
     except ImportError:
         return None
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    model, added = definition["model"], definition["added_tokens"]
+    definition = _definition(tokenizer)
     regex = split_points.word_regex(definition["pre_tokenizer"] or {})
-    options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    if (
-        model["type"] != "BPE"
-        or any(model[name] for name in (*options, "byte_fallback", "ignore_merges"))
-        or definition["normalizer"] is not None
-        or regex not in split_points.SPLITS
-        or not all(token["special"] for token in added)  # any other is searched for in the text
-        or tokenizer.eos_token_id is None
-    ):
+    is_plain = _is_plain_bpe(definition) and tokenizer.eos_token_id is not None
+    if not is_plain or regex not in split_points.SPLITS:
         return None
+
+    merges = definition["model"]["merges"]
+    added_tokens = {token["content"] for token in definition["added_tokens"]}
     vocabulary = {
-        text: i
-        for text, i in model["vocab"].items()
-        if text not in {token["content"] for token in added}
+        token: token_id
+        for token, token_id in definition["model"]["vocab"].items()
+        if token not in added_tokens
     }
     byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
-    merged = [left + right for left, right in model["merges"]]
-    if vocabulary.keys() != {*byte_of, *merged}:
+    merged_tokens = [left + right for left, right in merges]
+    if vocabulary.keys() != {*byte_of, *merged_tokens}:
         return None
-    if any(vocabulary[earlier] >= vocabulary[later] for earlier, later in pairwise(merged)):
+    # Condition 1.
+    merged_ids = [vocabulary[token] for token in merged_tokens]
+    if any(earlier >= later for earlier, later in pairwise(merged_ids)):
         return None
+    # Condition 2.
     tokenize = tokenizer.backend_tokenizer.model.tokenize
-    if any([token.id for token in tokenize(text)] != [i] for text, i in vocabulary.items()):
-        return None
+    for token, token_id in vocabulary.items():
+        if [part.id for part in tokenize(token)] != [token_id]:
+            return None
+
+    ranks = {}
+    for token, token_id in vocabulary.items():
+        bytes_of_token = bytes(byte_of[character] for character in token)
+        ranks[bytes_of_token] = token_id
     return tiktoken.Encoding(
         "the tokenizer's BPE",
         pat_str=r50k_pat_str if regex == "gpt2" else regex,
-        mergeable_ranks={
-            bytes(map(byte_of.__getitem__, text)): i for text, i in vocabulary.items()
-        },
+        mergeable_ranks=ranks,
         # An unused special token: without one, tiktoken is 3 times slower.
         special_tokens={tokenizer.eos_token: tokenizer.eos_token_id},
     )
 
 
-def _cannot_write(
-    tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], error: Exception
+def _is_plain_bpe(definition: dict[str, Any]) -> bool:
+    """Return whether the JSON of a tokenizer defines a BPE without options that change the ids."""
+    model = definition["model"]
+    if model["type"] != "BPE":
+        return False
+    options = (
+        "dropout",
+        "unk_token",
+        "continuing_subword_prefix",
+        "end_of_word_suffix",
+        "byte_fallback",
+        "ignore_merges",
+    )
+    has_options = any(model[option] for option in options)
+    # Added tokens that are not special are matched in the text before words are split.
+    all_special = all(token["special"] for token in definition["added_tokens"])
+    return not has_options and definition["normalizer"] is None and all_special
+
+
+def _describe_failure(
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], error: Exception
 ) -> str:
-    known, text = tokenizer.get_vocab(), "".join(documents)
-    unknown = sorted(set(text) - set(known))
-    if (
-        all(len(token) == 1 for token in known if token not in tokenizer.all_special_tokens)
-        and unknown
-    ):
-        shown = " ".join(map(repr, unknown[:10])) + (" ..." if len(unknown) > 10 else "")
-        return f"the character tokenizer has no id for {shown}: they do not stand in the text it was made from"
-    if half := re.search("[\ud800-\udfff]", text):
-        return f"the tokenizer cannot write this text: {half[0]!r} is half of a surrogate pair, no character"
-    return f"the tokenizer cannot write this text: {error}"
+    """Return the message for texts that a tokenizer cannot encode."""
+    text = "".join(texts)
+    tokens = set(tokenizer.get_vocab())
+    ordinary_tokens = tokens - set(tokenizer.all_special_tokens)
+    has_characters_only = all(len(token) == 1 for token in ordinary_tokens)
+    unknown = sorted(set(text) - tokens)
+    if has_characters_only and unknown:
+        shown = " ".join(map(repr, unknown[:MAX_SHOWN_CHARACTERS]))
+        if len(unknown) > MAX_SHOWN_CHARACTERS:
+            shown += " ..."
+        return (
+            f"the character tokenizer has no id for {shown}, because the text that it was made "
+            f"from does not contain these characters"
+        )
+    surrogate = re.search("[\ud800-\udfff]", text)
+    if surrogate:
+        return (
+            f"the tokenizer cannot encode this text: {surrogate[0]!r} is half of a surrogate pair, "
+            f"not a character"
+        )
+    return f"the tokenizer cannot encode this text: {error}"

@@ -1,1 +1,4 @@
-"""Tasks, a file each: which data set, how a row becomes a question, what others scored."""
+"""Define one task per module.
+
+A definition names the data set, converts its rows into questions and lists published scores.
+"""

@@ -1,6 +1,6 @@
-"""ARC (Clark et al. 2018): science questions of American schools, Easy and Challenge, with three to five answers.
+"""ARC, Easy and Challenge (Clark et al. 2018): answer science questions from American schools.
 
-arXiv:1803.05457; license of the data: CC BY-SA 4.0.
+A question has three to five answers. Source: arXiv:1803.05457. License of the data: CC BY-SA 4.0.
 """
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from ursa_minor.evaluation.task import RULES, Answer, Choices, Question, Task, T
 
 
 def questions(row: TaskRow) -> tuple[Question, ...]:
-    """Return the question with its answers."""
+    """Return the question and its answers."""
     context = f"Question: {row['question']}\nAnswer:"
     return (Question(context, row["choices"], row["answerKey"]),)
 
@@ -40,7 +40,7 @@ CHALLENGE = replace(
     config="ARC-Challenge",
     published={"GPT-2 124M": (None, 22.70)},
     citations=(
-        "GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",
+        "GPT-2 124M: lm-evaluation-harness on gpt2, quoted in CortexLM/cortex#126 (acc_norm)",
     ),
 )
 TASKS = (EASY, CHALLENGE)

@@ -1,7 +1,10 @@
-"""BLiMP (Warstadt et al. 2020) and MultiBLiMP (Jumelet et al. 2025): which of two sentences is grammatical?
+"""BLiMP and MultiBLiMP: choose the grammatical one of two sentences.
 
-Each sentence is scored whole, from the beginning of a text: no other task moves as early in training.
-arXiv:1912.00582 and arXiv:2504.02768; licenses of the data: CC BY 4.0 and CC BY-SA 4.0.
+Each sentence is scored completely, as the beginning of a document. Scores of this task rise earlier
+in training than those of the other tasks.
+
+- BLiMP: Warstadt et al. 2020, arXiv:1912.00582. License of the data: CC BY 4.0.
+- MultiBLiMP: Jumelet et al. 2025, arXiv:2504.02768. License of the data: CC BY-SA 4.0.
 """
 
 from dataclasses import replace
@@ -9,16 +12,18 @@ from dataclasses import replace
 from ursa_minor.evaluation.task import RULES, Question, Task, TaskRow, Text
 from ursa_minor.recipe import keys
 
-PARADIGMS = 67  # of 1,000 pairs each, so that the mean over items is the mean over parts
+# Each paradigm is one part of the data set with 1,000 pairs. Because all parts have the same size,
+# the mean over all items is also the mean over the parts.
+PARADIGMS = 67
 
 
 def pair(row: TaskRow) -> tuple[Question, ...]:
-    """Return BLiMP's pair; lm-evaluation-harness puts a space before each sentence."""
+    """Return a pair of BLiMP. As in lm-evaluation-harness, a space precedes each sentence."""
     return (Question("", (row["sentence_good"], row["sentence_bad"]), 0),)
 
 
 def multiblimp_pair(row: TaskRow) -> tuple[Question, ...]:
-    """Return MultiBLiMP's pair, with nothing before it."""
+    """Return a pair of MultiBLiMP. Nothing precedes the sentences."""
     return (Question("", (row["sen"], row["wrong_sen"]), 0, delimiter=""),)
 
 
@@ -36,7 +41,7 @@ BLIMP = Task(
 )
 
 
-def _of_language(code: str, size: int) -> Task:
+def _multiblimp_task(code: str, size: int) -> Task:
     return replace(
         BLIMP,
         name=f"multiblimp_{code}",
@@ -52,4 +57,5 @@ def _of_language(code: str, size: int) -> Task:
     )
 
 
-TASKS = (BLIMP, *(_of_language(code, size) for code, size in keys.MULTIBLIMP.items()))
+MULTIBLIMP = [_multiblimp_task(code, size) for code, size in keys.MULTIBLIMP.items()]
+TASKS = (BLIMP, *MULTIBLIMP)

@@ -1,10 +1,12 @@
-"""HellaSwag (Zellers et al. 2019): which of four endings does a model find likeliest after a context? In three scores.
+"""HellaSwag (Zellers et al. 2019): choose the right one of four endings.
 
-- ``acc``, ``acc_norm``: on lm-evaluation-harness's text (activity label, ctx_b capitalized, brackets cleaned away) the
-  likeliest ending, and the likeliest per character.
-- ``acc_token_norm``: build-nanogpt's and llm.c's: on ``ctx`` as it stands the likeliest ending per token.
+The scores are computed on two versions of the text:
 
-arXiv:1905.07830; license of the data: MIT.
+- ``acc`` and ``acc_norm`` use the text of lm-evaluation-harness. It starts with the activity label,
+  ``ctx_b`` is capitalized, and text in brackets is removed.
+- ``acc_token_norm`` uses ``ctx`` and the endings unchanged, as build-nanogpt and llm.c do.
+
+Source: arXiv:1905.07830. License of the data: MIT.
 """
 
 import re
@@ -12,22 +14,27 @@ import re
 from ursa_minor.evaluation.task import Answer, Question, Task, TaskRow, Text, Texts
 
 ENDINGS = 4
-HARNESS, OTHERS = "lm-evaluation-harness", "build-nanogpt, llm.c"
 
 
 def questions(row: TaskRow) -> tuple[Question, ...]:
-    """Return the harness's question, and the same on the text as it stands."""
+    """Return the question of lm-evaluation-harness, and the question with the unchanged text."""
     endings = row["endings"]
     right = row["label"]
-    context = _clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
-    cleaned = Question(context, tuple(map(_clean, endings)), right)
-    raw = Question(row["ctx"], endings, right, apart=True)
+    second_sentence = row["ctx_b"].capitalize()
+    context = _clean(f"{row['activity_label']}: {row['ctx_a']} {second_sentence}")
+    cleaned_endings = tuple(_clean(ending) for ending in endings)
+    cleaned = Question(context, cleaned_endings, right)
+    raw = Question(row["ctx"], endings, right, encode_separately=True)
     return cleaned, raw
 
 
 def _clean(text: str) -> str:
-    """Clean a text as the harness does (lm_eval/tasks/hellaswag): WikiHow's headings left brackets behind."""
-    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    """Remove the brackets that the headings of WikiHow have left in a text.
+
+    The steps are those of lm_eval/tasks/hellaswag in lm-evaluation-harness.
+    """
+    text = text.strip().replace(" [title]", ". ")
+    text = re.sub(r"\[.*?\]", "", text)
     return text.replace("  ", " ")
 
 
@@ -35,9 +42,9 @@ TASK = Task(
     name="hellaswag",
     label="HellaSwag",
     scores={
-        "acc": HARNESS,
-        "acc_norm": f"{HARNESS}: per character",
-        "acc_token_norm": f"{OTHERS}: mean per token",
+        "acc": "lm-evaluation-harness",
+        "acc_norm": "lm-evaluation-harness: per character",
+        "acc_token_norm": "build-nanogpt, llm.c: mean per token",
     },
     chance=1 / ENDINGS,
     size=10_042,
@@ -61,9 +68,10 @@ TASK = Task(
         "GPT-3 124M": (None, None, 33.7),
     },
     citations=(
-        "GPT-2 124M, 1558M: build-nanogpt, hellaswag.py (its own and the harness's scores of OpenAI's weights)",
+        "GPT-2 124M, 1558M: build-nanogpt, hellaswag.py "
+        "(scores of OpenAI's weights by build-nanogpt and by lm-evaluation-harness)",
         "GPT-2 355M, 774M: llm.c, dev/vislog.ipynb",
-        "GPT-3 124M: Brown et al. 2020, table H.1 (zero-shot, OpenAI's own text and rule)",
+        "GPT-3 124M: Brown et al. 2020, table H.1 (zero-shot, with OpenAI's text and rule)",
     ),
 )
 TASKS = (TASK,)

@@ -1,17 +1,18 @@
-"""LAMBADA (Paperno et al. 2016), as OpenAI prepared it for GPT-2 (Radford et al. 2019): the last word of a passage.
+"""LAMBADA (Paperno et al. 2016): predict the last word of a passage.
 
-arXiv:1606.06031; license of the data: MIT.
+The data set is the version that OpenAI prepared for GPT-2 (Radford et al. 2019).
+Source: arXiv:1606.06031. License of the data: MIT.
 """
 
 from ursa_minor.evaluation.task import LAST_WORD, Question, Task, TaskRow, Text
 
 
 def questions(row: TaskRow) -> tuple[Question, ...]:
-    """Return the passage without its last word, and that word."""
-    before, _, word = row["text"].rpartition(" ")
-    if not word.strip():
+    """Return the passage without its last word as the context, and that word as the ending."""
+    context, _, last_word = row["text"].rpartition(" ")
+    if not last_word.strip():
         raise ValueError("text ends in white space, not in a word")
-    return (Question(before, (f" {word}",), 0, delimiter=""),)
+    return (Question(context, (f" {last_word}",), 0, delimiter=""),)
 
 
 TASKS = (
@@ -28,7 +29,7 @@ TASKS = (
         questions=questions,
         published={"GPT-2 124M": (32.56, 40.06)},
         citations=(
-            "GPT-2 124M: EleutherAI/lm-evaluation-harness#2159 (its own run on openai-community/gpt2)",
+            "GPT-2 124M: EleutherAI/lm-evaluation-harness#2159, measured on openai-community/gpt2",
         ),
     ),
 )

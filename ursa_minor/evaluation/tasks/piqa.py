@@ -1,13 +1,13 @@
-"""PIQA (Bisk et al. 2020): which of two ways reaches an everyday goal?
+"""PIQA (Bisk et al. 2020): choose the one of two solutions that reaches an everyday goal.
 
-arXiv:1911.11641; license of the data: not stated.
+Source: arXiv:1911.11641. License of the data: not stated.
 """
 
 from ursa_minor.evaluation.task import RULES, Answer, Question, Task, TaskRow, Text
 
 
 def questions(row: TaskRow) -> tuple[Question, ...]:
-    """Return the goal with its two solutions."""
+    """Return the goal and its two solutions."""
     context = f"Question: {row['goal']}\nAnswer:"
     return (Question(context, (row["sol1"], row["sol2"]), row["label"]),)
 
@@ -31,7 +31,7 @@ TASKS = (
         questions=questions,
         published={"GPT-2 124M": (None, 62.51)},
         citations=(
-            "GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",
+            "GPT-2 124M: lm-evaluation-harness on gpt2, quoted in CortexLM/cortex#126 (acc_norm)",
         ),
     ),
 )

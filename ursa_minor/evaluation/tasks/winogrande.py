@@ -1,14 +1,15 @@
-"""WinoGrande (Sakaguchi et al. 2019): which of two names fills the blank? By partial evaluation, as Trinh and Le 2018.
+"""WinoGrande (Sakaguchi et al. 2019): choose the one of two names that fills the blank.
 
-The names stand in the context, and what follows the blank is the ending of both.
-arXiv:1907.10641; license of the data: CC BY.
+The task uses partial evaluation (Trinh and Le 2018): each context ends with one of the names, and
+both contexts have the same ending, the text after the blank.
+Source: arXiv:1907.10641. License of the data: CC BY.
 """
 
 from ursa_minor.evaluation.task import RULES, Answer, Question, Task, TaskRow, Text
 
 
 def questions(row: TaskRow) -> tuple[Question, ...]:
-    """Return what follows the blank, once after each name."""
+    """Return the text after the blank as the ending of two contexts, one with each name."""
     before, blank, after = row["sentence"].partition("_")
     if not blank:
         raise ValueError("sentence has no blank, _")
@@ -36,6 +37,6 @@ TASKS = (
         },
         questions=questions,
         published={"GPT-2 124M": (51.62,)},
-        citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it",),
+        citations=("GPT-2 124M: lm-evaluation-harness on gpt2, quoted in CortexLM/cortex#126",),
     ),
 )

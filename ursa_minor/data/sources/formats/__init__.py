@@ -1,1 +1,1 @@
-"""File formats, one module each: the suffixes of a format and how its rows are read."""
+"""Read the rows of a file. Each module supports one file format."""

@@ -1,4 +1,4 @@
-"""Arrow's own files, as a stream or with a footer."""
+"""Arrow IPC files, in the stream format and in the file format with a footer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from ursa_minor.data.sources.columns import Column, Reader, arrow_values, check_
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
-    """Yield the column's values."""
+    """Yield the values of a column (see ``Reader.rows``)."""
     import pyarrow as pa
 
     from ursa_minor.data.sources import remote

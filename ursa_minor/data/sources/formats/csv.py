@@ -1,7 +1,7 @@
-"""CSV with a header: every field is a text, as it stands.
+"""CSV with a header: every field is a string, exactly as it is written.
 
-pandas' parser, which ``datasets`` takes, takes the texts None, NA and 12 for none or for numbers, and moves the fields of
-a record that has too many.
+The parser of pandas, which ``datasets`` uses, converts strings such as None, NA and 12 to missing
+values and numbers, and shifts the fields of a record that has too many.
 """
 
 import csv
@@ -12,39 +12,58 @@ from typing import Any
 from ursa_minor.base.http import Unreadable
 from ursa_minor.data.sources.columns import TEXT, Column, Reader, check_column
 
-csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters
+csv.field_size_limit(2**31 - 1)  # the default of 131,072 characters is too few for a document
 
 
 def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]:
-    """Yield the column's field of each record; a blank line is none. ``dialect``: of ``csv.reader``."""
+    """Yield the field of a column for each record (see ``Reader.rows``). Blank lines are skipped.
+
+    Args:
+        dialect: options of ``csv.reader``.
+    """
     from ursa_minor.data.sources import remote
 
-    with remote.whole(name) as file:
-        records = csv.reader(
-            TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), strict=True, **dialect
-        )
+    # Each field is yielded after the next record was read, or after the end of the file was
+    # verified, because the last record of a truncated file looks complete.
+    previous_field: str | None = None
+    with remote.open_unpacked(name) as file:
+        text = TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
+        records = csv.reader(text, strict=True, **dialect)
         header = next(filter(None, records), [])
         check_column(name, column, dict.fromkeys(header, TEXT))
-        line, held, place = records.line_num + 1, [], header.index(column.name)
+        index = header.index(column.name)
+        line = records.line_num + 1  # where the next record begins
         try:
             for record in records:
-                if record and len(record) != len(header):
-                    problem = f"{len(record)} fields, and {len(header)} in the header"
-                    raise Unreadable(
-                        f"line {line}: {problem}; a text with {records.dialect.delimiter!r} in it stands between quotes"
-                    )
-                "".join(record[place : place + 1]).encode()
-                yield from held
-                held, line = record[place : place + 1], records.line_num + 1
+                field = None
+                if record:
+                    _check_length(record, header, line, records.dialect.delimiter)
+                    field = record[index]
+                    field.encode()  # fails if the file contains bytes that are not UTF-8
+                if previous_field is not None:
+                    yield previous_field
+                previous_field = field
+                line = records.line_num + 1
         except csv.Error as error:
-            problem = f"is not a record of a CSV ({error}); correct it, or write another format"
-            raise Unreadable(f"line {line}: {problem}") from None
+            raise Unreadable(
+                f"line {line} is not a valid CSV record ({error}). "
+                f"Correct it, or write the table in another format"
+            ) from None
         except UnicodeEncodeError:
-            problem = (
-                "is not UTF-8; convert it, for example: iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
-            )
-            raise Unreadable(f"line {line}: {problem}") from None
-    yield from held  # a record that is cut short looks like a whole one: now the end is known to be the file's
+            raise Unreadable(
+                f"line {line} is not UTF-8. Convert the file, for example: "
+                f"iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
+            ) from None
+    if previous_field is not None:
+        yield previous_field
+
+
+def _check_length(record: list[str], header: list[str], line: int, delimiter: str) -> None:
+    if len(record) != len(header):
+        raise Unreadable(
+            f"line {line} has {len(record)} fields, but the header has {len(header)}. "
+            f"Put a field that contains {delimiter!r} between quotes"
+        )
 
 
 READER = Reader("csv", rows)

@@ -1,7 +1,8 @@
-"""JSON lines: an object a line.
+"""JSON lines: one object per line.
 
-Arrow's parser, which ``datasets`` takes, refuses half of a surrogate pair, turns every text into quoted JSON where one
-row has a number, and wants the first file's fields in every file.
+The parser of Arrow, which ``datasets`` uses, rejects lone surrogates, converts all strings of a
+column to quoted JSON if one row has a number, and requires the fields of the first file in every
+file.
 """
 
 import contextlib
@@ -13,8 +14,9 @@ from typing import Any
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import Unreadable
-from ursa_minor.data.sources.columns import IDS, ROWS, TEXT, Column, Reader, check_column
+from ursa_minor.data.sources.columns import BATCH_ROWS, IDS, TEXT, Column, Reader, check_column
 
+# The types of JSON values other than null, as in ``check_column``.
 TYPES = {
     str: TEXT,
     int: "numbers",
@@ -26,47 +28,84 @@ TYPES = {
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
-    """Yield the field of each line: None where a line is blank, no object, or has no such field."""
+    """Yield the value of a field for each line (see ``Reader.rows``).
+
+    It is None if the line is blank, is not an object, or has no such field.
+    """
     from ursa_minor.data.sources import remote
 
-    with remote.whole(name) as file:
+    with remote.open_unpacked(name) as file:
         lines = enumerate(file)
-        head = list(islice(lines, ROWS))
-        if not start and (types := _types(name, head)):
-            check_column(name, column, types)
-        for number, line in chain(head, lines):
-            yield json_object(name, number, line).get(column.name) if number >= start else None
+        first_lines = list(islice(lines, BATCH_ROWS))
+        if start == 0:
+            types = _field_types(name, first_lines)
+            if types:
+                check_column(name, column, types)
+        for number, line in chain(first_lines, lines):
+            if number < start:
+                yield None
+            else:
+                yield json_object(name, number, line).get(column.name)
 
 
 def json_object(name: str, number: int, line: bytes) -> dict:
-    """Return the object of a line, by its number from 0; an empty one where it is blank or something else."""
+    """Parse a line of a file.
+
+    Args:
+        name: the file, for messages.
+        number: number of the line, from 0.
+
+    Returns:
+        The object; an empty dict if the line is blank or contains another value.
+
+    Raises:
+        BadInput: the file is a JSON array.
+        Unreadable: the line is not JSON.
+    """
     line = line.strip()
+    if not line:
+        return {}
     if line.startswith(b"["):
         raise BadInput(
-            f"{name}: is a JSON array, which can only be read whole. Write one object a line, for example: "
-            f"jq -c '.[]' old.json > new.jsonl; of a data set of the Hub try --dataset_revision refs/convert/parquet"
+            f"{name} is a JSON array, which cannot be read in parts. Write one object per line, "
+            f"for example: jq -c '.[]' old.json > new.jsonl "
+            f"(for a data set of the Hub, try --dataset_revision refs/convert/parquet)"
         )
     try:
-        value = files.parse_json(line) if line else None
+        value = files.parse_json(line)
     except ValueError as error:
         raise Unreadable(
-            f"line {number + 1}: is not JSON ({error}); correct it: a line is one object"
+            f"line {number + 1} is not JSON ({error}). Correct it: each line contains one object"
         ) from None
     return value if isinstance(value, dict) else {}
 
 
-def _types(name: str, lines: list[tuple[int, bytes]]) -> dict[str, str]:
-    """Return what each field of these lines holds; text, where one of them has it."""
-    types = defaultdict(set)
-    for number, line in lines:
-        with contextlib.suppress(Unreadable):  # it is reported later, at its row
-            for field, value in json_object(name, number, line).items():
-                is_ids = isinstance(value, list) and all(type(one) is int for one in value)
-                types[field].add(IDS if is_ids else TYPES.get(type(value), ""))
-    return {
-        field: TEXT if TEXT in held else " and ".join(sorted(held - {""}))
-        for field, held in types.items()
-    }
+def _field_types(name: str, numbered_lines: list[tuple[int, bytes]]) -> dict[str, str]:
+    """Return the type of each field in these lines, as in ``check_column``.
+
+    A field that contains a string in at least one line is of type ``TEXT``.
+    """
+    types: dict[str, set[str]] = defaultdict(set)
+    for number, line in numbered_lines:
+        # A line that is not JSON is reported when its row is read.
+        with contextlib.suppress(Unreadable):
+            values = json_object(name, number, line)
+            for field, value in values.items():
+                types[field].add(_value_type(value))
+    return {field: _describe(value_types) for field, value_types in types.items()}
+
+
+def _value_type(value: Any) -> str:
+    # bool is a subclass of int, so that isinstance would accept lists of booleans.
+    if isinstance(value, list) and all(type(element) is int for element in value):
+        return IDS
+    return TYPES.get(type(value), "")
+
+
+def _describe(value_types: set[str]) -> str:
+    if TEXT in value_types:
+        return TEXT
+    return " and ".join(sorted(value_types - {""}))
 
 
 READER = Reader("json", rows)

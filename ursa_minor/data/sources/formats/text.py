@@ -1,4 +1,4 @@
-"""Text files: UTF-8, every byte kept, each one document; a long one comes in pieces."""
+"""UTF-8 text files: each is a document, of which every byte is kept. Long ones come in pieces."""
 
 import codecs
 import re
@@ -8,71 +8,90 @@ from pathlib import Path
 
 from ursa_minor.base.errors import BadInput
 
-# Longest text without a split point, because its ids take about 130 bytes per character.
-WHOLE_CHARACTERS = 2**26
-# Each matches from anywhere to the last place where a text may be cut.
-# Before a space or newline that follows no white space: GPT-2's regex never joins the two sides.
-GPT2 = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
+# The longest text without a split point. Encoding needs about 130 bytes of memory per character.
+MAX_UNSPLIT_CHARACTERS = 2**26
+# Matches up to the last place where a text can be split for GPT-2's tokenizer: before a space or
+# newline that does not follow white space. GPT-2's regex never joins the two sides.
+GPT2_SPLIT_POINT = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
 
-BLOCK_BYTES = 2**20  # a long file is read in pieces of about this size: rows of one document
+BLOCK_BYTES = 2**20  # about the size of the pieces of a long file
 
 
 def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
-    """Yield a UTF-8 file's text, every byte kept, in pieces whose ids, joined, are those of the whole for GPT-2's split.
+    """Yield the text of a UTF-8 file in pieces.
 
-    For others ``split_points.pieces`` joins them. Raises BadInput with the offset of a byte that is NUL or not UTF-8.
+    The ids of the pieces, joined, are the ids of the complete text for a tokenizer that splits
+    words like GPT-2. For other tokenizers, ``split_points.pieces`` joins these pieces to others.
+
+    Raises:
+        BadInput: the file cannot be read, contains a NUL or a byte that is not UTF-8, or is too
+            long and cannot be split.
     """
-    decoder, text, offset = codecs.getincrementaldecoder("utf-8")(), "", 0
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    text = ""  # decoded, but not yielded yet
+    offset = 0  # of the next block in the file, in bytes
     try:
         with open(path, "rb") as file:
             while True:
                 block = file.read(block_bytes)
-                if (nul := block.find(0)) >= 0:
+                nul = block.find(0)
+                if nul >= 0:
                     raise _not_text(path, offset + nul)
-                begin, searched = offset - len(decoder.getstate()[0]), len(text)
+
+                undecoded, _ = decoder.getstate()  # the beginning of a character
+                decoded_from = offset - len(undecoded)
+                num_searched = len(text)
                 text += decoder.decode(block, final=not block)
                 offset += len(block)
                 if not block:
                     break
-                if found := GPT2.match(text, searched):
-                    yield text[: found.end()]
-                    text = text[found.end() :]
-                elif len(text) > WHOLE_CHARACTERS:
+
+                match = GPT2_SPLIT_POINT.match(text, num_searched)
+                if match:
+                    yield text[: match.end()]
+                    text = text[match.end() :]
+                elif len(text) > MAX_UNSPLIT_CHARACTERS:
                     raise BadInput(
-                        f"{path}: offset {offset}: no space and no line break in {WHOLE_CHARACTERS:,} characters "
-                        f"before it; break its lines, for example: fold -w 1000 {path} > new.txt"
+                        f"{path} contains no space and no line break in "
+                        f"{MAX_UNSPLIT_CHARACTERS:,} characters before offset {offset}. "
+                        f"Break its lines, for example: fold -w 1000 {path} > new.txt"
                     )
         if text:
             yield text
     except UnicodeDecodeError as error:
-        raise _not_text(path, begin + error.start) from None
+        raise _not_text(path, decoded_from + error.start) from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _not_text(path: Path, offset: int) -> BadInput:
-    """Return the error of a byte that no UTF-8 text has, or of a NUL, which no text has."""
+    """Return the error for a NUL, or for a byte that is not UTF-8, at an offset in a file."""
     with path.open("rb") as file:
-        encoding = (
-            "UTF-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "LATIN1"
-        )
+        byte_order_mark = file.read(2)
         file.seek(offset)
         byte = file.read(1)[0]
-    fix = f"if it is text, convert it, for example: iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > new.txt"
-    if not byte and encoding != "UTF-16":
-        fix = "it is not text; leave it out"
-    return BadInput(f"{path}: offset {offset}: byte 0x{byte:02x} is not UTF-8 text; {fix}")
+    is_utf16 = byte_order_mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    problem = f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset}"
+    if byte == 0 and not is_utf16:
+        return BadInput(f"{problem} does not occur in texts. Leave this file out")
+    encoding = "UTF-16" if is_utf16 else "LATIN1"
+    command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > new.txt"
+    return BadInput(f"{problem}. If it is text, convert it, for example: {command}")
 
 
 def rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of text files, and whether each begins its file."""
+    """Yield the pieces of text files, and for each piece whether it is the first of its file."""
     for path in paths:
         for number, text in enumerate(pieces(path)):
             yield text, number == 0
 
 
-def whole_files(paths: Iterable[Path]) -> Iterator[tuple[str | None, bool]]:
-    """Yield small files whole; one that is not UTF-8 (the library has a few, for its own tests) is a row without text."""
+def small_files(paths: Iterable[Path]) -> Iterator[tuple[str | None, bool]]:
+    """Yield the complete text of each file, and True, because it begins a document.
+
+    The text is None if the file is not UTF-8. The standard library contains a few such files for
+    its own tests.
+    """
     for path in paths:
         try:
             yield path.read_bytes().decode("utf-8"), True
