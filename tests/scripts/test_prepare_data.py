@@ -411,7 +411,7 @@ def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(wor
     (folder / others[1].file).write_bytes(b"")
     refused = called(*flags, expect=2)
     assert re.search(
-        rf"{folder}/{others[1].file}: cannot be written again, .* or delete {folder}", refused
+        rf"{folder}/{others[1].file} cannot be written again, .* or delete {folder}", refused
     )
 
 

@@ -181,10 +181,12 @@ def good_mfus(gpu: gpus.Gpu) -> tuple[float, float]:
 
 def expectation(gpu: gpus.Gpu) -> str:
     """Return the expected speed and MFU of GPT-2 124M on one GPU, as one line."""
-    figures = ", ".join(f"{rounded(speed)} {origin}" for origin, speed in speeds(gpu).items())
+    figures = []
+    for origin, speed in speeds(gpu).items():
+        figures.append(f"{rounded(speed)} {origin}")
     good, excellent = good_mfus(gpu)
-    line = f"GPT-2 124M on one GPU: tokens/s {figures}; MFU good from {good:.0%}, "
-    line += f"excellent from {excellent:.0%}"
+    line = f"GPT-2 124M on one GPU: tokens/s {', '.join(figures)}; "
+    line += f"MFU good from {good:.0%}, excellent from {excellent:.0%}"
     if gpu.advised:
         line += f"; often advised: micro-batch {gpu.advised}"
     return line
@@ -194,12 +196,12 @@ def describe(recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
     """Return an estimate (``estimate_run``) as text of several lines."""
     flops = row["flops_per_token"]
     all_flops = flops * row["tokens"]
+    tokens = abbreviate(row["tokens"])
     texts = {
         "GPU": _data_sheet(gpu),
         "products": _product_speed(gpu),
         "parameters": f"{row['parameters']:,}",
-        "FLOPs": f"{flops / 1e6:,.0f} M per token, "
-        f"{all_flops:.2e} for {abbreviate(row['tokens'])} tokens",
+        "FLOPs": f"{flops / 1e6:,.0f} M per token, {all_flops:.2e} for {tokens} tokens",
         "memory": "does not fit, not even one sequence with gradient checkpointing",
     }
     if row["fits"]:
@@ -241,31 +243,42 @@ def _describe_fitting_run(
     recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return the texts, by label, on a run whose memory suffices."""
-    parts = row["memory_bytes"]
-    sizes = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items() if size)
+    sizes = []
+    for name, size in row["memory_bytes"].items():
+        if size:
+            sizes.append(f"{name} {size / 2**30:.1f}")
+    memory_gib = sum(row["memory_bytes"].values()) / 2**30
+    micro_batch = row["per_device_train_batch_size"]
+    sequence_length = recipe.model.sequence_length
+    micro_batches = row["gradient_accumulation_steps"]
+    speed = rounded(row["tokens_per_second"])
+    energy = rounded(row["kilowatt_hours"])
+    texts = {
+        "memory": f"{memory_gib:.1f} GiB per GPU: {', '.join(sizes)}",
+        "micro-batch": f"{micro_batch} sequences of {sequence_length:,} tokens; "
+        f"{micro_batches} per update on each GPU",
+        "settings": _settings(gpu, row),
+        "speed": f"{speed} tokens/s, {row['mfu']:.0%} MFU",
+        "time": f"{rounded(row['hours'])} h, without evaluations and checkpoints",
+        "reader": describe_reader(row),
+        "energy": f"{energy} kWh, for the GPUs only, at full power",
+    }
+    if "cost" in row:
+        cost = rounded(row["cost"])
+        paid_hours = rounded(row["hours"] + row["waiting_hours"])
+        price = f"{row['price_per_hour']:g} per hour for the machine"
+        texts["cost"] = f"{cost} for {paid_hours} h, at {price}"
+    return texts
+
+
+def _settings(gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
+    """Return the settings that determine the memory of an estimated run."""
     settings = [gpu.precision, "compiled" if row["compiled"] else "not compiled"]
     if row["gradient_checkpointing"] != "none":
         settings.append(f"--gradient_checkpointing {row['gradient_checkpointing']}")
     if row["shared_out"]:
         settings.append("sharded (zero3_x8.yaml; the time to gather the weights is not included)")
-    texts = {
-        "memory": f"{sum(parts.values()) / 2**30:.1f} GiB per GPU: {sizes}",
-        "micro-batch": f"{row['per_device_train_batch_size']} sequences of "
-        f"{recipe.model.sequence_length:,} tokens; "
-        f"{row['gradient_accumulation_steps']} per update on each GPU",
-        "settings": ", ".join(settings),
-        "speed": f"{rounded(row['tokens_per_second'])} tokens/s, {row['mfu']:.0%} MFU",
-        "time": f"{rounded(row['hours'])} h, without evaluations and checkpoints",
-        "reader": describe_reader(row),
-        "energy": f"{rounded(row['kilowatt_hours'])} kWh, for the GPUs only, at full power",
-    }
-    if "cost" in row:
-        paid_hours = row["hours"] + row["waiting_hours"]
-        texts["cost"] = (
-            f"{rounded(row['cost'])} for {rounded(paid_hours)} h, "
-            f"at {row['price_per_hour']:g} per hour for the machine"
-        )
-    return texts
+    return ", ".join(settings)
 
 
 def describe_reader(row: Mapping[str, Any]) -> str:
