@@ -38,7 +38,7 @@ from ursa_minor.recipe import command_line, keys, loading
 log = logging.getLogger("ursa_minor")
 
 EXTRAS = {
-    "verify": (str, "Check every byte of the token shards in this folder, and exit."),
+    "verify": (Path, "Check every byte of the token shards in this folder, and exit."),
     "dry_run": (
         bool,
         "Encode text for some seconds, and print an estimate of the size on disk and of the time "
