@@ -19,9 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+# This import comes first, because it makes a missing package one line instead of a traceback.
+from ursa_minor.base.cli import exit_on_bad_input
+
+# isort: split
+
 import numpy as np
 
-from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.paths import argument, path_argument
 from ursa_minor.base.run_files import METRICS, RECIPE, Finish, read_finish, read_metrics

@@ -52,6 +52,7 @@ STANDS_FOR = {
     "adamw-$seed": "adamw",
 }
 STANDS_FOR |= {"R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}
+STANDS_FOR |= {"runs/NAME/recipe.yaml": "recipes/quickstart.yaml"}
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
