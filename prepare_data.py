@@ -1,4 +1,4 @@
-"""Convert the text of a recipe to folders of token shards: documents -> tokenizer -> ids -> shards.
+"""Tokenize the text of a recipe and write it into folders of token shards.
 
     python prepare_data.py --recipe recipes/own_text.yaml --data_files my.txt
     python prepare_data.py --recipe recipes/gpt2_124m.yaml --dry_run
@@ -7,9 +7,9 @@
 
 The last command downloads everything that training without a network needs.
 
-The recipe and the flags are those of train.py, which starts this script in the background
-(``--follow``) when shards are missing. The same command resumes after a stop or a kill:
-manifest.json, which is replaced after each shard, contains the row at which the text continues.
+The recipe and the options are those of train.py, which starts this script in the background
+(``--follow``) if shards are missing. After a stop or a kill, the same command continues:
+manifest.json, which is replaced after each shard, contains the row at which the next shard starts.
 Every byte of existing shards is checked. Missing and changed shards are written again with the
 same bytes.
 """
@@ -25,6 +25,7 @@ from ursa_minor.base import console
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_warnings
+from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation import measure
 from ursa_minor.data.preparation.progress import PrefetchTarget
 from ursa_minor.data.preparation.shard_folder import complete_folder
@@ -37,17 +38,22 @@ from ursa_minor.recipe import command_line, keys, loading
 log = logging.getLogger("ursa_minor")
 
 EXTRAS = {
-    "verify": (str, "check every byte of this folder of shards, and stop"),
-    "dry_run": (bool, "read for some seconds and print the size on disk and the time of all of it"),
+    "verify": (Path, "Check every byte of the token shards in this folder, and exit."),
+    "dry_run": (
+        bool,
+        "Encode text for some seconds, and print an estimate of the size on disk and of the time "
+        "for all of it. Nothing is written.",
+    ),
     "prefetch": (
         bool,
-        "also fetch tokenizer, init_from and tasks: "
-        "train.py then needs no network (HF_HUB_OFFLINE=1)",
+        "Also download the tokenizer, the init_from model and the tasks, so that train.py needs "
+        "no network (HF_HUB_OFFLINE=1).",
     ),
-    "source": (int, "only this one of the recipe's sources; from 0"),
+    "source": (int, "Prepare only the source with this number, from 0. Default: all sources."),
     "follow": (
         bool,
-        "started by train.py: standard input says how far to go, and closes when that process dies",
+        "For train.py, which starts this script: read from standard input how far to go, and exit "
+        "when it is closed.",
     ),
 }
 
@@ -58,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     client.bound_client()
     argv = sys.argv[1:] if argv is None else argv
     flags, options = command_line.read_flags(
-        argv, "Turn text into folders of token shards.", EXTRAS
+        argv, "Tokenize the text of a recipe into folders of token shards.", EXTRAS
     )
     is_reader = "follow" in options
     recipe = load_recipe(flags, is_reader=is_reader)
@@ -71,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
 
     target = None
     if is_reader:
-        ignore_warnings()  # train.py stops at them and then closes standard input
+        # train.py stops at the warning signals, and closes the standard input of this process.
+        ignore_warnings()
         target = PrefetchTarget(recipe)
     selected = select_sources(recipe, options.get("source"))
     has_fetched = "prefetch" in options and prefetch(recipe)
@@ -79,8 +86,8 @@ def main(argv: list[str] | None = None) -> int:
     is_prepared = all(source.is_token_folder for source in all_sources)
     if is_prepared and "prefetch" not in options:
         raise BadInput(
-            f"data_dir = {all_sources[0].data_dir} is a folder of shards already: "
-            f"there is nothing to prepare"
+            f"data_dir = {all_sources[0].data_dir} is already a folder of token shards. "
+            f"There is nothing to prepare"
         )
     for config in selected:
         if config.is_token_folder:
@@ -112,19 +119,22 @@ def load_recipe(flags: dict[str, Any], *, is_reader: bool) -> keys.Recipe:
 
 
 def select_sources(recipe: keys.Recipe, number: int | None) -> Sequence[keys.DataSource]:
-    """Return the source with this number, or all sources of the recipe for None."""
+    """Return the source with this number, or all sources of the recipe if it is None."""
     sources = recipe.data.resolved_sources
     if number is None:
         return sources
     if not 0 <= number < len(sources):
-        raise BadInput(f"--source {number}: the recipe has {len(sources)}, numbered from 0")
+        count = pluralize(len(sources), "source", "sources")
+        raise BadInput(f"--source {number}: the recipe has {count}, and their numbers start at 0")
     return sources[number : number + 1]
 
 
 def estimate(source: FoundSource) -> str:
     """Return the size of the shards of a source and the time that their preparation takes."""
     if source.repository:
-        from ursa_minor.data.preparation import download  # slow to import; text needs none
+        from ursa_minor.data.preparation import (
+            download,
+        )  # slow to import, and text does not need it
 
         return download.describe(source)
     return measure.dry_run(source)
@@ -143,17 +153,17 @@ def print_offline_instructions(
     folders = [recipe.data.prepared_data_dir]
     if has_fetched:
         folders.insert(0, constants.HF_HOME)
-    places = [folder for folder in folders if Path(folder).is_dir()]
-    places += recipe.data.data_files or ()
-    places += recipe.data.validation_files or ()
+    paths = [folder for folder in folders if Path(folder).is_dir()]
+    paths += recipe.data.data_files or ()
+    paths += recipe.data.validation_files or ()
     for task in recipe.evaluation.tasks:
-        places += recipe.evaluation.files_of(task) or ()
-    unique_places = ", ".join(dict.fromkeys(places))
-    words = shlex.join(word for word in argv if word != "--prefetch")
+        paths += recipe.evaluation.files_of(task) or ()
+    unique_paths = ", ".join(dict.fromkeys(paths))
+    options = shlex.join(word for word in argv if word != "--prefetch")
     home = shlex.quote(constants.HF_HOME)
-    print(f"to carry beside this folder and its packages: {unique_places}")
-    print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")
-    print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={home} python train.py {words}")
+    print(f"Copy this folder, the installed packages, and: {unique_paths}")
+    print("Then train without a network (accelerate launch train.py takes the same options):")
+    print(f"HF_HUB_OFFLINE=1 HF_HOME={home} python train.py {options}")
 
 
 def prefetch(recipe: keys.Recipe) -> bool:
@@ -182,8 +192,8 @@ def prefetch(recipe: keys.Recipe) -> bool:
         return False
 
     log.info(
-        f"fetching tokenizer, model, tasks into {constants.HF_HOME}; "
-        f"without a network it fails after a minute"
+        f"downloading the tokenizer, the model and the tasks into {constants.HF_HOME}; "
+        f"without a network, this fails after a minute"
     )
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)

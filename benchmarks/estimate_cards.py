@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import re
 import statistics
+import textwrap
 
 import numpy as np
 
@@ -42,6 +43,17 @@ OTHERS = [card for card in gpus.GPUS if card.training and card not in FITTED]
 # attention on any card, 16,384 words, context 512.
 LANGUINI = {"v100": 43_839, "rtx3090": 55_416, "rtx4090": 88_701, "a100": 135_107}
 LANGUINI_SMALL = estimate.Shape(12, 768, 16_384, 512)
+# Entries of an estimate that docs/cards.md shows as an example.
+EXAMPLE_LABELS = (
+    "products",
+    "memory",
+    "micro-batch",
+    "settings",
+    "speed",
+    "time",
+    "energy",
+    "cost",
+)
 
 
 def terms(card: gpus.Gpu) -> list[float]:
@@ -265,14 +277,17 @@ def page(text: str, *, all_of_them: bool = True) -> str:
         cells = last_cells(card, all_of_them=all_of_them)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
     recipe, card = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), gpus.find("a6000")
-    before, begin, example = text.partition("## Before it costs")
-    for line in run_estimate.describe(
+    before, begin, example = text.partition("## Estimate time, memory and cost")
+    description = run_estimate.describe(
         recipe, card, run_estimate.estimate_run(recipe, card, 1, 0.8)
-    ).splitlines():
-        if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
+    )
+    # An entry is a line with a label, and the indented lines after it.
+    for entry in re.findall(r"^\S.*(?:\n +.*)*", description, re.MULTILINE):
+        label = entry.split()[0]
+        if label in EXAMPLE_LABELS:
             example = re.sub(
-                rf"^    {line.split()[0]} +\S.*$",
-                f"    {line}",
+                rf"^    {label} +\S.*(?:\n {{17}}.*)*$",
+                textwrap.indent(entry, " " * 4),
                 example,
                 count=1,
                 flags=re.MULTILINE,
