@@ -209,7 +209,7 @@ def test_the_walkthroughs_notebook_runs_and_prints_lines_like_those_on_the_page(
     assert without_figures(printed) == without_figures(
         "".join(shown for _, shown in steps).replace("    ", "")
     )
-    assert "equal to the bit: True" in printed and "asked again, the same: True" in printed
+    assert "bitwise identical: True" in printed and "the same batch again: True" in printed
 
 
 @pytest.mark.slow
