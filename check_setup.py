@@ -426,7 +426,7 @@ def estimate_throughput(
     if not cores:
         is_rented = args.card or args.all_cards
         cores = count * CORES_PER_RENTED_GPU if is_rented else len(os.sched_getaffinity(0))
-    return data_throughput.supply(
+    return data_throughput.estimate_throughput(
         recipe.data,
         trainers=count,
         cores=cores,

@@ -698,7 +698,7 @@ def draw(
             if reference and (name, x) == ("eval/loss", "tokens"):
                 longest = max(float(line.x[-1]) for line in lines)
                 tokens, losses = reference.until(longest)
-                axes.plot(tokens, losses, ":", color=curves.BLACK, label=reference.words)
+                axes.plot(tokens, losses, ":", color=curves.BLACK, label=reference.legend_label)
             axes.set(ylabel=LOSS_LABELS[name], ylim=curves.y_limits(lines))
             axes.legend(loc="upper right", fontsize=8, ncols=1 + len(columns) // 9)
 

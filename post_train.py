@@ -155,9 +155,9 @@ def post_train(task, settings) -> None:
         f"mean reward of {len(held_out):,} held-out prompts: {scores[0]:.3f} before, "
         f"{scores[-1]:.3f} after"
     )
-    if reward.problems:
+    if reward.failures:
         log.warning(
-            f"{reward.problems:,} of {reward.calls:,} calls of the reward function failed. Their "
+            f"{reward.failures:,} of {reward.calls:,} calls of the reward function failed. Their "
             f"completions have the reward 0"
         )
     log.info(

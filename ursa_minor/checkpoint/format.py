@@ -349,7 +349,10 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 
 def load(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: Callable[..., dict]
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state_tensors: Callable[..., Tensors],
 ) -> None:
     """Load a verified checkpoint into the model and the optimizer in place.
 
@@ -357,8 +360,8 @@ def load(
         path: the checkpoint.
         model: the Transformers model without wrappers.
         optimizer: its optimizer.
-        keeps: ``keeps`` of the optimizer in ``OPTIMIZERS``, which returns the expected moments of a
-            parameter.
+        state_tensors: ``state_tensors`` of the optimizer in ``OPTIMIZERS``, which returns the
+            expected moments of a parameter.
 
     Raises:
         BadInput: the weights or moments differ from those of the model and the optimizer in names,
@@ -370,7 +373,7 @@ def load(
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             like = torch.empty(parameter.shape, device="meta")
-            for kind, moment in keeps(group, like).items():
+            for kind, moment in state_tensors(group, like).items():
                 expected[f"{names[parameter]}/{kind}"] = moment
     state = files.read_json(path / STATE)
     # An optimizer has no moments before the first update that was applied.

@@ -11,7 +11,7 @@ from ursa_minor.base import files, model_id
 from ursa_minor.base.errors import BadInput, errno_of, first_line
 from ursa_minor.base.wording import join_or
 from ursa_minor.model.adapters import check_no_hub_adapter
-from ursa_minor.model.architectures import ARCHITECTURES, Architecture, padded
+from ursa_minor.model.architectures import ARCHITECTURES, Architecture, padded_vocab_size
 from ursa_minor.model.attention import CAUSAL
 from ursa_minor.model.resolve import resolve_model
 from ursa_minor.recipe import keys
@@ -173,7 +173,7 @@ def _contradicted_keys(
     if model.vocab_size is not None and model.vocab_size < rows:
         problems.append(
             f"vocab_size = {model.vocab_size}, but its vocabulary has {rows} rows. Use "
-            f"--vocab_size {padded(rows)}, or leave it out"
+            f"--vocab_size {padded_vocab_size(rows)}, or leave it out"
         )
     context = config.max_position_embeddings
     if model.sequence_length > context:

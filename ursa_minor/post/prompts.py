@@ -276,7 +276,7 @@ def score(
     was_training = model.training
     generation_config = model.generation_config
     calls_before = reward.calls
-    problems_before = reward.problems
+    failures_before = reward.failures
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         pad_id = tokenizer.eos_token_id
@@ -304,10 +304,10 @@ def score(
         model.train(was_training)
         model.generation_config = generation_config
     new_calls = reward.calls - calls_before
-    new_problems = reward.problems - problems_before
-    if new_problems == new_calls:
+    new_failures = reward.failures - failures_before
+    if new_failures == new_calls:
         raise BadInput(
             f"the reward {reward.__name__} failed for every prompt. The first call "
-            f"{reward.first_problem}"
+            f"{reward.first_failure}"
         )
     return statistics.fmean(values)

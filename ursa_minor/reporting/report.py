@@ -41,7 +41,7 @@ BYTES = (
     f"({REPLACEMENT_CHARACTER} stands for bytes that are not a character. "
     f"A token may be a part of a character, and later samples contain fewer of these.)\n\n"
 )
-HINT_AFTER = 50  # updates, after which the GPU's utilization has settled
+ADVICE_AFTER_STEPS = 50  # updates, after which the GPU's utilization has settled
 PICTURE_SECONDS = 10  # curves.png is drawn after an evaluation, but not more often than this
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
 LINE_SECONDS = 5  # without a terminal, lines are at least this far apart
@@ -69,7 +69,7 @@ class Report:
         self._first_step = state.step
         self._validation_loss = 0.0
         self._timed_from: tuple[int, float] | None = None  # step and seconds, see _time_left
-        self._has_hinted = False
+        self._has_advised = False
         self._has_warned_of_picture = False
         self._unreported: Callable[[], None] | None = None  # reports the last update
 
@@ -221,7 +221,7 @@ class Report:
         *,
         is_due: bool = True,
     ) -> None:
-        """Report an update: its row, the progress and, once per run, a hint on a faster setup.
+        """Report an update: its row, the progress and, once per run, advice for a faster setup.
 
         Args:
             state: the state after the update.
@@ -234,7 +234,7 @@ class Report:
             self._unreported = partial(self.update, state, update, lr, device)
             return
         self._unreported = None
-        gauges = hardware.gauges(device)
+        gpu_metrics = hardware.gpu_metrics(device)
         row = {"train/loss": update.loss}
         if update.objective is not None:
             row["train/objective"] = update.objective
@@ -243,12 +243,12 @@ class Report:
         row["skipped_updates"] = state.skipped_updates
         row["elapsed_seconds"] = self._clock.elapsed
         row |= self._clock.read()
-        row |= gauges
+        row |= gpu_metrics
         row["data_wait_seconds"] = state.data_wait_seconds  # a part of elapsed_seconds
         self.log(state.step, row)
         if self._is_main:
             self._show(state, row)
-            self._hint(state, gauges)
+            self._log_bottleneck(state, gpu_metrics)
 
     def last_update(self) -> None:
         """Report the last update if it was not due.
@@ -375,15 +375,15 @@ class Report:
         seconds_per_step = (elapsed - first_elapsed) / (state.step - first_step)
         return (state.max_steps - state.step) * seconds_per_step
 
-    def _hint(self, state: RunState, gauges: dict[str, float]) -> None:
-        """Log once how to use the GPU better, if it is often idle."""
-        if self._has_hinted or state.step - self._first_step < HINT_AFTER:
+    def _log_bottleneck(self, state: RunState, gpu_metrics: dict[str, float]) -> None:
+        """Log once how to use the device better, if it is often idle."""
+        if self._has_advised or state.step - self._first_step < ADVICE_AFTER_STEPS:
             return
         waiting_share = state.data_wait_seconds / max(self._clock.elapsed, 1e-9)
-        hint = hardware.hint(gauges, waiting_share)
-        if hint:
-            self._has_hinted = True
-            log.info(f"hint: {hint}")
+        advice = hardware.bottleneck_advice(gpu_metrics, waiting_share)
+        if advice:
+            self._has_advised = True
+            log.info(f"hint: {advice}")
 
 
 def _is_terminal_with_lines() -> bool:

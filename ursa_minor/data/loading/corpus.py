@@ -165,7 +165,7 @@ class Corpus:
         return all(source.manifest.complete for source in self.sources)
 
     @property
-    def whole(self) -> bool:
+    def stays_complete(self) -> bool:
         """Whether the training split is complete, and stays so (it is not consumed)."""
         return self.complete and not self.is_consumed
 
@@ -256,10 +256,10 @@ class Corpus:
             batches, draws, batch_size=batch_size, rank=rank, num_processes=num_processes
         )
 
-    def contents(self) -> list[dict]:
+    def identities(self) -> list[dict]:
         """Return the identity of each source, by which a resumed run recognizes its data."""
         return [
-            {"weight": source.weight} | manifests.contents(source.manifest)
+            {"weight": source.weight} | manifests.train_identity(source.manifest)
             for source in self.sources
         ]
 
@@ -268,7 +268,7 @@ class Corpus:
 
         Args:
             where: path of the checkpoint, for messages.
-            before: ``contents()`` of the run that wrote the checkpoint.
+            before: ``identities()`` of the run that wrote the checkpoint.
 
         Raises:
             BadInput: the weights of the sources or the shards differ.
@@ -294,7 +294,7 @@ class Corpus:
 
         self.data_wait.until(are_shards_prepared, "the shards that the checkpoint was trained on")
         for state, source in pairs:
-            manifests.check_same_contents(where, state, source.manifest)
+            manifests.check_same_train_split(where, state, source.manifest)
 
     def describe(self, plan: Plan) -> Iterator[str]:
         """Yield one line for each source of the run, and notes about its text and its disk."""

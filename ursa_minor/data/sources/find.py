@@ -26,7 +26,7 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources.files import find_files, no_such_file, reader_of, resolved_name
 from ursa_minor.data.sources.formats import text as text_format
-from ursa_minor.data.sources.remote import shown_name
+from ursa_minor.data.sources.remote import name_in_manifest
 from ursa_minor.data.sources.stdlib import stdlib_files
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.keys import DataSource
@@ -361,6 +361,6 @@ def _stamp(name: str) -> list:
     Tables are too large to hash them at each start.
     """
     if name.startswith(URL_SCHEMES):
-        return [shown_name(name)]
+        return [name_in_manifest(name)]
     stat = Path(name).stat()
-    return [shown_name(name), stat.st_size, stat.st_mtime_ns]
+    return [name_in_manifest(name), stat.st_size, stat.st_mtime_ns]

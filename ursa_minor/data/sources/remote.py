@@ -113,7 +113,7 @@ def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
     return [f"hf://{name}" for name in sorted(names)]
 
 
-def shown_name(name: str) -> str:
+def name_in_manifest(name: str) -> str:
     """Return the name of a file for manifests: a redacted URL, or a name without its folder.
 
     The folder is left out because it may be moved.
