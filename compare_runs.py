@@ -212,7 +212,7 @@ def find_metrics(name: str) -> Path:
         if not suggestion:
             suggestion = did_you_mean_file(name, Path.is_dir)
         raise BadInput(
-            f"{path}: no such file. Give the folder of a run, or its {METRICS}{suggestion}"
+            f"{path}: no such file. Use the folder of a run, or its {METRICS}{suggestion}"
         )
     return path
 

@@ -5,7 +5,7 @@
     python export_model.py runs/gpt2_124m --out exports/gpt2-chat --chat
     python export_model.py runs/gpt2_124m --out exports/gpt2 --gguf f16
 
-The loss is measured before and after the export, on the run's validation split or on --text FILE.
+The loss is measured before and after the export, on the run's validation split or on --text PATH.
 """
 
 import argparse

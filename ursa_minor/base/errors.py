@@ -64,7 +64,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 CHANGE_PERMISSIONS = "use another place, or change its permissions"
 OTHER_PATH = (
-    "a part of this path is a file, or a link to a path that does not exist; give another path"
+    "a part of this path is a file, or a link to a path that does not exist; use another path"
 )
 OTHER_FILE_SYSTEM = (
     "use a folder on another file system, with --output_dir, or with --prepared_data_dir for data"
@@ -82,7 +82,7 @@ PATH_FIXES = {
     errno.ENOTDIR: OTHER_PATH,
     errno.ELOOP: OTHER_PATH,
     errno.EISDIR: "a file must be written at this path; move the folder away",
-    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ENAMETOOLONG: "use a shorter name",
     errno.ENOLCK: MISSING_OPERATION,
     errno.ENOTSUP: MISSING_OPERATION,
     errno.EOPNOTSUPP: MISSING_OPERATION,

@@ -72,7 +72,7 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     if superfluous:
         raise BadInput(
             f"{option}: its weights do not match its config.json, which has no {superfluous[0]}. "
-            f"Give a model whose files belong together"
+            f"Use a model whose files belong together"
         )
     embedding = pretrained.get_input_embeddings()
     head = pretrained.get_output_embeddings()
@@ -124,12 +124,12 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
         raise BadInput(
-            f"{option}: models of type {config.model_type} are not supported. Give a model of type "
+            f"{option}: models of type {config.model_type} are not supported. Use a model of type "
             f"{join_or([*ARCHITECTURES])}"
         )
     if getattr(config, "quantization_config", None):
         raise BadInput(
-            f"{option}: its weights are quantized and cannot be trained. Give the model that was "
+            f"{option}: its weights are quantized and cannot be trained. Use the model that was "
             f"quantized"
         )
     problems = [
@@ -149,7 +149,7 @@ def _unsupported_settings(config: PreTrainedConfig, architecture: Architecture) 
         if value not in supported:
             problems.append(
                 f"its config.json has {key} = {value}, but only {join_or(supported)} is supported. "
-                f"Give another model"
+                f"Use another model"
             )
     return problems
 
@@ -206,14 +206,14 @@ def _load_complete(option: str, name: str, **settings) -> tuple[PreTrainedModel,
     if missing:
         raise BadInput(
             f"{option}: its weights do not match its config.json, because {missing[0]} is missing. "
-            f"Give a complete model"
+            f"Use a complete model"
         )
     for weight, tensor in model.named_parameters():
         # isfinite is not implemented for the 1-byte formats of quantized models.
         is_checked = tensor.is_floating_point() and tensor.itemsize > 1
         if is_checked and not tensor.isfinite().all():
             raise BadInput(
-                f"{option}: {weight} contains NaN or infinity, so its training diverged. Give "
+                f"{option}: {weight} contains NaN or infinity, so its training diverged. Use "
                 f"another checkpoint or model"
             )
     return model, sorted(info["unexpected_keys"])

@@ -105,7 +105,7 @@ TYPE_LABELS = rules.TYPE_NAMES | {types.NoneType: "null", dict: "a mapping"}
 
 
 def read(argv: Sequence[str], config: type) -> tuple[PostTrainingTask, Any]:
-    """Read ``--config FILE --key value ...``.
+    """Read ``--config PATH --key value ...``.
 
     Args:
         argv: the words after the script's name.
@@ -122,7 +122,7 @@ def read(argv: Sequence[str], config: type) -> tuple[PostTrainingTask, Any]:
     flags = vars(command_line.parse_flags(parser, argv))
     if "config" not in flags:
         raise BadInput(
-            "--config is missing. Give a settings file, for example recipes/post/addition.yaml"
+            "--config is missing. Use a settings file, for example recipes/post/addition.yaml"
         )
     file = command_line.find_recipe(flags.pop("config"), "config")
     values = loading.read_file(file) | flags

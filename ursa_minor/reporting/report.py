@@ -38,7 +38,7 @@ SAMPLE_HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE
 # The first lines of samples.txt. The note on noise is left out if the run has an init_from.
 NOISE = "At step 0 the weights are random, and so is the text.\n"
 BYTES = (
-    f"({REPLACEMENT_CHARACTER} stands for bytes that are not a character. "
+    f"({REPLACEMENT_CHARACTER} represents bytes that are not a character. "
     f"A token may be a part of a character, and later samples contain fewer of these.)\n\n"
 )
 ADVICE_AFTER_STEPS = 50  # updates, after which the GPU's utilization has settled
@@ -306,7 +306,7 @@ class Report:
         fix = ""
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             fix = f" ({space_fix(self._picture)})"
-        log.warning(f"{self._picture} was not drawn: {error}{fix}. The run tries again later")
+        log.warning(f"{self._picture} was not drawn: {error}{fix}. The run retries it later")
 
     def close(self) -> None:
         """Close the progress bar, the files and the trackers."""

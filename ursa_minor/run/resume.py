@@ -80,7 +80,7 @@ def _download_checkpoint(recipe: keys.Recipe) -> Path | None:
     address = recipe.saving.resume_from_checkpoint
     minutes = client.DEADLINE_SECONDS // 60
     log.info(
-        f"hub      downloading {address}; if the Hub does not answer, the run tries again for "
+        f"hub      downloading {address}; if the Hub does not answer, the download is retried for "
         f"{minutes} minutes"
     )
     pushes_there = recipe.hub.pushes_checkpoints and address == f"hub://{recipe.hub.hub_model_id}"
@@ -384,7 +384,10 @@ class Checkpoints:
             fix = ""
             if getattr(error, "errno", None) == errno.ENOSPC:
                 fix = f"{space_fix(self.recipe.saving.checkpoints)}; "
-            log.error(f"no checkpoint at step {self.saved_step}: {error}: {fix}the run continues")
+            log.error(
+                f"the checkpoint of step {self.saved_step} was not saved: {error}: {fix}the run "
+                f"continues"
+            )
 
     def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copy tensors to reused CPU memory."""

@@ -221,7 +221,7 @@ def header(
 
     flops = run_info.flops_per_token
     total_flops = flops * recipe.schedule.max_steps * tokens_per_step
-    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {total_flops:.2e} in all"
+    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {total_flops:.2e} in total"
 
 
 def _describe_model(model: keys.Model, run_info: RunInfo) -> str:

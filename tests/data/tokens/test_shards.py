@@ -347,7 +347,7 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
         (None, "data_dir = .*/data: no such folder.*prepare_data.py"),
         (
             ["a_train_0.bin"],
-            "has no validation shards .* between underscores.*Give a folder that",
+            "has no validation shards .* between underscores.*Use a folder that",
         ),
         (["a_train_val_0.bin"], "a_train_val_0.bin: the name contains train and validation"),
         (
@@ -382,12 +382,12 @@ def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete)
     other = [first[0], replace(first[1], sha256="0" * 64)]
     for found in [other, first[1::-1], first[:1], *([first] if complete else [])]:
         with pytest.raises(
-            BadInput, match="was trained on other data. Give the same text, or another"
+            BadInput, match="was trained on other data. Use the same text, or another"
         ):
             manifests.check_same_train_split(tmp_path, before, manifest_of(found, True))
     if not complete:
         manifests.check_same_train_split(tmp_path, before, manifest_of(first, True))
-    with pytest.raises(BadInput, match="Give --dataset_revision abc, or another --run_name"):
+    with pytest.raises(BadInput, match="Use --dataset_revision abc, or another --run_name"):
         manifests.check_same_train_split(tmp_path, before, manifest_of(other, complete, "def"))
 
 

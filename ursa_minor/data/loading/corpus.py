@@ -343,7 +343,7 @@ class Corpus:
             if not 1 / OTHER_TEXT < ratio < OTHER_TEXT:
                 advice = "Validate on text like that of training"
                 if self._recipe.data.data_files:
-                    advice += ": --validation_files FILE"
+                    advice += ": --validation_files PATH"
                 yield (
                     f"note     validation has {validation_bytes:.2f} bytes per token, train "
                     f"{train_bytes:.2f}: they may be different kinds of text. {advice}"
@@ -508,7 +508,7 @@ def open_tokenizer(
         folder = next(iter(manifest_by_folder))
         raise BadInput(
             f"tokenizer = {name}: this tokenizer is trained on text, but {folder} contains token "
-            f"shards. State the tokenizer with which they were made, for example "
+            f"shards. Use the tokenizer with which they were made, for example "
             f"--tokenizer openai-community/gpt2, or a folder"
         )
     tokenizer = tokenization.load(name)
@@ -520,7 +520,7 @@ def open_tokenizer(
     if init_from not in (None, name) and _fingerprint_of(init_from) not in (None, fingerprint):
         raise BadInput(
             f"tokenizer = {stated_name} differs from the tokenizer of init_from = {init_from}, "
-            f"whose ids stand for other text; use --tokenizer {init_from}"
+            f"whose ids represent other text; use --tokenizer {init_from}"
         )
     assert recipe.model.vocab_size is not None  # pretrained.complete sets it for init_from
     if len(tokenizer) > recipe.model.vocab_size:

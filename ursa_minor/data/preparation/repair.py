@@ -99,9 +99,9 @@ def shards_of_part(manifest: Manifest, split: str, part: int) -> list[Shard]:
 def broken_shards(
     source: FoundSource, manifest: Manifest, newer_than: Path | None
 ) -> Iterator[tuple[str, Shard]]:
-    """Yield the split and the shard for each shard that is damaged (``manifest.find_problems``).
+    """Yield the split and the shard for each shard that ``manifest.find_problems`` reports.
 
-    With stream_keep = consumed, a missing train shard is not damaged: it was deleted after its use.
+    With stream_keep = consumed, a missing train shard is no problem: it was deleted after its use.
 
     Args:
         newer_than: hash only files that were modified after this one. None for all.

@@ -55,7 +55,7 @@ def fetch(url: str, path: Path) -> None:
     if is_redacted(url):
         raise BadInput(
             f"{url}: the user, password or query of this URL was removed before the recipe was "
-            f"saved. Give the complete URL: --data_files URL"
+            f"saved. Use the complete URL: --data_files URL"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary, temporary.open("wb") as file:

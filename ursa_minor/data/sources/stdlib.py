@@ -39,7 +39,7 @@ def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
     if not splits["train"] or not splits["validation"]:
         raise BadInput(
             f"dataset_name = {STDLIB}: {root} contains no Python source files to train on. "
-            f"Use another text: --data_files FILE..."
+            f"Use another text: --data_files PATH..."
         )
     return {split: paths for split, paths in splits.items() if paths}
 

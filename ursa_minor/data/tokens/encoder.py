@@ -142,7 +142,7 @@ class DocumentEncoder:
         if ids.max() >= vocab_size:
             raise BadInput(
                 f"row {row} contains the id {ids.max()}, but tokenizer = {self._name} has only "
-                f"{vocab_size} ids. Give the tokenizer that produced these ids"
+                f"{vocab_size} ids. Use the tokenizer that produced these ids"
             )
         text_ids = self._strip_end_of_text(ids)
         text_bytes = self.bytes_per_token[text_ids].sum()

@@ -1,4 +1,4 @@
-"""The manifest of a folder of token shards: read, write and compare it, and find damaged shards."""
+"""Read, write and compare the manifest of a folder of token shards, and find corrupted shards."""
 
 import dataclasses
 import hashlib
@@ -175,7 +175,7 @@ def describe_folder(folder: Path) -> Manifest:
         if manifest.complete and not manifest.splits.get(split):
             raise BadInput(
                 f"data_dir = {folder} has no {split} shards (.bin or .npy files with the word "
-                f"{word} between underscores). Give a folder that prepare_data.py, llm.c, "
+                f"{word} between underscores). Use a folder that prepare_data.py, llm.c, "
                 f"modded-nanogpt, build-nanogpt or nanoGPT wrote"
             )
     return manifest
@@ -236,10 +236,10 @@ def check_same_train_split(where: Path, before: dict[str, Any], manifest: Manife
     if has_same_beginning and (has_same_end or may_have_grown):
         return
 
-    fix = "Give the same text"
+    fix = "Use the same text"
     revision = before.get("revision")
     if revision and revision != manifest.revision:
-        fix = f"Give --dataset_revision {revision}"
+        fix = f"Use --dataset_revision {revision}"
     raise BadInput(f"{where} was trained on other data. {fix}, or another --run_name")
 
 
