@@ -155,7 +155,7 @@ def test_the_hours_of_a_plan_hold_the_waiting(said):
 def test_a_card_that_holds_no_size_has_no_plan_and_a_size_that_does_not_fit_is_named(said, capsys):
     flags = "--plan --card rtx4060 --hours 1"
     assert check_setup.main([*flags.split(), "--recipe", "recipes/gpt2_1558m.yaml"]) == 2
-    assert "rtx4060 can hold none of recipes/gpt2_1558m.yaml" in capsys.readouterr().err
+    assert "rtx4060 has too little memory for recipes/gpt2_1558m.yaml" in capsys.readouterr().err
     assert re.search(r"\n  gpt2_1558m +does not fit\n", said(flags))
 
 
