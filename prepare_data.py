@@ -51,7 +51,7 @@ EXTRAS = {
         "Also download the tokenizer, the init_from model and the tasks, so that train.py needs "
         "no network (HF_HUB_OFFLINE=1).",
     ),
-    "source": (int, "Prepare only the source with this number, from 0. Default: all sources."),
+    "source": (int, "Prepare only the source with this number, from 0. (default: all sources)"),
     "follow": (
         bool,
         "For train.py, which starts this script: read from standard input how far to go, and exit "

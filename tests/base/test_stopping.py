@@ -167,7 +167,7 @@ def test_a_lost_process_is_said_by_whoever_notices_with_how_to_go_on_and_other_e
         assert (
             "died, was killed (memory?) or hangs" in said
             and "--max_restarts 3" in said
-            and caught.value.alone
+            and caught.value.print_on_every_process
         )
     for error in (
         RuntimeError("shape mismatch"),

@@ -72,6 +72,6 @@ def test_a_page_of_a_proxy_is_said_to_be_one(server, tmp_path):
         Fault("GET", 1, "say", message="<!doctype html><title>Log in</title>", headers=html)
     ]
     with pytest.raises(
-        TrainingStopped, match=f"hub://{ID}: .*looks like a proxy's or log-in page .*HTTPS_PROXY"
+        TrainingStopped, match=f"hub://{ID}: .*looks like a proxy or login page .*HTTPS_PROXY"
     ):
         pull.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")

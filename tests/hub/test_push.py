@@ -502,7 +502,7 @@ def test_check_refuses_a_malformed_id_no_login_and_a_token_or_owner_that_may_not
     server, monkeypatch
 ):
     for name in ("a b", "a/b/c"):
-        assert re.match("hub_model_id = .*Give NAME or OWNER/NAME", refusal(name))
+        assert re.match("hub_model_id = .*Use NAME or OWNER/NAME", refusal(name))
     with monkeypatch.context() as patched:
         patched.delenv("HF_TOKEN")
         assert re.match(

@@ -98,7 +98,7 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(pair, caplog):
             40,
             "leaves 0 for a prompt, and the shortest has 3. Use max_completion_length of 29 or less",
         ),
-        ("a" * 32, 1, "leaves 31 for a prompt, and the shortest has 32. Give shorter prompts"),
+        ("a" * 32, 1, "leaves 31 for a prompt, and the shortest has 32. Use shorter prompts"),
     ],
 )
 def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_length, words):

@@ -94,10 +94,10 @@ def test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted_and_th
     )
     with caplog.at_level(logging.WARNING):
         assert reward(["p"] * 6, list("abcdef"), trainer_state=None) == [1.0, 0, 0, 0, 0, 0]
-    assert (reward.calls, reward.problems) == (6, 5) and reward.__name__ == "short"
-    assert reward.first_problem == "returned nan for prompt 'p', completion 'b'"
+    assert (reward.calls, reward.failures) == (6, 5) and reward.__name__ == "short"
+    assert reward.first_failure == "returned nan for prompt 'p', completion 'b'"
     assert [record.message for record in caplog.records] == [
-        f"the reward function short {reward.first_problem}. This completion has the reward 0"
+        f"the reward function short {reward.first_failure}. This completion has the reward 0"
     ]
 
 

@@ -94,7 +94,7 @@ def test_a_value_that_makes_no_sense_is_a_line_with_file_key_value_and_rule(tmp_
 
 
 def test_what_is_missing_is_named_with_what_it_is_and_help_needs_no_file(tmp_path, capsys):
-    with pytest.raises(BadInput, match="--config is missing. Give a settings file"):
+    with pytest.raises(BadInput, match="--config is missing. Use a settings file"):
         settings.read([], Config)
     (tmp_path / "a.yaml").write_text("model: a\n")
     with pytest.raises(BadInput) as raised:

@@ -63,7 +63,7 @@ def test_an_addition_trains_three_steps_and_keeps_the_rules_of_the_house(title, 
     assert not done.returncode, done.stderr
     (run,) = (tree / "runs").iterdir()
     assert '"train/loss"' in (run / "metrics.jsonl").read_text()
-    assert "step 3:" in done.stderr and "switched off" not in done.stderr, done.stderr
+    assert "step 3:" in done.stderr and "disabled" not in done.stderr, done.stderr
     again = subprocess.run(
         ["bash", "-e", "-c", commands.splitlines()[-1]], **words
     )  # its checkpoint is resumed

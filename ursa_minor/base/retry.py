@@ -199,7 +199,8 @@ class _DataFailures:
     def log_retry(self, error: Exception, wait: float) -> None:
         """Log that another attempt follows."""
         log.warning(
-            f"{self._location}: {self._reason}; try {self._count + 1} of {TRIES} in {wait:g} s"
+            f"{self._location}: {self._reason}; retrying in {wait:g} s "
+            f"(attempt {self._count + 1} of {TRIES})"
         )
 
     @property

@@ -164,8 +164,8 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
     noun = "field" if len(task.fields) == 1 else "fields"
     raise BadInput(
         f"{task.name} ({name} on the Hub) cannot be loaded: {reason.rstrip('.')}. Either download "
-        f"it once, with a network connection ({command}), or give your own items with "
-        f"the {noun} {fields}: --task_files {task.name}=FILE"
+        f"it once, with a network connection ({command}), or use your own items with "
+        f"the {noun} {fields}: --task_files {task.name}=PATH"
     )
 
 

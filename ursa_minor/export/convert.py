@@ -239,7 +239,7 @@ def export_record(
 def describe_text(text: HeldOutText | None, device: torch.device) -> str:
     """Return a sentence about the text that the loss was measured on."""
     if text is None:
-        return "The loss was not measured. Give --text FILE to see the loss before and after."
+        return "The loss was not measured. Use --text PATH to see the loss before and after."
     if device.type == "cpu":
         return f"The loss was measured on {text.name}, in fp32 because no GPU was used."
     return f"The loss was measured on {text.name}."
@@ -252,21 +252,21 @@ def check_out_folder(out: Path, args: argparse.Namespace) -> None:
     """
     problem = files.find_folder_problem(out.parent)
     if problem:
-        raise BadInput(f"--out {args.out}: {problem}. Give another folder")
+        raise BadInput(f"--out {args.out}: {problem}. Use another folder")
     is_empty_folder = out.is_dir() and not any(out.iterdir())
     if not out.exists() or is_empty_folder:
         return
     is_source = out == Path(args.model).resolve()
     if not args.overwrite or not out.is_dir() or is_source:
         raise BadInput(
-            f"--out {args.out} exists already. Give another folder (--overwrite replaces an "
+            f"--out {args.out} exists already. Use another folder (--overwrite replaces an "
             f"earlier export, but never the model that is exported)"
         )
     changed = changed_files(out)
     if changed:
         raise BadInput(
             f"--out {args.out} cannot be replaced, because files in it were changed or added "
-            f"since the export: {', '.join(changed)}. Give another folder"
+            f"since the export: {', '.join(changed)}. Use another folder"
         )
 
 
@@ -323,7 +323,7 @@ def run_folder_of(name: str) -> Path | None:
 
 def load_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return the model of a run's newest checkpoint, and the tokenizer of its data."""
-    path, damaged = checkpoint.find_newest(run_dir / run_files.CHECKPOINTS)
+    path, corrupted = checkpoint.find_newest(run_dir / run_files.CHECKPOINTS)
     if path is None:
         raise BadInput(f"{run_dir} has neither model/ nor a checkpoint yet")
     recipe = loading.load_recipe(run_dir / run_files.RECIPE)
@@ -338,7 +338,7 @@ def load_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
     tokenizer = tokenization.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load_weights(path, model)
-    for line in damaged:
+    for line in corrupted:
         log.info(line)
     log.info(f"exporting the checkpoint {path}")
     return model.eval(), tokenizer

@@ -40,7 +40,7 @@ MESSAGE_LENGTH = 300  # characters of a quoted error
 
 @functools.cache
 def set_timeouts() -> None:
-    """Give the client timeouts. Only the first call in a process has an effect."""
+    """Set the timeouts of the client. Only the first call in a process has an effect."""
 
     # huggingface_hub creates the client again after some errors, and requests no timeout when it
     # lists files. So the timeouts are set when a request is sent.
@@ -54,7 +54,7 @@ def set_timeouts() -> None:
 
 
 def _set_timeouts(request: Any) -> None:
-    """Give a request the timeouts that it lacks."""
+    """Set the timeouts that a request lacks."""
     timeouts = dict(request.extensions.get("timeout", {}))
     for name, default_seconds in TIMEOUTS.items():
         if not timeouts.get(name):
@@ -112,7 +112,7 @@ def retry(
 
     def log_retry(error: Exception, wait: float) -> None:
         if log_line:
-            log_line(f"hub      {describe(error)}; trying again in {wait:g} s")
+            log_line(f"hub      {describe(error)}; retrying in {wait:g} s")
 
     return call_with_retries(
         functools.partial(call, *args, **kwargs),

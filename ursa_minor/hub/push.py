@@ -86,7 +86,7 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, 
     """
     option = f"hub_model_id = {repo_id}"
     fix = (
-        f"Give NAME or OWNER/NAME, and check the login (hf auth login) "
+        f"Use NAME or OWNER/NAME, and check the login (hf auth login) "
         f"and the token: {TOKEN_SETTINGS_URL}"
     )
     try:

@@ -185,7 +185,8 @@ def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: floa
         if time.monotonic() > deadline:
             late = pluralize(len(missing), "process", "processes")
             raise TrainingStopped(
-                f"{late} did not start within {timeout:g} s (--ddp_timeout)", alone=True
+                f"{late} did not start within {timeout:g} s (--ddp_timeout)",
+                print_on_every_process=True,
             )
         for other_rank in missing:
             if store.check([f"ask/{other_rank}"]):

@@ -271,7 +271,7 @@ def save_when_out_of_memory(
         save()
         message = out_of_memory(recipe, plan.per_device_train_batch_size, device)
         raise TrainingStopped(
-            f"{message}. The run resumes from its newest checkpoint", alone=True
+            f"{message}. The run resumes from its newest checkpoint", print_on_every_process=True
         ) from None
 
 

@@ -98,7 +98,7 @@ def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[TextOrMessages])
     """Raise BadInput if the tokenizer cannot encode the prompts, or if chats have no template."""
     if len({type(prompt) for prompt in prompts}) > 1:
         raise BadInput(
-            "prompts, held_out: some prompts are texts and some are messages. Give all in one form"
+            "prompts, held_out: some prompts are texts and some are messages. Use one form for all"
         )
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
         raise BadInput(
@@ -146,7 +146,7 @@ def drop_long(
     )
     if not fitting:
         shortest = min(lengths)
-        fix = "Give shorter prompts, or a model with a longer context"
+        fix = "Use shorter prompts, or a model with a longer context"
         if shortest < context:
             fix = f"Use max_completion_length of {context - shortest} or less, or shorter prompts"
         raise BadInput(
@@ -177,7 +177,7 @@ def require_batch(
     if len(prompts) < needed:
         raise BadInput(
             f"{label}: a batch takes {needed:,} prompts ({completions:,} completions, "
-            f"num_generations = {num_generations}), but only {len(prompts):,} are usable. Give "
+            f"num_generations = {num_generations}), but only {len(prompts):,} are usable. Use "
             f"more prompts, or a lower per_device_train_batch_size"
         )
 
@@ -276,7 +276,7 @@ def score(
     was_training = model.training
     generation_config = model.generation_config
     calls_before = reward.calls
-    problems_before = reward.problems
+    failures_before = reward.failures
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         pad_id = tokenizer.eos_token_id
@@ -304,10 +304,10 @@ def score(
         model.train(was_training)
         model.generation_config = generation_config
     new_calls = reward.calls - calls_before
-    new_problems = reward.problems - problems_before
-    if new_problems == new_calls:
+    new_failures = reward.failures - failures_before
+    if new_failures == new_calls:
         raise BadInput(
             f"the reward {reward.__name__} failed for every prompt. The first call "
-            f"{reward.first_problem}"
+            f"{reward.first_failure}"
         )
     return statistics.fmean(values)

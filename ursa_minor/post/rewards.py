@@ -144,8 +144,8 @@ class CheckedReward:
 
     Attributes:
         calls: number of completions so far.
-        problems: number of calls that failed.
-        first_problem: description of the first call that failed, or None.
+        failures: number of calls that failed.
+        first_failure: description of the first call that failed, or None.
     """
 
     def __init__(self, name: str, reward: Reward, stop: str | None):
@@ -153,8 +153,8 @@ class CheckedReward:
         self.reward = reward
         self.stop = stop
         self.calls = 0
-        self.problems = 0
-        self.first_problem: str | None = None
+        self.failures = 0
+        self.first_failure: str | None = None
 
     def __call__(
         self, prompts: Sequence[TextOrMessages], completions: Sequence[TextOrMessages], **_: object
@@ -175,11 +175,11 @@ class CheckedReward:
             problem = f"returned {value}"
         except Exception as error:  # of the function, or of isfinite if the value is not a number
             problem = f"raised {_summary(error)}"
-        self.problems += 1
-        if self.first_problem is None:
-            self.first_problem = f"{problem} for prompt {prompt!r}, completion {completion!r}"
+        self.failures += 1
+        if self.first_failure is None:
+            self.first_failure = f"{problem} for prompt {prompt!r}, completion {completion!r}"
             log.warning(
-                f"the reward function {self.__name__} {self.first_problem}. This completion has "
+                f"the reward function {self.__name__} {self.first_failure}. This completion has "
                 f"the reward 0"
             )
         return 0.0
@@ -194,8 +194,8 @@ class ModelReward:
 
     Attributes:
         calls: number of completions so far.
-        problems: 0, because no call fails.
-        first_problem: None.
+        failures: 0, because no call fails.
+        first_failure: None.
 
     Raises:
         BadInput: the folder contains no reward model, or it cannot be loaded.
@@ -208,8 +208,8 @@ class ModelReward:
         self.__name__ = folder
         self.stop = stop
         self.calls = 0
-        self.problems = 0
-        self.first_problem = None
+        self.failures = 0
+        self.first_failure = None
         try:
             architectures = AutoConfig.from_pretrained(folder).architectures
             if "ForSequenceClassification" not in str(architectures):

@@ -223,7 +223,7 @@ def seconds_per_token(shape: Shape, gpu: Gpu) -> float:
     products = computed_flops(shape) * seconds_per_flop
     bytes_per_second = BANDWIDTH_SHARE * 1e9 * gpu.gigabytes_per_second
     seconds = products + memory_traffic_bytes(shape) / bytes_per_second
-    if not gpu.modern:
+    if not gpu.is_ampere_or_newer:
         seconds /= WITHOUT_FLASH
     return seconds
 

@@ -38,10 +38,10 @@ SAMPLE_HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE
 # The first lines of samples.txt. The note on noise is left out if the run has an init_from.
 NOISE = "At step 0 the weights are random, and so is the text.\n"
 BYTES = (
-    f"({REPLACEMENT_CHARACTER} stands for bytes that are not a character. "
+    f"({REPLACEMENT_CHARACTER} represents bytes that are not a character. "
     f"A token may be a part of a character, and later samples contain fewer of these.)\n\n"
 )
-HINT_AFTER = 50  # updates, after which the GPU's utilization has settled
+ADVICE_AFTER_STEPS = 50  # updates, after which the GPU's utilization has settled
 PICTURE_SECONDS = 10  # curves.png is drawn after an evaluation, but not more often than this
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
 LINE_SECONDS = 5  # without a terminal, lines are at least this far apart
@@ -70,7 +70,7 @@ class Report:
         self._last_validation_loss = 0.0  # 0 before the first evaluation of this process
         # Step and elapsed seconds at the first update, from which the time left is extrapolated.
         self._first_timed_update: tuple[int, float] | None = None
-        self._has_logged_hint = False  # the hint about the use of the GPU is logged once
+        self._has_advised = False  # the advice about an idle GPU is logged once
         self._has_warned_of_picture = False
         # Set while the newest update was not due for a report. last_update calls it.
         self._report_later: Callable[[], None] | None = None
@@ -223,7 +223,7 @@ class Report:
         *,
         is_due: bool = True,
     ) -> None:
-        """Report an update: its row, the progress and, once per run, a hint on a faster setup.
+        """Report an update: its row, the progress and, once per run, advice for a faster setup.
 
         Args:
             state: the state after the update.
@@ -236,7 +236,7 @@ class Report:
             self._report_later = partial(self.update, state, update, lr, device)
             return
         self._report_later = None
-        gauges = hardware.gauges(device)
+        gpu_metrics = hardware.gpu_metrics(device)
         row = {"train/loss": update.loss}
         if update.objective is not None:
             row["train/objective"] = update.objective
@@ -245,12 +245,12 @@ class Report:
         row["skipped_updates"] = state.skipped_updates
         row["elapsed_seconds"] = self._clock.elapsed
         row |= self._clock.read()
-        row |= gauges
+        row |= gpu_metrics
         row["data_wait_seconds"] = state.data_wait_seconds  # a part of elapsed_seconds
         self.log(state.step, row)
         if self._is_main:
             self._show(state, row)
-            self._hint(state, gauges)
+            self._log_bottleneck(state, gpu_metrics)
 
     def last_update(self) -> None:
         """Report the last update if it was not due.
@@ -308,7 +308,7 @@ class Report:
         fix = ""
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             fix = f" ({space_fix(self._picture)})"
-        log.warning(f"{self._picture} was not drawn: {error}{fix}. The run tries again later")
+        log.warning(f"{self._picture} was not drawn: {error}{fix}. The run retries it later")
 
     def close(self) -> None:
         """Close the progress bar, the files and the trackers."""
@@ -377,15 +377,15 @@ class Report:
         seconds_per_step = (elapsed - first_elapsed) / (state.step - first_step)
         return (state.max_steps - state.step) * seconds_per_step
 
-    def _hint(self, state: RunState, gauges: dict[str, float]) -> None:
-        """Log once how to use the GPU better, if it is often idle."""
-        if self._has_logged_hint or state.step - self._first_step < HINT_AFTER:
+    def _log_bottleneck(self, state: RunState, gpu_metrics: dict[str, float]) -> None:
+        """Log once how to use the device better, if it is often idle."""
+        if self._has_advised or state.step - self._first_step < ADVICE_AFTER_STEPS:
             return
         waiting_share = state.data_wait_seconds / max(self._clock.elapsed, 1e-9)
-        hint = hardware.hint(gauges, waiting_share)
-        if hint:
-            self._has_logged_hint = True
-            log.info(f"hint: {hint}")
+        advice = hardware.bottleneck_advice(gpu_metrics, waiting_share)
+        if advice:
+            self._has_advised = True
+            log.info(f"hint: {advice}")
 
 
 def _is_terminal_with_lines() -> bool:

@@ -132,7 +132,9 @@ class Publisher:
             self._pusher.submit(new_push, card, self._files_of(step, model_files, rows))
             self._num_submitted += 1
         except Exception as error:  # an error of a push never ends a run
-            log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
+            log.error(
+                f"step {step} was not pushed: {type(error).__name__}: {error}. The run continues"
+            )
 
     def _files_of(
         self, step: int, model_files: Mapping[str, Path | str], rows: Sequence[Mapping]

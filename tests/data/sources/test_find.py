@@ -284,7 +284,7 @@ def test_characters_lie_across_blocks_and_bytes_that_are_not_utf8_are_refused_wi
                 f"{name} is not UTF-8 text: byte 0x{bad[0]:02x} at offset {len(good)}"
             )
             fix = (
-                "Leave this file out"
+                "Leave out this file"
                 if bad == b"\0"
                 else f"iconv -f LATIN1 -t UTF-8 {name} > new.txt"
             )
@@ -597,9 +597,7 @@ def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(
     (kept,) = find_sources.find_files("data_files", [f"{server.url}/page.html?x=1"])
     assert Path(kept).read_bytes().startswith(b"<!DOCTYPE html>")
     message = refused(data_files=[f"{server.url}/page?token=SECRET"])
-    assert (
-        "page?redacted looks like a proxy's or log-in page" in message and "SECRET" not in message
-    )
+    assert "page?redacted looks like a proxy or login page" in message and "SECRET" not in message
 
 
 def test_a_download_has_a_limit_that_is_said_and_a_name_that_can_be_made(

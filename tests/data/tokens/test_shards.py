@@ -334,7 +334,7 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
     assert described == Manifest(splits=splits, tokenizer=None, complete=True)
     for found in described.splits.values():
         assert ids_of(tmp_path, found) == [*range(7)] * len(found)
-        assert not [*manifests.problems(tmp_path, found)]
+        assert not [*manifests.find_problems(tmp_path, found)]
         manifests.check_unchanged(tmp_path, found)
     assert before == {
         path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]
@@ -347,7 +347,7 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
         (None, "data_dir = .*/data: no such folder.*prepare_data.py"),
         (
             ["a_train_0.bin"],
-            "has no validation shards .* between underscores.*Give a folder that",
+            "has no validation shards .* between underscores.*Use a folder that",
         ),
         (["a_train_val_0.bin"], "a_train_val_0.bin: the name contains train and validation"),
         (
@@ -377,18 +377,18 @@ def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete)
     first, copied = (
         write(folder, range(30), shard_tokens=10) for folder in (tmp_path, tmp_path / "copy")
     )
-    before = manifests.contents(manifest_of(first[:2], complete))
-    manifests.check_same_contents(tmp_path, before, manifest_of(copied[:2], complete))
+    before = manifests.train_identity(manifest_of(first[:2], complete))
+    manifests.check_same_train_split(tmp_path, before, manifest_of(copied[:2], complete))
     other = [first[0], replace(first[1], sha256="0" * 64)]
     for found in [other, first[1::-1], first[:1], *([first] if complete else [])]:
         with pytest.raises(
-            BadInput, match="was trained on other data. Give the same text, or another"
+            BadInput, match="was trained on other data. Use the same text, or another"
         ):
-            manifests.check_same_contents(tmp_path, before, manifest_of(found, True))
+            manifests.check_same_train_split(tmp_path, before, manifest_of(found, True))
     if not complete:
-        manifests.check_same_contents(tmp_path, before, manifest_of(first, True))
-    with pytest.raises(BadInput, match="Give --dataset_revision abc, or another --run_name"):
-        manifests.check_same_contents(tmp_path, before, manifest_of(other, complete, "def"))
+        manifests.check_same_train_split(tmp_path, before, manifest_of(first, True))
+    with pytest.raises(BadInput, match="Use --dataset_revision abc, or another --run_name"):
+        manifests.check_same_train_split(tmp_path, before, manifest_of(other, complete, "def"))
 
 
 def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_read(
@@ -427,6 +427,6 @@ def test_every_fault_of_a_folder_is_found_at_once_and_any_flipped_bit_is_one(tmp
     for _ in range(50):
         bit.write_bytes(whole)
         flip(bit, draw.randrange(8 * len(whole)))
-        found = [*manifests.problems(tmp_path, written)]
+        found = [*manifests.find_problems(tmp_path, written)]
         assert [shard for shard, _ in found] == written
         assert all(shard.file in line for shard, line in found)

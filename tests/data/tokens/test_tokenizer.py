@@ -130,7 +130,7 @@ def test_a_folder_that_holds_no_tokenizer_is_refused_with_a_remedy(tmp_path, con
         (True, "that this machine can reach$"),
     ):
         with pytest.raises(
-            BadInput, match=f"cannot be loaded .*Give a folder with tokenizer.json.*{fix}"
+            BadInput, match=f"cannot be loaded .*Use a folder with tokenizer.json.*{fix}"
         ) as caught:
             tokenization.load(str(tmp_path), of_model)
         assert (

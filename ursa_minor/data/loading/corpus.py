@@ -165,7 +165,7 @@ class Corpus:
         return all(source.manifest.complete for source in self.sources)
 
     @property
-    def whole(self) -> bool:
+    def stays_complete(self) -> bool:
         """Whether the training split is complete, and stays so (it is not consumed)."""
         return self.complete and not self.is_consumed
 
@@ -256,10 +256,10 @@ class Corpus:
             batches, draws, batch_size=batch_size, rank=rank, num_processes=num_processes
         )
 
-    def contents(self) -> list[dict]:
+    def identities(self) -> list[dict]:
         """Return the identity of each source, by which a resumed run recognizes its data."""
         return [
-            {"weight": source.weight} | manifests.contents(source.manifest)
+            {"weight": source.weight} | manifests.train_identity(source.manifest)
             for source in self.sources
         ]
 
@@ -268,7 +268,7 @@ class Corpus:
 
         Args:
             where: path of the checkpoint, for messages.
-            before: ``contents()`` of the run that wrote the checkpoint.
+            before: ``identities()`` of the run that wrote the checkpoint.
 
         Raises:
             BadInput: the weights of the sources or the shards differ.
@@ -294,7 +294,7 @@ class Corpus:
 
         self.data_wait.until(are_shards_prepared, "the shards that the checkpoint was trained on")
         for state, source in pairs:
-            manifests.check_same_contents(where, state, source.manifest)
+            manifests.check_same_train_split(where, state, source.manifest)
 
     def describe(self, plan: Plan) -> Iterator[str]:
         """Yield one line for each source of the run, and notes about its text and its disk."""
@@ -343,7 +343,7 @@ class Corpus:
             if not 1 / OTHER_TEXT < ratio < OTHER_TEXT:
                 advice = "Validate on text like that of training"
                 if self._recipe.data.data_files:
-                    advice += ": --validation_files FILE"
+                    advice += ": --validation_files PATH"
                 yield (
                     f"note     validation has {validation_bytes:.2f} bytes per token, train "
                     f"{train_bytes:.2f}: they may be different kinds of text. {advice}"
@@ -508,7 +508,7 @@ def open_tokenizer(
         folder = next(iter(manifest_by_folder))
         raise BadInput(
             f"tokenizer = {name}: this tokenizer is trained on text, but {folder} contains token "
-            f"shards. State the tokenizer with which they were made, for example "
+            f"shards. Use the tokenizer with which they were made, for example "
             f"--tokenizer openai-community/gpt2, or a folder"
         )
     tokenizer = tokenization.load(name)
@@ -520,7 +520,7 @@ def open_tokenizer(
     if init_from not in (None, name) and _fingerprint_of(init_from) not in (None, fingerprint):
         raise BadInput(
             f"tokenizer = {stated_name} differs from the tokenizer of init_from = {init_from}, "
-            f"whose ids stand for other text; use --tokenizer {init_from}"
+            f"whose ids represent other text; use --tokenizer {init_from}"
         )
     assert recipe.model.vocab_size is not None  # pretrained.complete sets it for init_from
     if len(tokenizer) > recipe.model.vocab_size:

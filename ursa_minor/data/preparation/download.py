@@ -207,7 +207,8 @@ def _download(source: FoundSource, commit: str, file: RepoFile) -> Shard:
         if not _matches(path, sha256, file):
             path.unlink()
             raise TruncatedError(
-                f"{path.name} was damaged on its way: its size or hash is not that of the Hub"
+                f"{path.name} was corrupted during the download: its size or hash is not that of "
+                f"the Hub"
             )
         ids, _ = shards.open_ids(path)
         num_tokens = len(ids)

@@ -132,7 +132,7 @@ def verify(folder: Path, vocab_size: int) -> str:
         BadInput: listing every error in the folder.
     """
     manifest = manifests.describe_folder(folder)
-    errors = [error for _, error in manifests.problems(folder, manifest.shards)]
+    errors = [error for _, error in manifests.find_problems(folder, manifest.shards)]
     if errors:
         raise BadInput(errors)
 

@@ -20,7 +20,7 @@ BUSY_SECONDS = 10.0  # between two attempts to get the lock
 
 
 def complete_folder(source: FoundSource, target: PrefetchTarget | None) -> None:
-    """Write or download the shards of a source that are missing or damaged.
+    """Write or download the shards of a source that are missing or corrupted.
 
     Args:
         target: how far to go, when train.py reads the shards while they are written. This

@@ -100,7 +100,7 @@ def _check_file(key: str, name: str) -> None:
         )
     # For a name that is too long, the methods of Path raise an error.
     if os.path.isdir(name):  # noqa: PTH112
-        raise BadInput(f"{key}: {name} is a folder. Give its files, for example '{name}/**/*.txt'")
+        raise BadInput(f"{key}: {name} is a folder. Use its files, for example '{name}/**/*.txt'")
     if not os.path.isfile(name):  # noqa: PTH113
         raise BadInput(no_such_file(key, name))
     if not Path(name).stat().st_size:
@@ -123,7 +123,7 @@ def _check_not_packed(key: str, name: str) -> None:
     command = f"{UNPACK_COMMANDS[suffix]} {shlex.quote(local_name)}"
     raise BadInput(
         f"{key}: {name} is an archive or a compressed text. "
-        f"Unpack it and give the files that it contains: {command}"
+        f"Unpack it and use the files that it contains: {command}"
     )
 
 
@@ -149,7 +149,7 @@ def download(key: str, url: str, prepared_data_dir: Path) -> Path:
         except httpx.ConnectError as error:
             # The host or the network is missing, so that retries would not help.
             raise BadInput(
-                f"{key}: {url} cannot be downloaded ({error}). Give a local file instead"
+                f"{key}: {url} cannot be downloaded ({error}). Use a local file instead"
             ) from None
 
     path = remote.copy_of(url, prepared_data_dir)

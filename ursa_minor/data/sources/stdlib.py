@@ -39,7 +39,7 @@ def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
     if not splits["train"] and not splits["validation"]:
         raise BadInput(
             f"dataset_name = {STDLIB}: {root} contains no Python source files. "
-            f"Use your own text: --data_files FILE"
+            f"Use your own text: --data_files PATH"
         )
     for split in ("train", "validation"):
         if not splits[split]:

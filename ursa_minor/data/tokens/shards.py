@@ -112,7 +112,7 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
         The ids, (tokens,) uint16 or uint32, read-only; and their offset in the file in bytes.
 
     Raises:
-        BadInput: the format is unknown, the file cannot be read, is truncated or damaged, or has
+        BadInput: the format is unknown, the file cannot be read, is truncated or corrupted, or has
             another number of ids.
     """
     try:
@@ -121,7 +121,7 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
         if size != layout.file_size:
             raise ValueError(
                 f"{layout.num_tokens} tokens need {layout.file_size} bytes, but the file has "
-                f"{size}, so it is truncated or damaged"
+                f"{size}, so it is truncated or corrupted"
             )
         if tokens not in (None, layout.num_tokens):
             raise ValueError(
@@ -136,7 +136,7 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
             f"{path} cannot be read ({error.strerror}). Check its permissions and the limit of "
             f"open files (ulimit -n)"
         ) from None
-    except Exception as error:  # for a damaged .npy file, ast and tokenize raise their own errors
+    except Exception as error:  # for a corrupted .npy file, ast and tokenize raise their own errors
         raise BadInput(f"{path}: {error}. {RESTORE}") from None
     # Slicing an instance of np.memmap would take microseconds longer.
     return np.asarray(ids), layout.offset

@@ -128,7 +128,7 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
             location, use_fast=True, trust_remote_code=False, **at_revision
         )
     except Exception as error:  # the Hub client, the cache and the parsers raise their own errors
-        fix = "Give a folder with tokenizer.json, or a Hub id that this machine can reach"
+        fix = "Use a folder with tokenizer.json, or a Hub id that this machine can reach"
         if not of_model:
             fix += ", or train a tokenizer on the text with bpe or characters"
         raise BadInput(f"{where}: cannot be loaded ({first_line(error)}). {fix}") from None
@@ -138,7 +138,7 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     is_empty = set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
     if is_empty:
         raise BadInput(
-            f"{where} contains no tokenizer. Give the one that the model was trained with: "
+            f"{where} contains no tokenizer. Use the one that the model was trained with: "
             f"a folder or a Hub id"
         )
     if tokenizer.eos_token_id is None:
