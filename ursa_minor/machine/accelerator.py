@@ -290,7 +290,7 @@ def _precision_problems(device: Device, launch: _Launch) -> Iterator[str]:
     precision = launch.precision
     if precision == "fp8":
         yield (
-            "mixed_precision: fp8 is not supported (docs/knobs.md has the reason). Write "
+            "mixed_precision: fp8 is not supported (docs/configuration.md has the reason). Write "
             "mixed_precision: bf16 in the accelerate YAML"
         )
     if device.kind == "cuda":

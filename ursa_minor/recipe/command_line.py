@@ -224,7 +224,7 @@ def read_flags(
         "--size",
         metavar="|".join(sizes.names_of(sizes.GPT2_SIZES)),
         help="Train the GPT-2 model of this size. In AdamW recipes, this also sets the learning "
-        "rate and the batch size (docs/knobs.md).",
+        "rate and the batch size (docs/configuration.md).",
     )
     # argparse does not show a group without options.
     modes = parser.add_argument_group("modes")
