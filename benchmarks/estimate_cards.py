@@ -277,7 +277,7 @@ def page(text: str, *, all_of_them: bool = True) -> str:
         cells = last_cells(card, all_of_them=all_of_them)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
     recipe, card = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), gpus.find("a6000")
-    before, begin, example = text.partition("## Before it costs")
+    before, begin, example = text.partition("## Estimate time, memory and cost")
     description = run_estimate.describe(
         recipe, card, run_estimate.estimate_run(recipe, card, 1, 0.8)
     )

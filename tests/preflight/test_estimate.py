@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+import check_setup
 from benchmarks import estimate_cards, memory_card
 from ursa_minor.base import gpus
 from ursa_minor.model import build
@@ -117,6 +119,24 @@ def test_what_to_expect_of_a_card_stands_in_a_line():
     )
 
 
+def test_budget_table_of_the_page_is_the_plan(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs/cards.md").read_text()
+    (command,) = re.findall(
+        r"^    python check_setup.py (--plan .*--budget .*)$", page, re.MULTILINE
+    )
+    words = [*command.split(), "--json", "--reader_tokens_per_second", "1e9"]
+    assert check_setup.main(words) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    for path, plan in plans.items():
+        (line,) = re.findall(rf"^\| `{Path(path).name}` \| .* \|$", page, re.MULTILINE)
+        if plan is None:
+            assert "does not fit" in line
+            continue
+        assert f" {plan['updates']:,} " in line
+        assert f"{plan['expected_loss']:.2f}" in line
+
+
 def test_no_card_is_estimated_faster_than_its_peak():
     for card in gpus.GPUS:
         for shape in (GPT2, LLAMA, estimate.Shape(48, 1600, 50304, 1024)):
@@ -146,8 +166,8 @@ def test_the_estimate_is_the_fit_to_all_cards_of_one_script_and_within_a_tenth_f
     told = (
         (ROOT / "docs/cards.md")
         .read_text()
-        .partition("It misses, as a share")[2]
-        .partition("JSON")[0]
+        .partition("Estimated divided by measured speed")[2]
+        .partition("our own H100")[0]
     )
     assert all(ratio in told for ratio in far.values())
     for name, llm_c in (("h100", 468_000), ("a100", 218_000)):

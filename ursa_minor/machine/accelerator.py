@@ -419,7 +419,7 @@ def check_kernels(device: Device) -> None:
         device.name, device.capability, torch.cuda.get_arch_list()
     )
     if check.level == compatibility.ERROR:
-        raise BadInput(f"{check.text}; {check.fix}")
+        raise BadInput(f"{check.text}. To fix this: {check.fix}")
 
 
 def check_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerator) -> None:

@@ -218,16 +218,17 @@ def check_architecture(
     """Check whether this build of torch has kernels for a GPU.
 
     Args:
-        name: of the GPU.
+        name: name of the GPU.
+        capability: its compute capability.
         arch_list: ``torch.cuda.get_arch_list()``.
         driver: version of the driver, which limits the wheels that the fix can recommend.
     """
     major, minor = capability
     compiled_for = " ".join(arch_list)
     if has_kernels(capability, arch_list):
-        text = f"torch has kernels for {name} (sm_{major}{minor}); it has {compiled_for}"
+        text = f"torch has kernels for {name} (sm_{major}{minor}), among {compiled_for}"
         return Check("kernels", OK, text)
-    text = f"torch has no kernels for {name} (sm_{major}{minor}); it has {compiled_for}"
+    text = f"torch has no kernels for {name} (sm_{major}{minor}), only for {compiled_for}"
     return Check("kernels", ERROR, text, reinstall_command(capability, driver))
 
 

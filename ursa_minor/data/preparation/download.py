@@ -172,9 +172,9 @@ def list_files(source: FoundSource, pinned_revision: str | None) -> RemoteFiles:
     missing_splits = [split for split, split_files in by_split.items() if not split_files]
     if missing_splits:
         raise BadInput(
-            f"{name} contains no {' and no '.join(missing_splits)} shards (.bin or .npy files "
-            f"with train or val between underscores in their names). Use the folder that does: "
-            f".../NAME/FOLDER"
+            f"{name} has no {' and no '.join(missing_splits)} shards. They are .bin or .npy files "
+            f"with train or val in their names, for example fineweb_val_000000.bin. If they are in "
+            f"a subfolder, add it: {name}/SUBFOLDER"
         )
     return RemoteFiles(commit, by_split)
 

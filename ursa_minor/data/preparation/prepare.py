@@ -360,7 +360,7 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
     path = source.folder / "tokenizer"
     if not path.is_dir():
         tokenizer = make_tokenizer(source, parts)
-        with files.making(path) as temporary:
+        with files.create_folder(path) as temporary:
             tokenizer.save_pretrained(temporary)
     if source.config.tokenizer in keys.TRAINED_TOKENIZERS:
         # Its class is known. AutoTokenizer, which determines the class, would import torch.
