@@ -120,7 +120,7 @@ def saving(run_dir: Path, pair, first_step: int = 0) -> resume.Checkpoints:
     recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
     recipe = keys.replace(recipe, output_dir=str(run_dir))
     alone = SimpleNamespace(is_main_process=True, scaler=None)
-    corpus = SimpleNamespace(contents=list)
+    corpus = SimpleNamespace(identities=list)
     return resume.Checkpoints(recipe, corpus, *pair, alone, lambda path: None, first_step)
 
 

@@ -9,9 +9,11 @@ A checkpoint is a folder such as ``step-00001000`` with these files:
 
 The folder is written under a temporary name and renamed when all files are on the disk. A folder
 with the final name is therefore complete. The names of the tensors do not depend on the
-parallelism: one process, DDP, ZeRO-1 and FSDP2 can read each other's checkpoints. There are no
-pickle files, which could execute code. There are no states of random number generators, because the
-order of the data and dropout are functions of (seed, step, micro-batch).
+parallelism: one process, DDP, ZeRO-1 and FSDP2 can read each other's checkpoints.
+
+A checkpoint contains no pickle files, which could execute code. It contains no states of random
+number generators either, because the order of the data and dropout are functions of (seed, step,
+micro-batch).
 """
 
 import contextlib

@@ -316,8 +316,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
         message = f"the tokenizer cannot encode the text of the items: {first_line(error)}"
         if "UNK" in str(error):
             message += (
-                ". It knows only the characters of the text that it was made from; "
-                "use tokenizer: bpe"
+                ". It knows only the characters of the text that it was made from. "
+                "Use --tokenizer bpe"
             )
         raise BadInput(message) from None
     ids_of_text = dict(zip(unique_texts, encoded["input_ids"], strict=True))

@@ -56,7 +56,7 @@ class Check:
 
     Attributes:
         level: ``OK``, ``WARNING`` or ``ERROR``; or ``TRYING`` while the check is running.
-        fix: what the user can do. Empty if nothing needs to be done.
+        fix: how to solve the problem. Empty if there is none.
     """
 
     name: str
@@ -304,10 +304,10 @@ def check_cudnn_library(library: CudnnLibrary) -> Check | None:
 
 
 def check_disk(free_bytes: int, needed_bytes: float, folder: str, *, shards: bool) -> Check:
-    """Check whether a disk has enough free space for what a run writes to it.
+    """Check whether a disk has enough free space for the files of a run.
 
     Args:
-        needed_bytes: upper limit of what will be written.
+        needed_bytes: upper limit of the size of the files.
         shards: whether token shards are written to this disk. If not, only checkpoints are.
     """
     space = (

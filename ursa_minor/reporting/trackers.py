@@ -243,7 +243,7 @@ class Trackers:
             self._guarded(name, opened.tracker.finish)
 
     def _guarded(self, name: str, call: Callable[..., Result], *args: Any) -> Result | None:
-        """Call a tracker. If it raises an exception, switch it off with a warning."""
+        """Call a tracker. If it raises an exception, disable it with a warning."""
         try:
             with without_stdin(), kept_signal_handlers(), contextlib.redirect_stdout(io.StringIO()):
                 return call(*args)

@@ -38,7 +38,7 @@ class Publisher:
     Args:
         recipe: the run's recipe.
         repo_id: the repository, or None if the run pushes nothing.
-        run_info: what the model card states about the run.
+        run_info: information on the run for the model card.
         described: the contents of the model's files other than its weights, by file name.
     """
 

@@ -127,6 +127,7 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
         raise BadInput(f"--extend_steps {steps}: must be at least 1")
     # The length of the finished run. If max_hours planned it, the newest checkpoint contains it.
     length = None
+    # Find the newest intact checkpoint from before the decay phase.
     for path in checkpoint.list_checkpoints(saving.checkpoints):
         if checkpoint.find_problem(path) is not None:
             continue
@@ -292,7 +293,7 @@ class Checkpoints:
         return best.is_dir() or state.stops_early(self.recipe.evaluation.early_stopping_patience)
 
     def _resume_notes(self, state: RunState, saved_threads: int) -> list[str]:
-        """Return what the user of a resumed run should know.
+        """Return log lines for the user of a resumed run.
 
         Args:
             state: the state of the run in the checkpoint.

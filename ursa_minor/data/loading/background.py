@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5  # consecutive restarts, each within STABLE_SECONDS of the start
 STABLE_SECONDS = 600.0
-RESUMES = "what was trained so far is saved, and the same command resumes"
+RESUMES = "the progress so far is saved, and the same command resumes"
 POLL_SECONDS = 0.2  # between two checks while training waits
 LOG_SECONDS = 30.0  # between two messages while training waits
 REFRESH_SECONDS = 1.0  # between two checks for new shards while training does not wait
@@ -93,13 +93,13 @@ class Preparation:
         self._start()
 
     def prefetch(self, windows: int) -> None:
-        """Tell the process how many windows will soon be needed."""
+        """Send the number of windows that will soon be needed to the process."""
         if windows > self._target:
             self._target = windows
             self._send_target()
 
     def close(self) -> None:
-        """End the process. What it has prepared is kept."""
+        """End the process. The shards that it has prepared are kept."""
         self.done = True
         self._close_input()
         self._process.wait()
@@ -164,7 +164,7 @@ class DataWait:
 
         Args:
             is_ready: the condition.
-            description: what the process waits for, for messages.
+            description: the reason for the wait, for log lines.
 
         Raises:
             BadInput, TrainingStopped: as ``Preparation.check``.

@@ -1,4 +1,4 @@
-"""Open the data of a run, wait for what is still being prepared, and yield batches."""
+"""Open the data of a run, wait for shards that are being prepared, and yield batches."""
 
 import math
 import os

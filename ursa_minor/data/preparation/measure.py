@@ -24,7 +24,7 @@ CORE_SECONDS = 1.0  # how long an estimate measures the speed of a core
 
 
 class Measurement(NamedTuple):
-    """What was encoded in a measurement, and the seconds that it took."""
+    """The amount of text that a measurement has encoded, and the time that it took."""
 
     tokens: int
     text_bytes: int

@@ -126,7 +126,7 @@ def log_amounts(manifest: Manifest) -> None:
 
 
 def warn_of_poor_fit(tokenizer_name: str, bytes_per_token: float) -> None:
-    """Log a warning that the tokenizer does not fit the text, and what the user can do."""
+    """Log a warning that the tokenizer does not fit the text, with a fix."""
     fix = "Train one on it: --tokenizer bpe --tokenizer_split qwen35"
     if tokenizer_name == "bpe":
         fix = "Train the tokenizer on more text"
