@@ -13,14 +13,14 @@ The estimate for one token is
     seconds = C (1 / M + 1 / R) + B / (b W)
 
 - C: floating-point operations
-- M: the rate of matrix products that others measured on the GPU, or a share of its peak if nobody
-  has measured it
+- M: the rate of matrix products that others measured on the GPU, or a share of its peak if there
+  is no measurement
 - B: bytes of memory traffic
 - W: memory bandwidth of the GPU
 - R, b: constants that minimize the sum of the relative errors over the twenty GPUs on which one
   script was measured
 
-No GPU of this script is left out, and none has a constant of its own. The data do not determine a
+No GPU of this script is left out, and none has a separate constant. The data do not determine a
 constant factor of M: 0.9 to 1.2 fit equally well. Our own measurement on an H100 is not in the fit.
 """
 
@@ -101,16 +101,15 @@ def fit(measured_gpus: list[gpus.Gpu], share: float = 1.0, has_limit: bool = Tru
     matrix = np.array([terms(gpu) for gpu in measured_gpus])
     target = 1 - matrix[:, 0] / share
     free_terms = matrix[:, 1:] if has_limit else matrix[:, 2:]
-    # Least squares converge to the least absolute errors if each equation is weighted by the
-    # inverse of its absolute error, again and again. The weights are square roots, because
-    # they multiply both sides of an equation.
-    weights = np.ones(len(measured_gpus))
+    # Least squares with the weights 1 / |error|, repeated, converge to the least absolute errors.
+    # Both sides of each equation are multiplied by the square root of its weight.
+    factors = np.ones(len(measured_gpus))
     for _ in range(500):
         coefficients, *_ = np.linalg.lstsq(
-            free_terms * weights[:, None], target * weights, rcond=None
+            free_terms * factors[:, None], target * factors, rcond=None
         )
         errors = np.abs(free_terms @ coefficients - target)
-        weights = np.maximum(errors, 1e-3) ** -0.5
+        factors = np.maximum(errors, 1e-3) ** -0.5
     if not has_limit:
         coefficients = [0.0, *coefficients]
     return np.array([1 / share, *coefficients])

@@ -1,4 +1,4 @@
-"""Compare the tokens/s of GPT-2 training: train.py, Hugging Face, plain PyTorch, and an upper bound.
+"""Compare the tokens/s of GPT-2 training: train.py, Hugging Face, plain PyTorch, an upper bound.
 
     python benchmarks/throughput.py                   # GPT-2 124M with 1,024 tokens
     python benchmarks/throughput.py --micro_batch 16 32 --nanogpt ~/nanoGPT --json throughput.json

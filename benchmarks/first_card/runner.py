@@ -199,7 +199,7 @@ class Part:
     def tiny_model_flags(self) -> list[str]:
         """Return the flags of a benchmark in a rehearsal: a tiny model, on a CPU without compiler.
 
-        The list is empty if this is no rehearsal.
+        The list is empty if this is not a rehearsal.
         """
         if not self.is_tiny:
             return []

@@ -35,7 +35,7 @@ MIN_PROFILE_SHARE = 2  # percent of the time, of the operations in the row
 
 
 def profiled_steps(part: Part) -> None:
-    """Train gpt2_124m for 30 steps with this GPU's configuration file, and profile three of them."""
+    """Train gpt2_124m for 30 steps with this GPU's configuration file, and profile three."""
     if not measure_steps(part, "profiled", train_arguments=("--profile",)):
         return
     table = (part.work / "runs" / "profiled" / "profile" / "table.txt").read_text()
@@ -254,7 +254,7 @@ def profile_summary(table: str) -> str:
     for cells in lines:
         # The other lines are the header, rules, and the total times.
         is_operation = len(cells) == len(header) and PERCENT.fullmatch(cells[position])
-        # ProfilerStep contains the operations of a whole update.
+        # ProfilerStep contains all operations of an update.
         if is_operation and not cells[0].startswith("ProfilerStep"):
             share = float(cells[position].rstrip("%"))
             if share >= MIN_PROFILE_SHARE:
