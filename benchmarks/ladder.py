@@ -193,12 +193,15 @@ def speed_up(slow: list[float], fast: list[float]) -> float:
 
 def table_line(row: dict) -> str:
     """Return the line of a rung in the table."""
-    memory = f"{row['bytes'] / 2**20:,.0f}" if row["bytes"] else "n/a"
-    spread = f"{row['slowest']:9,.0f} .. {row['fastest']:9,.0f}"
-    return (
-        f"{row['rung']:32}  {row['ms']:9,.1f}  {row['tokens_per_second']:9,.0f} ({spread})  "
-        f"{row['over_before']:6.2f}  {row['over_first']:6.2f}  {memory:>9}  {row['loss']:6.3f}"
-    )
+    cells = [
+        f"{row['rung']:32}",
+        side_by_side.speed_cells(row),
+        f"{row['over_before']:6.2f}",
+        f"{row['over_first']:6.2f}",
+        side_by_side.memory_cell(row),
+        f"{row['loss']:6.3f}",
+    ]
+    return "  ".join(cells)
 
 
 def measure(ladder: list[Rung], args: argparse.Namespace, micro_batch: int) -> dict:

@@ -518,6 +518,22 @@ def summary(seconds: list[float], tokens: int) -> dict[str, float]:
     }
 
 
+def speed_cells(row: dict) -> str:
+    """Return the cells of a table with the figures of ``summary``."""
+    median = f"{row['tokens_per_second']:9,.0f}"
+    slowest = f"{row['slowest']:9,.0f}"
+    fastest = f"{row['fastest']:9,.0f}"
+    return f"{row['ms']:9,.1f}  {median} ({slowest} .. {fastest})"
+
+
+def memory_cell(row: dict) -> str:
+    """Return the cell of a table with the memory peak in MiB."""
+    if row["bytes"] is None:
+        return f"{'n/a':>9}"
+    mebibytes = row["bytes"] / 2**20
+    return f"{mebibytes:9,.0f}"
+
+
 def peak_bytes(turns: list[dict]) -> int | None:
     """Return the highest memory peak of some turns, or None if it was not measured (CPU)."""
     return max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)

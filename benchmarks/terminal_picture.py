@@ -2,8 +2,8 @@
 
     python benchmarks/terminal_picture.py --out docs/quickstart/terminal.svg -- make train
 
-It runs the command in a pseudo-terminal of --columns characters and writes the picture. It prints nothing.
-The middle of a long output is left out.
+It runs the command in a pseudo-terminal of --columns characters and writes the picture. It prints
+nothing. The middle of a long output is left out.
 """
 
 import argparse

@@ -61,6 +61,7 @@ from benchmarks.side_by_side import (
     device,
     fit_together,
     fixed_batches,
+    memory_cell,
     our_flags,
     peak_bytes,
     plain_loop,
@@ -68,6 +69,7 @@ from benchmarks.side_by_side import (
     run_train,
     settle,
     shape_of,
+    speed_cells,
     stock_model,
     summary,
     write_ids,
@@ -238,12 +240,16 @@ class PlainBlock(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Apply the block. Input and output have the shape (batch, sequence, width)."""
-        qkv_BTD = self.qkv(self.norm_1(x_BTD))
+        qkv = self.qkv(self.norm_1(x_BTD))
+        qkv = qkv.unflatten(-1, (3, self.heads, -1))
         # (B, T, 3, heads, head width) becomes three tensors (B, heads, T, head width).
-        q, k, v = qkv_BTD.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x_BTD = x_BTD + self.out(attention.transpose(1, 2).flatten(2))
-        hidden = F.gelu(self.up(self.norm_2(x_BTD)), approximate="tanh")
+        attention_BTD = attention.transpose(1, 2).flatten(2)
+        x_BTD = x_BTD + self.out(attention_BTD)
+
+        hidden = self.up(self.norm_2(x_BTD))
+        hidden = F.gelu(hidden, approximate="tanh")
         return x_BTD + self.down(hidden)
 
 
@@ -416,15 +422,23 @@ def measured_row(turns: list[dict], args: argparse.Namespace, micro_batch: int) 
 
 def table_line(name: str, row: dict, args: argparse.Namespace) -> str:
     """Return the line of a variant in the table."""
-    teraflops = row["tokens_per_second"] * shape_of(args).flops_per_token / 1e12
-    mfu = "n/a" if row["mfu"] is None else f"{row['mfu']:.1%}"
-    memory = f"{row['bytes'] / 2**20:,.0f}" if row["bytes"] else "n/a"
-    loss = "n/a" if row["loss"] is None else f"{row['loss']:.3f}"
-    spread = f"{row['slowest']:9,.0f} .. {row['fastest']:9,.0f}"
-    return (
-        f"{name:11}  {row['ms']:9,.1f}  {row['tokens_per_second']:9,.0f} ({spread})  "
-        f"{teraflops:8.3g}  {mfu:>5}  {memory:>9}  {loss:>6}"
-    )
+    flops_per_second = row["tokens_per_second"] * shape_of(args).flops_per_token
+    teraflops = flops_per_second / 1e12
+    mfu = "n/a"
+    if row["mfu"] is not None:
+        mfu = f"{row['mfu']:.1%}"
+    loss = "n/a"
+    if row["loss"] is not None:
+        loss = f"{row['loss']:.3f}"
+    cells = [
+        f"{name:11}",
+        speed_cells(row),
+        f"{teraflops:8.3g}",
+        f"{mfu:>5}",
+        memory_cell(row),
+        f"{loss:>6}",
+    ]
+    return "  ".join(cells)
 
 
 def print_ratio(name: str, turns: list[dict], our_turns: list[dict]) -> float:
@@ -433,8 +447,12 @@ def print_ratio(name: str, turns: list[dict], our_turns: list[dict]) -> float:
     for turn, our_turn in zip(turns, our_turns, strict=True):
         ratios.append(turn["seconds"] / our_turn["seconds"])
     median = statistics.median(ratios)
-    spread = f"{min(ratios):.3f} .. {max(ratios):.3f}"
-    print(f"ours / {name:9} {median:.3f} times (median of the rounds' ratios; {spread})")
+    lowest = min(ratios)
+    highest = max(ratios)
+    print(
+        f"ours / {name:9} {median:.3f} times "
+        f"(median of the rounds' ratios; {lowest:.3f} .. {highest:.3f})"
+    )
     return median
 
 

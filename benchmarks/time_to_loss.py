@@ -3,12 +3,12 @@
     python benchmarks/time_to_loss.py --text tinyshakespeare.txt --json headline.json
 
 trains both optimizers with their tuned settings (``TUNED``) and with seeds that no search has used
-(``HELD_OUT``). The schedule of each run has the length of the run. For each seed, the number of updates to
-the target loss is interpolated between the two lengths. Then one run of each optimizer is timed,
-alternating, with all threads. It prints the final losses, a table with updates and seconds, and
-their ratio. Losses are of the complete validation split. Seconds are of training without
-evaluations. It takes about 11 minutes on two idle cores. ``--text`` may be any text file or glob, and
-``--recipe`` changes the model.
+(``HELD_OUT``). There are runs of two lengths, and the schedule of a run ends with the run. For each
+seed, the number of updates to the target loss is interpolated between the two lengths. Then one run
+of each optimizer is timed, alternating, with all threads. It prints the final losses, a table with
+updates and seconds, and their ratio. Losses are of the complete validation split. Seconds are of
+training without evaluations. It takes about 11 minutes on two idle cores. ``--text`` may be any
+text file or glob, and ``--recipe`` changes the model.
 
     python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part undo --json undo.json
 
@@ -71,6 +71,10 @@ class Ratio(NamedTuple):
     value: float
     low: float
     high: float
+
+    def interval(self) -> str:
+        """Return the interval for messages."""
+        return f"95%: {self.low:.2f} to {self.high:.2f}"
 
 
 def flags(optimizer: str, settings: Settings, steps: int) -> list[str]:
@@ -152,11 +156,12 @@ class Runs:
             threads: CPU threads.
         """
         recipe = self.args.recipe
-        all_flags = [*run_flags, *self.data_flags]
+        folder = self.args.folder
+        all_flags = run_flags + self.data_flags
         settings = repr((recipe.read_text(), all_flags))
-        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
-        name = f"{prefix}-{digest}-{seed}"
-        return train_once(self.args.folder, name, recipe, all_flags, threads=threads, seed=seed)
+        digest = hashlib.sha256(settings.encode()).hexdigest()
+        name = f"{prefix}-{digest[:8]}-{seed}"
+        return train_once(folder, name, recipe, all_flags, threads=threads, seed=seed)
 
 
 def undo(runs: Runs) -> dict:
@@ -198,12 +203,13 @@ def headline(runs: Runs, args: argparse.Namespace) -> dict:
         reached[optimizer] = updates_to_target(args.target, losses[optimizer])
 
     seconds: dict[str, list[float]] = {optimizer: [] for optimizer in TUNED}
+    all_threads = torch.get_num_threads()
     for number in range(args.rounds):
         for optimizer, settings in TUNED.items():
             steps = round(statistics.mean(reached[optimizer]))
             prefix = f"timed{number}-{optimizer}-{steps}"
             run_flags = flags(optimizer, settings, steps)
-            result = runs.train(prefix, run_flags, args.seeds[0], torch.get_num_threads())
+            result = runs.train(prefix, run_flags, args.seeds[0], all_threads)
             seconds[optimizer].append(result["seconds"])
 
     updates_ratio = ratio(reached["muon"], reached["adamw"])
@@ -231,10 +237,9 @@ def print_table(
     args: argparse.Namespace, reached: dict[str, list[float]], seconds: dict[str, list[float]]
 ) -> None:
     """Print the table of docs/fewer_tokens.md."""
-    print(
-        f"\n| | updates to {args.target:g}, mean | standard error | each seed | seconds |"
-        f"\n|---|---|---|---|---|"
-    )
+    print()
+    print(f"| | updates to {args.target:g}, mean | standard error | each seed | seconds |")
+    print("|---|---|---|---|---|")
     for optimizer, updates in reached.items():
         mean = statistics.mean(updates)
         error = standard_error(updates)
@@ -247,13 +252,13 @@ def print_table(
 
 def print_ratio(updates: Ratio, seconds: dict[str, list[float]]) -> None:
     """Print Muon's updates and seconds relative to AdamW's."""
-    interval = f"95%: {updates.low:.2f} to {updates.high:.2f}"
-    sentence = f"Muon takes {updates.value:.2f} times AdamW's updates ({interval})"
+    sentence = f"Muon takes {updates.value:.2f} times AdamW's updates ({updates.interval()})"
     if seconds["muon"]:
-        median_seconds = {name: statistics.median(values) for name, values in seconds.items()}
-        seconds_ratio = median_seconds["muon"] / median_seconds["adamw"]
-        sentence += f" and {seconds_ratio:.2f} times its seconds"
-    print(f"\n{sentence}")
+        muon_seconds = statistics.median(seconds["muon"])
+        adamw_seconds = statistics.median(seconds["adamw"])
+        sentence += f" and {muon_seconds / adamw_seconds:.2f} times its seconds"
+    print()
+    print(sentence)
 
 
 def draw(runs: Runs, reached: dict[str, list[float]], updates_ratio: Ratio) -> None:
@@ -290,15 +295,16 @@ def draw(runs: Runs, reached: dict[str, list[float]], updates_ratio: Ratio) -> N
         arrow_end = (muon_curve[0][-1], args.target - 0.06)
         arrow = {"arrowstyle": "->", "color": VERMILLION, "lw": 2}
         axes.annotate("", arrow_end, arrow_start, arrowprops=arrow)
-        interval = f"95%: {updates_ratio.low:.2f} to {updates_ratio.high:.2f}"
-        text = f"{updates_ratio.value:.2f} times the updates ({len(args.seeds)} seeds; {interval})"
+        num_seeds = len(args.seeds)
+        interval = updates_ratio.interval()
+        text = f"{updates_ratio.value:.2f} times the updates ({num_seeds} seeds; {interval})"
         axes.annotate(text, arrow_start, (8, -4), textcoords="offset points", color=VERMILLION)
 
         axes.set_ylabel("validation loss (nats per character)")
         axes.set_ylim(args.target - 0.13, args.target + 0.9)
         axes.legend(frameon=False, labelcolor="linecolor", fontsize=11)
         axes.set_title(
-            f"Updates to {args.target:g}, first of {len(args.seeds)} seeds; "
+            f"Updates to {args.target:g}, first of {num_seeds} seeds; "
             f"each run has a schedule of its own length"
         )
 
@@ -312,9 +318,11 @@ def loss_curve(runs: Runs, prefix: str, run_flags: list[str], steps: int) -> Lin
         run_flags: arguments of train.py.
         steps: of the run. It is evaluated twenty times.
     """
+    args = runs.args
     all_flags = [*run_flags, "--eval_steps", str(steps // 20)]
-    result = runs.train(prefix, all_flags, runs.args.seeds[0], runs.args.threads)
-    rows = read_metrics(runs.args.folder / "runs" / result["name"] / "metrics.jsonl")
+    result = runs.train(prefix, all_flags, args.seeds[0], args.threads)
+    folder = args.folder / "runs" / result["name"]
+    rows = read_metrics(folder / "metrics.jsonl")
     return series(rows, "eval/loss", "steps")
 
 

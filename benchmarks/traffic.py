@@ -7,11 +7,11 @@ It prints the bytes and the number of the kernels of each kind, the bytes of all
 matrix products and attention, and the peak of the memory.
 
 For each kernel that Inductor's scheduler plans, the tensors that it reads and writes are counted
-once, as if no cache kept data between two kernels, and each kernel read every byte only once. This is a lower bound of
-the real traffic, in particular for attention. Time does not matter, so a simulated GPU
-(tests/simulated_gpu/null at d33aee3) counts the same bytes as a real GPU of its kind. Inductor does
-not count tensors with more than 1e9 elements: compare models that compute all logits in one step
-with a micro-batch of 16 x 1,024.
+once, as if no cache kept data between two kernels, and each kernel read every byte only once. This
+is a lower bound of the real traffic, in particular for attention. Time does not matter, so a
+simulated GPU (tests/simulated_gpu/null at d33aee3) counts the same bytes as a real GPU of its kind.
+Inductor does not count tensors with more than 1e9 elements: compare models that compute all logits
+in one step with a micro-batch of 16 x 1,024.
 """
 
 import sys

@@ -23,52 +23,73 @@ def measure_variants(part: Part, micro_batch: int, variants: list[str]) -> None:
         micro_batch: sequences per micro-batch.
         variants: of throughput.py.
     """
-    flags = ["--only", *variants]
+    flags = ["--micro_batch", micro_batch, "--only", *variants]
     if "nanogpt" in variants:
         flags += ["--nanogpt", part.args.nanogpt]
-    flags += ["--rounds", 1 if part.is_tiny else 3]
-    flags += ["--steps_per_round", 1 if part.is_tiny else 10]
-    flags += part.tiny_model_flags()
-    title = f"micro-batch {micro_batch}, {', '.join(variants)}"
-    measured = part.run_benchmark(title, "throughput", "--micro_batch", micro_batch, *flags)
+    flags += turn_flags(part, steps_per_round=10)
+    listed_variants = ", ".join(variants)
+    title = f"micro-batch {micro_batch}, {listed_variants}"
+    measured = part.run_benchmark(title, "throughput", *flags)
     if measured is None:
         return
 
     (result,) = measured["micro_batches"]
     for name, row in result["variants"].items():
         if "problem" in row:
-            part.fail(f"micro-batch {micro_batch}: {name}: {row['problem']}")
-    phrases = []
-    ours = result["variants"]["ours"]
-    if "problem" not in ours:
-        phrases.append(f"micro-batch {micro_batch}: {ours['tokens_per_second']:,.0f} tokens/s")
-        if ours["mfu"]:
-            phrases.append(f"{ours['mfu']:.1%} MFU")
-        if ours["bytes"]:
-            phrases.append(f"peak {ours['bytes'] / 2**30:.2f} GiB")
-        for name, ratio in result["ours_over"].items():
-            phrases.append(f"{ratio:.3f} times {name}")
+            problem = row["problem"]
+            part.fail(f"micro-batch {micro_batch}: {name}: {problem}")
+    phrase = ""
+    if "problem" not in result["variants"]["ours"]:
+        phrase = f"micro-batch {micro_batch}: {describe(result)}"
     results = part.record.get("throughput", [])
-    part.note(", ".join(phrases), throughput=[*results, result])
+    part.note(phrase, throughput=[*results, result])
+
+
+def describe(result: dict) -> str:
+    """Return the speed of train.py, and its ratios to the other variants, for the row."""
+    ours = result["variants"]["ours"]
+    tokens_per_second = ours["tokens_per_second"]
+    phrases = [f"{tokens_per_second:,.0f} tokens/s"]
+    if ours["mfu"]:
+        mfu = ours["mfu"]
+        phrases.append(f"{mfu:.1%} MFU")
+    if ours["bytes"]:
+        gibibytes = ours["bytes"] / 2**30
+        phrases.append(f"peak {gibibytes:.2f} GiB")
+    for name, ratio in result["ours_over"].items():
+        phrases.append(f"{ratio:.3f} times {name}")
+    return ", ".join(phrases)
+
+
+def turn_flags(part: Part, steps_per_round: int) -> list:
+    """Return flags for three rounds of this length, or in a rehearsal for the shortest turns."""
+    rounds = 3
+    if part.is_tiny:
+        rounds = 1
+        steps_per_round = 1
+    flags = ["--rounds", rounds, "--steps_per_round", steps_per_round]
+    return flags + part.tiny_model_flags()
 
 
 def ladder(part: Part) -> None:
     """Measure the usual speed-ups one after the other (benchmarks/ladder.py)."""
-    flags = ["--rounds", 1 if part.is_tiny else 3]
-    flags += ["--steps_per_round", 1 if part.is_tiny else 5]
-    flags += ["--micro_batch", 2 if part.is_tiny else 16]
-    flags += part.tiny_model_flags()
+    micro_batch = 2 if part.is_tiny else 16
+    flags = ["--micro_batch", micro_batch, *turn_flags(part, steps_per_round=5)]
     measured = part.run_benchmark("ladder", "ladder", *flags)
     if measured is None:
         return
+    (result,) = measured["micro_batches"]
     ratios = []
-    for rung in measured["micro_batches"][0]["rungs"]:
-        if "problem" not in rung:
-            ratios.append(f"{rung['rung']} {rung['over_first']:.2f}")
-        elif not rung["problem"].startswith("skipped"):
-            part.fail(f"ladder: {rung['rung']}: {rung['problem']}")
-    phrase = f"times the first rung's tokens/s: {', '.join(ratios)}"
-    part.note(phrase, ladder=measured["micro_batches"])
+    for row in result["rungs"]:
+        name = row["rung"]
+        problem = row.get("problem")
+        if problem is None:
+            ratio = row["over_first"]
+            ratios.append(f"{name} {ratio:.2f}")
+        elif not problem.startswith("skipped"):
+            part.fail(f"ladder: {name}: {problem}")
+    listed_ratios = ", ".join(ratios)
+    part.note(f"times the first rung's tokens/s: {listed_ratios}", ladder=[result])
 
 
 def compile_modes(part: Part) -> None:
