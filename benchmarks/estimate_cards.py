@@ -33,6 +33,7 @@ import argparse
 import dataclasses
 import re
 import statistics
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -78,10 +79,12 @@ def terms(gpu: gpus.Gpu) -> list[float]:
     """
     flops = estimate.computed_flops(estimate.GPT2_124M)
     traffic_bytes = estimate.memory_traffic_bytes(estimate.GPT2_124M)
+    flops_per_second = gpu.product_teraflops * 1e12
+    bytes_per_second = gpu.gigabytes_per_second * 1e9
     seconds = (
-        flops / (gpu.product_teraflops * 1e12),
+        flops / flops_per_second,
         flops / 1e15,
-        traffic_bytes / (gpu.gigabytes_per_second * 1e9),
+        traffic_bytes / bytes_per_second,
     )
     measured_tokens_per_second = gpu.training.figure
     return [term * measured_tokens_per_second for term in seconds]
@@ -144,20 +147,16 @@ def report() -> dict:
         row = measured_row(gpu)
         rows.append(row)
         print(table_line(gpu, row))
-    shares = {kind: gpus.reached_share(kind == "GeForce") for kind in ("GeForce", "other")}
-    print(
-        f"* nobody measured it: {shares['other']:.3f} of the peak, "
-        f"of a GeForce {shares['GeForce']:.3f}"
-    )
+    geforce_share = gpus.reached_share(True)
+    other_share = gpus.reached_share(False)
+    print(f"* nobody measured it: {other_share:.3f} of the peak, of a GeForce {geforce_share:.3f}")
 
     fitted_rows = rows[: len(FITTED)]
-    num_close = sum(abs(row["ratio"] - 1) <= 0.1 for row in fitted_rows)
-    num_close_left_out = sum(abs(row["left_out_ratio"] - 1) <= 0.1 for row in fitted_rows)
+    num_close = count_close(row["ratio"] for row in fitted_rows)
+    num_close_left_out = count_close(row["left_out_ratio"] for row in fitted_rows)
     print(f"within 10%    {num_close} of {len(FITTED)}, left out {num_close_left_out}")
 
-    errors = {}
-    for name, options in MODELS.items():
-        errors[name] = statistics.fmean(abs(left_out(gpu, **options) - 1) for gpu in FITTED)
+    errors = {name: left_out_error(**options) for name, options in MODELS.items()}
     listed_errors = ", ".join(f"{name} {error:.1%}" for name, error in errors.items())
     print(f"mean error    left out: {listed_errors}")
 
@@ -168,13 +167,28 @@ def report() -> dict:
         "model": "GPT-2 124M, 1,024 tokens",
         "coefficients": {"R": limit * 1e15, "b": bandwidth_share},
         "used": {"R": estimate.PRODUCT_LIMIT, "b": estimate.BANDWIDTH_SHARE},
-        "shares_of_peak": shares,
+        "shares_of_peak": {"GeForce": geforce_share, "other": other_share},
         "cards": rows,
         "within_10_percent": num_close,
         "within_10_percent_left_out": num_close_left_out,
         "mean_error_left_out": errors,
         "languini_measured_over_estimated": languini_ratios,
     }
+
+
+def count_close(ratios: Iterable[float]) -> int:
+    """Return how many ratios of estimated to measured speed differ from 1 by at most 10%."""
+    return sum(abs(ratio - 1) <= 0.1 for ratio in ratios)
+
+
+def left_out_error(**options) -> float:
+    """Return the mean relative error of GPUs that are left out of the fit.
+
+    Args:
+        options: of ``fit``.
+    """
+    ratios = [left_out(gpu, **options) for gpu in FITTED]
+    return statistics.fmean(abs(ratio - 1) for ratio in ratios)
 
 
 def measured_row(gpu: gpus.Gpu) -> dict:
@@ -199,14 +213,20 @@ def table_line(gpu: gpus.Gpu, row: dict) -> str:
     """Return the line of a GPU in the table."""
     measured = row["measured"]
     estimated_speed = speed(gpu)
+    ratio = estimated_speed / measured
     mark = " " if gpu.products else "*"
-    tail = f"  not fitted: {row['measured_source']}"
+    last_cell = f"  not fitted: {row['measured_source']}"
     if gpu in FITTED:
-        tail = f"{row['left_out_ratio']:8.2f}"
-    return (
-        f"{gpu.name:12}  {gpu.product_teraflops:15,.1f}{mark}  {measured:8,.0f}  "
-        f"{estimated_speed:9,.0f}  {estimated_speed / measured:5.2f}  {tail}"
-    )
+        last_cell = f"{row['left_out_ratio']:8.2f}"
+    cells = [
+        f"{gpu.name:12}",
+        f"{gpu.product_teraflops:15,.1f}{mark}",
+        f"{measured:8,.0f}",
+        f"{estimated_speed:9,.0f}",
+        f"{ratio:5.2f}",
+        last_cell,
+    ]
+    return "  ".join(cells)
 
 
 def without_flash_attention() -> dict[str, float]:
@@ -234,11 +254,11 @@ def two_digits(number: float) -> str:
 
 def speed_in_words(measurement: gpus.Measurement, gpu: gpus.Gpu) -> str:
     """Return a measured speed as the header of a configuration file states it."""
-    micro_batch = ""
-    if measurement.micro_batch:
-        micro_batch = f"micro-batch {measurement.micro_batch}, "
     mfu = run_estimate.mfu(gpu, measurement.figure)
-    return f"{micro_batch}{measurement.figure:,.0f} tokens/s, {mfu:.0%} MFU ({measurement.source})"
+    parts = [f"{measurement.figure:,.0f} tokens/s", f"{mfu:.0%} MFU ({measurement.source})"]
+    if measurement.micro_batch:
+        parts.insert(0, f"micro-batch {measurement.micro_batch}")
+    return ", ".join(parts)
 
 
 def preset(text: str, gpu: gpus.Gpu, count: int, stem: str) -> str:
@@ -288,12 +308,15 @@ def _figures_of(gpu: gpus.Gpu, count: int) -> list[str]:
     row = estimated(gpu, count)
     micro_batch = row["per_device_train_batch_size"]
     tokens_per_second = two_digits(row["tokens_per_second"])
-    estimated_speed = f"micro-batch {micro_batch}, {tokens_per_second} tokens/s"
-    estimated_speed += f", {row['mfu']:.0%} MFU"
+    mfu = row["mfu"]
+    link = ""
     if count > 1:
         has_nvlink = gpu.link_gigabytes_per_second > 100
-        estimated_speed += f", over {'NVLink' if has_nvlink else 'PCIe'}"
-    lines = [f"#   Estimated: {estimated_speed} (ursa_minor/preflight/estimate.py)"]
+        link = ", over NVLink" if has_nvlink else ", over PCIe"
+    lines = [
+        f"#   Estimated: micro-batch {micro_batch}, {tokens_per_second} tokens/s, "
+        f"{mfu:.0%} MFU{link} (ursa_minor/preflight/estimate.py)"
+    ]
     if count == 1:
         by_others = speed_in_words(gpu.training, gpu) if gpu.training else "not known"
         by_us = speed_in_words(gpu.ours, gpu) if gpu.ours else "not yet"
@@ -320,11 +343,13 @@ def last_cells(gpu: gpus.Gpu, *, complete: bool) -> str:
     cells = [f"{micro_batch}, {two_digits(row['tokens_per_second'])}, {row['mfu']:.0%}"]
 
     measured = "n/a"
-    if gpu.training:
-        micro_batch = gpu.training.micro_batch or "n/a"
-        measured = f"{micro_batch}, {gpu.training.figure:,.0f} ({letter(gpu.training.source)})"
-    if complete and gpu.ours:
-        measured += f"; {gpu.ours.micro_batch}, {gpu.ours.figure:,.0f} (ours)"
+    by_others = gpu.training
+    by_us = gpu.ours
+    if by_others:
+        micro_batch = by_others.micro_batch or "n/a"
+        measured = f"{micro_batch}, {by_others.figure:,.0f} ({letter(by_others.source)})"
+    if complete and by_us:
+        measured += f"; {by_us.micro_batch}, {by_us.figure:,.0f} (ours)"
     cells.append(measured)
 
     if complete:
@@ -367,7 +392,8 @@ def run_script(text: str) -> str:
         count, name = match.groups()
         row = estimated(gpus.find(name), int(count))
         tokens_per_second = two_digits(row["tokens_per_second"])
-        return f"#   {count}x {name:9} {tokens_per_second:>11} {row['hours']:7.1f}"
+        hours = row["hours"]
+        return f"#   {count}x {name:9} {tokens_per_second:>11} {hours:7.1f}"
 
     pattern = r"^#   (\d)x (\w+) +[\d,]+ +[\d.]+$"
     return re.sub(pattern, current_line, text, flags=re.MULTILINE)

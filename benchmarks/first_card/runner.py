@@ -71,10 +71,12 @@ class Command:
         """
         record = self.record
         origin = [record["date"], record["commit"], record["machine"]]
-        if record["driver"]:
-            origin.append(f"driver {record['driver']}")
+        driver = record["driver"]
+        versions = record["versions"]
+        if driver:
+            origin.append(f"driver {driver}")
         for package in ("torch", "transformers"):
-            origin.append(f"{package} {record['versions'].get(package)}")
+            origin.append(f"{package} {versions.get(package)}")
 
         command = f"bash benchmarks/first_card.sh {part}"
         if part == "report":
@@ -85,9 +87,13 @@ class Command:
             result = f"**a rehearsal: no measurement**; {result}"
 
         cells = [", ".join(origin), f"`{command}`", f"{result}; [JSON]({self.name}.json)"]
-        # A vertical bar or a line break would end the cell.
-        cells = [" ".join(cell.replace("|", "/").split()) for cell in cells]
-        return f"| {' | '.join(cells)} |"
+        joined_cells = " | ".join(escape_cell(cell) for cell in cells)
+        return f"| {joined_cells} |"
+
+
+def escape_cell(text: str) -> str:
+    """Return a text without vertical bars and line breaks, which would end a cell of a table."""
+    return " ".join(text.replace("|", "/").split())
 
 
 class Part:
@@ -158,7 +164,8 @@ class Part:
         if self.seconds_left < LEAST_SECONDS:
             self.fail(f"{title}: {NO_TIME}", cut_short=True)
             return None
-        log = self.work / "logs" / f"{self.name}-{re.sub('[^a-z0-9]+', '-', title.lower())}.log"
+        log_name = re.sub("[^a-z0-9]+", "-", title.lower())
+        log = self.work / "logs" / f"{self.name}-{log_name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         print(
             f"{self.name}: {title} ({log}; {self.seconds_left:.0f} s left)",
@@ -252,6 +259,7 @@ def error_line(output: str) -> str:
     """Return the line of a program's output that most likely states why it failed."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     # The traceback of accelerate's launcher comes last, and does not state the cause.
-    errors = [line for line in lines if ERROR_LINE.match(line) and "CalledProcessError" not in line]
+    other_lines = [line for line in lines if "CalledProcessError" not in line]
+    errors = [line for line in other_lines if ERROR_LINE.match(line)]
     candidates = errors or lines or ["no output"]
     return candidates[-1][:300]

@@ -51,7 +51,8 @@ def fp16(part: Part) -> None:
     """Train gpt2_124m for 30 steps in fp16."""
     launch = ("--mixed_precision", "fp16") if part.command.has_gpu else ()
     if measure_steps(part, "fp16", launch_arguments=launch):
-        rows = read_metrics(part.work / "runs" / "fp16" / "metrics.jsonl")
+        folder = part.work / "runs" / "fp16"
+        rows = read_metrics(folder / "metrics.jsonl")
         skipped = max(row.get("skipped_updates", 0) for row in rows)
         part.note(f"{skipped} updates skipped", skipped_updates=skipped)
 
@@ -223,13 +224,18 @@ def pace(folder: Path, memory_bytes: int) -> dict:
 
 def describe_pace(speed: dict) -> str:
     """Return the figures of ``pace`` for the row."""
-    phrases = [f"{speed['tokens_per_second']:,.0f} tokens/s"]
-    if speed["mfu"]:
-        phrases.append(f"{speed['mfu']:.1%} MFU")
-    if speed["peak_bytes"]:
-        phrases.append(f"peak {speed['peak_bytes'] / 2**30:.2f} GiB")
-    if speed["watts"]:
-        phrases.append(f"{speed['watts']:.0f} W")
+    tokens_per_second = speed["tokens_per_second"]
+    mfu = speed["mfu"]
+    peak_bytes = speed["peak_bytes"]
+    watts = speed["watts"]
+    phrases = [f"{tokens_per_second:,.0f} tokens/s"]
+    if mfu:
+        phrases.append(f"{mfu:.1%} MFU")
+    if peak_bytes:
+        gibibytes = peak_bytes / 2**30
+        phrases.append(f"peak {gibibytes:.2f} GiB")
+    if watts:
+        phrases.append(f"{watts:.0f} W")
     return ", ".join(phrases)
 
 
@@ -259,4 +265,5 @@ def profile_summary(table: str) -> str:
             share = float(cells[position].rstrip("%"))
             if share >= MIN_PROFILE_SHARE:
                 shares.append(f"{cells[0]} {share:.1f}%")
-    return f"profile of three updates, {column}: {', '.join(shares)}"
+    listed_shares = ", ".join(shares)
+    return f"profile of three updates, {column}: {listed_shares}"
