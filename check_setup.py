@@ -1,10 +1,14 @@
-"""Before it costs: what this machine is and lacks, what a run will take.
+"""Check that this machine can train a recipe, or estimate what a run takes.
 
-    python check_setup.py                                       # a line a check; --quick leaves out the slow ones
-    python check_setup.py --estimate --card a6000 --count 4     # memory, tokens/s, hours, kWh; --all_cards for a table
-    python check_setup.py --plan --card rtx4090 --budget 100 --price_per_card_hour 0.4    # the size and tokens for it
+    python check_setup.py                                  # one line per check
+    python check_setup.py --estimate --card a6000 --count 4
+    python check_setup.py --estimate --all_cards           # a table of all known GPUs
+    python check_setup.py --plan --card rtx4090 --budget 100 --price_per_card_hour 0.4
 
-Exit status: 0 no error found, 1 an error, 2 flags or a recipe that make no sense.
+An estimate is the memory, the speed, the hours and the energy of a run. A plan is the model size
+and the number of tokens for a budget of hours or money.
+
+Exit status: 0 if no check found an error, 1 if one did, 2 if an option or the recipe is invalid.
 """
 
 import argparse
@@ -12,9 +16,10 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ursa_minor.base import console, files, gpus, paths
 from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
@@ -25,39 +30,106 @@ from ursa_minor.preflight import budget, checks, data_throughput, run_estimate
 from ursa_minor.preflight.compatibility import ERROR, TRYING, WARNING
 from ursa_minor.recipe import command_line, keys, loading, sizes
 
-CARD_CORES = 8  # that are rented with a card
-FLAGS: dict[
-    str, tuple[type, str]
-] = {  # what each takes (bool: nothing; a number: above 0) and does
-    "recipe": (
-        str,
-        f"default: {loading.DEFAULT_RECIPE}; of --plan: the best of {len(budget.RECIPES)}",
+CORES_PER_RENTED_GPU = 8
+MOST_GPUS_LOG2 = 12  # --size tries 1, 2, 4, ... up to 4,096 GPUs
+
+
+class Option(NamedTuple):
+    """A command-line option.
+
+    Attributes:
+        type: of its value. A bool needs no value; a number must be greater than 0.
+    """
+
+    name: str
+    type: type
+    metavar: str
+    help: str
+
+
+OPTIONS = {
+    "checks": (
+        Option(
+            "recipe",
+            str,
+            "PATH",
+            f"Recipe to check or to estimate. Default: {loading.DEFAULT_RECIPE}; for --plan, the "
+            f"best of {len(budget.RECIPES)} recipes.",
+        ),
+        Option("quick", bool, "", "Skip the trials of the compiler and of the all-reduce."),
+        Option("json", bool, "", "Print one JSON object instead of text."),
     ),
-    "quick": (bool, "without compiler and all-reduce"),
-    "json": (bool, "one JSON object on standard output, not lines"),
-    "estimate": (bool, "what the recipe will take, not what the machine is"),
-    "card": (str, "estimate for this card (a6000, rtx4090, ...)"),
-    "all_cards": (bool, "estimate for every card we know: a table"),
-    "size": (str, "estimate the recipe for another size (gpt2-xl, gpt3-175b, ...)"),
-    "plan": (bool, "the size and tokens for --hours, or for --budget"),
-    "count": (int, "estimate for this many cards"),
-    "hours": (float, "to plan for, evaluations and checkpoints within them"),
-    "budget": (float, "to plan for, in the currency of the price"),
-    "max_steps": (int, "estimate for this many updates"),
-    "tokens": (float, "estimate for this many tokens (10e9)"),
-    "cores": (
-        int,
-        f"of the machine with the cards; default: this one's, {CARD_CORES} a card for --card",
+    "estimates": (
+        Option("estimate", bool, "", "Estimate the run instead of checking the machine."),
+        Option(
+            "card",
+            str,
+            "NAME",
+            "GPU to estimate for, such as a6000 or rtx4090. Default: the GPUs of this machine.",
+        ),
+        Option("all_cards", bool, "", "Print a table of the estimates for all known GPUs."),
+        Option(
+            "count",
+            int,
+            "N",
+            "Number of GPUs. Default: 1 with --card or --all_cards, otherwise all of this machine; "
+            "with --size, as few as can hold the model.",
+        ),
+        Option(
+            "size",
+            str,
+            "NAME",
+            "Estimate the recipe for another model size, such as gpt2-xl or gpt3-175b.",
+        ),
+        Option("max_steps", int, "N", "Estimate for this number of updates."),
+        Option("tokens", float, "X", "Estimate for this number of tokens, such as 10e9."),
     ),
-    "link_megabytes_per_second": (float, "from where the text is to that machine"),
-    "price_per_card_hour": (float, "of a card, in any currency"),
-    "price_per_machine_hour": (float, "of all its cards"),
-    "reader_tokens_per_second": (
-        float,
-        "instead of measuring: prepare_data.py --dry_run prints it",
+    "plans": (
+        Option(
+            "plan",
+            bool,
+            "",
+            "Find the model size and the number of tokens for --hours or --budget.",
+        ),
+        Option(
+            "hours",
+            float,
+            "X",
+            "Hours to plan for, including evaluations and checkpoints.",
+        ),
+        Option("budget", float, "X", "Money to plan for, in the currency of the price."),
+    ),
+    "prices": (
+        Option(
+            "price_per_card_hour", float, "X", "Price of one GPU for one hour, in any currency."
+        ),
+        Option("price_per_machine_hour", float, "X", "Price of all GPUs together for one hour."),
+    ),
+    "speed of reading data": (
+        Option(
+            "cores",
+            int,
+            "N",
+            f"CPU cores of the machine with the GPUs. Default: {CORES_PER_RENTED_GPU} per GPU "
+            f"with --card or --all_cards, otherwise those of this machine.",
+        ),
+        Option(
+            "link_megabytes_per_second",
+            float,
+            "X",
+            "Speed in MB/s at which that machine downloads the text. Default: unlimited.",
+        ),
+        Option(
+            "reader_tokens_per_second",
+            float,
+            "X",
+            "Speed of tokenization, as prepare_data.py --dry_run prints it. Default: measured on "
+            "one core of this machine.",
+        ),
     ),
 }
-EITHER = {
+# Options of which only one can be used.
+EXCLUSIVE = {
     "card": "all_cards",
     "tokens": "max_steps",
     "hours": "budget",
@@ -67,193 +139,299 @@ EITHER = {
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
-    """Check or estimate, as the flags say; return the exit status."""
-    asked = parse(sys.argv[1:] if argv is None else argv)
+    """Check the machine, estimate a run or plan one, and return the exit status."""
+    args = parse(sys.argv[1:] if argv is None else argv)
     catch_interrupts()
-    if asked.plan:
-        return show_plan(asked)
-    flags = size_flags(asked) if asked.size else {}
-    if asked.estimate:  # the notes on the recipe are those that the header of a run shows
-        console.start(stream=None if asked.json else sys.stdout)
-    recipe = load(asked.recipe, flags)
-    return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
+    if args.plan:
+        show_plan(args)
+        return 0
+    flags = size_flags(args)
+    if args.estimate:  # show the notes on the recipe, as the header of a run does
+        console.start(stream=None if args.json else sys.stdout)
+    recipe = load(args.recipe, flags)
+    if args.estimate:
+        show_estimates(recipe, args)
+        return 0
+    return show_checks(recipe, args)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the flags; raises BadInput for any that makes no sense."""
+    """Parse the command line. Options that only matter for an estimate imply ``--estimate``.
+
+    Raises:
+        BadInput: listing every invalid option.
+    """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    for name, (kind, what) in FLAGS.items():
-        command_line.add_option(parser, name, kind, what, metavar="NAME" if kind is str else "N")
-    asked = command_line.parse_flags(parser, argv)
-    values = vars(asked)
-    given = {
-        name: value
-        for name, value in values.items()
-        if FLAGS[name][0] in (int, float) and value is not None
-    }
-    found, priced = asked.size or asked.tokens or asked.max_steps, price_of(asked, 1)
-    table = [
-        (not 0 < number < math.inf, f"--{name} {number}: must be more than 0")
-        for name, number in given.items()
-    ]
-    table += [
-        (values[a] and values[b], f"--{a} and --{b}: give one of them") for a, b in EITHER.items()
-    ]
-    table += [
-        (
-            asked.plan and (found or asked.all_cards),
-            "--plan: finds size and tokens, for one kind of card",
-        ),
-        (
-            asked.plan != bool(asked.hours or asked.budget),
-            "--plan: goes with --hours H, or with --budget MONEY",
-        ),
-        (
-            asked.budget and not priced,
-            "--budget: give --price_per_card_hour or --price_per_machine_hour, too",
-        ),
-    ]
-    if problems := [message for wrong, message in table if wrong]:
+    for title, options in OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for option in options:
+            command_line.add_option(
+                group, option.name, option.type, option.help, metavar=option.metavar
+            )
+    args = command_line.parse_flags(parser, argv)
+    numbers = _given_numbers(args)
+    problems = [*_invalid_values(args, numbers), *_invalid_plan_options(args)]
+    if problems:
         raise BadInput(problems)
-    asked.estimate |= any((asked.size, asked.card, asked.all_cards, given))
-    if asked.recipe:
-        asked.recipe = command_line.expand_option("recipe", asked.recipe)
-    elif not asked.plan:
-        asked.recipe = loading.DEFAULT_RECIPE
-    return asked
+
+    if args.size or args.card or args.all_cards or numbers:
+        args.estimate = True
+    if args.recipe:
+        args.recipe = command_line.expand_option("recipe", args.recipe)
+    elif not args.plan:
+        args.recipe = loading.DEFAULT_RECIPE
+    return args
 
 
-def size_flags(asked: argparse.Namespace) -> dict[str, str]:
-    """Return ``--size`` as recipe flags, with the number of steps if other flags give it."""
-    sizes.find_size(asked.size)
-    flags = {"size": asked.size, "run_name": asked.size}
-    if asked.tokens:
-        recipe = load(asked.recipe, flags)
-        flags["max_steps"] = str(math.ceil(asked.tokens / recipe.batch.tokens_per_step))
-    elif asked.max_steps:
-        flags["max_steps"] = str(asked.max_steps)
+def _given_numbers(args: argparse.Namespace) -> dict[str, float]:
+    """Return the values of the numeric options that were given, by name."""
+    numbers = {}
+    for option in chain.from_iterable(OPTIONS.values()):
+        value = getattr(args, option.name)
+        if option.type in (int, float) and value is not None:
+            numbers[option.name] = value
+    return numbers
+
+
+def _invalid_values(args: argparse.Namespace, numbers: Mapping[str, float]) -> list[str]:
+    """Return an error message for each number out of range and each pair of exclusive options."""
+    problems = []
+    for name, number in numbers.items():
+        if not 0 < number < math.inf:
+            problems.append(f"--{name} {number}: must be greater than 0 and finite")
+    for name, other_name in EXCLUSIVE.items():
+        if getattr(args, name) and getattr(args, other_name):
+            problems.append(f"--{name} and --{other_name} exclude each other. Use one of them")
+    return problems
+
+
+def _invalid_plan_options(args: argparse.Namespace) -> list[str]:
+    """Return an error message for each option that does not fit ``--plan``, or needs it."""
+    problems = []
+    if args.plan and (args.size or args.tokens or args.max_steps or args.all_cards):
+        problems.append(
+            "--plan chooses the size and the number of tokens for one type of GPU. Leave out "
+            "--size, --tokens, --max_steps and --all_cards"
+        )
+    has_budget = bool(args.hours or args.budget)
+    if args.plan and not has_budget:
+        problems.append("--plan needs --hours or --budget")
+    if has_budget and not args.plan:
+        problems.append("--hours and --budget need --plan")
+    if args.budget and not price_per_hour(args, count=1):
+        problems.append("--budget needs --price_per_card_hour or --price_per_machine_hour")
+    return problems
+
+
+def size_flags(args: argparse.Namespace) -> dict[str, str]:
+    """Return the recipe flags for ``--size``, and the number of steps if an option states it."""
+    if not args.size:
+        return {}
+    sizes.find_size(args.size)
+    flags = {"size": args.size, "run_name": args.size}
+    if args.tokens:
+        recipe = load(args.recipe, flags)
+        flags["max_steps"] = str(steps_for(args.tokens, recipe))
+    elif args.max_steps:
+        flags["max_steps"] = str(args.max_steps)
     return flags
 
 
+def steps_for(tokens: float, recipe: keys.Recipe) -> int:
+    """Return the number of updates that read this number of tokens."""
+    return math.ceil(tokens / recipe.batch.tokens_per_step)
+
+
 def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
-    """Return a recipe, with what its ``init_from`` brings along."""
+    """Load a recipe, with the keys that its ``init_from`` model determines."""
     recipe = loading.load_recipe(paths.find_from_anywhere(Path(path)), flags)
     if recipe.model.init_from:
-        from ursa_minor.model import pretrained  # it needs the packages, which may be missing
+        # Imported here, because this script also runs without the packages that it imports.
+        from ursa_minor.model import pretrained
 
         recipe = pretrained.complete(recipe)
     return recipe
 
 
-def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
-    """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
-    found = []
-    for check in chain(
-        checks.examine(recipe, asked.recipe, quick=asked.quick), checks.examine_network(recipe)
-    ):
-        trying, line = check.level == TRYING, redact(str(check))
-        if sys.stderr.isatty():  # what is waited for is shown for as long as it is
-            print(f"\033[K{line if trying else ''}", end="\r", file=sys.stderr, flush=True)
-        elif trying:
-            print(line, file=sys.stderr, flush=True)
-        if not trying:
-            found.append(check)
-            if not asked.json:
-                print(line, flush=True)
-    levels = [check.level for check in found]
-    if asked.json:
-        print(files.to_json({"checks": [dataclasses.asdict(check) for check in found]}, indent=1))
+def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
+    """Print each check result when it is known, or all of them as JSON.
+
+    Returns:
+        1 if one of them is an error, otherwise 0.
+    """
+    results = []
+    running_checks = chain(
+        checks.examine(recipe, args.recipe, quick=args.quick), checks.examine_network(recipe)
+    )
+    for check in running_checks:
+        line = redact(str(check))
+        if check.level == TRYING:
+            _show_progress(line)
+            continue
+        _clear_progress()
+        results.append(check)
+        if not args.json:
+            print(line, flush=True)
+
+    levels = [check.level for check in results]
+    if args.json:
+        print(files.to_json({"checks": [dataclasses.asdict(check) for check in results]}, indent=1))
     else:
-        print(
-            ", ".join(
-                pluralize(levels.count(level), level, f"{level}s") for level in (ERROR, WARNING)
-            )
-        )
+        errors = pluralize(levels.count(ERROR), "error", "errors")
+        warnings = pluralize(levels.count(WARNING), "warning", "warnings")
+        print(f"{errors}, {warnings}")
     return int(ERROR in levels)
 
 
-def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
-    """Print what the recipe takes on one card, on several, or on each that we know."""
-    if asked.tokens:
-        asked.max_steps = math.ceil(asked.tokens / recipe.batch.tokens_per_step)
-    if asked.max_steps:
-        recipe = keys.replace(recipe, max_steps=asked.max_steps)
-    which, first = (gpus.GPUS, asked.count or 1) if asked.all_cards else wanted_card(asked)
-    searched = asked.size and not (asked.count or asked.all_cards)  # the fewest that hold the model
-    for count in (first << power for power in range(13 if searched else 1)):
-        given, price = supply_of(recipe, asked, count), price_of(asked, count)
-        rows = [run_estimate.estimate_run(recipe, card, count, price, given) for card in which]
+def _show_progress(line: str) -> None:
+    """Show which check is running. On a terminal the next line replaces it."""
+    if sys.stderr.isatty():
+        print(f"\033[K{line}", end="\r", file=sys.stderr, flush=True)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _clear_progress() -> None:
+    if sys.stderr.isatty():
+        print("\033[K", end="\r", file=sys.stderr, flush=True)
+
+
+def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
+    """Print the estimate of a run on the selected GPUs, or a table for all known GPUs."""
+    max_steps = args.max_steps
+    if args.tokens:
+        max_steps = steps_for(args.tokens, recipe)
+    if max_steps:
+        recipe = keys.replace(recipe, max_steps=max_steps)
+
+    selected_gpus, counts = _select_gpus(args)
+    for count in counts:
+        throughput = estimate_throughput(recipe, args, count)
+        price = price_per_hour(args, count)
+        rows = [
+            run_estimate.estimate_run(recipe, gpu, count, price, throughput)
+            for gpu in selected_gpus
+        ]
         if rows[0]["fits"]:
             break
-    if asked.json:
-        print(files.to_json(rows if asked.all_cards else rows[0], indent=1))
-    elif asked.all_cards:
+
+    if args.all_cards and args.json:
+        print(files.to_json(rows, indent=1))
+        return
+    if args.all_cards:
         print(run_estimate.table(recipe, rows))
-    else:
-        print(run_estimate.describe(recipe, which[0], rows[0]))
-        if rows[0]["fits"] and not asked.size:
-            changes = {"max_steps": asked.max_steps} if asked.max_steps else {}
-            if rows[0]["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
-                changes["gradient_checkpointing"] = rows[0]["gradient_checkpointing"]
-            print(f"\n{budget.command(rows[0], asked.recipe, changes)}")
-    return 0
+        return
+    (row,) = rows
+    if args.json:
+        print(files.to_json(row, indent=1))
+        return
+    print(run_estimate.describe(recipe, selected_gpus[0], row))
+    if row["fits"] and not args.size:
+        print(f"\n{_training_command(recipe, args.recipe, row, max_steps)}")
 
 
-def show_plan(asked: argparse.Namespace) -> int:
-    """Print the size, tokens and command for the hours or the budget, beside the other sizes."""
-    (card,), count = wanted_card(asked)
-    price = price_of(asked, count)
-    hours, plans = asked.hours or asked.budget / price, {}
-    for path in (
-        [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in budget.RECIPES]
-    ):
+def _select_gpus(args: argparse.Namespace) -> tuple[Sequence[gpus.Gpu], Sequence[int]]:
+    """Return the GPUs to estimate for, and the numbers of them to try until the model fits."""
+    if args.all_cards:
+        return gpus.GPUS, [args.count or 1]
+    gpu, count = select_gpu(args)
+    if args.size and not args.count:
+        return [gpu], [count << power for power in range(MOST_GPUS_LOG2 + 1)]
+    return [gpu], [count]
+
+
+def _training_command(
+    recipe: keys.Recipe, recipe_path: str, row: dict[str, Any], max_steps: int | None
+) -> str:
+    """Return the command of an estimated run.
+
+    Args:
+        row: the estimate of the run.
+        max_steps: number of updates, if it is not that of the recipe file.
+    """
+    changes: dict[str, Any] = {}
+    if max_steps:
+        changes["max_steps"] = max_steps
+    if row["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
+        changes["gradient_checkpointing"] = row["gradient_checkpointing"]
+    return budget.command(row, recipe_path, changes)
+
+
+def show_plan(args: argparse.Namespace) -> None:
+    """Print the model size, the tokens and the command for a budget, next to the other sizes."""
+    gpu, count = select_gpu(args)
+    price = price_per_hour(args, count)
+    hours = args.hours or args.budget / price
+    recipe_paths = [f"recipes/{name}.yaml" for name in budget.RECIPES]
+    if args.recipe:
+        recipe_paths = [args.recipe]
+
+    plans = {}
+    for path in recipe_paths:
         recipe = load(path)
-        plans[path] = budget.plan(
-            recipe, card, count, hours, supply_of(recipe, asked, count), price
-        )
-    held = {path: row for path, row in plans.items() if row}
-    if not held:
+        throughput = estimate_throughput(recipe, args, count)
+        plans[path] = budget.plan(recipe, gpu, count, hours, throughput, price)
+    fitting_plans = {path: row for path, row in plans.items() if row}
+    if not fitting_plans:
         raise BadInput(
-            f"--plan: {count} x {card.name} holds none of {', '.join(plans)}; give a larger --card"
+            f"--plan: {count} x {gpu.name} can hold none of {', '.join(plans)}. Use --card with a "
+            f"larger GPU"
         )
-    best = min(held, key=lambda path: held[path]["expected_loss"] or math.inf)
-    said = {
-        "best": best,
-        "command": budget.command(held[best], best, held[best]["changes"]),
-        "plans": plans,
-    }
-    print(files.to_json(said, indent=1) if asked.json else budget.describe(plans, best))
-    return 0
+
+    best = min(fitting_plans, key=lambda path: fitting_plans[path]["expected_loss"] or math.inf)
+    if args.json:
+        best_plan = fitting_plans[best]
+        command = budget.command(best_plan, best, best_plan["changes"])
+        print(files.to_json({"best": best, "command": command, "plans": plans}, indent=1))
+    else:
+        print(budget.describe(plans, best))
 
 
-def wanted_card(asked: argparse.Namespace) -> tuple[tuple[gpus.Gpu, ...], int]:
-    """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
-    found = [asked.card] if asked.card else [card["name"] for card in checks.nvidia_smi()]
-    name = found[0] if found else "no NVIDIA card"
-    if (card := gpus.find(name)) is None:
-        near = ", ".join(gpus.similar_gpus(name))
+def select_gpu(args: argparse.Namespace) -> tuple[gpus.Gpu, int]:
+    """Return the GPU to estimate for and how many of them: those of ``--card``, or of this machine.
+
+    Raises:
+        BadInput: there is no GPU of this name, or none in this machine.
+    """
+    names = [args.card]
+    if not args.card:
+        names = [row["name"] for row in checks.nvidia_smi()]
+    if not names:
+        known_names = ", ".join(gpu.name for gpu in gpus.GPUS)
+        raise BadInput(f"No NVIDIA GPU found. Use --card with one of {known_names}, or --all_cards")
+    gpu = gpus.find(names[0])
+    if gpu is None:
+        known_names = ", ".join(gpus.similar_gpus(names[0]))
         raise BadInput(
-            f"{name}: not a card in our table; give --card, one of {near}, or --all_cards"
+            f"{names[0]} is not a GPU in our table. Use --card with one of {known_names}, or "
+            f"--all_cards"
         )
-    return (card,), asked.count or len(found)
+    return gpu, args.count or len(names)
 
 
-def price_of(asked: argparse.Namespace, count: int) -> float:
-    """Return the price of all cards an hour."""
-    return asked.price_per_machine_hour or count * (asked.price_per_card_hour or 0)
+def price_per_hour(args: argparse.Namespace, count: int) -> float:
+    """Return the price of all GPUs together for one hour, or 0 if it was not given."""
+    return args.price_per_machine_hour or count * (args.price_per_card_hour or 0)
 
 
-def supply_of(
-    recipe: keys.Recipe, asked: argparse.Namespace, count: int
+def estimate_throughput(
+    recipe: keys.Recipe, args: argparse.Namespace, count: int
 ) -> data_throughput.DataThroughput:
-    """Return what the recipe's data give on the machine that was asked for."""
+    """Return how fast the data of a recipe is read on the machine of the estimate.
+
+    Args:
+        count: number of GPUs.
+    """
+    cores = args.cores
+    if not cores:
+        is_rented = args.card or args.all_cards
+        cores = count * CORES_PER_RENTED_GPU if is_rented else len(os.sched_getaffinity(0))
     return data_throughput.supply(
         recipe.data,
         trainers=count,
-        cores=asked.cores
-        or (count * CARD_CORES if asked.card or asked.all_cards else len(os.sched_getaffinity(0))),
-        link=1e6 * (asked.link_megabytes_per_second or 0),
-        speed=asked.reader_tokens_per_second or 0,
+        cores=cores,
+        link=1e6 * (args.link_megabytes_per_second or 0),
+        speed=args.reader_tokens_per_second or 0,
     )
 
 

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     from ursa_minor.evaluation import score_model
     from ursa_minor.hub import card_scores, client
 
-    client.bound_client()
+    client.set_timeouts()
     if args.push_to_hub:
         card_scores.check_model_exists(args.push_to_hub)
     is_pushed = True
@@ -215,7 +215,7 @@ def option_errors(args: argparse.Namespace, task_files: dict[str, list[str]]) ->
             )
     if args.push_to_hub and (args.limit or task_files):
         errors.append(
-            "--push_to_hub: the scores in a model card are of the complete validation split. "
+            "--push_to_hub: a model card reports scores on the complete validation split. "
             "Leave out --limit, --task_files and --data_files"
         )
     model_id, _, revision = args.model.partition("@")

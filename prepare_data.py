@@ -1,4 +1,4 @@
-"""Convert the text of a recipe to folders of token shards: documents -> tokenizer -> ids -> shards.
+"""Tokenize the text of a recipe and write it into folders of token shards.
 
     python prepare_data.py --recipe recipes/own_text.yaml --data_files my.txt
     python prepare_data.py --recipe recipes/gpt2_124m.yaml --dry_run
@@ -7,9 +7,9 @@
 
 The last command downloads everything that training without a network needs.
 
-The recipe and the flags are those of train.py, which starts this script in the background
-(``--follow``) when shards are missing. The same command resumes after a stop or a kill:
-manifest.json, which is replaced after each shard, contains the row at which the text continues.
+The recipe and the options are those of train.py, which starts this script in the background
+(``--follow``) if shards are missing. After a stop or a kill, the same command continues:
+manifest.json, which is replaced after each shard, contains the row at which the next shard starts.
 Every byte of existing shards is checked. Missing and changed shards are written again with the
 same bytes.
 """
@@ -24,7 +24,8 @@ from typing import Any
 from ursa_minor.base import console
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.signals import ignore_warnings
+from ursa_minor.base.signals import ignore_stop_signals
+from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation import measure
 from ursa_minor.data.preparation.progress import PrefetchTarget
 from ursa_minor.data.preparation.shard_folder import complete_folder
@@ -36,18 +37,25 @@ from ursa_minor.recipe import command_line, keys, loading
 
 log = logging.getLogger("ursa_minor")
 
+LARGEST_VOCABULARY = 2**32  # ids have at most 32 bits
+
 EXTRAS = {
-    "verify": (str, "check every byte of this folder of shards, and stop"),
-    "dry_run": (bool, "read for some seconds and print the size on disk and the time of all of it"),
+    "verify": (Path, "Check every byte of the token shards in this folder, and exit."),
+    "dry_run": (
+        bool,
+        "Encode text for some seconds, and print an estimate of the size on disk and of the time "
+        "for all of it. Nothing is written.",
+    ),
     "prefetch": (
         bool,
-        "also fetch tokenizer, init_from and tasks: "
-        "train.py then needs no network (HF_HUB_OFFLINE=1)",
+        "Also download the tokenizer, the init_from model and the tasks, so that train.py needs "
+        "no network (HF_HUB_OFFLINE=1).",
     ),
-    "source": (int, "only this one of the recipe's sources; from 0"),
+    "source": (int, "Prepare only the source with this number, from 0. Default: all sources."),
     "follow": (
         bool,
-        "started by train.py: standard input says how far to go, and closes when that process dies",
+        "For train.py, which starts this script: read from standard input how far to go, and exit "
+        "when it is closed.",
     ),
 }
 
@@ -55,76 +63,100 @@ EXTRAS = {
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print the folders that contain it."""
-    client.bound_client()
+    client.set_timeouts()
     argv = sys.argv[1:] if argv is None else argv
     flags, options = command_line.read_flags(
-        argv, "Turn text into folders of token shards.", EXTRAS
+        argv, "Tokenize the text of a recipe into folders of token shards.", EXTRAS
     )
-    is_reader = "follow" in options
-    recipe = load_recipe(flags, is_reader=is_reader)
-    console.start(stream=sys.stdout if is_reader else None)  # train.py reads it from there
+    serves_training = "follow" in options  # train.py has started this process
+    recipe = load_recipe(flags, serves_training=serves_training)
+    # train.py reads the log lines from standard output.
+    console.start(stream=sys.stdout if serves_training else None)
     if "verify" in options:
         folder = Path(command_line.expand_option("verify", options["verify"]))
-        # With init_from, the vocabulary is that of the model.
-        print(measure.verify(folder, recipe.model.vocab_size or 2**32))
+        # Without a stated vocabulary (init_from), ids are not compared with it.
+        print(measure.verify(folder, recipe.model.vocab_size or LARGEST_VOCABULARY))
         return 0
 
     target = None
-    if is_reader:
-        ignore_warnings()  # train.py stops at them and then closes standard input
+    if serves_training:
+        # train.py handles the signals that stop a run, and then closes our standard input.
+        ignore_stop_signals()
         target = PrefetchTarget(recipe)
     selected = select_sources(recipe, options.get("source"))
-    has_fetched = "prefetch" in options and prefetch(recipe)
-    all_sources = recipe.data.resolved_sources
-    is_prepared = all(source.is_token_folder for source in all_sources)
-    if is_prepared and "prefetch" not in options:
-        raise BadInput(
-            f"data_dir = {all_sources[0].data_dir} is a folder of shards already: "
-            f"there is nothing to prepare"
-        )
-    for config in selected:
-        if config.is_token_folder:
-            continue
-        source = find_sources.find_source(config)
-        if "dry_run" in options:
-            print(estimate(source))
-            continue
-        complete_folder(source, target)
-        if not is_reader:
-            print(source.folder)
     if "prefetch" in options:
+        has_fetched = prefetch(recipe)
+        prepare(selected, target, is_estimate="dry_run" in options, prints=not serves_training)
         print_offline_instructions(recipe, argv, has_fetched=has_fetched)
+        return 0
+
+    all_sources = recipe.data.resolved_sources
+    if all(source.is_token_folder for source in all_sources):
+        raise BadInput(
+            f"data_dir = {all_sources[0].data_dir} is already a folder of token shards. "
+            f"There is nothing to prepare"
+        )
+    prepare(selected, target, is_estimate="dry_run" in options, prints=not serves_training)
     return 0
 
 
-def load_recipe(flags: dict[str, Any], *, is_reader: bool) -> keys.Recipe:
+def prepare(
+    sources: Sequence[keys.DataSource],
+    target: PrefetchTarget | None,
+    *,
+    is_estimate: bool,
+    prints: bool,
+) -> None:
+    """Prepare the sources that are not folders of token shards already.
+
+    Args:
+        sources: the sources.
+        target: how far train.py needs the data, or None to prepare all of it.
+        is_estimate: whether only an estimate of size and time is printed.
+        prints: whether the folder of each source is printed.
+    """
+    for config in sources:
+        if config.is_token_folder:
+            continue
+        source = find_sources.find_source(config)
+        if is_estimate:
+            print(estimate(source))
+            continue
+        complete_folder(source, target)
+        if prints:
+            print(source.folder)
+
+
+def load_recipe(flags: dict[str, Any], *, serves_training: bool) -> keys.Recipe:
     """Load the recipe with the flags of the command line.
 
     Args:
-        is_reader: whether train.py started this process. Then train.py logs the notes on the
+        serves_training: whether train.py started this process. Then train.py logs the notes on the
             recipe, and more flags have an effect, because it may run with --eval_only.
     """
-    silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.loading"
+    silenced = "ursa_minor.recipe" if serves_training else "ursa_minor.recipe.loading"
     logging.getLogger(silenced).setLevel(logging.WARNING)
     path = command_line.find_recipe(flags.pop("recipe", loading.DEFAULT_RECIPE))
-    modes = ("eval_only",) if is_reader else ()
+    modes = ("eval_only",) if serves_training else ()
     return loading.load_recipe(path, flags, modes=modes)
 
 
 def select_sources(recipe: keys.Recipe, number: int | None) -> Sequence[keys.DataSource]:
-    """Return the source with this number, or all sources of the recipe for None."""
+    """Return the source with this number, or all sources of the recipe if it is None."""
     sources = recipe.data.resolved_sources
     if number is None:
         return sources
     if not 0 <= number < len(sources):
-        raise BadInput(f"--source {number}: the recipe has {len(sources)}, numbered from 0")
+        count = pluralize(len(sources), "source", "sources")
+        raise BadInput(f"--source {number}: the recipe has {count}, and their numbers start at 0")
     return sources[number : number + 1]
 
 
 def estimate(source: FoundSource) -> str:
     """Return the size of the shards of a source and the time that their preparation takes."""
     if source.repository:
-        from ursa_minor.data.preparation import download  # slow to import; text needs none
+        # This import is slow, and text does not need it.
+        from ursa_minor.data.preparation import download
 
         return download.describe(source)
     return measure.dry_run(source)
@@ -143,17 +175,17 @@ def print_offline_instructions(
     folders = [recipe.data.prepared_data_dir]
     if has_fetched:
         folders.insert(0, constants.HF_HOME)
-    places = [folder for folder in folders if Path(folder).is_dir()]
-    places += recipe.data.data_files or ()
-    places += recipe.data.validation_files or ()
+    paths = [folder for folder in folders if Path(folder).is_dir()]
+    paths += recipe.data.data_files or ()
+    paths += recipe.data.validation_files or ()
     for task in recipe.evaluation.tasks:
-        places += recipe.evaluation.files_of(task) or ()
-    unique_places = ", ".join(dict.fromkeys(places))
-    words = shlex.join(word for word in argv if word != "--prefetch")
+        paths += recipe.evaluation.files_of(task) or ()
+    unique_paths = ", ".join(dict.fromkeys(paths))
+    options = shlex.join(word for word in argv if word != "--prefetch")
     home = shlex.quote(constants.HF_HOME)
-    print(f"to carry beside this folder and its packages: {unique_places}")
-    print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")
-    print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={home} python train.py {words}")
+    print(f"Copy this folder, the installed packages, and: {unique_paths}")
+    print("Then train without a network (accelerate launch train.py takes the same options):")
+    print(f"HF_HUB_OFFLINE=1 HF_HOME={home} python train.py {options}")
 
 
 def prefetch(recipe: keys.Recipe) -> bool:
@@ -181,9 +213,16 @@ def prefetch(recipe: keys.Recipe) -> bool:
     if not (recipe.model.init_from or needs_tokenizer or tasks):
         return False
 
+    downloads = []
+    if recipe.model.init_from:
+        downloads.append("the model")
+    if needs_tokenizer:
+        downloads.append("the tokenizer")
+    if tasks:
+        downloads.append("the tasks")
     log.info(
-        f"fetching tokenizer, model, tasks into {constants.HF_HOME}; "
-        f"without a network it fails after a minute"
+        f"downloading {', '.join(downloads)} into {constants.HF_HOME}. Without a network, the "
+        f"download fails after about a minute"
     )
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)

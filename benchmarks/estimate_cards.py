@@ -33,6 +33,7 @@ import argparse
 import dataclasses
 import re
 import statistics
+import textwrap
 from collections.abc import Iterable
 
 import numpy as np
@@ -66,6 +67,17 @@ MODELS = {
     "without R": {"has_limit": False},
 }
 RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
+# Entries of an estimate that docs/cards.md shows as an example.
+EXAMPLE_LABELS = (
+    "products",
+    "memory",
+    "micro-batch",
+    "settings",
+    "speed",
+    "time",
+    "energy",
+    "cost",
+)
 
 # ---- The fit
 
@@ -374,14 +386,18 @@ def page(text: str, *, complete: bool = True) -> str:
         cells = last_cells(gpu, complete=complete)
         text = re.sub(first_cells, rf"\1 {cells} |", text, flags=re.MULTILINE)
 
-    before, heading, example = text.partition("## Before it costs")
+    before, heading, example = text.partition("## Estimate time, memory and cost")
     recipe = loading.load_recipe(RECIPE)
     a6000 = gpus.find("a6000")
     run = run_estimate.estimate_run(recipe, a6000, 1, 0.8)
-    for line in run_estimate.describe(recipe, a6000, run).splitlines():
-        if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
-            old_line = rf"^    {line.split()[0]} +\S.*$"
-            example = re.sub(old_line, f"    {line}", example, count=1, flags=re.MULTILINE)
+    description = run_estimate.describe(recipe, a6000, run)
+    # An entry is a line with a label, and the indented lines after it.
+    for entry in re.findall(r"^\S.*(?:\n +.*)*", description, re.MULTILINE):
+        label = entry.split()[0]
+        if label in EXAMPLE_LABELS:
+            old_entry = rf"^    {label} +\S.*(?:\n {{17}}.*)*$"
+            new_entry = textwrap.indent(entry, " " * 4)
+            example = re.sub(old_entry, new_entry, example, count=1, flags=re.MULTILINE)
     return before + heading + example
 
 

@@ -1,6 +1,6 @@
-"""Pre-train GPT-2 with Transformers and Accelerate. ``train.py`` is the main flow; this package implements it.
+"""The implementation behind ``train.py`` and the other scripts.
 
-A module imports only from its own package and from packages on a lower level (tests/test_layout.py):
+A module imports only from its own package and from lower levels (tests/test_layout.py):
 
     base < recipe < data, model < optim < preflight, checkpoint < machine < evaluation
          < export, hub, reporting < run < post < scripts

@@ -124,7 +124,7 @@ def test_a_stop_is_one_token(pair):
         [tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0]]
     )
     with pytest.raises(
-        BadInput, match=r"stop = 'ab': must be one token of the model's tokenizer, but it is 2"
+        BadInput, match=r"stop = 'ab' is encoded as 2 tokens, but it must be a single"
     ):
         prompt_sets.stop_at(model, tokenizer, "ab")
 

@@ -27,7 +27,7 @@ def test_our_own_requirements_take_the_versions_of_our_constraints():
 
 def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one_is_not():
     text = "torch>=2.11,<=2.13\nnumpy>=2.1,<=2.4.6  # why\nwandb==0.31.0\nnvidia-ml-py==13.0\ntqdm==4.0\n# x==1\n"
-    found = compatibility.packages(
+    found = compatibility.check_packages(
         compatibility.read_ranges(text), {"torch": "2.13.0+cpu", "numpy": "2.0.0", "wandb": None}
     )
     levels = {check.name: check.level for check in found}
@@ -41,7 +41,7 @@ def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one
 def test_a_version_that_fails_between_two_that_work_is_an_error_and_left_out_of_our_ranges():
     ranges = compatibility.read_ranges((ROOT / "requirements.txt").read_text())
     for (name, version), problem in compatibility.BROKEN.items():
-        (check,) = compatibility.packages({name: ranges[name]}, {name: version})[-1:]
+        (check,) = compatibility.check_packages({name: ranges[name]}, {name: version})[-1:]
         assert (
             not ranges[name].contains(version) and check.level == "error" and problem in check.text
         )
@@ -49,7 +49,7 @@ def test_a_version_that_fails_between_two_that_work_is_an_error_and_left_out_of_
 
 
 def build(version="2.13.0", cuda="13.0", *, usable=0, first=(8, 9), driver="580.95.05"):
-    return compatibility.build(version, cuda, usable, first, driver)
+    return compatibility.check_torch_build(version, cuda, usable, first, driver)
 
 
 def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_remedy():
@@ -66,7 +66,7 @@ def test_a_driver_older_than_torchs_cuda_is_an_error_and_may_take_an_older_cuda_
     good = [("580.65.06", "13.0"), ("525.60.13", "12.6"), ("999.1", "99.0")]
     old = [("580.65.05", "13.0"), ("525.60.11", "12.8")]
     assert all(
-        "finds no usable card" in build(cuda=cuda, driver=driver).text for driver, cuda in good
+        "finds no usable GPU" in build(cuda=cuda, driver=driver).text for driver, cuda in good
     )
     assert all("driver is too old" in build(cuda=cuda, driver=driver).text for driver, cuda in old)
     fixable = build(driver="550.54.14").fix
@@ -78,19 +78,20 @@ def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_
     wheels = {"cu126": CU126, "cu128": CU128, "cu130": CU130}
     for card in gpus.GPUS:
         own = f"sm_{card.capability[0]}{card.capability[1]}"
-        assert compatibility.architecture(card.name, card.capability, [own]).level == "ok"
+        assert compatibility.check_architecture(card.name, card.capability, [own]).level == "ok"
         for driver in ("550.54.14", "580.95.05", None):
-            name = compatibility.reinstall(card.capability, driver).rpartition("/")[2]
+            name = compatibility.reinstall_command(card.capability, driver).rpartition("/")[2]
             assert (
-                compatibility.architecture(card.name, card.capability, wheels[name]).level == "ok"
+                compatibility.check_architecture(card.name, card.capability, wheels[name]).level
+                == "ok"
             )
 
 
 def test_kernels_serve_later_minors_of_their_major_and_ptx_anything_newer():
     good = (((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "compute_90"), ((10, 3), "sm_100f"))
     bad = (((8, 0), "sm_86"), ((8, 9), "sm_90"), ((10, 3), "sm_100a"), ((7, 0), "compute_75"))
-    assert all(compatibility.served(card, [kernels]) for card, kernels in good)
-    assert not any(compatibility.served(card, [kernels]) for card, kernels in bad)
+    assert all(compatibility.has_kernels(card, [kernels]) for card, kernels in good)
+    assert not any(compatibility.has_kernels(card, [kernels]) for card, kernels in bad)
 
 
 def test_a_card_without_kernels_is_an_error_that_names_the_wheels_that_serve_it():
@@ -99,7 +100,7 @@ def test_a_card_without_kernels_is_an_error_that_names_the_wheels_that_serve_it(
         ((12, 0), CU126, "570.86", "whl/cu128"),  # an old torch on a new card
         ((3, 5), CU130, "470.1", "no current torch"),  # Kepler
     ):
-        verdict = compatibility.architecture("a card", capability, arch_list, driver)
+        verdict = compatibility.check_architecture("a card", capability, arch_list, driver)
         assert verdict.level == "error" and wheel in verdict.fix
 
 
@@ -126,7 +127,7 @@ def test_cudnn_version_is_decoded(version, text):
     ],
 )
 def test_old_cudnn_on_hopper_is_a_warning(capabilities, version, deprioritized, level):
-    check = compatibility.cudnn_attention(capabilities, version, deprioritized=deprioritized)
+    check = compatibility.check_cudnn_attention(capabilities, version, deprioritized=deprioritized)
     assert check.level == level and f"cuDNN {cudnn.version_text(version)}" in check.text
     assert ("export TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in check.fix) == (level == "warning")
 
@@ -161,7 +162,7 @@ OWN = "/env/nvidia/cudnn/lib"
     ],
 )
 def test_cudnn_that_shadows_the_package_is_a_warning(version, loaded, search_path, words):
-    check = compatibility.cudnn_library(
+    check = compatibility.check_cudnn_library(
         compatibility.CudnnLibrary(version, "9.20.0.48", OWN, loaded, search_path)
     )
     if words is None:
@@ -177,7 +178,7 @@ def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
         (30e9, False, "ok"),
         (4e9, False, "error"),
     ):
-        check = compatibility.disk(int(size), 24.5e9, "/d", shards=shards)
+        check = compatibility.check_disk(int(size), 24.5e9, "/d", shards=shards)
         assert (
             check.level == level and bool(check.fix) == (level != "ok") and "24.5 GB" in check.text
         )

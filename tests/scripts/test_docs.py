@@ -31,6 +31,7 @@ def prepare_data_recipe(words):
 
 
 PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", ".github/CONTRIBUTING.md")]
+PAGES += [ROOT / name for name in ("accelerate_configs/README.md", "recipes/README.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 # What a script asks of its flags; a recipe, a model or a file need not be there.
 PARSERS = {
@@ -52,6 +53,7 @@ STANDS_FOR = {
     "adamw-$seed": "adamw",
 }
 STANDS_FOR |= {"R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}
+STANDS_FOR |= {"runs/mine/recipe.yaml": "recipes/gpt2_124m_fast.yaml"}  # both use wsd
 STANDS_FOR |= {"runs/NAME/recipe.yaml": "recipes/quickstart.yaml"}
 
 
@@ -72,6 +74,29 @@ def test_every_command_of_a_page_is_understood(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     for script, words in commands(page):
         PARSERS[script](words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_estimates_of_a_page_run(page, monkeypatch):
+    """Run the commands of check_setup.py that need neither a GPU nor a network."""
+    monkeypatch.chdir(ROOT)
+    for script, words in commands(page):
+        if script != "check_setup.py" or not {"--card", "--all_cards"} & {*words}:
+            continue
+        if "--reader_tokens_per_second" not in words:  # measuring it takes a second
+            words += ["--reader_tokens_per_second", "1e6"]
+        assert check_setup.main(words) == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_dry_runs_of_a_page_print_a_training_command(page, monkeypatch):
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    text = page.read_text(encoding="utf-8")
+    for command in re.findall(r"^ {4,}(DRY_RUN=1 .*)$", text, re.MULTILINE):
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert "train.py" in done.stdout
 
 
 # What makes a run of the README one of seconds.
@@ -184,7 +209,7 @@ def test_the_walkthroughs_notebook_runs_and_prints_lines_like_those_on_the_page(
     assert without_figures(printed) == without_figures(
         "".join(shown for _, shown in steps).replace("    ", "")
     )
-    assert "equal to the bit: True" in printed and "asked again, the same: True" in printed
+    assert "bitwise identical: True" in printed and "the same batch again: True" in printed
 
 
 @pytest.mark.slow

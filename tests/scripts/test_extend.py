@@ -27,18 +27,18 @@ def git(*words: str, at: Path, text: str = "") -> subprocess.CompletedProcess:
 
 def test_every_addition_applies_to_this_tree_and_is_short(tmp_path):
     assert [*ADDITIONS] == [
-        "An optimizer",
-        "An architecture",
-        "A loss key",
-        "A reader",
-        "A tracker",
-        "A task",
+        "Add an optimizer",
+        "Add an architecture",
+        "Add a loss key",
+        "Add a reader",
+        "Add a tracker",
+        "Add a task",
     ]
     for title, (diff, _) in ADDITIONS.items():
         assert not git("apply", "--check", "-", at=ROOT, text=diff).stderr, title
         assert 0 < len(re.findall(r"^[+-](?!\+\+ |-- )", diff, re.MULTILINE)) <= 60, title
-        if title in ("A reader", "A tracker", "An architecture", "A task"):
-            files = 3 if title == "A reader" else 2
+        if title in ("Add a reader", "Add a tracker", "Add an architecture", "Add a task"):
+            files = 3 if title == "Add a reader" else 2
             assert len(re.findall(r"^\+\+\+ b/\S+\.py$", diff, re.MULTILINE)) == files, title
 
 

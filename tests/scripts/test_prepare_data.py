@@ -411,7 +411,7 @@ def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(wor
     (folder / others[1].file).write_bytes(b"")
     refused = called(*flags, expect=2)
     assert re.search(
-        rf"{folder}/{others[1].file}: cannot be made again, .* or delete {folder}", refused
+        rf"{folder}/{others[1].file} cannot be written again, .* or delete {folder}", refused
     )
 
 
@@ -424,7 +424,7 @@ def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace)
         text: len(named["model"]["vocab"]) - i for text, i in named["model"]["vocab"].items()
     }
     path.write_text(json.dumps(named))
-    assert "does not match the shards beside it" in called(*flags, expect=2)
+    assert "is not the tokenizer of the shards in" in called(*flags, expect=2)
 
 
 # What is refused.
@@ -434,18 +434,19 @@ def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_th
     rows, files = write_tables("jsonl", 9)
     refused = called(*files, "--validation_tokens", "100000", expect=2)
     (number,) = re.findall(
-        r"text_column = text has \d+ tokens in all, .* --validation_tokens (\d+), or", refused
+        r"text_column = text has \d+ tokens in total, .* --validation_tokens (\d+), ", refused
     )
     assert decoded(folder_of(*files, "--validation_tokens", number), "train")
     refused = called(
         *files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])), expect=2
     )
-    assert "no train text is left; use a smaller --validation_tokens, or" in refused
+    assert "no train text is left. Use a smaller --validation_tokens, or" in refused
     path = write_table(Path("a.jsonl"), [None, "", " "])
     for tokenizer in ("characters", "bpe"):
         refused = called("--data_files", path, "--tokenizer", tokenizer, expect=2)
         assert (
-            refused.count("error: ") == 1 and "a: text_column = text has 0 tokens in all" in refused
+            refused.count("error: ") == 1
+            and "a: text_column = text has 0 tokens in total" in refused
         )
 
 
@@ -461,7 +462,7 @@ def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
     for i, folder in enumerate(both):
         documents = decoded(Path(folder), "validation")[0] + decoded(Path(folder), "train")[0]
         assert documents == texts(9, i)
-    assert "numbered from 0" in called("--source", "2", expect=2)
+    assert "has 2 sources" in called("--source", "2", expect=2)
 
 
 # Looking without writing.
@@ -511,7 +512,7 @@ def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_
     for name in ("train", "val"):
         np.arange(60, dtype="<u2").tofile(f"nano/{name}.bin")
     for name, number in (("theirs", 70), ("nano", 120)):
-        whole = f"{name}: 2 shards, {number} tokens are whole: sizes (there are no hashes"
+        whole = f"{name}: 2 shards with {number} tokens are intact (checked: sizes (there are no"
         assert whole in measure.verify(Path(name), 64)
     with pytest.raises(BadInput, match=r"is id \d+"):
         measure.verify(Path("theirs"), 5)
@@ -524,7 +525,7 @@ def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_
             == prepare_data.main([f"--verify={ours}"])
             == 0
         )
-    assert out.getvalue().count(f"{tokens:,} tokens are whole: sizes, hashes") == 2
+    assert out.getvalue().count(f"{tokens:,} tokens are intact (checked: sizes, hashes") == 2
     assert "no such recipe" in called("--verify", str(ours), expect=2)
 
 
@@ -575,7 +576,7 @@ def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trai
     follower = Follower(*flags, "--stream_keep", "consumed")
     follower.wait_for(3)
     busy = called(*flags, expect=75)
-    assert f"{folder} is being prepared by process {follower.pid}; wait for it" in busy
+    assert f"{folder} is being prepared by process {follower.pid}. Wait" in busy
     for windows, number in ((48, 3), (100, 5), (300, 9)):
         follower.prefetch(windows)
         follower.wait_for(number)

@@ -57,7 +57,7 @@ def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, card, version, va
     def work(machine):
         with mock.patch.object(torch.backends.cudnn, "version", lambda: version):
             results = {
-                check.name: check for check in checks.examine_cards("recipe.yaml", quick=True)
+                check.name: check for check in checks.examine_gpus("recipe.yaml", quick=True)
             }
         assert results["cudnn"].level == level, results["cudnn"]
 

@@ -125,8 +125,8 @@ def test_a_bf16_run_is_trained_scored_and_sampled_on_the_card(whole):
     assert "device   NVIDIA H200, precision bf16, TF32, compile inductor" in whole.stderr
     assert re.search(r"loss [\d.]+  [\d,]+ tokens/s  mfu \d+%  memory \d+%  left ", whole.stderr)
     assert (
-        "speed    GPT-2 124M on one: tokens/s estimated" in whole.stderr
-        and "mfu good from" in whole.stderr
+        "speed    GPT-2 124M on one GPU: tokens/s " in whole.stderr
+        and "MFU good from" in whole.stderr
     )
     assert losses("whole")[6] < losses("whole")[1]
     steps = {
@@ -302,7 +302,7 @@ def test_check_setup_tries_what_training_takes(whole):
     }  # a missing package is an error too
     done = run_on(A6000, "check_setup", "--recipe", "tiny.yaml", "--json", **offline)
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    for name in ("card", "kernels", "bf16", "compile"):
+    for name in ("gpu", "kernels", "bf16", "compile"):
         assert found[name]["level"] == "ok", found[name]
     assert "a6000.yaml" in found["launch"]["text"] and "ms on cuda" in found["bf16"]["text"]
     assert {f"{each} loss.NextTokenLoss.forward" for each in ("float32", "bfloat16")} <= done.card[

@@ -84,7 +84,7 @@ def write(
     path = folder / step_name(state["step"])
     # An existing checkpoint of this step is replaced. It is damaged, or the run has resumed from an
     # earlier one.
-    with files.making(path, replace=True) as temporary:
+    with files.create_folder(path, replace=True) as temporary:
         for name, named_tensors in zip((MODEL, OPTIMIZER), tensors, strict=True):
             contiguous = {key: tensor.contiguous() for key, tensor in named_tensors.items()}
             # The weights are also uploaded as a model, and Transformers requires this metadata.
@@ -421,8 +421,8 @@ def _read_tensors(file: Path, expected: Tensors, *, may_be_empty: bool = False) 
         in_run = _describe(expected, name)
         if in_checkpoint != in_run:
             raise BadInput(
-                f"{file}: {name} is {in_checkpoint} in the checkpoint and {in_run} in this run; "
-                f"move {file.parent} away to resume from the checkpoint before it"
+                f"{file}: tensor {name} is {in_checkpoint} in the checkpoint but {in_run} in this "
+                f"run. To resume from the previous checkpoint, move {file.parent} to another place"
             )
     return tensors
 

@@ -159,7 +159,7 @@ def convert(
         stock = compression.quantize(stock)
 
     # Write the export into a temporary folder, load it as a user will, and measure it.
-    with files.making(out, replace=True) as temporary:
+    with files.create_folder(out, replace=True) as temporary:
         stock_export.save(stock, temporary, tokenizer)
         if args.gguf:
             gguf_export.write(stock, tokenizer, temporary, out.name, args.gguf)

@@ -39,7 +39,7 @@ MESSAGE_LENGTH = 300  # characters of a quoted error
 
 
 @functools.cache
-def bound_client() -> None:
+def set_timeouts() -> None:
     """Give the client timeouts. Only the first call in a process has an effect."""
 
     # huggingface_hub creates the client again after some errors, and requests no timeout when it
@@ -83,7 +83,7 @@ def _check_response(response: Any) -> None:
 
 def api() -> HfApi:
     """Return the client with timeouts. It writes nothing to the terminal."""
-    bound_client()
+    set_timeouts()
     warnings.filterwarnings("ignore", module="huggingface_hub")
     disable_progress_bars()
     set_verbosity_error()

@@ -414,9 +414,11 @@ def check_kernels(device: Device) -> None:
     """Raise BadInput if this build of torch has no kernels for the GPU."""
     if device.capability is None:
         return
-    check = compatibility.architecture(device.name, device.capability, torch.cuda.get_arch_list())
+    check = compatibility.check_architecture(
+        device.name, device.capability, torch.cuda.get_arch_list()
+    )
     if check.level == compatibility.ERROR:
-        raise BadInput(f"{check.text}; {check.fix}")
+        raise BadInput(f"{check.text}. To fix this: {check.fix}")
 
 
 def check_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerator) -> None:

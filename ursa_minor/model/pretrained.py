@@ -71,15 +71,16 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     superfluous = [tensor for tensor in unused if not tensor.endswith(GPT2_BUFFER)]
     if superfluous:
         raise BadInput(
-            f"{option}: its weights do not match its config.json, which has no {superfluous[0]}. "
-            f"Give a model whose files belong together"
+            f"{option}: the weights contain {superfluous[0]}, which the model of config.json does "
+            f"not have. Download the model again, so that its files belong together"
         )
     embedding = pretrained.get_input_embeddings()
     head = pretrained.get_output_embeddings()
     if config.tie_word_embeddings and head.weight is not embedding.weight:
         raise BadInput(
-            f"{option}: its config.json ties the head to the embedding, but the two differ in its "
-            f'weights. Write "tie_word_embeddings": false in its config.json'
+            f"{option}: config.json has tie_word_embeddings = true, but the output layer and the "
+            f"embedding have different weights. Copy the model into a folder of your own, set "
+            f"tie_word_embeddings to false in its config.json, and use that folder"
         )
 
     assert model.vocab_size is not None

@@ -193,8 +193,8 @@ def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: st
         (stop_ids,) = tokenization.Encoder(tokenizer)([stop])
         if len(stop_ids) != 1:
             raise BadInput(
-                f"stop = {stop!r}: must be one token of the model's tokenizer, but it is "
-                f"{len(stop_ids)} tokens"
+                f"stop = {stop!r} is encoded as {len(stop_ids)} tokens, but it must be a single "
+                f"token of the model's tokenizer. Use another string, or leave out stop"
             )
         end_ids.update(stop_ids.tolist())
     model.generation_config.eos_token_id = sorted(end_ids)

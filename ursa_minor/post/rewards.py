@@ -116,9 +116,12 @@ def find_reward(name: str) -> Reward:
     try:
         reward = runpy.run_path(path).get(function)
     except Exception as error:
-        raise BadInput(f"reward = {name}: {path} cannot be run. {_summary(error)}") from None
+        raise BadInput(f"reward = {name}: running {path} failed. {_summary(error)}") from None
     if not callable(reward):
-        raise BadInput(f"reward = {name}: {path} has no function {function}")
+        raise BadInput(
+            f"reward = {name}: {path} does not define a function named {function}. Correct the "
+            f"name after the colon"
+        )
     return reward
 
 
@@ -211,8 +214,9 @@ class ModelReward:
             architectures = AutoConfig.from_pretrained(folder).architectures
             if "ForSequenceClassification" not in str(architectures):
                 raise BadInput(
-                    f"reward = {folder}: {architectures} is not a reward model. Train one with trl "
-                    f"reward"
+                    f"reward = {folder}: this model is not a sequence classifier, so it cannot be "
+                    f"a reward model. Train one: trl reward --config "
+                    f"recipes/post/reward_model.yaml"
                 )
             self.classifier = pipeline(
                 "text-classification",

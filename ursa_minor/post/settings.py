@@ -172,7 +172,8 @@ def _adapt_option(action: argparse.Action) -> None:
     """Adapt an option of HfArgumentParser to a settings file, and complete its help."""
     if action.dest in ("help", "config"):
         return
-    # The default is stated in the help, and removed from the option: the value may be in the file.
+    # Show the default in the help but remove it from the option. Otherwise it would replace the
+    # value of the settings file.
     is_negation = action.nargs == 0  # --no_KEY
     states_default = action.default is None or "(default" in (action.help or "")
     if action.help and not states_default and not is_negation:

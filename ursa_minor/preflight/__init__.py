@@ -1,12 +1,12 @@
-"""What can be known before a run starts: estimates, checks and trials.
+"""Estimates, checks and trials before a run starts.
 
-- ``estimate``: memory, speed, hours, energy and cost from formulas
-- ``run_estimate``: estimate of a recipe as text (``--estimate``)
-- ``budget``: hours or money -> run (``--plan``)
-- ``data_throughput``: speed of text preparation
-- ``vocabulary``: tokenizer and ``init_from`` fit each other
-- ``train_command``: the command line of train.py and the files it names
-- ``checks``: the checks of ``check_setup.py``
-- ``compatibility``: results of checks from plain values
-- ``trials``: training steps and collectives in processes of their own
+- ``estimate``: memory, speed, hours and energy from formulas
+- ``run_estimate``: the estimate of a recipe on GPUs, as text or as a table (``--estimate``)
+- ``budget``: plan a run for a budget of hours or money (``--plan``)
+- ``data_throughput``: how fast text is prepared
+- ``vocabulary``: check that the tokenizer and ``init_from`` fit each other
+- ``train_command``: parse the command line of train.py and check the files it names
+- ``checks``: the checks of check_setup.py
+- ``compatibility``: judge what the checks have collected
+- ``trials``: training steps and collectives, in separate processes
 """

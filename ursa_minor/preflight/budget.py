@@ -1,10 +1,13 @@
-"""A budget to a run: which size, how many tokens, which loss to expect, and whether the data keep up. All estimated."""
+"""Plan a run for a budget of hours or money: which size, how many tokens, which loss to expect.
+
+All figures are estimated.
+"""
 
 import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ursa_minor.base import gpus, paths
 from ursa_minor.preflight import run_estimate
@@ -12,131 +15,223 @@ from ursa_minor.preflight.data_throughput import DataThroughput
 from ursa_minor.recipe import keys, sizes
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
-# Recipes that a budget chooses from; the first is smaller than GPT-2.
+# The recipes from which the size for a budget is chosen. The first is smaller than GPT-2.
 RECIPES = ("gpt2_small", *(size.recipe for size in sizes.GPT2_SIZES))
-TRAINING_SHARE = (
-    0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100, start and checkpoints the rest
-)
-LEAST_PARAMETERS = 5e7  # below, the law's level means nothing
-# A short run halves the batch of its recipe to reach this number of updates, but not below.
-FEWEST_UPDATES, LEAST_BATCH = (
-    2000,
-    2**16,
-)
-LAW = f"""Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 (Besiroglu et al. 2024). It was fitted to MassiveText with a
-vocabulary of 32,000, from 70M parameters and 5B tokens up: it ranks sizes, and your text and tokenizer have another level.
-In D a text counts at most {MANY_EPOCHS} times.
-GPT-2 124M after 10.3B tokens of FineWeb: the law gives 3.00, llm.c measured 3.27."""
+# The share of the hours that is planned for training. Evaluations of gpt2_124m take 7% on an H100,
+# the start and the checkpoints take the rest.
+TRAINING_SHARE = 0.9
+LEAST_PARAMETERS = 5e7  # for smaller models the expected loss is meaningless
+# The batch of a short run is halved until the run has this many updates, or the batch is so small.
+FEWEST_UPDATES = 2000
+LEAST_BATCH = 2**16  # tokens
+LAW = f"""\
+Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 for N parameters and D
+tokens (Besiroglu et al. 2024). Of a repeated text, at most {MANY_EPOCHS} epochs count. The
+formula was fitted to MassiveText with a vocabulary of 32,000, from 70M parameters
+and 5B tokens up. It ranks sizes; the loss on another text or with another
+tokenizer is on another level. For GPT-2 124M after 10.3B tokens of FineWeb, the
+formula gives 3.00, and llm.c measured 3.27."""
 
 
 def expected_loss(parameters: float, tokens: float) -> float:
-    """Return the loss, in nats per token, of so many parameters, embeddings too, after tokens that are each read once.
+    """Return the expected loss, in nats per token, after training on tokens that are not repeated.
 
-    The form is that of Hoffmann et al. 2022, its fit to their runs that of Besiroglu et al. 2024 (arXiv 2404.10102).
+    The form is that of Hoffmann et al. 2022. The coefficients are those that Besiroglu et al. 2024
+    (arXiv 2404.10102) fitted to the same runs.
+
+    Args:
+        parameters: including the embeddings.
     """
     return 1.8172 + 482.01 / parameters**0.3478 + 2085.43 / tokens**0.3658
 
 
 def plan(
     recipe: keys.Recipe,
-    card: gpus.Gpu,
+    gpu: gpus.Gpu,
     count: int,
     hours: float,
-    given: DataThroughput,
+    throughput: DataThroughput,
     price: float,
 ) -> dict | None:
-    """Return the estimate of a recipe cut or stretched to the hours, or None where no card holds it.
+    """Plan a run of a given number of hours: choose its updates and, if it is short, its batch.
 
     Args:
-        price: of all the cards an hour.
+        count: number of GPUs.
+        hours: for training, waiting for data, evaluations and checkpoints together.
+        throughput: how much text there is and how fast it is read.
+        price: of all GPUs per hour. 0 if it is not known.
 
-    Returns: ``forecast.estimate_run``'s row, and ``changes`` of the recipe, ``updates``, ``tokens_per_parameter``,
-        ``expected_loss`` (None below ``LEAST_PARAMETERS``), ``epochs`` (None where the text's size is not known),
-        ``all_hours``.
+    Returns:
+        The estimate of the run (``run_estimate.estimate_run``), with these keys in addition:
+
+        - ``changes``: recipe keys to change, and their values
+        - ``updates``, ``tokens_per_parameter``
+        - ``expected_loss``: None for a model below ``LEAST_PARAMETERS``
+        - ``epochs``: None if the size of the text is not known
+        - ``all_hours``: including evaluations and checkpoints; ``cost`` is for these hours
+
+        None if the GPUs cannot hold the model without sharding its weights.
     """
-    seconds, sequences = 3600 * TRAINING_SHARE * hours, recipe.model.sequence_length * count
+    seconds = 3600 * TRAINING_SHARE * hours
+    batch = _choose_batch(recipe, gpu, count, seconds, throughput)
+    if batch is None:
+        return None
 
-    def shared(batch: float) -> int:
-        return max(1, round(batch / sequences)) * sequences
+    updates = max(1, int(batch.run_tokens / batch.tokens_per_step))
+    changes: dict[str, Any] = {
+        "run_name": f"{recipe.saving.name}_{updates}",
+        "max_steps": updates,
+    }
+    if updates < 10 * recipe.schedule.warmup_steps:
+        changes["warmup_steps"] = updates // 10
+    if batch.tokens_per_step != recipe.batch.tokens_per_step:
+        changes["tokens_per_step"] = batch.tokens_per_step
+        changes["learning_rate"] = float(f"{batch.learning_rate:.2g}")
 
-    batch, rate = shared(recipe.batch.tokens_per_step), recipe.schedule.learning_rate
-    for _ in range(2):  # a smaller batch has another speed
-        first = run_estimate.estimate_run(
-            keys.replace(recipe, tokens_per_step=batch), card, count, 0
-        )
-        if not first["fits"] or first["shared_out"]:
-            return None
-        tokens = first["tokens_per_second"] * seconds
-        if given.waiting_seconds(tokens, 0) > seconds:
-            tokens = given.speed * seconds
-        while tokens < FEWEST_UPDATES * batch and batch >= 2 * LEAST_BATCH:
-            batch, rate = shared(batch / 2), rate / 2**0.5
-    steps = max(1, int(tokens / batch))
-    changes: dict[str, Any] = {"run_name": f"{recipe.saving.name}_{steps}", "max_steps": steps}
-    if steps < 10 * recipe.schedule.warmup_steps:
-        changes["warmup_steps"] = steps // 10
-    if batch != recipe.batch.tokens_per_step:
-        changes |= {"tokens_per_step": batch, "learning_rate": float(f"{rate:.2g}")}
-    row = run_estimate.estimate_run(keys.replace(recipe, **changes), card, count, price, given)
+    row = run_estimate.estimate_run(keys.replace(recipe, **changes), gpu, count, price, throughput)
     if row["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
         changes["gradient_checkpointing"] = row["gradient_checkpointing"]
-    all_hours = (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE
-    loss = expected_loss(row["parameters"], min(row["tokens"], MANY_EPOCHS * given.text))
     row |= {
         "changes": changes,
-        "updates": steps,
+        "updates": updates,
         "tokens_per_parameter": row["tokens"] / row["parameters"],
-        "expected_loss": loss if row["parameters"] >= LEAST_PARAMETERS else None,
-        "epochs": row["tokens"] / given.text if math.isfinite(given.text) else None,
-        "all_hours": all_hours,
+        "expected_loss": None,
+        "epochs": None,
+        "all_hours": (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE,
     }
-    return row | ({"cost": all_hours * price} if price else {})
+    if row["parameters"] >= LEAST_PARAMETERS:
+        useful_tokens = min(row["tokens"], MANY_EPOCHS * throughput.text)
+        row["expected_loss"] = expected_loss(row["parameters"], useful_tokens)
+    if math.isfinite(throughput.text):
+        row["epochs"] = row["tokens"] / throughput.text
+    if price:
+        row["cost"] = row["all_hours"] * price
+    return row
 
 
-def command(row: Mapping, path: str, changes: Mapping[str, Any]) -> str:
-    """Return the command that trains the recipe of an estimate, with changes."""
-    flags = shlex.join(
-        word for name, value in changes.items() for word in (f"--{name}", str(value))
-    )
-    launcher = gpus.launcher(gpus.preset(row["card"], row["count"]), row["count"])
-    return f"{launcher} train.py --recipe {paths.quoted(path)} {flags}".rstrip()
+class _Batch(NamedTuple):
+    """A batch size, and how far a run gets with it.
+
+    Attributes:
+        tokens_per_step: tokens of an update.
+        learning_rate: proportional to the square root of the batch size.
+        run_tokens: tokens that are trained in the time.
+    """
+
+    tokens_per_step: int
+    learning_rate: float
+    run_tokens: float
 
 
-def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
-    """Return plans, by the recipe's path, as lines to read: a table of the sizes, then the best, which is not None."""
-    row, rounded, table = plans[best] or {}, run_estimate.rounded, []
-    for path, found in plans.items():
-        cells = {"  size": f"{'*' if path == best else ' '} {Path(path).stem}"}
-        if found:
-            cells |= {
-                "parameters": f"{found['parameters'] / 1e6:.0f} M",
-                "tokens/s": rounded(found["tokens_per_second"]),
-                "tokens": run_estimate.in_short(found["tokens"]),
-                "a parameter": rounded(found["tokens_per_parameter"]),
-                "updates": f"{found['updates']:,}",
-            }
-        loss = found and found["expected_loss"]
-        table.append(
-            cells | {"expected loss": f"{loss:.2f}" if loss else "n/a" if found else "does not fit"}
+def _choose_batch(
+    recipe: keys.Recipe,
+    gpu: gpus.Gpu,
+    count: int,
+    seconds: float,
+    throughput: DataThroughput,
+) -> _Batch | None:
+    """Return the batch of the recipe, or a smaller one if the run would have too few updates.
+
+    None if the GPUs cannot hold the model without sharding its weights.
+    """
+    # Each GPU computes at least one sequence.
+    least_batch = recipe.model.sequence_length * count
+    tokens_per_step = _round_to_multiple(recipe.batch.tokens_per_step, least_batch)
+    learning_rate = recipe.schedule.learning_rate
+    for _ in range(2):  # the second time with the speed of the batch that the first time chose
+        row = run_estimate.estimate_run(
+            keys.replace(recipe, tokens_per_step=tokens_per_step), gpu, count, price_per_hour=0
         )
-    hours = f"{rounded(row['all_hours'])} h: training {rounded(row['hours'])}, waiting for data"
-    rest = f"{rounded(row['waiting_hours'])}, the rest for evaluations and checkpoints"
-    lines = [f"{row['count']} x {row['card']}, {hours} {rest}"]
-    lines += (
-        [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"]
-        if "cost" in row
-        else []
+        if not row["fits"] or row["shared_out"]:
+            return None
+        run_tokens = row["tokens_per_second"] * seconds
+        if throughput.waiting_seconds(run_tokens, 0) > seconds:
+            run_tokens = throughput.speed * seconds
+        while run_tokens < FEWEST_UPDATES * tokens_per_step and tokens_per_step >= 2 * LEAST_BATCH:
+            tokens_per_step = _round_to_multiple(tokens_per_step / 2, least_batch)
+            learning_rate /= 2**0.5
+    return _Batch(tokens_per_step, learning_rate, run_tokens)
+
+
+def _round_to_multiple(number: float, unit: int) -> int:
+    """Return the multiple of ``unit`` that is nearest to a number, at least one ``unit``."""
+    return max(1, round(number / unit)) * unit
+
+
+def command(row: Mapping[str, Any], recipe_path: str, changes: Mapping[str, Any]) -> str:
+    """Return the command that trains a recipe on the GPUs of an estimate.
+
+    Args:
+        changes: recipe keys to change, and their values.
+    """
+    words = []
+    for key, value in changes.items():
+        words += [f"--{key}", str(value)]
+    count = row["count"]
+    launcher = gpus.launcher(gpus.preset(row["card"], count), count)
+    recipe_flag = f"--recipe {paths.quoted(recipe_path)}"
+    return f"{launcher} train.py {recipe_flag} {shlex.join(words)}".rstrip()
+
+
+def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:
+    """Return plans as text: a table of the sizes, and the run and the command of the best one.
+
+    Args:
+        plans: plans (``plan``) by the path of their recipe.
+        best: path of the recipe whose plan is recommended.
+    """
+    chosen = plans[best]
+    assert chosen is not None
+    rounded = run_estimate.rounded
+    time = (
+        f"{rounded(chosen['all_hours'])} h: {rounded(chosen['hours'])} for training, "
+        f"{rounded(chosen['waiting_hours'])} waiting for data, the rest for evaluations and "
+        f"checkpoints"
     )
-    lines += [
+    summary = [run_estimate.labeled("time", time)]
+    if "cost" in chosen:
+        cost = f"{rounded(chosen['cost'])} at {chosen['price_per_hour']:g} per hour"
+        summary.append(run_estimate.labeled("cost", cost))
+    summary.append(run_estimate.labeled("tokens", f"{chosen['tokens']:,}"))
+    summary.append(run_estimate.labeled("reader", run_estimate.describe_reader(chosen)))
+    if chosen["epochs"] and chosen["epochs"] > MANY_EPOCHS:
+        note = (
+            f"The text is read for {chosen['epochs']:.1f} epochs. More than {MANY_EPOCHS} epochs "
+            f"hardly improve the model, and the expected loss counts only {MANY_EPOCHS}. Use more "
+            f"text or fewer hours."
+        )
+        summary.append(run_estimate.labeled("note", note))
+
+    table = []
+    for path, row in plans.items():
+        table.append(_cells(path, row, is_best=path == best))
+    lines = [
+        f"{Path(best).stem} on {chosen['count']} x {chosen['card']}",
         "",
-        *run_estimate.aligned(table),
+        *run_estimate.align_columns(table),
         "",
-        f"tokens    {row['tokens']:,}",
-        f"reader    {run_estimate.reader(row)}",
+        *summary,
+        "",
+        command(chosen, best, chosen["changes"]),
+        "",
+        LAW,
+        run_estimate.SOURCES,
     ]
-    if row["epochs"] and row["epochs"] > MANY_EPOCHS:
-        why = f"{row['epochs']:.1f} epochs: more than {MANY_EPOCHS} teach little, and the loss counts {MANY_EPOCHS}"
-        lines.append(f"note      {why}: give more text, or fewer hours")
-    return "\n".join(
-        [*lines, "", command(row, best, row["changes"]), "", LAW, run_estimate.SOURCES]
-    )
+    return "\n".join(lines)
+
+
+def _cells(path: str, row: Mapping[str, Any] | None, *, is_best: bool) -> dict[str, str]:
+    """Return the cells, by header, of a size in the table of sizes."""
+    mark = "*" if is_best else " "
+    cells = {"  size": f"{mark} {Path(path).stem}"}
+    if row is None:
+        return cells | {"expected loss": "does not fit"}
+    loss = row["expected_loss"]
+    return cells | {
+        "parameters": f"{row['parameters'] / 1e6:.0f} M",
+        "tokens/s": run_estimate.rounded(row["tokens_per_second"]),
+        "tokens": run_estimate.abbreviate(row["tokens"]),
+        "per parameter": run_estimate.rounded(row["tokens_per_parameter"]),
+        "updates": f"{row['updates']:,}",
+        "expected loss": f"{loss:.2f}" if loss else "n/a",
+    }

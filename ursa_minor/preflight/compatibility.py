@@ -1,4 +1,4 @@
-"""Verdicts on the facts that preflight/checks.py gathers: plain values in, a verdict out."""
+"""Judge the values that preflight/checks.py collects: plain values in, check results out."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,40 +10,54 @@ from packaging.version import Version
 
 from ursa_minor.base import cudnn, gpus
 
-OK, WARNING, ERROR = "ok", "warning", "error"
-TRYING = "..."  # no verdict yet: what is being tried
-# Optional: without them, a run has no wandb reports or power readings.
-OPTIONAL = (
-    "wandb",
-    "nvidia-ml-py",
-)
-# Versions that fail between two that work; requirements.txt excludes them.
+OK = "ok"
+WARNING = "warning"
+ERROR = "error"
+TRYING = "..."  # no result yet; the text states what is being checked
+# Without these packages, a run has no wandb reports or no power readings.
+OPTIONAL = ("wandb", "nvidia-ml-py")
+# Versions that fail between two that work. requirements.txt excludes them.
 BROKEN = {
-    (
-        "accelerate",
-        "1.14.0",
-    ): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"
+    ("accelerate", "1.14.0"): (
+        "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"
+    )
 }
-# The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
+# The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor
+# version compatibility).
 OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
-NO_HALF = 'mixed_precision: "no" in the accelerate YAML; where that fails too, reinstall torch and its driver'
-REMEDIES = {  # of trials without a result
-    "fp32": "reinstall torch: nothing trains without this",
-    **dict.fromkeys(("bf16", "fp16"), NO_HALF),
-    "compile": "install a compiler and Python's headers (apt install g++ python3-dev), or train without by "
-    "accelerate_configs/conservative.yaml; on a CPU none is needed",
-    "all-reduce": "between cards try NCCL_P2P_DISABLE=1, NCCL_DEBUG=INFO shows where it hangs, and docker needs --gpus "
-    "all --ipc=host; between CPUs try GLOO_SOCKET_IFNAME=lo",
-}
-CUDNN_REMEDY = (
-    "take the folder of the other cuDNN out of LD_LIBRARY_PATH, so that torch loads its own"
+
+HALF_PRECISION_FIX = (
+    'set mixed_precision: "no" in the accelerate YAML; if that fails too, reinstall torch and the '
+    "driver"
 )
-Pair = tuple[int, int]  # a compute capability
+# What to do if a trial (preflight/trials.py) fails.
+TRIAL_FIXES = {
+    "fp32": "reinstall torch, because nothing can be trained without this",
+    "bf16": HALF_PRECISION_FIX,
+    "fp16": HALF_PRECISION_FIX,
+    "compile": (
+        "install a compiler and the headers of Python (apt install g++ python3-dev), or train "
+        "without compilation (accelerate_configs/conservative.yaml); CPU training needs no compiler"
+    ),
+    "all-reduce": (
+        "between GPUs, try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO shows where it hangs, and docker "
+        "needs --gpus all --ipc=host; between CPU processes, try GLOO_SOCKET_IFNAME=lo"
+    ),
+}
+CUDNN_LIBRARY_FIX = (
+    "remove the folder of the other cuDNN from LD_LIBRARY_PATH, so that torch loads its own"
+)
+Capability = tuple[int, int]  # CUDA compute capability: major, minor
 
 
 @dataclass(frozen=True)
 class Check:
-    """A verdict: ``level`` is ok, warning or error; ``fix`` is what to do, empty where there is nothing to do."""
+    """The result of a check.
+
+    Attributes:
+        level: ``OK``, ``WARNING`` or ``ERROR``; or ``TRYING`` while the check is running.
+        fix: what the user can do. Empty if nothing needs to be done.
+    """
 
     name: str
     level: str
@@ -51,119 +65,177 @@ class Check:
     fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.level:8} {self.name}: {self.text}" + (
-            f". Fix: {self.fix}" if self.fix else ""
-        )
+        line = f"{self.level:8} {self.name}: {self.text}"
+        return f"{line}. Fix: {self.fix}" if self.fix else line
 
 
 def read_ranges(text: str) -> dict[str, SpecifierSet]:
-    """Return the versions that a requirements file takes, by package (``name>=1.2,<=1.4  # why`` is one)."""
-    wanted = [Requirement(line) for line in re.sub("#.*", "", text).splitlines() if line.strip()]
-    return {one.name: one.specifier for one in wanted}
+    """Return the permitted versions of each package in a requirements file."""
+    ranges = {}
+    for line in text.splitlines():
+        line_without_comment = line.partition("#")[0].strip()
+        if line_without_comment:
+            requirement = Requirement(line_without_comment)
+            ranges[requirement.name] = requirement.specifier
+    return ranges
 
 
-def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) -> list[Check]:
-    """Compare installed versions (None: not there) with ranges: one line for all within theirs, one for each other."""
-    found = []
-    for name, taken in ranges.items():
-        version, fix = installed.get(name), f'pip install "{name}{taken}"'
+def check_packages(
+    ranges: dict[str, SpecifierSet], installed: dict[str, str | None]
+) -> list[Check]:
+    """Compare installed packages with the ranges of versions that were tested.
+
+    Args:
+        installed: the version of each package, or None if it is not installed.
+
+    Returns:
+        First a result for all packages within their range together, then one for each other
+        package.
+    """
+    problems = []
+    for name, versions in ranges.items():
+        version = installed.get(name)
+        problem = BROKEN.get((name, version or ""))
+        fix = f'pip install "{name}{versions}"'
         if version is None:
-            found.append(Check(name, WARNING if name in OPTIONAL else ERROR, "not installed", fix))
-        elif problem := BROKEN.get((name, version)):
-            found.append(Check(name, ERROR, f"{version} is installed: {problem}", fix))
-        elif not taken.contains(
-            version, prereleases=True
-        ):  # a build's own mark (2.13.0+cpu) makes no difference
-            found.append(
-                Check(
-                    name,
-                    WARNING,
-                    f"{version} is installed; the tests were run with {taken}",
-                    fix,
-                )
-            )
-    versions = ", ".join(f"{name} {installed[name]}" for name in ranges if installed.get(name))
-    text = f"{len(ranges) - len(found)} of {len(ranges)} are within the ranges of requirements.txt: {versions}"
-    return [Check("packages", OK, text), *found]
+            level = WARNING if name in OPTIONAL else ERROR
+            problems.append(Check(name, level, "not installed", fix))
+        elif problem:
+            problems.append(Check(name, ERROR, f"{version} is installed: {problem}", fix))
+        elif not versions.contains(version, prereleases=True):
+            text = f"{version} is installed; the tests were run with {versions}"
+            problems.append(Check(name, WARNING, text, fix))
+
+    listed = ", ".join(f"{name} {installed[name]}" for name in ranges if installed.get(name))
+    text = (
+        f"{len(ranges) - len(problems)} of {len(ranges)} are within the ranges of "
+        f"requirements.txt: {listed}"
+    )
+    return [Check("packages", OK, text), *problems]
 
 
-def reinstall(capability: Pair | None, driver: str | None, package: str = "torch") -> str:
-    """Return how to install the torch that serves a card under a driver.
+def reinstall_command(
+    capability: Capability | None, driver: str | None, package: str = "torch"
+) -> str:
+    """Return the command that installs a torch with kernels for a GPU, which its driver can run.
 
-    CUDA 13 begins at 7.5 (Turing) and needs driver 580; the cu126 wheels reach from Maxwell (5.0) to Hopper (9.0).
+    CUDA 13 needs compute capability 7.5 (Turing) and driver 580. The cu126 wheels have kernels from
+    Maxwell (5.0) to Hopper (9.0).
+
+    Args:
+        capability: of the GPU. None, if it is not known, is treated as Ampere.
+        driver: its version. None, if it is not known, is treated as a recent one.
     """
     capability = capability or gpus.AMPERE
     if capability < (5, 0):
-        return "no current torch serves it"
+        return "no current torch supports this GPU"
     wheel = "cu128" if capability >= (10, 0) else "cu126"
-    if capability >= (7, 5) and (driver is None or reaches(driver, 13)):
+    if capability >= (7, 5) and (driver is None or driver_supports(driver, 13)):
         wheel = "cu130"
-    return f"pip install --force-reinstall {package} --index-url https://download.pytorch.org/whl/{wheel}"
+    index = f"https://download.pytorch.org/whl/{wheel}"
+    return f"pip install --force-reinstall {package} --index-url {index}"
 
 
-def reaches(driver: str, cuda: int) -> bool:
-    """Return whether a driver runs a major CUDA version; any does where we do not know the oldest."""
+def driver_supports(driver: str, cuda: int) -> bool:
+    """Return whether a driver runs a major CUDA version. True if its oldest driver is not known."""
     return Version(driver) >= Version(OLDEST_DRIVER.get(cuda, "0"))
 
 
-def build(
-    version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None
+def check_torch_build(
+    version: str,
+    cuda: str | None,
+    usable_gpus: int,
+    capability: Capability | None,
+    driver: str | None,
 ) -> Check:
-    """Judge torch's build, of a CUDA version (``13.0``) or None, and the driver, where torch can use so many cards.
+    """Check whether this build of torch can use the NVIDIA GPUs of the machine.
 
-    The capability of the ``first`` card, where known, chooses the wheel; ``driver`` is None where the machine has no
-    NVIDIA card.
+    Args:
+        version: of torch.
+        cuda: the CUDA version of the build, such as ``13.0``. None for a build without CUDA.
+        usable_gpus: how many GPUs torch can use.
+        capability: of the first GPU, if it is known. It determines the wheel in the fix.
+        driver: version of the NVIDIA driver. None if the machine has no NVIDIA GPU.
     """
-    text = f"{version}, {f'CUDA {cuda}' if cuda else 'no CUDA'}{f', driver {driver}' if driver else ''}"
-    if usable or not driver:
+    text = f"{version}, CUDA {cuda}" if cuda else f"{version}, no CUDA"
+    if driver:
+        text += f", driver {driver}"
+    if usable_gpus or not driver:
         return Check("torch", OK, text)
+
     if not cuda:
-        text += ": a CPU build, but the machine has an NVIDIA card"
-        fix = reinstall(first, driver, f"torch=={version.partition('+')[0]}")
-    elif reaches(driver, major := int(cuda.partition(".")[0])):
-        text += ": it finds no usable card on a machine that has one; does CUDA_VISIBLE_DEVICES hide it?"
-        fix = "nvidia-smi must list the card; a reboot ends a half-done driver update"
-    else:
-        text += ": the driver is too old for it"
-        older = f", or torch for CUDA 12: {reinstall(first, driver)}" if reaches(driver, 12) else ""
-        fix = f"install driver {OLDEST_DRIVER[major]} or newer{older}"
+        text += ": a CPU build, but the machine has an NVIDIA GPU"
+        fix = reinstall_command(capability, driver, f"torch=={version.partition('+')[0]}")
+        return Check("torch", ERROR, text, fix)
+
+    cuda_major = int(cuda.partition(".")[0])
+    if driver_supports(driver, cuda_major):
+        text += ": it finds no usable GPU although the machine has one; CUDA_VISIBLE_DEVICES may "
+        text += "hide it"
+        fix = "make sure that nvidia-smi lists the GPU; reboot if the driver was updated"
+        return Check("torch", ERROR, text, fix)
+
+    text += ": the driver is too old for this build"
+    fix = f"install driver {OLDEST_DRIVER[cuda_major]} or newer"
+    if driver_supports(driver, 12):
+        fix += f", or torch for CUDA 12: {reinstall_command(capability, driver)}"
     return Check("torch", ERROR, text, fix)
 
 
-def served(capability: Pair, arch_list: list[str]) -> bool:
-    """Whether torch's kernels (``torch.cuda.get_arch_list()``) run on a card of this compute capability.
+def has_kernels(capability: Capability, arch_list: Sequence[str]) -> bool:
+    """Return whether torch's kernels run on a GPU of this compute capability.
 
-    sm_80 runs on 8.0 and later minors of the same major; sm_90a on 9.0 only; sm_100f on its family; compute_80 is
-    PTX, which the driver compiles for anything from 8.0 on (CUDA C++ Programming Guide, "Compute Capabilities").
+    According to the CUDA C++ Programming Guide, "Compute Capabilities":
+
+    - sm_80 runs on 8.0 and on later minor versions of the same major version
+    - sm_90a runs on 9.0 only
+    - sm_100f runs on the family of 10.0
+    - compute_80 is PTX, which the driver compiles for anything from 8.0 on
+
+    Args:
+        arch_list: ``torch.cuda.get_arch_list()``.
     """
-    for kind, major, minor, end in re.findall(
-        r"\b(sm|compute)_(\d+)(\d)([af]?)\b", " ".join(arch_list)
-    ):
-        listed = (int(major), int(minor))
-        same = (
-            capability == listed
-            if end == "a"
-            else capability[0] == listed[0] and capability >= listed
-        )
-        if same or (kind == "compute" and not end and capability >= listed):
+    for architecture in arch_list:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+        if match is None:
+            continue
+        kind, major, minor, suffix = match.groups()
+        built_for = (int(major), int(minor))
+        if suffix == "a":
+            runs = capability == built_for
+        elif kind == "compute" and not suffix:
+            runs = capability >= built_for
+        else:
+            runs = capability[0] == built_for[0] and capability >= built_for
+        if runs:
             return True
     return False
 
 
-def architecture(
-    name: str, capability: Pair, arch_list: list[str], driver: str | None = None
+def check_architecture(
+    name: str, capability: Capability, arch_list: Sequence[str], driver: str | None = None
 ) -> Check:
-    """Judge whether torch's build holds kernels for a card, naming the wheels that do."""
-    text = f"{name} (sm_{capability[0]}{capability[1]}); it has {' '.join(arch_list)}"
-    if served(capability, arch_list):
-        return Check("kernels", OK, f"torch has kernels for {text}")
-    return Check(
-        "kernels", ERROR, f"torch has no kernels for {text}", reinstall(capability, driver)
-    )
+    """Check whether this build of torch has kernels for a GPU.
+
+    Args:
+        name: name of the GPU.
+        capability: its compute capability.
+        arch_list: ``torch.cuda.get_arch_list()``.
+        driver: version of the driver, which limits the wheels that the fix can recommend.
+    """
+    major, minor = capability
+    compiled_for = " ".join(arch_list)
+    if has_kernels(capability, arch_list):
+        text = f"torch has kernels for {name} (sm_{major}{minor}), among {compiled_for}"
+        return Check("kernels", OK, text)
+    text = f"torch has no kernels for {name} (sm_{major}{minor}), only for {compiled_for}"
+    return Check("kernels", ERROR, text, reinstall_command(capability, driver))
 
 
-def cudnn_attention(capabilities: Iterable[Pair], version: int, *, deprioritized: bool) -> Check:
-    """Judge whether attention may use cuDNN kernels that return NaN gradients (base/cudnn.py).
+def check_cudnn_attention(
+    capabilities: Iterable[Capability], version: int, *, deprioritized: bool
+) -> Check:
+    """Check whether attention may use cuDNN kernels that return NaN gradients (base/cudnn.py).
 
     Args:
         capabilities: compute capabilities of the GPUs.
@@ -175,15 +247,16 @@ def cudnn_attention(capabilities: Iterable[Pair], version: int, *, deprioritized
     if version >= cudnn.FIXED or not has_hopper:
         return Check("cudnn", OK, name)
     if deprioritized:
-        return Check(
-            "cudnn",
-            OK,
-            f"{name}; PyTorch prefers other attention kernels ({cudnn.DEPRIORITIZED_VARIABLE})",
-        )
-    text = f"the attention of {name} may return NaN gradients on Hopper GPUs where it has a mask (pytorch#196678)"
+        variable = cudnn.DEPRIORITIZED_VARIABLE
+        return Check("cudnn", OK, f"{name}; PyTorch prefers other attention kernels ({variable})")
+    text = (
+        f"attention with a mask may return NaN gradients with {name} on Hopper GPUs "
+        f"(pytorch#196678)"
+    )
     fix = (
-        f"export {cudnn.DEPRIORITIZED_VARIABLE}=1 for TRL and document_mask (post_train.py sets it), or install "
-        f"torch {cudnn.FIXED_TORCH} or newer, which has cuDNN {cudnn.version_text(cudnn.FIXED)}"
+        f"export {cudnn.DEPRIORITIZED_VARIABLE}=1 for TRL and document_mask (post_train.py sets "
+        f"it), or install torch {cudnn.FIXED_TORCH} or newer, which has cuDNN "
+        f"{cudnn.version_text(cudnn.FIXED)}"
     )
     return Check("cudnn", WARNING, text, fix)
 
@@ -207,38 +280,55 @@ class CudnnLibrary:
     search_path: Sequence[str]
 
 
-def cudnn_library(library: CudnnLibrary) -> Check | None:
-    """Warn if another cuDNN shadows the one that was installed with torch; return None if none does."""
+def check_cudnn_library(library: CudnnLibrary) -> Check | None:
+    """Warn if another cuDNN shadows the one that was installed with torch, else return None."""
     loaded_version = cudnn.version_text(library.version)
     package_version = ".".join(library.package.split(".")[:3])
-    others = [path for path in library.loaded if not path.startswith(f"{library.package_folder}/")]
-    folders = [folder for folder in library.search_path if folder != library.package_folder]
-    if others or loaded_version != package_version:
-        where = f" from {others[0]}" if others else ""
-        text = f"cuDNN {loaded_version} is loaded{where} instead of the {library.package} that was installed with torch"
-    elif folders:
-        text = f"{folders[0]} in LD_LIBRARY_PATH contains another cuDNN than the {library.package} of torch"
+    package_prefix = f"{library.package_folder}/"
+    other_libraries = [path for path in library.loaded if not path.startswith(package_prefix)]
+    other_folders = [path for path in library.search_path if path != library.package_folder]
+
+    if other_libraries or loaded_version != package_version:
+        text = f"cuDNN {loaded_version} is loaded"
+        if other_libraries:
+            text += f" from {other_libraries[0]}"
+        text += f" instead of the {library.package} that was installed with torch"
+    elif other_folders:
+        text = (
+            f"{other_folders[0]} in LD_LIBRARY_PATH contains another cuDNN than the "
+            f"{library.package} of torch"
+        )
     else:
         return None
-    return Check("cudnn library", WARNING, text, CUDNN_REMEDY)
+    return Check("cudnn library", WARNING, text, CUDNN_LIBRARY_FIX)
 
 
-def disk(free_bytes: int, need_bytes: float, folder: str, *, shards: bool) -> Check:
-    """Judge a folder's free space against what goes there: checkpoints, or ``shards`` and what else is on their disk."""
-    name, what = (
-        ("data disk", "token shards, and checkpoints on the same disk")
-        if shards
-        else ("disk", "checkpoints")
+def check_disk(free_bytes: int, needed_bytes: float, folder: str, *, shards: bool) -> Check:
+    """Check whether a disk has enough free space for what a run writes to it.
+
+    Args:
+        needed_bytes: upper limit of what will be written.
+        shards: whether token shards are written to this disk. If not, only checkpoints are.
+    """
+    space = (
+        f"{free_bytes / 1e9:.1f} GB free at {folder}; "
+        f"up to {needed_bytes / 1e9:.1f} GB are needed for"
     )
-    text = f"{free_bytes / 1e9:.1f} GB free at {folder}; up to {need_bytes / 1e9:.1f} GB are needed for {what}"
-    if free_bytes >= need_bytes:
-        return Check(name, OK, text)
+    name = "disk"
+    level = ERROR
+    text = f"{space} checkpoints"
+    fix = (
+        "free some space, use --output_dir to write to another disk, or use a lower "
+        "--save_total_limit"
+    )
     if shards:
-        fix = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
-        return Check(name, WARNING, text, fix)
-    return Check(
-        name,
-        ERROR,
-        text,
-        "free some, or give --output_dir on another disk, or a lower save_total_limit",
-    )
+        name = "data disk"
+        level = WARNING
+        text = f"{space} token shards, and for checkpoints if they are on the same disk"
+        fix = (
+            "nothing, if the shards exist already; otherwise use --stream_keep consumed, "
+            "--limit_tokens, or another disk"
+        )
+    if free_bytes >= needed_bytes:
+        return Check(name, OK, text)
+    return Check(name, level, text, fix)

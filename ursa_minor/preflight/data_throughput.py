@@ -1,4 +1,4 @@
-"""How much text a recipe has, and how fast it becomes ids: what of it a card would wait for. Estimated."""
+"""Estimate how much text a recipe has and how fast it is tokenized."""
 
 import math
 import re
@@ -12,22 +12,28 @@ from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens.shards import count_tokens
 from ursa_minor.recipe import keys
 
-TOKEN_BYTES = 4.5  # of English text, by GPT-2's tokenizer
-SENT_BYTES = 2.9  # of Parquet, for such a token: FineWeb-Edu's sample-10BT is 28.5 GB
-READY_BYTES = 2.0  # of an id in a token file
+TOKEN_BYTES = 4.5  # bytes of English text per token of GPT-2's tokenizer
+SENT_BYTES = 2.9  # bytes of Parquet per such token: FineWeb-Edu's sample-10BT is 28.5 GB
+READY_BYTES = 2.0  # bytes per id in a token file
 # Names of FineWeb's samples, in billions of GPT-2 tokens.
 SAMPLE = re.compile(r"sample-(\d+)BT")
 
 
 class DataThroughput(NamedTuple):
-    """What the data give: ``text`` tokens (inf where not known), at ``speed`` tokens per second (inf where prepared)."""
+    """How much text there is and how fast it is read.
+
+    Attributes:
+        text: tokens of the train split. inf if not known.
+        speed: tokens per second. inf if the shards are prepared already.
+        words: what determines the speed, for people.
+    """
 
     text: float
     speed: float
     words: str = ""
 
     def waiting_seconds(self, tokens: float, training_seconds: float) -> float:
-        """Return how long training waits: each token of the text is read once, beside the training of all."""
+        """Return how long training waits for data. Each token is prepared once, during training."""
         return max(0.0, min(tokens, self.text) / self.speed - training_seconds)
 
 
@@ -40,49 +46,69 @@ def supply(
     """Return how much text a recipe has and how fast it is read.
 
     Args:
-        trainers: processes beside the reader, which leaves them a core each.
-        link: bytes per second from where the text is; 0: not a limit.
-        speed: tokens per second, where that is known; 0: one core is measured here for a second.
+        trainers: training processes, each of which needs a core.
+        cores: of the machine.
+        link: bytes per second of the connection to the source of the text. 0 for no limit.
+        speed: tokens per second, if known. 0 to measure one core of this machine for a second.
     """
     amounts = [_amount(source) for source in data.resolved_sources]
     text = sum(tokens for tokens, _ in amounts)
-    if all(ready for _, ready in amounts):
+    if all(is_prepared for _, is_prepared in amounts):
         return PREPARED._replace(text=text)
     if speed:
-        return DataThroughput(text, speed, "as you say")
-    # Token ids need no CPU core.
-    fetched = all(source.hub_id and source.data_dir for source in data.resolved_sources)
-    limits = (
-        {f"{link / 1e6:g} MB/s": link / (READY_BYTES if fetched else SENT_BYTES)} if link else {}
-    )
-    if not fetched:
+        return DataThroughput(text, speed, "as given")
+
+    limits = {}
+    # Downloaded token files need no CPU core.
+    is_downloaded = all(source.hub_id and source.data_dir for source in data.resolved_sources)
+    if link:
+        bytes_per_token = READY_BYTES if is_downloaded else SENT_BYTES
+        limits[f"{link / 1e6:g} MB/s"] = link / bytes_per_token
+    if not is_downloaded:
         from ursa_minor.data.preparation import measure  # imports Transformers
 
-        core, free = measure.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
-        words = f"{pluralize(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"
-        limits[words] = free * core
-    return DataThroughput(
-        text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link"
-    )
+        tokens_per_core = measure.text_bytes_per_core() / TOKEN_BYTES
+        free_cores = max(1, cores - trainers)
+        label = (
+            f"{pluralize(free_cores, 'core', 'cores')} of {cores} at {tokens_per_core / 1e6:.1f} M "
+            f"each, as measured on this machine"
+        )
+        limits[label] = free_cores * tokens_per_core
+    label = ", ".join(limits) or "as fast as the link"
+    return DataThroughput(text, min(limits.values(), default=math.inf), label)
 
 
 def _amount(source: keys.DataSource) -> tuple[float, bool]:
-    """Return about how many train tokens a source has, inf where that is not known, and whether they are prepared."""
-    here, text = source.is_token_folder, math.inf
-    if find_sources.has_urls(source):  # nothing is fetched for an estimate
-        return text, False
+    """Return about how many train tokens a source has, and whether they are prepared.
+
+    The number is inf if it is not known. Nothing is downloaded.
+    """
+    if find_sources.has_urls(source):
+        return math.inf, False
+    if source.is_token_folder:
+        try:
+            return _train_tokens(Path(str(source.data_dir))), True
+        except BadInput:  # the folder is on another machine
+            return math.inf, True
     try:
-        found = None if here else find_sources.find_source(source)
-        if found is None or manifests.is_complete(found.folder):
-            folder = found.folder if found else Path(str(source.data_dir))
-            manifest = manifests.describe_folder(folder)
-            return count_tokens(manifest.splits["train"]), True
-    except BadInput:  # it is on another machine, or its text is not there yet
-        return text, here
-    if sample := SAMPLE.fullmatch(source.dataset_config_name or ""):
-        text = 1e9 * int(sample[1])
-    elif found.most_tokens:
-        text = found.most_tokens / TOKEN_BYTES
-    elif found.files:
-        text = sum(Path(name).stat().st_size for name in found.files["train"]) / SENT_BYTES
-    return min(text, source.limit_tokens or text), False
+        found_source = find_sources.find_source(source)
+        if manifests.is_complete(found_source.folder):
+            return _train_tokens(found_source.folder), True
+    except BadInput:  # the text is on another machine, or does not exist yet
+        return math.inf, False
+
+    tokens = math.inf
+    sample = SAMPLE.fullmatch(source.dataset_config_name or "")
+    if sample:
+        tokens = 1e9 * int(sample[1])
+    elif found_source.most_tokens:
+        tokens = found_source.most_tokens / TOKEN_BYTES
+    elif found_source.files:
+        sizes = [Path(name).stat().st_size for name in found_source.files["train"]]
+        tokens = sum(sizes) / SENT_BYTES
+    return min(tokens, source.limit_tokens or tokens), False
+
+
+def _train_tokens(folder: Path) -> int:
+    """Return the number of train tokens of a prepared folder."""
+    return count_tokens(manifests.describe_folder(folder).splits["train"])

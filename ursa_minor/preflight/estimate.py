@@ -1,7 +1,12 @@
-"""Estimates of a run before it starts: memory by part, tokens per second, hours, energy, cost. All estimated.
+"""Formulas that estimate a run before it starts: memory by part, tokens per second, hours, energy.
 
-Plain values in, plain values out. Legend: L layers, d width, K width of all heads of the keys, F width within the MLP,
-V vocabulary, T context, B sequences of a micro-batch.
+The functions take and return plain values and import no torch. The formulas use these symbols:
+
+- L: layers
+- d: width of the model (``n_embd``)
+- V: size of the vocabulary
+- T: length of a sequence
+- N: parameters
 """
 
 import dataclasses
@@ -12,35 +17,45 @@ from ursa_minor.model.architectures import Shape
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.recipe import keys
 
-# Fitted to plain PyTorch GPT-2 124M on 20 cards, measured by others (benchmarks/estimate_cards.py); none by us.
-PRODUCT_LIMIT = (
-    2.05e15  # FLOP/s: what keeps products as narrow as these from the fastest cards' rates
-)
-BANDWIDTH_SHARE = 0.75  # of the data sheet's
-# What a card without flash attention reaches of all this: languini-kitchen's V100, the only one measured, reached 0.40;
-# the same code, which does not use flash attention, reached 0.50 to 0.59 on newer cards.
+# The two constants of the speed, fitted by benchmarks/estimate_cards.py to the speeds of plain
+# PyTorch GPT-2 124M on 20 GPUs. All 20 were measured by others.
+# FLOP/s at which matrix products as narrow as those of GPT-2 124M saturate on the fastest GPUs.
+PRODUCT_LIMIT = 2.05e15
+BANDWIDTH_SHARE = 0.75  # of the memory bandwidth in the data sheet
+# The share of the estimated speed that a GPU without flash attention reaches. The V100 of
+# languini-kitchen is the only one that was measured: it reached 0.40. The same code, which does not
+# use flash attention, reached 0.50 to 0.59 of the estimate on newer GPUs.
 WITHOUT_FLASH = 0.4
-CONTEXT_BYTES = 0.8 * 2**30  # what CUDA and its libraries take of a card before the first tensor
-MOST_TOKENS = 2**16  # of a micro-batch on a card
-LOSS_ROWS = 2**13  # tokens whose logits exist at once (ursa_minor/model/loss.py)
-# "shared by half a process": DDP's buckets hold each gradient once more.
+
+CONTEXT_BYTES = 0.8 * 2**30  # memory of CUDA and its libraries before the first tensor
+MOST_TOKENS = 2**16  # in a micro-batch on one GPU
+LOSS_ROWS = 2**13  # tokens whose logits exist at the same time (ursa_minor/model/loss.py)
+# The buckets of DDP hold each gradient a second time, as if half a process shared it.
 IN_BUCKETS = {"gradients": 0.5}
-HEADROOM = 0.92  # of the free memory may be planned: the allocator's gaps take the rest
+HEADROOM = 0.92  # share of the free memory to plan with; gaps in the allocator take the rest
 
 GPT2_124M = Shape(12, 768, 50304, 1024)
 
 
 def shape_of(model: keys.Model) -> Shape:
     """Return the size of a recipe's model."""
-    stated = {field.name: getattr(model, field.name) for field in dataclasses.fields(Shape)}
-    return Shape(**{name: value for name, value in stated.items() if value is not None})
+    values = {}
+    for field in dataclasses.fields(Shape):
+        value = getattr(model, field.name)
+        if value is not None:
+            values[field.name] = value
+    return Shape(**values)
 
 
 def moment_bytes(shape: Shape, optimizer: str = "adamw") -> float:
-    """Return the bytes that the optimizer keeps of all weights, by its record's bytes a weight."""
-    kept = OPTIMIZERS[optimizer].moments
+    """Return the bytes of the optimizer's state for all weights of a model."""
+    bytes_per_weight = OPTIMIZERS[optimizer].moments
     embeddings = shape.parameters - shape.hidden - shape.vectors
-    return kept.hidden * shape.hidden + kept.embeddings * embeddings + kept.vectors * shape.vectors
+    return (
+        bytes_per_weight.hidden * shape.hidden
+        + bytes_per_weight.embeddings * embeddings
+        + bytes_per_weight.vectors * shape.vectors
+    )
 
 
 def memory(
@@ -53,137 +68,220 @@ def memory(
     optimizer: str = "adamw",
     shards: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return the bytes that training takes on one card, by part.
+    """Return the bytes of memory that training takes on one GPU, by part.
+
+    The formulas were fitted to the peaks of PyTorch's allocator (benchmarks/memory_card.py on the
+    simulated GPU, tests/simulated_gpu/null at d33aee3).
 
     Args:
-        half: matrix products in bf16 or fp16 over fp32 weights.
-        checkpointing: what is computed again: none; mlp: the activation between the MLP's products; full: a block, of
-            which the input only is kept.
-        shards: how many processes share a part: weights, half copies, gradients, moments. Of DDP, ``IN_BUCKETS`` too.
+        micro_batch: number of sequences.
+        half: whether matrix products are computed in bf16 or fp16, with weights in fp32.
+        compiled: whether the model is compiled.
+        checkpointing: what the backward pass recomputes: ``none`` for nothing, ``mlp`` for the
+            activation between the two products of the MLP, ``full`` for each block, of which only
+            the input is saved.
+        optimizer: a name of ``OPTIMIZERS``.
+        shards: number of processes that share a part, by the name of the part: ``weights``,
+            ``half copies``, ``gradients`` or ``moments``. For DDP, ``IN_BUCKETS``.
 
-    Not compiled, a logit is there as itself, fp32, log-softmax and gradient: 12 bytes; with more tokens than ``LOSS_ROWS``
-    the logits of so many, the head's gradient in fp32 beside the summed one, and of each token its last hidden state and
-    that one's gradient, whole and in parts, 12 d. Compiled in half precision: the logits of so many, the head's gradient
-    once, 22 d a token; in fp32 5 bytes a logit. What is computed again of one block stands in the logits' place when
-    these are gone; compiled and "full" it stands with the gradients within the block, and its casts
-    of weights are made again too. Fitted to the allocator of a card (benchmarks/memory_card.py on the null card,
-    tests/simulated_gpu/null at d33aee3).
+    Returns:
+        Bytes of ``weights``, ``gradients``, ``moments``, ``half copies`` of the weights,
+        ``activations``, ``logits``, ``fresh gradients`` and ``context``.
     """
-    tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     shards = shards or {}
-    half_stream = half and "weights" in shards
-    block, again = shape.definition.saved_activation_bytes(
-        shape, half=half, compiled=compiled, half_stream=half_stream
+    tokens = micro_batch * shape.sequence_length
+    saved_per_token, recomputed_per_token = _activation_bytes_per_token(
+        shape,
+        half=half,
+        compiled=compiled,
+        checkpointing=checkpointing,
+        half_stream=half and "weights" in shards,
     )
-    small = compiled and half
-    backward = shape.definition.backward_bytes(shape) if small else 0
-    kept, later = {
-        "none": (shape.n_layer * block, 0),
-        "mlp": (shape.n_layer * (block - again), again),
-        "full": (shape.n_layer * (2 if half_stream else 4) * d, block + backward),
-    }[checkpointing]
-    head = shape.vocab_size * d
-    if small:
-        logits = 2 * min(tokens, LOSS_ROWS) * shape.vocab_size + 4 * head + 22 * d * tokens
-    else:
-        logits = min(tokens, LOSS_ROWS) * shape.vocab_size * (5 if compiled else 12)
-        logits += 8 * head + 12 * d * tokens if tokens > LOSS_ROWS else 0
-    # Of the weights in half precision there is one block at a time where it is gathered, or cast, again.
-    cast = head if (small and checkpointing == "full") or "half copies" in shards else n
-    passing = tokens * kept + max(logits, tokens * later)
-    part = {
-        "weights": 4.0 * n,
-        "gradients": 4.0 * n,
+    activations = tokens * saved_per_token
+    # Blocks are recomputed after the loss has freed its memory.
+    logits = _loss_bytes(shape, tokens, half=half, compiled=compiled)
+    temporary = max(logits, tokens * recomputed_per_token)
+
+    half_weights = shape.parameters
+    casts_each_block = half and compiled and checkpointing == "full"
+    if casts_each_block or "half copies" in shards:
+        # The weights of one block at a time exist in half precision. The head is the largest part.
+        half_weights = shape.vocab_size * shape.n_embd
+
+    fresh_gradients = 0.0
+    if compiled:
+        # A compiled backward pass returns all gradients together, to be added to the accumulated
+        # ones. By then its activations are freed.
+        fresh_gradients = max(0.0, 4.0 * shape.parameters - (activations + temporary))
+
+    parts = {
+        "weights": 4.0 * shape.parameters,
+        "gradients": 4.0 * shape.parameters,
         "moments": moment_bytes(shape, optimizer),
-        "half copies": 2.0 * cast if half else 0.0,
-        "activations": float(tokens * kept),
-        "logits": float(max(logits, tokens * later)),
-        # A compiled backward pass hands over all gradients at once, to be added to those there are, when its
-        # activations are gone.
-        "fresh gradients": max(0.0, 4.0 * n - passing) if compiled else 0.0,
+        "half copies": 2.0 * half_weights if half else 0.0,
+        "activations": float(activations),
+        "logits": float(temporary),
+        "fresh gradients": fresh_gradients,
         "context": CONTEXT_BYTES,
     }
-    return {name: size / shards.get(name, 1) for name, size in part.items()}
+    return {name: size / shards.get(name, 1) for name, size in parts.items()}
+
+
+def _activation_bytes_per_token(
+    shape: Shape, *, half: bool, compiled: bool, checkpointing: str, half_stream: bool
+) -> tuple[int, int]:
+    """Return the bytes per token that all blocks save, and that the recomputation of a block needs.
+
+    Args:
+        half_stream: whether the residual stream is in half precision, as with FSDP2.
+    """
+    saved_per_block, mlp_activation = shape.definition.saved_activation_bytes(
+        shape, half=half, compiled=compiled, half_stream=half_stream
+    )
+    if checkpointing == "none":
+        return shape.n_layer * saved_per_block, 0
+    if checkpointing == "mlp":
+        return shape.n_layer * (saved_per_block - mlp_activation), mlp_activation
+
+    input_bytes = (2 if half_stream else 4) * shape.n_embd
+    recomputed = saved_per_block
+    if compiled and half:
+        # The gradients within the block exist at the same time.
+        recomputed += shape.definition.backward_bytes(shape)
+    return shape.n_layer * input_bytes, recomputed
+
+
+def _loss_bytes(shape: Shape, tokens: int, *, half: bool, compiled: bool) -> int:
+    """Return the bytes that the loss takes at its peak.
+
+    Logits exist for at most ``LOSS_ROWS`` tokens at the same time.
+
+    - Compiled in half precision: 2 bytes per logit, the gradient of the head in fp32 (4 V d), and
+      22 d per token.
+    - Compiled in fp32: 5 bytes per logit.
+    - Not compiled: 12 bytes per logit, for the logit, its fp32 copy, its log-softmax and its
+      gradient.
+
+    Except in the first case, a loss over more than ``LOSS_ROWS`` tokens, which is computed in
+    chunks, adds 8 V d for the gradient of the head and the sum of those of earlier chunks, and 12 d
+    per token for the last hidden state and its gradient, each complete and in chunks.
+    """
+    head = shape.vocab_size * shape.n_embd
+    num_logits = min(tokens, LOSS_ROWS) * shape.vocab_size
+    if compiled and half:
+        return 2 * num_logits + 4 * head + 22 * shape.n_embd * tokens
+    bytes_per_logit = 5 if compiled else 12
+    size = num_logits * bytes_per_logit
+    if tokens > LOSS_ROWS:
+        size += 8 * head + 12 * shape.n_embd * tokens
+    return size
 
 
 def largest_micro_batch(
-    shape: Shape, free_bytes: float, *, most_tokens: int = MOST_TOKENS, **how
+    shape: Shape, free_bytes: float, *, most_tokens: int = MOST_TOKENS, **memory_options
 ) -> int:
-    """Return the largest micro-batch whose memory fits; 0: not even one sequence does.
+    """Return the largest micro-batch whose memory fits, or 0 if not even one sequence fits.
 
     Args:
-        free_bytes: of the whole card, before CUDA's context.
-        most_tokens: of a micro-batch; more is not faster.
-        how: the arguments of ``memory``.
+        free_bytes: free memory of the GPU before the CUDA context is created.
+        most_tokens: upper limit for the tokens of a micro-batch. A larger one would not be faster.
+        memory_options: the other arguments of ``memory``.
     """
-    sizes = range(max(1, most_tokens // shape.sequence_length), 0, -1)
-    fitting = (
-        n
-        for n in sizes
-        if sum(memory(shape, micro_batch=n, **how).values()) <= HEADROOM * free_bytes
-    )
-    return next(fitting, 0)
+    largest = max(1, most_tokens // shape.sequence_length)
+    for micro_batch in range(largest, 0, -1):
+        parts = memory(shape, micro_batch=micro_batch, **memory_options)
+        if sum(parts.values()) <= HEADROOM * free_bytes:
+            return micro_batch
+    return 0
 
 
 def computed_flops(shape: Shape) -> int:
-    """Return the FLOPs a token that causal kernels compute: 6 N + 6 L d T, half of the attention products."""
+    """Return the FLOPs per token that causal kernels compute: 6 N + 6 L d T.
+
+    A causal kernel skips half of the attention products that ``Shape.flops_per_token`` counts.
+    """
     return shape.flops_per_token - 6 * shape.n_layer * shape.n_embd * shape.sequence_length
 
 
 def memory_traffic_bytes(shape: Shape) -> float:
-    """Return the bytes a token that are moved beside matrix products, forward and backward, half precision, compiled.
+    """Return the bytes per token that all kernels except matrix products move.
 
-    That is 1.25 times what a block's kernels other than matrix products must move (GPT-2's 120 d: 150 d), and the
-    loss's 16 V.
+    This is for a forward and a backward pass, compiled, in half precision: the traffic that the
+    kernels of a block need at least (120 d for GPT-2) times 1.25, and 16 V for the loss.
     """
-    return (
-        1.25 * shape.n_layer * shape.definition.memory_traffic_bytes(shape) + 16 * shape.vocab_size
-    )
+    blocks = 1.25 * shape.n_layer * shape.definition.memory_traffic_bytes(shape)
+    return blocks + 16 * shape.vocab_size
 
 
-def seconds_per_token(shape: Shape, card: Gpu) -> float:
-    """Return one card's seconds a token: matrix products at the rate that it reaches, then all else at its bandwidth."""
-    products = computed_flops(shape) * (1 / (1e12 * card.product_teraflops) + 1 / PRODUCT_LIMIT)
-    seconds = products + memory_traffic_bytes(shape) / (
-        BANDWIDTH_SHARE * 1e9 * card.gigabytes_per_second
-    )
-    return seconds if card.modern else seconds / WITHOUT_FLASH
+def seconds_per_token(shape: Shape, gpu: Gpu) -> float:
+    """Return the seconds per token on one GPU.
+
+    Matrix products run at the rate that the GPU reaches. All other kernels run afterwards, at the
+    speed of its memory.
+    """
+    seconds_per_flop = 1 / (1e12 * gpu.product_teraflops) + 1 / PRODUCT_LIMIT
+    products = computed_flops(shape) * seconds_per_flop
+    bytes_per_second = BANDWIDTH_SHARE * 1e9 * gpu.gigabytes_per_second
+    seconds = products + memory_traffic_bytes(shape) / bytes_per_second
+    if not gpu.modern:
+        seconds /= WITHOUT_FLASH
+    return seconds
 
 
 def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
-    """Return the most that a run writes: the bytes of its checkpoints, and of the shards of the tokens that it reads."""
-    shape, saving, steps = shape_of(recipe.model), recipe.saving, recipe.schedule.max_steps
-    kept = saving.save_total_limit or (steps // saving.save_steps if saving.save_steps else 0)
-    tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * steps)
-    fetched = not all(source.is_token_folder for source in recipe.data.resolved_sources)
-    shards = tokens * (2 if shape.vocab_size <= 65_536 else 4) if fetched else 0.0
-    # Weights and two moments in fp32, for the stored checkpoints and one that is being written.
-    return 12.0 * shape.parameters * (kept + 1), float(shards)
+    """Return the most bytes that a run writes: its checkpoints, and the token shards it reads."""
+    shape = shape_of(recipe.model)
+    max_steps = recipe.schedule.max_steps
+    save_steps = recipe.saving.save_steps
+
+    num_checkpoints = recipe.saving.save_total_limit
+    if not num_checkpoints and save_steps:
+        num_checkpoints = max_steps // save_steps
+    # Weights and two moments in fp32, for the stored checkpoints and the one being written.
+    checkpoint_bytes = 12.0 * shape.parameters * (num_checkpoints + 1)
+
+    sources = recipe.data.resolved_sources
+    if all(source.is_token_folder for source in sources):
+        return checkpoint_bytes, 0.0
+    tokens = recipe.batch.tokens_per_step * max_steps
+    if recipe.data.limit_tokens:
+        tokens = min(tokens, recipe.data.limit_tokens)
+    bytes_per_token = 2 if shape.vocab_size <= 65_536 else 4
+    return checkpoint_bytes, float(tokens * bytes_per_token)
 
 
-def run(
+def speed_and_energy(
     shape: Shape,
-    card: Gpu,
+    gpu: Gpu,
     *,
     tokens: int,
     tokens_per_step: int,
     work: float = 1.0,
     count: int = 1,
 ) -> dict[str, float]:
-    """Return ``tokens_per_second``, ``mfu`` (a share of all cards' peak), ``hours``, ``kilowatt_hours``.
+    """Return the speed of a run and the time and the energy that it takes.
 
     Args:
-        tokens: of the whole run.
-        work: of a step, in those of one that computes nothing again.
+        tokens: number of tokens of the entire run.
+        tokens_per_step: number of tokens of an update, on all GPUs together.
+        work: FLOPs of an update, relative to one without gradient checkpointing.
+        count: number of GPUs.
+
+    Returns:
+        ``tokens_per_second``, ``mfu`` (a share of the peak of all GPUs), ``hours`` and
+        ``kilowatt_hours``.
     """
-    step = work * seconds_per_token(shape, card) * tokens_per_step / count
-    # A ring moves 2 (n - 1) / n of the fp32 gradients over each link.
-    step += 2 * (count - 1) / count * 4 * shape.parameters / (1e9 * card.link_gigabytes_per_second)
-    speed = tokens_per_step / step
-    hours = tokens / speed / 3600
+    step_seconds = work * seconds_per_token(shape, gpu) * tokens_per_step / count
+    # The all-reduce: a ring moves 2 (n - 1) / n of the fp32 gradients over each link.
+    link_bytes_per_second = 1e9 * gpu.link_gigabytes_per_second
+    step_seconds += 2 * (count - 1) / count * 4 * shape.parameters / link_bytes_per_second
+
+    tokens_per_second = tokens_per_step / step_seconds
+    hours = tokens / tokens_per_second / 3600
+    peak_flops = count * 1e12 * gpu.teraflops
     return {
-        "tokens_per_second": speed,
-        "mfu": speed * shape.flops_per_token / (count * 1e12 * card.teraflops),
+        "tokens_per_second": tokens_per_second,
+        "mfu": tokens_per_second * shape.flops_per_token / peak_flops,
         "hours": hours,
-        "kilowatt_hours": hours * count * card.watts / 1000,
+        "kilowatt_hours": hours * count * gpu.watts / 1000,
     }

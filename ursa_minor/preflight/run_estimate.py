@@ -1,6 +1,7 @@
-"""Estimates of a recipe on cards, beside measurements, ours and others', as lines and as a table."""
+"""Estimate the run of a recipe on GPUs, and describe the estimate as text or as a table."""
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,223 +9,368 @@ import yaml
 
 from ursa_minor.base import gpus
 from ursa_minor.base.wording import pluralize
+from ursa_minor.model.architectures import Shape
 from ursa_minor.preflight import estimate
 from ursa_minor.preflight.data_throughput import PREPARED, DataThroughput
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import make_plan
 
-FIGURES = {
+GPU_MEMORY_SHARE = 0.98  # of the nominal memory; the driver takes the rest
+# Parts of the memory that are sharded over all GPUs with zero3_x8.yaml.
+SHARDED_PARTS = ("weights", "gradients", "moments", "half copies")
+# Columns of the table of GPUs: header -> key of an estimate.
+TABLE_COLUMNS = {
     "tokens/s": "tokens_per_second",
     "hours": "hours",
     "waiting": "waiting_hours",
     "kWh": "kilowatt_hours",
+    "cost": "cost",
 }
-FIGURES |= {"cost": "cost"}  # of a table, by head
-SHARED = ("weights", "gradients", "moments", "half copies")
-SOURCES = "Memory, speed, time and energy are estimated (docs/cards.md says how well); parameters and FLOPs are counted."
+TABLE_NOTES = (
+    "* with --gradient_checkpointing full",
+    "waiting: additional hours in which the GPUs wait for data",
+    "124M, measured: tokens/s of GPT-2 124M on one GPU, measured by others",
+    "",
+    "--card NAME shows more about one GPU.",
+)
+SOURCES = (
+    "Memory, speed, time and energy are estimated (accuracy: docs/cards.md).\n"
+    "Parameters and FLOPs are counted."
+)
+TEXT_WIDTH = 80  # columns
+LABEL_WIDTH = 13
 
 
 def estimate_run(
     recipe: keys.Recipe,
-    card: gpus.Gpu,
+    gpu: gpus.Gpu,
     count: int,
     price_per_hour: float,
-    supply: DataThroughput = PREPARED,
+    throughput: DataThroughput = PREPARED,
 ) -> dict:
-    """Return the estimate of a run on ``count`` of a card, as its preset would run it; ``fits`` is False where none does.
+    """Estimate a run on ``count`` GPUs, with the settings of their accelerate YAML.
 
     Args:
-        price_per_hour: of all the cards, in any currency.
-        supply: of the recipe's data; ``waiting_hours`` is what the cards wait for it, which costs as much as training.
+        price_per_hour: of all GPUs together, in any currency. 0 if it is not known.
+        throughput: how fast the data of the recipe is read.
+
+    Returns:
+        A JSON object. It always has the keys ``card``, ``count``, ``compiled``, ``parameters``,
+        ``flops_per_token``, ``tokens``, ``fits`` (whether the memory suffices) and ``shared_out``
+        (whether weights are sharded over the GPUs). If it fits, it also has
+
+        - ``per_device_train_batch_size``, ``gradient_accumulation_steps``,
+          ``gradient_checkpointing``
+        - ``memory_bytes``: see ``estimate.memory``
+        - ``tokens_per_second``, ``mfu``, ``hours``, ``kilowatt_hours``
+        - ``reader``, ``reader_tokens_per_second`` (None if it is not limited), ``waiting_hours``:
+          hours in which the GPUs wait for data
+        - ``price_per_hour``, ``cost`` (waiting included), if there is a price
     """
-    shape, shards = estimate.shape_of(recipe.model), dict(estimate.IN_BUCKETS if count > 1 else {})
-    if recipe.optimizer.shard_optimizer:
-        shards["moments"] = count
-    how: dict[str, Any] = {"half": True, "compiled": compiles(card.name), "shards": shards}
-    how |= {
-        "optimizer": recipe.optimizer.optimizer,
-        "checkpointing": recipe.model.gradient_checkpointing,
-    }
-    ways = [how, how | {"checkpointing": "full"}]
-    if count > 1:  # the model itself is sharded, as zero3_x8.yaml does, which is not compiled
-        ways.append(ways[-1] | {"compiled": False, "shards": dict.fromkeys(SHARED, count)})
-    free = 0.98 * card.memory_gib * 2**30  # the driver takes the rest
-    for how in ways:
-        if size := estimate.largest_micro_batch(shape, free, **how):
+    shape = estimate.shape_of(recipe.model)
+    free_bytes = GPU_MEMORY_SHARE * gpu.memory_gib * 2**30
+    for memory_options in _memory_options(recipe, gpu, count):
+        largest = estimate.largest_micro_batch(shape, free_bytes, **memory_options)
+        if largest:
             break
+
     tokens = recipe.batch.tokens_per_step * recipe.schedule.max_steps
     row = {
-        "card": card.name,
+        "card": gpu.name,
         "count": count,
-        "compiled": how["compiled"],
+        "compiled": memory_options["compiled"],
         "parameters": shape.parameters,
         "flops_per_token": shape.flops_per_token,
         "tokens": tokens,
-        "fits": bool(size),
-        "shared_out": "weights" in how["shards"],
+        "fits": bool(largest),
+        "shared_out": "weights" in memory_options["shards"],
     }
-    if not size:
+    if not largest:
         return row
-    asked = recipe.batch.per_device_train_batch_size
-    plan = make_plan(recipe, count, size if asked == "auto" else min(size, asked))
-    size = plan.per_device_train_batch_size
-    # full: the forward pass, a third of the work, is done once more. mlp: so little that it does not show.
-    work = 4 / 3 if how["checkpointing"] == "full" else 1.0
-    run = estimate.run(
+
+    micro_batch = largest
+    if recipe.batch.per_device_train_batch_size != "auto":
+        micro_batch = min(largest, recipe.batch.per_device_train_batch_size)
+    batch_plan = make_plan(recipe, count, micro_batch)
+    micro_batch = batch_plan.per_device_train_batch_size
+    row |= {
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": batch_plan.gradient_accumulation_steps,
+        "gradient_checkpointing": memory_options["checkpointing"],
+        "memory_bytes": estimate.memory(shape, micro_batch=micro_batch, **memory_options),
+    }
+    row |= _speed(shape, recipe, gpu, count, memory_options["checkpointing"])
+    reader_speed = throughput.speed if math.isfinite(throughput.speed) else None
+    row |= {
+        "reader": throughput.words,
+        "reader_tokens_per_second": reader_speed,
+        "waiting_hours": throughput.waiting_seconds(tokens, 3600 * row["hours"]) / 3600,
+    }
+    if price_per_hour:
+        all_hours = row["hours"] + row["waiting_hours"]
+        row |= {"price_per_hour": price_per_hour, "cost": all_hours * price_per_hour}
+    return row
+
+
+def _memory_options(recipe: keys.Recipe, gpu: gpus.Gpu, count: int) -> list[dict[str, Any]]:
+    """Return arguments of ``estimate.memory``: the recipe's, then some that need less memory.
+
+    The others are gradient checkpointing of entire blocks and, on several GPUs, sharding of the
+    model as well (zero3_x8.yaml, which does not compile the model).
+    """
+    shards: dict[str, float] = {}
+    if count > 1:
+        shards |= estimate.IN_BUCKETS
+    if recipe.optimizer.shard_optimizer:
+        shards["moments"] = count
+    as_in_recipe = {
+        "half": True,
+        "compiled": compiles(gpu.name),
+        "shards": shards,
+        "optimizer": recipe.optimizer.optimizer,
+        "checkpointing": recipe.model.gradient_checkpointing,
+    }
+    checkpointed = as_in_recipe | {"checkpointing": "full"}
+    if count == 1:
+        return [as_in_recipe, checkpointed]
+    sharded = checkpointed | {"compiled": False, "shards": dict.fromkeys(SHARDED_PARTS, count)}
+    return [as_in_recipe, checkpointed, sharded]
+
+
+def _speed(
+    shape: Shape, recipe: keys.Recipe, gpu: gpus.Gpu, count: int, checkpointing: str
+) -> dict[str, float]:
+    """Return the speed and energy of a run (``estimate.speed_and_energy``)."""
+    work = 1.0
+    if checkpointing == "full":
+        # The forward pass, a third of the work, is done twice. What "mlp" does twice is negligible.
+        work = 4 / 3
+    return estimate.speed_and_energy(
         shape,
-        card,
-        tokens=tokens,
+        gpu,
+        tokens=recipe.batch.tokens_per_step * recipe.schedule.max_steps,
         tokens_per_step=recipe.batch.tokens_per_step,
         work=work,
         count=count,
     )
-    row |= {
-        "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        "gradient_checkpointing": how["checkpointing"],
-        "memory_bytes": estimate.memory(shape, micro_batch=size, **how),
-        **run,
-        "reader": supply.words,
-        "reader_tokens_per_second": supply.speed if math.isfinite(supply.speed) else None,
-        "waiting_hours": supply.waiting_seconds(tokens, 3600 * run["hours"]) / 3600,
-    }
-    if price_per_hour:
-        row |= {
-            "price_per_hour": price_per_hour,
-            "cost": (row["hours"] + row["waiting_hours"]) * price_per_hour,
-        }
-    return row
 
 
-def speeds(card: gpus.Gpu) -> dict[str, float]:
-    """Return the tokens per second of GPT-2 124M on one card: estimated, and as others and we measured them."""
-    known = {"by others": card.training, "by us": card.ours}
-    found = {name: one.figure for name, one in known.items() if one}
-    return {"estimated": 1 / estimate.seconds_per_token(estimate.GPT2_124M, card)} | found
+def speeds(gpu: gpus.Gpu) -> dict[str, float]:
+    """Return the estimated and measured tokens per second of GPT-2 124M on one GPU, by origin."""
+    figures = {"estimated": 1 / estimate.seconds_per_token(estimate.GPT2_124M, gpu)}
+    if gpu.training:
+        figures["measured by others"] = gpu.training.figure
+    if gpu.ours:
+        figures["measured by us"] = gpu.ours.figure
+    return figures
 
 
-def mfu(card: gpus.Gpu, tokens_per_second: float) -> float:
-    """Return the MFU of GPT-2 124M at 1,024 tokens on one card."""
-    return tokens_per_second * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e12
+def mfu(gpu: gpus.Gpu, tokens_per_second: float) -> float:
+    """Return the MFU of GPT-2 124M at 1,024 tokens on one GPU."""
+    return tokens_per_second * estimate.GPT2_124M.flops_per_token / gpu.teraflops / 1e12
 
 
-def good_mfus(card: gpus.Gpu) -> tuple[float, float]:
-    """Return a good MFU of GPT-2 124M, 0.9 of the least that is known of the card, and an excellent one, the highest."""
-    shares = [mfu(card, speed) for speed in speeds(card).values()]
+def good_mfus(gpu: gpus.Gpu) -> tuple[float, float]:
+    """Return a good and an excellent MFU of GPT-2 124M on one GPU.
+
+    Excellent is the highest MFU that is estimated or was measured, good is 0.9 of the lowest one.
+    """
+    shares = [mfu(gpu, speed) for speed in speeds(gpu).values()]
     return 0.9 * min(shares), max(shares)
 
 
-def expectation(card: gpus.Gpu) -> str:
-    """Return what to expect of one card with GPT-2 124M, in a line."""
-    good, excellent = good_mfus(card)
-    said = ", ".join(f"{name} {rounded(speed)}" for name, speed in speeds(card).items())
-    advice = f"; often advised: micro-batch {card.advised}" if card.advised else ""
-    return f"GPT-2 124M on one: tokens/s {said}; mfu good from {good:.0%}, excellent {excellent:.0%}{advice}"
+def expectation(gpu: gpus.Gpu) -> str:
+    """Return the expected speed and MFU of GPT-2 124M on one GPU, as one line."""
+    figures = []
+    for origin, speed in speeds(gpu).items():
+        figures.append(f"{rounded(speed)} {origin}")
+    good, excellent = good_mfus(gpu)
+    line = f"GPT-2 124M on one GPU: tokens/s {', '.join(figures)}; "
+    line += f"MFU good from {good:.0%}, excellent from {excellent:.0%}"
+    if gpu.advised:
+        line += f"; often advised: micro-batch {gpu.advised}"
+    return line
 
 
-def describe(recipe: keys.Recipe, card: gpus.Gpu, row: dict) -> str:
-    """Return an estimate as lines to read."""
-    guessed = f"never measured; {card.product_teraflops / card.teraflops:.0%} of the peak, as measured cards reach"
-    origin = f"measured by others ({card.products.source})" if card.products else guessed
-    flops, known = row["flops_per_token"], filter(None, (card.training, card.ours))
-    said = {
-        "products": f"{rounded(card.product_teraflops)} TFLOP/s of matrix products, {origin}",
+def describe(recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
+    """Return an estimate (``estimate_run``) as text of several lines."""
+    flops = row["flops_per_token"]
+    all_flops = flops * row["tokens"]
+    tokens = abbreviate(row["tokens"])
+    texts = {
+        "GPU": _data_sheet(gpu),
+        "products": _product_speed(gpu),
         "parameters": f"{row['parameters']:,}",
-        "FLOPs": f"{flops / 1e6:,.0f} M a token, {flops * row['tokens']:.2e} for {in_short(row['tokens'])} tokens",
+        "FLOPs": f"{flops / 1e6:,.0f} M per token, {all_flops:.2e} for {tokens} tokens",
         "memory": "does not fit, not even one sequence with gradient checkpointing",
     }
     if row["fits"]:
-        parts, checkpointing = row["memory_bytes"], row["gradient_checkpointing"]
-        listed = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
-        how = [card.precision, "compiled" if row["compiled"] else "not compiled"]
-        how += [f"--gradient_checkpointing {checkpointing}"] if checkpointing != "none" else []
-        how += (
-            ["sharded (zero3_x8.yaml), whose gathering is not counted"] if row["shared_out"] else []
-        )
-        said["memory"] = f"{sum(parts.values()) / 2**30:.1f} GiB a card: {listed}"
-        said["micro-batch"] = (
-            f"{row['per_device_train_batch_size']} sequences of {recipe.model.sequence_length:,} tokens, "
-            f"{row['gradient_accumulation_steps']} a step and card; {', '.join(how)}"
-        )
-        said["speed"] = f"{rounded(row['tokens_per_second'])} tokens/s, {row['mfu']:.0%} MFU"
-        said["time"] = f"{rounded(row['hours'])} h, evaluating and saving not counted"
-        said["reader"] = reader(row)
-        said["energy"] = f"{rounded(row['kilowatt_hours'])} kWh, the cards alone at full power"
-        if "cost" in row:
-            paid = rounded(row["hours"] + row["waiting_hours"])
-            said["cost"] = (
-                f"{rounded(row['cost'])} for {paid} h, at {row['price_per_hour']:g} an hour for the machine"
-            )
-    figures = [f"{one.figure:,.0f} tokens/s measured on one card ({one.source})" for one in known]
-    said["GPT-2 124M"] = ", ".join(figures) or "never measured on this card"
-    sheet = f"{card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, {card.gigabytes_per_second:g} GB/s, {card.watts:g} W"
-    title = f"{recipe.saving.name} on {row['count']} x {card.name} ({sheet}: {card.source})"
-    return "\n".join([title, "", *(f"{name:13}{text}" for name, text in said.items()), "", SOURCES])
+        texts |= _describe_fitting_run(recipe, gpu, row)
+    texts["GPT-2 124M"] = _measured_speeds(gpu)
+
+    title = f"{recipe.saving.name} on {row['count']} x {gpu.name}"
+    lines = [labeled(label, text) for label, text in texts.items()]
+    return "\n".join([title, "", *lines, "", SOURCES])
 
 
-def reader(row: Mapping[str, Any]) -> str:
-    """Return whether the data keep up with an estimated run, and the fix where they do not."""
-    fix = (
-        "Run prepare_data.py before they are rented, or use a machine with more CPU cores (--cores)"
-    )
-    waiting = (
-        f"the cards wait {rounded(row['waiting_hours'])} h. {fix}"
-        if row["waiting_hours"]
-        else "no waiting"
-    )
-    speed = row["reader_tokens_per_second"]
+def _data_sheet(gpu: gpus.Gpu) -> str:
     return (
-        f"{rounded(speed)} tokens/s ({row['reader']}): {waiting}"
-        if speed
-        else f"{row['reader']}: {waiting}"
+        f"{gpu.memory_gib:g} GiB, {gpu.teraflops:g} TFLOP/s, {gpu.gigabytes_per_second:g} GB/s, "
+        f"{gpu.watts:g} W ({gpu.source})"
+    )
+
+
+def _product_speed(gpu: gpus.Gpu) -> str:
+    """Return the speed of matrix products and where the figure comes from."""
+    speed = f"{rounded(gpu.product_teraflops)} TFLOP/s in matrix products"
+    if gpu.products:
+        return f"{speed}, measured by others ({gpu.products.source})"
+    share = gpu.product_teraflops / gpu.teraflops
+    return f"{speed}, never measured: {share:.0%} of the peak, as on the GPUs that were measured"
+
+
+def _measured_speeds(gpu: gpus.Gpu) -> str:
+    """Return the measured speeds of GPT-2 124M on one GPU."""
+    texts = []
+    for measurement in (gpu.training, gpu.ours):
+        if measurement:
+            speed = f"{measurement.figure:,.0f} tokens/s"
+            texts.append(f"{speed} measured on one GPU ({measurement.source})")
+    return ", ".join(texts) or "never measured on this GPU"
+
+
+def _describe_fitting_run(
+    recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the texts, by label, on a run whose memory suffices."""
+    sizes = []
+    for name, size in row["memory_bytes"].items():
+        if size:
+            sizes.append(f"{name} {size / 2**30:.1f}")
+    memory_gib = sum(row["memory_bytes"].values()) / 2**30
+    micro_batch = row["per_device_train_batch_size"]
+    sequence_length = recipe.model.sequence_length
+    micro_batches = row["gradient_accumulation_steps"]
+    speed = rounded(row["tokens_per_second"])
+    energy = rounded(row["kilowatt_hours"])
+    texts = {
+        "memory": f"{memory_gib:.1f} GiB per GPU: {', '.join(sizes)}",
+        "micro-batch": f"{micro_batch} sequences of {sequence_length:,} tokens; "
+        f"{micro_batches} per update on each GPU",
+        "settings": _settings(gpu, row),
+        "speed": f"{speed} tokens/s, {row['mfu']:.0%} MFU",
+        "time": f"{rounded(row['hours'])} h, without evaluations and checkpoints",
+        "reader": describe_reader(row),
+        "energy": f"{energy} kWh, for the GPUs only, at full power",
+    }
+    if "cost" in row:
+        cost = rounded(row["cost"])
+        paid_hours = rounded(row["hours"] + row["waiting_hours"])
+        price = f"{row['price_per_hour']:g} per hour for the machine"
+        texts["cost"] = f"{cost} for {paid_hours} h, at {price}"
+    return texts
+
+
+def _settings(gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
+    """Return the settings that determine the memory of an estimated run."""
+    settings = [gpu.precision, "compiled" if row["compiled"] else "not compiled"]
+    if row["gradient_checkpointing"] != "none":
+        settings.append(f"--gradient_checkpointing {row['gradient_checkpointing']}")
+    if row["shared_out"]:
+        settings.append("sharded (zero3_x8.yaml; the time to gather the weights is not included)")
+    return ", ".join(settings)
+
+
+def describe_reader(row: Mapping[str, Any]) -> str:
+    """Return how fast data is read in an estimated run, and how to avoid that the GPUs wait."""
+    speed = row["reader"]
+    if row["reader_tokens_per_second"]:
+        speed = f"{rounded(row['reader_tokens_per_second'])} tokens/s ({row['reader']})"
+    if not row["waiting_hours"]:
+        return f"{speed}: no waiting"
+    return (
+        f"{speed}: the GPUs wait {rounded(row['waiting_hours'])} h for data. Run prepare_data.py "
+        f"before you rent them, or use a machine with more CPU cores (--cores)"
     )
 
 
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:
-    """Return estimates as a table, a row for each of the cards that we know."""
+    """Return the estimates for all known GPUs as a table.
+
+    Args:
+        rows: an estimate (``estimate_run``) for each of ``gpus.GPUS``.
+    """
     body = []
-    for card, row in zip(gpus.GPUS, rows, strict=True):
-        cells = {"card": card.name, "micro-batch": "does not fit"}
+    for gpu, row in zip(gpus.GPUS, rows, strict=True):
+        cells = {"GPU": gpu.name, "micro-batch": "does not fit"}
         if row["fits"]:
             mark = " *" if row["gradient_checkpointing"] == "full" else ""
-            cells |= {
-                "micro-batch": f"{row['per_device_train_batch_size']}{mark}",
-                "MFU": f"{row['mfu']:.0%}",
-            }
-            cells |= {head: rounded(row[name]) for head, name in FIGURES.items() if name in row}
-        measured = f"{card.training.figure:,.0f}" if card.training else "never"
+            cells["micro-batch"] = f"{row['per_device_train_batch_size']}{mark}"
+            cells["MFU"] = f"{row['mfu']:.0%}"
+            for header, key in TABLE_COLUMNS.items():
+                if key in row:
+                    cells[header] = rounded(row[key])
+        measured = f"{gpu.training.figure:,.0f}" if gpu.training else "never"
         body.append(cells | {"124M, measured": measured})
+
     first = rows[0]
-    title = f"{recipe.saving.name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
-    title += pluralize(first["count"], "card", "cards")
-    notes = "* with --gradient_checkpointing full; waiting: hours for the data, beside the others; measured: tokens/s of "
-    notes += "GPT-2 124M on one card, by others; --card NAME says more"
-    return "\n".join([title, "", *aligned(body), "", notes, SOURCES])
+    title = (
+        f"{recipe.saving.name}: {first['parameters']:,} parameters, "
+        f"{abbreviate(first['tokens'])} tokens; on {pluralize(first['count'], 'GPU', 'GPUs')} each"
+    )
+    return "\n".join([title, "", *align_columns(body), "", *TABLE_NOTES, SOURCES])
 
 
-def aligned(rows: list[dict[str, str]]) -> list[str]:
-    """Return rows, by column, as a table's lines: its first column is aligned to the left, the others to the right."""
-    heads = {head: head for row in rows for head in row}
-    cells = [[row.get(head, "") for head in heads] for row in (heads, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in cells
-    ]
+def align_columns(rows: list[dict[str, str]]) -> list[str]:
+    """Return the lines of a table: its first column aligned to the left, the others to the right.
+
+    Args:
+        rows: cells by header. A row may lack cells.
+    """
+    headers: dict[str, None] = {}  # in the order in which they appear
+    for row in rows:
+        headers |= dict.fromkeys(row)
+    lines = [list(headers)]
+    for row in rows:
+        lines.append([row.get(header, "") for header in headers])
+
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    texts = []
+    for first_cell, *other_cells in lines:
+        aligned_cells = [first_cell.ljust(widths[0])]
+        for cell, width in zip(other_cells, widths[1:], strict=True):
+            aligned_cells.append(cell.rjust(width))
+        texts.append("  ".join(aligned_cells).rstrip())
+    return texts
+
+
+def labeled(label: str, text: str) -> str:
+    """Return a text after its label. Its lines are wrapped and indented below each other."""
+    return textwrap.fill(
+        text,
+        width=TEXT_WIDTH,
+        initial_indent=label.ljust(LABEL_WIDTH),
+        subsequent_indent=" " * LABEL_WIDTH,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def compiles(preset: str) -> bool:
     """Return whether the accelerate YAML of this name compiles the model."""
-    return "dynamo_config" in yaml.safe_load(
-        (gpus.PRESETS / f"{preset}.yaml").read_text(encoding="utf-8")
-    )
+    config = yaml.safe_load((gpus.PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
+    return "dynamo_config" in config
 
 
-def in_short(tokens: int) -> str:
-    """Return a count in billions or millions."""
-    return f"{rounded(tokens / 1e9)} B" if tokens >= 1e9 else f"{rounded(tokens / 1e6)} M"
+def abbreviate(tokens: int) -> str:
+    """Return a number of tokens in billions or millions."""
+    if tokens >= 1e9:
+        return f"{rounded(tokens / 1e9)} B"
+    return f"{rounded(tokens / 1e6)} M"
 
 
 def rounded(number: float) -> str:
-    """Return three digits of a number, without an exponent."""
-    return f"{number:.3g}" if abs(number) < 1000 else f"{float(f'{number:.3g}'):,.0f}"
+    """Return a number with three significant digits and without an exponent."""
+    if abs(number) < 1000:
+        return f"{number:.3g}"
+    return f"{float(f'{number:.3g}'):,.0f}"

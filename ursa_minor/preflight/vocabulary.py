@@ -12,14 +12,17 @@ from ursa_minor.recipe import keys
 
 
 def check_tokenizer_fits(recipe: keys.Recipe, stated_rows: int | None) -> None:
-    """Raise BadInput if the tokenizer of a recipe has ids beyond the embedding of ``init_from``.
+    """Check that the embedding of ``init_from`` has a row for each id of the recipe's tokenizer.
 
     A recipe that states ``vocab_size`` may add rows to the embedding. Without it, only rows of
-    padding are added, and a tokenizer with more ids is taken for a mistake.
+    padding are added, and a tokenizer with more ids is considered a mistake.
 
     Args:
         recipe: a complete recipe (``pretrained.complete``).
         stated_rows: its ``vocab_size`` before it was completed.
+
+    Raises:
+        BadInput: the tokenizer has ids for which the embedding would have no row.
     """
     init_from = recipe.model.init_from
     name = recipe.data.tokenizer
@@ -28,9 +31,8 @@ def check_tokenizer_fits(recipe: keys.Recipe, stated_rows: int | None) -> None:
     where = f"init_from = {init_from}"
     rows = stated_rows
     if rows is None:
-        rows = pretrained.from_pretrained(
-            where, AutoConfig, resolve_model(init_from, "init_from = ")
-        ).vocab_size
+        path = resolve_model(init_from, "init_from = ")
+        rows = pretrained.from_pretrained(where, AutoConfig, path).vocab_size
     needed = rows_needed(tokenization.load(name))
     if needed <= rows:
         return
@@ -38,5 +40,6 @@ def check_tokenizer_fits(recipe: keys.Recipe, stated_rows: int | None) -> None:
         advice = f", or add rows with --vocab_size {padded(needed)}"
         raise BadInput(missing_rows_message(where, needed, rows) + advice)
     raise BadInput(
-        f"vocab_size = {rows}: the largest id of the tokenizer is {needed - 1}; use --vocab_size {padded(needed)}"
+        f"vocab_size = {rows} is too small: the largest id of the tokenizer is {needed - 1}. "
+        f"Use --vocab_size {padded(needed)}"
     )

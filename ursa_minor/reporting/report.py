@@ -67,11 +67,13 @@ class Report:
         self._clock = clock
         self._is_main = is_main
         self._first_step = state.step
-        self._validation_loss = 0.0
-        self._timed_from: tuple[int, float] | None = None  # step and seconds, see _time_left
-        self._has_hinted = False
+        self._last_validation_loss = 0.0  # 0 before the first evaluation of this process
+        # Step and elapsed seconds at the first update, from which the time left is extrapolated.
+        self._first_timed_update: tuple[int, float] | None = None
+        self._has_logged_hint = False  # the hint about the use of the GPU is logged once
         self._has_warned_of_picture = False
-        self._unreported: Callable[[], None] | None = None  # reports the last update
+        # Set while the newest update was not due for a report. last_update calls it.
+        self._report_later: Callable[[], None] | None = None
 
         is_drawable = is_main and _is_terminal_with_lines()
         self._bar = tqdm(
@@ -166,7 +168,7 @@ class Report:
         prefix = split
         if split == "validation":
             prefix = "eval"
-            self._validation_loss = result["loss"]
+            self._last_validation_loss = result["loss"]
         self._evaluated(step, prefix, result, describe_loss(split, result))
 
     def scores(
@@ -205,7 +207,7 @@ class Report:
         log.info(text)
         if "gzip" in losses:
             log.info(f"step {step}: gzip baseline {losses['gzip']:.3f} bits per byte")
-        if self._validation_loss > bigram_loss:
+        if self._last_validation_loss > bigram_loss:
             option = self._recipe.saving.option_of_another_run
             log.info(
                 f"Validation loss is no better than a bigram baseline. Train longer (--max_steps "
@@ -231,9 +233,9 @@ class Report:
             is_due: whether to report it now. Otherwise ``last_update`` can report it later.
         """
         if not is_due:
-            self._unreported = partial(self.update, state, update, lr, device)
+            self._report_later = partial(self.update, state, update, lr, device)
             return
-        self._unreported = None
+        self._report_later = None
         gauges = hardware.gauges(device)
         row = {"train/loss": update.loss}
         if update.objective is not None:
@@ -255,8 +257,8 @@ class Report:
 
         With logging_steps = 0 updates are never reported.
         """
-        if self._unreported and self._recipe.evaluation.logging_steps:
-            self._unreported()
+        if self._report_later and self._recipe.evaluation.logging_steps:
+            self._report_later()
 
     def samples(self, step: int, texts: list[tuple[str, str]], *, show: bool) -> None:
         """Append samples to samples.txt.
@@ -366,10 +368,10 @@ class Report:
 
         The first update of a process is not part of the estimate, because it includes compilation.
         """
-        if self._timed_from is None:
-            self._timed_from = (state.step, elapsed)
+        if self._first_timed_update is None:
+            self._first_timed_update = (state.step, elapsed)
             return None
-        first_step, first_elapsed = self._timed_from
+        first_step, first_elapsed = self._first_timed_update
         if state.step <= first_step:
             return None
         seconds_per_step = (elapsed - first_elapsed) / (state.step - first_step)
@@ -377,12 +379,12 @@ class Report:
 
     def _hint(self, state: RunState, gauges: dict[str, float]) -> None:
         """Log once how to use the GPU better, if it is often idle."""
-        if self._has_hinted or state.step - self._first_step < HINT_AFTER:
+        if self._has_logged_hint or state.step - self._first_step < HINT_AFTER:
             return
         waiting_share = state.data_wait_seconds / max(self._clock.elapsed, 1e-9)
         hint = hardware.hint(gauges, waiting_share)
         if hint:
-            self._has_hinted = True
+            self._has_logged_hint = True
             log.info(f"hint: {hint}")
 
 

@@ -213,6 +213,9 @@ def push_pending(run_dir: Path) -> int:
         BadInput: there is no such folder.
     """
     if not run_dir.is_dir():
-        raise BadInput(f"--push_pending {run_dir}: no such run folder")
+        raise BadInput(
+            f"--push_pending {run_dir}: this folder does not exist. Name a run folder, for example "
+            f"runs/NAME"
+        )
     num_left = push.push_pending(run_dir / run_files.PENDING)
     return 1 if num_left else 0

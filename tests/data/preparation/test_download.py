@@ -249,7 +249,7 @@ def test_what_is_not_there_is_named_and_nothing_is_made(served, place):
         ("hf://datasets/me/tokens/empty", "HTTP status 404"),
         (
             "hf://datasets/me/tokens/only",
-            "data_dir = hf://datasets/me/tokens/only: holds no validation shards",
+            "data_dir = hf://datasets/me/tokens/only has no validation shards",
         ),
     ):
         done = run(

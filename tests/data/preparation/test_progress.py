@@ -33,4 +33,6 @@ def test_a_tokenizer_that_does_not_fit_the_text_is_warned_of(caplog, name, text_
     progress.log_amounts(manifest)
     found = [line for line in caplog.messages if "does not fit this text" in line]
     assert len(found) == warned and all("2.49 bytes per token" in line for line in found)
-    assert all(("Give it more text, with" in line) == (name == "bpe") for line in found)
+    assert all(
+        ("Train the tokenizer on more text, with" in line) == (name == "bpe") for line in found
+    )

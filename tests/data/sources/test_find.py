@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_key_and_a_folder_with_a_
     assert "hf:// URLs are supported for tables only" in refused(
         data_files=["hf://datasets/o/n/a.txt"]
     )
-    assert "data_files, number 1 is not a valid URL" in refused(data_files=["http://h:port/x.csv"])
+    assert "data_files: entry 1 is not a valid URL" in refused(data_files=["http://h:port/x.csv"])
     text(tmp_path, "books/deep/a.txt", "x" * 20)
     message = refused(data_files=[str(tmp_path / "books")])
     assert "is a folder" in message and whole(find(data_files=[message.split("'")[1]])) == "x" * 20

@@ -550,7 +550,7 @@ class Hub:
         shutil.rmtree("home", ignore_errors=True)
         for module in (huggingface_hub.constants, datasets.config):
             importlib.reload(module)
-        client.bound_client()
+        client.set_timeouts()
         client.TIMEOUTS["read"] = remote.TIMEOUT_SECONDS = 0.3
         waits, said, logged = [], [], logging.Handler()
         retry.time.sleep = waits.append

@@ -235,7 +235,8 @@ class DataWait:
             if reader:
                 reader.prefetch(windows)
                 reader.check()
-        # Reading the manifests takes a millisecond, too long for each step that does not wait.
+        # Reading the manifests takes about a millisecond. While enough data is prepared, it is done
+        # once per REFRESH_SECONDS, not at every step.
         is_recent = time.monotonic() - self._refreshed <= REFRESH_SECONDS
         if is_recent and _has_all(prepared, needed):
             return False

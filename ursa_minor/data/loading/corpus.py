@@ -283,8 +283,8 @@ class Corpus:
         pairs = list(zip(before, self.sources, strict=True))
 
         def are_shards_prepared() -> bool:
-            # If the data were complete, one more shard, or the end of the data, shows whether they
-            # still end at the same place.
+            # If the data of the checkpoint were complete, wait for one more shard or for the end of
+            # the preparation. Either of them shows whether the data have grown.
             for state, source in pairs:
                 num_shards = len(source.manifest.splits["train"])
                 needed = state["shards"] + state["complete"]
@@ -366,7 +366,7 @@ class Corpus:
 
         data = self._recipe.data
         if len(prompts) == 1 and data.data_files and not data.validation_files:
-            # The validation split is the end of a text, which may begin inside a word.
+            # The validation split is the last part of one text, so it may start inside a word.
             prompts = self._first_words() or [prompts[0].partition(" ")[2] or prompts[0]]
         prompts = [prompt for prompt in prompts if prompt.strip()]
         return prompts[:PROMPTS] or [""]

@@ -1,12 +1,14 @@
-"""Token files of a data set of the Hub, fetched one by one: from a pinned commit, each checked before it is read.
+"""Download the token files of a data set of the Hub one by one, from a pinned commit.
 
-The folder is one of shards like any other: the files under their own names, and a manifest that grows. Nothing is
-tokenized, so that training begins with the validation split and the first train file.
+The result is a folder of shards like any other: the files under their own names, and a manifest
+that grows. Each file is verified before it gets its name. Nothing is tokenized, so training can
+start with the validation split and the first train file.
 """
 
 import logging
 import shutil
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import huggingface_hub
 from huggingface_hub.hf_api import RepoFile
@@ -25,13 +27,34 @@ from ursa_minor.data.tokens.shards import Shard
 
 log = logging.getLogger(__name__)
 
+SCRATCH = ".fetch"  # folder for files that are not verified yet
+
+
+class RemoteFiles(NamedTuple):
+    """The token files of a repository.
+
+    Attributes:
+        commit: the commit that they belong to.
+        by_split: the files of the splits ``validation`` and ``train``, sorted by path.
+    """
+
+    commit: str
+    by_split: dict[str, list[RepoFile]]
+
 
 def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
-    """Fetch a source's files from where an earlier process stopped; those that are missing or changed, again.
+    """Download the files of a source, starting after the last complete one of an earlier process.
 
-    With stream_keep = consumed train files that are gone stay so. ``target``: how far to go, when train.py follows.
-    Raises BadInput for a repository that has no token files or may not be read, TrainingStopped when the retries are
-    used up.
+    Missing and changed files are downloaded again, except train files with stream_keep = consumed,
+    which are deleted after their use.
+
+    Args:
+        target: how far to go, when train.py reads the shards while they are downloaded. None to
+            go to the end.
+
+    Raises:
+        BadInput: the repository has no token files, or may not be read.
+        TrainingStopped: the retries are used up.
     """
     huggingface_hub.utils.disable_progress_bars()
     folder = source.folder
@@ -45,100 +68,161 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
         if manifest.complete and not broken:
             return
 
-    commit, listed = listing(source, pinned_revision)
+    remote = list_files(source, pinned_revision)
     if manifest is None:
-        validation = [_fetch_one(source, commit, file) for file in listed["validation"]]
+        validation_shards = []
+        for file in remote.by_split["validation"]:
+            validation_shards.append(_download(source, remote.commit, file))
         manifest = Manifest(
             source=source.name,
             identity=source.identity,
-            revision=commit,
+            revision=remote.commit,
             tokenizer=None,
-            splits={"validation": validation, "train": []},
+            splits={"validation": validation_shards, "train": []},
             complete=False,
         )
         write_manifest(folder, manifest)
-
-    file_by_name = {Path(file.path).name: file for found in listed.values() for file in found}
-    for shard in broken:
-        if _fetch_one(source, commit, file_by_name[shard.file]) != shard:
-            raise BadInput(
-                f"{folder / shard.file}: is not what {shards.MANIFEST} says; "
-                f"delete {folder} to fetch it anew"
-            )
-
-    limit = source.config.limit_tokens
-    train_shards = manifest.splits["train"]
-    for file in listed["train"][len(train_shards) :]:
-        if 0 < limit <= shards.count_tokens(train_shards):
-            break
-        if target:
-            target.wait(train_shards)
-        train_shards.append(_fetch_one(source, commit, file))
-        write_manifest(folder, manifest)
-        tokens = shards.count_tokens(train_shards)
-        log.info(
-            f"{tokens:,} train tokens are here, {len(train_shards)} of {len(listed['train'])} files"
-        )
-    shutil.rmtree(folder / ".fetch", ignore_errors=True)
+    _download_again(source, remote, broken)
+    _download_train_files(source, remote, manifest, target)
+    shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     manifest.complete = True
     write_manifest(folder, manifest)
 
 
+def _download_again(source: FoundSource, remote: RemoteFiles, broken: list[Shard]) -> None:
+    """Download the files of broken shards again.
+
+    Raises:
+        BadInput: a file is not the one of the manifest.
+    """
+    file_by_name = {}
+    for split_files in remote.by_split.values():
+        for file in split_files:
+            file_by_name[PurePosixPath(file.path).name] = file
+    for shard in broken:
+        if _download(source, remote.commit, file_by_name[shard.file]) != shard:
+            raise BadInput(
+                f"{source.folder / shard.file} does not match {shards.MANIFEST}. "
+                f"Delete {source.folder} to download all of it again"
+            )
+
+
+def _download_train_files(
+    source: FoundSource, remote: RemoteFiles, manifest: Manifest, target: PrefetchTarget | None
+) -> None:
+    """Download the train files that are missing at the end of the manifest, up to limit_tokens."""
+    limit = source.config.limit_tokens
+    train_files = remote.by_split["train"]
+    train_shards = manifest.splits["train"]
+    for file in train_files[len(train_shards) :]:
+        if 0 < limit <= shards.count_tokens(train_shards):
+            return
+        if target:
+            target.wait(train_shards)
+        train_shards.append(_download(source, remote.commit, file))
+        write_manifest(source.folder, manifest)
+        log.info(
+            f"downloaded {shards.count_tokens(train_shards):,} train tokens, "
+            f"{len(train_shards)} of {len(train_files)} files"
+        )
+
+
 def describe(source: FoundSource) -> str:
-    """Return a summary of the files to fetch, in lines."""
-    commit, listed = listing(source, None)
-    lines = [
-        f"{split}: {len(f)} files, {sum(file.size for file in f) / 1e9:.2f} GB"
-        for split, f in listed.items()
-    ]
-    return "\n".join([f"{source.config.data_dir} at {commit}, into {source.folder}", *lines])
+    """Return what would be downloaded, as text of several lines."""
+    remote = list_files(source, None)
+    lines = [f"{source.config.data_dir} at {remote.commit}, into {source.folder}"]
+    for split, split_files in remote.by_split.items():
+        num_files = len(split_files)
+        gigabytes = sum(file.size for file in split_files) / 1e9
+        lines.append(f"{split}: {num_files} files, {gigabytes:.2f} GB")
+    return "\n".join(lines)
 
 
-def listing(source: FoundSource, pinned: str | None) -> tuple[str, dict[str, list[RepoFile]]]:
-    """Return the commit, and the token files of a folder of the repository by split, sorted by name."""
+def list_files(source: FoundSource, pinned_revision: str | None) -> RemoteFiles:
+    """List the token files of a source.
+
+    Args:
+        pinned_revision: the commit to read. None for the newest one of the source's revision.
+
+    Raises:
+        BadInput: a split has no files, or the repository may not be read.
+    """
     assert source.repository is not None
     repo_id, revision, folder = source.repository
-    hub, what = huggingface_hub.HfApi(), f"data_dir = {source.config.data_dir}"
-    commit = pinned or retry(what, lambda: hub.dataset_info(repo_id, revision=revision).sha)
-    place = {"path_in_repo": folder or None, "revision": commit, "repo_type": "dataset"}
-    found = retry(what, lambda: list(hub.list_repo_tree(repo_id, **place)))
-    splits: dict[str, list[RepoFile]] = {"validation": [], "train": []}
-    for file in sorted(
-        (file for file in found if isinstance(file, RepoFile)), key=lambda file: file.path
-    ):
-        splits.get(shards.split_of(PurePosixPath(file.path)) or "", []).append(file)
-    if missing := [split for split, held in splits.items() if not held]:
-        words = f"holds no {' and no '.join(missing)} shards (named .bin or .npy, with train or val between underscores)"
-        raise BadInput(f"{what}: {words}; give the folder that does: .../NAME/FOLDER")
-    return commit, splits
+    name = f"data_dir = {source.config.data_dir}"
+    api = huggingface_hub.HfApi()
+    commit = pinned_revision
+    if commit is None:
+        commit = retry(name, lambda: api.dataset_info(repo_id, revision=revision).sha)
+
+    def list_folder() -> list:
+        entries = api.list_repo_tree(
+            repo_id, path_in_repo=folder or None, revision=commit, repo_type="dataset"
+        )
+        return list(entries)
+
+    entries = retry(name, list_folder)
+    repo_files = [entry for entry in entries if isinstance(entry, RepoFile)]
+    by_split: dict[str, list[RepoFile]] = {"validation": [], "train": []}
+    for file in sorted(repo_files, key=lambda file: file.path):
+        split = shards.split_of(PurePosixPath(file.path))
+        if split in by_split:
+            by_split[split].append(file)
+
+    missing_splits = [split for split, split_files in by_split.items() if not split_files]
+    if missing_splits:
+        raise BadInput(
+            f"{name} has no {' and no '.join(missing_splits)} shards. They are .bin or .npy files "
+            f"with train or val in their names, for example fineweb_val_000000.bin. If they are in "
+            f"a subfolder, add it: {name}/SUBFOLDER"
+        )
+    return RemoteFiles(commit, by_split)
 
 
-def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> Shard:
-    """Fetch a file into the folder, and return its shard. It has its name there only once it is known to be whole."""
+def _download(source: FoundSource, commit: str, file: RepoFile) -> Shard:
+    """Download a file into the folder of a source, and return its shard.
+
+    The file gets its final name when its size and its hash are those of the Hub.
+    """
     assert source.repository is not None
-    folder, (repo_id, _, _) = source.folder, source.repository
-    where = f"hf://datasets/{repo_id}@{commit}/{file.path}"
+    folder = source.folder
+    repo_id, _, _ = source.repository
 
-    def get() -> Shard:
-        place = {"repo_type": "dataset", "revision": commit, "local_dir": folder / ".fetch"}
+    def download_once() -> Shard:
         try:
-            path = Path(huggingface_hub.hf_hub_download(repo_id, file.path, **place))
+            downloaded = huggingface_hub.hf_hub_download(
+                repo_id,
+                file.path,
+                repo_type="dataset",
+                revision=commit,
+                local_dir=folder / SCRATCH,
+            )
         except OSError as error:
             # The client reports missing bytes with this error.
             if type(error) is OSError and error.errno is None:
                 raise TruncatedError(" ".join(str(error).split())) from None
             raise
+        path = Path(downloaded)
         sha256 = files.sha256(path)
-        is_whole = (
-            sha256 == file.lfs.sha256 if file.lfs else git_hash(path.read_bytes()) == file.blob_id
-        )
-        if path.stat().st_size != file.size or not is_whole:
+        if not _matches(path, sha256, file):
             path.unlink()
-            raise TruncatedError(f"{path.name} arrived damaged: its size or hash is not the Hub's")
-        tokens = len(shards.open_ids(path)[0])
+            raise TruncatedError(
+                f"{path.name} was damaged on its way: its size or hash is not that of the Hub"
+            )
+        ids, _ = shards.open_ids(path)
+        num_tokens = len(ids)
         files.fsync(path)
         path.replace(folder / path.name)
         files.fsync(folder)
-        return Shard(path.name, tokens, sha256=sha256)
+        return Shard(path.name, num_tokens, sha256=sha256)
 
-    return retry(where, get)
+    return retry(f"hf://datasets/{repo_id}@{commit}/{file.path}", download_once)
+
+
+def _matches(path: Path, sha256: str, file: RepoFile) -> bool:
+    """Return whether a downloaded file has the size and the hash that the Hub states."""
+    if path.stat().st_size != file.size:
+        return False
+    if file.lfs:
+        return sha256 == file.lfs.sha256
+    return git_hash(path.read_bytes()) == file.blob_id

@@ -1,10 +1,13 @@
-"""Measure how long a preparation takes and how large its result is; verify a prepared folder."""
+"""Estimate the time and the size of a preparation (``--dry_run``), and verify a prepared folder."""
 
 import math
 import time
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
@@ -17,93 +20,123 @@ from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
 from ursa_minor.recipe import keys
 
 DRY_RUN_SECONDS = 10
-CORE_SECONDS = 1.0  # for which an estimate encodes
+CORE_SECONDS = 1.0  # how long an estimate measures the speed of a core
+
+
+class Measurement(NamedTuple):
+    """What was encoded in a measurement, and the seconds that it took."""
+
+    tokens: int
+    text_bytes: int
+    seconds: float
 
 
 def dry_run(source: FoundSource) -> str:
-    """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
-    if source.config.token_column:
+    """Encode text for some seconds, and estimate the size and the time of the entire preparation.
+
+    Nothing is written.
+
+    Returns:
+        Text of three lines.
+
+    Raises:
+        BadInput: the source has token ids instead of text, or no text at its beginning.
+    """
+    config = source.config
+    if config.token_column:
         raise BadInput(
-            "--dry_run: measures how fast text is encoded, and token_column holds none; leave it out"
+            "--dry_run measures how fast text is encoded, and token_column contains no text. "
+            "Leave out one of them"
         )
     _, parts = open_parts(source, None, {})
-    name, config = source.config.tokenizer, source.config
-    if name in keys.TRAINED_TOKENIZERS:
-        # The number of characters is at most the number of bytes.
-        size = config.tokenizer_vocab_size if name == "bpe" else 257
-        tokenizer = tokenization.train_bpe(
-            islice(first_texts(parts["train"]), 1000), size, config.tokenizer_split
-        )
-    else:
-        tokenizer = tokenization.load(name)
-    encode = DocumentEncoder(tokenizer, name)
-    tokens, text_bytes, seconds = _timed(encode, parts["train"], DRY_RUN_SECONDS)
+    train_parts = parts["train"]
+    tokenizer = _similar_tokenizer(config, train_parts)
+    encode = DocumentEncoder(tokenizer, config.tokenizer)
+    tokens, text_bytes, seconds = _measure(encode, train_parts, DRY_RUN_SECONDS)
     if not text_bytes:
-        raise BadInput(f"{source.name}: no text in its first rows")
-    whole, itemsize = (
-        max(expected_text_bytes(source, parts["train"]), text_bytes),
-        2 if len(tokenizer) <= 2**16 else 4,
+        raise BadInput(f"{source.name}: the first rows contain no text")
+
+    all_bytes = max(expected_text_bytes(source, train_parts), text_bytes)
+    all_tokens = min(all_bytes * tokens / text_bytes, config.limit_tokens or math.inf)
+    bytes_per_id = 2 if len(tokenizer) <= 2**16 else 4
+    num_files = pluralize(len(train_parts), "file", "files")
+    threads = pluralize(encode.threads, "thread", "threads")
+    return (
+        f"{source.name}: {num_files}, about {all_bytes / 1e6:,.1f} MB of text, "
+        f"{all_tokens:,.0f} tokens (estimated)\n"
+        f"{source.folder}: {all_tokens * bytes_per_id / 1e6:,.3f} MB on disk "
+        f"(estimated: {bytes_per_id} bytes per token)\n"
+        f"{all_tokens / tokens * seconds:,.1f} s at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
+        f"{tokens / seconds:,.0f} tokens/s "
+        f"(measured for {seconds:.0f} s with {threads}, including reading)"
     )
-    total = min(whole * tokens / text_bytes, config.limit_tokens or math.inf)
-    held, used = (
-        pluralize(len(parts["train"]), "file", "files"),
-        pluralize(encode.threads, "thread", "threads"),
-    )
-    lines = (
-        f"{source.name}: {held}, about {whole / 1e6:,.1f} MB of text, {total:,.0f} tokens (estimated)",
-        f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)",
-        f"{total / tokens * seconds:,.1f} s at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
-        f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with {used}, reading included)",
-    )
-    return "\n".join(lines)
+
+
+def _similar_tokenizer(config: keys.DataSource, train_parts: list[Part]) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a source, or one like it that is trained on its first texts."""
+    if config.tokenizer not in keys.TRAINED_TOKENIZERS:
+        return tokenization.load(config.tokenizer)
+    size = config.tokenizer_vocab_size
+    if config.tokenizer == "characters":
+        # A vocabulary of single bytes: a text has at most as many characters as bytes.
+        size = 257
+    texts = islice(first_texts(train_parts), 1000)
+    return tokenization.train_bpe(texts, size, config.tokenizer_split)
 
 
 @cache
 def text_bytes_per_core() -> float:
-    """Return how many bytes of text a core of this machine encodes in a second: Python's own, by a small bpe of it."""
+    """Return how many bytes of text one core of this machine encodes per second.
+
+    The text is the source code of Python's standard library, the tokenizer a small BPE of it.
+    """
     data = keys.DataSource(
         dataset_name=STDLIB, validation_fraction=0.05, tokenizer="bpe", data_seed=0
     )
-    train = (find_source(data).parts or {})["train"]
-    encode = DocumentEncoder(tokenization.train_bpe(islice(first_texts(train), 50), 2042), STDLIB)
+    train_parts = (find_source(data).parts or {})["train"]
+    tokenizer = tokenization.train_bpe(islice(first_texts(train_parts), 50), 2042)
+    encode = DocumentEncoder(tokenizer, STDLIB)
     encode.threads = 1
-    _, text_bytes, seconds = _timed(encode, train, CORE_SECONDS)
+    _, text_bytes, seconds = _measure(encode, train_parts, CORE_SECONDS)
     return text_bytes / seconds
 
 
-def _timed(encode: DocumentEncoder, parts: list[Part], limit: float) -> tuple[int, int, float]:
-    """Encode documents for ``limit`` seconds; return tokens, bytes of text, and the seconds that these took.
+def _measure(encode: DocumentEncoder, parts: list[Part], max_seconds: float) -> Measurement:
+    """Encode documents for ``max_seconds``, at least ``BATCH_CHARACTERS`` bytes.
 
-    Documents come in batches: one that comes too late is not counted, nor the time that its batch took, but for the first.
+    Documents are encoded in batches. Documents that arrive after the limit are not counted, and the
+    time after the last counted document is not counted either.
     """
-    started, tokens, text_bytes, seconds = time.perf_counter(), 0, 0, 0.0
-    for document in chain.from_iterable(encode(read(0), 0) for _, read in parts):
-        now = time.perf_counter() - started
-        if now > limit and text_bytes >= BATCH_CHARACTERS:
+    started = time.perf_counter()
+    tokens = 0
+    text_bytes = 0
+    seconds = 0.0
+    for document in chain.from_iterable(encode(read_rows(0), 0) for _, read_rows in parts):
+        elapsed = time.perf_counter() - started
+        if elapsed > max_seconds and text_bytes >= BATCH_CHARACTERS:
             break
-        tokens, text_bytes, seconds = (
-            tokens + len(document.ids),
-            text_bytes + document.text_bytes,
-            now,
-        )
-    return tokens, text_bytes, seconds
+        tokens += len(document.ids)
+        text_bytes += document.text_bytes
+        seconds = elapsed
+    return Measurement(tokens, text_bytes, seconds)
 
 
 def verify(folder: Path, vocab_size: int) -> str:
-    """Read every byte of a folder of token files, and return a line which states that it is intact.
+    """Read every byte of a folder of token files, and return a line that states that it is intact.
 
     Args:
-        vocab_size: of the model. The tokenizer of the folder is used instead if its manifest names one.
+        vocab_size: of the model. If the manifest of the folder names a tokenizer, the vocabulary
+            size of this tokenizer is used instead.
 
     Raises:
-        BadInput: with every error that was found.
+        BadInput: listing every error in the folder.
     """
     manifest = manifests.describe_folder(folder)
     errors = [error for _, error in manifests.problems(folder, manifest.shards)]
     if errors:
         raise BadInput(errors)
 
-    compared = "sizes (there are no hashes to compare with)"
+    compared = "sizes (there are no hashes to compare)"
     if manifest.tokenizer is not None:
         compared = "sizes, hashes"
         vocab_size = manifest.tokenizer.size
@@ -115,5 +148,7 @@ def verify(folder: Path, vocab_size: int) -> str:
         num_tokens += len(ids)
 
     state = "" if manifest.complete else "; its preparation is not finished"
-    intact = f"{len(manifest.shards)} shards, {num_tokens:,} tokens are whole"
-    return f"{folder}: {intact}: {compared}, ids below {vocab_size}{state}"
+    return (
+        f"{folder}: {len(manifest.shards)} shards with {num_tokens:,} tokens are intact "
+        f"(checked: {compared}, ids below {vocab_size}){state}"
+    )

@@ -1,7 +1,7 @@
 """Turn the documents of a source into a folder of token shards.
 
-A process that was killed continues after its last complete shard. The shards have the same bytes however often it was
-interrupted.
+After a kill, the next process continues after the last complete shard. The shards have the same
+bytes however often a preparation was interrupted.
 """
 
 import logging
@@ -36,7 +36,8 @@ from ursa_minor.recipe import keys
 
 log = logging.getLogger(__name__)
 
-BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
+# A BPE is trained on the first characters of the train split, up to this number.
+BPE_SAMPLE_CHARACTERS = 100_000_000
 
 
 class Written(NamedTuple):
@@ -44,7 +45,7 @@ class Written(NamedTuple):
 
     Attributes:
         shard: a shard that was completed, if any.
-        next_position: where the next shard begins.
+        next_position: where the next shard starts.
         document: a document that was written to its end, if any.
     """
 
@@ -60,8 +61,8 @@ class SourceEncoder:
     Attributes:
         parts: the source files of each split.
         encode: converts documents to ids.
-        revision: see ``Manifest``, as the two attributes below.
-        versions: is filled in while the source is read.
+        revision: see ``Manifest``.
+        versions: see ``Manifest``. It is filled in while the source is read.
         tokenizer: the reference to the tokenizer of the folder.
     """
 
@@ -95,8 +96,8 @@ class SourceEncoder:
         parts = self.parts.get(split, self.parts["train"])
         num_tokens = count_tokens(existing)
         for part in range(start.part, len(parts)):
-            begin = start if part == start.part else Position(part, 0, 0)
-            skipped = begin.token  # ids of the first document that are in earlier shards
+            first = start if part == start.part else Position(part, 0, 0)
+            skipped = first.token  # ids of the first document that are in earlier shards
             is_inside_document = skipped > 0
             if 0 < limit <= num_tokens and not is_inside_document:
                 return
@@ -114,7 +115,7 @@ class SourceEncoder:
             current_row = -1
             row_tokens = 0  # ids of the current row so far
             _, read_rows = parts[part]
-            for document in self.encode(read_rows(begin.row), begin.row):
+            for document in self.encode(read_rows(first.row), first.row):
                 # A long text comes in several pieces with the same row number.
                 first_token = row_tokens if document.row == current_row else 0
                 current_row = document.row
@@ -141,7 +142,8 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
 
     Args:
         source: what to read, and the folder to write to, which is not complete.
-        target: how far to go, when train.py reads the shards while they are written. None: to the end.
+        target: how far to go, when train.py reads the shards while they are written. None to go
+            to the end.
     """
     started = time.perf_counter()
     folder = source.folder
@@ -159,7 +161,7 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
             files=len(train_parts),
             splits=held_out.splits | {"train": []},
             counts=held_out.counts | {"train": {}},
-            cursor=cursor_at(held_out.train_begin, train_parts),
+            cursor=cursor_at(held_out.train_start, train_parts),
             complete=False,
         )
         write_manifest(folder, manifest)
@@ -182,8 +184,9 @@ def open_source(
     """Open a source for reading.
 
     Args:
-        manifest: of the folder, if it was begun.
-        target: given if a training on this machine reads the shards, which then needs its cores.
+        manifest: of the folder, if an earlier process has written one.
+        target: not None if training processes on this machine read the shards. One core is left
+            for each of them.
 
     Raises:
         BadInput: the tokenizer of the folder is not the one that its manifest names.
@@ -201,8 +204,8 @@ def open_source(
         expected = replace(manifest.tokenizer, name=name)  # a local folder may have been moved
         if reference != expected:
             raise BadInput(
-                f"{source.folder / 'tokenizer'} does not match the shards beside it; "
-                f"delete {source.folder}"
+                f"{source.folder / 'tokenizer'} is not the tokenizer of the shards in this folder. "
+                f"Delete {source.folder} to prepare it again"
             )
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if target else 0
     encode = DocumentEncoder(tokenizer, name, trainers, ids=source.config.token_column is not None)
@@ -210,22 +213,32 @@ def open_source(
 
 
 class HeldOutSplits(NamedTuple):
-    """All splits but train: their shards and document statistics, and where train begins."""
+    """All splits but train.
+
+    Attributes:
+        splits: shards of each split.
+        counts: document statistics of each split.
+        train_start: where the train split starts.
+    """
 
     splits: dict[str, list[Shard]]
     counts: dict[str, dict[str, int]]
-    train_begin: Position
+    train_start: Position
 
 
 def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
-    """Write every split but train completely, so that training can begin with the first train shard.
+    """Write all splits but train, so that training can start with the first train shard.
 
-    A source without a validation part takes the first documents of its train split, up to ``validation_tokens``.
+    If a source has no validation split, the first documents of its train split, up to
+    ``validation_tokens``, are the validation split.
+
+    Raises:
+        BadInput: the train split has fewer than ``validation_tokens``.
     """
     folder = opened.source.folder
     config = opened.source.config
     start = Position(0, 0, 0)
-    train_begin = start
+    train_start = start
     splits: dict[str, list[Shard]] = {}
     counts: dict[str, dict[str, int]] = {}
     others = [name for name in opened.parts if name not in ("validation", "train")]
@@ -240,17 +253,18 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
             if written.document:
                 tally.update(written.document.counts)
             if is_taken_from_train:
-                train_begin = written.next_position
+                train_start = written.next_position
         counts[split] = dict(tally)
         num_tokens = count_tokens(split_shards)
         if num_tokens < limit:
             key = "token_column" if config.token_column else "text_column"
             raise BadInput(
-                f"{opened.source.name}: {key} = {getattr(config, key)} has {num_tokens} tokens in all, fewer than "
-                f"validation_tokens = {limit}; give --{key} with one of more text, "
-                f"--validation_tokens {max(1, num_tokens // 10)}, or, with data_files, --validation_files"
+                f"{opened.source.name}: {key} = {getattr(config, key)} has {num_tokens} tokens in "
+                f"total, fewer than validation_tokens = {limit}. Use "
+                f"--validation_tokens {max(1, num_tokens // 10)}, --{key} with a column that has "
+                f"more text, or --validation_files if the source is data_files"
             )
-    return HeldOutSplits(splits, counts, train_begin)
+    return HeldOutSplits(splits, counts, train_start)
 
 
 def write_train_split(
@@ -302,19 +316,21 @@ def check_same_files(folder: Path, manifest: Manifest, parts: list[Part]) -> Non
     file_now = cursor_at(cursor, parts).file
     if cursor.file != file_now or manifest.files != len(parts):
         raise BadInput(
-            f"{folder}: stopped at {cursor.file or 'the end'}, file {cursor.part + 1} of {manifest.files}; "
-            f"the source now has {file_now or 'no file'} there, of {len(parts)}. "
-            f"Give the same files, or, to read these again, delete the folder"
+            f"{folder}: the preparation stopped at {cursor.file or 'the end'}, file "
+            f"{cursor.part + 1} of {manifest.files}. The source now has {file_now or 'no file'} "
+            f"there, and {len(parts)} files. Use the same files as before, or delete the folder to "
+            f"prepare these files from the start"
         )
 
 
 def finish(folder: Path, manifest: Manifest) -> None:
-    """Mark a folder as complete. Its manifest does not depend on where earlier processes stopped."""
+    """Mark a folder as complete. Its manifest is the same wherever earlier processes stopped."""
     if not manifest.splits["train"]:
         raise BadInput(
-            f"{folder}: no train text is left; use a smaller --validation_tokens, or --validation_files with data_files"
+            f"{folder}: no train text is left. Use a smaller --validation_tokens, or "
+            f"--validation_files if the source is data_files"
         )
-    for path in folder.glob(".*.tmp*"):  # of killed processes
+    for path in folder.glob(".*.tmp*"):  # temporary files of killed processes
         files.remove(path)
     manifest.complete = True
     manifest.cursor = None
@@ -325,53 +341,64 @@ def finish(folder: Path, manifest: Manifest) -> None:
 def open_parts(
     source: FoundSource, pinned: str | None, versions: dict
 ) -> tuple[str | None, dict[str, list[Part]]]:
-    """Return the pinned commit (None for files) and the parts of each split."""
+    """Return the commit of a source (None for local files) and the parts of each split.
+
+    Args:
+        pinned: the commit to read. None for the newest one.
+        versions: see ``Manifest``. It is filled in while the parts are read.
+    """
     if source.parts is not None:
         return None, source.parts
     # Imported here, because it imports datasets, which text files do not need.
-    from ursa_minor.data.sources import (
-        tables as hub_tables,
-    )
+    from ursa_minor.data.sources import tables as hub_tables
 
     return hub_tables.open_tables(source, pinned, versions)
 
 
 def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
-    """Return the folder's tokenizer: the one that is there, or trained on the train split, or loaded; and kept there."""
-    path, config = source.folder / "tokenizer", source.config
+    """Return the tokenizer in the folder of a source. Create it if it does not exist."""
+    path = source.folder / "tokenizer"
     if not path.is_dir():
         tokenizer = make_tokenizer(source, parts)
-        with files.making(path) as temporary:
+        with files.create_folder(path) as temporary:
             tokenizer.save_pretrained(temporary)
-    # Of one that we made, the class is known, and AutoTokenizer would import torch.
-    made = config.tokenizer in keys.TRAINED_TOKENIZERS
-    return PreTrainedTokenizerFast.from_pretrained(path) if made else tokenization.load(str(path))
+    if source.config.tokenizer in keys.TRAINED_TOKENIZERS:
+        # Its class is known. AutoTokenizer, which determines the class, would import torch.
+        return PreTrainedTokenizerFast.from_pretrained(path)
+    return tokenization.load(str(path))
 
 
 def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that a source asks for; nothing is written."""
+    """Train or load the tokenizer that the configuration of a source names."""
     config = source.config
     if config.tokenizer == "bpe":
         texts = first_texts(parts["train"])
         return tokenization.train_bpe(texts, config.tokenizer_vocab_size, config.tokenizer_split)
     if config.tokenizer != "characters":
         return tokenization.load(config.tokenizer)
-    every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
-    return tokenization.make_characters(well_formed(text or "") for text, _ in every)
+    all_parts = list(chain.from_iterable(parts.values()))
+    return tokenization.make_characters(well_formed(text) for text in read_texts(all_parts))
+
+
+def read_texts(parts: list[Part]) -> Iterator[str]:
+    """Yield the text of each row, which is empty for a row without text."""
+    for _, read_rows in parts:
+        for text, _ in read_rows(0):
+            yield text or ""
 
 
 def first_texts(parts: list[Part]) -> Iterator[str]:
-    """Yield the first texts of a split, as many as a bpe is trained on."""
-    left = BPE_SAMPLE_CHARACTERS
-    for text, _ in chain.from_iterable(read(0) for _, read in parts):
-        if left <= 0:
+    """Yield the texts at the beginning of a split on which a BPE is trained."""
+    remaining = BPE_SAMPLE_CHARACTERS
+    for text in read_texts(parts):
+        if remaining <= 0:
             return
-        left -= len(text or "")
-        yield well_formed(text or "")
+        remaining -= len(text)
+        yield well_formed(text)
 
 
 def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
-    """Return about how many bytes of text the train split has; 0 where that is not known."""
+    """Return about how many bytes of text the train split has, or 0 if this is not known."""
     if source.most_tokens:
         return source.most_tokens
     if source.config.token_column:

@@ -1,4 +1,4 @@
-"""How far a preparation is: what the user sees of it, and how far train.py lets it go."""
+"""Report the progress of a preparation, and limit how far it runs ahead of training."""
 
 import logging
 import os
@@ -13,24 +13,25 @@ from ursa_minor.recipe import keys
 
 log = logging.getLogger(__name__)
 
-SHOW_LINE_SECONDS = 10.0  # between two lines
-FEW_BYTES = 2.5  # a token: less than any language has under a tokenizer made for it
-AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead of the trainer
+SHOW_LINE_SECONDS = 10.0  # between two progress lines
+# Bytes of text per token. A tokenizer that fits its text has more in any language.
+FEW_BYTES = 2.5
+# With stream_keep = consumed, the number of shards that are prepared ahead of training.
+AHEAD_SHARDS = 2
 
 
 class PrefetchTarget:
-    """The number of windows that train.py will soon need.
+    """The number of windows of the train split that train.py will need next.
 
-    train.py writes it to our standard input. Closing the input ends this process.
+    train.py writes it to the standard input of this process, which ends when the input is closed.
     """
 
     def __init__(self, recipe: keys.Recipe):
-        self.sequence_length, self.bounded = (
-            recipe.model.sequence_length,
-            recipe.data.stream_keep == "consumed",
-        )
-        self._target, self._changed = -1, threading.Condition()
-        os.nice(10)  # the trainer goes first where they share cores
+        self.sequence_length = recipe.model.sequence_length
+        self.is_bounded = recipe.data.stream_keep == "consumed"
+        self._target = -1
+        self._changed = threading.Condition()
+        os.nice(10)  # the training processes have priority on shared cores
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -38,20 +39,28 @@ class PrefetchTarget:
             with self._changed:
                 self._target = int(line)
                 self._changed.notify()
-        os._exit(1)  # the trainer is gone; the next one resumes from the manifest
+        # train.py has ended. When it is started again, preparation continues from the manifest.
+        os._exit(1)
 
     def wait(self, shards: list[Shard]) -> None:
-        """With stream_keep = consumed, wait until the trainer is close to the last shard."""
-        ahead = 0
-        if self.bounded:
+        """Wait until train.py has sent a target and needs another shard.
+
+        With stream_keep = consumed, another shard is needed when training is fewer than
+        ``AHEAD_SHARDS`` shards away from the last one. Otherwise it is always needed.
+
+        Args:
+            shards: the train shards that are written.
+        """
+        needed_target = 0
+        if self.is_bounded:
             windows = [max(0, shard.tokens - 1) // self.sequence_length for shard in shards]
-            ahead = sum(windows) - AHEAD_SHARDS * max(windows, default=0)
+            needed_target = sum(windows) - AHEAD_SHARDS * max(windows, default=0)
         with self._changed:
-            self._changed.wait_for(lambda: ahead <= self._target)
+            self._changed.wait_for(lambda: self._target >= needed_target)
 
 
 class Progress:
-    """The visible progress: a line now and then.
+    """Log a line about the progress every ``SHOW_LINE_SECONDS``.
 
     Args:
         existing: the train shards that an earlier process has written.
@@ -73,54 +82,56 @@ class Progress:
         self._shown = self._started
 
     def count(self, document: Document) -> None:
-        """Note a document; show it now and then."""
+        """Count a document, and log the progress if it is time to."""
         self._documents += document.counts["documents"]
         self._tokens += len(document.ids)
         self._bytes += document.text_bytes
-        if (now := time.perf_counter()) - self._shown < SHOW_LINE_SECONDS:
+        now = time.perf_counter()
+        if now - self._shown < SHOW_LINE_SECONDS:
             return
-        self._shown, total = now, self._expected
+        self._shown = now
+
+        total_bytes = self._expected
         if self._limit:
-            total = min(total, self._limit * self._bytes / max(1, self._tokens))
+            total_bytes = min(total_bytes, self._limit * self._bytes / max(1, self._tokens))
         speed = (self._bytes - self._bytes_before) / (now - self._started)
-        # The first rows may have no text at all.
-        left = (
-            f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left"
-            if total and speed
-            else ""
-        )
-        log.info(
-            f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}"
-        )
+        line = f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s"
+        if total_bytes and speed:  # the first rows may have no text, so the speed is 0
+            minutes = max(0.0, total_bytes - self._bytes) / speed / 60
+            line += f", about {minutes:.1f} min left"
+        log.info(line)
 
 
 def log_amounts(manifest: Manifest) -> None:
-    """Log the amount of text in each split, and warn of a tokenizer that does not fit the text."""
-    assert manifest.tokenizer is not None  # the folder was encoded here
+    """Log the amount of text in each split, and warn if the tokenizer does not fit the text."""
+    assert manifest.tokenizer is not None  # folders that were encoded here have one
     assert manifest.counts is not None
-    name = manifest.tokenizer.name
+    tokenizer_name = manifest.tokenizer.name
     for split, shards in manifest.splits.items():
         tokens = count_tokens(shards)
         text_bytes = count_text_bytes(shards)
         if not tokens:
             continue
-        counts = [
-            f"{noun.replace('_', ' ')} {n:,}"
-            for noun, n in manifest.counts.get(split, {}).items()
-            if n
-        ]
-        fit = f"{text_bytes / tokens:.2f} bytes per token"
+        counts = []
+        for name, number in manifest.counts.get(split, {}).items():
+            if number:
+                counts.append(f"{name.replace('_', ' ')} {number:,}")
         log.info(
-            f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {fit}; {', '.join(counts)}"
+            f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, "
+            f"{text_bytes / tokens:.2f} bytes per token; {', '.join(counts)}"
         )
-        if split == "train" and name != "characters" and text_bytes < FEW_BYTES * tokens:
-            fix = (
-                "Give it more text"
-                if name == "bpe"
-                else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
-            )
-            log.warning(
-                f"{fit}: the tokenizer does not fit this text, "
-                f"and a model sees less of it at a time. {fix}, "
-                f"with more ids: --tokenizer_vocab_size N"
-            )
+        is_poor_fit = text_bytes < FEW_BYTES * tokens and tokenizer_name != "characters"
+        if split == "train" and is_poor_fit:
+            warn_of_poor_fit(tokenizer_name, text_bytes / tokens)
+
+
+def warn_of_poor_fit(tokenizer_name: str, bytes_per_token: float) -> None:
+    """Log a warning that the tokenizer does not fit the text, and what the user can do."""
+    fix = "Train one on it: --tokenizer bpe --tokenizer_split qwen35"
+    if tokenizer_name == "bpe":
+        fix = "Train the tokenizer on more text"
+    log.warning(
+        f"{bytes_per_token:.2f} bytes per token: the tokenizer does not fit this text, so each "
+        f"training sequence contains less of it. {fix}, with a larger vocabulary: "
+        f"--tokenizer_vocab_size N"
+    )

@@ -37,7 +37,7 @@ def repair(source: FoundSource, *, every: bool = True) -> None:
         return
     newer_than = None if every else folder / MANIFEST
     if every:
-        log.info(f"{folder}: every byte of {len(manifest.shards)} shards is checked")
+        log.info(f"{folder}: checking every byte of {len(manifest.shards)} shards")
     broken_files: dict[tuple[str, int], list[str]] = {}
     for split, shard in broken_shards(source, manifest, newer_than):
         broken_files.setdefault((split, shard.part), []).append(shard.file)
@@ -45,20 +45,24 @@ def repair(source: FoundSource, *, every: bool = True) -> None:
         return
 
     opened = open_source(source, manifest)
-    for (split, part), wanted in broken_files.items():
-        log.info(f"{folder}: missing or changed, made again: {', '.join(wanted)[:200]}")
-        write_again(opened, manifest, split, part, wanted)
-    with files.ignoring_errors(files.NO_MODES):  # otherwise train.py reads the shards once more
-        os.utime(folder / MANIFEST)  # newer than the shards
+    for (split, part), file_names in broken_files.items():
+        log.info(
+            f"{folder}: writing missing or changed shards again: {', '.join(file_names)[:200]}"
+        )
+        write_again(opened, manifest, split, part, file_names)
+    # Make the manifest newer than the shards. Otherwise train.py would hash them again.
+    with files.ignoring_errors(files.NO_MODES):
+        os.utime(folder / MANIFEST)
 
 
 def write_again(
-    opened: SourceEncoder, manifest: Manifest, split: str, part: int, wanted: list[str]
+    opened: SourceEncoder, manifest: Manifest, split: str, part: int, file_names: list[str]
 ) -> None:
     """Write some shards of one source file again.
 
     Args:
-        wanted: their file names.
+        part: index of the source file.
+        file_names: names of the shards.
 
     Raises:
         BadInput: the new shards are not those of the manifest.
@@ -66,8 +70,8 @@ def write_again(
     folder = opened.source.folder
     scratch = folder / SCRATCH
     expected = shards_of_part(manifest, split, part)
-    last_wanted = max(n for n, shard in enumerate(expected) if shard.file in wanted)
-    expected = expected[: last_wanted + 1]
+    last_index = max(n for n, shard in enumerate(expected) if shard.file in file_names)
+    expected = expected[: last_index + 1]
     begin = Position(part, 0, 0)
     if split == "train" and "validation" not in opened.parts:
         # The first documents of the train split were taken for validation.
@@ -78,11 +82,11 @@ def write_again(
     shards = [step.shard for step in steps if step.shard]
     if shards[: len(expected)] != expected:
         raise BadInput(
-            f"{folder / wanted[-1]}: cannot be made again, because its source has changed; "
-            f"put the old one back, or delete {folder} to read all of it again"
+            f"{folder / file_names[-1]} cannot be written again, because its source has changed. "
+            f"Restore the old source, or delete {folder} to prepare all of it again"
         )
-    for file in wanted:
-        (scratch / file).replace(folder / file)
+    for name in file_names:
+        (scratch / name).replace(folder / name)
     files.fsync(folder)
     shutil.rmtree(scratch)
 
@@ -97,7 +101,10 @@ def broken_shards(
 ) -> Iterator[tuple[str, Shard]]:
     """Yield the split and the shard for each shard that is damaged (``manifest.problems``).
 
-    With stream_keep = consumed, a missing train shard is not damaged: it is deleted after its use.
+    With stream_keep = consumed, a missing train shard is not damaged: it was deleted after its use.
+
+    Args:
+        newer_than: hash only files that were modified after this one. None for all.
     """
     folder = source.folder
     for split, shards in manifest.splits.items():

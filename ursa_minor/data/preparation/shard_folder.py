@@ -15,7 +15,7 @@ from ursa_minor.data.tokens import manifest as manifests
 
 log = logging.getLogger(__name__)
 
-BUSY = 75  # exit status while another process holds the lock (EX_TEMPFAIL)
+BUSY = 75  # exit status while another process has the lock (EX_TEMPFAIL)
 BUSY_SECONDS = 10.0  # between two attempts to get the lock
 
 
@@ -34,7 +34,9 @@ def complete_folder(source: FoundSource, target: PrefetchTarget | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder, waits=target is not None):
         if source.repository:
-            from ursa_minor.data.preparation import download  # slow to import; text needs none
+            from ursa_minor.data.preparation import (
+                download,
+            )  # slow to import, and text does not need it
 
             download.fetch(source, target)
             return
@@ -45,15 +47,15 @@ def complete_folder(source: FoundSource, target: PrefetchTarget | None) -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, *, waits: bool) -> Iterator[None]:
-    """Hold the lock of a folder.
+    """Lock a folder inside the ``with`` block.
 
     Args:
-        waits: whether to wait for another process that holds the lock.
+        waits: whether to wait if another process has the lock.
 
     Raises:
-        BadInput: another process holds the lock, and ``waits`` is false.
+        BadInput: another process has the lock, and ``waits`` is false.
     """
-    busy = f"{folder} is being prepared by process {{pid}}; wait for it"
+    busy = f"{folder} is being prepared by process {{pid}}. Wait until it has finished"
     with contextlib.ExitStack() as stack:
         is_locked = False
         while not is_locked:
@@ -63,7 +65,7 @@ def lock_folder(folder: Path, *, waits: bool) -> Iterator[None]:
             except BadInput as error:
                 if not waits or error.status != BUSY:
                     raise
-                # The reader of another machine, or an earlier one that has not ended yet.
+                # It may be the process of another machine, or an earlier one that is still ending.
                 log.info(str(error))
                 time.sleep(BUSY_SECONDS)
         yield

@@ -68,8 +68,9 @@ def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("da
         if pattern.startswith(URL_SCHEMES):
             if not is_valid_url(pattern):
                 raise BadInput(
-                    f"{key}, number {number} is not a valid URL. In a user, password or query, "
-                    f"write / ? # @ : and spaces as %2F %3F %23 %40 %3A %20"
+                    f"{key}: entry {number} is not a valid URL. Check its host and port. In the "
+                    f"user name, password and query, write / ? # @ : and spaces as %2F %3F %23 "
+                    f"%40 %3A %20"
                 )
             name = pattern
             if not reader_of(pattern):

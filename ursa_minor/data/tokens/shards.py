@@ -129,8 +129,13 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
                 f"so one of them was changed"
             )
         ids = _map(path, layout)
-    except OSError as error:  # also too many open files
-        raise BadInput(f"{path}: cannot be read: {error.strerror}. {RESTORE}") from None
+    except FileNotFoundError:
+        raise BadInput(f"{path}: this file does not exist. {RESTORE}") from None
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror}). Check its permissions and the limit of "
+            f"open files (ulimit -n)"
+        ) from None
     except Exception as error:  # for a damaged .npy file, ast and tokenize raise their own errors
         raise BadInput(f"{path}: {error}. {RESTORE}") from None
     # Slicing an instance of np.memmap would take microseconds longer.
@@ -289,8 +294,8 @@ class ShardWriter:
     ):
         if part > MAX_PART:
             raise BadInput(
-                f"{folder}: source file {part} is too many: the names of shards end at number "
-                f"{MAX_PART}. Join the source files to fewer ones"
+                f"{folder}: there are more than {MAX_PART + 1:,} source files, which is the "
+                f"limit for the names of shards. Concatenate some of the files"
             )
         word = "val" if split == "validation" else split
         self.folder = folder
