@@ -1,12 +1,27 @@
-"""The estimated speed of GPT-2 124M beside what others measured on cards, and the fit that the estimate comes from.
+"""Fit the speed estimate of ursa_minor/preflight/estimate.py, and compare it with measurements.
 
-    python benchmarks/estimate_cards.py             # measured, estimated, ratio, and the ratio with that card left out
-    python benchmarks/estimate_cards.py --write     # put what the code says into the pages and the YAMLs' heads
+    python benchmarks/estimate_cards.py             # print the fit and the table
+    python benchmarks/estimate_cards.py --write     # update the pages and configuration files
 
-Seconds a token are C (1 / M + 1 / R) + B / (b W): C FLOPs computed, M the rate of matrix products that others measured
-on the card (where nobody did, a share of its peak), B bytes moved, W the bandwidth. R and b have the least sum of
-relative errors over the twenty cards of one script, none left out and none with a coefficient of its own. A coefficient
-before M would not be told: from 0.9 to 1.2 all fit alike. Our own figure of an H100 is not in the fit.
+It prints the fitted constants, and one line for each GPU on which others have measured GPT-2 124M:
+the rate of matrix products, the measured and the estimated tokens/s, their ratio, and the ratio if
+this GPU is left out of the fit. At the end it prints how many estimates are within 10%, and the
+error of other models of the speed.
+
+The estimate for one token is
+
+    seconds = C (1 / M + 1 / R) + B / (b W)
+
+- C: floating-point operations
+- M: the rate of matrix products that others measured on the GPU, or a share of its peak if there
+  is no measurement
+- B: bytes of memory traffic
+- W: memory bandwidth of the GPU
+- R, b: constants that minimize the sum of the relative errors over the twenty GPUs on which one
+  script was measured
+
+No GPU of this script is left out, and none has a separate constant. The data do not determine a
+constant factor of M: 0.9 to 1.2 fit equally well. Our own measurement on an H100 is not in the fit.
 """
 
 import sys
@@ -19,6 +34,7 @@ import dataclasses
 import re
 import statistics
 import textwrap
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -27,22 +43,30 @@ from ursa_minor.base import gpus, paths
 from ursa_minor.preflight import estimate, run_estimate
 from ursa_minor.recipe import loading
 
-# As docs/cards.md names them: (a), (b), ...
+# docs/cards.md calls them (a), (b), ...
 TRAINING_SOURCES = (
     gpus.SCRIPT,
     "nanoGPT, torch 2.0, karpathy/nanoGPT#225",
     "nanoGPT, torch 2.0, karpathy/nanoGPT#110",
-)
-TRAINING_SOURCES += (
     "build-nanogpt's steps, a public file",
     "build-nanogpt on Windows, not compiled, a public file",
 )
-FITTED = [card for card in gpus.GPUS if card.training and card.training.source == gpus.SCRIPT]
-OTHERS = [card for card in gpus.GPUS if card.training and card not in FITTED]
-# Tokens/s of languini-kitchen's GPT small (languini/projects/gpt/throughput_results.csv): fp16, compiled, no flash
-# attention on any card, 16,384 words, context 512.
+MEASURED = [gpu for gpu in gpus.GPUS if gpu.training]
+FITTED = [gpu for gpu in MEASURED if gpu.training.source == gpus.SCRIPT]
+OTHERS = [gpu for gpu in MEASURED if gpu.training.source != gpus.SCRIPT]
+# Tokens/s of languini-kitchen's GPT small (languini/projects/gpt/throughput_results.csv): fp16,
+# compiled, no flash attention on any GPU, vocabulary of 16,384, context of 512.
 LANGUINI = {"v100": 43_839, "rtx3090": 55_416, "rtx4090": 88_701, "a100": 135_107}
 LANGUINI_SMALL = estimate.Shape(12, 768, 16_384, 512)
+# Other models of the speed, whose errors are printed for comparison: the arguments of ``fit``.
+MODELS = {
+    "0.9 M": {"share": 0.9},
+    "1 M": {"share": 1.0},
+    "1.1 M": {"share": 1.1},
+    "1.2 M": {"share": 1.2},
+    "without R": {"has_limit": False},
+}
+RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
 # Entries of an estimate that docs/cards.md shows as an example.
 EXAMPLE_LABELS = (
     "products",
@@ -55,150 +79,219 @@ EXAMPLE_LABELS = (
     "cost",
 )
 
+# ---- The fit
 
-def terms(card: gpus.Gpu) -> list[float]:
-    """Return seconds a token, as shares of those measured: at rate M, at 1 PFLOP/s, at the data sheet's bandwidth."""
-    flops, moved = (
-        estimate.computed_flops(estimate.GPT2_124M),
-        estimate.memory_traffic_bytes(estimate.GPT2_124M),
-    )
+
+def terms(gpu: gpus.Gpu) -> list[float]:
+    """Return the terms of the estimate for a GPU, relative to its measured time per token.
+
+    Returns:
+        Three numbers: the operations at the rate M, the operations at 1 PFLOP/s, and the memory
+        traffic at the bandwidth of the data sheet.
+    """
+    flops = estimate.computed_flops(estimate.GPT2_124M)
+    traffic_bytes = estimate.memory_traffic_bytes(estimate.GPT2_124M)
+    flops_per_second = gpu.product_teraflops * 1e12
+    bytes_per_second = gpu.gigabytes_per_second * 1e9
     seconds = (
-        flops / (card.product_teraflops * 1e12),
+        flops / flops_per_second,
         flops / 1e15,
-        moved / (card.gigabytes_per_second * 1e9),
+        traffic_bytes / bytes_per_second,
     )
-    return [term * card.training.figure for term in seconds]
+    measured_tokens_per_second = gpu.training.figure
+    return [term * measured_tokens_per_second for term in seconds]
 
 
-def fit(known: list[gpus.Gpu], share: float = 1.0, limited: bool = True) -> np.ndarray:
-    """Return 1/``share`` (of M), 1/R (R in PFLOP/s; 0 where not ``limited``) and 1/b of least absolute relative errors."""
-    matrix = np.array([terms(card) for card in known])
-    left, free, weights = (
-        1 - matrix[:, 0] / share,
-        matrix[:, 1 if limited else 2 :],
-        np.ones(len(known)),
-    )
-    for _ in range(500):  # least squares, weighted again, end at least absolute errors
-        coefficients = np.linalg.lstsq(free * weights[:, None], left * weights, rcond=None)[0]
-        weights = np.maximum(np.abs(free @ coefficients - left), 1e-3) ** -0.5
-    return np.array([1 / share, *([] if limited else [0.0]), *coefficients])
+def fit(measured_gpus: list[gpus.Gpu], share: float = 1.0, has_limit: bool = True) -> np.ndarray:
+    """Return the coefficients of ``terms`` that minimize the sum of the absolute relative errors.
+
+    Args:
+        measured_gpus: the GPUs to fit.
+        share: a constant factor of M.
+        has_limit: whether the estimate has the term with R.
+
+    Returns:
+        Three numbers: 1 / ``share``, 1 / R in s/PFLOP (0 without this term), and 1 / b.
+    """
+    matrix = np.array([terms(gpu) for gpu in measured_gpus])
+    target = 1 - matrix[:, 0] / share
+    free_terms = matrix[:, 1:] if has_limit else matrix[:, 2:]
+    # Least squares with the weights 1 / |error|, repeated, converge to the least absolute errors.
+    # Both sides of each equation are multiplied by the square root of its weight.
+    factors = np.ones(len(measured_gpus))
+    for _ in range(500):
+        coefficients, *_ = np.linalg.lstsq(
+            free_terms * factors[:, None], target * factors, rcond=None
+        )
+        errors = np.abs(free_terms @ coefficients - target)
+        factors = np.maximum(errors, 1e-3) ** -0.5
+    if not has_limit:
+        coefficients = [0.0, *coefficients]
+    return np.array([1 / share, *coefficients])
 
 
-def left_out(card: gpus.Gpu, **options) -> float:
-    """Return estimated / measured of a card that the fit has not seen."""
-    return 1 / float(terms(card) @ fit([other for other in FITTED if other is not card], **options))
+def left_out(gpu: gpus.Gpu, **options) -> float:
+    """Return estimated / measured speed of a GPU that is left out of the fit.
+
+    Args:
+        gpu: with a measured speed.
+        options: of ``fit``.
+    """
+    others = [other for other in FITTED if other is not gpu]
+    return 1 / float(terms(gpu) @ fit(others, **options))
 
 
-def speed(card: gpus.Gpu, shape: estimate.Shape = estimate.GPT2_124M) -> float:
-    """Return the tokens per second that ursa_minor/preflight/estimate.py says."""
-    return 1 / estimate.seconds_per_token(shape, card)
+def speed(gpu: gpus.Gpu, shape: estimate.Shape = estimate.GPT2_124M) -> float:
+    """Return the tokens/s that ursa_minor/preflight/estimate.py estimates."""
+    return 1 / estimate.seconds_per_token(shape, gpu)
+
+
+# ---- The report
 
 
 def report() -> dict:
-    """Print the table; return it."""
-    _, limit, b = (1 / coefficient for coefficient in fit(FITTED))
-    print(f"fit           R = {limit:.3f} PFLOP/s, b = {b:.3f}")
+    """Print the fit and the table, and return them for the JSON file."""
+    _, limit, bandwidth_share = 1 / fit(FITTED)
+    print(f"fit           R = {limit:.3f} PFLOP/s, b = {bandwidth_share:.3f}")
     print("card          products TFLOP/s  measured  estimated  ratio  left out")
     rows = []
-    for card in FITTED + OTHERS:
-        measured, estimated_speed = card.training.figure, speed(card)
-        row = {"card": card.name, "products_teraflops": round(card.product_teraflops, 1)}
-        row |= {"products_source": card.products and card.products.source, "measured": measured}
-        row |= {
-            "measured_source": card.training.source,
-            "estimated": round(estimated_speed),
-            "ratio": round(estimated_speed / measured, 3),
-        }
-        if card in FITTED:
-            row["left_out_ratio"] = round(left_out(card), 3)
+    for gpu in FITTED + OTHERS:
+        row = measured_row(gpu)
         rows.append(row)
-        mark = " " if card.products else "*"
-        tail = (
-            f"{row['left_out_ratio']:8.2f}"
-            if card in FITTED
-            else f"  not fitted: {card.training.source}"
-        )
-        print(f"{card.name:12}  {card.product_teraflops:15,.1f}{mark}  {measured:8,.0f}  {estimated_speed:9,.0f}  "
-              f"{estimated_speed / measured:5.2f}  {tail}")  # fmt: skip
-    shares = {kind: gpus.reached_share(kind == "GeForce") for kind in ("GeForce", "other")}
-    print(
-        f"* nobody measured it: {shares['other']:.3f} of the peak, of a GeForce {shares['GeForce']:.3f}"
-    )
-    near = sum(abs(row["ratio"] - 1) <= 0.1 for row in rows[: len(FITTED)])
-    near_left_out = sum(abs(row["left_out_ratio"] - 1) <= 0.1 for row in rows[: len(FITTED)])
-    ways = {f"{share:g} M": {"share": share} for share in (0.9, 1.0, 1.1, 1.2)} | {
-        "without R": {"limited": False}
-    }
-    error = {
-        name: statistics.fmean(abs(left_out(card, **options) - 1) for card in FITTED)
-        for name, options in ways.items()
-    }
-    print(f"within 10%    {near} of {len(FITTED)}, left out {near_left_out}")
-    print(
-        "mean error    left out: "
-        + ", ".join(f"{name} {100 * value:.1f}%" for name, value in error.items())
-    )
-    with_flash = {
-        name: dataclasses.replace(gpus.find(name), capability=(8, 0)) for name in LANGUINI
-    }
-    flash = {
-        name: value / speed(with_flash[name], LANGUINI_SMALL) for name, value in LANGUINI.items()
-    }
-    print("no flash      languini's GPT small, measured / estimated with it: "
-          + ", ".join(f"{name} {value:.2f}" for name, value in flash.items()))  # fmt: skip
+        print(table_line(gpu, row))
+    geforce_share = gpus.reached_share(True)
+    other_share = gpus.reached_share(False)
+    print(f"* nobody measured it: {other_share:.3f} of the peak, of a GeForce {geforce_share:.3f}")
+
+    fitted_rows = rows[: len(FITTED)]
+    num_close = count_close(row["ratio"] for row in fitted_rows)
+    num_close_left_out = count_close(row["left_out_ratio"] for row in fitted_rows)
+    print(f"within 10%    {num_close} of {len(FITTED)}, left out {num_close_left_out}")
+
+    errors = {name: left_out_error(**options) for name, options in MODELS.items()}
+    listed_errors = ", ".join(f"{name} {error:.1%}" for name, error in errors.items())
+    print(f"mean error    left out: {listed_errors}")
+
+    languini_ratios = without_flash_attention()
+    listed_ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in languini_ratios.items())
+    print(f"no flash      languini's GPT small, measured / estimated with it: {listed_ratios}")
     return {
         "model": "GPT-2 124M, 1,024 tokens",
-        "coefficients": {"R": limit * 1e15, "b": b},
+        "coefficients": {"R": limit * 1e15, "b": bandwidth_share},
         "used": {"R": estimate.PRODUCT_LIMIT, "b": estimate.BANDWIDTH_SHARE},
-        "shares_of_peak": shares,
+        "shares_of_peak": {"GeForce": geforce_share, "other": other_share},
         "cards": rows,
-        "within_10_percent": near,
-        "within_10_percent_left_out": near_left_out,
-        "mean_error_left_out": error,
-        "languini_measured_over_estimated": flash,
+        "within_10_percent": num_close,
+        "within_10_percent_left_out": num_close_left_out,
+        "mean_error_left_out": errors,
+        "languini_measured_over_estimated": languini_ratios,
     }
 
 
-# ---- what is printed elsewhere
+def count_close(ratios: Iterable[float]) -> int:
+    """Return how many ratios of estimated to measured speed differ from 1 by at most 10%."""
+    return sum(abs(ratio - 1) <= 0.1 for ratio in ratios)
 
 
-def estimated(card: gpus.Gpu, count: int = 1) -> dict:
-    """Return what check_setup.py says of GPT-2 124M on ``count`` of a card."""
-    recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
-    return run_estimate.estimate_run(recipe, card, count, 0.0)
+def left_out_error(**options) -> float:
+    """Return the mean relative error of GPUs that are left out of the fit.
+
+    Args:
+        options: of ``fit``.
+    """
+    ratios = [left_out(gpu, **options) for gpu in FITTED]
+    return statistics.fmean(abs(ratio - 1) for ratio in ratios)
+
+
+def measured_row(gpu: gpus.Gpu) -> dict:
+    """Return the figures of a GPU for the JSON file."""
+    measured = gpu.training.figure
+    estimated_speed = speed(gpu)
+    row = {
+        "card": gpu.name,
+        "products_teraflops": round(gpu.product_teraflops, 1),
+        "products_source": gpu.products and gpu.products.source,
+        "measured": measured,
+        "measured_source": gpu.training.source,
+        "estimated": round(estimated_speed),
+        "ratio": round(estimated_speed / measured, 3),
+    }
+    if gpu in FITTED:
+        row["left_out_ratio"] = round(left_out(gpu), 3)
+    return row
+
+
+def table_line(gpu: gpus.Gpu, row: dict) -> str:
+    """Return the line of a GPU in the table."""
+    measured = row["measured"]
+    estimated_speed = speed(gpu)
+    ratio = estimated_speed / measured
+    mark = " " if gpu.products else "*"
+    last_cell = f"  not fitted: {row['measured_source']}"
+    if gpu in FITTED:
+        last_cell = f"{row['left_out_ratio']:8.2f}"
+    cells = [
+        f"{gpu.name:12}",
+        f"{gpu.product_teraflops:15,.1f}{mark}",
+        f"{measured:8,.0f}",
+        f"{estimated_speed:9,.0f}",
+        f"{ratio:5.2f}",
+        last_cell,
+    ]
+    return "  ".join(cells)
+
+
+def without_flash_attention() -> dict[str, float]:
+    """Return the speed of languini's GPT small, relative to the estimate with flash attention."""
+    ratios = {}
+    for name, measured in LANGUINI.items():
+        # The estimate assumes flash attention from compute capability 8.0 on.
+        gpu = dataclasses.replace(gpus.find(name), capability=(8, 0))
+        ratios[name] = measured / speed(gpu, LANGUINI_SMALL)
+    return ratios
+
+
+# ---- Pages and files that state these figures
+
+
+def estimated(gpu: gpus.Gpu, count: int = 1) -> dict:
+    """Return the estimate that check_setup.py prints for GPT-2 124M on ``count`` GPUs."""
+    return run_estimate.estimate_run(loading.load_recipe(RECIPE), gpu, count, 0.0)
 
 
 def two_digits(number: float) -> str:
-    """Return a number as the pages give estimates: ``510,000``."""
+    """Return a number with two significant digits, as the pages state estimates: ``510,000``."""
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
-def speed_in_words(known: gpus.Measurement, card: gpus.Gpu) -> str:
-    """Return a measured speed of one GPU, as the header of a YAML states it."""
-    micro_batch = f"micro-batch {known.micro_batch}, " if known.micro_batch else ""
-    mfu = run_estimate.mfu(card, known.figure)
-    return f"{micro_batch}{known.figure:,.0f} tokens/s, {mfu:.0%} MFU ({known.source})"
+def speed_in_words(measurement: gpus.Measurement, gpu: gpus.Gpu) -> str:
+    """Return a measured speed as the header of a configuration file states it."""
+    mfu = run_estimate.mfu(gpu, measurement.figure)
+    parts = [f"{measurement.figure:,.0f} tokens/s", f"{mfu:.0%} MFU ({measurement.source})"]
+    if measurement.micro_batch:
+        parts.insert(0, f"micro-batch {measurement.micro_batch}")
+    return ", ".join(parts)
 
 
-def preset(text: str, card: gpus.Gpu, count: int, stem: str) -> str:
+def preset(text: str, gpu: gpus.Gpu, count: int, stem: str) -> str:
     """Return the accelerate configuration file of a number of GPUs.
 
     Args:
         text: the present file. The name of the GPU in its first line is kept, and so are lines
             that were written by hand: claims of others, and a command that installs packages.
-        card: the GPU.
+        gpu: the GPU.
         count: the number of GPUs.
         stem: the name of the file without its suffix.
     """
-    compiled = run_estimate.compiles(card.name)
+    compiled = run_estimate.compiles(gpu.name)
     title, _, _ = text.splitlines()[0].partition("):")
     compilation = "compiled" if compiled else "not compiled"
     lines = [
-        f"{title}): {card.precision}, {compilation}.",
+        f"{title}): {gpu.precision}, {compilation}.",
         f"#   accelerate launch --config_file accelerate_configs/{stem}.yaml \\",
         "#     train.py --recipe recipes/gpt2_124m.yaml",
         "# Training GPT-2 124M:",
-        *_figures_of(card, count),
+        *_figures_of(gpu, count),
     ]
     for line in text.splitlines():
         if line.startswith("#   Claimed") or "pip install" in line:
@@ -212,9 +305,9 @@ def preset(text: str, card: gpus.Gpu, count: int, stem: str) -> str:
         lines.append('distributed_type: "NO"             # one process')
         lines.append("num_processes: 1")
     reason = "fp32 weights, bf16 matrix products"
-    if card.precision == "fp16":
+    if gpu.precision == "fp16":
         reason = "no bf16 before Ampere; gradients are scaled"
-    lines.append(f"mixed_precision: {card.precision}              # {reason}")
+    lines.append(f"mixed_precision: {gpu.precision}              # {reason}")
     if compiled:
         lines.append("dynamo_config:")
         note = "torch.compile; the first update takes 1 to 2 minutes longer"
@@ -222,113 +315,135 @@ def preset(text: str, card: gpus.Gpu, count: int, stem: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _figures_of(card: gpus.Gpu, count: int) -> list[str]:
+def _figures_of(gpu: gpus.Gpu, count: int) -> list[str]:
     """Return the lines of a header with speeds, and with good values of MFU for a single GPU."""
-    row = estimated(card, count)
+    row = estimated(gpu, count)
     micro_batch = row["per_device_train_batch_size"]
     tokens_per_second = two_digits(row["tokens_per_second"])
-    speed = f"micro-batch {micro_batch}, {tokens_per_second} tokens/s, {row['mfu']:.0%} MFU"
+    mfu = row["mfu"]
+    link = ""
     if count > 1:
-        has_nvlink = card.link_gigabytes_per_second > 100
-        speed += f", over {'NVLink' if has_nvlink else 'PCIe'}"
-    lines = [f"#   Estimated: {speed} (ursa_minor/preflight/estimate.py)"]
+        has_nvlink = gpu.link_gigabytes_per_second > 100
+        link = ", over NVLink" if has_nvlink else ", over PCIe"
+    lines = [
+        f"#   Estimated: micro-batch {micro_batch}, {tokens_per_second} tokens/s, "
+        f"{mfu:.0%} MFU{link} (ursa_minor/preflight/estimate.py)"
+    ]
     if count == 1:
-        by_others = speed_in_words(card.training, card) if card.training else "not known"
-        by_us = speed_in_words(card.own_training, card) if card.own_training else "not yet"
-        good, excellent = run_estimate.good_mfus(card)
+        by_others = speed_in_words(gpu.training, gpu) if gpu.training else "not known"
+        by_us = speed_in_words(gpu.own_training, gpu) if gpu.own_training else "not yet"
+        good, excellent = run_estimate.good_mfus(gpu)
         lines += [
             f"#   Measured by others: {by_others}",
             f"#   Measured by us: {by_us}",
             f"#   MFU: {good:.0%} or more is good, {excellent:.0%} is excellent",
         ]
-    if card.usual_micro_batch:
-        lines.append(f"#   Often recommended: micro-batch {card.usual_micro_batch}")
+    if gpu.usual_micro_batch:
+        lines.append(f"#   Often recommended: micro-batch {gpu.usual_micro_batch}")
     return lines
 
 
-def last_cells(card: gpus.Gpu, *, all_of_them: bool) -> str:
-    """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, too, and a good MFU."""
-    row, known, our_figure = estimated(card), card.training, card.own_training
-    cells = [
-        f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"
-    ]
-    cells.append(
-        f"{known.micro_batch or 'n/a'}, {known.figure:,.0f} ({letter(known.source)})"
-        if known
-        else "n/a"
-    )
-    if all_of_them:
-        cells[-1] += (
-            f"; {our_figure.micro_batch}, {our_figure.figure:,.0f} (ours)" if our_figure else ""
-        )
-        cells.append(", ".join(f"{mfu:.0%}" for mfu in run_estimate.good_mfus(card)))
+def last_cells(gpu: gpus.Gpu, *, complete: bool) -> str:
+    """Return the last cells of a GPU's row: the estimated speed, and the one measured by others.
+
+    Args:
+        gpu: the GPU.
+        complete: add our own measurement and the good values of MFU, as docs/cards.md states them.
+    """
+    row = estimated(gpu)
+    micro_batch = row["per_device_train_batch_size"]
+    cells = [f"{micro_batch}, {two_digits(row['tokens_per_second'])}, {row['mfu']:.0%}"]
+
+    measured = "n/a"
+    by_others = gpu.training
+    by_us = gpu.own_training
+    if by_others:
+        micro_batch = by_others.micro_batch or "n/a"
+        measured = f"{micro_batch}, {by_others.figure:,.0f} ({letter(by_others.source)})"
+    if complete and by_us:
+        measured += f"; {by_us.micro_batch}, {by_us.figure:,.0f} (ours)"
+    cells.append(measured)
+
+    if complete:
+        cells.append(", ".join(f"{mfu:.0%}" for mfu in run_estimate.good_mfus(gpu)))
     return " | ".join(cells)
 
 
 def letter(source: str) -> str:
-    """Return the letter under which docs/cards.md names a source."""
+    """Return the letter by which docs/cards.md refers to a source."""
     return "abcdefgh"[TRAINING_SOURCES.index(source)]
 
 
-def page(text: str, *, all_of_them: bool = True) -> str:
-    """Return a page with its rows of cards, and its example for an A6000, as the code gives them."""
-    for card in gpus.GPUS:
-        begin = rf"^(\| [^|]+ \| `{card.name}\.yaml`[^|]* \|).*$"
-        cells = last_cells(card, all_of_them=all_of_them)
-        text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
-    recipe, card = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), gpus.find("a6000")
-    before, begin, example = text.partition("## Estimate time, memory and cost")
-    description = run_estimate.describe(
-        recipe, card, run_estimate.estimate_run(recipe, card, 1, 0.8)
-    )
+def page(text: str, *, complete: bool = True) -> str:
+    """Return a page with current figures in its table of GPUs and in its example for an A6000.
+
+    Args:
+        text: the page.
+        complete: as ``last_cells`` has it.
+    """
+    for gpu in gpus.GPUS:
+        first_cells = rf"^(\| [^|]+ \| `{gpu.name}\.yaml`[^|]* \|).*$"
+        cells = last_cells(gpu, complete=complete)
+        text = re.sub(first_cells, rf"\1 {cells} |", text, flags=re.MULTILINE)
+
+    before, heading, example = text.partition("## Estimate time, memory and cost")
+    recipe = loading.load_recipe(RECIPE)
+    a6000 = gpus.find("a6000")
+    run = run_estimate.estimate_run(recipe, a6000, 1, 0.8)
+    description = run_estimate.describe(recipe, a6000, run)
     # An entry is a line with a label, and the indented lines after it.
     for entry in re.findall(r"^\S.*(?:\n +.*)*", description, re.MULTILINE):
         label = entry.split()[0]
         if label in EXAMPLE_LABELS:
-            example = re.sub(
-                rf"^    {label} +\S.*(?:\n {{17}}.*)*$",
-                textwrap.indent(entry, " " * 4),
-                example,
-                count=1,
-                flags=re.MULTILINE,
-            )
-    return before + begin + example
+            old_entry = rf"^    {label} +\S.*(?:\n {{17}}.*)*$"
+            new_entry = textwrap.indent(entry, " " * 4)
+            example = re.sub(old_entry, new_entry, example, count=1, flags=re.MULTILINE)
+    return before + heading + example
 
 
-def arithmetic(text: str) -> str:
-    """Return scripts/run_gpt2_124m.sh with the speeds and hours of its head as the code gives them."""
+def run_script(text: str) -> str:
+    """Return scripts/run_gpt2_124m.sh with current speeds and hours in its comments."""
 
-    def line(match: re.Match) -> str:
-        row = estimated(gpus.find(match[2]), int(match[1]))
-        return f"#   {match[1]}x {match[2]:9} {two_digits(row['tokens_per_second']):>11} {row['hours']:7.1f}"
+    def current_line(match: re.Match) -> str:
+        count, name = match.groups()
+        row = estimated(gpus.find(name), int(count))
+        tokens_per_second = two_digits(row["tokens_per_second"])
+        hours = row["hours"]
+        return f"#   {count}x {name:9} {tokens_per_second:>11} {hours:7.1f}"
 
-    return re.sub(r"^#   (\d)x (\w+) +[\d,]+ +[\d.]+$", line, text, flags=re.MULTILINE)
+    pattern = r"^#   (\d)x (\w+) +[\d,]+ +[\d.]+$"
+    return re.sub(pattern, current_line, text, flags=re.MULTILINE)
 
 
 def pages() -> dict[Path, str]:
-    """Return each page that gives such figures, with those of the code."""
+    """Return the current content of each file that states these figures."""
     texts = {}
     for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")):
         name, _, count = path.stem.partition("_x")
-        if card := gpus.find(name):
-            texts[path] = preset(path.read_text(encoding="utf-8"), card, int(count or 1), path.stem)
-    for name in ("README.md", "docs/cards.md"):
-        texts[ROOT / name] = page(
-            (ROOT / name).read_text(encoding="utf-8"), all_of_them=name != "README.md"
-        )
+        gpu = gpus.find(name)
+        if gpu:
+            text = path.read_text(encoding="utf-8")
+            texts[path] = preset(text, gpu, int(count or 1), path.stem)
+    for path in (ROOT / "README.md", ROOT / "docs" / "cards.md"):
+        text = path.read_text(encoding="utf-8")
+        texts[path] = page(text, complete=path.name != "README.md")
     script = ROOT / "scripts" / "run_gpt2_124m.sh"
-    texts[script] = arithmetic(script.read_text(encoding="utf-8"))
+    texts[script] = run_script(script.read_text(encoding="utf-8"))
     return texts
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the fit and the table of cards; write JSON and pages where asked."""
+    """Print the fit and the table, and write the JSON file and the pages if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=paths.argument, help="write the table here too")
     parser.add_argument(
-        "--write", action="store_true", help="bring the tables, the YAMLs and the script up to date"
+        "--json", type=paths.argument, metavar="PATH", help="Also write the table to this file."
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="Update README.md, docs/cards.md, accelerate_configs/ and scripts/run_gpt2_124m.sh.",
     )
     args = parser.parse_args(argv)
     table = report()

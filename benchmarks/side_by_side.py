@@ -1,4 +1,9 @@
-"""What benchmarks that measure side by side share: variants that take turns, sizes as flags, one set of batches."""
+"""Helpers of the benchmarks that compare training loops side by side.
+
+They start one process per variant, let the variants take turns, define the flags for the size of
+the model, and write the token ids that all variants read. This module is not a program:
+throughput.py, ladder.py and traffic.py use it.
+"""
 
 import argparse
 import contextlib
@@ -12,7 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +27,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
-from benchmarks.runs import ROOT, flag_words, once
+from benchmarks.runs import ROOT, flag_words, last_line, once
 from ursa_minor.base import paths
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -34,53 +41,80 @@ from ursa_minor.recipe.batching import make_plan
 
 RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
 SIZES = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024}
-# Nothing beside training: no evaluation, no sample, no checkpoint.
-QUIET = {f"{name}_steps": "0" for name in ("eval", "task", "sample", "save")}
-ADAMW = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the recipe's
-WARM_UP = 2  # updates before the first turn: compiling, moments
-TOKENS = 2**22  # ids in the file that is read
+# train.py only trains: it neither evaluates nor writes samples and checkpoints.
+QUIET = {"eval_steps": "0", "task_steps": "0", "sample_steps": "0", "save_steps": "0"}
+ADAMW = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}  # as in the recipe
+WARM_UP = 2  # updates before the first turn, which compile the model and allocate AdamW's moments
+TOKENS = 2**22  # token ids in the file that the variants read
 
 
 class Turns:
-    """A variant's end of the alternation: its loop calls ``done`` after each update and sleeps there between turns."""
+    """The turns of one variant, in its own process.
 
-    def __init__(self, connection):
-        self.connection, self.card = connection, device().type == "cuda"
+    The training loop of the variant calls ``done`` after each update. At the end of a turn ``done``
+    sends the figures of the turn and blocks until the next turn begins.
+    """
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self.is_on_gpu = device().type == "cuda"
         self._parent = os.getppid()
 
     def wait(self) -> None:
-        """Sleep until the next turn; raises EOFError when there is none."""
-        self._timed = self.connection.recv()
-        self._left = self._timed + self.card
+        """Block until the next turn begins.
+
+        Raises:
+            EOFError: there is no further turn.
+        """
+        self._timed_updates = self.connection.recv()
+        self._updates_left = self._timed_updates
+        if self.is_on_gpu:
+            # The first update allocates again the memory that was released between turns.
+            self._updates_left += 1
         self._start = time.perf_counter()
 
-    def done(self, *loss: torch.Tensor | float) -> None:
-        """End an update. ``loss``: the parts whose sum is its mean loss; read only when the clock has stopped."""
+    def done(self, *losses: torch.Tensor | float) -> None:
+        """End an update.
+
+        Args:
+            losses: their sum is the mean loss of the update. They are read only after the clock has
+                stopped, because reading a tensor waits for the GPU.
+
+        Raises:
+            EOFError: the parent process was killed, or there is no further turn.
+        """
         if os.getppid() != self._parent:
-            raise EOFError  # it was killed, and waits for no answer
-        self._left -= 1
-        if self.card and self._left in (0, self._timed):
+            raise EOFError
+        self._updates_left -= 1
+        if self.is_on_gpu and self._updates_left in (0, self._timed_updates):
             torch.cuda.synchronize()
-        if self._left == self._timed:
+        if self._updates_left == self._timed_updates:
             torch.cuda.reset_peak_memory_stats()
             self._start = time.perf_counter()
-        if self._left:
+        if self._updates_left:
             return
-        figures = {"seconds": (time.perf_counter() - self._start) / self._timed}
-        figures["loss"] = sum(map(float, loss)) if loss else None
-        if self.card:
+
+        seconds = (time.perf_counter() - self._start) / self._timed_updates
+        figures = {"seconds": seconds, "loss": None}
+        if losses:
+            figures["loss"] = sum(map(float, losses))
+        if self.is_on_gpu:
             figures["bytes"] = torch.cuda.max_memory_allocated()
             torch.cuda.empty_cache()
         self.connection.send(figures)
         self.wait()
 
 
-def serve(connection, variant: Callable[[Turns], None]) -> None:
-    """Be a variant's process: build and train it for as long as it gets turns."""
+Variant = Callable[[Turns], None]
+
+
+def serve(connection: Connection, variant: Variant) -> None:
+    """Build and train a variant for as long as it gets turns. Its process runs this function."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    torch.set_float32_matmul_precision("high" if hardware.this_device().has_tf32 else "highest")
+    has_tf32 = hardware.this_device().has_tf32
+    torch.set_float32_matmul_precision("high" if has_tf32 else "highest")
     try:
         turns = Turns(connection)
         turns.wait()
@@ -91,93 +125,127 @@ def serve(connection, variant: Callable[[Turns], None]) -> None:
     except torch.OutOfMemoryError:
         connection.send({"problem": "out of memory"})
     except Exception as error:
-        connection.send(
-            {
-                "problem": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
-            }
-        )
+        message = str(error).strip().partition("\n")[0]
+        connection.send({"problem": f"{type(error).__name__}: {message[:200]}"})
+
+
+class VariantProcess(NamedTuple):
+    """The process of a variant, and our end of the pipe to it."""
+
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
 
 
 def alternate(
-    variants: dict[str, Callable[[Turns], None]], *, rounds: int, steps: int, together: bool = True
-) -> dict:
-    """Give each variant a process and let them take turns of ``steps`` updates, each round beginning with another one.
+    variants: dict[str, Variant], *, rounds: int, steps: int, together: bool = True
+) -> dict[str, dict]:
+    """Start a process for each variant, and let the variants take turns.
 
     Args:
-        variants: by name; functions and arguments that another Python can import.
-        together: all are there all the time; else one after the other, which takes less memory.
+        variants: functions by name. The functions and their arguments must be picklable.
+        rounds: turns of each variant. Each round begins with another variant.
+        steps: updates of a turn.
+        together: start all processes at the beginning. Otherwise a variant starts when the one
+            before it has finished all rounds, which takes less memory.
 
-    Returns, by name, ``turns``, a list of what each turn gave (``seconds`` of an update, ``loss``, ``bytes``), and
-    ``problem``, empty or what ended it.
+    Returns:
+        For each variant ``turns``, a list with the ``seconds`` of an update, the ``loss`` and on a
+        GPU the peak in ``bytes``, and ``problem``, which is empty or says why the variant ended.
     """
-    # One card: on several the Trainer would share its batches out among them.
-    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    # A fork would inherit the state of CUDA and OpenMP.
-    context = multiprocessing.get_context("spawn")
+    # Use one GPU, because the Trainer would distribute its batches over several.
+    first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = first_gpu
+
     results = {name: {"turns": [], "problem": ""} for name in variants}
-    for names in [list(variants)] if together else [[name] for name in variants]:
-        started = {}
+    groups = [list(variants)] if together else [[name] for name in variants]
+    for names in groups:
+        processes: dict[str, VariantProcess] = {}
         try:
             for name in names:
-                connection, theirs = context.Pipe()
-                process = context.Process(target=serve, args=(theirs, variants[name]), daemon=True)
-                process.start()
-                theirs.close()
-                started[name] = process, connection
-            for number in range(rounds + 1):  # 0: building and warming up
+                processes[name] = start_variant(variants[name])
+            for number in range(rounds + 1):  # round 0 builds and warms up
                 first = max(0, number - 1) % len(names)
-                for name in [
-                    name for name in names[first:] + names[:first] if not results[name]["problem"]
-                ]:
-                    begin, (process, connection) = time.perf_counter(), started[name]
-                    try:
-                        connection.send(steps if number else WARM_UP)
-                        answer = connection.recv()
-                    except (EOFError, OSError):
-                        process.join(5)
-                        why = " (killed: for memory?)" if process.exitcode == -9 else ""
-                        answer = {
-                            "problem": f"its process ended, exit status {process.exitcode}{why}"
-                        }
-                    if problem := answer.get("problem"):
-                        results[name]["problem"] = problem
-                        process.join(10)  # and its memory is free
-                    elif number:
-                        results[name]["turns"].append(answer)
-                    figure = (
-                        f"{1000 * answer['seconds']:.1f} ms" if number and not problem else problem
-                    )
-                    figure = figure or f"is ready after {time.perf_counter() - begin:.0f} s"
-                    print(
-                        f"round {number} of {rounds}  {name} {figure}", file=sys.stderr, flush=True
-                    )
+                for name in names[first:] + names[:first]:
+                    result = results[name]
+                    if not result["problem"]:
+                        updates = steps if number else WARM_UP
+                        outcome = take_turn(processes[name], result, number, updates)
+                        print(f"round {number} of {rounds}  {name} {outcome}", file=sys.stderr)
         finally:
-            for process, connection in started.values():
+            for process, connection in processes.values():
                 connection.close()
                 process.join(5)
                 process.kill()
     return results
 
 
-# What the speed benchmarks share: flags, device, data, a loop.
+def start_variant(variant: Variant) -> VariantProcess:
+    """Start the process of a variant. It waits for its first turn."""
+    # A fork would inherit the state of CUDA and OpenMP.
+    context = multiprocessing.get_context("spawn")
+    our_end, its_end = context.Pipe()
+    process = context.Process(target=serve, args=(its_end, variant), daemon=True)
+    process.start()
+    its_end.close()
+    return VariantProcess(process, our_end)
+
+
+def take_turn(variant: VariantProcess, result: dict, number: int, updates: int) -> str:
+    """Give a variant one turn, and add the answer to its result.
+
+    Args:
+        variant: its process.
+        result: the variant's entry of the results, which is changed.
+        number: of the round. The figures of round 0 are not kept.
+        updates: of this turn.
+
+    Returns:
+        The outcome for the progress line.
+    """
+    process, connection = variant
+    start = time.perf_counter()
+    try:
+        connection.send(updates)
+        answer = connection.recv()
+    except (EOFError, OSError):
+        process.join(5)
+        problem = f"its process ended, exit status {process.exitcode}"
+        if process.exitcode == -9:
+            problem += " (killed: for memory?)"
+        answer = {"problem": problem}
+
+    if "problem" in answer:
+        result["problem"] = answer["problem"]
+        process.join(10)  # afterwards its memory is free
+        return answer["problem"]
+    if number == 0:
+        return f"is ready after {time.perf_counter() - start:.0f} s"
+    result["turns"].append(answer)
+    return f"{1000 * answer['seconds']:.1f} ms"
+
+
+# The following helpers define flags, the device, the data and a training loop.
 
 
 def device() -> torch.device:
-    """Return what is measured on: a card or the CPU."""
+    """Return the device that is measured: a GPU if there is one, otherwise the CPU."""
     return torch.device("cuda" if hardware.this_device().kind == "cuda" else "cpu")
 
 
 def write_ids(folder: Path, vocab_size: int) -> None:
-    """Write a data folder as train.py reads it: ids whose k-th most frequent has a share of about 1 / k."""
-    random = np.random.default_rng(0)
-    ids = (vocab_size ** random.random(TOKENS)).astype(np.uint32) - 1
+    """Write a data folder for train.py with random token ids.
+
+    The ids follow Zipf's law, as words do: the share of the k-th most frequent id is about 1 / k.
+    """
+    generator = np.random.default_rng(0)
+    ids = (vocab_size ** generator.random(TOKENS)).astype(np.uint32) - 1
     np.save(folder / "train.npy", ids)
     np.save(folder / "val.npy", ids)
     tokenization.make_characters(["ab"]).save_pretrained(folder / "tokenizer")
 
 
 def sizes_of(args: argparse.Namespace) -> dict[str, int]:
-    """Return the flags of the model's size."""
+    """Return the flags for the size of the model."""
     return {name: getattr(args, name) for name in SIZES}
 
 
@@ -187,73 +255,104 @@ def recipe_of(**changes) -> keys.Recipe:
 
 
 def our_flags(args: argparse.Namespace, micro_batch: int, folder: Path) -> dict[str, str]:
-    """Return flags of train.py: the sizes args for, and full learning rate from the first update on."""
-    step = micro_batch * args.accumulation * args.sequence_length
-    flags = sizes_of(args) | {
-        "tokens_per_step": step,
+    """Return flags of train.py for this size, with the full learning rate from the first update."""
+    flags = {
+        **sizes_of(args),
+        "tokens_per_step": micro_batch * args.accumulation * args.sequence_length,
         "per_device_train_batch_size": micro_batch,
         "warmup_steps": 0,
+        "data_dir": folder,
+        # train.py memory-maps a large corpus. It would copy one of this size to the GPU.
+        "data_device": "cpu",
+        "output_dir": folder / "run",
     }
-    # A whole corpus is memory-mapped; one as small as this would be put on the card.
-    flags |= {"data_dir": folder, "data_device": "cpu", "output_dir": folder / "run"}
     return {name: str(value) for name, value in flags.items()}
 
 
-def be_train(argv: list[str], turns: Turns) -> None:
-    """Be train.py with these flags, and sleep at the end of each update until the next turn."""
-    apply = update.update
+def run_train(argv: list[str], turns: Turns) -> None:
+    """Run train.py in this process, so that each of its updates ends with ``turns.done``.
 
-    def then_sleep(*args, **named) -> update.Update:
-        outcome = apply(*args, **named)
+    Args:
+        argv: arguments for train.py.
+        turns: of this variant.
+
+    Raises:
+        RuntimeError: train.py ended before the last turn.
+    """
+    original_update = update.update
+
+    def update_in_turn(*args, **kwargs) -> update.Update:
+        outcome = original_update(*args, **kwargs)
         turns.done(outcome.loss)
         return outcome
 
-    update.update = then_sleep
+    update.update = update_in_turn
     with tempfile.TemporaryFile("w+") as log:
         with contextlib.redirect_stderr(log):
             status = train.main(once([*argv, *flag_words(QUIET)]))
         log.seek(0)
-        raise RuntimeError(
-            f"train.py ended with {status}: {(log.read().strip().splitlines() or [''])[-1]}"
-        )
+        raise RuntimeError(f"train.py ended with {status}: {last_line(log.read())}")
 
 
 def fixed_batches(
     args: argparse.Namespace, micro_batch: int, folder: Path
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the micro-batches that ``ours`` reads, inputs_BT and targets_BT on the device."""
+    """Return the micro-batches that train.py reads: inputs_BT and targets_BT on the device."""
     recipe = loading.load_recipe(RECIPE, our_flags(args, micro_batch, folder))
+    updates = WARM_UP + 1 + args.rounds * (args.steps_per_round + 1)
     with Corpus(recipe, []) as corpus:
         loader = corpus.loader(make_plan(recipe, 1), device(), rank=0)
-        updates = WARM_UP + 1 + args.rounds * (args.steps_per_round + 1)
-        return [
-            loader.batch(step, micro_step)
-            for step, micro_step in itertools.product(range(updates), range(args.accumulation))
-        ]
+        positions = itertools.product(range(updates), range(args.accumulation))
+        return [loader.batch(step, micro_step) for step, micro_step in positions]
 
 
 def stock_model(args: argparse.Namespace, **changes) -> GPT2LMHeadModel:
-    """Return Transformers' own GPT-2 without dropout, with the weights that ``ours`` begins with."""
-    size = {name: size for name, size in sizes_of(args).items() if name != "sequence_length"}
-    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
-    none |= {"bos_token_id": 0, "eos_token_id": 0}
+    """Return the GPT-2 of Transformers without dropout, with the same first weights as train.py.
+
+    Args:
+        args: the size of the model.
+        changes: to the GPT2Config.
+    """
+    settings = {
+        "n_layer": args.n_layer,
+        "n_embd": args.n_embd,
+        "n_head": args.n_head,
+        "vocab_size": args.vocab_size,
+        "n_positions": args.sequence_length,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "use_cache": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "attn_implementation": "sdpa",
+    }
     torch.manual_seed(recipe_of().model.seed)
-    settings = size | none | {"n_positions": args.sequence_length, "attn_implementation": "sdpa"}
     return GPT2LMHeadModel(GPT2Config(**settings | changes)).train()
 
 
 def plain_loop(
-    turns: Turns, loss_of: Callable, optimizer: torch.optim.Optimizer, batches: list, args
+    turns: Turns,
+    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    args: argparse.Namespace,
 ) -> None:
-    """Train as most repositories do: autocast, scale, backward; unscale, clip, step."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    kind, half, feed = device().type, HALF_DTYPES.get(args.precision), itertools.cycle(batches)
-    scaler = torch.amp.GradScaler(kind, enabled=args.precision == "fp16")
+    """Train with the usual loop: autocast, scale, backward, unscale, clip, step."""
+    device_type = device().type
+    half = HALF_DTYPES.get(args.precision)
+    endless_batches = itertools.cycle(batches)
+    scaler = torch.amp.GradScaler(device_type, enabled=args.precision == "fp16")
+    parameters = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+
     while True:
         losses = []
         for _ in range(args.accumulation):
-            with torch.autocast(kind, half, enabled=half is not None):
-                loss = loss_of(*next(feed)) / args.accumulation
+            inputs_BT, targets_BT = next(endless_batches)
+            with torch.autocast(device_type, half, enabled=half is not None):
+                loss = loss_of(inputs_BT, targets_BT) / args.accumulation
             scaler.scale(loss).backward()
             losses.append(loss.detach())
         scaler.unscale_(optimizer)
@@ -265,49 +364,81 @@ def plain_loop(
 
 
 def positive(text: str) -> int:
-    """Read an integer above 0; raises ValueError for anything else."""
+    """Convert an argument into an integer above 0, or raise ValueError."""
     if int(text) < 1:
         raise ValueError
     return int(text)
 
 
 def add_sizes(parser: argparse.ArgumentParser, **defaults: int) -> None:
-    """Add the flags of the model's size, and where to write."""
+    """Add the flags for the size of the model, and --json."""
     for name, size in (SIZES | defaults).items():
-        parser.add_argument(f"--{name}", type=positive, default=size, help="default: %(default)s")
-    parser.add_argument("--json", type=paths.argument, help="write the figures here too")
+        parser.add_argument(
+            f"--{name}", type=positive, metavar="N", default=size, help="Default: %(default)s."
+        )
+    parser.add_argument(
+        "--json",
+        type=paths.argument,
+        metavar="PATH",
+        help="Also write the figures to this file.",
+    )
 
 
 def add_turns(parser: argparse.ArgumentParser, *, micro_batch: int) -> None:
-    """Add the flags of what is measured in turns; ``micro_batch``: the CPU's default."""
-    card = device().type == "cuda"
-    # 16: more rows than our loss takes at once.
-    sizes, steps = (
-        [16 if card else micro_batch],
-        10 if card else 1,
+    """Add the flags of benchmarks whose variants take turns.
+
+    Args:
+        parser: receives the flags.
+        micro_batch: the default on a CPU.
+    """
+    steps = 1
+    if device().type == "cuda":
+        steps = 10
+        micro_batch = 16  # our loss computes this many rows in several chunks
+    parser.add_argument(
+        "--micro_batch",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        default=[micro_batch],
+        help="Micro-batches to measure, in sequences. Default on this machine: %(default)s.",
     )
     parser.add_argument(
-        "--micro_batch", type=positive, nargs="+", default=sizes, help="default: %(default)s here"
+        "--precision",
+        choices=["bf16", "fp16", "no"],
+        help="Precision of matrix products. Default: the best that this device supports.",
     )
     parser.add_argument(
-        "--precision", choices=["bf16", "fp16", "no"], help="default: what the device is good at"
+        "--compile",
+        type=json.loads,
+        default=True,
+        metavar="true|false",
+        help="Use torch.compile. Default: true.",
     )
     parser.add_argument(
-        "--compile", type=json.loads, default=True, metavar="true|false", help="default: true"
+        "--rounds",
+        type=positive,
+        metavar="N",
+        default=5,
+        help="Turns of each variant. Default: %(default)s.",
     )
-    parser.add_argument("--rounds", type=positive, default=5, help="default: %(default)s")
     parser.add_argument(
         "--steps_per_round",
         type=positive,
+        metavar="N",
         default=steps,
-        help="updates of a turn; default: %(default)s here",
+        help="Updates per turn. Default on this machine: %(default)s.",
     )
 
 
 def settle(args: argparse.Namespace) -> hardware.Device:
-    """Fill in what depends on the device, and tell Accelerate as its launcher would; return the device.
+    """Set the default precision, and the environment variables that accelerate's launcher sets.
 
-    Raises BadInput for what the device cannot do.
+    Returns:
+        The device of this machine.
+
+    Raises:
+        BadInput: the device does not support the precision or the compiler.
     """
     os.environ["ACCELERATE_USE_CPU"] = str(device().type == "cpu").lower()
     this_device = hardware.this_device()
@@ -319,16 +450,23 @@ def settle(args: argparse.Namespace) -> hardware.Device:
 
 
 def shape_of(args: argparse.Namespace) -> estimate.Shape:
-    """Return the model's size, for estimates."""
+    """Return the size of the model for estimates."""
     return estimate.Shape(args.n_layer, args.n_embd, args.vocab_size, args.sequence_length)
 
 
 def fit_together(
     count: int, args: argparse.Namespace, micro_batch: int, more_bytes: int = 0
 ) -> bool:
-    """Return whether weights and moments of ``count`` models can wait in memory while the widest of them works.
+    """Return whether the memory suffices for all variants at the same time.
 
-    ``more_bytes``: what that one takes beyond the memory model, which knows no attention scores.
+    While one of them trains, the others keep their weights, gradients and moments in memory.
+
+    Args:
+        count: number of variants.
+        args: the size of the model, and the precision.
+        micro_batch: sequences per micro-batch.
+        more_bytes: memory that the working variant needs in addition to the estimate, such as
+            materialized attention scores.
     """
     shape = shape_of(args)
     working = estimate.memory(
@@ -337,25 +475,27 @@ def fit_together(
     # The other implementations keep all logits.
     working["logits"] = 12 * micro_batch * args.sequence_length * args.vocab_size
     waiting = count * (12 * shape.parameters + estimate.CONTEXT_BYTES)
-    return waiting + sum(
-        working.values()
-    ) + more_bytes <= estimate.HEADROOM * hardware.free_memory_bytes(device())
+    required = waiting + sum(working.values()) + more_bytes
+    available = estimate.HEADROOM * hardware.free_memory_bytes(device())
+    return required <= available
 
 
 def about(args: argparse.Namespace, this_device: hardware.Device) -> dict:
-    """Print the machine and the model; return what the JSON says of them."""
+    """Print the machine, the software and the model, and return them for the JSON file."""
     versions = {name: version(name) for name in ("torch", "transformers", "accelerate")}
+    listed_versions = ", ".join(f"{name} {number}" for name, number in versions.items())
     shape = shape_of(args)
+    megaflops = shape.flops_per_token / 1e6
     print(f"machine      {this_device.name}, load {os.getloadavg()[0]:.1f} at the start")
-    print(f"software     {', '.join(f'{name} {number}' for name, number in versions.items())}")
+    print(f"software     {listed_versions}")
     print(
-        f"model        {args.n_layer} layers of {args.n_embd}, {args.n_head} heads, vocabulary {args.vocab_size:,}, "
-        f"{args.sequence_length} tokens: {shape.parameters:,} parameters, {shape.flops_per_token / 1e6:,.1f} MFLOP a token"
+        f"model        {args.n_layer} layers of {args.n_embd}, {args.n_head} heads, "
+        f"vocabulary {args.vocab_size:,}, {args.sequence_length} tokens: "
+        f"{shape.parameters:,} parameters, {megaflops:,.1f} MFLOP a token"
     )
-    threads = torch.get_num_threads()
     return {
         "machine": this_device.name,
-        "threads": threads,
+        "threads": torch.get_num_threads(),
         **versions,
         "shape": vars(shape),
         "precision": args.precision,
@@ -363,11 +503,37 @@ def about(args: argparse.Namespace, this_device: hardware.Device) -> dict:
 
 
 def summary(seconds: list[float], tokens: int) -> dict[str, float]:
-    """Return the medians of some turns, and the spread of the speed."""
-    middle = statistics.median(seconds)
-    speed = {
-        "tokens_per_second": tokens / middle,
+    """Return the median time of an update in ms, and median and extremes of the tokens/s.
+
+    Args:
+        seconds: of an update, one value per turn.
+        tokens: of an update.
+    """
+    median = statistics.median(seconds)
+    return {
+        "ms": 1000 * median,
+        "tokens_per_second": tokens / median,
         "slowest": tokens / max(seconds),
         "fastest": tokens / min(seconds),
     }
-    return {"ms": 1000 * middle} | speed
+
+
+def speed_cells(row: dict) -> str:
+    """Return the cells of a table with the figures of ``summary``."""
+    median = f"{row['tokens_per_second']:9,.0f}"
+    slowest = f"{row['slowest']:9,.0f}"
+    fastest = f"{row['fastest']:9,.0f}"
+    return f"{row['ms']:9,.1f}  {median} ({slowest} .. {fastest})"
+
+
+def memory_cell(row: dict) -> str:
+    """Return the cell of a table with the memory peak in MiB."""
+    if row["bytes"] is None:
+        return f"{'n/a':>9}"
+    mebibytes = row["bytes"] / 2**20
+    return f"{mebibytes:9,.0f}"
+
+
+def peak_bytes(turns: list[dict]) -> int | None:
+    """Return the highest memory peak of some turns, or None if it was not measured (CPU)."""
+    return max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)

@@ -1,8 +1,9 @@
-"""A picture of a terminal, as SVG: what a command shows at a width.
+"""Draw the output of a command in a terminal as an SVG picture.
 
-    python benchmarks/terminal_picture.py --columns 80 --out docs/quickstart/terminal.svg -- make train
+    python benchmarks/terminal_picture.py --out docs/quickstart/terminal.svg -- make train
 
-The middle of a long screen is left out.
+It runs the command in a pseudo-terminal of --columns characters and writes the picture. It prints
+nothing. The middle of a long output is left out.
 """
 
 import argparse
@@ -18,82 +19,143 @@ import sys
 import termios
 from pathlib import Path
 
-FIRST, LAST = 34, 9
-SIZE, LINE, CELL = 13, 18, 7.8  # pixels: of the font, a line, a character
-BACK, TEXT, COMMAND = "#1d2021", "#d5d8dc", "#8ec07c"
+# Lines shown from the beginning and from the end of a long output.
+FIRST = 34
+LAST = 9
+
+# Sizes in pixels.
+FONT_SIZE = 13
+LINE_HEIGHT = 18
+CHARACTER_WIDTH = 7.8
+
+BACKGROUND = "#1d2021"
+TEXT = "#d5d8dc"
+COMMAND = "#8ec07c"
+FONT = "ui-monospace, Menlo, DejaVu Sans Mono, monospace"
+
 ESCAPE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
+CONTROL = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z]|[\r\n])")
 
 
 class Screen:
-    """What a terminal shows of the bytes that a program wrote: lines, carriage returns, and the escapes of a bar."""
+    """The lines of a terminal: text, line breaks, carriage returns, and two escape sequences.
+
+    ESC [K erases the rest of the line, and ESC [A moves up by one line. Progress bars use them.
+    Other escape sequences are ignored.
+    """
 
     def __init__(self) -> None:
-        self.lines, self.row, self.column = [""], 0, 0
+        self.lines = [""]
+        self.row = 0
+        self.column = 0
 
     def write(self, text: str) -> None:
-        """Show text, which may hold ESC [K (erase the rest of the line), ESC [A (a line up); other escapes are skipped."""
-        for part in re.split(r"(\x1b\[[0-9;?]*[A-Za-z]|[\r\n])", text):
+        """Show the output of a program."""
+        for part in CONTROL.split(text):
+            escape = ESCAPE.fullmatch(part)
             if part == "\n":
-                self.row, self.column = self.row + 1, 0
-                self.lines += [""] * (self.row + 1 - len(self.lines))
+                self.row += 1
+                self.column = 0
+                if self.row == len(self.lines):
+                    self.lines.append("")
             elif part == "\r":
                 self.column = 0
-            elif escape := ESCAPE.fullmatch(part):
-                self.row -= escape[2] == "A" and self.row > 0
-                if escape[2] == "K":
-                    self.lines[self.row] = self.lines[self.row][: self.column]
+            elif escape:
+                self.apply(command=escape[2])
             else:
-                line = self.lines[self.row].ljust(self.column)
-                self.lines[self.row] = line[: self.column] + part + line[self.column + len(part) :]
-                self.column += len(part)
+                self.overwrite(part)
+
+    def apply(self, command: str) -> None:
+        """Apply an escape sequence, given by its last letter."""
+        if command == "A" and self.row > 0:
+            self.row -= 1
+        elif command == "K":
+            self.lines[self.row] = self.lines[self.row][: self.column]
+
+    def overwrite(self, text: str) -> None:
+        """Replace characters from the cursor on."""
+        line = self.lines[self.row].ljust(self.column)
+        end = self.column + len(text)
+        self.lines[self.row] = line[: self.column] + text + line[end:]
+        self.column = end
 
 
 def record(command: list[str], columns: int) -> list[str]:
-    """Run a command on a terminal of so many columns and return the lines on it at the end."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    program = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    screen, left = Screen(), b""
-    with contextlib.suppress(OSError):  # what reading raises once the program has ended
-        while data := os.read(ours, 65536):
-            *whole, left = re.split(rb"(?<=[\r\n])", left + data)
-            screen.write(b"".join(whole).decode("utf-8", "replace"))
+    """Run a command in a terminal of this width, and return the lines that it shows at the end."""
+    our_end, program_end = pty.openpty()
+    window_size = struct.pack("HHHH", 50, columns, 0, 0)  # rows, columns, two unused numbers
+    fcntl.ioctl(program_end, termios.TIOCSWINSZ, window_size)
+    program = subprocess.Popen(command, stdin=program_end, stdout=program_end, stderr=program_end)
+    os.close(program_end)
+    output = b""
+    # Reading raises OSError after the program has ended.
+    with contextlib.suppress(OSError):
+        data = os.read(our_end, 65536)
+        while data:
+            output += data
+            data = os.read(our_end, 65536)
     program.wait()
-    os.close(ours)
+    os.close(our_end)
+    screen = Screen()
+    screen.write(output.decode("utf-8", "replace"))
     return [line.rstrip() for line in screen.lines]
 
 
 def draw(command: str, lines: list[str], columns: int = 80) -> str:
-    """Return the SVG of a command and the lines that it showed, each cut to the width."""
+    """Return the SVG of a command and the lines that it showed.
+
+    Args:
+        command: the command line.
+        lines: output of the command. Longer lines are truncated.
+        columns: width in characters.
+    """
     while lines and not lines[-1]:
         lines = lines[:-1]
     if len(lines) > FIRST + LAST + 1:
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
-    shown = [
-        f"$ {command}",
-        *(line if len(line) <= columns else f"{line[: columns - 3]}..." for line in lines),
+
+    shown_lines = [f"$ {command}"]
+    for line in lines:
+        if len(line) > columns:
+            line = f"{line[: columns - 3]}..."
+        shown_lines.append(line)
+
+    width = round(columns * CHARACTER_WIDTH) + 32
+    height = len(shown_lines) * LINE_HEIGHT + 32
+    elements = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}">',
+        f'<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>',
+        f'<g font-family="{FONT}" font-size="{FONT_SIZE}">',
     ]
-    width, height = round(columns * CELL) + 32, len(shown) * LINE + 32
-    rows = [
-        f'<text x="16" y="{24 + LINE * number}" fill="{TEXT if number else COMMAND}" xml:space="preserve" '
-        f'textLength="{CELL * len(line):g}" lengthAdjust="spacingAndGlyphs">{html.escape(line, quote=False)}</text>'
-        for number, line in enumerate(shown)
-    ]
-    begin = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-    style = f'<g font-family="ui-monospace, Menlo, DejaVu Sans Mono, monospace" font-size="{SIZE}">'
-    ground = f'<rect width="100%" height="100%" rx="8" fill="{BACK}"/>'
-    return "\n".join([begin, ground, style, *rows, "</g>", "</svg>", ""])
+    for number, line in enumerate(shown_lines):
+        y = 24 + LINE_HEIGHT * number
+        color = TEXT if number else COMMAND
+        text_width = CHARACTER_WIDTH * len(line)
+        text = html.escape(line, quote=False)
+        elements.append(
+            f'<text x="16" y="{y}" fill="{color}" xml:space="preserve" '
+            f'textLength="{text_width:g}" lengthAdjust="spacingAndGlyphs">{text}</text>'
+        )
+    return "\n".join([*elements, "</g>", "</svg>", ""])
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command, write the picture."""
+    """Run the command, write the picture, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="+")
-    parser.add_argument("--columns", type=int, default=80)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("command", nargs="+", help="Command to run, after --.")
+    parser.add_argument(
+        "--columns",
+        type=int,
+        metavar="N",
+        default=80,
+        help="Width of the terminal in characters. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="PATH", help="SVG file to write."
+    )
     args = parser.parse_args(argv)
     lines = record(args.command, args.columns)
     args.out.write_text(draw(" ".join(args.command), lines, args.columns), encoding="utf-8")

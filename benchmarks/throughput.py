@@ -1,25 +1,34 @@
-"""Tokens a second of GPT-2 training, side by side: train.py, Hugging Face's two ways, plain PyTorch, a ceiling.
+"""Compare the tokens/s of GPT-2 training: train.py, Hugging Face, plain PyTorch, an upper bound.
 
-    python benchmarks/throughput.py                                        # GPT-2 124M at 1,024 tokens
+    python benchmarks/throughput.py                   # GPT-2 124M with 1,024 tokens
     python benchmarks/throughput.py --micro_batch 16 32 --nanogpt ~/nanoGPT --json throughput.json
     python benchmarks/throughput.py --only ours ceiling --compile false
 
-ours      train.py itself, which neither evaluates nor saves here
+For each micro-batch it prints a table with one line per variant (ms per update, tokens/s, TFLOP/s,
+MFU, peak memory, last loss), and how many times as fast as each other variant train.py is.
+
+ours      train.py, without evaluations and checkpoints
 hf        GPT2LMHeadModel(labels=...) with SDPA attention in a short Accelerate loop
 trainer   the same model in transformers.Trainer
-plain     a plain PyTorch GPT-2 of the same weights, written below
-nanogpt   nanoGPT's model and optimizer from --nanogpt PATH, its own settings (no biases), stepped as its train.py does
-descent   train.py with Inductor's coordinate descent over its kernels' block sizes
-autotune  train.py with --compile_mode max-autotune-no-cudagraphs, which also times kernels of matrix products
-ceiling   only the model's matrix products and attention kernels: what no loop around this model can pass
+plain     a GPT-2 in plain PyTorch with the same weights (class PlainGPT2 in this file)
+nanogpt   nanoGPT's model and optimizer from --nanogpt PATH with its own settings (no biases),
+          trained as its train.py does
+descent   train.py with Inductor's coordinate descent over the block sizes of its kernels
+autotune  train.py with --compile_mode max-autotune-no-cudagraphs, which also times kernels of
+          matrix products
+ceiling   only the matrix products and the attention kernels of the model: an upper bound for every
+          training loop of this model
 
-Each variant is a process of its own and they take turns: each has its own compiler caches, memory and Accelerate state,
-as its user would, and all meet the machine in the same state. Between turns it sleeps inside its loop, at the end of an
-update: the Trainer's, too, is one call of train(), whose on_step_end waits for the next turn. On a card it gives its
-cached memory back then, and the first update of a turn, which fetches it again, is not timed. All but nanogpt begin
-with the same weights; all read the same windows (the Trainer shuffles them), so their losses must be alike. ours reads
-them from files and the Trainer collates; the others have their batches on the device beforehand. Ids are random, as
-frequent as words are (Zipf).
+Each variant has its own process, and so its own compiler caches, memory and Accelerate state. The
+variants take turns, so that all of them meet the machine in the same state. Between its turns a
+variant sleeps inside its training loop, at the end of an update. This holds for the Trainer too: it
+makes one call of train(), and its callback on_step_end waits for the next turn. On a GPU a sleeping
+variant releases its cached memory. The first update of a turn allocates it again and is not timed.
+
+All variants except nanogpt start with the same weights. All of them read the same windows (the
+Trainer shuffles them), so their losses must be similar. "ours" reads the windows from files and the
+Trainer collates them. The other variants have their batches on the device in advance. The token ids
+are random, with the frequencies of words (Zipf's law).
 """
 
 import sys
@@ -33,6 +42,7 @@ import importlib.util
 import itertools
 import statistics
 import tempfile
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,15 +58,18 @@ from benchmarks.side_by_side import (
     add_sizes,
     add_turns,
     alternate,
-    be_train,
     device,
     fit_together,
     fixed_batches,
+    memory_cell,
     our_flags,
+    peak_bytes,
     plain_loop,
     positive,
+    run_train,
     settle,
     shape_of,
+    speed_cells,
     stock_model,
     summary,
     write_ids,
@@ -68,19 +81,24 @@ from ursa_minor.machine import device as hardware
 from ursa_minor.model.dtypes import HALF_DTYPES
 from ursa_minor.preflight import estimate
 
-# The variants.
+HEADER = (
+    "variant      ms/update   tokens/s (slowest .. fastest)        TFLOP/s   MFU    "
+    "peak MiB    loss"
+)
+
+# ---- Variants. Each function trains until ``turns`` ends it.
 
 
 def ours(
-    args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns, **more: str
+    args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns, **recipe_keys: str
 ) -> None:
-    """Train by train.py."""
-    flags = our_flags(args, micro_batch, folder)
-    be_train(["--recipe", str(RECIPE), *flag_words(flags | more)], turns)
+    """Train with train.py."""
+    flags = our_flags(args, micro_batch, folder) | recipe_keys
+    run_train(["--recipe", str(RECIPE), *flag_words(flags)], turns)
 
 
 def descent(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
-    """Train by train.py, with Inductor searching block sizes."""
+    """Train with train.py while Inductor searches block sizes."""
     from torch._inductor import config
 
     config.coordinate_descent_tuning = True
@@ -88,26 +106,34 @@ def descent(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Tur
 
 
 def autotune(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
-    """Train by train.py, with Inductor timing templates of matrix products too."""
-    options = {"compile_mode": "max-autotune-no-cudagraphs", "output_dir": str(folder / "autotune")}
-    ours(args, micro_batch, folder, turns, **options)
+    """Train with train.py while Inductor also times templates of matrix products."""
+    ours(
+        args,
+        micro_batch,
+        folder,
+        turns,
+        compile_mode="max-autotune-no-cudagraphs",
+        output_dir=str(folder / "autotune"),
+    )
 
 
 def hf(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
-    """Train the stock model in the loop of Accelerate's documentation; its launcher's environment says compile."""
+    """Train the stock model in the loop of Accelerate's documentation.
+
+    Accelerate compiles the model if ACCELERATE_DYNAMO_BACKEND says so.
+    """
     from accelerate import Accelerator
 
     batches = itertools.cycle(fixed_batches(args, micro_batch, folder))
     accelerator = Accelerator(gradient_accumulation_steps=args.accumulation)
     model = stock_model(args)
-    model, optimizer = accelerator.prepare(
-        model, torch.optim.AdamW(model.parameters(), **ADAMW, fused=True)
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW, fused=True)
+    model, optimizer = accelerator.prepare(model, optimizer)
     losses = []
     while True:
         with accelerator.accumulate(model):
             inputs_BT, _ = next(batches)
-            loss = model(inputs_BT, labels=inputs_BT).loss  # which shifts the labels itself
+            loss = model(inputs_BT, labels=inputs_BT).loss  # the model shifts the labels
             accelerator.backward(loss)
             losses.append(loss.detach() / args.accumulation)
             if accelerator.sync_gradients:
@@ -120,133 +146,143 @@ def hf(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -
 
 
 def trainer(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
-    """Train the stock model in one call of Trainer.train(), which sleeps in on_step_end between turns."""
+    """Train the stock model in one call of Trainer.train()."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    batches = fixed_batches(args, micro_batch, folder)
     losses = []
 
-    class Wait(TrainerCallback):
+    class EndTurn(TrainerCallback):
         def on_step_end(self, *_, **__):
             turns.done(*losses)
             losses.clear()
 
-    batch = {
-        "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": args.accumulation,
-    }
-    speed = {
-        "bf16": args.precision == "bf16",
-        "fp16": args.precision == "fp16",
-        "torch_compile": args.compile,
-    }
-    same = {
-        "optim": "adamw_torch_fused",
-        "learning_rate": ADAMW["lr"],
-        "adam_beta2": ADAMW["betas"][1],
-    }
-    same |= {"weight_decay": ADAMW["weight_decay"], "lr_scheduler_type": "constant"}
-    quiet = {
-        "save_strategy": "no",
-        "logging_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
-    place = {"output_dir": str(folder / "trainer"), "use_cpu": device().type == "cpu"}
-    steps = len(batches) // args.accumulation
-    arguments = TrainingArguments(max_steps=steps, **batch, **speed, **same, **quiet, **place)
-    rows = [
-        {"input_ids": row.cpu(), "labels": row.cpu()}
-        for inputs_BT, _ in batches
-        for row in inputs_BT
-    ]
-    made = Trainer(stock_model(args), arguments, train_dataset=rows, callbacks=[Wait()])
-    step = made.training_step
-    made.training_step = lambda *step_args: losses.append(step(*step_args)) or losses[-1]
-    made.train()
+    class LossTrainer(Trainer):
+        def training_step(self, *step_args, **step_kwargs):
+            loss = super().training_step(*step_args, **step_kwargs)
+            losses.append(loss)
+            return loss
+
+    batches = fixed_batches(args, micro_batch, folder)
+    arguments = TrainingArguments(
+        max_steps=len(batches) // args.accumulation,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=args.accumulation,
+        # The precision and the compiler of the other variants
+        bf16=args.precision == "bf16",
+        fp16=args.precision == "fp16",
+        torch_compile=args.compile,
+        use_cpu=device().type == "cpu",
+        # The optimizer of the other variants
+        optim="adamw_torch_fused",
+        learning_rate=ADAMW["lr"],
+        adam_beta2=ADAMW["betas"][1],
+        weight_decay=ADAMW["weight_decay"],
+        lr_scheduler_type="constant",
+        # Only training
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        output_dir=str(folder / "trainer"),
+    )
+    rows = []
+    for inputs_BT, _ in batches:
+        for row in inputs_BT.cpu():
+            rows.append({"input_ids": row, "labels": row})
+    LossTrainer(stock_model(args), arguments, train_dataset=rows, callbacks=[EndTurn()]).train()
 
 
 class PlainGPT2(nn.Module):
-    """GPT-2 in plain PyTorch; its parameters come in the order of Transformers' GPT2LMHeadModel."""
+    """A GPT-2 in plain PyTorch. Its parameters have the order of Transformers' GPT2LMHeadModel."""
 
     def __init__(self, args: argparse.Namespace):
         super().__init__()
         self.tokens = nn.Embedding(args.vocab_size, args.n_embd)
-        self.places = nn.Embedding(args.sequence_length, args.n_embd)
+        self.positions = nn.Embedding(args.sequence_length, args.n_embd)
         self.blocks = nn.ModuleList(
             PlainBlock(args.n_embd, args.n_head) for _ in range(args.n_layer)
         )
         self.norm = nn.LayerNorm(args.n_embd)
 
     def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss, nats per token."""
-        x = self.tokens(inputs_BT) + self.places(
-            torch.arange(inputs_BT.shape[1], device=inputs_BT.device)
-        )
+        """Return the mean loss in nats per token."""
+        positions_T = torch.arange(inputs_BT.shape[1], device=inputs_BT.device)
+        x_BTD = self.tokens(inputs_BT) + self.positions(positions_T)
         for block in self.blocks:
-            x = block(x)
-        logits = F.linear(self.norm(x), self.tokens.weight)
-        return F.cross_entropy(logits.float().flatten(0, 1), targets_BT.flatten())
+            x_BTD = block(x_BTD)
+        logits_BTV = F.linear(self.norm(x_BTD), self.tokens.weight)
+        return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten())
 
     @torch.no_grad()
     def take_weights(self, stock: GPT2LMHeadModel) -> "PlainGPT2":
-        """Copy the weights of Transformers' model, whose Conv1D are (in, out)."""
-        for parameter, (name, its) in zip(self.parameters(), stock.named_parameters(), strict=True):
-            parameter.copy_(its.mT if ".h." in name and its.dim() == 2 else its)
+        """Copy the weights of Transformers' model, and return self."""
+        for parameter, (name, weight) in zip(
+            self.parameters(), stock.named_parameters(), strict=True
+        ):
+            # The matrices in the blocks are Conv1D of shape (in, out).
+            is_conv1d = ".h." in name and weight.dim() == 2
+            parameter.copy_(weight.mT if is_conv1d else weight)
         return self
 
 
 class PlainBlock(nn.Module):
-    """Attention, then MLP, each on a norm of the residual stream."""
+    """A transformer block: attention and MLP, each with a LayerNorm and a residual connection."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.norm_1, self.qkv, self.out = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 3 * width),
-            nn.Linear(width, width),
-        )
-        self.norm_2, self.up, self.down = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
+        self.norm_1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm_2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (B, T, width) to the same."""
-        q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(
-            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        )
-        return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """Apply the block. Input and output have the shape (batch, sequence, width)."""
+        qkv = self.qkv(self.norm_1(x_BTD))
+        qkv = qkv.unflatten(-1, (3, self.heads, -1))
+        # (B, T, 3, heads, head width) becomes three tensors (B, heads, T, head width).
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attention_BTD = attention.transpose(1, 2).flatten(2)
+        x_BTD = x_BTD + self.out(attention_BTD)
+
+        hidden = self.up(self.norm_2(x_BTD))
+        hidden = F.gelu(hidden, approximate="tanh")
+        return x_BTD + self.down(hidden)
 
 
 def plain(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
-    """Train PlainGPT2 with the stock model's weights."""
+    """Train PlainGPT2 with the weights of the stock model."""
     model = PlainGPT2(args).take_weights(stock_model(args)).to(device())
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    matrix_parameters = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vector_parameters = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [
+        {"params": matrix_parameters},
+        {"params": vector_parameters, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, **ADAMW, fused=True)
-    run = torch.compile(model) if args.compile else model
-    plain_loop(turns, run, optimizer, fixed_batches(args, micro_batch, folder), args)
+    loss_of = torch.compile(model) if args.compile else model
+    plain_loop(turns, loss_of, optimizer, fixed_batches(args, micro_batch, folder), args)
 
 
 def nanogpt_model(args: argparse.Namespace) -> nn.Module:
-    """Return nanoGPT's GPT, from the checkout."""
+    """Return the GPT of the nanoGPT checkout on the device."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(args.nanogpt) / "model.py")
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    size = {
-        "n_layer": args.n_layer,
-        "n_head": args.n_head,
-        "n_embd": args.n_embd,
-        "vocab_size": args.vocab_size,
-    }
-    return module.GPT(
-        module.GPTConfig(**size, block_size=args.sequence_length, dropout=0.0, bias=False)
-    ).to(device())
+    config = module.GPTConfig(
+        n_layer=args.n_layer,
+        n_head=args.n_head,
+        n_embd=args.n_embd,
+        vocab_size=args.vocab_size,
+        block_size=args.sequence_length,
+        dropout=0.0,
+        bias=False,
+    )
+    return module.GPT(config).to(device())
 
 
 def nanogpt(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
@@ -256,51 +292,72 @@ def nanogpt(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Tur
         ADAMW["weight_decay"], ADAMW["lr"], ADAMW["betas"], device().type
     )
     run = torch.compile(model) if args.compile else model
-    plain_loop(
-        turns,
-        lambda x, y: run(x, y)[1],
-        optimizer,
-        fixed_batches(args, micro_batch, folder),
-        args,
-    )
+
+    def loss_of(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        _, loss = run(inputs_BT, targets_BT)
+        return loss
+
+    plain_loop(turns, loss_of, optimizer, fixed_batches(args, micro_batch, folder), args)
 
 
-def matrices(shape: estimate.Shape) -> list[tuple[int, int, int]]:
-    """Return the model's weight matrices: how many, width in, width out. Each is multiplied three times a token."""
-    d = shape.n_embd
-    blocks = [(shape.n_layer, i * d, o * d) for i, o in ((1, 3), (1, 1), (1, 4), (4, 1))]
-    return [*blocks, (1, d, shape.vocab_size)]
+class Matrices(NamedTuple):
+    """Weight matrices of one size."""
+
+    count: int
+    width_in: int
+    width_out: int
+
+
+def matrices(shape: estimate.Shape) -> list[Matrices]:
+    """Return the weight matrices of the model. Each token is multiplied with each three times."""
+    width = shape.n_embd
+    return [
+        Matrices(shape.n_layer, width, 3 * width),  # query, key and value
+        Matrices(shape.n_layer, width, width),  # output of the attention
+        Matrices(shape.n_layer, width, 4 * width),  # MLP, first layer
+        Matrices(shape.n_layer, 4 * width, width),  # MLP, second layer
+        Matrices(1, width, shape.vocab_size),  # logits
+    ]
+
+
+class Products:
+    """The three matrix products of a weight: output, gradient of input, gradient of weight."""
+
+    def __init__(self, sizes: Matrices, tokens: int, **tensor_options):
+        self.count = sizes.count
+        self.x = torch.randn((tokens, sizes.width_in), **tensor_options)
+        self.weight = torch.randn((sizes.width_in, sizes.width_out), **tensor_options)
+        self.y = torch.randn((tokens, sizes.width_out), **tensor_options)
+        self.x_gradient = torch.empty_like(self.x)
+        self.weight_gradient = torch.empty_like(self.weight)
+
+    def compute(self) -> None:
+        """Compute the products of all matrices of this size."""
+        for _ in range(self.count):
+            torch.mm(self.x, self.weight, out=self.y)
+            torch.mm(self.y, self.weight.T, out=self.x_gradient)
+            torch.mm(self.x.T, self.y, out=self.weight_gradient)
 
 
 def ceiling(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
-    """Do the weights' products (output, input's gradient, weight's gradient) and causal attention, and nothing else.
+    """Compute only the products of the weights and the causal attention of the model.
 
-    Attention is SDPA's kernel forward and backward: bare products, which write T x T scores, would be slower.
+    Attention is the kernel of SDPA, forward and backward. Plain products would be slower, because
+    they write the T x T scores to memory.
     """
-    kind, tokens = (
-        {"device": device(), "dtype": HALF_DTYPES.get(args.precision, torch.float32)},
-        micro_batch * args.sequence_length,
-    )
-    work = []
-    for count, inner, outer in matrices(shape_of(args)):
-        x, w, y = (
-            torch.randn(size, **kind) for size in ((tokens, inner), (inner, outer), (tokens, outer))
-        )
-        work.append((count, x, w, y, torch.empty_like(x), torch.empty_like(w)))
-    heads = (micro_batch, args.n_head, args.sequence_length, args.n_embd // args.n_head)
-    q, k, v = (torch.randn(heads, **kind, requires_grad=True) for _ in range(3))
-    gradient = torch.randn(heads, **kind)
+    tensor_options = {"device": device(), "dtype": HALF_DTYPES.get(args.precision, torch.float32)}
+    tokens = micro_batch * args.sequence_length
+    products = [Products(sizes, tokens, **tensor_options) for sizes in matrices(shape_of(args))]
+    heads_shape = (micro_batch, args.n_head, args.sequence_length, args.n_embd // args.n_head)
+    q, k, v = (torch.randn(heads_shape, **tensor_options, requires_grad=True) for _ in range(3))
+    gradient = torch.randn(heads_shape, **tensor_options)
     while True:
         for _ in range(args.accumulation):
-            for count, x, w, y, dx, dw in work:
-                for _ in range(count):
-                    torch.mm(x, w, out=y)
-                    torch.mm(y, w.T, out=dx)
-                    torch.mm(x.T, y, out=dw)
+            for matrices_of_a_size in products:
+                matrices_of_a_size.compute()
             for _ in range(args.n_layer):
-                torch.autograd.grad(
-                    F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), gradient
-                )
+                attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                torch.autograd.grad(attention, (q, k, v), gradient)
         turns.done()
 
 
@@ -311,128 +368,174 @@ VARIANTS = {
     "plain": plain,
     "nanogpt": nanogpt,
     "ceiling": ceiling,
+    "descent": descent,
+    "autotune": autotune,
 }
-VARIANTS |= {"descent": descent, "autotune": autotune}
-# The two that compile for minutes are to be named.
-USUAL = (
-    "ours",
-    "hf",
-    "trainer",
-    "plain",
-    "ceiling",
-)
+# Measured by default. descent and autotune compile for minutes, and nanogpt needs a checkout.
+DEFAULT_VARIANTS = ("ours", "hf", "trainer", "plain", "ceiling")
 
-
-# The command line.
+# ---- Report and command line.
 
 
 def report(results: dict, together: bool, args: argparse.Namespace, micro_batch: int) -> dict:
-    """Print the table and the ratios of a micro-batch; return them for the JSON.
+    """Print the table and the ratios of a micro-batch, and return them for the JSON file.
 
     Args:
-        together: whether the variants took turns. A machine drifts by a third within minutes: what was not taken in turn
-            with ours is not compared with it.
+        results: of ``alternate``.
+        together: whether the variants took turns. The speed of a machine drifts by a third within
+            minutes, so variants that did not take turns with "ours" are not compared with it.
+        args: the size of the model, and the precision.
+        micro_batch: sequences per micro-batch.
     """
-    tokens, flops = (
-        micro_batch * args.accumulation * args.sequence_length,
-        shape_of(args).flops_per_token,
-    )
-    peak = gpus.peak_flops(hardware.this_device().name, args.precision)
-    print(
-        "variant      ms/update   tokens/s (slowest .. fastest)        TFLOP/s   MFU    peak MiB    loss"
-    )
+    print(HEADER)
     rows = {}
     for name, result in results.items():
         if result["problem"]:
             print(f"{name:11}  {result['problem']}")
             rows[name] = {"problem": result["problem"]}
-            continue
-        turns = result["turns"]
-        row = rows[name] = summary([turn["seconds"] for turn in turns], tokens) | {
-            "loss": turns[-1]["loss"]
-        }
-        row["bytes"] = max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)
-        row["mfu"] = row["tokens_per_second"] * flops / peak if peak else None
-        mfu, memory = (
-            f"{row['mfu']:.1%}" if peak else "n/a",
-            f"{row['bytes'] / 2**20:,.0f}" if row["bytes"] else "n/a",
-        )
-        print(
-            f"{name:11}  {row['ms']:9,.1f}  {row['tokens_per_second']:9,.0f} ({row['slowest']:9,.0f} .. "
-            f"{row['fastest']:9,.0f})  {row['tokens_per_second'] * flops / 1e12:8.3g}  {mfu:>5}  {memory:>9}  "
-            f"{'   n/a' if row['loss'] is None else format(row['loss'], '6.3f')}"
-        )
-    sound, ratios = (
-        {name: result["turns"] for name, result in results.items() if not result["problem"]},
-        {},
-    )
-    our_turns = sound.pop("ours", ()) if together else ()
-    for name, turns in sound.items() if our_turns else ():
-        turn_ratios = [
-            turn["seconds"] / my["seconds"] for turn, my in zip(turns, our_turns, strict=True)
-        ]
-        ratios[name] = statistics.median(turn_ratios)
-        print(
-            f"ours / {name:9} {ratios[name]:.3f} times (median of the rounds' ratios; {min(turn_ratios):.3f} .. {max(turn_ratios):.3f})"
-        )
+        else:
+            rows[name] = measured_row(result["turns"], args, micro_batch)
+            print(table_line(name, rows[name], args))
+
+    ratios = {}
+    has_ours = "ours" in results and not results["ours"]["problem"]
+    if together and has_ours:
+        our_turns = results["ours"]["turns"]
+        for name, result in results.items():
+            if name != "ours" and not result["problem"]:
+                ratios[name] = print_ratio(name, result["turns"], our_turns)
     return {"micro_batch": micro_batch, "variants": rows, "ours_over": ratios}
 
 
-@exit_on_bad_input
-def main(argv: list[str] | None = None) -> int:
-    """Measure every micro-batch; print a table for each."""
+def measured_row(turns: list[dict], args: argparse.Namespace, micro_batch: int) -> dict:
+    """Return the figures of a variant for the JSON file."""
+    tokens = micro_batch * args.accumulation * args.sequence_length
+    row = summary([turn["seconds"] for turn in turns], tokens)
+    row["loss"] = turns[-1]["loss"]
+    row["bytes"] = peak_bytes(turns)
+    row["mfu"] = None
+    peak = gpus.peak_flops(hardware.this_device().name, args.precision)
+    if peak:
+        row["mfu"] = row["tokens_per_second"] * shape_of(args).flops_per_token / peak
+    return row
+
+
+def table_line(name: str, row: dict, args: argparse.Namespace) -> str:
+    """Return the line of a variant in the table."""
+    flops_per_second = row["tokens_per_second"] * shape_of(args).flops_per_token
+    teraflops = flops_per_second / 1e12
+    mfu = "n/a"
+    if row["mfu"] is not None:
+        mfu = f"{row['mfu']:.1%}"
+    loss = "n/a"
+    if row["loss"] is not None:
+        loss = f"{row['loss']:.3f}"
+    cells = [
+        f"{name:11}",
+        speed_cells(row),
+        f"{teraflops:8.3g}",
+        f"{mfu:>5}",
+        memory_cell(row),
+        f"{loss:>6}",
+    ]
+    return "  ".join(cells)
+
+
+def print_ratio(name: str, turns: list[dict], our_turns: list[dict]) -> float:
+    """Print and return how many times as fast as a variant train.py is."""
+    ratios = []
+    for turn, our_turn in zip(turns, our_turns, strict=True):
+        ratios.append(turn["seconds"] / our_turn["seconds"])
+    median = statistics.median(ratios)
+    lowest = min(ratios)
+    highest = max(ratios)
+    print(
+        f"ours / {name:9} {median:.3f} times "
+        f"(median of the rounds' ratios; {lowest:.3f} .. {highest:.3f})"
+    )
+    return median
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Parse the command line.
+
+    Raises:
+        BadInput: --nanogpt is missing, or is not a checkout of nanoGPT.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_sizes(parser)
-    parser.add_argument("--accumulation", type=positive, default=1, help="micro-batches an update")
+    parser.add_argument(
+        "--accumulation",
+        type=positive,
+        metavar="N",
+        default=1,
+        help="Micro-batches per update. Default: %(default)s.",
+    )
     add_turns(parser, micro_batch=4)
-    parser.add_argument("--only", nargs="+", choices=VARIANTS, help="variants to run")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=VARIANTS,
+        help=f"Variants to measure. Default: {' '.join(DEFAULT_VARIANTS)}, and nanogpt with "
+        f"--nanogpt.",
+    )
     parser.add_argument(
         "--nanogpt",
         type=paths.argument,
         metavar="PATH",
-        help="a checkout of nanoGPT: its model.py is measured too",
+        help="Folder of a nanoGPT checkout. Its model.py is measured too.",
     )
     args = parser.parse_args(argv)
     if args.nanogpt and not (Path(args.nanogpt) / "model.py").is_file():
         raise BadInput(
-            f"--nanogpt {args.nanogpt}: holds no model.py; give the folder of a nanoGPT checkout"
+            f"--nanogpt {args.nanogpt}: the folder contains no model.py. Give the folder of a "
+            f"nanoGPT checkout"
         )
-    if "nanogpt" in (args.only or ()) and not args.nanogpt:
+    if args.only is None:
+        args.only = [*DEFAULT_VARIANTS, "nanogpt"] if args.nanogpt else [*DEFAULT_VARIANTS]
+    if "nanogpt" in args.only and not args.nanogpt:
         raise BadInput("--only nanogpt: give --nanogpt PATH too, the folder of a nanoGPT checkout")
-    names = args.only or [*USUAL, *(["nanogpt"] if args.nanogpt else [])]
-    record = about(args, settle(args))
-    record |= {
-        "compiled": args.compile,
-        "accumulation": args.accumulation,
-        "steps_per_round": args.steps_per_round,
-    }
+    return args
+
+
+def measure(args: argparse.Namespace, micro_batch: int) -> dict:
+    """Measure all variants with a micro-batch, print the table, and return it for the JSON file."""
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        write_ids(folder, args.vocab_size)
+        variants = {}
+        for name in args.only:
+            variants[name] = functools.partial(VARIANTS[name], args, micro_batch, folder)
+        together = fit_together(len(variants), args, micro_batch)
+        results = alternate(
+            variants, rounds=args.rounds, steps=args.steps_per_round, together=together
+        )
+
+    order = "in turns"
+    if not together:
+        order = "one after the other, without ratios: all at once do not fit (see --only)"
+    compilation = "compiled" if args.compile else "eager"
+    print(
+        f"micro-batch  {micro_batch} x {args.accumulation}, precision {args.precision}, "
+        f"{compilation}, {args.rounds} rounds of {args.steps_per_round} updates, {order}"
+    )
+    return report(results, together, args, micro_batch) | {"in_turns": order}
+
+
+@exit_on_bad_input
+def main(argv: list[str] | None = None) -> int:
+    """Measure every micro-batch, and return the exit status."""
+    args = parse(argv)
+    this_device = settle(args)
+    record = about(args, this_device)
+    record["compiled"] = args.compile
+    record["accumulation"] = args.accumulation
+    record["steps_per_round"] = args.steps_per_round
     record["micro_batches"] = []
     for micro_batch in args.micro_batch:
-        with tempfile.TemporaryDirectory() as name:
-            write_ids(Path(name), args.vocab_size)
-            variants = {
-                name_: functools.partial(VARIANTS[name_], args, micro_batch, Path(name))
-                for name_ in names
-            }
-            together = fit_together(len(variants), args, micro_batch)
-            results = alternate(
-                variants, rounds=args.rounds, steps=args.steps_per_round, together=together
-            )
-        way = (
-            "in turns"
-            if together
-            else "one after the other, without ratios: all at once do not fit (see --only)"
-        )
-        print(
-            f"micro-batch  {micro_batch} x {args.accumulation}, precision {args.precision}, "
-            f"{'compiled' if args.compile else 'eager'}, {args.rounds} rounds of {args.steps_per_round} updates, "
-            f"{way}"
-        )
-        record["micro_batches"].append(
-            report(results, together, args, micro_batch) | {"in_turns": way}
-        )
+        record["micro_batches"].append(measure(args, micro_batch))
     write_json(args.json, record)
     return 0
 

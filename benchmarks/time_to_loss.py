@@ -3,16 +3,18 @@
     python benchmarks/time_to_loss.py --text tinyshakespeare.txt --json headline.json
 
 trains both optimizers with their tuned settings (``TUNED``) and with seeds that no search has used
-(``HELD_OUT``). Each run has a schedule of its own length. For each seed, the number of updates to
-the target loss is interpolated between the two lengths. Then one run of each optimizer is timed,
-alternating, with all threads. Losses are of the whole validation split; seconds are of training
-without evaluations. It takes about 11 minutes on two idle cores. ``--text`` may be any text file or
-glob, and ``--recipe`` changes the model.
+(``HELD_OUT``). There are runs of two lengths, and the schedule of a run ends with the run. For each
+seed, the number of updates to the target loss is interpolated between the two lengths. Then one run
+of each optimizer is timed, alternating, with all threads. It prints the final losses, a table with
+updates and seconds, and their ratio. Losses are of the complete validation split. Seconds are of
+training without evaluations. It takes about 11 minutes on two idle cores. ``--text`` may be any
+text file or glob, and ``--recipe`` changes the model.
 
     python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part undo --json undo.json
 
-sets each tuned setting of AdamW back alone. ``benchmarks/tune_optimizers.py`` has found ``TUNED``.
-Finished runs are kept in --folder and not repeated.
+sets each tuned setting of AdamW back alone, and prints by how much the loss changes.
+``benchmarks/tune_optimizers.py`` has found ``TUNED``. Finished runs are kept in --folder and not
+repeated.
 """
 
 import sys
@@ -26,6 +28,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 import yaml
@@ -34,13 +37,15 @@ from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once
 from ursa_minor.base import paths
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.machine import device as hardware
-from ursa_minor.reporting.curves import BLACK, BLUE, VERMILLION, picture, series
+from ursa_minor.reporting.curves import BLACK, BLUE, VERMILLION, Line, picture, series
 
 HELD_OUT = (901, 902, 903, 904, 905)  # chosen before the search; no search may use them
-UNDO, UNDO_STEPS = (13, 14, 15), 650  # seeds, and about where AdamW comes to the target
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 95% of Student's t, by the number of seeds
+UNDO_SEEDS = (13, 14, 15)
+UNDO_STEPS = 650  # AdamW reaches the target after about this number of updates
+# The 97.5% quantile of Student's t distribution by the number of seeds, for intervals of 95%.
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
-# What GPT-2 and the recipes have where nothing was tuned: what undo goes back to.
+# The settings of GPT-2 and of the recipes before tuning. ``undo`` goes back to them.
 STOCK = {
     "adam_beta1": 0.9,
     "adam_beta2": 0.99,
@@ -57,184 +62,272 @@ TUNED = {
 }
 LENGTHS = {"adamw": (660, 760), "muon": (340, 400)}
 
+Settings = dict[str, float | str]
 
-def flags(way: str, settings: dict, steps: int) -> list[str]:
-    """Return train.py's words for a run of ``steps`` updates with these settings."""
-    return flag_words(settings | {"optimizer": way, "max_steps": steps, "eval_on_start": "false"})
+
+class Ratio(NamedTuple):
+    """A ratio, and its 95% confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def interval(self) -> str:
+        """Return the interval for messages."""
+        return f"95%: {self.low:.2f} to {self.high:.2f}"
+
+
+def flags(optimizer: str, settings: Settings, steps: int) -> list[str]:
+    """Return arguments of train.py for a run of ``steps`` updates with these settings."""
+    run_keys = {"optimizer": optimizer, "max_steps": steps, "eval_on_start": "false"}
+    return flag_words(settings | run_keys)
 
 
 def steps_to(target: float, losses: dict[int, float]) -> float:
-    """Return the length whose run ends at ``target``, by a straight line through the losses over the length's logarithm.
+    """Return the number of updates of a run that would end at the target loss.
+
+    The final loss is assumed to be a linear function of the logarithm of the number of updates.
 
     Args:
-        losses: final loss by length of the schedule, of two or more lengths.
+        target: loss.
+        losses: final loss by number of updates, for two or more numbers.
     """
-    logs = {math.log(steps): loss for steps, loss in losses.items()}
-    slope, offset = statistics.linear_regression(list(logs), list(logs.values()))
+    logs = [math.log(steps) for steps in losses]
+    slope, offset = statistics.linear_regression(logs, list(losses.values()))
     return math.exp((target - offset) / slope)
 
 
-def ratio(these: Sequence[float], those: Sequence[float]) -> tuple[float, float, float]:
-    """Return the ratio of two ways' lengths, seed by seed (its geometric mean), and the ends of its 95% interval."""
-    logs = [math.log(this / that) for this, that in zip(these, those, strict=True)]
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """Return the geometric mean of the ratios of two lists, seed by seed.
+
+    Args:
+        numerators: updates of one optimizer, one number per seed.
+        denominators: updates of the other one.
+    """
+    logs = []
+    for numerator, denominator in zip(numerators, denominators, strict=True):
+        logs.append(math.log(numerator / denominator))
     mean = statistics.mean(logs)
-    half = (
-        STUDENT[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
-        if len(logs) > 1
-        else math.nan
-    )
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+    half_width = math.nan
+    if len(logs) > 1:
+        half_width = STUDENT[len(logs)] * standard_error(logs)
+    return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width))
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of the mean, or NaN for a single value."""
+    if len(values) == 1:
+        return math.nan
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 class Runs:
-    """Trains settings with seeds, several runs at a time."""
+    """Train settings with several seeds, several runs at a time.
+
+    Args:
+        args: of the command line.
+    """
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.pool = ThreadPoolExecutor(args.workers)
-        self.more = ["--data_files", paths.literal(str(Path(args.text).resolve()))]
-        prepare_shards(args.folder, args.recipe, self.more)
+        self.data_flags = ["--data_files", paths.literal(str(Path(args.text).resolve()))]
+        prepare_shards(args.folder, args.recipe, self.data_flags)
 
-    def losses(self, way: str, settings: dict, steps: int, seeds: Sequence[int]) -> list[float]:
+    def losses(
+        self, optimizer: str, settings: Settings, steps: int, seeds: Sequence[int]
+    ) -> list[float]:
         """Return the final validation loss of each seed."""
-        what, words = f"{way}-{steps}", flags(way, settings, steps)
-        return list(
-            self.pool.map(
-                lambda seed: self.train(what, words, seed, self.args.threads)["loss"], seeds
-            )
-        )
+        prefix = f"{optimizer}-{steps}"
+        run_flags = flags(optimizer, settings, steps)
 
-    def train(self, what: str, words: list[str], seed: int, threads: int) -> dict:
-        """Train once with these words of train.py. The run's name has a hash of all that it was asked for."""
-        recipe, words = self.args.recipe, [*words, *self.more]
-        asked_for = hashlib.sha256(repr((recipe.read_text(), words)).encode()).hexdigest()[:8]
-        name = f"{what}-{asked_for}-{seed}"
-        return train_once(self.args.folder, name, recipe, words, threads=threads, seed=seed)
+        def train_seed(seed: int) -> float:
+            return self.train(prefix, run_flags, seed, self.args.threads)["loss"]
+
+        return list(self.pool.map(train_seed, seeds))
+
+    def train(self, prefix: str, run_flags: list[str], seed: int, threads: int) -> dict:
+        """Train once, and return the results of ``train_once``.
+
+        Args:
+            prefix: of the run's name. A hash of the recipe and the flags is added.
+            run_flags: arguments of train.py.
+            seed: of the first weights and of the order of the data.
+            threads: CPU threads.
+        """
+        recipe = self.args.recipe
+        folder = self.args.folder
+        all_flags = run_flags + self.data_flags
+        settings = repr((recipe.read_text(), all_flags))
+        digest = hashlib.sha256(settings.encode()).hexdigest()
+        name = f"{prefix}-{digest[:8]}-{seed}"
+        return train_once(folder, name, recipe, all_flags, threads=threads, seed=seed)
 
 
 def undo(runs: Runs) -> dict:
-    """Take AdamW's tuned settings back one by one; print and return the differences in loss, by seed."""
+    """Set each tuned setting of AdamW back alone. Print and return the differences in loss."""
     tuned = TUNED["adamw"]
-    base = runs.losses("adamw", tuned, UNDO_STEPS, UNDO)
-    print(f"adamw, {UNDO_STEPS} updates: {statistics.mean(base):.4f}")
+    tuned_losses = runs.losses("adamw", tuned, UNDO_STEPS, UNDO_SEEDS)
+    print(f"adamw, {UNDO_STEPS} updates: {statistics.mean(tuned_losses):.4f}")
     differences = {}
     for key, value in STOCK.items():
-        if tuned[key] != value:
-            losses = runs.losses("adamw", tuned | {key: value}, UNDO_STEPS, UNDO)
-            differences[key] = [loss - before for loss, before in zip(losses, base, strict=True)]
-            listed = ", ".join(f"{difference:+.3f}" for difference in differences[key])
-            print(
-                f"{key} {tuned[key]} -> {value}: {statistics.mean(differences[key]):+.3f} ({listed})",
-                flush=True,
-            )
-    return {"base": base, "undone": differences}
+        if tuned[key] == value:
+            continue
+        losses = runs.losses("adamw", tuned | {key: value}, UNDO_STEPS, UNDO_SEEDS)
+        differences[key] = []
+        for loss, tuned_loss in zip(losses, tuned_losses, strict=True):
+            differences[key].append(loss - tuned_loss)
+        mean = statistics.mean(differences[key])
+        by_seed = ", ".join(f"{difference:+.3f}" for difference in differences[key])
+        print(f"{key} {tuned[key]} -> {value}: {mean:+.3f} ({by_seed})", flush=True)
+    return {"base": tuned_losses, "undone": differences}
 
 
 def headline(runs: Runs, args: argparse.Namespace) -> dict:
-    """Train both ways with the held-out seeds, then in turn for seconds; print the page's table, return the figures."""
+    """Train both optimizers with the held-out seeds, then time them, and print the table.
+
+    Returns:
+        ``losses`` by optimizer, number of updates and seed; ``reached``, the updates to the target
+        by optimizer and seed; ``ratio``, Muon's updates relative to AdamW's; ``seconds`` of each
+        timed run by optimizer.
+    """
     losses: dict[str, dict[int, list[float]]] = {}
-    for way in TUNED:
-        lengths = getattr(args, f"{way}_steps") or LENGTHS[way]
-        for steps in lengths:
-            losses_by_steps = runs.losses(way, TUNED[way], steps, args.seeds)
-            losses.setdefault(way, {})[steps] = losses_by_steps
-            print(
-                f"{way} {steps} updates: {', '.join(f'{loss:.4f}' for loss in losses_by_steps)}",
-                flush=True,
-            )
-    reached = {
-        way: [
-            steps_to(
-                args.target,
-                {steps: seed_values[place] for steps, seed_values in losses_by_steps.items()},
-            )
-            for place in range(len(args.seeds))
-        ]
-        for way, losses_by_steps in losses.items()
-    }
-    seconds: dict[str, list[float]] = {way: [] for way in TUNED}
+    reached: dict[str, list[float]] = {}
+    for optimizer, settings in TUNED.items():
+        losses[optimizer] = {}
+        for steps in getattr(args, f"{optimizer}_steps") or LENGTHS[optimizer]:
+            final_losses = runs.losses(optimizer, settings, steps, args.seeds)
+            losses[optimizer][steps] = final_losses
+            listed = ", ".join(f"{loss:.4f}" for loss in final_losses)
+            print(f"{optimizer} {steps} updates: {listed}", flush=True)
+        reached[optimizer] = updates_to_target(args.target, losses[optimizer])
+
+    seconds: dict[str, list[float]] = {optimizer: [] for optimizer in TUNED}
+    all_threads = torch.get_num_threads()
     for number in range(args.rounds):
-        for way in TUNED:
-            steps = round(statistics.mean(reached[way]))
-            what, words = f"timed{number}-{way}-{steps}", flags(way, TUNED[way], steps)
-            seconds[way].append(
-                runs.train(what, words, args.seeds[0], torch.get_num_threads())["seconds"]
-            )
-    print(
-        f"\n| | updates to {args.target:g}, mean | standard error | each seed | seconds |\n|---|---|---|---|---|"
-    )
-    for way, seed_values in reached.items():
-        error = (
-            statistics.stdev(seed_values) / math.sqrt(len(seed_values))
-            if len(seed_values) > 1
-            else math.nan
-        )
-        timed = f"{statistics.median(seconds[way]):.1f}" if args.rounds else "-"
-        listed = ", ".join(f"{steps:.0f}" for steps in seed_values)
-        print(f"| {way} | {statistics.mean(seed_values):.0f} | {error:.0f} | {listed} | {timed} |")
-    share = ratio(reached["muon"], reached["adamw"])
-    print(
-        f"\nMuon takes {share[0]:.2f} times AdamW's updates (95%: {share[1]:.2f} to {share[2]:.2f})",
-        end="",
-    )
-    if args.rounds:
-        print(
-            f" and {statistics.median(seconds['muon']) / statistics.median(seconds['adamw']):.2f} times its seconds",
-            end="",
-        )
+        for optimizer, settings in TUNED.items():
+            steps = round(statistics.mean(reached[optimizer]))
+            prefix = f"timed{number}-{optimizer}-{steps}"
+            run_flags = flags(optimizer, settings, steps)
+            result = runs.train(prefix, run_flags, args.seeds[0], all_threads)
+            seconds[optimizer].append(result["seconds"])
+
+    updates_ratio = ratio(reached["muon"], reached["adamw"])
+    print_table(args, reached, seconds)
+    print_ratio(updates_ratio, seconds)
+    return {"losses": losses, "reached": reached, "ratio": updates_ratio, "seconds": seconds}
+
+
+def updates_to_target(target: float, losses: dict[int, list[float]]) -> list[float]:
+    """Return the number of updates to the target loss for each seed.
+
+    Args:
+        target: loss.
+        losses: for each number of updates, the final losses of the seeds.
+    """
+    num_seeds = len(next(iter(losses.values())))
+    result = []
+    for index in range(num_seeds):
+        losses_of_seed = {steps: final_losses[index] for steps, final_losses in losses.items()}
+        result.append(steps_to(target, losses_of_seed))
+    return result
+
+
+def print_table(
+    args: argparse.Namespace, reached: dict[str, list[float]], seconds: dict[str, list[float]]
+) -> None:
+    """Print the table of docs/fewer_tokens.md."""
     print()
-    return {"losses": losses, "reached": reached, "ratio": share, "seconds": seconds}
+    print(f"| | updates to {args.target:g}, mean | standard error | each seed | seconds |")
+    print("|---|---|---|---|---|")
+    for optimizer, updates in reached.items():
+        mean = statistics.mean(updates)
+        error = standard_error(updates)
+        by_seed = ", ".join(f"{steps:.0f}" for steps in updates)
+        timed = "-"
+        if seconds[optimizer]:
+            timed = f"{statistics.median(seconds[optimizer]):.1f}"
+        print(f"| {optimizer} | {mean:.0f} | {error:.0f} | {by_seed} | {timed} |")
 
 
-def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float, float]) -> None:
-    """Draw the validation loss of one run of each way that ends at the target, and of the recipe as it is."""
-    args, seed, curves = runs.args, runs.args.seeds[0], {}
-    for name, way in (
-        ("AdamW, nanoGPT's settings", ""),
-        ("AdamW, tuned", "adamw"),
-        ("Muon, tuned", "muon"),
-    ):
-        steps = (
-            round(reached[way][0]) if way else yaml.safe_load(args.recipe.read_text())["max_steps"]
-        )
-        words = flags(way, TUNED[way], steps) if way else []
-        done = runs.train(
-            f"drawn-{way or 'recipe'}",
-            [*words, "--eval_steps", str(steps // 20)],
-            seed,
-            args.threads,
-        )
-        rows = read_metrics(args.folder / "runs" / done["name"] / "metrics.jsonl")
-        curves[name] = series(rows, "eval/loss", "steps")
-    target, ends = args.target, [curves[name][0][-1] for name in ("AdamW, tuned", "Muon, tuned")]
+def print_ratio(updates: Ratio, seconds: dict[str, list[float]]) -> None:
+    """Print Muon's updates and seconds relative to AdamW's."""
+    sentence = f"Muon takes {updates.value:.2f} times AdamW's updates ({updates.interval()})"
+    if seconds["muon"]:
+        muon_seconds = statistics.median(seconds["muon"])
+        adamw_seconds = statistics.median(seconds["adamw"])
+        sentence += f" and {muon_seconds / adamw_seconds:.2f} times its seconds"
+    print()
+    print(sentence)
+
+
+def draw(runs: Runs, reached: dict[str, list[float]], updates_ratio: Ratio) -> None:
+    """Draw the validation loss of one run per optimizer, and of the recipe without changes.
+
+    Args:
+        runs: trains the runs that are drawn.
+        reached: updates to the target by optimizer and seed.
+        updates_ratio: Muon's updates relative to AdamW's.
+    """
+    args = runs.args
+    recipe_steps = yaml.safe_load(args.recipe.read_text())["max_steps"]
+    adamw_steps = round(reached["adamw"][0])
+    muon_steps = round(reached["muon"][0])
+    adamw_flags = flags("adamw", TUNED["adamw"], adamw_steps)
+    muon_flags = flags("muon", TUNED["muon"], muon_steps)
+    recipe_curve = loss_curve(runs, "drawn-recipe", [], recipe_steps)
+    adamw_curve = loss_curve(runs, "drawn-adamw", adamw_flags, adamw_steps)
+    muon_curve = loss_curve(runs, "drawn-muon", muon_flags, muon_steps)
+    curves = (
+        ("AdamW, nanoGPT's settings", BLACK, recipe_curve),
+        ("AdamW, tuned", BLUE, adamw_curve),
+        ("Muon, tuned", VERMILLION, muon_curve),
+    )
     with picture(args.picture, [4.2], ["steps"]) as (axes,):
-        for (name, (steps, losses)), color in zip(
-            curves.items(), (BLACK, BLUE, VERMILLION), strict=True
-        ):
-            axes.plot(
-                steps, losses, color=color, linewidth=1.8, label=f"{name}: {steps[-1]:,.0f} updates"
-            )
+        for name, color, (steps, losses) in curves:
+            label = f"{name}: {steps[-1]:,.0f} updates"
+            axes.plot(steps, losses, color=color, linewidth=1.8, label=label)
             axes.plot(steps[-1], losses[-1], color=color, marker="o")
-        axes.axhline(target, color=BLACK, linestyle="--", linewidth=1)
-        below = target - 0.06
-        axes.annotate(
-            "",
-            (ends[1], below),
-            (ends[0], below),
-            arrowprops={"arrowstyle": "->", "color": VERMILLION, "lw": 2},
-        )
-        words = f"{share[0]:.2f} times the updates ({len(args.seeds)} seeds; 95%: {share[1]:.2f} to {share[2]:.2f})"
-        axes.annotate(
-            words, (ends[0], below), (8, -4), textcoords="offset points", color=VERMILLION
-        )
-        axes.set(ylabel="validation loss (nats per character)", ylim=(target - 0.13, target + 0.9))
+        axes.axhline(args.target, color=BLACK, linestyle="--", linewidth=1)
+
+        # An arrow below the target points from the end of AdamW's run to the end of Muon's.
+        arrow_start = (adamw_curve[0][-1], args.target - 0.06)
+        arrow_end = (muon_curve[0][-1], args.target - 0.06)
+        arrow = {"arrowstyle": "->", "color": VERMILLION, "lw": 2}
+        axes.annotate("", arrow_end, arrow_start, arrowprops=arrow)
+        num_seeds = len(args.seeds)
+        interval = updates_ratio.interval()
+        text = f"{updates_ratio.value:.2f} times the updates ({num_seeds} seeds; {interval})"
+        axes.annotate(text, arrow_start, (8, -4), textcoords="offset points", color=VERMILLION)
+
+        axes.set_ylabel("validation loss (nats per character)")
+        axes.set_ylim(args.target - 0.13, args.target + 0.9)
         axes.legend(frameon=False, labelcolor="linecolor", fontsize=11)
-        title = f"Updates to {target:g}, first of {len(args.seeds)} seeds; each run has a schedule of its own length"
-        axes.set_title(title)
+        axes.set_title(
+            f"Updates to {args.target:g}, first of {num_seeds} seeds; "
+            f"each run has a schedule of its own length"
+        )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure what was asked for."""
+def loss_curve(runs: Runs, prefix: str, run_flags: list[str], steps: int) -> Line:
+    """Train a run with evaluations, and return their steps and losses.
+
+    Args:
+        runs: trains the run with the first seed.
+        prefix: of the run's name.
+        run_flags: arguments of train.py.
+        steps: of the run. It is evaluated twenty times.
+    """
+    args = runs.args
+    all_flags = [*run_flags, "--eval_steps", str(steps // 20)]
+    result = runs.train(prefix, all_flags, args.seeds[0], args.threads)
+    folder = args.folder / "runs" / result["name"]
+    rows = read_metrics(folder / "metrics.jsonl")
+    return series(rows, "eval/loss", "steps")
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -242,47 +335,98 @@ def main(argv: list[str] | None = None) -> int:
         "--text",
         required=True,
         type=paths.argument,
-        help="TinyShakespeare, 1,115,394 characters; or any text",
+        metavar="PATH",
+        help="Text file or glob, for example TinyShakespeare (1,115,394 characters).",
     )
-    parser.add_argument("--part", choices=("headline", "undo"), default="headline")
     parser.add_argument(
-        "--target", type=float, default=1.88, help="nats per token; nanoGPT's README says 1.88"
+        "--part",
+        choices=("headline", "undo"),
+        default="headline",
+        help="Comparison to make. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--target",
+        type=float,
+        default=1.88,
+        help="Target loss in nats per token. Default: %(default)s, as in nanoGPT's README.",
     )
     parser.add_argument(
         "--recipe",
         type=Path,
+        metavar="PATH",
         default=ROOT / "recipes" / "shakespeare_char.yaml",
-        help="model and data",
+        help="Recipe with the model and the data settings. Default: shakespeare_char.",
     )
-    parser.add_argument("--adamw_steps", type=int, nargs="+", help="lengths of AdamW's runs")
-    parser.add_argument("--muon_steps", type=int, nargs="+", help="lengths of Muon's runs")
-    parser.add_argument("--rounds", type=int, default=3, help="of the timed runs in turn; 0: none")
-    parser.add_argument("--threads", type=int, default=1, help="of each run that is not timed")
+    for optimizer, lengths in LENGTHS.items():
+        parser.add_argument(
+            f"--{optimizer}_steps",
+            type=int,
+            nargs="+",
+            metavar="N",
+            help=f"Updates of the runs with {optimizer}. Default: {lengths[0]} {lengths[1]}.",
+        )
     parser.add_argument(
-        "--picture", type=paths.path_argument, metavar="PNG", help="draw one run of each way, too"
+        "--rounds",
+        type=int,
+        metavar="N",
+        default=3,
+        help="Timed runs of each optimizer, or 0 for none. Default: %(default)s.",
     )
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=list(HELD_OUT), help="default: %(default)s"
+        "--threads",
+        type=int,
+        metavar="N",
+        default=1,
+        help="CPU threads of each run that is not timed. Default: %(default)s.",
     )
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument(
+        "--picture",
+        type=paths.path_argument,
+        metavar="PATH",
+        help="Also draw one run of each optimizer to this PNG file.",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        metavar="N",
+        default=list(HELD_OUT),
+        help="Seeds. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        default=2,
+        help="Runs at the same time. Default: %(default)s.",
+    )
     parser.add_argument(
         "--folder",
         default="time_to_loss",
         type=paths.path_argument,
-        help="finished runs there are not repeated",
+        metavar="PATH",
+        help="Folder of the runs. Finished runs are not repeated. Default: %(default)s.",
     )
-    parser.add_argument("--json", type=paths.argument, help="write the figures here too")
+    parser.add_argument(
+        "--json", type=paths.argument, metavar="PATH", help="Also write the figures to this file."
+    )
     args = parser.parse_args(argv)
     args.recipe = args.recipe.resolve()
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make the comparison, and return the exit status."""
+    args = parse(argv)
     about = {"machine": hardware.this_device().name, "torch": torch.__version__, "commit": commit()}
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     runs = Runs(args)
-    if args.part == "headline":
+    if args.part == "undo":
+        figures = undo(runs)
+    else:
         figures = headline(runs, args)
         if args.picture:
             draw(runs, figures["reached"], figures["ratio"])
-    else:
-        figures = undo(runs)
     write_json(args.json, about | figures)
     return 0
 

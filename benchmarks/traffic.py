@@ -1,12 +1,17 @@
-"""The bytes that a compiled micro-batch moves through a card's memory beside its matrix products, counted, not timed.
+"""Count the bytes that a compiled micro-batch moves through the memory of a GPU, without timing it.
 
-    python benchmarks/traffic.py                    # GPT-2 124M, 64 x 1,024 tokens, bf16: a card of 24 GiB or more
-    python benchmarks/traffic.py --of nanogpt --nanogpt ~/nanoGPT                       # another's GPT-2, as compiled
+    python benchmarks/traffic.py            # GPT-2 124M, 64 x 1,024 tokens, bf16: 24 GiB or more
+    python benchmarks/traffic.py --of nanogpt --nanogpt ~/nanoGPT       # nanoGPT's GPT-2, compiled
 
-Each kernel that Inductor's scheduler plans counts what it reads and writes once, as if no cache kept anything between
-kernels and every byte within one were read once: a lower bound of the real traffic, that of attention above all. Time
-does not enter, so that a card without arithmetic (tests/simulated_gpu/null at d33aee3) counts the same as a real one of its kind.
-Inductor counts no tensor for more than 1e9 elements: models that make all logits at once are compared at 16 x 1,024.
+It prints the bytes and the number of the kernels of each kind, the bytes of all kernels other than
+matrix products and attention, and the peak of the memory.
+
+For each kernel that Inductor's scheduler plans, the tensors that it reads and writes are counted
+once, as if no cache kept data between two kernels, and each kernel read every byte only once. This
+is a lower bound of the real traffic, in particular for attention. Time does not matter, so a
+simulated GPU (tests/simulated_gpu/null at d33aee3) counts the same bytes as a real GPU of its kind.
+Inductor does not count tensors with more than 1e9 elements: compare models that compute all logits
+in one step with a micro-batch of 16 x 1,024.
 """
 
 import sys
@@ -28,7 +33,8 @@ from ursa_minor.base import paths
 from ursa_minor.model.build import build
 from ursa_minor.model.loss import NextTokenLoss
 
-PRODUCTS, ATTENTION = "matrix products", "attention"
+PRODUCTS = "matrix products"
+ATTENTION = "attention"
 
 
 def ours(args: argparse.Namespace) -> torch.nn.Module:
@@ -38,10 +44,9 @@ def ours(args: argparse.Namespace) -> torch.nn.Module:
 
 
 def hf(args: argparse.Namespace) -> torch.nn.Module:
-    """Return the stock GPT-2 with the loss that Transformers computes."""
-    return WithLoss(
-        side_by_side.stock_model(args).to("cuda"), lambda model, x, y: model(x, labels=y).loss
-    )
+    """Return the stock GPT-2 with the loss of Transformers."""
+    model = side_by_side.stock_model(args).to("cuda")
+    return WithLoss(model, lambda model, x, y: model(x, labels=y).loss)
 
 
 def plain(args: argparse.Namespace) -> torch.nn.Module:
@@ -54,107 +59,137 @@ def nanogpt(args: argparse.Namespace) -> torch.nn.Module:
     return WithLoss(throughput.nanogpt_model(args), lambda model, x, y: model(x, y)[1])
 
 
-MODELS = {each.__name__: each for each in (ours, hf, plain, nanogpt)}
+MODELS = {"ours": ours, "hf": hf, "plain": plain, "nanogpt": nanogpt}
 
 
 class WithLoss(torch.nn.Module):
-    """A model that is called as ours is, and returns the mean loss."""
+    """A model with a loss function, which is called as our loss module.
+
+    Args:
+        model: the model.
+        loss: a function of the model, inputs_BT and targets_BT.
+    """
 
     def __init__(self, model: torch.nn.Module, loss: Callable):
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model = model
+        self.loss = loss
 
     def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss, nats per token."""
+        """Return the mean loss in nats per token."""
         return self.loss(self.model, inputs_BT, targets_BT)
 
 
-def kind(node: scheduler.BaseSchedulerNode) -> str:
-    """Return what a kernel is: a product, attention, another one of a library's, or generated with or without sums."""
-    if isinstance(node, scheduler.ExternKernelSchedulerNode):
-        name = f"{getattr(node.node, 'python_kernel_name', '')} {getattr(node.node, 'op_overload', '')}"
-        return (
-            ATTENTION if "attention" in name else PRODUCTS if "mm" in name else f"library: {name}"
-        )
-    return "generated, with sums" if node.is_reduction() else "generated, elementwise"
+def kind_of(node: scheduler.BaseSchedulerNode) -> str:
+    """Return the kind of a kernel: matrix product, attention, other library kernel, or generated.
+
+    Generated kernels with sums are a kind of their own.
+    """
+    if not isinstance(node, scheduler.ExternKernelSchedulerNode):
+        return "generated, with sums" if node.is_reduction() else "generated, elementwise"
+    kernel_name = getattr(node.node, "python_kernel_name", "")
+    operator = getattr(node.node, "op_overload", "")
+    name = f"{kernel_name} {operator}"
+    if "attention" in name:
+        return ATTENTION
+    if "mm" in name:
+        return PRODUCTS
+    return f"library: {name}"
 
 
-def count(module: torch.nn.Module, ids_BT: torch.Tensor) -> list[dict]:
-    """Compile a forward and a backward pass in bf16; return each kernel's kind and bytes."""
-    kernels, generate = [], scheduler.Scheduler.codegen
+def count_kernels(module: torch.nn.Module, ids_BT: torch.Tensor) -> list[dict]:
+    """Compile a forward and a backward pass in bf16, and return each kernel's kind and bytes."""
+    kernels = []
+    original_codegen = scheduler.Scheduler.codegen
 
-    def noted(self):
+    def codegen_and_count(self):
         for node in self.nodes:
             if not isinstance(node, scheduler.NopKernelSchedulerNode):
-                kernels.append(
-                    {"kind": kind(node), "bytes": int(node.get_read_write_buffers_sizes())}
-                )
-        return generate(self)
+                size = int(node.get_read_write_buffers_sizes())
+                kernels.append({"kind": kind_of(node), "bytes": size})
+        return original_codegen(self)
 
-    scheduler.Scheduler.codegen = noted
-    inductor.force_disable_caches = True  # or nothing is planned the second time
+    scheduler.Scheduler.codegen = codegen_and_count
+    # A cached compilation would not call the scheduler.
+    inductor.force_disable_caches = True
     try:
         forward_and_backward(module, ids_BT)
     finally:
-        scheduler.Scheduler.codegen = generate
+        scheduler.Scheduler.codegen = original_codegen
     return kernels
 
 
 def forward_and_backward(module: torch.nn.Module, ids_BT: torch.Tensor) -> None:
-    """Do a micro-batch as train.py does."""
+    """Compute a micro-batch as train.py does."""
     with torch.autocast(ids_BT.device.type, torch.bfloat16):
         loss = module(ids_BT, ids_BT.clone())
     loss.backward()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Count one micro-batch; print the kinds of kernels, what lies beside the products, and the peak of memory."""
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     side_by_side.add_sizes(parser, micro_batch=64)
-    parser.add_argument("--of", choices=MODELS, default="ours", help="whose GPT-2 (default: ours)")
     parser.add_argument(
-        "--nanogpt", type=paths.argument, metavar="PATH", help="a checkout of nanoGPT"
+        "--of", choices=MODELS, default="ours", help="Model to count. Default: %(default)s."
+    )
+    parser.add_argument(
+        "--nanogpt",
+        type=paths.argument,
+        metavar="PATH",
+        help="Folder of a nanoGPT checkout, for --of nanogpt.",
     )
     args = parser.parse_args(argv)
     if args.of == "nanogpt" and not args.nanogpt:
         parser.error("--of nanogpt: --nanogpt PATH must name a checkout of it")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Count one micro-batch, print the report, and return the exit status."""
+    args = parse(argv)
     if not torch.cuda.is_available():
         print(
             "traffic.py: torch.cuda.is_available() is False; kernels are counted on a CUDA device",
             file=sys.stderr,
         )
         return 2
-    shape = side_by_side.sizes_of(args)
     module = torch.compile(MODELS[args.of](args))
     ids_BT = torch.zeros(args.micro_batch, args.sequence_length, dtype=torch.int64, device="cuda")
-    kernels = count(module, ids_BT)
+    kernels = count_kernels(module, ids_BT)
     torch.cuda.reset_peak_memory_stats()
     # Gradients of the first pass exist now, as in every micro-batch of an update except the first.
     forward_and_backward(module, ids_BT)
     peak = torch.cuda.max_memory_allocated()
 
-    moved, number = collections.Counter(), collections.Counter(kernel["kind"] for kernel in kernels)
+    num_kernels = collections.Counter(kernel["kind"] for kernel in kernels)
+    bytes_by_kind = collections.Counter()
     for kernel in kernels:
-        moved[kernel["kind"]] += kernel["bytes"]
-    beside = sum(moved.values()) - moved[PRODUCTS] - moved[ATTENTION]
-    card = torch.cuda.get_device_name()
-    print(f"{card}, torch {torch.__version__}, {shape}, micro-batch {args.micro_batch}")
-    for name, size in moved.most_common():
-        print(f"{size / 1e9:8.2f} GB  {number[name]:5} kernels  {name}")
+        bytes_by_kind[kernel["kind"]] += kernel["bytes"]
+    other_bytes = sum(bytes_by_kind.values()) - bytes_by_kind[PRODUCTS] - bytes_by_kind[ATTENTION]
+    gpu = torch.cuda.get_device_name()
+    sizes = side_by_side.sizes_of(args)
+    print(f"{gpu}, torch {torch.__version__}, {sizes}, micro-batch {args.micro_batch}")
+    kinds = {}
+    for name, size in bytes_by_kind.most_common():
+        print(f"{size / 1e9:8.2f} GB  {num_kernels[name]:5} kernels  {name}")
+        kinds[name] = {"bytes": size, "kernels": num_kernels[name]}
     print(
-        f"{beside / 1e9:8.2f} GB beside products and attention; peak of memory {peak / 2**30:.2f} GiB"
+        f"{other_bytes / 1e9:8.2f} GB beside products and attention; "
+        f"peak of memory {peak / 2**30:.2f} GiB"
     )
     figures = {
         "name": args.of,
-        "card": card,
+        "card": gpu,
         "torch": torch.__version__,
-        **shape,
+        **sizes,
         "micro_batch": args.micro_batch,
+        "kinds": kinds,
+        "beside_products_and_attention": other_bytes,
+        "peak_memory": peak,
     }
-    figures |= {"kinds": {name: {"bytes": moved[name], "kernels": number[name]} for name in moved}}
-    figures |= {"beside_products_and_attention": beside, "peak_memory": peak}
     write_json(args.json, {"rows": [figures]})
     return 0
 

@@ -1,17 +1,22 @@
-"""Tune AdamW or Muon for nanoGPT's character run, with the same search and the same number of trials for both.
+"""Tune AdamW or Muon for nanoGPT's character run, with the same search for both.
 
-    python benchmarks/tune_optimizers.py --text tinyshakespeare.txt --optimizer adamw --trials_file adamw.json
-    python benchmarks/tune_optimizers.py --text tinyshakespeare.txt --optimizer muon --trials_file muon.json
+    python benchmarks/tune_optimizers.py --text tinyshakespeare.txt --optimizer adamw \\
+        --trials_file adamw.json
+    python benchmarks/tune_optimizers.py --text tinyshakespeare.txt --optimizer muon \\
+        --trials_file muon.json
 
-The search is a local one. The first trial has the settings of ``BEGIN``. Every other trial takes one of the three best
-trials so far and moves one to three of its settings to a value nearby in ``SPACE``. The result of a trial is the mean
-final loss of the seeds 11 and 12 over the whole validation split. At the end the four best trials are trained with three
-more seeds (13, 14, 15), and the best of these is printed: it belongs into ``TUNED`` of benchmarks/time_to_loss.py, which
-compares the two optimizers on seeds that no search has used.
+The search is a local one. The first trial has the settings of ``BEGIN``. Every other trial takes
+one of the three best trials so far and moves one to three of its settings to a value nearby in
+``SPACE``. The result of a trial is the mean final loss of the seeds 11 and 12 on the complete
+validation split. At the end the four best trials are trained with three more seeds (13, 14, 15).
 
-Each trial is written to ``--trials_file`` as soon as it is finished. After an interruption, the same command continues
-with the next trial: the random numbers of a trial depend only on its number, so the result is the same as without the
-interruption. All settings are train.py's own flags. 64 trials of one optimizer take about 40 minutes on two idle cores.
+It prints the loss of each trial, and at the end the best settings. They belong into ``TUNED`` of
+benchmarks/time_to_loss.py, which compares the two optimizers on seeds that no search has used.
+
+Each trial is written to ``--trials_file`` as soon as it is finished. After an interruption, the
+same command continues with the next trial: the random numbers of a trial depend only on its number,
+so the result is the same as without the interruption. All settings are train.py's own flags. 64
+trials of one optimizer take about 40 minutes on two idle cores.
 """
 
 import sys
@@ -40,8 +45,8 @@ CONFIRMATION_SEEDS = (13, 14, 15)
 CONFIRMED_TRIALS = 4
 PARENTS = 3  # how many of the best trials a new trial may start from
 
-# The values of each setting, in order. "linear 0.0" is a linear schedule whose min_lr_ratio is 0; "wsd 0.5" one that is
-# constant and then falls over the last half (decay_ratio 0.5).
+# The values of each setting, in order. "linear 0.0" is a linear schedule whose min_lr_ratio is 0.
+# "wsd 0.5" is a schedule that is constant and then falls over the last half (decay_ratio 0.5).
 COMMON_SPACE = {
     "learning_rate": (2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2, 1.6e-2, 2.2e-2, 3.2e-2, 4.5e-2),
     "adam_beta1": (0.7, 0.8, 0.85, 0.9, 0.95),
@@ -109,7 +114,13 @@ def train_flags(optimizer: str, settings: Settings, max_steps: int) -> list[str]
 
 
 def neighbor(settings: Settings, space: dict[str, tuple], generator: random.Random) -> Settings:
-    """Return a copy of the settings in which one to three values have moved by one or two places in ``space``."""
+    """Return a copy of the settings in which one to three values have changed.
+
+    Args:
+        settings: of another trial.
+        space: the values of each setting. A value moves by one or two places in this list.
+        generator: of random numbers.
+    """
     changed = dict(settings)
     for name in generator.sample(sorted(space), generator.randint(1, 3)):
         values = space[name]
@@ -166,7 +177,8 @@ class Search:
         for name, value in self.header.items():
             if stored[name] != value:
                 sys.exit(
-                    f"error: {self.args.trials_file} has another '{name}'. Choose another --trials_file."
+                    f"error: {self.args.trials_file} has another '{name}'. "
+                    f"Choose another --trials_file."
                 )
         self.about = stored["about"]
         self.hours = stored["hours"]
@@ -181,14 +193,14 @@ class Search:
     def train(self, settings: Settings, seeds: tuple[int, ...]) -> dict[str, float]:
         """Return the final validation loss of each seed, and count the hours."""
         started = time.monotonic()
-        flags = (
-            train_flags(self.args.optimizer, settings, STEPS[self.args.optimizer]) + self.data_flags
-        )
+        optimizer = self.args.optimizer
+        flags = train_flags(optimizer, settings, STEPS[optimizer]) + self.data_flags
         values = "-".join(str(value).replace(" ", "_") for value in settings.values())
 
         def train_seed(seed: int) -> float:
-            name = f"{self.args.optimizer}-{values}-{seed}"
-            return train_once(self.args.folder, name, RECIPE, flags, threads=1, seed=seed)["loss"]
+            name = f"{optimizer}-{values}-{seed}"
+            result = train_once(self.args.folder, name, RECIPE, flags, threads=1, seed=seed)
+            return result["loss"]
 
         losses = list(self.pool.map(train_seed, seeds))
         self.hours += (time.monotonic() - started) / 3600
@@ -198,13 +210,13 @@ class Search:
         """Make the trials that are missing, confirm the best ones and return the best of these."""
         while len(self.trials) < self.args.trials:
             settings = next_settings(self.args.optimizer, self.trials)
-            self.trials.append(Trial(settings, self.train(settings, SEARCH_SEEDS)))
+            trial = Trial(settings, self.train(settings, SEARCH_SEEDS))
+            self.trials.append(trial)
             self.save()
-            best = min(trial.loss for trial in self.trials)
-            print(
-                f"{len(self.trials):3} {self.trials[-1].loss:.4f} (best {best:.4f}) {settings}",
-                flush=True,
-            )
+            best_loss = min(trial.loss for trial in self.trials)
+            number = len(self.trials)
+            print(f"{number:3} {trial.loss:.4f} (best {best_loss:.4f}) {settings}", flush=True)
+
         candidates = sorted(self.trials, key=lambda trial: trial.loss)[:CONFIRMED_TRIALS]
         for trial in candidates:
             if not trial.confirmation:
@@ -223,21 +235,42 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--text", required=True, type=paths.argument, help="TinyShakespeare, 1,115,394 characters"
+        "--text",
+        required=True,
+        type=paths.argument,
+        metavar="PATH",
+        help="Text file: TinyShakespeare (1,115,394 characters).",
     )
-    parser.add_argument("--optimizer", required=True, choices=tuple(SPACE))
     parser.add_argument(
-        "--trials_file", required=True, type=paths.path_argument, help="stores the trials (JSON)"
+        "--optimizer", required=True, choices=tuple(SPACE), help="Optimizer to tune."
     )
-    parser.add_argument("--trials", type=int, default=64, help="default: %(default)s")
     parser.add_argument(
-        "--workers", type=int, default=2, help="runs at the same time, with one thread each"
+        "--trials_file",
+        required=True,
+        type=paths.path_argument,
+        metavar="PATH",
+        help="JSON file that stores the trials.",
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        default=64,
+        help="Number of trials. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        default=2,
+        help="Runs at the same time, with one thread each. Default: %(default)s.",
     )
     parser.add_argument(
         "--folder",
         default="tune_optimizers",
         type=paths.path_argument,
-        help="finished runs there are not repeated",
+        metavar="PATH",
+        help="Folder of the runs. Finished runs are not repeated. Default: %(default)s.",
     )
     args = parser.parse_args(argv)
     search = Search(args)

@@ -74,7 +74,10 @@ def test_faults_of_the_command_line_and_of_the_machine_are_told(monkeypatch, cap
         and not (tmp_path / "t.json").exists()
     )
     shown = capsys.readouterr().err
-    assert "--nanogpt /nowhere: holds no model.py" in shown and "is_available() is False" in shown
+    assert (
+        "--nanogpt /nowhere: the folder contains no model.py" in shown
+        and "is_available() is False" in shown
+    )
 
 
 @pytest.mark.slow
@@ -134,7 +137,7 @@ def test_the_length_that_ends_at_a_loss_lies_on_the_line_through_those_that_were
 
 
 def test_every_tuned_setting_is_a_recipes_and_the_held_out_seeds_are_no_others():
-    assert len(time_to_loss.HELD_OUT) == 5 and {*time_to_loss.UNDO}.isdisjoint(
+    assert len(time_to_loss.HELD_OUT) == 5 and {*time_to_loss.UNDO_SEEDS}.isdisjoint(
         time_to_loss.HELD_OUT
     )
     recipe = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml")]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import RECIPE, ROOT, TEXT, run, start_reader
 
-from benchmarks import first_card
+from benchmarks.first_card import command_line, machine, runner, training
 
 SCRIPT = ROOT / "benchmarks" / "first_card.sh"
 ABOUT = {
@@ -46,18 +46,17 @@ def command(tmp_path, monkeypatch):
     )
     asked.nanogpt, asked.micro_batches = None, [64]
     asked.work.mkdir()
-    monkeypatch.setattr(first_card, "STARTED", time.monotonic())
     monkeypatch.setattr(time, "strftime", lambda form: "101112")
-    return first_card.Command(asked, ABOUT)
+    return runner.Command(asked, ABOUT, deadline=time.monotonic() + 60)
 
 
 @pytest.fixture
 def part(command):
     """A part of it."""
-    return first_card.Part("a", command, 60)
+    return runner.Part("a", command, 60)
 
 
-def record(command: first_card.Command) -> dict:
+def record(command: runner.Command) -> dict:
     """Return what a command has written."""
     return json.loads((command.args.results / f"{command.name}.json").read_text())["parts"]
 
@@ -65,26 +64,26 @@ def record(command: first_card.Command) -> dict:
 def test_every_part_is_listed_where_none_is_named_and_by_help(capsys):
     plain = first_card_sh()
     with pytest.raises(SystemExit) as ended:
-        first_card.main(["--help"])
+        command_line.main(["--help"])
     assert plain.returncode == ended.value.code == 0 and plain.stdout == capsys.readouterr().out
     listed = re.findall(
         r"^  (\w+) {2,}(\S.*)$", plain.stdout.partition("\nParts:\n")[2], re.MULTILINE
     )
-    listed = [(name, said) for name, said in listed if name in first_card.PARTS]
-    assert [name for name, _ in listed] == list(first_card.PARTS)
-    assert first_card.parse(["c", "all"]).parts == ["c", *first_card.ORDER]
+    listed = [(name, said) for name, said in listed if name in command_line.PARTS]
+    assert [name for name, _ in listed] == list(command_line.PARTS)
+    assert command_line.parse(["c", "all"]).parts == ["c", *command_line.ALL_PARTS]
     with pytest.raises(SystemExit) as ended:
-        first_card.main(["g", "x"])
+        command_line.main(["g", "x"])
     assert ended.value.code == 2
 
 
 def test_a_report_without_a_card_ends_with_the_remedy_in_a_line_and_writes_nothing(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(first_card, "about", lambda: {"kind": "cpu"})
+    monkeypatch.setattr(machine, "about", lambda: {"kind": "cpu"})
     for name in ("WORK", "RESULTS"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    status, shown = first_card.main(["report"]), capsys.readouterr()
+    status, shown = command_line.main(["report"]), capsys.readouterr()
     assert status == 2 and shown.out == "" and len(shown.err.splitlines()) == 1
     assert (
         "no NVIDIA card" in shown.err
@@ -117,7 +116,7 @@ def test_parts_are_rehearsed_to_their_rows_without_a_card(tmp_path):
     assert found["parts"]["c2"]["exact"]["true"]["weights_equal"]
     assert (
         len(found["parts"]["a"]["profiled"]["losses"]) == 14
-        and "matrix products" in found["parts"]["a"]["row"]
+        and "aten::mm" in found["parts"]["a"]["row"]
     )
     assert "prepared in" in (tmp_path / "results" / f"{written.stem}.txt").read_text()
 
@@ -135,12 +134,12 @@ def test_a_part_that_breaks_leaves_the_next_and_one_without_time_is_named(
         part.command.deadline = part.deadline + 10  # the next part needs 14
 
     parts = {"b": broken, "a": lambda part: part.note("whole", whole=1), "c": late, "g": broken}
-    monkeypatch.setattr(first_card, "PARTS", parts)
-    monkeypatch.setattr(first_card, "parse", lambda argv: command.args)
-    monkeypatch.setattr(first_card, "about", lambda: ABOUT)
+    monkeypatch.setattr(command_line, "PARTS", parts)
+    monkeypatch.setattr(command_line, "parse", lambda argv: command.args)
+    monkeypatch.setattr(machine, "about", lambda: ABOUT)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     command.args.parts = list(parts)
-    assert first_card.main([]) == 1
+    assert command_line.main([]) == 1
     found = record(command)
     assert found["b"]["half"] == found["a"]["whole"] == 1 and found["a"]["problems"] == []
     assert found["b"]["problems"] == ["KeyError: 'no such figure'"]
@@ -178,7 +177,7 @@ def test_a_program_that_fails_is_a_problem_of_its_row_and_what_was_measured_stay
 
 
 def test_a_program_that_outlasts_its_part_ends_with_its_own_children(part, monkeypatch):
-    monkeypatch.setattr(first_card, "LEAST_SECONDS", 1)
+    monkeypatch.setattr(runner, "LEAST_SECONDS", 1)
     part.deadline = time.monotonic() + 3
     child = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     assert (
@@ -196,6 +195,24 @@ def test_a_program_that_outlasts_its_part_ends_with_its_own_children(part, monke
         part.record["problems"] == ["it hangs: stopped, no time was left: " + str(pid)]
         and part.record["cut_short"]
     )
+
+
+CUDA_TABLE = """
+-----------------  ------------  ------------  ------------  ------------  ------------
+             Name    Self CPU %      Self CPU     Self CUDA   Self CUDA %    # of Calls
+-----------------  ------------  ------------  ------------  ------------  ------------
+    ProfilerStep*        90.00%      10.428ms       9.000ms        60.00%             3
+         aten::mm         1.00%      38.729ms       5.000ms        33.33%            57
+  Memcpy (Device)         0.00%       0.000us       1.000us         0.01%             3
+-----------------  ------------  ------------  ------------  ------------  ------------
+Self CPU time total: 104.969ms
+Self CUDA time total: 15.000ms
+"""
+
+
+def test_profile_summary_of_a_gpu_has_kernel_shares():
+    expected = "profile of three updates, Self CUDA %: aten::mm 33.3%"
+    assert training.profile_summary(CUDA_TABLE) == expected
 
 
 MISSING = {

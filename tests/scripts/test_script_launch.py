@@ -25,5 +25,5 @@ def test_incomplete_launch_ends_with_one_line(monkeypatch, capsys, script):
 def test_flag_of_torch_distributed_launch_names_torchrun(capsys, script):
     assert importlib.import_module(script).main(["--local-rank=0", *SCRIPTS[script]]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --local_rank: torch.distributed.launch")
+    assert line.startswith("error: --local_rank is not needed here")
     assert "torchrun --nproc_per_node N" in line
