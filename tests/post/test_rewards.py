@@ -41,11 +41,11 @@ def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_na
     for name, words in (
         (
             "adition",
-            "must be addition, brackets, python_compiles, the folder of a reward model, or a function of your",
+            "there is no such reward. Use addition, brackets, python_compiles, the folder of a reward model, or a function of your",
         ),
-        ("nowhere.py:short", "nowhere.py cannot be run. FileNotFoundError"),
+        ("nowhere.py:short", r"nowhere.py cannot be run \(FileNotFoundError"),
         ("mine.py:long", "mine.py has no function long"),
-        ("broken.py:short", "broken.py cannot be run. ZeroDivisionError"),
+        ("broken.py:short", r"broken.py cannot be run \(ZeroDivisionError"),
     ):
         with pytest.raises(BadInput, match=f"reward = {name}: {words}"):
             rewards.find_reward(name)
@@ -97,7 +97,7 @@ def test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted_and_th
     assert (reward.calls, reward.problems) == (6, 5) and reward.__name__ == "short"
     assert reward.first_problem == "returned nan for prompt 'p', completion 'b'"
     assert [record.message for record in caplog.records] == [
-        f"the reward function short {reward.first_problem}. This completion has the reward 0"
+        f"The reward function short {reward.first_problem}. This completion gets the reward 0"
     ]
 
 

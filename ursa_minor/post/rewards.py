@@ -21,7 +21,7 @@ from ursa_minor.model.adapters import check_no_adapter
 
 log = logging.getLogger(__name__)
 
-Reward = Callable[[str, str], float]  # of (prompt, completion)
+Reward = Callable[[str, str], float]  # maps a prompt and a completion to the reward
 TextOrMessages = str | list[dict[str, str]]  # plain text, or the messages of a chat
 
 ADDITION = re.compile(r"\s*(\d+)\s*\+\s*(\d+)\s*=\s*")
@@ -110,13 +110,15 @@ def find_reward(name: str) -> Reward:
     path, colon, function = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise BadInput(
-            f"reward = {name}: must be {', '.join(REWARDS)}, the folder of a reward model, or a "
-            f"function of your own as file.py:function"
+            f"reward = {name}: there is no such reward. Use {', '.join(REWARDS)}, the folder of a "
+            f"reward model, or a function of your own as file.py:function"
         )
     try:
         reward = runpy.run_path(path).get(function)
     except Exception as error:
-        raise BadInput(f"reward = {name}: {path} cannot be run. {_summary(error)}") from None
+        raise BadInput(
+            f"reward = {name}: {path} cannot be run ({_summary(error)}). Correct this file"
+        ) from None
     if not callable(reward):
         raise BadInput(f"reward = {name}: {path} has no function {function}")
     return reward
@@ -134,10 +136,10 @@ class CheckedReward:
     first one is logged.
 
     Args:
-        name: of the reward, as the user gave it.
+        name: name of the reward in the settings.
         reward: the function.
-        stop: the token that ends a completion, or None. The reward gets the text before it, because
-            the padding after it may decode to text.
+        stop: the token that ends a completion, or None. The reward gets the text before this
+            token, because the padding after it may decode to text.
 
     Attributes:
         calls: number of completions so far.
@@ -170,13 +172,13 @@ class CheckedReward:
             if math.isfinite(value):
                 return float(value)
             problem = f"returned {value}"
-        except Exception as error:  # of the function, or of isfinite if the value is not a number
+        except Exception as error:  # isfinite also raises one if the value is not a number
             problem = f"raised {_summary(error)}"
         self.problems += 1
         if self.first_problem is None:
             self.first_problem = f"{problem} for prompt {prompt!r}, completion {completion!r}"
             log.warning(
-                f"the reward function {self.__name__} {self.first_problem}. This completion has "
+                f"The reward function {self.__name__} {self.first_problem}. This completion gets "
                 f"the reward 0"
             )
         return 0.0
@@ -186,8 +188,8 @@ class ModelReward:
     """A reward model in the form that GRPOTrainer calls: a sequence classifier of ``trl reward``.
 
     Args:
-        folder: of the model.
-        stop: as in CheckedReward.
+        folder: folder of the model.
+        stop: the token that ends a completion, or None (see ``CheckedReward``).
 
     Attributes:
         calls: number of completions so far.
@@ -222,7 +224,8 @@ class ModelReward:
             )
         except (OSError, KeyError, RuntimeError) as error:
             raise BadInput(
-                f"reward = {folder}: the reward model cannot be loaded. {_summary(error)}"
+                f"reward = {folder}: the reward model cannot be loaded ({_summary(error)}). Use a "
+                f"folder that trl reward has written"
             ) from None
         self.tokenizer = self.classifier.tokenizer
         if not self.tokenizer.pad_token:  # RewardTrainer does the same
@@ -259,7 +262,7 @@ def load_reward(name: str, stop: str | None) -> CheckedReward | ModelReward:
     """Return a reward in the form that GRPOTrainer calls.
 
     Args:
-        name: as for ``find_reward``, or the folder of a reward model.
+        name: a name that ``find_reward`` accepts, or the folder of a reward model.
         stop: the token that ends a completion, or None.
     """
     check_no_adapter(Path(name), f"reward = {name}")
