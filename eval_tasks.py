@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     from ursa_minor.evaluation import score_model
     from ursa_minor.hub import card_scores, client
 
-    client.bound_client()
+    client.set_client_timeouts()
     if args.push_to_hub:
         card_scores.check_model_exists(args.push_to_hub)
     is_pushed = True

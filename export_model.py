@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     from ursa_minor.hub import client
     from ursa_minor.post import chat
 
-    client.bound_client()
+    client.set_client_timeouts()
     checks = []
     add_chat = None
     if args.chat:

@@ -149,7 +149,7 @@ def print_samples(args: argparse.Namespace) -> None:
     from ursa_minor.model.vocabulary import check_embedding_rows
     from ursa_minor.post import chat
 
-    client.bound_client()
+    client.set_client_timeouts()
     disable_progress_bar()
     model_option = f"--model {args.model}"
     check_no_hub_adapter(name, model_option)

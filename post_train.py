@@ -84,7 +84,7 @@ def post_train(task, settings) -> None:
     from ursa_minor.post.report import RewardReport
     from ursa_minor.post.settings import trl_error
 
-    client.bound_client()
+    client.set_client_timeouts()
     disable_progress_bar()
     check_folders(settings)
     folder = Path(settings.output_dir)

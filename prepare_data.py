@@ -61,7 +61,7 @@ EXTRAS = {
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print the folders that contain it."""
-    client.bound_client()
+    client.set_client_timeouts()
     argv = sys.argv[1:] if argv is None else argv
     flags, options = command_line.read_flags(
         argv, "Tokenize the text of a recipe into folders of token shards.", EXTRAS

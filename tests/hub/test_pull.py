@@ -84,7 +84,9 @@ def test_damaged_or_missing_file_is_found_and_nothing_of_it_is_kept(pushed, new)
         with pytest.raises(BadInput, match=f"hub://{ID}: HTTP status 404"):
             fetch(new)
         last(pushed)[f"last-checkpoint/{name}"] = good[:-1] + bytes([good[-1] ^ 1])
-        with pytest.raises(BadInput, match=f"{name} is .*Try again, or use another revision"):
+        with pytest.raises(
+            BadInput, match=f"{name} is .*Run the same command again, or use another revision"
+        ):
             fetch(new)
         assert not os.listdir(new / "checkpoints")
         last(pushed)[f"last-checkpoint/{name}"] = good
@@ -109,7 +111,7 @@ def test_address_without_a_checkpoint_no_token_and_no_network_are_refused_with_a
     for source, words in [
         ("hub://me/nothing", "HTTP status 404: Repository not found.*hf auth login"),
         (f"hub://{ID}@step-00000009", "HTTP status 404: Invalid rev id.*the revision"),
-        ("hub://run", "this is not an address on the Hub. Give hub://OWNER/NAME"),
+        ("hub://run", "this is not a valid address on the Hub. Use hub://OWNER/NAME"),
         ("hub://me/a..b", "HFValidationError: .*Check the id"),
     ]:
         with pytest.raises(BadInput, match=f"^resume_from_checkpoint = {source}: .*{words}"):
@@ -153,7 +155,7 @@ def test_a_run_that_pushes_there_begins_where_nothing_was_pushed_and_nowhere_els
     assert begins("me/by-hand")
     stage(pending, 5, within=None)
     push.push_pending(pending)
-    with pytest.raises(BadInput, match="has no full checkpoint"):
+    with pytest.raises(BadInput, match="contains no full checkpoint"):
         begins(ID)
     server.problems.append(Fault("GET /api/models/", times=float("inf"), status=503))
     with pytest.raises(TrainingStopped, match="503"):  # it may hold a step

@@ -381,7 +381,7 @@ def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_o
     }
     flags = ("--recipe", "tiny.yaml", *STEPS, "--resume_from_checkpoint", "hub://me/p")
     pid, _, said = fork("train.py", flags, environment)
-    wait_until(lambda: "; trying again in 1 s" in Path(said).read_text())
+    wait_until(lambda: ". The next attempt starts in 1 s" in Path(said).read_text())
     os.kill(pid, signal.SIGINT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
     assert "does not answer is asked again for 15 minutes" in Path(said).read_text()

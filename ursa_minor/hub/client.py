@@ -32,14 +32,14 @@ from ursa_minor.base.retry import FINAL_STATUS, call_with_retries
 
 # Seconds for each part of a request, as httpx names them.
 TIMEOUTS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
-DEADLINE_SECONDS = 15 * 60  # after the first failure
-# Limit of each wait of huggingface_hub's own retries, whatever Retry-After the server sends.
+DEADLINE_SECONDS = 15 * 60  # time after the first failure in which attempts are made
+# Longest wait of huggingface_hub's own retries, whatever Retry-After the server sends.
 CLIENT_WAIT_SECONDS = 60
-MESSAGE_LENGTH = 300  # characters of a quoted error
+MESSAGE_LENGTH = 300  # maximum length of a quoted error in characters
 
 
 @functools.cache
-def bound_client() -> None:
+def set_client_timeouts() -> None:
     """Give the client timeouts. Only the first call in a process has an effect."""
 
     # huggingface_hub creates the client again after some errors, and requests no timeout when it
@@ -83,7 +83,7 @@ def _check_response(response: Any) -> None:
 
 def api() -> HfApi:
     """Return the client with timeouts. It writes nothing to the terminal."""
-    bound_client()
+    set_client_timeouts()
     warnings.filterwarnings("ignore", module="huggingface_hub")
     disable_progress_bars()
     set_verbosity_error()
@@ -103,8 +103,8 @@ def retry(
     """Return the result of a call. After an error that may pass, wait and call again.
 
     Args:
-        call: called with ``args`` and ``kwargs``.
-        log_line: receives a line before each wait.
+        call: function that is called with ``args`` and ``kwargs``.
+        log_line: function that receives a line for the log before each wait.
 
     Raises:
         Exception: the last error, if another attempt cannot help or DEADLINE_SECONDS have passed.
@@ -112,7 +112,7 @@ def retry(
 
     def log_retry(error: Exception, wait: float) -> None:
         if log_line:
-            log_line(f"hub      {describe(error)}; trying again in {wait:g} s")
+            log_line(f"hub      {describe(error)}. The next attempt starts in {wait:g} s")
 
     return call_with_retries(
         functools.partial(call, *args, **kwargs),
@@ -122,29 +122,29 @@ def retry(
 
 
 @contextlib.contextmanager
-def refusing(where: str, fix: str, later: str = "") -> Iterator[None]:
+def converting_errors(prefix: str, fix: str, retry_fix: str = "") -> Iterator[None]:
     """Convert an error of the client inside the block into one line.
 
     Args:
-        where: start of the message, such as the option.
-        fix: advice for a final error.
-        later: text after an error that may pass.
+        prefix: beginning of the message, such as the option.
+        fix: sentence with the fix of a permanent error.
+        retry_fix: end of the message for a temporary error.
 
     Raises:
-        BadInput: the error is final, for example HTTP status 404.
-        TrainingStopped: the error may pass, for example a timeout.
+        BadInput: the error is permanent, for example HTTP status 404.
+        TrainingStopped: the error is temporary, for example a timeout.
     """
     try:
         yield
     except (BadInput, TrainingStopped):
         raise
     except Exception as error:  # each layer of the client has its own exception classes
-        message = f"{where}: {describe(error)}"
+        message = f"{prefix}: {describe(error)}"
         status, _ = http_status_and_retry_after(error)
         is_invalid = isinstance(error, (HFValidationError, OfflineModeIsEnabled))
         if is_invalid or status in FINAL_STATUS:
             raise BadInput(f"{message}. {fix}") from None
-        raise TrainingStopped(f"{message}{later}") from None
+        raise TrainingStopped(f"{message}{retry_fix}") from None
 
 
 def describe(error: BaseException) -> str:
