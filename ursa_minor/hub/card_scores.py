@@ -36,7 +36,7 @@ def result(task: Task, score: str, value: float, revision: str) -> EvalResult:
     Args:
         score: a name in ``task.scores``.
         value: the measured value. A share is a number from 0 to 1.
-        revision: commit of the task's data set. All of its items were scored.
+        revision: commit of the task's data set, all of whose items were scored.
     """
     dataset_id, split = task.dataset
     return EvalResult(
@@ -57,8 +57,8 @@ def push(model_id: str, task: Task, revision: str, scores: Mapping[str, float]) 
 
     Args:
         model_id: OWNER/NAME on the Hub.
-        revision: commit of the task's data set. All of its items were scored.
-        scores: the value of each score. Other names are ignored.
+        revision: commit of the task's data set, all of whose items were scored.
+        scores: the value of each score. Names that are not scores of the task are ignored.
 
     Returns:
         Whether the scores are on the Hub. The reason for a failure is logged.

@@ -92,7 +92,7 @@ def api() -> HfApi:
 
 def read_file(repo_id: str, name: str, revision: str | None) -> bytes:
     """Return the contents of a small file of a model repository."""
-    with tempfile.TemporaryDirectory() as folder:  # not the cache, which keeps every version
+    with tempfile.TemporaryDirectory() as folder:  # the cache would keep every version
         path = api().hf_hub_download(repo_id, name, revision=revision, local_dir=folder)
         return Path(path).read_bytes()
 
@@ -149,7 +149,9 @@ def converting_errors(prefix: str, fix: str, retry_fix: str = "") -> Iterator[No
 
 def describe(error: BaseException) -> str:
     """Return an error in one line, without a token."""
-    if isinstance(error, (LocalEntryNotFoundError, RuntimeError)):  # it hides the actual error
+    if isinstance(
+        error, (LocalEntryNotFoundError, RuntimeError)
+    ):  # the client's error hides the actual one
         error = error.__cause__ or error
     status, _ = http_status_and_retry_after(error)
     if status is None:

@@ -239,7 +239,11 @@ def check_intact(folder: Path, rows: Mapping[str, Any], fix: str) -> None:
     for name, row in rows.items():
         try:
             problem = files.find_problem(folder / name, row)
-        except (OSError, KeyError, TypeError) as error:  # the file is missing, or the row invalid
+        except (
+            OSError,
+            KeyError,
+            TypeError,
+        ) as error:  # the file is missing, or the row is invalid
             problem = f"cannot be read ({type(error).__name__})"
         if problem:
             raise BadInput(f"{folder / name} {problem}. {fix}")

@@ -35,7 +35,7 @@ def read(key: str, path: str) -> list[TextOrMessages]:
     import datasets
     from datasets.data_files import DataFilesList
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs each error that it raises
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # datasets also logs its errors
     label = f"{key} = {path}"
     names = []
     if not path.startswith(URL_SCHEMES):

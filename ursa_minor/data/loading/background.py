@@ -73,7 +73,7 @@ class Preparation:
                 "the data could not be prepared. The messages of prepare_data.py above state the "
                 "problem and the fix"
             )
-        elif status > 0:  # the process has already retried what can be retried
+        elif status > 0:  # the process has already retried after temporary errors
             raise TrainingStopped(
                 f"prepare_data.py stopped with exit status {status}. Its messages above state the "
                 f"reason. {RESUMES}"
@@ -97,13 +97,13 @@ class Preparation:
         self._start()
 
     def prefetch(self, windows: int) -> None:
-        """Tell the process how many windows will soon be needed."""
+        """Send the process the number of windows that will soon be needed."""
         if windows > self._target:
             self._target = windows
             self._send_target()
 
     def close(self) -> None:
-        """End the process. What it has prepared is kept."""
+        """End the process. The shards that it has prepared are kept."""
         self.done = True
         self._close_input()
         self._process.wait()

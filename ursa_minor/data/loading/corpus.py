@@ -1,4 +1,4 @@
-"""Open the data of a run, wait for what is still being prepared, and yield batches."""
+"""Open the data of a run, wait for data that are still being prepared, and yield batches."""
 
 import math
 import os
@@ -166,7 +166,7 @@ class Corpus:
 
     @property
     def whole(self) -> bool:
-        """Whether the training split is complete, and stays so (it is not consumed)."""
+        """Whether the training split is complete and remains complete (it is not consumed)."""
         return self.complete and not self.is_consumed
 
     @property
@@ -202,7 +202,7 @@ class Corpus:
     def train_batches(
         self, device: torch.device
     ) -> window_batches.Mapped | window_batches.Resident:
-        """Return what reads training windows: from memory maps or from the device's memory.
+        """Return an object that reads training windows from memory maps or the device's memory.
 
         Raises:
             BadInput: data_device = cuda on another device, or before the data are complete.

@@ -24,7 +24,7 @@ CORE_SECONDS = 1.0  # time for which an estimate measures the speed of a core
 
 
 class Measurement(NamedTuple):
-    """What was encoded in a measurement, and the seconds that it took."""
+    """Number of tokens and bytes that a measurement encoded, and its duration in seconds."""
 
     tokens: int
     text_bytes: int
@@ -139,7 +139,7 @@ def verify(folder: Path, vocab_size: int) -> str:
     if errors:
         raise BadInput(errors)
 
-    compared = "sizes (there are no hashes to compare)"
+    compared = "sizes (the folder has no hashes)"
     if manifest.tokenizer is not None:
         compared = "sizes, hashes"
         vocab_size = manifest.tokenizer.size

@@ -104,7 +104,7 @@ class Progress:
 
 def log_amounts(manifest: Manifest) -> None:
     """Log the amount of text in each split, and warn if the tokenizer does not fit the text."""
-    assert manifest.tokenizer is not None  # folders that were encoded here have one
+    assert manifest.tokenizer is not None  # every folder that this project encoded has a tokenizer
     assert manifest.counts is not None
     tokenizer_name = manifest.tokenizer.name
     for split, shards in manifest.splits.items():

@@ -354,7 +354,10 @@ def _from_row(
 
 
 def _most_tokens(paths: list[Path]) -> int:
-    """Return one token for each byte, and one for the beginning of each document."""
+    """Return an upper bound of the number of tokens of text files with any tokenizer.
+
+    It counts one token for each byte, and one for the beginning of each document.
+    """
     return sum(path.stat().st_size + 1 for path in paths)
 
 

@@ -151,7 +151,7 @@ def decompress(name: str, raw: Any) -> Any:
     Raises:
         BadInput: a package that is needed is not installed.
     """
-    from fsspec.compression import compr  # slow to import; text needs none
+    from fsspec.compression import compr  # slow to import, and text files do not need it
     from fsspec.utils import infer_compression
 
     # fsspec also supports the package zstandard, which ends without an error after the first of

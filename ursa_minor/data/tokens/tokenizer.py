@@ -267,9 +267,9 @@ class Continuation:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]):
         self._tokenizer = tokenizer
-        self._ids = list(prompt_ids)  # the last ids, as far as they matter for the next ones
-        self._num_returned = len(self._ids)  # how many of these belong to text that was returned
-        self._returned = decode(tokenizer, self._ids)  # this text
+        self._ids = list(prompt_ids)  # the last ids of the text, with which new ids are decoded
+        self._num_returned = len(self._ids)  # number of these ids whose text was returned
+        self._returned = decode(tokenizer, self._ids)  # the text of the returned ids
         self._shorten()
 
     def add(self, new_ids: Sequence[int]) -> str:
