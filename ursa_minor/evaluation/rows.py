@@ -139,7 +139,10 @@ def _choices(name: str, value: object, field: Choices) -> _LabeledTexts:
         raise ValueError(f"{name} must have at least two texts, not {len(texts)}")
     label_keys = {_label_key(labels_name, label) for label in labels}
     if len(label_keys) < len(labels):
-        raise ValueError(f"{labels_name} = {_shown(labels)} contains two equal labels")
+        raise ValueError(
+            f"{labels_name} = {_shown(labels)} contains two equal labels. Use a different label "
+            f"for each text"
+        )
     return _LabeledTexts(texts, labels)
 
 

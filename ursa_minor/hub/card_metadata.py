@@ -139,7 +139,7 @@ def write(card: ParsedCard, changes: Mapping[str, Any], body: str | None = None)
         header = _dump(expected, card.newline)
         if not _contains(header, expected):
             raise CannotMerge(
-                "its metadata block cannot be rewritten without changing other fields"
+                "its metadata block cannot be changed without losing the values of other fields"
             )
     opening = card.opening
     closing = card.closing

@@ -39,7 +39,7 @@ def addition(prompt: str, completion: str) -> float:
     """
     match = ADDITION.fullmatch(prompt)
     if match is None:
-        raise ValueError(f"{prompt!r} is not an addition")
+        raise ValueError(f"{prompt!r} is not an addition such as 12+34=")
     correct = int(match[1]) + int(match[2])
     return float(completion.strip() == str(correct))
 

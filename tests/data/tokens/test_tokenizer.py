@@ -149,7 +149,7 @@ def test_a_tokenizer_without_end_of_text_whose_ids_have_gaps_or_that_changes_the
     assert next(encode([("\u00e9", True)], 0)).text_bytes == 2
     with pytest.raises(
         BadInput,
-        match="owner/name: .* changes the text.*row 7 has 3 bytes, but its ids represent 2",
+        match="owner/name: .* changes the text.*Row 7 has 3 bytes, but its ids represent 2",
     ):
         next(encode([("e\u0301", True)], 7))
     made.eos_token = made.bos_token = None

@@ -570,8 +570,8 @@ def _check_tokenizer_of_shards(
             f"--tokenizer {reference.name} if all shards of the run were encoded with it"
         )
     raise BadInput(
-        f"tokenizer = {stated_name}: the shards in {folder} were encoded with a different "
-        f"tokenizer of this name. Prepare all text of the run again with the same tokenizer, for "
+        f"tokenizer = {stated_name}: the shards in {folder} were not encoded with the tokenizer "
+        f"that the run uses. Prepare all text of the run again with the same tokenizer, for "
         f"example with --tokenizer FOLDER"
     )
 

@@ -156,8 +156,8 @@ def _read_layout(path: Path) -> IdLayout:
         if array.ndim != 1 or dtype_name not in NPY_DTYPES:
             raise ValueError(
                 f"the array has shape {array.shape} and dtype {dtype_name}, but ids have shape "
-                f"(tokens,) and dtype {join_or(list(NPY_DTYPES))}. "
-                f"Save it with np.save(path, ids.astype(np.uint16))"
+                f"(tokens,) and dtype {join_or(list(NPY_DTYPES))}, as in "
+                f"np.save(path, ids.astype(np.uint16))"
             )
         return IdLayout(offset, NPY_DTYPES[dtype_name], len(array))
 
@@ -168,8 +168,8 @@ def _read_layout(path: Path) -> IdLayout:
 
     headers = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
     raise ValueError(
-        f"the format is unknown: the file starts with {magic}, {version}. A token file starts with "
-        f"{headers}, or is named {join_or(['*.npy', *HEADERLESS])}"
+        f"the format is unknown, because the file starts with {magic}, {version}. A token file "
+        f"starts with {headers}, or is named {join_or(['*.npy', *HEADERLESS])}"
     )
 
 
