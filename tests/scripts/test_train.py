@@ -807,7 +807,7 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
     pid, _, err = fork(
         WITNESS, flags, {"LEDGER": "s.ledger", "HOLD_READER": "2", "ACCELERATE_USE_CPU": "true"}
     )
-    waits = r"waiting: \d+ of \d+ windows are prepared"
+    waits = r"waits for data: \d+ of \d+ windows are prepared"
     wait_until(lambda: re.search(waits, Path(err).read_text()) and losses("s"), 60)
     (folder,) = Path("data").glob("a0-*")
     assert not manifests.is_complete(folder)

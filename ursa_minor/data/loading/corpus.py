@@ -430,7 +430,7 @@ def _describe_source(folder: Path, manifest: Manifest, tokens_read: int, share: 
     if manifest.complete:
         reads += f" ({tokens_read / num_tokens:.2f} epochs)"
     else:
-        size += " so far, and more are being prepared"
+        size += " so far, more are being prepared"
     if share < 1:
         reads += f", {share:.1%} of all training windows"
     return f"data     {folder}: {size}; {reads}"
