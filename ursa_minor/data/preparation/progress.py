@@ -135,6 +135,6 @@ def warn_of_poor_fit(tokenizer_name: str, bytes_per_token: float) -> None:
     if tokenizer_name == "bpe":
         fix = "Train the tokenizer on more text, with a larger --tokenizer_vocab_size"
     log.warning(
-        f"The tokenizer does not fit this text: a token represents only {bytes_per_token:.2f} "
-        f"bytes on average, so each training sequence contains little text. {fix}"
+        f"The tokenizer does not fit this text: with only {bytes_per_token:.2f} bytes per token, "
+        f"each training sequence contains little text. {fix}"
     )
