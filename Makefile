@@ -99,7 +99,7 @@ gpu-status: ## show utilization, memory, power and temperature of each GPU
 gpu-hot: $(VENV)/.installed ## compute matrix products on every GPU, to warm it up or to test it (SECONDS=60; 0: until Ctrl-C; GPUS=0,1)
 	@$(BIN)/python scripts/gpu_hot.py $(call quoted,$(SECONDS))
 
-presets: $(VENV)/.installed ## regenerate accelerate_configs/, the tables of GPUs and of keys (docs/knobs.md), notebooks/walkthrough.ipynb and the golden file of recipes
+presets: $(VENV)/.installed ## regenerate accelerate_configs/, the tables of GPUs and of keys (docs/configuration.md), notebooks/walkthrough.ipynb and the golden file of recipes
 	$(BIN)/python benchmarks/estimate_cards.py --write >/dev/null
 	$(BIN)/python scripts/keys_table.py
 	$(BIN)/python scripts/resolved_recipes.py

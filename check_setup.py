@@ -1,4 +1,4 @@
-"""Check that this machine can train a recipe, or estimate what a run takes.
+"""Check that this machine can train a recipe, or estimate the resources of a run.
 
     python check_setup.py                                  # one line per check
     python check_setup.py --estimate --card a6000 --count 4
@@ -53,8 +53,8 @@ OPTIONS = {
             "recipe",
             str,
             "PATH",
-            f"Recipe to check or to estimate. Default: {loading.DEFAULT_RECIPE}; for --plan, the "
-            f"best of {len(budget.RECIPES)} recipes.",
+            f"Recipe to check or to estimate. (default: {loading.DEFAULT_RECIPE}; for --plan, the "
+            f"best of {len(budget.RECIPES)} recipes)",
         ),
         Option("quick", bool, "", "Skip the trials of the compiler and of the all-reduce."),
         Option("json", bool, "", "Print one JSON object instead of text."),
@@ -65,15 +65,15 @@ OPTIONS = {
             "card",
             str,
             "NAME",
-            "GPU to estimate for, such as a6000 or rtx4090. Default: the GPUs of this machine.",
+            "GPU to estimate for, such as a6000 or rtx4090. (default: the GPUs of this machine)",
         ),
         Option("all_cards", bool, "", "Print a table of the estimates for all known GPUs."),
         Option(
             "count",
             int,
             "N",
-            "Number of GPUs. Default: 1 with --card or --all_cards, otherwise all of this machine; "
-            "with --size, as few as can hold the model.",
+            "Number of GPUs. (default: 1 with --card or --all_cards, otherwise all of this "
+            "machine; with --size, the smallest number whose memory is sufficient)",
         ),
         Option(
             "size",
@@ -110,21 +110,21 @@ OPTIONS = {
             "cores",
             int,
             "N",
-            f"CPU cores of the machine with the GPUs. Default: {CORES_PER_RENTED_GPU} per GPU "
-            f"with --card or --all_cards, otherwise those of this machine.",
+            f"CPU cores of the machine with the GPUs. (default: {CORES_PER_RENTED_GPU} per GPU "
+            f"with --card or --all_cards, otherwise those of this machine)",
         ),
         Option(
             "link_megabytes_per_second",
             float,
             "X",
-            "Speed in MB/s at which that machine downloads the text. Default: unlimited.",
+            "Speed in MB/s at which that machine downloads the text. (default: unlimited)",
         ),
         Option(
             "reader_tokens_per_second",
             float,
             "X",
-            "Speed of tokenization, as prepare_data.py --dry_run prints it. Default: measured on "
-            "one core of this machine.",
+            "Speed of tokenization in tokens/s, as prepare_data.py --dry_run prints it. (default: "
+            "measured on one core of this machine)",
         ),
     ),
 }
@@ -374,8 +374,8 @@ def show_plan(args: argparse.Namespace) -> None:
     fitting_plans = {path: row for path, row in plans.items() if row}
     if not fitting_plans:
         raise BadInput(
-            f"--plan: {count} x {gpu.name} can hold none of {', '.join(plans)}. Use --card with a "
-            f"larger GPU"
+            f"--plan: {count} x {gpu.name} has too little memory for {', '.join(plans)}. Use "
+            f"--card with a larger GPU"
         )
 
     best = min(fitting_plans, key=lambda path: fitting_plans[path]["expected_loss"] or math.inf)
@@ -426,7 +426,7 @@ def estimate_throughput(
     if not cores:
         is_rented = args.card or args.all_cards
         cores = count * CORES_PER_RENTED_GPU if is_rented else len(os.sched_getaffinity(0))
-    return data_throughput.supply(
+    return data_throughput.estimate_throughput(
         recipe.data,
         trainers=count,
         cores=cores,

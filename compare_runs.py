@@ -149,37 +149,37 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         nargs="+",
         type=argument,
         metavar="RUN",
-        help="The runs to compare: run folders, or their metrics.jsonl.",
+        help="Runs to compare: run folders, or their metrics.jsonl.",
     )
     selection.add_argument(
         "--group",
         nargs="+",
         default=[],
         metavar="KEY",
-        help="Recipe keys in which the runs of a column may differ, usually seed (default: none, "
-        "so that each run is a column).",
+        help="Recipe keys in which the runs of a column may differ, usually seed. (default: none, "
+        "so that each run is a column)",
     )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--labels",
         nargs="+",
         metavar="LABEL",
-        help="The headings of the columns, one for each column (default: the names of the run "
-        "folders).",
+        help="Headings of the columns, one for each column. (default: the names of the run "
+        "folders)",
     )
     output.add_argument(
         "--reference",
         type=argument,
         metavar="PATH",
-        help="A published loss curve to draw (default: the reference_curve of the first recipe "
-        "that has one).",
+        help="Published loss curve to draw. (default: the reference_curve of the first recipe that "
+        "has one)",
     )
     output.add_argument(
         "--out",
         type=path_argument,
         metavar="PATH",
-        help="The .png file of the picture (default: compare.png next to the folder of the first "
-        "run).",
+        help="The .png file of the picture. (default: compare.png next to the folder of the first "
+        "run)",
     )
     args = command_line.parse_flags(parser, argv)
     if args.out and not can_be_picture(args.out):
@@ -212,7 +212,7 @@ def find_metrics(name: str) -> Path:
         if not suggestion:
             suggestion = did_you_mean_file(name, Path.is_dir)
         raise BadInput(
-            f"{path}: no such file. Give the folder of a run, or its {METRICS}{suggestion}"
+            f"{path}: no such file. Use the folder of a run, or its {METRICS}{suggestion}"
         )
     return path
 
@@ -231,7 +231,7 @@ def make_columns(
         BadInput: a run is given twice, or there is not one label for each column.
     """
     if len({path.resolve() for path in paths}) < len(paths):
-        raise BadInput("A run is given twice. Give each run once")
+        raise BadInput("a run is given twice. Give each run once")
     groups = group_runs(paths, group_keys)
     if labels is None:
         labels = folder_labels(groups, with_counts=bool(group_keys))
@@ -310,7 +310,7 @@ def read_recipe(metrics: Path) -> dict[str, object]:
     """Return the recipe next to a metrics.jsonl, or an empty one if there is none.
 
     Raises:
-        BadInput: the recipe is damaged.
+        BadInput: the recipe is not valid.
     """
     path = recipe_file(metrics)
     if not path.is_file():
@@ -354,7 +354,7 @@ def complete_recipe(
     Args:
         path: file of the recipe, for messages.
     """
-    fix = f"Copy the {RECIPE} that the run wrote next to its {METRICS}, or leave --group out"
+    fix = f"Copy the {RECIPE} that the run wrote next to its {METRICS}, or leave out --group"
     if not path.is_file():
         raise BadInput(
             f"--group: {path} does not exist, so it is not known how that run differs. {fix}"
@@ -698,7 +698,7 @@ def draw(
             if reference and (name, x) == ("eval/loss", "tokens"):
                 longest = max(float(line.x[-1]) for line in lines)
                 tokens, losses = reference.until(longest)
-                axes.plot(tokens, losses, ":", color=curves.BLACK, label=reference.words)
+                axes.plot(tokens, losses, ":", color=curves.BLACK, label=reference.legend_label)
             axes.set(ylabel=LOSS_LABELS[name], ylim=curves.y_limits(lines))
             axes.legend(loc="upper right", fontsize=8, ncols=1 + len(columns) // 9)
 
@@ -721,7 +721,6 @@ def draw_column(axes, column: RunColumn, number: int, name: str, x: str) -> Line
         name: of the metric in metrics.jsonl.
         x: tokens, hours or minutes.
     """
-
     # Cut the runs to the same number of points, and plot means of blocks of the train loss, because
     # its noise would hide the other curves.
     runs = [np.array(curves.series(rows, name, x)) for rows in column.runs]

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     from ursa_minor.evaluation import score_model
     from ursa_minor.hub import card_scores, client
 
-    client.set_client_timeouts()
+    client.set_timeouts()
     if args.push_to_hub:
         card_scores.check_model_exists(args.push_to_hub)
     is_pushed = True
@@ -97,16 +97,17 @@ def _description(task: str | None) -> str:
 
 def _add_options(parser: argparse.ArgumentParser, task: str | None) -> None:
     """Add the options in groups. ``task`` is the only task of the script, or None."""
-    model_group = parser.add_argument_group("Model arguments")
+    model_group = parser.add_argument_group("model")
     model_group.add_argument(
         "--model",
         type=paths.argument,
         required=True,
-        help="The model to score: a run folder, its model/ folder, any model folder, or a model ID "
-        "on the Hub, ID or ID@REVISION (required).",
+        metavar="NAME_OR_PATH",
+        help="Model to score (required): a run folder, a model folder, or a Hub id (ID or "
+        "ID@REVISION).",
     )
 
-    data_group = parser.add_argument_group("Task arguments")
+    data_group = parser.add_argument_group("tasks")
     if task is None:
         english_tasks = [name for name in keys.TASK_NAMES if not name.startswith("multiblimp_")]
         data_group.add_argument(
@@ -114,8 +115,8 @@ def _add_options(parser: argparse.ArgumentParser, task: str | None) -> None:
             nargs="+",
             required=True,
             metavar="NAME",
-            help=f"The tasks to score: {', '.join(english_tasks)}, and multiblimp_LANGUAGE with an "
-            f"ISO 639-3 code, such as multiblimp_hin (required).",
+            help=f"Tasks to score (required): {', '.join(english_tasks)}, and multiblimp_LANGUAGE "
+            f"with an ISO 639-3 code, such as multiblimp_hin.",
         )
     else:
         parser.set_defaults(tasks=[task])
@@ -125,8 +126,8 @@ def _add_options(parser: argparse.ArgumentParser, task: str | None) -> None:
         type=paths.assignment_argument,
         default=[],
         metavar="NAME=PATH",
-        help="Files with your own items of a task, in JSON lines, Parquet or TSV; repeat NAME for "
-        "several files (default: the task's data set on the Hub).",
+        help="Files with your own items of a task, in JSON lines, Parquet or TSV. Repeat NAME for "
+        "several files. (default: the task's data set on the Hub)",
     )
     data_group.add_argument(
         "--data_files",
@@ -134,33 +135,33 @@ def _add_options(parser: argparse.ArgumentParser, task: str | None) -> None:
         type=paths.argument,
         metavar="PATH",
         help="Files with your own items, like --task_files but without NAME, if there is only one "
-        "task (default: the task's data set on the Hub).",
+        "task. (default: the task's data set on the Hub)",
     )
     data_group.add_argument(
         "--limit",
         type=int,
         default=0,
         metavar="N",
-        help="Score only the first N items of each task; 0 scores all of them (default: "
-        "%(default)s).",
+        help="Number of items of each task to score, from the first one. 0 means all. (default: "
+        "%(default)s)",
     )
 
-    evaluation_group = parser.add_argument_group("Evaluation arguments")
+    evaluation_group = parser.add_argument_group("evaluation")
     evaluation_group.add_argument(
         "--batch_size",
         default="auto",
-        metavar="N",
-        help="The number of questions per batch, each with all of its endings; auto chooses it for "
-        "the device (default: %(default)s).",
+        metavar="N|auto",
+        help="Number of questions per batch, each with all of its endings. auto chooses it for the "
+        "device. (default: %(default)s)",
     )
 
-    output_group = parser.add_argument_group("Output arguments")
+    output_group = parser.add_argument_group("output")
     output_group.add_argument(
         "--output",
         type=paths.argument,
         metavar="PATH",
         help="Write one JSON line per item to this file, with log-likelihoods in nats, lengths in "
-        "tokens and characters, predictions and the label (default: no file).",
+        "tokens and characters, predictions and the label. (default: no file)",
     )
     if task is None:
         parser.set_defaults(push_to_hub=None)
@@ -168,8 +169,8 @@ def _add_options(parser: argparse.ArgumentParser, task: str | None) -> None:
         output_group.add_argument(
             "--push_to_hub",
             metavar="ID",
-            help="Write the scores into the model card of this model on the Hub (default: the "
-            "scores are not pushed).",
+            help="Write the scores into the model card of this model on the Hub. (default: the "
+            "scores are not pushed)",
         )
 
 
@@ -215,7 +216,7 @@ def option_errors(args: argparse.Namespace, task_files: dict[str, list[str]]) ->
             )
     if args.push_to_hub and (args.limit or task_files):
         errors.append(
-            "--push_to_hub: the scores in a model card are of the complete validation split. "
+            "--push_to_hub: a model card reports scores on the complete validation split. "
             "Leave out --limit, --task_files and --data_files"
         )
     model_id, _, revision = args.model.partition("@")

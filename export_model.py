@@ -5,7 +5,7 @@
     python export_model.py runs/gpt2_124m --out exports/gpt2-chat --chat
     python export_model.py runs/gpt2_124m --out exports/gpt2 --gguf f16
 
-The loss is measured before and after the export, on the run's validation split or on --text FILE.
+The loss is measured before and after the export, on the run's validation split or on --text PATH.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     from ursa_minor.hub import client
     from ursa_minor.post import chat
 
-    client.set_client_timeouts()
+    client.set_timeouts()
     checks = []
     add_chat = None
     if args.chat:
@@ -124,19 +124,19 @@ def argument_parser() -> argparse.ArgumentParser:
     source.add_argument(
         "model",
         type=paths.argument,
-        help="The model to export: a run folder, a model folder, or a Hub id (ID or ID@REVISION).",
+        help="Model to export: a run folder, a model folder, or a Hub id (ID or ID@REVISION).",
     )
     source.add_argument(
         "--out",
         required=True,
         type=paths.argument,
         metavar="PATH",
-        help="The folder to write the export into (required).",
+        help="Folder to write the export into (required).",
     )
     command_line.add_switch(
         source,
         "--overwrite",
-        "Replace an earlier export in the folder of --out (default: false).",
+        "Replace an earlier export in the folder of --out. (default: false)",
     )
 
     formats = parser.add_argument_group("format")
@@ -144,33 +144,33 @@ def argument_parser() -> argparse.ArgumentParser:
         "--dtype",
         default="fp32",
         choices=("fp32", "bf16", "fp16", "int8"),
-        help="The precision of the weights. With int8, only the matrices of the transformer blocks "
-        "are in int8, and the other weights are in fp16 (default: %(default)s).",
+        help="Precision of the weights. With int8, only the matrices of the transformer blocks are "
+        "in int8, and the other weights are in fp16. (default: %(default)s)",
     )
     formats.add_argument(
         "--prune",
         type=float,
         default=0.0,
-        metavar="SHARE",
-        help="Set this share of the weights in the blocks' matrices to zero, from 0 to below 1. "
-        "The smallest weights are chosen (default: 0).",
+        metavar="X",
+        help="Share of the weights in the blocks' matrices to set to zero, from 0 to below 1. The "
+        "smallest weights are chosen. (default: 0)",
     )
     command_line.add_switch(
         formats,
         "--trim_vocab",
-        "Leave out the vocabulary rows that are padding (default: false).",
+        "Leave out the vocabulary rows that are padding. (default: false)",
     )
     command_line.add_switch(
         formats,
         "--chat",
-        "Add a chat template and its tokens, so that the model can be trained on chats (default: "
-        "false).",
+        "Add a chat template and its tokens, so that the model can be trained on chats. (default: "
+        "false)",
     )
     formats.add_argument(
         "--gguf",
         choices=("f32", "f16", "q8_0"),
         help="Also write a GGUF file for llama.cpp and Ollama in this precision. It implies "
-        "--trim_vocab (default: no GGUF file).",
+        "--trim_vocab. (default: no GGUF file)",
     )
 
     measurement = parser.add_argument_group("measurement of the loss")
@@ -179,14 +179,15 @@ def argument_parser() -> argparse.ArgumentParser:
         nargs="+",
         type=paths.argument,
         metavar="PATH",
-        help="The text files to measure the loss on (default: the run's validation split).",
+        help="Text files to measure the loss on. (default: the run's validation split)",
     )
     measurement.add_argument(
         "--eval_tokens",
         type=int,
         default=65536,
         metavar="N",
-        help="Measure the loss on about N tokens, or on all with 0 (default: %(default)s).",
+        help="Approximate number of tokens to measure the loss on. 0 means all. (default: "
+        "%(default)s)",
     )
     return parser
 

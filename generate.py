@@ -62,74 +62,76 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    model_group = parser.add_argument_group("Model arguments")
+    model_group = parser.add_argument_group("model")
     model_group.add_argument(
         "--model",
         type=paths.argument,
         required=True,
-        help="The model that generates text: a run folder, its model/ folder, any model folder, or "
-        "a model ID on the Hub, ID or ID@REVISION (required).",
+        metavar="NAME_OR_PATH",
+        help="Model that generates text (required): a run folder, a model folder, or a Hub id (ID "
+        "or ID@REVISION).",
     )
 
-    prompt_group = parser.add_argument_group("Prompt arguments")
+    prompt_group = parser.add_argument_group("prompt")
     prompt_group.add_argument(
         "--prompt",
         default="",
         metavar="TEXT",
-        help="The text to continue (default: empty, which starts a new document).",
+        help="Text to continue. (default: empty, which starts a new document)",
     )
     command_line.add_switch(
         prompt_group,
         "--chat",
         "Chat with the model: read one message per line and print the answer, which takes the "
-        "earlier messages into account (default: false).",
+        "earlier messages into account. (default: false)",
     )
 
-    generation_group = parser.add_argument_group("Generation arguments")
+    generation_group = parser.add_argument_group("generation")
     generation_group.add_argument(
         "--num_samples",
         type=int,
         default=1,
         metavar="N",
-        help="The number of samples, each with the next seed (default: %(default)s).",
+        help="Number of samples, each with the next seed. (default: %(default)s)",
     )
     generation_group.add_argument(
         "--max_new_tokens",
         type=int,
         default=200,
         metavar="N",
-        help="The maximum number of tokens to generate for a sample or an answer (default: "
-        "%(default)s).",
+        help="Maximum number of tokens to generate for a sample or an answer. (default: "
+        "%(default)s)",
     )
     generation_group.add_argument(
         "--temperature",
         type=float,
         default=0.8,
         metavar="X",
-        help="The number by which logits are divided; lower values give more likely text, and 0 "
-        "always takes the most likely token (default: %(default)s).",
+        help="Number by which logits are divided. Lower values give more likely text, and 0 "
+        "always takes the most likely token. (default: %(default)s)",
     )
     generation_group.add_argument(
         "--top_k",
         type=int,
         default=200,
         metavar="N",
-        help="Sample among the N most likely tokens; 0 = all (default: %(default)s).",
+        help="Number of most likely tokens to sample from. 0 means all tokens. (default: "
+        "%(default)s)",
     )
     generation_group.add_argument(
         "--top_p",
         type=float,
         default=1.0,
         metavar="X",
-        help="Sample among the most likely tokens whose probabilities add up to X; 1.0 = all "
-        "(default: %(default)s).",
+        help="Total probability of the most likely tokens to sample from. 1.0 means all tokens. "
+        "(default: %(default)s)",
     )
     generation_group.add_argument(
         "--seed",
         type=int,
         default=1337,
         metavar="N",
-        help="The seed of the random numbers for the first sample (default: %(default)s).",
+        help="Random seed for the first sample. (default: %(default)s)",
     )
 
 
@@ -149,7 +151,7 @@ def print_samples(args: argparse.Namespace) -> None:
     from ursa_minor.model.vocabulary import check_embedding_rows
     from ursa_minor.post import chat
 
-    client.set_client_timeouts()
+    client.set_timeouts()
     disable_progress_bar()
     model_option = f"--model {args.model}"
     check_no_hub_adapter(name, model_option)

@@ -84,7 +84,7 @@ def post_train(task, settings) -> None:
     from ursa_minor.post.report import RewardReport
     from ursa_minor.post.settings import trl_error
 
-    client.set_client_timeouts()
+    client.set_timeouts()
     disable_progress_bar()
     check_folders(settings)
     folder = Path(settings.output_dir)
@@ -155,9 +155,9 @@ def post_train(task, settings) -> None:
         f"mean reward of {len(held_out):,} held-out prompts: {scores[0]:.3f} before, "
         f"{scores[-1]:.3f} after"
     )
-    if reward.problems:
+    if reward.failures:
         log.warning(
-            f"{reward.problems:,} of {reward.calls:,} calls of the reward function failed. Their "
+            f"{reward.failures:,} of {reward.calls:,} calls of the reward function failed. Their "
             f"completions have the reward 0"
         )
     log.info(
@@ -172,17 +172,17 @@ def check_folders(settings) -> None:
     folder = Path(settings.output_dir)
     problem = files.find_folder_problem(folder)
     if problem:
-        raise BadInput(f"output_dir = {folder}: {problem}. Give another --output_dir")
+        raise BadInput(f"output_dir = {folder}: {problem}. Use another --output_dir")
     if (folder / MODEL_FOLDER).exists():
         raise BadInput(
-            f"output_dir = {folder}: the folder contains a model already. Give another "
+            f"output_dir = {folder}: the folder contains a model already. Use another "
             f"--output_dir, or remove {MODEL_FOLDER}/ in it"
         )
     checkpoint = settings.resume_from_checkpoint
     if checkpoint is not None and not Path(checkpoint, "trainer_state.json").is_file():
         raise BadInput(
             f"resume_from_checkpoint = {checkpoint}: the folder contains no checkpoint of TRL. "
-            f"Give a checkpoint-N folder in output_dir"
+            f"Use a checkpoint-N folder in output_dir"
         )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from ursa_minor.base import console
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.signals import ignore_warnings
+from ursa_minor.base.signals import ignore_stop_signals
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation import measure
 from ursa_minor.data.preparation.progress import PrefetchTarget
@@ -36,6 +36,8 @@ from ursa_minor.hub import client
 from ursa_minor.recipe import command_line, keys, loading
 
 log = logging.getLogger("ursa_minor")
+
+LARGEST_VOCABULARY = 2**32  # ids have at most 32 bits
 
 EXTRAS = {
     "verify": (Path, "Check every byte of the token shards in this folder, and exit."),
@@ -49,7 +51,7 @@ EXTRAS = {
         "Also download the tokenizer, the init_from model and the tasks, so that train.py needs "
         "no network (HF_HUB_OFFLINE=1).",
     ),
-    "source": (int, "Prepare only the source with this number, from 0. Default: all sources."),
+    "source": (int, "Prepare only the source with this number, from 0. (default: all sources)"),
     "follow": (
         bool,
         "For train.py, which starts this script: read from standard input how far to go, and exit "
@@ -61,60 +63,81 @@ EXTRAS = {
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print the folders that contain it."""
-    client.set_client_timeouts()
+    client.set_timeouts()
     argv = sys.argv[1:] if argv is None else argv
     flags, options = command_line.read_flags(
         argv, "Tokenize the text of a recipe into folders of token shards.", EXTRAS
     )
-    is_reader = "follow" in options
-    recipe = load_recipe(flags, is_reader=is_reader)
-    console.start(stream=sys.stdout if is_reader else None)  # train.py reads it from there
+    serves_training = "follow" in options  # train.py has started this process
+    recipe = load_recipe(flags, serves_training=serves_training)
+    # train.py reads the log lines from standard output.
+    console.start(stream=sys.stdout if serves_training else None)
     if "verify" in options:
         folder = Path(command_line.expand_option("verify", options["verify"]))
-        # With init_from, the vocabulary is that of the model.
-        print(measure.verify(folder, recipe.model.vocab_size or 2**32))
+        # Without a stated vocabulary (init_from), ids are not compared with it.
+        print(measure.verify(folder, recipe.model.vocab_size or LARGEST_VOCABULARY))
         return 0
 
     target = None
-    if is_reader:
-        # train.py stops at the warning signals, and closes the standard input of this process.
-        ignore_warnings()
+    if serves_training:
+        # train.py handles the signals that stop a run, and then closes our standard input.
+        ignore_stop_signals()
         target = PrefetchTarget(recipe)
     selected = select_sources(recipe, options.get("source"))
-    has_fetched = "prefetch" in options and prefetch(recipe)
+    if "prefetch" in options:
+        has_fetched = prefetch(recipe)
+        prepare(selected, target, is_estimate="dry_run" in options, prints=not serves_training)
+        print_offline_instructions(recipe, argv, has_fetched=has_fetched)
+        return 0
+
     all_sources = recipe.data.resolved_sources
-    is_prepared = all(source.is_token_folder for source in all_sources)
-    if is_prepared and "prefetch" not in options:
+    if all(source.is_token_folder for source in all_sources):
         raise BadInput(
             f"data_dir = {all_sources[0].data_dir} is already a folder of token shards. "
             f"There is nothing to prepare"
         )
-    for config in selected:
-        if config.is_token_folder:
-            continue
-        source = find_sources.find_source(config)
-        if "dry_run" in options:
-            print(estimate(source))
-            continue
-        complete_folder(source, target)
-        if not is_reader:
-            print(source.folder)
-    if "prefetch" in options:
-        print_offline_instructions(recipe, argv, has_fetched=has_fetched)
+    prepare(selected, target, is_estimate="dry_run" in options, prints=not serves_training)
     return 0
 
 
-def load_recipe(flags: dict[str, Any], *, is_reader: bool) -> keys.Recipe:
+def prepare(
+    sources: Sequence[keys.DataSource],
+    target: PrefetchTarget | None,
+    *,
+    is_estimate: bool,
+    prints: bool,
+) -> None:
+    """Prepare the sources that are not folders of token shards already.
+
+    Args:
+        sources: the sources.
+        target: how far train.py needs the data, or None to prepare all of it.
+        is_estimate: whether only an estimate of size and time is printed.
+        prints: whether the folder of each source is printed.
+    """
+    for config in sources:
+        if config.is_token_folder:
+            continue
+        source = find_sources.find_source(config)
+        if is_estimate:
+            print(estimate(source))
+            continue
+        complete_folder(source, target)
+        if prints:
+            print(source.folder)
+
+
+def load_recipe(flags: dict[str, Any], *, serves_training: bool) -> keys.Recipe:
     """Load the recipe with the flags of the command line.
 
     Args:
-        is_reader: whether train.py started this process. Then train.py logs the notes on the
+        serves_training: whether train.py started this process. Then train.py logs the notes on the
             recipe, and more flags have an effect, because it may run with --eval_only.
     """
-    silenced = "ursa_minor.recipe" if is_reader else "ursa_minor.recipe.loading"
+    silenced = "ursa_minor.recipe" if serves_training else "ursa_minor.recipe.loading"
     logging.getLogger(silenced).setLevel(logging.WARNING)
     path = command_line.find_recipe(flags.pop("recipe", loading.DEFAULT_RECIPE))
-    modes = ("eval_only",) if is_reader else ()
+    modes = ("eval_only",) if serves_training else ()
     return loading.load_recipe(path, flags, modes=modes)
 
 
@@ -132,9 +155,8 @@ def select_sources(recipe: keys.Recipe, number: int | None) -> Sequence[keys.Dat
 def estimate(source: FoundSource) -> str:
     """Return the size of the shards of a source and the time that their preparation takes."""
     if source.repository:
-        from ursa_minor.data.preparation import (
-            download,
-        )  # slow to import, and text does not need it
+        # This import is slow, and text does not need it.
+        from ursa_minor.data.preparation import download
 
         return download.describe(source)
     return measure.dry_run(source)
@@ -191,9 +213,16 @@ def prefetch(recipe: keys.Recipe) -> bool:
     if not (recipe.model.init_from or needs_tokenizer or tasks):
         return False
 
+    downloads = []
+    if recipe.model.init_from:
+        downloads.append("the model")
+    if needs_tokenizer:
+        downloads.append("the tokenizer")
+    if tasks:
+        downloads.append("the tasks")
     log.info(
-        f"downloading the tokenizer, the model and the tasks into {constants.HF_HOME}; "
-        f"without a network, this fails after a minute"
+        f"downloading {', '.join(downloads)} into {constants.HF_HOME}. Without a network, the "
+        f"download fails after about a minute"
     )
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)

@@ -79,7 +79,7 @@ def main(
     if command is None:
         console.start(is_main=cli.is_main_process())
         command = train_command.parse(sys.argv[1:] if argv is None else argv)
-    client.set_client_timeouts()
+    client.set_timeouts()
     disable_progress_bar()  # those of Transformers for saving and loading a file
     if command.recipe is None:
         return publish.push_pending(Path(command.modes["push_pending"]))

@@ -234,21 +234,21 @@ def _figures_of(card: gpus.Gpu, count: int) -> list[str]:
     lines = [f"#   Estimated: {speed} (ursa_minor/preflight/estimate.py)"]
     if count == 1:
         by_others = speed_in_words(card.training, card) if card.training else "not known"
-        by_us = speed_in_words(card.ours, card) if card.ours else "not yet"
+        by_us = speed_in_words(card.own_training, card) if card.own_training else "not yet"
         good, excellent = run_estimate.good_mfus(card)
         lines += [
             f"#   Measured by others: {by_others}",
             f"#   Measured by us: {by_us}",
             f"#   MFU: {good:.0%} or more is good, {excellent:.0%} is excellent",
         ]
-    if card.advised:
-        lines.append(f"#   Often recommended: micro-batch {card.advised}")
+    if card.usual_micro_batch:
+        lines.append(f"#   Often recommended: micro-batch {card.usual_micro_batch}")
     return lines
 
 
 def last_cells(card: gpus.Gpu, *, all_of_them: bool) -> str:
     """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, too, and a good MFU."""
-    row, known, our_figure = estimated(card), card.training, card.ours
+    row, known, our_figure = estimated(card), card.training, card.own_training
     cells = [
         f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"
     ]

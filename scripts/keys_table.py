@@ -1,4 +1,4 @@
-"""Write the tables of docs/knobs.md from ursa_minor/recipe/keys.py.
+"""Write the tables of docs/configuration.md from ursa_minor/recipe/keys.py.
 
 Each table lists the keys of one section of a recipe. For each key it states the default, the
 purpose, the conditions under which it has an effect, and what overrides it.
@@ -16,11 +16,9 @@ sys.path.insert(0, str(ROOT))
 
 from ursa_minor.recipe import keys  # noqa: E402
 
-PAGE = ROOT / "docs" / "knobs.md"
+PAGE = ROOT / "docs" / "configuration.md"
 MARK = "<!-- make presets writes all below -->\n"
-HEADER = (
-    "| key: default | what it does | has an effect if | is overridden by |\n|---|---|---|---|\n"
-)
+HEADER = "| key: default | purpose | has an effect if | is overridden by |\n|---|---|---|---|\n"
 OTHER_SOURCE = "another data source as a flag"
 SHAPE = ("n_layer", "n_head", "n_embd")
 LENGTH = ("max_steps", "warmup_steps")

@@ -262,7 +262,7 @@ def requirements(file):
 
 
 def test_configuration_reference_lists_every_key():
-    text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert len(FIELDS) > 60 and text.partition(keys_table.MARK)[2] == keys_table.tables()
     assert not [key for key in FIELDS if f"| `{key}:" not in text]
 

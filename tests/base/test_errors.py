@@ -160,7 +160,12 @@ def test_bad_input_prints_each_line_and_exits_2(monkeypatch, capsys):
         ("1", BadInput("one"), 2, ""),
         ("0", TrainingStopped("diverged"), 1, "error: diverged\n"),
         ("1", TrainingStopped("diverged"), 1, ""),
-        ("1", TrainingStopped("out of memory", alone=True), 1, "error: out of memory\n"),
+        (
+            "1",
+            TrainingStopped("out of memory", print_on_every_process=True),
+            1,
+            "error: out of memory\n",
+        ),
     ):
         monkeypatch.setenv("RANK", rank)
         assert raising(error)() == status and capsys.readouterr() == ("", err)

@@ -44,7 +44,7 @@ def test_what_fails_leaves_the_old_file_and_no_litter(tmp_path):
     with pytest.raises(ZeroDivisionError), files.replacing(path) as temporary:
         temporary.write_text("half")
         raise ZeroDivisionError
-    with pytest.raises(ZeroDivisionError), files.making(tmp_path / "made") as temporary:
+    with pytest.raises(ZeroDivisionError), files.create_folder(tmp_path / "made") as temporary:
         (temporary / "a").write_text("half")
         raise ZeroDivisionError
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
@@ -54,7 +54,7 @@ def test_a_folder_that_is_made_has_its_name_only_when_it_is_whole(tmp_path, monk
     folder, done, real = tmp_path / "made", [], os.rename
     monkeypatch.setattr(files, "fsync", lambda path: done.append(("fsync", path)))
     monkeypatch.setattr(os, "rename", lambda a, b: (done.append(("rename", b)), real(a, b)))
-    with files.making(folder) as temporary:
+    with files.create_folder(folder) as temporary:
         (temporary / "a").write_text("whole")
         (temporary / "deep").mkdir()
         assert (
@@ -71,10 +71,10 @@ def test_a_folder_that_is_made_has_its_name_only_when_it_is_whole(tmp_path, monk
 
 def test_a_folder_that_was_made_first_is_left_as_it_is(tmp_path):
     folder = tmp_path / "made"
-    with files.making(folder) as second:
+    with files.create_folder(folder) as second:
         (second / "a").write_text("second")
         (second / "b").write_text("second")
-        with files.making(folder) as first:
+        with files.create_folder(folder) as first:
             assert first != second
             (first / "a").write_text("first")
     assert [path.name for path in folder.iterdir()] == ["a"] and (
@@ -118,7 +118,7 @@ UNSUPPORTED = [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS]
 def test_file_system_without_sync_is_written_to(tmp_path, monkeypatch, number):
     monkeypatch.setattr(os, "fsync", refusing(number))
     files.write_text(tmp_path / "a", "text")
-    with files.making(tmp_path / "made") as folder:
+    with files.create_folder(tmp_path / "made") as folder:
         (folder / "b").write_text("text")
     assert (tmp_path / "a").read_text() == (tmp_path / "made" / "b").read_text() == "text"
 
@@ -163,7 +163,7 @@ def test_real_error_of_a_lock_is_raised(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", UNSUPPORTED)
 def test_file_system_that_cannot_rename_folders_is_named(tmp_path, monkeypatch, number):
     monkeypatch.setattr(os, "rename", refusing(number))
-    with pytest.raises(Unsupported) as caught, files.making(tmp_path / "made"):
+    with pytest.raises(Unsupported) as caught, files.create_folder(tmp_path / "made"):
         pass
     (line,) = machine_error(caught.value).lines
     assert (
@@ -179,7 +179,7 @@ def test_file_system_that_cannot_rename_folders_is_named(tmp_path, monkeypatch, 
 def test_files_of_a_library_get_the_mode_of_the_umask(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
-        with files.making(tmp_path / "made") as folder:
+        with files.create_folder(tmp_path / "made") as folder:
             (folder / "sub").mkdir()
             for path in (folder / "a", folder / "sub" / "b"):
                 path.touch(0o600)  # as safetensors and tempfile create files

@@ -48,7 +48,7 @@ def test_a_page_is_known_by_its_type_and_its_begin_together():
     html = {"Content-Type": "text/html; charset=utf-8"}
     for begin in (b"<!DOCTYPE html><p>", b"\xef\xbb\xbf\n <HTML lang='en'>", b"<html>"):
         with pytest.raises(
-            Unreadable, match="the answer of http://h/a looks like a proxy's or log-in page"
+            Unreadable, match="the answer of http://h/a looks like a proxy or login page"
         ):
             check_no_html_page(begin, html, "http://h/a")
         check_no_html_page(begin, {"Content-Type": "text/plain"}, "http://h/a")

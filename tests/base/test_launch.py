@@ -63,7 +63,7 @@ def test_incomplete_launch_is_rejected_in_one_line(environment, message):
     (line,) = caught.value.lines
     assert message in line and "torchrun --nproc_per_node N or accelerate launch" in line
     assert (
-        caught.value.status == 2 and caught.value.alone
+        caught.value.status == 2 and caught.value.print_on_every_process
     )  # whichever process it is, it prints the line
 
 

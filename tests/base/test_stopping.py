@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ursa_minor.base.errors import TrainingStopped
-from ursa_minor.base.signals import SIGNALS, ignore_warnings
+from ursa_minor.base.signals import SIGNALS, ignore_stop_signals
 from ursa_minor.base.stopping import (
     LAUNCHED,
     StopRequest,
@@ -89,7 +89,7 @@ def test_signal_ends_the_process_before_training(name):
 
 def test_background_process_ignores_warnings_of_a_scheduler(handlers):
     """SIGTERM and SIGINT still end it."""
-    ignore_warnings()
+    ignore_stop_signals()
     ignored = [name for name in CODES if signal.getsignal(getattr(signal, name)) == signal.SIG_IGN]
     assert ignored == ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"]
 
@@ -167,7 +167,7 @@ def test_a_lost_process_is_said_by_whoever_notices_with_how_to_go_on_and_other_e
         assert (
             "died, was killed (memory?) or hangs" in said
             and "--max_restarts 3" in said
-            and caught.value.alone
+            and caught.value.print_on_every_process
         )
     for error in (
         RuntimeError("shape mismatch"),

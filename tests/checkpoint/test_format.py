@@ -120,7 +120,7 @@ def saving(run_dir: Path, pair, first_step: int = 0) -> resume.Checkpoints:
     recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
     recipe = keys.replace(recipe, output_dir=str(run_dir))
     alone = SimpleNamespace(is_main_process=True, scaler=None)
-    corpus = SimpleNamespace(contents=list)
+    corpus = SimpleNamespace(identities=list)
     return resume.Checkpoints(recipe, corpus, *pair, alone, lambda path: None, first_step)
 
 
@@ -359,7 +359,9 @@ def test_failed_save_is_logged_and_leaves_the_others_and_no_litter(tmp_path, mon
     )
     with saving(tmp_path, make(2)) as checkpoints:
         checkpoints.save(RunState(10, 1, step=2))
-    assert "no checkpoint at step 2" in caplog.text and "No space left" in caplog.text
+    assert (
+        "the checkpoint of step 2 was not saved" in caplog.text and "No space left" in caplog.text
+    )
     assert "free some space; the run continues" in caplog.text
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
 
@@ -412,7 +414,7 @@ def test_path_without_a_checkpoint_is_explained(tmp_path, monkeypatch, name, mes
     (line,) = caught.value.lines
     assert line.startswith(f"resume_from_checkpoint = {name}: {message}")
     near = "; did you mean checkpoints/step-00000002?" if "00000003" in name else ""
-    assert line.endswith(f"give auto, none or an intact step-XXXXXXXX folder{near}")
+    assert line.endswith(f"use auto, none or an intact step-XXXXXXXX folder{near}")
 
 
 WEIGHT, MOMENT = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.weight/exp_avg"

@@ -336,7 +336,7 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(w
         in done.stderr
     )
     assert (
-        "or use your own items with the fields goal, sol1, sol2, label: --task_files piqa=FILE"
+        "or use your own items with the fields goal, sol1, sol2, label: --task_files piqa=PATH"
         in done.stderr
     )
     for name, row in OWN.items():

@@ -62,7 +62,7 @@ def test_exported_files_are_as_the_ecosystem_reads_them(exported):
 
 def reloaded(model, folder, tokenizer, **how) -> GPT2LMHeadModel:
     stock = stock_export.to_transformers(model, tokenizer, **how)
-    with files.making(folder, replace=True) as aside:
+    with files.create_folder(folder, replace=True) as aside:
         stock_export.save(stock, aside, tokenizer)
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 

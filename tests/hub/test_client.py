@@ -45,7 +45,7 @@ def test_token_is_in_no_file_no_message_and_no_request_but_its_header_and_the_te
 
 def test_client_has_time_outs_also_where_it_asks_for_none(server, monkeypatch):
     monkeypatch.setitem(client.TIMEOUTS, "read", 0.1)
-    client.set_client_timeouts()
+    client.set_timeouts()
     server.make(ID, private=False)
     server.problems = [Fault("whoami|tree|info", 1000, "hang")]
     begun = time.monotonic()
@@ -56,7 +56,7 @@ def test_client_has_time_outs_also_where_it_asks_for_none(server, monkeypatch):
 
 
 def test_the_clients_own_waits_are_bounded_whatever_the_server_asks_for(server, clock):
-    client.set_client_timeouts()
+    client.set_timeouts()
     server.make(ID, private=False)
     server.problems = [Fault("tree", 3, status=429, headers={"Retry-After": "99999999"})]
     assert (
@@ -72,6 +72,6 @@ def test_a_page_of_a_proxy_is_said_to_be_one(server, tmp_path):
         Fault("GET", 1, "say", message="<!doctype html><title>Log in</title>", headers=html)
     ]
     with pytest.raises(
-        TrainingStopped, match=f"hub://{ID}: .*looks like a proxy's or log-in page .*HTTPS_PROXY"
+        TrainingStopped, match=f"hub://{ID}: .*looks like a proxy or login page .*HTTPS_PROXY"
     ):
         pull.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")

@@ -111,7 +111,7 @@ def test_address_without_a_checkpoint_no_token_and_no_network_are_refused_with_a
     for source, words in [
         ("hub://me/nothing", "HTTP status 404: Repository not found.*hf auth login"),
         (f"hub://{ID}@step-00000009", "HTTP status 404: Invalid rev id.*the revision"),
-        ("hub://run", "this is not a valid address on the Hub. Use hub://OWNER/NAME"),
+        ("hub://run", "this is not an address on the Hub. Use hub://OWNER/NAME"),
         ("hub://me/a..b", "HFValidationError: .*Check the id"),
     ]:
         with pytest.raises(BadInput, match=f"^resume_from_checkpoint = {source}: .*{words}"):

@@ -34,7 +34,7 @@ def test_staged_pushes_are_sent_oldest_step_first(server, pending, caplog):
     assert_arrived(server, pending, 5, 9, 100)
     assert server.repositories[ID].private and server.count("repos/create") == 1
     assert server.count("POST .*/commit/") == 3
-    assert caplog.messages[0] == f"hub      {tag(5)} is on the Hub: {ID}@{tag(5)}"
+    assert caplog.messages[0] == f"hub      pushed {tag(5)} to {ID}"
 
 
 def test_public_repository_stays_public(server, pending):

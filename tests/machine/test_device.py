@@ -54,7 +54,7 @@ def test_gauges_ask_nvml_once_a_second_and_do_without_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 287_500)
     for now, busy in ((10.0, 0.97), (10.9, 0.97), (11.0, 0.98), (11.5, 0.98)):
         monkeypatch.setattr(hardware.time, "monotonic", lambda now=now: now)
-        assert hardware.gauges(card) == {
+        assert hardware.gpu_metrics(card) == {
             "gpu/memory": 0.83,
             "gpu/utilization": busy,
             "gpu/watts": 287.5,
@@ -63,15 +63,18 @@ def test_gauges_ask_nvml_once_a_second_and_do_without_it(monkeypatch):
         hardware.time, "monotonic", lambda: 13.0
     )  # of which nothing is known: an error
     assert (
-        hardware.gauges(card) == {"gpu/memory": 0.83} and hardware.gauges(torch.device("cpu")) == {}
+        hardware.gpu_metrics(card) == {"gpu/memory": 0.83}
+        and hardware.gpu_metrics(torch.device("cpu")) == {}
     )
 
 
 def test_a_hint_is_given_where_something_is_to_be_had():
-    assert "waits for data 20% of the time" in hardware.hint({}, 0.2)
-    assert "busy only 40% of the time" in hardware.hint({"gpu/utilization": 0.4}, 0.0)
+    assert "waits for data 20% of the time" in hardware.bottleneck_advice({}, 0.2)
+    assert "busy only 40% of the time" in hardware.bottleneck_advice({"gpu/utilization": 0.4}, 0.0)
     assert (
-        hardware.hint({"gpu/utilization": 0.9}, 0.0) is hardware.hint({}, 0.0) is None
+        hardware.bottleneck_advice({"gpu/utilization": 0.9}, 0.0)
+        is hardware.bottleneck_advice({}, 0.0)
+        is None
     )  # {}: a CPU
 
 

@@ -274,7 +274,7 @@ def test_weights_that_are_not_the_configs_are_refused_and_never_filled_with_nois
             {"n_layer": 3},
             r"do not match its config.json, because transformer.h.2.* is missing",
         ),
-        ({"n_layer": 1}, r"do not match its config.json, which has no h.1."),
+        ({"n_layer": 1}, r"the weights contain h.1."),
         ({"n_inner": 64}, "cannot be loaded"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
@@ -285,7 +285,7 @@ def test_weights_that_are_not_the_configs_are_refused_and_never_filled_with_nois
     (tmp_path / "llama" / "config.json").write_text(
         json.dumps(config | {"tie_word_embeddings": True})
     )
-    with pytest.raises(BadInput, match="ties the head to the embedding"):
+    with pytest.raises(BadInput, match="have different weights"):
         go_on(tmp_path / "llama")
 
 

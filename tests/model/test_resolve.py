@@ -54,7 +54,7 @@ def test_a_run_stands_for_its_model_and_what_holds_none_is_refused_a_misspelt_ru
     Path("text.txt").touch()
     for name in ("runs", "text.txt"):
         with pytest.raises(
-            BadInput, match=f"^--model {name}: contains no model. Give a folder with config.json"
+            BadInput, match=f"^--model {name}: contains no model. Use a folder with config.json"
         ):
             resolve_model(name)
 
@@ -106,8 +106,8 @@ def test_hub_id_may_have_a_revision(runs, name):
         ("@v1", "is neither a folder nor an id of the Hub with a tag"),
         ("me/model@v 1", "is neither a folder nor an id of the Hub with a tag"),
         ("me/model@v1@v2", "has more than one @"),
-        ("hub://me/model@v1", "Give the id without it: OWNER/NAME"),
-        ("hub://me/model", "Give the id without it: OWNER/NAME"),
+        ("hub://me/model@v1", "Use the id without it: OWNER/NAME"),
+        ("hub://me/model", "Use the id without it: OWNER/NAME"),
         ("runs/gone@v1", "no such folder"),
         ("runs/gone@v1/model", "no such folder"),
         ("here/model@v1", "here/model is a folder here, and a folder has no revisions"),

@@ -11,7 +11,7 @@ from transformers import (
     get_wsd_schedule,
 )
 
-from ursa_minor.optim.schedule import Length, decay_begins, learning_rate, shorten
+from ursa_minor.optim.schedule import Length, decay_start_step, learning_rate, shorten
 from ursa_minor.recipe import keys
 
 PEAK = 2.0
@@ -120,7 +120,7 @@ def test_minimum_is_reached_exactly_at_max_steps(shape, max_steps, warmup_steps)
 
 def test_wsd_is_exactly_at_the_peak_before_its_decay():
     schedule = make_schedule(lr_scheduler_type="wsd", decay_ratio=0.25)
-    assert decay_begins(schedule, Length.of(schedule)) == 15
+    assert decay_start_step(schedule, Length.of(schedule)) == 15
     assert rates(schedule)[3:16] == [PEAK] * 13
     assert rates(schedule)[15:] == pytest.approx([2.0 - 1.8 * step / 5 for step in range(5)])
     longer = make_schedule(lr_scheduler_type="wsd", decay_ratio=0.25, max_steps=40)
@@ -140,7 +140,7 @@ def test_wsd_is_exactly_at_the_peak_before_its_decay():
 )
 def test_decay_begins_at_the_documented_step(changes, begin):
     schedule = make_schedule(**{"lr_scheduler_type": "wsd"} | changes)
-    assert decay_begins(schedule, Length.of(schedule)) == begin
+    assert decay_start_step(schedule, Length.of(schedule)) == begin
 
 
 # A length that max_hours has planned.
@@ -212,6 +212,6 @@ def test_wsd_planned_within_its_decay_can_be_extended_from_there():
     )
     length = shorten(schedule, 20, 30)  # 30 updates from the start would have decayed from step 15
     assert length == Length(30, 4, changed_at=20, rate_before=PEAK)
-    assert decay_begins(schedule, length) == 20
+    assert decay_start_step(schedule, length) == 20
     assert rates(schedule, length)[4:21] == [PEAK] * 17
     assert rates(schedule, length)[29] == pytest.approx(PEAK * (0.1 + 0.9 * 0.1))

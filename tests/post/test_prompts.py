@@ -107,6 +107,7 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(pair, caplog):
             1,
             "leaves 31 tokens for a prompt. The shortest prompt has 32 tokens. Use shorter prompts",
         ),
+        ("a" * 32, 1, "leaves 31 for a prompt, and the shortest has 32. Use shorter prompts"),
     ],
 )
 def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_length, words):
@@ -132,8 +133,7 @@ def test_a_stop_is_one_token(pair):
         [tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0]]
     )
     with pytest.raises(
-        BadInput,
-        match=r"stop = 'ab': must be one token of the model's tokenizer, but it is 2",
+        BadInput, match=r"stop = 'ab' is encoded as 2 tokens, but it must be a single"
     ):
         prompt_sets.stop_at(model, tokenizer, "ab")
 

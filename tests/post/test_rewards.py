@@ -43,9 +43,9 @@ def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_na
             "adition",
             "there is no such reward. Use addition, brackets, python_compiles, the folder of a reward model, or a function of your",
         ),
-        ("nowhere.py:short", r"nowhere.py cannot be run \(FileNotFoundError"),
-        ("mine.py:long", "mine.py has no function long"),
-        ("broken.py:short", r"broken.py cannot be run \(ZeroDivisionError"),
+        ("nowhere.py:short", "running nowhere.py failed. FileNotFoundError"),
+        ("mine.py:long", "mine.py does not define a function named long"),
+        ("broken.py:short", "running broken.py failed. ZeroDivisionError"),
     ):
         with pytest.raises(BadInput, match=f"reward = {name}: {words}"):
             rewards.find_reward(name)
@@ -81,7 +81,7 @@ def test_a_reward_models_folder_scores_a_text_that_ends_as_it_was_trained_on(tmp
         reward(["a", "a", "a" * 40], ["bca", "bb", ""]) == pytest.approx(wanted, abs=1e-6)
         and reward.calls == 3
     )
-    with pytest.raises(BadInput, match=".'GPT2LMHeadModel'. is not a reward model. Train one"):
+    with pytest.raises(BadInput, match="is not a sequence classifier.*Train one"):
         rewards.load_reward(str(tmp_path / "writer"), None)
 
 
@@ -94,10 +94,10 @@ def test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted_and_th
     )
     with caplog.at_level(logging.WARNING):
         assert reward(["p"] * 6, list("abcdef"), trainer_state=None) == [1.0, 0, 0, 0, 0, 0]
-    assert (reward.calls, reward.problems) == (6, 5) and reward.__name__ == "short"
-    assert reward.first_problem == "returned nan for prompt 'p', completion 'b'"
+    assert (reward.calls, reward.failures) == (6, 5) and reward.__name__ == "short"
+    assert reward.first_failure == "returned nan for prompt 'p', completion 'b'"
     assert [record.message for record in caplog.records] == [
-        f"The reward function short {reward.first_problem}. This completion gets the reward 0"
+        f"the reward function short {reward.first_failure}. This completion has the reward 0"
     ]
 
 

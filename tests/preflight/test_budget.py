@@ -13,7 +13,7 @@ import check_setup
 from ursa_minor.base import gpus
 from ursa_minor.data.preparation import measure as preparation_measure
 from ursa_minor.preflight import budget
-from ursa_minor.preflight.data_throughput import DataThroughput, supply
+from ursa_minor.preflight.data_throughput import DataThroughput, estimate_throughput
 from ursa_minor.recipe import command_line, keys, loading
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
@@ -126,8 +126,8 @@ def test_prepared_data_and_ready_tokens_need_no_core_and_else_one_is_measured_he
     assert 1e5 < measure() < 1e9
     token_files = {"data_dir": "hf://datasets/kjj0/fineweb10B-gpt2"}
     ready = loading.load_recipe(Path("recipes/gpt2_124m_fineweb.yaml"), token_files)
-    given = supply(ready.data, trainers=1, cores=2, link=2e6, speed=0)
-    assert (given.speed, given.words) == (1e6, "2 MB/s")
+    given = estimate_throughput(ready.data, trainers=1, cores=2, link=2e6, speed=0)
+    assert (given.speed, given.description) == (1e6, "2 MB/s")
     splits = {
         "train": [{"file": "a.bin", "tokens": 500}],
         "validation": [{"file": "b.bin", "tokens": 5}],
@@ -135,7 +135,7 @@ def test_prepared_data_and_ready_tokens_need_no_core_and_else_one_is_measured_he
     (tmp_path / "manifest.json").write_text(
         json.dumps({"splits": splits, "tokenizer": None, "complete": True})
     )
-    given = supply(
+    given = estimate_throughput(
         keys.replace(ready, data_dir=str(tmp_path)).data, trainers=1, cores=2, link=0, speed=0
     )
     assert given == DataThroughput(500, math.inf, "prepared") and given.waiting_seconds(1e9, 1) == 0
@@ -155,7 +155,7 @@ def test_the_hours_of_a_plan_hold_the_waiting(said):
 def test_a_card_that_holds_no_size_has_no_plan_and_a_size_that_does_not_fit_is_named(said, capsys):
     flags = "--plan --card rtx4060 --hours 1"
     assert check_setup.main([*flags.split(), "--recipe", "recipes/gpt2_1558m.yaml"]) == 2
-    assert "rtx4060 can hold none of recipes/gpt2_1558m.yaml" in capsys.readouterr().err
+    assert "rtx4060 has too little memory for recipes/gpt2_1558m.yaml" in capsys.readouterr().err
     assert re.search(r"\n  gpt2_1558m +does not fit\n", said(flags))
 
 

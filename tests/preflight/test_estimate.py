@@ -115,7 +115,7 @@ def test_what_to_expect_of_a_card_stands_in_a_line():
         "525,000 measured by us; MFU good from 34%, excellent from 45%"
     )
     assert run_estimate.expectation(gpus.find("a6000")).endswith(
-        "excellent from 52%; often advised: micro-batch 32"
+        "excellent from 52%; usual micro-batch: 32"
     )
 
 

@@ -255,7 +255,7 @@ def test_each_key_without_default_must_be_stated_and_all_faults_come_at_once(tmp
     for name in needed:
         assert (
             sum(
-                f" {name} is missing" in message and f"state it with --{name}" in message
+                f" {name} is missing" in message and f"set it with --{name}" in message
                 for message in lines
             )
             == 1

@@ -364,7 +364,7 @@ def test_extension_of_a_run_takes_no_name(here):
     write(here / "runs/b0/recipe.yaml", **RUN)
     argv = ["--recipe", "runs/b0/recipe.yaml", "--extend_steps", "5", "--run_name", "c0"]
     with pytest.raises(
-        BadInput, match="^--extend_steps names .* the run in runs/b0 .* Leave --run_name out$"
+        BadInput, match="^--extend_steps names .* the run in runs/b0 .* Leave out --run_name$"
     ):
         command_line.parse_training(argv)
 

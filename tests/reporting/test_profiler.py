@@ -23,12 +23,12 @@ def test_too_few_updates_for_a_profile_are_reported_first(tmp_path, caplog):
     with profiler.profiling(
         tmp_path / "p", torch.device("cpu"), Clock(1, None), updates_left=12
     ) as step:
-        assert caplog.messages == ["no profile: 13 updates are necessary, and 12 updates are left"]
+        assert caplog.messages == ["no profile: it needs 13 updates, and 12 updates are left"]
         step()
     assert not (tmp_path / "p").exists() and len(caplog.messages) == 1
     profiled(tmp_path, 1, updates_left=13)  # early stopping, a signal
     assert caplog.messages[1:] == [
-        "no profile: 13 updates are necessary, and the run ended after 1 update"
+        "no profile: it needs 13 updates, and the run ended after 1 update"
     ]
 
 

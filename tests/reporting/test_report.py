@@ -20,7 +20,7 @@ from ursa_minor.recipe.keys import replace
 from ursa_minor.recipe.loading import load_recipe
 from ursa_minor.reporting import report
 from ursa_minor.reporting.clock import Clock
-from ursa_minor.reporting.report import HINT_AFTER, Report, due, duration
+from ursa_minor.reporting.report import ADVICE_AFTER_STEPS, Report, due, duration
 
 
 def make(run_dir, first_step=0, is_main=True):
@@ -201,9 +201,9 @@ def test_due_every_interval_and_at_the_last_and_never_for_0():
 
 def test_one_hint_is_logged_and_no_second(tmp_path, capsys):
     made = make(tmp_path)
-    update(made, HINT_AFTER - 1, 49.0, waited=24.5)
+    update(made, ADVICE_AFTER_STEPS - 1, 49.0, waited=24.5)
     assert "hint: " not in capsys.readouterr().err
-    for step in (HINT_AFTER, HINT_AFTER + 1):
+    for step in (ADVICE_AFTER_STEPS, ADVICE_AFTER_STEPS + 1):
         update(made, step, float(step), waited=step / 2)
     assert capsys.readouterr().err.count("hint: the device waits for data 50% of the time") == 1
 

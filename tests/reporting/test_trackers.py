@@ -348,7 +348,7 @@ def kill_and_resume(run_dir: Path, name: str, **environment: str) -> str:
     third = process(lambda: train(run_dir, name, 8, 20), **environment)
     printed = first.stdout + second.stdout + third.stdout
     assert (second.returncode, third.returncode) == (0, 0), printed
-    assert "switched off" not in printed
+    assert "disabled" not in printed
     return printed
 
 
@@ -474,7 +474,7 @@ def test_wandb_without_a_server_is_switched_off(run_dir, wandb_server):
     )
 
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("logged: wandb: switched off: CommError: ") == 1
+    assert done.stdout.count("logged: wandb: disabled: CommError: ") == 1
     assert_no_canary(run_dir, done.stdout)
 
 
@@ -524,7 +524,7 @@ def test_wandb_gets_the_rows_missed_while_off(run_dir):
     done = process(lambda: train(run_dir, "wandb", 14, 20))
 
     assert done.returncode == 0
-    assert "switched off" not in done.stdout, done.stdout
+    assert "disabled" not in done.stdout, done.stdout
     found, _ = read_offline(run_dir / "wandb")
     assert points(found) == expected(20)
 
@@ -558,7 +558,7 @@ def test_wandb_takes_names_and_folder_from_the_environment(run_dir, tmp_path):
 
     # Then the run is in that folder, with those names
     assert f"for part in {folder}/wandb/offline-*" in done.stdout
-    assert "switched off" not in done.stdout, done.stdout
+    assert "disabled" not in done.stdout, done.stdout
     assert not (run_dir / "wandb").exists()
     rows, runs = read_offline(folder / "wandb")
     assert points(rows) == expected(10)
@@ -681,7 +681,7 @@ def test_failing_tracker_is_switched_off_once(
 
     # Then one warning has the reason, and the other tracker has all rows
     assert caplog.messages == [
-        f"aim: switched off: {reason}. The run continues, and metrics.jsonl contains all metrics"
+        f"aim: disabled: {reason}. The run continues, and metrics.jsonl contains all metrics"
     ]
     assert [row["train/loss"] for row in others[0].rows] == [1.0, 2.0]
 
@@ -723,8 +723,8 @@ def test_tracker_gets_no_standard_input(run_dir, monkeypatch, question, reason, 
 
     done = process(body)
 
-    # Then it is switched off, and the process has its standard input again
-    assert f"logged: aim: switched off: {reason}. The run continues" in done.stdout
+    # Then it is disabled, and the process has its standard input again
+    assert f"logged: aim: disabled: {reason}. The run continues" in done.stdout
     assert "stdin is a terminal: True" in done.stdout
     assert done.returncode == 0
 

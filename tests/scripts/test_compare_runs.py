@@ -265,10 +265,10 @@ def test_what_cannot_be_compared_is_refused_and_nothing_written(six, capsys):
     Path("runs/one").mkdir(parents=True)
     Path("empty.jsonl").write_text('{"step": 1}\n')
     for flags, message in {
-        "none": "none: no such file. Give the folder of a run, or its metrics.jsonl",
+        "none": "none: no such file. Use the folder of a run, or its metrics.jsonl",
         "muons0": "or its metrics.jsonl; did you mean muon0?",
         "one": "did you mean runs/one?",
-        "./adamw0": "A run is given twice",
+        "./adamw0": "a run is given twice",
         "muon0 --labels a a": "--labels a a: 2 different labels are needed",
         "--out runs.pdf": "--out runs.pdf: must be a .png file in a folder that exists",
         "--group sed": "--group sed: 'sed' is not a recipe key; did you mean seed?",

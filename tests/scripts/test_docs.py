@@ -18,6 +18,7 @@ from conftest import ROOT, TEXT, run
 import check_setup
 import compare_runs
 import eval_hellaswag
+import eval_tasks
 import export_model
 import generate
 import prepare_data
@@ -38,6 +39,7 @@ PARSERS = {
     "check_setup.py": check_setup.parse,
     "compare_runs.py": compare_runs.parse,
     "eval_hellaswag.py": eval_hellaswag.parse,
+    "eval_tasks.py": eval_tasks.parse,
     "export_model.py": export_model.parse,
     "generate.py": generate.parse,
     "post_train.py": lambda words: Path(
@@ -209,7 +211,7 @@ def test_the_walkthroughs_notebook_runs_and_prints_lines_like_those_on_the_page(
     assert without_figures(printed) == without_figures(
         "".join(shown for _, shown in steps).replace("    ", "")
     )
-    assert "equal to the bit: True" in printed and "asked again, the same: True" in printed
+    assert "bitwise identical: True" in printed and "the same batch again: True" in printed
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_a_run_that_has_no_model_yet_gives_its_newest_checkpoint(uninterrupted):
 def test_a_model_alone_is_measured_on_text_or_not_at_all(uninterrupted):
     shutil.copytree("runs/whole/model", "alone")
     out = export(source="alone").stdout
-    assert "not measured" in out and "--text FILE" in out and "perplexity" not in out
+    assert "not measured" in out and "--text PATH" in out and "perplexity" not in out
     assert record()["measured_on"] is None
     (manifest,) = Path("data").glob("*/manifest.json")
     manifest.write_text(manifest.read_text().replace('"fingerprint": "', '"fingerprint": "0'))

@@ -27,18 +27,18 @@ def git(*words: str, at: Path, text: str = "") -> subprocess.CompletedProcess:
 
 def test_every_addition_applies_to_this_tree_and_is_short(tmp_path):
     assert [*ADDITIONS] == [
-        "An optimizer",
-        "An architecture",
-        "A loss key",
-        "A reader",
-        "A tracker",
-        "A task",
+        "Add an optimizer",
+        "Add an architecture",
+        "Add a loss key",
+        "Add a reader",
+        "Add a tracker",
+        "Add a task",
     ]
     for title, (diff, _) in ADDITIONS.items():
         assert not git("apply", "--check", "-", at=ROOT, text=diff).stderr, title
         assert 0 < len(re.findall(r"^[+-](?!\+\+ |-- )", diff, re.MULTILINE)) <= 60, title
-        if title in ("A reader", "A tracker", "An architecture", "A task"):
-            files = 3 if title == "A reader" else 2
+        if title in ("Add a reader", "Add a tracker", "Add an architecture", "Add a task"):
+            files = 3 if title == "Add a reader" else 2
             assert len(re.findall(r"^\+\+\+ b/\S+\.py$", diff, re.MULTILINE)) == files, title
 
 
@@ -63,7 +63,7 @@ def test_an_addition_trains_three_steps_and_keeps_the_rules_of_the_house(title, 
     assert not done.returncode, done.stderr
     (run,) = (tree / "runs").iterdir()
     assert '"train/loss"' in (run / "metrics.jsonl").read_text()
-    assert "step 3:" in done.stderr and "switched off" not in done.stderr, done.stderr
+    assert "step 3:" in done.stderr and "disabled" not in done.stderr, done.stderr
     again = subprocess.run(
         ["bash", "-e", "-c", commands.splitlines()[-1]], **words
     )  # its checkpoint is resumed

@@ -403,7 +403,7 @@ def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(wor
     damage(folder / "train_00000_00001.bin", 2)
     called(*flags)
     (first, *others) = manifests.read_manifest(folder).splits["train"]
-    assert not (folder / first.file).exists() and not [*manifests.problems(folder, others)]
+    assert not (folder / first.file).exists() and not [*manifests.find_problems(folder, others)]
     stat = Path(path).stat()
     write_table(Path("0.jsonl"), texts(30)[::-1])
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # of the same size: taken for the same

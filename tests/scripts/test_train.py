@@ -136,7 +136,7 @@ def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_t
     ).stderr
     assert "reads this text more than 4 times" in done and "dropout" in done
     assert re.search(
-        r"note     the validation text has \d\.\d\d bytes per token .*--validation_files FILE", done
+        r"note     validation has \d\.\d\d bytes per token, train .*--validation_files PATH", done
     )
 
 
@@ -649,7 +649,9 @@ def test_a_model_that_cannot_be_written_is_said_in_a_line_and_the_same_command_w
         "\nerror: runs/whole/model: File too large: raise the limit (ulimit -f); the same command resumes\n"
         in done.stderr
     )
-    assert "Traceback" not in done.stderr and "no checkpoint at step 12" in done.stderr
+    assert (
+        "Traceback" not in done.stderr and "the checkpoint of step 12 was not saved" in done.stderr
+    )
     assert os.listdir("runs/whole/checkpoints") == ["step-00000009"]
     run("train.py", *flags)
     assert Path("runs/whole/model/model.safetensors").stat().st_size > 60_000

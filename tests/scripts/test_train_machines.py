@@ -356,7 +356,7 @@ def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     memory = int(card.memory_gib * 0.98 * 2**30)  # as the driver counts it
     device = hardware.Device("cuda", name, memory, card.capability, 1, has_triton=True)
     assert gpus.find(name) is card
-    assert device.precision == card.precision and device.has_tf32 == card.modern
+    assert device.precision == card.precision and device.has_tf32 == card.is_ampere_or_newer
     preset = gpus.preset(name)
     text = (ROOT / "accelerate_configs" / f"{preset}.yaml").read_text()
     assert f"mixed_precision: {device.precision}" in text

@@ -170,7 +170,7 @@ def test_a_preparation_goes_on_with_a_renewed_token_where_it_was(own, server):
     check_no_secrets(killed.stderr, done.stderr)
 
 
-NO_URL = "data_files, number 1: is not a URL"
+NO_URL = "data_files: entry 1 is not a valid URL"
 
 
 @pytest.mark.parametrize(

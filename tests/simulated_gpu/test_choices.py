@@ -148,7 +148,7 @@ def test_a_try_gets_what_the_fullest_of_several_cards_has_and_the_log_the_peak_o
         with micro_batch.equal_memory(MIB, CUDA), pytest.raises(torch.OutOfMemoryError):
             torch.zeros(MIB, device="cuda")
         torch.zeros(MIB, device="cuda")  # it is given back at once
-        assert hardware.gauges(CUDA)["gpu/memory"] == machine.peak / machine.card.memory > 0
+        assert hardware.gpu_metrics(CUDA)["gpu/memory"] == machine.peak / machine.card.memory > 0
 
     on(A6000, work)
 

@@ -95,8 +95,8 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
       full disk, and 2 for a folder without write permission.
     - Any other error is raised. Its traceback is not redacted.
 
-    Usually every process of a launch finds the same error, and only the main process prints it. An
-    error that is ``alone`` is printed by the process that has found it.
+    Usually every process of a launch finds the same error, and only the main process prints it. See
+    ``print_on_every_process`` of the errors for the exception.
     """
 
     @functools.wraps(main)
@@ -188,7 +188,7 @@ def _is_third_party(module: str | None) -> bool:
 
 def _print(error: BadInput | TrainingStopped) -> int:
     """Print an error if this process must do so. Return the exit status."""
-    if is_main_process() or error.alone:
+    if is_main_process() or error.print_on_every_process:
         for line in error.lines:
             console.say(f"error: {line}")
     elif "TORCHELASTIC_RUN_ID" in os.environ:

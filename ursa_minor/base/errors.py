@@ -19,16 +19,18 @@ class BadInput(ValueError):
     Attributes:
         lines: one message for each error. It names the file or option, the problem and the fix.
         status: exit status of the script.
-        alone: whether only this process of a launch has found the error. Then it prints the message
-            even if it is not the main process.
+        print_on_every_process: whether every process of a launch that raises the error prints it.
+            Otherwise only the main process does, because all processes find the same error.
     """
 
-    def __init__(self, lines: str | Iterable[str], status: int = 2, *, alone: bool = False):
+    def __init__(
+        self, lines: str | Iterable[str], status: int = 2, *, print_on_every_process: bool = False
+    ):
         if isinstance(lines, str):
             lines = [lines]
         self.lines = [one_line(line) for line in lines]
         self.status = status
-        self.alone = alone
+        self.print_on_every_process = print_on_every_process
         super().__init__("\n".join(self.lines))
 
 
@@ -39,10 +41,10 @@ class TrainingStopped(Exception):
     ``BadInput``. The exit status is 1.
     """
 
-    def __init__(self, message: str, *, alone: bool = False):
+    def __init__(self, message: str, *, print_on_every_process: bool = False):
         self.lines = [redact(message)]
         self.status = 1
-        self.alone = alone
+        self.print_on_every_process = print_on_every_process
         super().__init__(*self.lines)
 
 
@@ -62,7 +64,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 CHANGE_PERMISSIONS = "use another place, or change its permissions"
 OTHER_PATH = (
-    "a part of this path is a file, or a link to a path that does not exist; give another path"
+    "a part of this path is a file, or a link to a path that does not exist; use another path"
 )
 OTHER_FILE_SYSTEM = (
     "use a folder on another file system, with --output_dir, or with --prepared_data_dir for data"
@@ -80,7 +82,7 @@ PATH_FIXES = {
     errno.ENOTDIR: OTHER_PATH,
     errno.ELOOP: OTHER_PATH,
     errno.EISDIR: "a file must be written at this path; move the folder away",
-    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ENAMETOOLONG: "use a shorter name",
     errno.ENOLCK: MISSING_OPERATION,
     errno.ENOTSUP: MISSING_OPERATION,
     errno.EOPNOTSUPP: MISSING_OPERATION,
@@ -187,9 +189,9 @@ def machine_error(error: BaseException) -> BadInput | None:
     """
     if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
         fix = f"end other programs, or raise the limit (ulimit -v); {RESUMES}"
-        return BadInput(f"memory ran out: {fix}", 1, alone=True)
+        return BadInput(f"memory ran out: {fix}", 1, print_on_every_process=True)
     if isinstance(error, Unsupported):
-        return BadInput(str(error), 2, alone=True)
+        return BadInput(str(error), 2, print_on_every_process=True)
     number = errno_of(error)
     if number is None:
         return None
@@ -201,11 +203,11 @@ def machine_error(error: BaseException) -> BadInput | None:
         if path is None:
             return None
         message = f"{path}: {os.strerror(number)}: {PATH_FIXES[number]}"
-        return BadInput(message, 2, alone=True)
+        return BadInput(message, 2, print_on_every_process=True)
     fix = MACHINE_FIXES[number]
     if number == errno.ENOSPC and isinstance(path, str | Path):
         fix = f"{space_fix(path)}; {RESUMES}"
     message = f"{os.strerror(number)}: {fix}"
     if path is not None:
         message = f"{path}: {message}"
-    return BadInput(message, 1, alone=True)
+    return BadInput(message, 1, print_on_every_process=True)

@@ -152,14 +152,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def making(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+def create_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a new temporary folder. Rename it to ``folder`` on success, delete it on error.
 
-    If another process has created ``folder`` in the meantime, the folder of that process remains.
+    Nobody sees a partly written folder. If another process has created ``folder`` in the meantime,
+    the folder of that process remains.
 
     Args:
-        replace: whether an existing folder is replaced. It is renamed first, so that readers see
-            either the old folder or the new one.
+        folder: the folder to create.
+        replace: whether an existing folder is replaced, and missing parents are created. The old
+            folder is renamed first, so for a moment there is none; if the process is killed then,
+            ``run_files.clear_partial`` restores the old one.
     """
     temporary = _temporary_path(folder, "tmp")
     old = _temporary_path(folder, "old")
@@ -176,6 +179,7 @@ def making(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         try:
             rename(temporary, folder)
         except OSError:
+            # Another process may have created the folder first. Its folder remains.
             if not folder.is_dir():
                 raise
         fsync(folder.parent)

@@ -61,9 +61,10 @@ class Gpu:
             None if not measured. It is the largest rate of square matrices up to 10,240 during
             seconds of work, and the median of several reports.
         training: tokens per second of training GPT-2 124M, measured by others, or None.
-        ours: tokens per second of training GPT-2 124M with train.py, or None if not measured.
-        advised: micro-batch of published presets, in sequences of 1,024 tokens unless it states
-            another length, or "" if there are none.
+        own_training: tokens per second of training GPT-2 124M with train.py, measured by us, or
+            None.
+        usual_micro_batch: micro-batch of published presets, in sequences of 1,024 tokens unless it
+            states another length, or "" if there are none.
     """
 
     name: str
@@ -77,18 +78,18 @@ class Gpu:
     link_gigabytes_per_second: float
     products: Measurement | None
     training: Measurement | None
-    ours: Measurement | None
-    advised: str
+    own_training: Measurement | None
+    usual_micro_batch: str
 
     @property
-    def modern(self) -> bool:
+    def is_ampere_or_newer(self) -> bool:
         """Whether it has bf16, TF32 and PyTorch's flash attention."""
         return self.capability >= AMPERE
 
     @property
     def precision(self) -> str:
         """``bf16`` if the GPU supports it, else ``fp16``."""
-        return "bf16" if self.modern else "fp16"
+        return "bf16" if self.is_ampere_or_newer else "fp16"
 
     @property
     def is_geforce(self) -> bool:
@@ -135,8 +136,8 @@ def _read_gpu(row: Mapping[str, str]) -> Gpu:
         link_gigabytes_per_second=float(row["link_gigabytes_per_second"]),
         products=_read_measurement(row, "products"),
         training=_read_measurement(row, "training"),
-        ours=_read_measurement(row, "ours"),
-        advised=row["advised"],
+        own_training=_read_measurement(row, "ours"),
+        usual_micro_batch=row["advised"],
     )
 
 

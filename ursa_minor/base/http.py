@@ -117,7 +117,7 @@ def reach(url: str, seconds: float) -> str:
 
 
 def check_no_html_page(start: bytes, headers: Mapping[str, str], url: str) -> None:
-    """Check that an answer is not the HTML page of a proxy or a log-in.
+    """Check that an answer is not the HTML page of a proxy or a login.
 
     A data file may be sent as text/html, or start with "<html>". An answer is a page only if both
     are true.
@@ -133,6 +133,6 @@ def check_no_html_page(start: bytes, headers: Mapping[str, str], url: str) -> No
     is_sent_as_html = "html" in headers.get("Content-Type", "").lower()
     if is_sent_as_html and HTML_START.match(start):
         raise Unreadable(
-            f"the answer of {url} looks like a proxy's or log-in page (HTML); open it in a browser "
+            f"the answer of {url} looks like a proxy or login page (HTML); open it in a browser "
             f"and log in, or set HTTPS_PROXY and NO_PROXY as this network requires"
         )

@@ -70,4 +70,4 @@ def _check_not_started_by_mpi(environment: Mapping[str, str]) -> None:
 
 
 def _error(message: str) -> BadInput:
-    return BadInput(message, alone=True)
+    return BadInput(message, print_on_every_process=True)

@@ -37,7 +37,7 @@ def parse(name: str, option: str) -> ModelId:
         return ModelId(name)
     if name.startswith("hub://"):
         raise BadInput(
-            f"{option}{name}: hub:// is for --resume_from_checkpoint only. Give the id without it: "
+            f"{option}{name}: hub:// is for --resume_from_checkpoint only. Use the id without it: "
             f"OWNER/NAME or {EXAMPLE}"
         )
     if "@" not in name:
@@ -45,16 +45,16 @@ def parse(name: str, option: str) -> ModelId:
     location, _, revision = name.partition("@")
     if "@" in revision:
         raise BadInput(
-            f"{option}{name}: has more than one @, and no such folder exists. Give {EXAMPLE}"
+            f"{option}{name}: has more than one @, and no such folder exists. Use {EXAMPLE}"
         )
     if not location or not REVISION.fullmatch(revision):
         raise BadInput(
             f"{option}{name}: is neither a folder nor an id of the Hub with a tag, a branch or "
-            f"a commit after the @. Give {EXAMPLE}, or the id alone for the newest version"
+            f"a commit after the @. Use {EXAMPLE}, or the id alone for the newest version"
         )
     if os.path.exists(location):  # noqa: PTH110
         raise BadInput(
             f"{option}{name}: {location} is a folder here, and a folder has no revisions. "
-            f"Leave @{revision} out, or run the command in another folder to load it from the Hub"
+            f"Leave out @{revision}, or run the command in another folder to load it from the Hub"
         )
     return ModelId(location, revision)

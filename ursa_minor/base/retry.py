@@ -22,7 +22,8 @@ from ursa_minor.base.redaction import one_line, redact
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one is repeated
+# Waits between two attempts. After the last one, every wait has its length.
+WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)
 # Statuses below 500 after which another attempt may succeed: timeout, conflict, precondition, lock,
 # too early, rate limit.
 TEMPORARY_STATUS = {408, 409, 412, 423, 425, 429}
@@ -198,7 +199,8 @@ class _DataFailures:
     def log_retry(self, error: Exception, wait: float) -> None:
         """Log that another attempt follows."""
         log.warning(
-            f"{self._location}: {self._reason}; try {self._count + 1} of {TRIES} in {wait:g} s"
+            f"{self._location}: {self._reason}; retrying in {wait:g} s "
+            f"(attempt {self._count + 1} of {TRIES})"
         )
 
     @property

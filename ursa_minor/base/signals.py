@@ -11,7 +11,7 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 
 
-def ignore_warnings() -> None:
+def ignore_stop_signals() -> None:
     """Ignore the signals that a scheduler may send to every process of a job.
 
     Background processes of a run call this. The trainer stops at such a signal and then ends them.

@@ -148,5 +148,5 @@ def raise_on_lost_peer() -> Iterator[None]:
             f"messages, if any, are above or in its log. The same command resumes from the newest "
             f"checkpoint; torchrun and accelerate launch do this automatically with "
             f"--max_restarts 3. If the time limit is too short, increase --ddp_timeout",
-            alone=True,
+            print_on_every_process=True,
         ) from None

@@ -49,7 +49,7 @@ def join_or(values: Sequence) -> str:
     texts = [str(value) for value in values]
     if len(texts) > MAX_VALUES:
         first_texts = ", ".join(texts[:MAX_VALUES])
-        return f"{first_texts}, ... ({len(texts)} in all)"
+        return f"{first_texts}, ... ({len(texts)} in total)"
     if len(texts) == 1:
         return texts[0]
     *others, last = texts

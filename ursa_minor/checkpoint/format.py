@@ -9,9 +9,11 @@ A checkpoint is a folder such as ``step-00001000`` with these files:
 
 The folder is written under a temporary name and renamed when all files are on the disk. A folder
 with the final name is therefore complete. The names of the tensors do not depend on the
-parallelism: one process, DDP, ZeRO-1 and FSDP2 can read each other's checkpoints. There are no
-pickle files, which could execute code. There are no states of random number generators, because the
-order of the data and dropout are functions of (seed, step, micro-batch).
+parallelism: one process, DDP, ZeRO-1 and FSDP2 can read each other's checkpoints.
+
+A checkpoint contains no pickle files, which could execute code. It contains no states of random
+number generators either, because the order of the data and dropout are functions of (seed, step,
+micro-batch).
 """
 
 import contextlib
@@ -82,9 +84,9 @@ def write(
         OSError, SafetensorError: the checkpoint cannot be written. Nothing is removed.
     """
     path = folder / step_name(state["step"])
-    # An existing checkpoint of this step is replaced. It is damaged, or the run has resumed from an
-    # earlier one.
-    with files.making(path, replace=True) as temporary:
+    # An existing checkpoint of this step is replaced. It is corrupted, or the run has resumed from
+    # an earlier one.
+    with files.create_folder(path, replace=True) as temporary:
         for name, named_tensors in zip((MODEL, OPTIMIZER), tensors, strict=True):
             contiguous = {key: tensor.contiguous() for key, tensor in named_tensors.items()}
             # The weights are also uploaded as a model, and Transformers requires this metadata.
@@ -98,7 +100,7 @@ def write(
             files.fsync(folder.parent / METRICS)
     problem = find_problem(path)
     if problem:
-        raise OSError(f"{path}: does not read back as written: {problem}")
+        raise OSError(f"{path}: the checkpoint was not written correctly: {problem}")
     try:
         clear_partial(folder)
         if keep:
@@ -222,7 +224,7 @@ def _reason(error: Exception) -> str:
 
 
 def find_newest(folder: Path, start: Path | None = None) -> tuple[Path | None, list[str]]:
-    """Return the newest intact checkpoint of a run, and a line for each newer one that is damaged.
+    """Return the newest intact checkpoint of a run, and a line for each newer corrupted one.
 
     The checkpoint is None for a new run.
 
@@ -236,8 +238,8 @@ def find_newest(folder: Path, start: Path | None = None) -> tuple[Path | None, l
     Raises:
         BadInput: one of these:
 
-            - ``start`` is None, and all checkpoints are damaged. A new run would replace them.
-            - ``start`` is needed and is damaged.
+            - ``start`` is None, and all checkpoints are corrupted. A new run would replace them.
+            - ``start`` is needed and is corrupted.
             - ``start`` is needed and in another folder, and ``folder`` contains checkpoints of runs
               that did not start from it.
     """
@@ -245,25 +247,25 @@ def find_newest(folder: Path, start: Path | None = None) -> tuple[Path | None, l
     checkpoints = all_checkpoints
     if start is not None:
         checkpoints = [path for path in all_checkpoints if _may_continue(path, start)]
-    damaged: list[str] = []
+    corrupted: list[str] = []
     for path in checkpoints:
         problem = find_problem(path)
         if problem is None:
-            return path, damaged
-        damaged.append(f"{path}: {problem}")
+            return path, corrupted
+        corrupted.append(f"{path}: {problem}")
 
     if start is not None:
-        read_state(start)  # raises BadInput if it is damaged
+        read_state(start)  # raises BadInput if it is corrupted
         has_other_run = len(checkpoints) < len(all_checkpoints)
         if has_other_run and start.resolve().parent != folder.resolve():
             raise BadInput(
                 f"resume_from_checkpoint = {start}: {folder} contains checkpoints of a run that "
-                f"did not start from it; give another --run_name"
+                f"did not start from it; use another --run_name"
             )
-        return start, damaged
-    if damaged:
-        fix = "no checkpoint is intact. To start a new run, give another --run_name"
-        raise BadInput([*damaged, f"{folder}: {fix}"])
+        return start, corrupted
+    if corrupted:
+        fix = "no checkpoint is intact. To start a new run, use another --run_name"
+        raise BadInput([*corrupted, f"{folder}: {fix}"])
     return None, []
 
 
@@ -272,7 +274,7 @@ def _may_continue(path: Path, start: Path) -> bool:
     try:
         origin = files.read_json(path / STATE).get("origin")
     except (OSError, ValueError, AttributeError):
-        return True  # find_newest reports that it is damaged
+        return True  # find_newest reports that it is corrupted
     return matches_origin(origin, start)
 
 
@@ -306,14 +308,14 @@ def read_state(path: Path) -> dict:
     """Verify a checkpoint and return the contents of its ``state.json``.
 
     Raises:
-        BadInput: there is no such checkpoint, or it is damaged.
+        BadInput: there is no such checkpoint, or it is corrupted.
     """
     problem = _no_checkpoint(path)
     if problem is None:
         problem = find_problem(path)
     if problem is None:
         return files.read_json(path / STATE)
-    fix = "give auto, none or an intact step-XXXXXXXX folder"
+    fix = "use auto, none or an intact step-XXXXXXXX folder"
     if not path.exists():
         fix += did_you_mean_file(str(path), Path.is_dir)
     raise BadInput(f"resume_from_checkpoint = {path}: {problem}; {fix}")
@@ -349,7 +351,10 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 
 def load(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: Callable[..., dict]
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state_tensors: Callable[..., Tensors],
 ) -> None:
     """Load a verified checkpoint into the model and the optimizer in place.
 
@@ -357,8 +362,8 @@ def load(
         path: the checkpoint.
         model: the Transformers model without wrappers.
         optimizer: its optimizer.
-        keeps: ``keeps`` of the optimizer in ``OPTIMIZERS``, which returns the expected moments of a
-            parameter.
+        state_tensors: ``state_tensors`` of the optimizer in ``OPTIMIZERS``, which returns the
+            expected moments of a parameter.
 
     Raises:
         BadInput: the weights or moments differ from those of the model and the optimizer in names,
@@ -370,7 +375,7 @@ def load(
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             like = torch.empty(parameter.shape, device="meta")
-            for kind, moment in keeps(group, like).items():
+            for kind, moment in state_tensors(group, like).items():
                 expected[f"{names[parameter]}/{kind}"] = moment
     state = files.read_json(path / STATE)
     # An optimizer has no moments before the first update that was applied.
@@ -421,8 +426,8 @@ def _read_tensors(file: Path, expected: Tensors, *, may_be_empty: bool = False) 
         in_run = _describe(expected, name)
         if in_checkpoint != in_run:
             raise BadInput(
-                f"{file}: {name} is {in_checkpoint} in the checkpoint and {in_run} in this run; "
-                f"move {file.parent} away to resume from the checkpoint before it"
+                f"{file}: tensor {name} is {in_checkpoint} in the checkpoint but {in_run} in this "
+                f"run. To resume from the previous checkpoint, move {file.parent} to another place"
             )
     return tensors
 

@@ -27,7 +27,7 @@ def baselines(corpus: Corpus, eval_tokens: int) -> dict[str, float]:
     """
     is_mixture = len(corpus.sources) > 1
     train_split = corpus.sources[0].train
-    if is_mixture or not corpus.whole or train_split.num_tokens > MAX_COUNTED_TOKENS:
+    if is_mixture or not corpus.stays_complete or train_split.num_tokens > MAX_COUNTED_TOKENS:
         return {}
 
     pairs_2N = _validation_pairs(corpus, eval_tokens)

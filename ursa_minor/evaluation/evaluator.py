@@ -100,8 +100,8 @@ def check_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFas
             encode_prompt(tokenizer, prompt)
         except BadInput as error:
             raise BadInput(
-                f"sample_prompts = {prompt!r}: {error}, or use other prompts with "
-                f"--sample_prompts TEXT..., or turn samples off with --sample_steps 0"
+                f"sample_prompts = {prompt!r}: {error}. Use other prompts with --sample_prompts "
+                f"TEXT..., or disable samples with --sample_steps 0"
             ) from None
 
 

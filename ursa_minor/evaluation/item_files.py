@@ -217,9 +217,7 @@ def _check_is_text(path: Path, data: bytes) -> None:
         command = f"iconv -f {encoding} -t UTF-8 {{old}} > {{new}}"
         raise _wrong_format(path, f"is {encoding} text, not UTF-8", command, path.suffix)
     if b"\x00" in head:
-        raise BadInput(
-            f"{path} is a binary file. The items must be in a JSON lines, Parquet or TSV file"
-        )
+        raise BadInput(f"{path} is a binary file. Use JSON lines, Parquet or TSV")
 
 
 def _wide_encoding(head: bytes) -> str | None:

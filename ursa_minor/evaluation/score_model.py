@@ -135,11 +135,13 @@ def check_complete(tests: Sequence[EncodedTask], model_id: str) -> None:
     for test in tests:
         if test.revision is None:
             task = test.task
-            raise BadInput(
-                f"--push_to_hub {model_id}: the scores in a model card are of all {task.size:,} "
-                f"items of {task.dataset[0]}, and only {len(test.items):,} would be scored "
-                f"({test.left_out:,} do not fit the model's context). Leave out --push_to_hub"
+            message = (
+                f"--push_to_hub {model_id}: a model card reports scores on all {task.size:,} items "
+                f"of {task.dataset[0]}, but only {len(test.items):,} would be scored. "
             )
+            if test.left_out:
+                message += f"{test.left_out:,} items do not fit into the model's context. "
+            raise BadInput(f"{message}Leave out --push_to_hub")
 
 
 def _answers(

@@ -165,10 +165,9 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
     fields = ", ".join(task.fields)
     noun = "field" if len(task.fields) == 1 else "fields"
     raise BadInput(
-        f"the data set of the task {task.name} ({name} on the Hub) cannot be loaded: "
-        f"{reason.rstrip('.')}. Download it once on a machine with a network connection "
-        f"({command}), or use your own items with the {noun} {fields}: --task_files "
-        f"{task.name}=FILE"
+        f"{task.name} ({name} on the Hub) cannot be loaded: {reason.rstrip('.')}. Either download "
+        f"it once, with a network connection ({command}), or use your own items with "
+        f"the {noun} {fields}: --task_files {task.name}=PATH"
     )
 
 

@@ -159,7 +159,7 @@ def convert(
         stock = compression.quantize(stock)
 
     # Write the export into a temporary folder, load it as a user will, and measure it.
-    with files.making(out, replace=True) as temporary:
+    with files.create_folder(out, replace=True) as temporary:
         stock_export.save(stock, temporary, tokenizer)
         if args.gguf:
             gguf_export.write(stock, tokenizer, temporary, out.name, args.gguf)
@@ -239,9 +239,7 @@ def export_record(
 def describe_text(text: HeldOutText | None, device: torch.device) -> str:
     """Return a sentence about the text that the loss was measured on."""
     if text is None:
-        return (
-            "The loss was not measured. Use --text FILE to measure it before and after the export."
-        )
+        return "The loss was not measured. Use --text PATH to see the loss before and after."
     if device.type == "cpu":
         return f"The loss was measured on {text.name}, in fp32 because no GPU was used."
     return f"The loss was measured on {text.name}."
@@ -260,21 +258,14 @@ def check_out_folder(out: Path, args: argparse.Namespace) -> None:
         return
     if out == Path(args.model).resolve():
         raise BadInput(
-            f"--out {args.out} is the model that is exported, which is never replaced. Use another "
-            f"folder"
-        )
-    if not out.is_dir():
-        raise BadInput(f"--out {args.out} is a file, not a folder. Use another path")
-    if not args.overwrite:
-        raise BadInput(
-            f"--out {args.out} already exists. Use another folder, or --overwrite to replace an "
-            f"earlier export"
+            f"--out {args.out} exists already. Use another folder (--overwrite replaces an "
+            f"earlier export, but never the model that is exported)"
         )
     changed = changed_files(out)
     if changed:
         raise BadInput(
-            f"--out {args.out} is not replaced, because it contains files that are not part of an "
-            f"unchanged export: {', '.join(changed)}. Use another folder"
+            f"--out {args.out} cannot be replaced, because files in it were changed or added "
+            f"since the export: {', '.join(changed)}. Use another folder"
         )
 
 
@@ -332,7 +323,7 @@ def run_folder_of(name: str) -> Path | None:
 
 def load_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return the model of a run's newest checkpoint, and the tokenizer of its data."""
-    path, damaged = checkpoint.find_newest(run_dir / run_files.CHECKPOINTS)
+    path, corrupted = checkpoint.find_newest(run_dir / run_files.CHECKPOINTS)
     if path is None:
         raise BadInput(
             f"{run_dir} contains neither model/ nor an intact checkpoint. Continue the run until "
@@ -350,7 +341,7 @@ def load_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
     tokenizer = tokenization.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load_weights(path, model)
-    for line in damaged:
+    for line in corrupted:
         log.info(line)
     log.info(f"The run has no model/ yet, so the checkpoint {path} is exported")
     return model.eval(), tokenizer

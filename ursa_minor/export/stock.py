@@ -44,7 +44,7 @@ def write(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBa
         BadInput: a weight is NaN or infinite.
         OSError: the disk does not take the files. The error has the name of the folder.
     """
-    with files.making(folder, replace=True) as temporary:
+    with files.create_folder(folder, replace=True) as temporary:
         save(to_transformers(model, tokenizer), temporary, tokenizer)
 
 

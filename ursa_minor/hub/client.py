@@ -39,8 +39,8 @@ MESSAGE_LENGTH = 300  # maximum length of a quoted error in characters
 
 
 @functools.cache
-def set_client_timeouts() -> None:
-    """Give the client timeouts. Only the first call in a process has an effect."""
+def set_timeouts() -> None:
+    """Set the timeouts of the client. Only the first call in a process has an effect."""
 
     # huggingface_hub creates the client again after some errors, and requests no timeout when it
     # lists files. So the timeouts are set when a request is sent.
@@ -54,7 +54,7 @@ def set_client_timeouts() -> None:
 
 
 def _set_timeouts(request: Any) -> None:
-    """Give a request the timeouts that it lacks."""
+    """Set the timeouts that a request lacks."""
     timeouts = dict(request.extensions.get("timeout", {}))
     for name, default_seconds in TIMEOUTS.items():
         if not timeouts.get(name):
@@ -83,7 +83,7 @@ def _check_response(response: Any) -> None:
 
 def api() -> HfApi:
     """Return the client with timeouts. It writes nothing to the terminal."""
-    set_client_timeouts()
+    set_timeouts()
     warnings.filterwarnings("ignore", module="huggingface_hub")
     disable_progress_bars()
     set_verbosity_error()
@@ -112,7 +112,7 @@ def retry(
 
     def log_retry(error: Exception, wait: float) -> None:
         if log_line:
-            log_line(f"hub      {describe(error)}. The next attempt starts in {wait:g} s")
+            log_line(f"hub      {describe(error)}; retrying in {wait:g} s")
 
     return call_with_retries(
         functools.partial(call, *args, **kwargs),

@@ -44,15 +44,15 @@ def fetch_checkpoint(
             not exist or contains no model.
 
     Raises:
-        BadInput: the checkpoint does not exist, may not be read or is damaged.
+        BadInput: the checkpoint does not exist, may not be read or is corrupted.
         TrainingStopped: the Hub cannot be reached.
     """
     option = f"resume_from_checkpoint = {source}"
     address = ADDRESS.fullmatch(source)
     if not address:
         raise BadInput(
-            f"{option}: this is not a valid address on the Hub. "
-            f"Use hub://OWNER/NAME, or for one step hub://OWNER/NAME@step-00005000"
+            f"{option}: this is not an address on the Hub. "
+            f"Use hub://OWNER/NAME, or hub://OWNER/NAME@step-00005000"
         )
     fix = (
         "Check the id and the revision, and log in with an account that may read the repository: "
@@ -174,7 +174,7 @@ def _read_manifest(repository: Repository, name: str, option: str) -> PushedChec
     """Download the manifest of a checkpoint and return its contents.
 
     Raises:
-        BadInput: the manifest is damaged, or belongs to another folder.
+        BadInput: the manifest is corrupted, or belongs to another folder.
     """
     manifest_name = name + run_files.MANIFEST
     try:
@@ -198,7 +198,7 @@ def _download(
     """Download a checkpoint, verify it, and move it to ``path``.
 
     Raises:
-        BadInput: a file is damaged. Nothing of the download is kept.
+        BadInput: a file is corrupted. Nothing of the download is kept.
     """
     for name in run_files.CHECKPOINT_FILES:
         repository.download(checkpoint.name + name)
@@ -231,7 +231,7 @@ def check_intact(folder: Path, rows: Mapping[str, Any], fix: str) -> None:
     Args:
         folder: the folder of the files.
         rows: size and SHA-256 of each file, from the manifest.
-        fix: advice for a damaged file.
+        fix: advice for a corrupted file.
 
     Raises:
         BadInput: a file is missing or does not match its row.

@@ -232,7 +232,7 @@ def stage(pending: Path, push: Push, card: str, sources: Mapping[str, Path | str
             raise ValueError(f"{source} is not a regular file, so it cannot be pushed")
 
     pending.mkdir(exist_ok=True)  # the user may have deleted it, to abandon the pushes
-    with files.making(pending / push.tag) as folder:
+    with files.create_folder(pending / push.tag) as folder:
         for name, source in sources.items():
             target = folder / FILES / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -464,7 +464,7 @@ class PushQueue:
     def submit(self, push: Push, card: str, sources: Mapping[str, Path | str]) -> None:
         """Stage a push and send it in the background. See ``stage`` for arguments and errors."""
         stage(self.pending, push, card, sources)
-        self._replace_waiting(self.pending / push.tag)
+        self._remove_superseded(self.pending / push.tag)
         self._send_in_background()
 
     def wait(self, seconds: float, give_up: Callable[[], bool] = lambda: False) -> int:
@@ -512,7 +512,7 @@ class PushQueue:
                     return self._describe_failure(folder.name, str(error))
                 except Exception as error:
                     return self._describe_failure(folder.name, client.describe(error))
-                log.info(f"hub      {folder.name} is on the Hub: {repo_id}@{folder.name}")
+                log.info(f"hub      pushed {folder.name} to {repo_id}")
 
     def _choose_oldest(self) -> Path | None:
         """Return the push to send next, or None, and protect it from being replaced."""
@@ -521,8 +521,15 @@ class PushQueue:
             self._first = staged[0] if staged else None
             return self._first
 
-    def _replace_waiting(self, newest: Path) -> None:
-        """Remove the pushes that wait behind the first one, because a newer one is staged."""
+    def _remove_superseded(self, newest: Path) -> None:
+        """Remove staged pushes that a newer one replaces.
+
+        The oldest push is kept, because it may be sent now or after a failure; otherwise frequent
+        pushes could replace each other forever. With ``all_checkpoints`` every push is kept.
+
+        Args:
+            newest: the push that was staged last.
+        """
         with self._lock:
             for folder in staged_pushes(self.pending)[1:]:
                 if folder in (newest, self._first):

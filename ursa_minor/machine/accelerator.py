@@ -185,7 +185,8 @@ def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: floa
         if time.monotonic() > deadline:
             late = pluralize(len(missing), "process", "processes")
             raise TrainingStopped(
-                f"{late} did not start within {timeout:g} s (--ddp_timeout)", alone=True
+                f"{late} did not start within {timeout:g} s (--ddp_timeout)",
+                print_on_every_process=True,
             )
         for other_rank in missing:
             if store.check([f"ask/{other_rank}"]):
@@ -289,7 +290,7 @@ def _precision_problems(device: Device, launch: _Launch) -> Iterator[str]:
     precision = launch.precision
     if precision == "fp8":
         yield (
-            "mixed_precision: fp8 is not supported (docs/knobs.md has the reason). Write "
+            "mixed_precision: fp8 is not supported (docs/configuration.md has the reason). Write "
             "mixed_precision: bf16 in the accelerate YAML"
         )
     if device.kind == "cuda":
@@ -418,7 +419,7 @@ def check_kernels(device: Device) -> None:
         device.name, device.capability, torch.cuda.get_arch_list()
     )
     if check.level == compatibility.ERROR:
-        raise BadInput(f"{check.text}; {check.fix}")
+        raise BadInput(f"{check.text}. To fix this: {check.fix}")
 
 
 def check_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerator) -> None:

@@ -23,7 +23,7 @@ from ursa_minor.base.wording import pluralize
 NO_FLOAT64 = ("mps",)
 # Lowest compute capability that Triton supports, the back end of torch.compile.
 TRITON = (7, 0)
-# Shares of the time beyond which ``hint`` suggests an improvement.
+# Shares of the time beyond which ``bottleneck_advice`` suggests an improvement.
 MUCH_WAITING = 0.1
 LOW_UTILIZATION = 0.7
 
@@ -159,7 +159,7 @@ def free_memory_bytes(device: torch.device, num_processes: int = 1) -> int:
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // num_processes
 
 
-def gauges(device: torch.device) -> dict[str, float]:
+def gpu_metrics(device: torch.device) -> dict[str, float]:
     """Return metrics of the GPU, or an empty dict on a CPU.
 
     Returns:
@@ -190,19 +190,19 @@ def _nvml(device: torch.device, second: int) -> dict[str, float]:
         return {}
 
 
-def hint(read: Mapping[str, float], waiting: float) -> str | None:
+def bottleneck_advice(metrics: Mapping[str, float], waiting_share: float) -> str | None:
     """Return the first thing to try for a better use of the device, or None if it is well used.
 
     Args:
-        read: result of ``gauges``.
-        waiting: share of the training time that was spent waiting for batches.
+        metrics: result of ``gpu_metrics``.
+        waiting_share: share of the training time that was spent waiting for batches.
     """
-    if waiting > MUCH_WAITING:
+    if waiting_share > MUCH_WAITING:
         return (
-            f"the device waits for data {waiting:.0%} of the time. Check whether the data is on a "
-            f"slow disk or a network disk"
+            f"the device waits for data {waiting_share:.0%} of the time. Check whether the data is "
+            f"on a slow disk or a network disk"
         )
-    utilization = read.get("gpu/utilization", 1.0)
+    utilization = metrics.get("gpu/utilization", 1.0)
     if utilization < LOW_UTILIZATION:
         return (
             f"the GPU is busy only {utilization:.0%} of the time. docs/gpu_tuning.md describes "

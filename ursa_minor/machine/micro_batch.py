@@ -241,7 +241,7 @@ def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
         f"per_device_train_batch_size = {recipe.batch.per_device_train_batch_size}: {name} runs "
         f"out of memory at a micro-batch of {size} x {recipe.model.sequence_length} tokens. Use "
         f"--per_device_train_batch_size {max(1, size // 2)} or auto, --gradient_checkpointing "
-        f"full, or zero3_x8.yaml on several GPUs. These do not change what the model learns. "
+        f"full, or zero3_x8.yaml on several GPUs. These are not hyperparameters. "
         f"Otherwise train a smaller model, or use a shorter --sequence_length"
     )
 
@@ -271,7 +271,7 @@ def save_when_out_of_memory(
         save()
         message = out_of_memory(recipe, plan.per_device_train_batch_size, device)
         raise TrainingStopped(
-            f"{message}. The run resumes from its newest checkpoint", alone=True
+            f"{message}. The run resumes from its newest checkpoint", print_on_every_process=True
         ) from None
 
 

@@ -213,7 +213,7 @@ class Architecture:
         """
         values = {key: getattr(config, name) for key, name in self.config_names.items()}
         values["architecture"] = self.name
-        values["vocab_size"] = padded(values["vocab_size"])
+        values["vocab_size"] = padded_vocab_size(values["vocab_size"])
         rope_parameters = values.get("rope_theta")
         if rope_parameters:
             values["rope_theta"] = float(rope_parameters["rope_theta"])
@@ -223,7 +223,7 @@ class Architecture:
         return {key: values.get(key) for key in keys.MODEL_KEYS}
 
 
-def padded(rows: int) -> int:
+def padded_vocab_size(rows: int) -> int:
     """Return a number of vocabulary rows, rounded up to a multiple of 64."""
     return -(-rows // 64) * 64
 

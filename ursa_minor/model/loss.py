@@ -50,7 +50,7 @@ class NextTokenLoss(nn.Module):
 
     Args:
         model: a causal language model whose head is one matrix, tied or not, as in GPT-2 and Llama.
-        label_smoothing: share of a target's probability that is spread evenly over the whole
+        label_smoothing: share of a target's probability that is spread evenly over the entire
             vocabulary (Szegedy et al. 2015, section 7). In training only.
         z_loss: coefficient of the mean square of the log-sum-exp of the logits, which keeps logits
             from drifting (PaLM, Chowdhery et al. 2022, section 5: 1e-4). In training only.

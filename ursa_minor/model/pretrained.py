@@ -11,7 +11,7 @@ from ursa_minor.base import files, model_id
 from ursa_minor.base.errors import BadInput, errno_of, first_line
 from ursa_minor.base.wording import join_or
 from ursa_minor.model.adapters import check_no_hub_adapter
-from ursa_minor.model.architectures import ARCHITECTURES, Architecture, padded
+from ursa_minor.model.architectures import ARCHITECTURES, Architecture, padded_vocab_size
 from ursa_minor.model.attention import CAUSAL
 from ursa_minor.model.resolve import resolve_model
 from ursa_minor.recipe import keys
@@ -71,15 +71,16 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     superfluous = [tensor for tensor in unused if not tensor.endswith(GPT2_BUFFER)]
     if superfluous:
         raise BadInput(
-            f"{option}: its weights do not match its config.json, which has no {superfluous[0]}. "
-            f"Give a model whose files belong together"
+            f"{option}: the weights contain {superfluous[0]}, which the model of config.json does "
+            f"not have. Download the model again, so that its files belong together"
         )
     embedding = pretrained.get_input_embeddings()
     head = pretrained.get_output_embeddings()
     if config.tie_word_embeddings and head.weight is not embedding.weight:
         raise BadInput(
-            f"{option}: its config.json ties the head to the embedding, but the two differ in its "
-            f'weights. Write "tie_word_embeddings": false in its config.json'
+            f"{option}: config.json has tie_word_embeddings = true, but the output layer and the "
+            f"embedding have different weights. Copy the model into a folder of your own, set "
+            f"tie_word_embeddings to false in its config.json, and use that folder"
         )
 
     assert model.vocab_size is not None
@@ -124,12 +125,12 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
         raise BadInput(
-            f"{option}: models of type {config.model_type} are not supported. Give a model of type "
+            f"{option}: models of type {config.model_type} are not supported. Use a model of type "
             f"{join_or([*ARCHITECTURES])}"
         )
     if getattr(config, "quantization_config", None):
         raise BadInput(
-            f"{option}: its weights are quantized and cannot be trained. Give the model that was "
+            f"{option}: its weights are quantized and cannot be trained. Use the model that was "
             f"quantized"
         )
     problems = [
@@ -149,7 +150,7 @@ def _unsupported_settings(config: PreTrainedConfig, architecture: Architecture) 
         if value not in supported:
             problems.append(
                 f"its config.json has {key} = {value}, but only {join_or(supported)} is supported. "
-                f"Give another model"
+                f"Use another model"
             )
     return problems
 
@@ -173,7 +174,7 @@ def _contradicted_keys(
     if model.vocab_size is not None and model.vocab_size < rows:
         problems.append(
             f"vocab_size = {model.vocab_size}, but its vocabulary has {rows} rows. Use "
-            f"--vocab_size {padded(rows)}, or leave it out"
+            f"--vocab_size {padded_vocab_size(rows)}, or leave it out"
         )
     context = config.max_position_embeddings
     if model.sequence_length > context:
@@ -206,14 +207,14 @@ def _load_complete(option: str, name: str, **settings) -> tuple[PreTrainedModel,
     if missing:
         raise BadInput(
             f"{option}: its weights do not match its config.json, because {missing[0]} is missing. "
-            f"Give a complete model"
+            f"Use a complete model"
         )
     for weight, tensor in model.named_parameters():
         # isfinite is not implemented for the 1-byte formats of quantized models.
         is_checked = tensor.is_floating_point() and tensor.itemsize > 1
         if is_checked and not tensor.isfinite().all():
             raise BadInput(
-                f"{option}: {weight} contains NaN or infinity, so its training diverged. Give "
+                f"{option}: {weight} contains NaN or infinity, so its training diverged. Use "
                 f"another checkpoint or model"
             )
     return model, sorted(info["unexpected_keys"])

@@ -47,7 +47,7 @@ def resolve_model(name: str, option: str = "--model ") -> str:
     has_config = (path / "config.json").is_file()
     if path.is_file() or (path.is_dir() and not has_config):
         raise BadInput(
-            f"{option}{name}: contains no model. Give a folder with config.json and weights"
+            f"{option}{name}: contains no model. Use a folder with config.json and weights"
         )
     check_source_exists(name, option)
     return name

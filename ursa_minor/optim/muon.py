@@ -22,7 +22,7 @@ from ursa_minor.optim import adamw
 # singular values grow quickly. Afterwards, all are between about 0.7 and 1.2.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
-# Elements of the matrices that are updated together: enough to use a whole GPU, with limited
+# Elements of the matrices that are updated together: enough to keep a GPU busy, with limited
 # memory.
 MOST_ELEMENTS = 2**26
 
@@ -150,7 +150,7 @@ class Muon(torch.optim.AdamW):
 def _batches(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Yield the parameters that have gradients, in lists of at most ``MOST_ELEMENTS`` elements.
 
-    A larger parameter is in a list of its own.
+    A parameter with more elements is the only one in its list.
     """
     batch: list[nn.Parameter] = []
     elements = 0

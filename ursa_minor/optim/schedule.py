@@ -64,7 +64,7 @@ def learning_rate(step: int, schedule: keys.Schedule, length: Length | None = No
 
     highest = schedule.learning_rate
     lowest = schedule.learning_rate * schedule.min_lr_ratio
-    decay_start = decay_begins(schedule, length)
+    decay_start = decay_start_step(schedule, length)
     if decay_start is None:
         decay_start = length.warmup_steps
     if length.changed_at > length.warmup_steps:
@@ -99,7 +99,7 @@ def _warmup_rate(step: int, peak: float, length: Length) -> float:
     return share_of_peak + share_of_rate_before
 
 
-def decay_begins(schedule: keys.Schedule, length: Length) -> int | None:
+def decay_start_step(schedule: keys.Schedule, length: Length) -> int | None:
     """Return the number of updates before the decay phase.
 
     Until then, a longer run has the same learning rates.

@@ -16,7 +16,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import sampling
 from ursa_minor.evaluation.likelihood import context_length
-from ursa_minor.model.architectures import padded
+from ursa_minor.model.architectures import padded_vocab_size
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,10 @@ def check_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> No
     free = max(rows - used, 0)
     if free < needed:
         raise BadInput(
-            f"--chat: the chat tokens need {needed} rows of padding in the vocabulary, but only "
-            f"{free} of its {rows} rows are padding. Leave out --chat, or train a model with "
-            f"--vocab_size {padded(used + needed)}, or with --tokenizer_vocab_size "
-            f"{rows - needed} or less"
+            f"--chat: the tokens of a chat need {needed} rows of padding in the vocabulary, and "
+            f"{free} of its {rows} rows are padding. Train a model with --vocab_size "
+            f"{padded_vocab_size(used + needed)}, or with --tokenizer_vocab_size {rows - needed} "
+            f"or less"
         )
     try:
         # The template adds these words to the messages.

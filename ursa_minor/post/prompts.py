@@ -101,8 +101,7 @@ def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[TextOrMessages])
     """Raise BadInput if the tokenizer cannot encode the prompts, or if chats have no template."""
     if len({type(prompt) for prompt in prompts}) > 1:
         raise BadInput(
-            "prompts, held_out: some prompts are texts, and some are lists of messages. Use the "
-            "same form in all files"
+            "prompts, held_out: some prompts are texts and some are messages. Use one form for all"
         )
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
         raise BadInput(
@@ -183,9 +182,9 @@ def require_batch(
     needed = completions // num_generations
     if len(prompts) < needed:
         raise BadInput(
-            f"{label}: a batch needs {needed:,} prompts ({completions:,} completions, "
-            f"num_generations = {num_generations}), but only {len(prompts):,} are usable. Use more "
-            f"prompts, or a smaller --per_device_train_batch_size"
+            f"{label}: a batch takes {needed:,} prompts ({completions:,} completions, "
+            f"num_generations = {num_generations}), but only {len(prompts):,} are usable. Use "
+            f"more prompts, or a lower per_device_train_batch_size"
         )
 
 
@@ -200,8 +199,8 @@ def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: st
         (stop_ids,) = tokenization.Encoder(tokenizer)([stop])
         if len(stop_ids) != 1:
             raise BadInput(
-                f"stop = {stop!r}: must be one token of the model's tokenizer, but it is "
-                f"{len(stop_ids)} tokens"
+                f"stop = {stop!r} is encoded as {len(stop_ids)} tokens, but it must be a single "
+                f"token of the model's tokenizer. Use another string, or leave out stop"
             )
         end_ids.update(stop_ids.tolist())
     model.generation_config.eos_token_id = sorted(end_ids)
@@ -283,7 +282,7 @@ def score(
     was_training = model.training
     generation_config = model.generation_config
     calls_before = reward.calls
-    problems_before = reward.problems
+    failures_before = reward.failures
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         pad_id = tokenizer.eos_token_id
@@ -311,10 +310,10 @@ def score(
         model.train(was_training)
         model.generation_config = generation_config
     new_calls = reward.calls - calls_before
-    new_problems = reward.problems - problems_before
-    if new_problems == new_calls:
+    new_failures = reward.failures - failures_before
+    if new_failures == new_calls:
         raise BadInput(
             f"the reward {reward.__name__} failed for every prompt. The first call "
-            f"{reward.first_problem}. Correct the reward function or the prompts"
+            f"{reward.first_failure}"
         )
     return statistics.fmean(values)

@@ -116,11 +116,12 @@ def find_reward(name: str) -> Reward:
     try:
         reward = runpy.run_path(path).get(function)
     except Exception as error:
-        raise BadInput(
-            f"reward = {name}: {path} cannot be run ({_summary(error)}). Correct this file"
-        ) from None
+        raise BadInput(f"reward = {name}: running {path} failed. {_summary(error)}") from None
     if not callable(reward):
-        raise BadInput(f"reward = {name}: {path} has no function {function}")
+        raise BadInput(
+            f"reward = {name}: {path} does not define a function named {function}. Correct the "
+            f"name after the colon"
+        )
     return reward
 
 
@@ -143,8 +144,8 @@ class CheckedReward:
 
     Attributes:
         calls: number of completions so far.
-        problems: number of calls that failed.
-        first_problem: description of the first call that failed, or None.
+        failures: number of calls that failed.
+        first_failure: description of the first call that failed, or None.
     """
 
     def __init__(self, name: str, reward: Reward, stop: str | None):
@@ -152,8 +153,8 @@ class CheckedReward:
         self.reward = reward
         self.stop = stop
         self.calls = 0
-        self.problems = 0
-        self.first_problem: str | None = None
+        self.failures = 0
+        self.first_failure: str | None = None
 
     def __call__(
         self, prompts: Sequence[TextOrMessages], completions: Sequence[TextOrMessages], **_: object
@@ -174,11 +175,11 @@ class CheckedReward:
             problem = f"returned {value}"
         except Exception as error:  # isfinite also raises one if the value is not a number
             problem = f"raised {_summary(error)}"
-        self.problems += 1
-        if self.first_problem is None:
-            self.first_problem = f"{problem} for prompt {prompt!r}, completion {completion!r}"
+        self.failures += 1
+        if self.first_failure is None:
+            self.first_failure = f"{problem} for prompt {prompt!r}, completion {completion!r}"
             log.warning(
-                f"The reward function {self.__name__} {self.first_problem}. This completion gets "
+                f"the reward function {self.__name__} {self.first_failure}. This completion has "
                 f"the reward 0"
             )
         return 0.0
@@ -193,8 +194,8 @@ class ModelReward:
 
     Attributes:
         calls: number of completions so far.
-        problems: 0, because no call fails.
-        first_problem: None.
+        failures: 0, because no call fails.
+        first_failure: None.
 
     Raises:
         BadInput: the folder contains no reward model, or it cannot be loaded.
@@ -207,14 +208,15 @@ class ModelReward:
         self.__name__ = folder
         self.stop = stop
         self.calls = 0
-        self.problems = 0
-        self.first_problem = None
+        self.failures = 0
+        self.first_failure = None
         try:
             architectures = AutoConfig.from_pretrained(folder).architectures
             if "ForSequenceClassification" not in str(architectures):
                 raise BadInput(
-                    f"reward = {folder}: {architectures} is not a reward model. Train one with trl "
-                    f"reward"
+                    f"reward = {folder}: this model is not a sequence classifier, so it cannot be "
+                    f"a reward model. Train one: trl reward --config "
+                    f"recipes/post/reward_model.yaml"
                 )
             self.classifier = pipeline(
                 "text-classification",

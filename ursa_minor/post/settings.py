@@ -30,44 +30,45 @@ class PostTrainingTask:
 
     model: str = field(
         metadata={
-            "help": "The model to improve (required): a run folder, a model folder, or a Hub id "
-            "(ID or ID@REVISION)."
+            "help": "Model to improve (required): a run folder, a model folder, or a Hub id (ID or "
+            "ID@REVISION)."
         }
     )
     reward: str = field(
         metadata={
-            "help": "The reward of a completion (required): addition, brackets, python_compiles, "
-            "the folder of a reward model, or a function of your own as file.py:function."
+            "help": "Reward of a completion (required): addition, brackets, python_compiles, the "
+            "folder of a reward model, or a function of your own as file.py:function."
         }
     )
     prompts: str = field(
         metadata={
-            "help": "The prompts to train on (required): .jsonl, .parquet or .csv files with a "
-            "column 'prompt', as one path or a glob."
+            "help": "Prompts to train on (required): .jsonl, .parquet or .csv files with a column "
+            "'prompt', as one path or a glob."
         }
     )
     held_out: str = field(
         metadata={
-            "help": "The held-out prompts (required), in files like those of 'prompts'. The model "
-            "is scored on them before, during and after the training."
+            "help": "Held-out prompts (required), in files like those of 'prompts'. The model is "
+            "scored on them before, during and after the training."
         }
     )
     held_out_steps: int = field(
         default=20,
-        metadata={"help": "Score the model on the held-out prompts every N steps (default: 20)."},
+        metadata={
+            "help": "Number of updates between scores on the held-out prompts. (default: 20)"
+        },
     )
     stop: str | None = field(
         default=None,
         metadata={
-            "help": "A token that ends a completion, in addition to the end of text (default: "
-            "none)."
+            "help": "Token that ends a completion, in addition to the end of text. (default: none)"
         },
     )
     env: dict[str, str] | None = field(
         default=None,
         metadata={
-            "help": "Environment variables to set, by name (default: none). They can be given in "
-            "the file only."
+            "help": "Environment variables to set, by name. They can be given in the file only. "
+            "(default: none)"
         },
     )
 
@@ -105,7 +106,7 @@ TYPE_LABELS = rules.TYPE_NAMES | {types.NoneType: "null", dict: "a mapping"}
 
 
 def read(argv: Sequence[str], config: type) -> tuple[PostTrainingTask, Any]:
-    """Read ``--config FILE --key value ...``.
+    """Read ``--config PATH --key value ...``.
 
     Args:
         argv: the arguments after the script's name.
@@ -122,8 +123,7 @@ def read(argv: Sequence[str], config: type) -> tuple[PostTrainingTask, Any]:
     flags = vars(command_line.parse_flags(parser, argv))
     if "config" not in flags:
         raise BadInput(
-            "--config is missing. Use a settings file, for example --config "
-            "recipes/post/addition.yaml"
+            "--config is missing. Use a settings file, for example recipes/post/addition.yaml"
         )
     file = command_line.find_recipe(flags.pop("config"), "config")
     values = loading.read_file(file) | flags
@@ -156,8 +156,8 @@ def argument_parser(config: type) -> HfArgumentParser:
         "--config",
         default=argparse.SUPPRESS,
         metavar="PATH",
-        help="The YAML file with the settings (required), for example recipes/post/addition.yaml. "
-        "Each of its keys can also be given as a flag, which overrides the file.",
+        help="YAML file with the settings (required), for example recipes/post/addition.yaml. Each "
+        "of its keys can also be given as a flag, which overrides the file.",
     )
     # Show the options of this project before the many of TRL.
     trl_group = parser._optionals
@@ -173,7 +173,8 @@ def _adapt_option(action: argparse.Action) -> None:
     """Adapt an option of HfArgumentParser to a settings file, and complete its help."""
     if action.dest in ("help", "config"):
         return
-    # The default is stated in the help, and removed from the option: the value may be in the file.
+    # Show the default in the help but remove it from the option. Otherwise it would replace the
+    # value of the settings file.
     is_negation = action.nargs == 0  # --no_KEY
     states_default = action.default is None or "(default" in (action.help or "")
     if action.help and not states_default and not is_negation:

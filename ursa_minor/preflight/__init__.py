@@ -7,6 +7,6 @@
 - ``vocabulary``: check that the tokenizer and ``init_from`` fit each other
 - ``train_command``: parse the command line of train.py and check the files it names
 - ``checks``: the checks of check_setup.py
-- ``compatibility``: judge what the checks have collected
+- ``compatibility``: judge the values that the checks have collected
 - ``trials``: training steps and collectives, in separate processes
 """

@@ -100,10 +100,10 @@ def plan(
         "all_hours": (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE,
     }
     if row["parameters"] >= LEAST_PARAMETERS:
-        useful_tokens = min(row["tokens"], MANY_EPOCHS * throughput.text)
+        useful_tokens = min(row["tokens"], MANY_EPOCHS * throughput.train_tokens)
         row["expected_loss"] = expected_loss(row["parameters"], useful_tokens)
-    if math.isfinite(throughput.text):
-        row["epochs"] = row["tokens"] / throughput.text
+    if math.isfinite(throughput.train_tokens):
+        row["epochs"] = row["tokens"] / throughput.train_tokens
     if price:
         row["cost"] = row["all_hours"] * price
     return row

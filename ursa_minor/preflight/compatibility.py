@@ -56,7 +56,7 @@ class Check:
 
     Attributes:
         level: ``OK``, ``WARNING`` or ``ERROR``; or ``TRYING`` while the check is running.
-        fix: what the user can do. Empty if nothing needs to be done.
+        fix: how to solve the problem. Empty if there is none.
     """
 
     name: str
@@ -218,16 +218,17 @@ def check_architecture(
     """Check whether this build of torch has kernels for a GPU.
 
     Args:
-        name: of the GPU.
+        name: name of the GPU.
+        capability: its compute capability.
         arch_list: ``torch.cuda.get_arch_list()``.
         driver: version of the driver, which limits the wheels that the fix can recommend.
     """
     major, minor = capability
     compiled_for = " ".join(arch_list)
     if has_kernels(capability, arch_list):
-        text = f"torch has kernels for {name} (sm_{major}{minor}); it has {compiled_for}"
+        text = f"torch has kernels for {name} (sm_{major}{minor}), among {compiled_for}"
         return Check("kernels", OK, text)
-    text = f"torch has no kernels for {name} (sm_{major}{minor}); it has {compiled_for}"
+    text = f"torch has no kernels for {name} (sm_{major}{minor}), only for {compiled_for}"
     return Check("kernels", ERROR, text, reinstall_command(capability, driver))
 
 
@@ -303,10 +304,10 @@ def check_cudnn_library(library: CudnnLibrary) -> Check | None:
 
 
 def check_disk(free_bytes: int, needed_bytes: float, folder: str, *, shards: bool) -> Check:
-    """Check whether a disk has enough free space for what a run writes to it.
+    """Check whether a disk has enough free space for the files of a run.
 
     Args:
-        needed_bytes: upper limit of what will be written.
+        needed_bytes: upper limit of the size of the files.
         shards: whether token shards are written to this disk. If not, only checkpoints are.
     """
     space = (

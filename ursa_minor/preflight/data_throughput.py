@@ -13,56 +13,58 @@ from ursa_minor.data.tokens.shards import count_tokens
 from ursa_minor.recipe import keys
 
 TOKEN_BYTES = 4.5  # bytes of English text per token of GPT-2's tokenizer
-SENT_BYTES = 2.9  # bytes of Parquet per such token: FineWeb-Edu's sample-10BT is 28.5 GB
-READY_BYTES = 2.0  # bytes per id in a token file
+PARQUET_BYTES = 2.9  # bytes of Parquet per such token: FineWeb-Edu's sample-10BT is 28.5 GB
+ID_BYTES = 2.0  # bytes per id in a token file
 # Names of FineWeb's samples, in billions of GPT-2 tokens.
 SAMPLE = re.compile(r"sample-(\d+)BT")
 
 
 class DataThroughput(NamedTuple):
-    """How much text there is and how fast it is read.
+    """How much text there is and how fast it is tokenized.
 
     Attributes:
-        text: tokens of the train split. inf if not known.
+        train_tokens: tokens of the train split. inf if not known.
         speed: tokens per second. inf if the shards are prepared already.
-        words: what determines the speed, for people.
+        description: what determines the speed, for the estimate that a user reads.
     """
 
-    text: float
+    train_tokens: float
     speed: float
-    words: str = ""
+    description: str = ""
 
     def waiting_seconds(self, tokens: float, training_seconds: float) -> float:
         """Return how long training waits for data. Each token is prepared once, during training."""
-        return max(0.0, min(tokens, self.text) / self.speed - training_seconds)
+        preparation_seconds = min(tokens, self.train_tokens) / self.speed
+        return max(0.0, preparation_seconds - training_seconds)
 
 
 PREPARED = DataThroughput(math.inf, math.inf, "prepared")
 
 
-def supply(
+def estimate_throughput(
     data: keys.Data, *, trainers: int, cores: int, link: float, speed: float
 ) -> DataThroughput:
-    """Return how much text a recipe has and how fast it is read.
+    """Return how much text a recipe has and how fast it is tokenized.
 
     Args:
-        trainers: training processes, each of which needs a core.
-        cores: of the machine.
+        data: the data keys of the recipe.
+        trainers: number of training processes, each of which needs a core.
+        cores: number of cores of the machine.
         link: bytes per second of the connection to the source of the text. 0 for no limit.
         speed: tokens per second, if known. 0 to measure one core of this machine for a second.
     """
-    amounts = [_amount(source) for source in data.resolved_sources]
-    text = sum(tokens for tokens, _ in amounts)
+    amounts = [_train_tokens_of_source(source) for source in data.resolved_sources]
+    train_tokens = sum(tokens for tokens, _ in amounts)
     if all(is_prepared for _, is_prepared in amounts):
-        return PREPARED._replace(text=text)
+        return PREPARED._replace(train_tokens=train_tokens)
     if speed:
-        return DataThroughput(text, speed, "as given")
+        return DataThroughput(train_tokens, speed, "as given")
 
     limits = {}
     # Downloaded token files need no CPU core.
     is_downloaded = all(source.hub_id and source.data_dir for source in data.resolved_sources)
     if link:
-        bytes_per_token = READY_BYTES if is_downloaded else SENT_BYTES
+        bytes_per_token = ID_BYTES if is_downloaded else PARQUET_BYTES
         limits[f"{link / 1e6:g} MB/s"] = link / bytes_per_token
     if not is_downloaded:
         from ursa_minor.data.preparation import measure  # imports Transformers
@@ -75,10 +77,10 @@ def supply(
         )
         limits[label] = free_cores * tokens_per_core
     label = ", ".join(limits) or "as fast as the link"
-    return DataThroughput(text, min(limits.values(), default=math.inf), label)
+    return DataThroughput(train_tokens, min(limits.values(), default=math.inf), label)
 
 
-def _amount(source: keys.DataSource) -> tuple[float, bool]:
+def _train_tokens_of_source(source: keys.DataSource) -> tuple[float, bool]:
     """Return about how many train tokens a source has, and whether they are prepared.
 
     The number is inf if it is not known. Nothing is downloaded.
@@ -105,7 +107,7 @@ def _amount(source: keys.DataSource) -> tuple[float, bool]:
         tokens = found_source.most_tokens / TOKEN_BYTES
     elif found_source.files:
         sizes = [Path(name).stat().st_size for name in found_source.files["train"]]
-        tokens = sum(sizes) / SENT_BYTES
+        tokens = sum(sizes) / PARQUET_BYTES
     return min(tokens, source.limit_tokens or tokens), False
 
 

@@ -77,9 +77,9 @@ def memory(
         micro_batch: number of sequences.
         half: whether matrix products are computed in bf16 or fp16, with weights in fp32.
         compiled: whether the model is compiled.
-        checkpointing: what the backward pass recomputes: ``none`` for nothing, ``mlp`` for the
-            activation between the two products of the MLP, ``full`` for each block, of which only
-            the input is saved.
+        checkpointing: the activations that the backward pass recomputes. ``none``: no activations.
+            ``mlp``: the one between the two products of the MLP. ``full``: all in a block, of which
+            only the input is saved.
         optimizer: a name of ``OPTIMIZERS``.
         shards: number of processes that share a part, by the name of the part: ``weights``,
             ``half copies``, ``gradients`` or ``moments``. For DDP, ``IN_BUCKETS``.
@@ -223,7 +223,7 @@ def seconds_per_token(shape: Shape, gpu: Gpu) -> float:
     products = computed_flops(shape) * seconds_per_flop
     bytes_per_second = BANDWIDTH_SHARE * 1e9 * gpu.gigabytes_per_second
     seconds = products + memory_traffic_bytes(shape) / bytes_per_second
-    if not gpu.modern:
+    if not gpu.is_ampere_or_newer:
         seconds /= WITHOUT_FLASH
     return seconds
 

@@ -102,7 +102,7 @@ def estimate_run(
     row |= _speed(shape, recipe, gpu, count, memory_options["checkpointing"])
     reader_speed = throughput.speed if math.isfinite(throughput.speed) else None
     row |= {
-        "reader": throughput.words,
+        "reader": throughput.description,
         "reader_tokens_per_second": reader_speed,
         "waiting_hours": throughput.waiting_seconds(tokens, 3600 * row["hours"]) / 3600,
     }
@@ -160,8 +160,8 @@ def speeds(gpu: gpus.Gpu) -> dict[str, float]:
     figures = {"estimated": 1 / estimate.seconds_per_token(estimate.GPT2_124M, gpu)}
     if gpu.training:
         figures["measured by others"] = gpu.training.figure
-    if gpu.ours:
-        figures["measured by us"] = gpu.ours.figure
+    if gpu.own_training:
+        figures["measured by us"] = gpu.own_training.figure
     return figures
 
 
@@ -187,8 +187,8 @@ def expectation(gpu: gpus.Gpu) -> str:
     good, excellent = good_mfus(gpu)
     line = f"GPT-2 124M on one GPU: tokens/s {', '.join(figures)}; "
     line += f"MFU good from {good:.0%}, excellent from {excellent:.0%}"
-    if gpu.advised:
-        line += f"; often advised: micro-batch {gpu.advised}"
+    if gpu.usual_micro_batch:
+        line += f"; usual micro-batch: {gpu.usual_micro_batch}"
     return line
 
 
@@ -232,7 +232,7 @@ def _product_speed(gpu: gpus.Gpu) -> str:
 def _measured_speeds(gpu: gpus.Gpu) -> str:
     """Return the measured speeds of GPT-2 124M on one GPU."""
     texts = []
-    for measurement in (gpu.training, gpu.ours):
+    for measurement in (gpu.training, gpu.own_training):
         if measurement:
             speed = f"{measurement.figure:,.0f} tokens/s"
             texts.append(f"{speed} measured on one GPU ({measurement.source})")

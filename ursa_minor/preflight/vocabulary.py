@@ -5,7 +5,7 @@ from transformers import AutoConfig
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.model import pretrained
-from ursa_minor.model.architectures import padded
+from ursa_minor.model.architectures import padded_vocab_size
 from ursa_minor.model.resolve import resolve_model
 from ursa_minor.model.vocabulary import missing_rows_message, rows_needed
 from ursa_minor.recipe import keys
@@ -37,9 +37,9 @@ def check_tokenizer_fits(recipe: keys.Recipe, stated_rows: int | None) -> None:
     if needed <= rows:
         return
     if stated_rows is None:
-        advice = f", or add rows with --vocab_size {padded(needed)}"
+        advice = f", or add rows with --vocab_size {padded_vocab_size(needed)}"
         raise BadInput(missing_rows_message(where, needed, rows) + advice)
     raise BadInput(
         f"vocab_size = {rows} is too small: the largest id of the tokenizer is {needed - 1}. "
-        f"Use --vocab_size {padded(needed)}"
+        f"Use --vocab_size {padded_vocab_size(needed)}"
     )

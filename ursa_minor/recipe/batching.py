@@ -42,7 +42,7 @@ def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) ->
         recipe: states the number of tokens and the maximum micro-batch.
         num_processes: number of processes.
         ceiling: the maximum micro-batch, in sequences, instead of the recipe's. If neither states
-            one (``auto``), a micro-batch is the whole share of a process.
+            one (``auto``), a micro-batch is the entire share of a process.
 
     Raises:
         BadInput: the processes cannot share the sequences equally. The message gives numbers of

@@ -129,13 +129,13 @@ def parse_training(argv: Sequence[str]) -> TrainCommand:
     if "extend_steps" in modes and "max_hours" in flags and recipe.schedule.max_hours:
         raise BadInput(
             "--max_hours has no effect with --extend_steps, which sets the length of the run. "
-            "Leave --max_hours out"
+            "Leave out --max_hours"
         )
     max_steps = recipe.schedule.max_steps
     if "profile" in modes and "extend_steps" not in modes and max_steps < PROFILE_UPDATES:
         raise BadInput(
             f"--profile needs {PROFILE_UPDATES} updates, but max_steps = {max_steps}. "
-            f"Use --max_steps {PROFILE_UPDATES} or more, or leave --profile out"
+            f"Use --max_steps {PROFILE_UPDATES} or more, or leave out --profile"
         )
     check_launch(os.environ)
     return TrainCommand(recipe, modes, reader_argv)
@@ -172,7 +172,7 @@ def _check_extension(recipe_file: Path, flags: Mapping[str, Any]) -> None:
     if recipe_file.name == run_files.RECIPE and options:
         raise BadInput(
             f"--extend_steps names the new run after the run in {recipe_file.parent} and its new "
-            f"length. Leave {' and '.join(options)} out"
+            f"length. Leave out {' and '.join(options)}"
         )
 
 
@@ -224,7 +224,7 @@ def read_flags(
         "--size",
         metavar="|".join(sizes.names_of(sizes.GPT2_SIZES)),
         help="Train the GPT-2 model of this size. In AdamW recipes, this also sets the learning "
-        "rate and the batch size (docs/knobs.md).",
+        "rate and the batch size (docs/configuration.md).",
     )
     # argparse does not show a group without options.
     modes = parser.add_argument_group("modes")

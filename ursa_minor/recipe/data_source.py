@@ -96,8 +96,8 @@ def drop_ineffective(
 ) -> RecipeValues:
     """Return the values without the recipe's keys that only the flags make ineffective.
 
-    A dropped key gets its default. A key without a default is switched off, or keeps its value if
-    it cannot be switched off.
+    A dropped key gets its default. A key without a default is disabled, or keeps its value if it
+    cannot be disabled.
 
     Args:
         values: every key, with flags and defaults applied.
@@ -139,7 +139,7 @@ def _value_when_dropped(name: str, value: Any) -> Any:
 
 
 def is_off(name: str, value: Any) -> bool:
-    """Return whether a value switches its key off. It is permitted where the key has no effect."""
+    """Return whether a value disables its key. It is permitted where the key has no effect."""
     return value == [] or value in FIELDS[name].metadata["off"]
 
 

@@ -148,7 +148,7 @@ class ModeIs:
         return ""
 
     def fix(self) -> str:
-        """Return an empty string, because a mode changes what a command does."""
+        """Return an empty string, because a mode changes the purpose of a command."""
         return ""
 
 

@@ -167,8 +167,8 @@ def key(
         help: a full sentence for ``--help`` and the documentation.
         allowed: (min, max) for numbers; the permitted values for strings.
         effect: the conditions under which the key has an effect. Empty if it always has one.
-        off: the value that switches the key off. It is permitted even where the key has no effect,
-            and so are None and a default of 0 or false.
+        off: the value that disables the key. It is permitted even where the key has no effect, and
+            so are None and a default of 0 or false.
         path: the kind of path that the value is, or None if it is not a path.
     """
     off_values = [None, off]

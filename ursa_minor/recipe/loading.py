@@ -186,7 +186,7 @@ def _problems_of_keys(values: Mapping[str, Any]) -> Iterator[str]:
         if _is_missing(name, values):
             yield (
                 f"{name} is missing and has no default. "
-                f"Add it to the recipe, or state it with --{name}: {field.metadata['help']}"
+                f"Add it to the recipe, or set it with --{name}: {field.metadata['help']}"
             )
         elif name in values:
             value = values[name]

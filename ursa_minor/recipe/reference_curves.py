@@ -29,8 +29,8 @@ class Reference(NamedTuple):
     losses: list[float]
 
     @property
-    def words(self) -> str:
-        """The label in a picture. It says that the run was validated on another text than ours."""
+    def legend_label(self) -> str:
+        """The label in a picture. It states that the validation text is not that of our runs."""
         return f"{self.label} (its own validation set, of {self.validation})"
 
     def until(self, most: float) -> tuple[list[float], list[float]]:

@@ -79,7 +79,7 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the errors in combinations of values.
 
     Args:
-        values: every key. Each value is valid by itself.
+        values: every key, with values that have passed ``key_problem``.
     """
     recipe = SimpleNamespace(**values)
     yield from _shape_problems(recipe)

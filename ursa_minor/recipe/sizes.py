@@ -167,7 +167,7 @@ def check(name: str, flags: Collection[str], sizes: Sequence[Size] = GPT2_SIZES)
     for key in SHAPE_KEYS:
         if key in flags:
             problems.append(
-                f"--size {name} and --{key} both set the shape of the model. Leave one of them out"
+                f"--size {name} and --{key} both set the shape of the model. Leave out one of them"
             )
     try:
         find_size(name, sizes)
@@ -190,7 +190,7 @@ def change(name: str, recipe: dict[str, Any], flags: Mapping[str, Any]) -> SizeC
     if model is not None:
         raise BadInput(
             f"--size {name}: init_from = {model} determines the shape of the model. "
-            "Leave --size out"
+            "Leave out --size"
         )
     if _has_shape_of(size, recipe):
         return SizeChange(size.shape)

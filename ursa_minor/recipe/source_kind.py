@@ -21,7 +21,7 @@ TABLE_FORMATS = {
     ".csv": "csv",
     ".arrow": "arrow",
 }
-# Formats that are read at offsets, so that their files cannot be compressed as a whole.
+# These formats need random access, so their files cannot be compressed (no .parquet.gz).
 UNCOMPRESSED_FORMATS = {"parquet", "arrow"}
 
 

@@ -306,7 +306,7 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> No
             color=BLACK,
             linestyle=":",
             linewidth=1.2,
-            label=reference.words,
+            label=reference.legend_label,
         )
 
     axes.set(ylabel="loss (nats per token)", ylim=y_limits(lines, baselines.values()))

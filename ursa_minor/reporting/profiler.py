@@ -42,7 +42,7 @@ def profiling(
         return
     if updates_left < PROFILE_UPDATES:
         remaining = pluralize(updates_left, "update is", "updates are")
-        log.info(f"no profile: {PROFILE_UPDATES} updates are necessary, and {remaining} left")
+        log.info(f"no profile: it needs {PROFILE_UPDATES} updates, and {remaining} left")
         yield lambda: None
         return
 
@@ -79,6 +79,4 @@ def profiling(
         yield count_update
     if not table_file.is_file():
         done = pluralize(num_updates, "update", "updates")
-        log.info(
-            f"no profile: {PROFILE_UPDATES} updates are necessary, and the run ended after {done}"
-        )
+        log.info(f"no profile: it needs {PROFILE_UPDATES} updates, and the run ended after {done}")

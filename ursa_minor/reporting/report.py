@@ -38,10 +38,10 @@ SAMPLE_HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE
 # The first lines of samples.txt. The note on noise is left out if the run has an init_from.
 NOISE = "At step 0 the weights are random, and so is the text.\n"
 BYTES = (
-    f"({REPLACEMENT_CHARACTER} stands for bytes that are not a character. "
+    f"({REPLACEMENT_CHARACTER} represents bytes that are not a character. "
     f"A token may be a part of a character, and later samples contain fewer of these.)\n\n"
 )
-HINT_AFTER = 50  # updates, after which the GPU's utilization has settled
+ADVICE_AFTER_STEPS = 50  # updates, after which the GPU's utilization has settled
 PICTURE_SECONDS = 10  # curves.png is drawn after an evaluation, but not more often than this
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
 LINE_SECONDS = 5  # without a terminal, lines are at least this far apart
@@ -67,11 +67,13 @@ class Report:
         self._clock = clock
         self._is_main = is_main
         self._first_step = state.step
-        self._validation_loss = 0.0
-        self._timed_from: tuple[int, float] | None = None  # step and seconds, see _time_left
-        self._has_hinted = False
+        self._last_validation_loss = 0.0  # 0 before the first evaluation of this process
+        # Step and elapsed seconds at the first update, from which the time left is extrapolated.
+        self._first_timed_update: tuple[int, float] | None = None
+        self._has_advised = False  # the advice about an idle GPU is logged once
         self._has_warned_of_picture = False
-        self._unreported: Callable[[], None] | None = None  # reports the last update
+        # Set while the newest update was not due for a report. last_update calls it.
+        self._report_later: Callable[[], None] | None = None
 
         is_drawable = is_main and _is_terminal_with_lines()
         self._bar = tqdm(
@@ -166,7 +168,7 @@ class Report:
         prefix = split
         if split == "validation":
             prefix = "eval"
-            self._validation_loss = result["loss"]
+            self._last_validation_loss = result["loss"]
         self._evaluated(step, prefix, result, describe_loss(split, result))
 
     def scores(
@@ -205,7 +207,7 @@ class Report:
         log.info(text)
         if "gzip" in losses:
             log.info(f"step {step}: gzip baseline {losses['gzip']:.3f} bits per byte")
-        if self._validation_loss > bigram_loss:
+        if self._last_validation_loss > bigram_loss:
             option = self._recipe.saving.option_of_another_run
             log.info(
                 f"Validation loss is no better than a bigram baseline. Train longer (--max_steps "
@@ -221,7 +223,7 @@ class Report:
         *,
         is_due: bool = True,
     ) -> None:
-        """Report an update: its row, the progress and, once per run, a hint on a faster setup.
+        """Report an update: its row, the progress and, once per run, advice for a faster setup.
 
         Args:
             state: the state after the update.
@@ -231,10 +233,10 @@ class Report:
             is_due: whether to report it now. Otherwise ``last_update`` can report it later.
         """
         if not is_due:
-            self._unreported = partial(self.update, state, update, lr, device)
+            self._report_later = partial(self.update, state, update, lr, device)
             return
-        self._unreported = None
-        gauges = hardware.gauges(device)
+        self._report_later = None
+        gpu_metrics = hardware.gpu_metrics(device)
         row = {"train/loss": update.loss}
         if update.objective is not None:
             row["train/objective"] = update.objective
@@ -243,20 +245,20 @@ class Report:
         row["skipped_updates"] = state.skipped_updates
         row["elapsed_seconds"] = self._clock.elapsed
         row |= self._clock.read()
-        row |= gauges
+        row |= gpu_metrics
         row["data_wait_seconds"] = state.data_wait_seconds  # a part of elapsed_seconds
         self.log(state.step, row)
         if self._is_main:
             self._show(state, row)
-            self._hint(state, gauges)
+            self._log_bottleneck(state, gpu_metrics)
 
     def last_update(self) -> None:
         """Report the last update if it was not due.
 
         With logging_steps = 0 updates are never reported.
         """
-        if self._unreported and self._recipe.evaluation.logging_steps:
-            self._unreported()
+        if self._report_later and self._recipe.evaluation.logging_steps:
+            self._report_later()
 
     def samples(self, step: int, texts: list[tuple[str, str]], *, show: bool) -> None:
         """Append samples to samples.txt.
@@ -306,7 +308,7 @@ class Report:
         fix = ""
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             fix = f" ({space_fix(self._picture)})"
-        log.warning(f"{self._picture} was not drawn: {error}{fix}. The run tries again later")
+        log.warning(f"{self._picture} was not drawn: {error}{fix}. The run retries it later")
 
     def close(self) -> None:
         """Close the progress bar, the files and the trackers."""
@@ -366,24 +368,24 @@ class Report:
 
         The first update of a process is not part of the estimate, because it includes compilation.
         """
-        if self._timed_from is None:
-            self._timed_from = (state.step, elapsed)
+        if self._first_timed_update is None:
+            self._first_timed_update = (state.step, elapsed)
             return None
-        first_step, first_elapsed = self._timed_from
+        first_step, first_elapsed = self._first_timed_update
         if state.step <= first_step:
             return None
         seconds_per_step = (elapsed - first_elapsed) / (state.step - first_step)
         return (state.max_steps - state.step) * seconds_per_step
 
-    def _hint(self, state: RunState, gauges: dict[str, float]) -> None:
-        """Log once how to use the GPU better, if it is often idle."""
-        if self._has_hinted or state.step - self._first_step < HINT_AFTER:
+    def _log_bottleneck(self, state: RunState, gpu_metrics: dict[str, float]) -> None:
+        """Log once how to use the device better, if it is often idle."""
+        if self._has_advised or state.step - self._first_step < ADVICE_AFTER_STEPS:
             return
         waiting_share = state.data_wait_seconds / max(self._clock.elapsed, 1e-9)
-        hint = hardware.hint(gauges, waiting_share)
-        if hint:
-            self._has_hinted = True
-            log.info(f"hint: {hint}")
+        advice = hardware.bottleneck_advice(gpu_metrics, waiting_share)
+        if advice:
+            self._has_advised = True
+            log.info(f"hint: {advice}")
 
 
 def _is_terminal_with_lines() -> bool:

@@ -1,7 +1,7 @@
 """Report a run's metrics and samples to the trackers in ``report_to``, with Accelerate's classes.
 
 metrics.jsonl contains all metrics, and a tracker has a copy. A tracker never ends a run. One that
-raises an exception is switched off with a warning, and one that does not answer ends with its own
+raises an exception is disabled with a warning, and one that does not answer ends with its own
 timeout.
 """
 
@@ -95,7 +95,7 @@ class SavedTrackers:
     Attributes:
         ids: the run's id in each tracker that needs one to continue the run.
         position: the position of the last row that was sent ("place" in the file).
-        behind: for each tracker that was switched off, the position of the last row that it has.
+        behind: for each tracker that was disabled, the position of the last row that it has.
     """
 
     ids: dict[str, str]
@@ -243,7 +243,7 @@ class Trackers:
             self._guarded(name, opened.tracker.finish)
 
     def _guarded(self, name: str, call: Callable[..., Result], *args: Any) -> Result | None:
-        """Call a tracker. If it raises an exception, switch it off with a warning."""
+        """Call a tracker. If it raises an exception, disable it with a warning."""
         try:
             with without_stdin(), kept_signal_handlers(), contextlib.redirect_stdout(io.StringIO()):
                 return call(*args)
@@ -253,7 +253,7 @@ class Trackers:
             self._open.pop(name, None)
             reason = one_line(f"{type(error).__name__}: {error}").rstrip(".: ")
             log.warning(
-                f"{name}: switched off: {reason}. "
+                f"{name}: disabled: {reason}. "
                 f"The run continues, and metrics.jsonl contains all metrics"
             )
             return None

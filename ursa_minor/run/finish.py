@@ -84,8 +84,8 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     if is_main:
         finish_of(state, recipe).write(run_dir)
     run.publish.finished(state.step, weights_step)
-    log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
-    log.info(f"{run_dir}/: {contents(recipe.saving)}")
+    log.info(f"trained for {duration(run.clock.elapsed)} (excluding evaluation and saving)")
+    log.info(f"{run_dir}/: {describe_contents(recipe.saving)}")
     command = f"python generate.py --model {paths.quoted(run_dir)}"
     log.info(f"{run_dir}/model/: for AutoModelForCausalLM.from_pretrained, or: {command}")
 
@@ -101,7 +101,7 @@ def finish_of(state: RunState, recipe: keys.Recipe) -> Finish:
     )
 
 
-def contents(saving: keys.Saving) -> str:
+def describe_contents(saving: keys.Saving) -> str:
     """Return the names of the files in the run folder that are of interest to a user."""
     names = []
     for name in (CURVES, SAMPLES, METRICS, LOG):

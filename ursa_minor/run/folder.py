@@ -160,8 +160,8 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
 def locked(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     """Create the run folder, and lock it during the block so that no other trainer uses it.
 
-    Every process calls it. The main process holds the lock, writes recipe.yaml, deletes what an
-    interrupted write has left, and starts the log file.
+    Every process calls it. The main process has the lock. It writes recipe.yaml, deletes the
+    remains of interrupted writes, and starts the log file.
 
     Raises:
         BadInput: another process is training in the folder.

@@ -38,7 +38,7 @@ class Publisher:
     Args:
         recipe: the run's recipe.
         repo_id: the repository, or None if the run pushes nothing.
-        run_info: what the model card states about the run.
+        run_info: information on the run for the model card.
         described: the contents of the model's files other than its weights, by file name.
     """
 
@@ -132,7 +132,9 @@ class Publisher:
             self._pusher.submit(new_push, card, self._files_of(step, model_files, rows))
             self._num_submitted += 1
         except Exception as error:  # an error of a push never ends a run
-            log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
+            log.error(
+                f"step {step} was not pushed: {type(error).__name__}: {error}. The run continues"
+            )
 
     def _files_of(
         self, step: int, model_files: Mapping[str, Path | str], rows: Sequence[Mapping]
@@ -213,6 +215,9 @@ def push_pending(run_dir: Path) -> int:
         BadInput: there is no such folder.
     """
     if not run_dir.is_dir():
-        raise BadInput(f"--push_pending {run_dir}: no such run folder")
+        raise BadInput(
+            f"--push_pending {run_dir}: this folder does not exist. Name a run folder, for example "
+            f"runs/NAME"
+        )
     num_left = push.push_pending(run_dir / run_files.PENDING)
     return 1 if num_left else 0

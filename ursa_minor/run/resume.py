@@ -25,7 +25,7 @@ from ursa_minor.checkpoint.state import RunState, planned_length
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.hub import client, pull
 from ursa_minor.optim.optimizers import OPTIMIZERS
-from ursa_minor.optim.schedule import Length, decay_begins, learning_rate
+from ursa_minor.optim.schedule import Length, decay_start_step, learning_rate
 from ursa_minor.recipe import keys, loading
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def _download_checkpoint(recipe: keys.Recipe) -> Path | None:
     address = recipe.saving.resume_from_checkpoint
     minutes = client.DEADLINE_SECONDS // 60
     log.info(
-        f"hub      downloading {address}; if the Hub does not answer, the run tries again for "
+        f"hub      downloading {address}; if the Hub does not answer, the download is retried for "
         f"{minutes} minutes"
     )
     pushes_there = recipe.hub.pushes_checkpoints and address == f"hub://{recipe.hub.hub_model_id}"
@@ -127,12 +127,13 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
         raise BadInput(f"--extend_steps {steps}: must be at least 1")
     # The length of the finished run. If max_hours planned it, the newest checkpoint contains it.
     length = None
+    # Find the newest intact checkpoint from before the decay phase.
     for path in checkpoint.list_checkpoints(saving.checkpoints):
         if checkpoint.find_problem(path) is not None:
             continue
         if length is None:
             length = planned_length(checkpoint.read_state(path)) or Length.of(schedule)
-        decay_start = decay_begins(schedule, length)
+        decay_start = decay_start_step(schedule, length)
         if decay_start is not None and checkpoint.step_of(path) <= decay_start:
             break
     else:
@@ -292,7 +293,7 @@ class Checkpoints:
         return best.is_dir() or state.stops_early(self.recipe.evaluation.early_stopping_patience)
 
     def _resume_notes(self, state: RunState, saved_threads: int) -> list[str]:
-        """Return what the user of a resumed run should know.
+        """Return log lines for the user of a resumed run.
 
         Args:
             state: the state of the run in the checkpoint.
@@ -328,15 +329,15 @@ class Checkpoints:
         can_shard = self.accelerator.is_fsdp2 or self.recipe.optimizer.shard_optimizer
         is_sharded = can_shard and self.accelerator.num_processes > 1
         if state.step > self.saved_step and not is_sharded:
-            self.save(state, alone=True)
+            self.save(state, this_process_only=True)
 
-    def save(self, state: RunState, *, alone: bool = False) -> None:
+    def save(self, state: RunState, *, this_process_only: bool = False) -> None:
         """Copy the state of the run, and start to write it in the background.
 
         Args:
             state: the state of the run.
-            alone: whether only this process calls it. Otherwise every process does, and the main
-                process writes.
+            this_process_only: whether no other process calls this. Otherwise every process does,
+                and the main process writes.
         """
         self.finish()
         accelerator = self.accelerator
@@ -344,7 +345,7 @@ class Checkpoints:
         weights, moments = checkpoint.gather(self.model, self.optimizer)
         path = saving.checkpoints / step_name(state.step)
         is_saved = state.step == self.saved_step and checkpoint.find_problem(path) is None
-        writes = accelerator.is_main_process or alone
+        writes = accelerator.is_main_process or this_process_only
         if is_saved or not writes:
             return
         self.saved_step = state.step
@@ -353,7 +354,7 @@ class Checkpoints:
             "tokens": state.step * self.recipe.batch.tokens_per_step,
             "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
             "science": keys.hyperparameters(self.recipe),
-            "data": self.corpus.contents(),
+            "data": self.corpus.identities(),
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
@@ -384,7 +385,10 @@ class Checkpoints:
             fix = ""
             if getattr(error, "errno", None) == errno.ENOSPC:
                 fix = f"{space_fix(self.recipe.saving.checkpoints)}; "
-            log.error(f"no checkpoint at step {self.saved_step}: {error}: {fix}the run continues")
+            log.error(
+                f"the checkpoint of step {self.saved_step} was not saved: {error}: {fix}the run "
+                f"continues"
+            )
 
     def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copy tensors to reused CPU memory."""
@@ -400,7 +404,7 @@ class Checkpoints:
 
         Its checkpoint is never deleted, because --extend_steps continues from it.
         """
-        return decay_begins(self.recipe.schedule, state.length)
+        return decay_start_step(self.recipe.schedule, state.length)
 
     def oldest_step(self, state: RunState) -> int:
         """Return the step of the oldest checkpoint from which the run may be resumed.

@@ -221,7 +221,7 @@ def header(
 
     flops = run_info.flops_per_token
     total_flops = flops * recipe.schedule.max_steps * tokens_per_step
-    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {total_flops:.2e} in all"
+    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {total_flops:.2e} in total"
 
 
 def _describe_model(model: keys.Model, run_info: RunInfo) -> str:
@@ -277,14 +277,17 @@ def _options(recipe: keys.Recipe, run_info: RunInfo, accelerator: Accelerator) -
     compiler = f"compile {compiler_of(accelerator)}"
     if recipe.machine.compile_mode != "default":
         compiler += f" ({recipe.machine.compile_mode})"
-    layers = recipe.model.gradient_checkpointing
-    is_in_effect = {
-        f"precision {run_info.precision}": True,
-        "TF32": torch.get_float32_matmul_precision() == "high",
-        "deterministic": recipe.machine.deterministic,
-        compiler: True,
-        f"{layers} gradient checkpointing": layers != "none",
-        "FSDP2": accelerator.is_fsdp2,
-        "ZeRO-1": uses_zero1(recipe, accelerator),
-    }
-    return ", ".join(option for option in is_in_effect if is_in_effect[option])
+    checkpointing = recipe.model.gradient_checkpointing
+    options = [f"precision {run_info.precision}"]
+    if torch.get_float32_matmul_precision() == "high":
+        options.append("TF32")
+    if recipe.machine.deterministic:
+        options.append("deterministic")
+    options.append(compiler)
+    if checkpointing != "none":
+        options.append(f"{checkpointing} gradient checkpointing")
+    if accelerator.is_fsdp2:
+        options.append("FSDP2")
+    if uses_zero1(recipe, accelerator):
+        options.append("ZeRO-1")
+    return ", ".join(options)

@@ -151,7 +151,7 @@ def test_a_fault_on_the_way_is_tried_again_and_each_file_comes_whole(served, pla
     status, waits = prepare(served)
     assert status == 0 and len(waits) >= 4 and max(waits) >= 7 and manifests.is_complete(fetched())
     train = manifests.read_manifest(fetched()).splits["train"]
-    assert not [*manifests.problems(fetched(), train)]
+    assert not [*manifests.find_problems(fetched(), train)]
 
 
 def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
@@ -187,7 +187,7 @@ def test_a_file_that_is_missing_or_has_changed_is_fetched_again(served, place):
     served.log = []
     assert prepare(served)[0] == 0
     train = manifests.read_manifest(fetched()).splits["train"]
-    assert not [*manifests.problems(fetched(), train)]
+    assert not [*manifests.find_problems(fetched(), train)]
     gets = {
         line.rpartition("/")[2]
         for line in served.log
@@ -249,7 +249,7 @@ def test_what_is_not_there_is_named_and_nothing_is_made(served, place):
         ("hf://datasets/me/tokens/empty", "HTTP status 404"),
         (
             "hf://datasets/me/tokens/only",
-            "data_dir = hf://datasets/me/tokens/only contains no validation shards",
+            "data_dir = hf://datasets/me/tokens/only has no validation shards",
         ),
     ):
         done = run(

@@ -150,7 +150,7 @@ def test_what_a_url_does_not_give_is_refused_and_nothing_of_it_is_kept(server, w
             texts([url])
     server.problems = problem(PAGE, times=ALWAYS)
     with pytest.raises(
-        BadInput, match=f"^{url}: the answer of {url} looks like a proxy's or log-in page"
+        BadInput, match=f"^{url}: the answer of {url} looks like a proxy or login page"
     ):
         texts([url])
     assert waits == [1] and not any(path.is_file() for path in Path().rglob("*"))
@@ -185,8 +185,11 @@ def test_faults_are_retried_from_the_row_where_they_began_and_a_new_row_begins_t
     problems = [(0, answer(503))] + [(360, answer(503))] * 5 + [(500, ConnectionError())] * 9
     assert list(retry.retried("hf://a", failing(problems), 0)) == ROWS
     assert waits == [1, 1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert caplog.messages[0] == "hf://a: row 0: HTTP status 503; try 2 of 10 in 1 s"
-    assert caplog.messages[-1] == "hf://a: row 500: ConnectionError; try 10 of 10 in 60 s"
+    assert caplog.messages[0] == "hf://a: row 0: HTTP status 503; retrying in 1 s (attempt 2 of 10)"
+    assert (
+        caplog.messages[-1]
+        == "hf://a: row 500: ConnectionError; retrying in 60 s (attempt 10 of 10)"
+    )
 
 
 def test_retry_after_is_obeyed_and_bounded(waits):
@@ -550,7 +553,7 @@ class Hub:
         shutil.rmtree("home", ignore_errors=True)
         for module in (huggingface_hub.constants, datasets.config):
             importlib.reload(module)
-        client.set_client_timeouts()
+        client.set_timeouts()
         client.TIMEOUTS["read"] = remote.TIMEOUT_SECONDS = 0.3
         waits, said, logged = [], [], logging.Handler()
         retry.time.sleep = waits.append

@@ -132,8 +132,8 @@ def test_token_file_is_read_where_it_cannot_be_mapped(
         ("a.bin", llm_c([1, 2], count=-1), "-1 tokens"),
         ("a.bin", llm_c([1])[:20], "has 20 bytes, but its 1 tokens need 1026"),
         ("a.bin", b"", "starts with 0"),
-        ("a.bin", None, "cannot be read: No such file"),
-        ("train.bin", b"\x01\x00\x02", "has 3 bytes, but its 1 tokens need 2"),
+        ("a.bin", None, "this file does not exist"),
+        ("train.bin", b"\x01\x00\x02", "1 tokens need 2 bytes, but the file has 3"),
         ("a.npy", bytes(200), "the magic string is not correct"),
         ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"descr", b"desc\n"), ""),
         (
@@ -215,7 +215,7 @@ def test_shards_are_cut_where_they_are_full_and_lose_nothing_and_sorted_names_ar
     names = [shard.file for shard in written]
     assert names == sorted(names) and ids_of(tmp_path, written) == list(range(99))
     assert write(tmp_path, [1], split="validation")[0].file == "val_00000_00000.bin"
-    with pytest.raises(BadInput, match="source file 100000 .* Join the source files"):
+    with pytest.raises(BadInput, match="more than 100,000 source files.*Concatenate"):
         make_writer(tmp_path, part=100_000)
 
 
@@ -336,7 +336,7 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
     assert described == Manifest(splits=splits, tokenizer=None, complete=True)
     for found in described.splits.values():
         assert ids_of(tmp_path, found) == [*range(7)] * len(found)
-        assert not [*manifests.problems(tmp_path, found)]
+        assert not [*manifests.find_problems(tmp_path, found)]
         manifests.check_unchanged(tmp_path, found)
     assert before == {
         path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]
@@ -379,16 +379,18 @@ def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete)
     first, copied = (
         write(folder, range(30), shard_tokens=10) for folder in (tmp_path, tmp_path / "copy")
     )
-    before = manifests.contents(manifest_of(first[:2], complete))
-    manifests.check_same_contents(tmp_path, before, manifest_of(copied[:2], complete))
+    before = manifests.train_identity(manifest_of(first[:2], complete))
+    manifests.check_same_train_split(tmp_path, before, manifest_of(copied[:2], complete))
     other = [first[0], replace(first[1], sha256="0" * 64)]
     for found in [other, first[1::-1], first[:1], *([first] if complete else [])]:
-        with pytest.raises(BadInput, match="was trained on different data. Use the same data, or"):
-            manifests.check_same_contents(tmp_path, before, manifest_of(found, True))
+        with pytest.raises(
+            BadInput, match="was trained on other data. Use the same text, or another"
+        ):
+            manifests.check_same_train_split(tmp_path, before, manifest_of(found, True))
     if not complete:
-        manifests.check_same_contents(tmp_path, before, manifest_of(first, True))
-    with pytest.raises(BadInput, match="Use --dataset_revision abc, or .* --run_name"):
-        manifests.check_same_contents(tmp_path, before, manifest_of(other, complete, "def"))
+        manifests.check_same_train_split(tmp_path, before, manifest_of(first, True))
+    with pytest.raises(BadInput, match="Use --dataset_revision abc, or another --run_name"):
+        manifests.check_same_train_split(tmp_path, before, manifest_of(other, complete, "def"))
 
 
 def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_read(
@@ -427,6 +429,6 @@ def test_every_fault_of_a_folder_is_found_at_once_and_any_flipped_bit_is_one(tmp
     for _ in range(50):
         bit.write_bytes(whole)
         flip(bit, draw.randrange(8 * len(whole)))
-        found = [*manifests.problems(tmp_path, written)]
+        found = [*manifests.find_problems(tmp_path, written)]
         assert [shard for shard, _ in found] == written
         assert all(shard.file in line for shard, line in found)

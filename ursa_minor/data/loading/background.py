@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5  # consecutive restarts, each within STABLE_SECONDS of the start
 STABLE_SECONDS = 600.0
-RESUMES = "The training so far is saved. Run the same command again to resume"
-POLL_SECONDS = 0.2  # time between two checks while training waits
-LOG_SECONDS = 30.0  # time between two messages while training waits
-REFRESH_SECONDS = 1.0  # time between two checks for new shards while training does not wait
+RESUMES = "the progress so far is saved, and the same command resumes"
+POLL_SECONDS = 0.2  # between two checks while training waits
+LOG_SECONDS = 30.0  # between two messages while training waits
+REFRESH_SECONDS = 1.0  # between two checks for new shards while training does not wait
 PREPARE = paths.ROOT / "prepare_data.py"
 
 
@@ -97,7 +97,7 @@ class Preparation:
         self._start()
 
     def prefetch(self, windows: int) -> None:
-        """Send the process the number of windows that will soon be needed."""
+        """Send the number of windows that will soon be needed to the process."""
         if windows > self._target:
             self._target = windows
             self._send_target()
@@ -169,7 +169,7 @@ class DataWait:
 
         Args:
             is_ready: the condition.
-            description: text for the log that states what the process waits for.
+            description: the reason for the wait, for log lines.
 
         Raises:
             BadInput, TrainingStopped: as ``Preparation.check``.
@@ -241,7 +241,8 @@ class DataWait:
             if reader:
                 reader.prefetch(windows)
                 reader.check()
-        # Reading the manifests takes a millisecond, too long for each step that does not wait.
+        # Reading the manifests takes about a millisecond. While enough data is prepared, it is done
+        # once per REFRESH_SECONDS, not at every step.
         is_recent = time.monotonic() - self._refreshed <= REFRESH_SECONDS
         if is_recent and _has_all(prepared, needed):
             return False

@@ -1,4 +1,4 @@
-"""Open the data of a run, wait for data that are still being prepared, and yield batches."""
+"""Open the data of a run, wait for shards that are being prepared, and yield batches."""
 
 import math
 import os
@@ -165,8 +165,8 @@ class Corpus:
         return all(source.manifest.complete for source in self.sources)
 
     @property
-    def whole(self) -> bool:
-        """Whether the training split is complete and remains complete (it is not consumed)."""
+    def stays_complete(self) -> bool:
+        """Whether the training split is complete, and stays so (it is not consumed)."""
         return self.complete and not self.is_consumed
 
     @property
@@ -259,10 +259,10 @@ class Corpus:
             batches, draws, batch_size=batch_size, rank=rank, num_processes=num_processes
         )
 
-    def contents(self) -> list[dict]:
+    def identities(self) -> list[dict]:
         """Return the identity of each source, by which a resumed run recognizes its data."""
         return [
-            {"weight": source.weight} | manifests.contents(source.manifest)
+            {"weight": source.weight} | manifests.train_identity(source.manifest)
             for source in self.sources
         ]
 
@@ -270,8 +270,8 @@ class Corpus:
         """Check that the data continue those of a checkpoint, and wait for shards if necessary.
 
         Args:
-            checkpoint: path of the checkpoint, for messages.
-            before: ``contents()`` of the run that wrote the checkpoint.
+            where: path of the checkpoint, for messages.
+            before: ``identities()`` of the run that wrote the checkpoint.
 
         Raises:
             BadInput: the weights of the sources or the shards differ.
@@ -286,8 +286,8 @@ class Corpus:
         pairs = list(zip(before, self.sources, strict=True))
 
         def are_shards_prepared() -> bool:
-            # If the data were complete, one more shard, or the end of the data, shows whether they
-            # still end at the same place.
+            # If the data of the checkpoint were complete, wait for one more shard or for the end of
+            # the preparation. Either of them shows whether the data have grown.
             for state, source in pairs:
                 num_shards = len(source.manifest.splits["train"])
                 needed = state["shards"] + state["complete"]
@@ -297,7 +297,7 @@ class Corpus:
 
         self.data_wait.until(are_shards_prepared, "the shards that the checkpoint was trained on")
         for state, source in pairs:
-            manifests.check_same_contents(checkpoint, state, source.manifest)
+            manifests.check_same_train_split(where, state, source.manifest)
 
     def describe(self, plan: Plan) -> Iterator[str]:
         """Yield one line for each source of the run, and notes about its text and its disk."""
@@ -350,7 +350,7 @@ class Corpus:
             if not 1 / MAX_BYTES_RATIO < ratio < MAX_BYTES_RATIO:
                 advice = "Use validation text of the same kind as the training text"
                 if self._recipe.data.data_files:
-                    advice += ": --validation_files FILE"
+                    advice += ": --validation_files PATH"
                 yield (
                     f"note     the validation text has {validation_bytes:.2f} bytes per token and "
                     f"the training text {train_bytes:.2f}, so they may be different kinds of text. "
@@ -374,7 +374,7 @@ class Corpus:
 
         data = self._recipe.data
         if len(prompts) == 1 and data.data_files and not data.validation_files:
-            # The validation split is the end of a text, which may begin inside a word.
+            # The validation split is the last part of one text, so it may start inside a word.
             prompts = self._first_words() or [prompts[0].partition(" ")[2] or prompts[0]]
         prompts = [prompt for prompt in prompts if prompt.strip()]
         return prompts[:MAX_PROMPTS] or [""]
@@ -515,9 +515,9 @@ def open_tokenizer(
     if name in keys.TRAINED_TOKENIZERS:
         folder = next(iter(manifest_by_folder))
         raise BadInput(
-            f"tokenizer = {name}: this tokenizer would be trained on text, but {folder} contains "
-            f"token shards and no tokenizer. Use the tokenizer that the shards were encoded with, "
-            f"a folder or a Hub id, for example --tokenizer openai-community/gpt2"
+            f"tokenizer = {name}: this tokenizer is trained on text, but {folder} contains token "
+            f"shards. Use the tokenizer with which they were made, for example "
+            f"--tokenizer openai-community/gpt2, or a folder"
         )
     tokenizer = tokenization.load(name)
     fingerprint = tokenization.fingerprint(tokenizer)
@@ -527,9 +527,8 @@ def open_tokenizer(
     init_from = recipe.model.init_from
     if init_from not in (None, name) and _fingerprint_of(init_from) not in (None, fingerprint):
         raise BadInput(
-            f"tokenizer = {stated_name}: this is not the tokenizer of init_from = {init_from}, so "
-            f"the model would read the ids as different text. Use --tokenizer {init_from}, both to "
-            f"prepare the data and to train"
+            f"tokenizer = {stated_name} differs from the tokenizer of init_from = {init_from}, "
+            f"whose ids represent other text; use --tokenizer {init_from}"
         )
     assert recipe.model.vocab_size is not None  # pretrained.complete sets it for init_from
     if len(tokenizer) > recipe.model.vocab_size:

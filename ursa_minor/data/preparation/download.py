@@ -173,9 +173,9 @@ def list_files(source: FoundSource, pinned_revision: str | None) -> RemoteFiles:
     missing_splits = [split for split, split_files in by_split.items() if not split_files]
     if missing_splits:
         raise BadInput(
-            f"{name} contains no {' and no '.join(missing_splits)} shards (.bin or .npy files "
-            f"with train or val between underscores in their names). Use the folder that does: "
-            f".../NAME/FOLDER"
+            f"{name} has no {' and no '.join(missing_splits)} shards. They are .bin or .npy files "
+            f"with train or val in their names, for example fineweb_val_000000.bin. If they are in "
+            f"a subfolder, add it: {name}/SUBFOLDER"
         )
     return RemoteFiles(commit, by_split)
 
@@ -208,8 +208,8 @@ def _download(source: FoundSource, commit: str, file: RepoFile) -> Shard:
         if not _matches(path, sha256, file):
             path.unlink()
             raise TruncatedError(
-                f"{path.name} was damaged during the download: its size or hash differs from that "
-                f"on the Hub"
+                f"{path.name} was corrupted during the download: its size or hash is not that of "
+                f"the Hub"
             )
         ids, _ = shards.open_ids(path)
         num_tokens = len(ids)

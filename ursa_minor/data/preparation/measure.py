@@ -24,7 +24,7 @@ CORE_SECONDS = 1.0  # time for which an estimate measures the speed of a core
 
 
 class Measurement(NamedTuple):
-    """Number of tokens and bytes that a measurement encoded, and its duration in seconds."""
+    """The amount of text that a measurement has encoded, and the time that it took."""
 
     tokens: int
     text_bytes: int
@@ -135,7 +135,7 @@ def verify(folder: Path, vocab_size: int) -> str:
         BadInput: listing every error in the folder.
     """
     manifest = manifests.describe_folder(folder)
-    errors = [error for _, error in manifests.problems(folder, manifest.shards)]
+    errors = [error for _, error in manifests.find_problems(folder, manifest.shards)]
     if errors:
         raise BadInput(errors)
 

@@ -20,9 +20,9 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
 from ursa_minor.data.sources.find import FoundSource, Part
-from ursa_minor.data.sources.remote import shown_name
+from ursa_minor.data.sources.remote import name_in_manifest
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, well_formed
+from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, replace_surrogates
 from ursa_minor.data.tokens.manifest import (
     Cursor,
     Manifest,
@@ -305,7 +305,7 @@ def cursor_at(position: Position, parts: list[Part]) -> Cursor:
     file = None
     if position.part < len(parts):
         name, _ = parts[position.part]
-        file = shown_name(name)
+        file = name_in_manifest(name)
     return Cursor(position.part, position.row, position.token, file=file)
 
 
@@ -365,7 +365,7 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
     path = source.folder / "tokenizer"
     if not path.is_dir():
         tokenizer = make_tokenizer(source, parts)
-        with files.making(path) as temporary:
+        with files.create_folder(path) as temporary:
             tokenizer.save_pretrained(temporary)
     if source.config.tokenizer in keys.TRAINED_TOKENIZERS:
         # Its class is known. AutoTokenizer, which determines the class, would import torch.
@@ -382,7 +382,7 @@ def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
     if config.tokenizer != "characters":
         return tokenization.load(config.tokenizer)
     all_parts = list(chain.from_iterable(parts.values()))
-    return tokenization.make_characters(well_formed(text) for text in read_texts(all_parts))
+    return tokenization.make_characters(replace_surrogates(text) for text in read_texts(all_parts))
 
 
 def read_texts(parts: list[Part]) -> Iterator[str]:
@@ -399,7 +399,7 @@ def first_texts(parts: list[Part]) -> Iterator[str]:
         if remaining <= 0:
             return
         remaining -= len(text)
-        yield well_formed(text)
+        yield replace_surrogates(text)
 
 
 def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:

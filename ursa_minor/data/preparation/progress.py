@@ -127,14 +127,12 @@ def log_amounts(manifest: Manifest) -> None:
 
 
 def warn_of_poor_fit(tokenizer_name: str, bytes_per_token: float) -> None:
-    """Log a warning that the tokenizer does not fit the text, and what the user can do."""
-    fix = (
-        "Train a tokenizer on this text with --tokenizer bpe --tokenizer_split qwen35 "
-        "--tokenizer_vocab_size N"
-    )
+    """Log a warning that the tokenizer does not fit the text, with a fix."""
+    fix = "Train one on it: --tokenizer bpe --tokenizer_split qwen35"
     if tokenizer_name == "bpe":
-        fix = "Train the tokenizer on more text, with a larger --tokenizer_vocab_size"
+        fix = "Train the tokenizer on more text"
     log.warning(
-        f"The tokenizer does not fit this text: with only {bytes_per_token:.2f} bytes per token, "
-        f"each training sequence contains little text. {fix}"
+        f"{bytes_per_token:.2f} bytes per token: the tokenizer does not fit this text, so each "
+        f"training sequence contains less of it. {fix}, with a larger vocabulary: "
+        f"--tokenizer_vocab_size N"
     )

@@ -10,7 +10,7 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation.prepare import SourceEncoder, open_source
 from ursa_minor.data.sources.find import FoundSource
-from ursa_minor.data.tokens.manifest import Manifest, Position, problems, read_manifest
+from ursa_minor.data.tokens.manifest import Manifest, Position, find_problems, read_manifest
 from ursa_minor.data.tokens.shards import MANIFEST, Shard, count_tokens
 
 log = logging.getLogger(__name__)
@@ -101,9 +101,9 @@ def shards_of_part(manifest: Manifest, split: str, part: int) -> list[Shard]:
 def broken_shards(
     source: FoundSource, manifest: Manifest, newer_than: Path | None
 ) -> Iterator[tuple[str, Shard]]:
-    """Yield the split and the shard for each shard that is damaged (``manifest.problems``).
+    """Yield the split and the shard for each shard that ``manifest.find_problems`` reports.
 
-    With stream_keep = consumed, a missing train shard is not damaged: it was deleted after its use.
+    With stream_keep = consumed, a missing train shard is no problem: it was deleted after its use.
 
     Args:
         newer_than: a file. Only shards that were modified after it are hashed. None hashes all.
@@ -112,5 +112,5 @@ def broken_shards(
     for split, shards in manifest.splits.items():
         if split == "train" and source.config.stream_keep == "consumed":
             shards = [shard for shard in shards if (folder / shard.file).exists()]
-        for shard, _ in problems(folder, shards, newer_than):
+        for shard, _ in find_problems(folder, shards, newer_than):
             yield split, shard

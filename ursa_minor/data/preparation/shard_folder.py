@@ -20,7 +20,7 @@ BUSY_SECONDS = 10.0  # time between two attempts to get the lock
 
 
 def complete_folder(source: FoundSource, target: PrefetchTarget | None) -> None:
-    """Write or download the shards of a source that are missing or damaged.
+    """Write or download the shards of a source that are missing or corrupted.
 
     Args:
         target: limit up to which shards are written while train.py reads them, or None to write

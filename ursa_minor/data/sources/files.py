@@ -69,8 +69,9 @@ def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("da
         if pattern.startswith(URL_SCHEMES):
             if not is_valid_url(pattern):
                 raise BadInput(
-                    f"{key}, number {number} is not a valid URL. In a user, password or query, "
-                    f"write / ? # @ : and spaces as %2F %3F %23 %40 %3A %20"
+                    f"{key}: entry {number} is not a valid URL. Check its host and port. In the "
+                    f"user name, password and query, write / ? # @ : and spaces as %2F %3F %23 "
+                    f"%40 %3A %20"
                 )
             name = pattern
             if not reader_of(pattern):
@@ -100,10 +101,7 @@ def _check_file(key: str, name: str) -> None:
         )
     # For a name that is too long, the methods of Path raise an error.
     if os.path.isdir(name):  # noqa: PTH112
-        raise BadInput(
-            f"{key}: {name} is a folder, not a file. To use its files, write a pattern, for "
-            f"example '{name}/**/*.txt'"
-        )
+        raise BadInput(f"{key}: {name} is a folder. Use its files, for example '{name}/**/*.txt'")
     if not os.path.isfile(name):  # noqa: PTH113
         raise BadInput(no_such_file(key, name))
     if not Path(name).stat().st_size:
@@ -128,8 +126,8 @@ def _check_not_packed(key: str, name: str) -> None:
     local_name = Path(path_of(name)).name if name.startswith(URL_SCHEMES) else name
     command = f"{UNPACK_COMMANDS[suffix]} {shlex.quote(local_name)}"
     raise BadInput(
-        f"{key}: {name} is an archive or a compressed text file, which cannot be read directly. "
-        f"Unpack it with the following command, and use the unpacked files: {command}"
+        f"{key}: {name} is an archive or a compressed text. "
+        f"Unpack it and use the files that it contains: {command}"
     )
 
 
@@ -156,8 +154,7 @@ def download(key: str, url: str, prepared_data_dir: Path) -> Path:
         except httpx.ConnectError as error:
             # The host or the network is missing, so retries would not help.
             raise BadInput(
-                f"{key}: {url} cannot be downloaded, because the connection failed ({error}). "
-                f"Check the address and the network, or use a local file"
+                f"{key}: {url} cannot be downloaded ({error}). Use a local file instead"
             ) from None
 
     path = remote.copy_of(url, prepared_data_dir)

@@ -26,7 +26,7 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources.files import find_files, no_such_file, reader_of, resolved_name
 from ursa_minor.data.sources.formats import text as text_format
-from ursa_minor.data.sources.remote import shown_name
+from ursa_minor.data.sources.remote import name_in_manifest
 from ursa_minor.data.sources.stdlib import stdlib_files
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.keys import DataSource
@@ -35,12 +35,11 @@ from ursa_minor.recipe.source_kind import STDLIB, URL_SCHEMES, path_of
 # Maximum length of a source's name in the name of its folder. A file name has at most 255 bytes.
 NAME_BYTES = 240
 NO_DATA = (
-    "The recipe names no data. Use --data_files FILE... for text, Parquet, JSON lines or CSV, "
-    "--dataset_name NAME for a data set of the Hub, or --data_dir FOLDER for shards"
+    "no data is given. Use --data_files PATH... for text, Parquet or JSON lines, "
+    "or --data_dir FOLDER for shards"
 )
 NO_VALIDATION = (
-    "validation_fraction = 0: no text is left for the validation split. Use "
-    "--validation_fraction 0.1"
+    "validation_fraction = 0 leaves nothing to validate on. Use a share of the text such as 0.1"
 )
 # The version of the identity. A higher version prepares all data again. Raise it when the same
 # source would be read as different documents or divided into different shards.
@@ -235,8 +234,7 @@ def _files_source(config: DataSource) -> FoundSource:
     if len(example_of_format) > 1:
         examples = " and ".join(sorted(example_of_format.values()))
         raise BadInput(
-            f"data_files, validation_files: {examples} have different file formats. Use files of "
-            f"one format"
+            f"data_files: {examples} have different file formats. Use files of one format"
         )
 
     splits = {"train": train_files}
@@ -250,7 +248,7 @@ def _files_source(config: DataSource) -> FoundSource:
 
 def _text_source(config: DataSource, splits: dict[str, list[str]]) -> FoundSource:
     if "validation" not in splits and not config.validation_fraction:
-        raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
+        raise BadInput(f"{NO_VALIDATION}, or --validation_files PATH")
     paths = {split: [Path(name) for name in names] for split, names in splits.items()}
     # A file for validation replaces the fraction.
     contents: dict[str, Any] = {"validation": config.validation_fraction}
@@ -367,6 +365,6 @@ def _stamp(name: str) -> list:
     Tables are too large to hash them at each start.
     """
     if name.startswith(URL_SCHEMES):
-        return [shown_name(name)]
+        return [name_in_manifest(name)]
     stat = Path(name).stat()
-    return [shown_name(name), stat.st_size, stat.st_mtime_ns]
+    return [name_in_manifest(name), stat.st_size, stat.st_mtime_ns]

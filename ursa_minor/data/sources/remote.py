@@ -55,7 +55,7 @@ def fetch(url: str, path: Path) -> None:
         return
     if is_redacted(url):
         raise BadInput(
-            f"{url}: the user, password or query of this URL was removed when the recipe was "
+            f"{url}: the user, password or query of this URL was removed before the recipe was "
             f"saved. Use the complete URL: --data_files URL"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
     return [f"hf://{name}" for name in sorted(names)]
 
 
-def shown_name(name: str) -> str:
+def name_in_manifest(name: str) -> str:
     """Return the name of a file for manifests: a redacted URL, or a name without its folder.
 
     The folder is left out because it may be moved.

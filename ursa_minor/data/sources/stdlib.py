@@ -36,11 +36,17 @@ def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
             splits["validation"].append(path)
         else:
             splits["train"].append(path)
-    if not splits["train"] or not splits["validation"]:
+    if not splits["train"] and not splits["validation"]:
         raise BadInput(
-            f"dataset_name = {STDLIB}: {root} contains no Python source files to train on. "
-            f"Use another text: --data_files FILE..."
+            f"dataset_name = {STDLIB}: {root} contains no Python source files. "
+            f"Use your own text: --data_files PATH"
         )
+    for split in ("train", "validation"):
+        if not splits[split]:
+            raise BadInput(
+                f"validation_fraction = {validation_fraction}: the {split} split of {STDLIB} would "
+                f"be empty. Use, for example, --validation_fraction 0.1"
+            )
     return {split: paths for split, paths in splits.items() if paths}
 
 

@@ -37,7 +37,7 @@ class Document(NamedTuple):
     counts: dict[str, int]
 
 
-def well_formed(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Replace each lone surrogate, which JSON can contain but UTF-8 cannot, by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
@@ -109,7 +109,7 @@ class DocumentEncoder:
     def _documents(self, batch: list[NumberedRow]) -> list[Document]:
         if self._rows_are_ids:
             return [self._document_of_ids(number, ids) for number, ids, _ in batch]
-        texts = [well_formed(text) for _, text, _ in batch if text is not None]
+        texts = [replace_surrogates(text) for _, text, _ in batch if text is not None]
         encoded_texts = zip(texts, self._encode(texts), strict=True)
         documents = []
         for number, original_text, begins_document in batch:
@@ -142,8 +142,8 @@ class DocumentEncoder:
         vocab_size = len(self.bytes_per_token)
         if ids.max() >= vocab_size:
             raise BadInput(
-                f"tokenizer = {self._name}: row {row} contains the id {ids.max()}, but this "
-                f"tokenizer has only {vocab_size} ids. Use the tokenizer that produced the ids"
+                f"row {row} contains the id {ids.max()}, but tokenizer = {self._name} has only "
+                f"{vocab_size} ids. Use the tokenizer that produced these ids"
             )
         text_ids = self._strip_end_of_text(ids)
         text_bytes = self.bytes_per_token[text_ids].sum()

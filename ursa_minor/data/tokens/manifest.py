@@ -1,4 +1,4 @@
-"""The manifest of a folder of token shards: read, write and compare it, and find damaged shards."""
+"""Read, write and compare the manifest of a folder of token shards, and find corrupted shards."""
 
 import dataclasses
 import hashlib
@@ -176,9 +176,9 @@ def describe_folder(folder: Path) -> Manifest:
     for split, word in (("train", "train"), ("validation", "val")):
         if manifest.complete and not manifest.splits.get(split):
             raise BadInput(
-                f"data_dir = {folder}: this folder has no {split} shards (.bin or .npy files with "
-                f"the word {word} between underscores in their names). Use a folder that was "
-                f"written by prepare_data.py, llm.c, modded-nanogpt, build-nanogpt or nanoGPT"
+                f"data_dir = {folder} has no {split} shards (.bin or .npy files with the word "
+                f"{word} between underscores). Use a folder that prepare_data.py, llm.c, "
+                f"modded-nanogpt, build-nanogpt or nanoGPT wrote"
             )
     return manifest
 
@@ -209,7 +209,7 @@ def fingerprint(shards: list[Shard]) -> str:
     return hashlib.sha256(document.encode()).hexdigest()
 
 
-def contents(manifest: Manifest) -> dict[str, Any]:
+def train_identity(manifest: Manifest) -> dict[str, Any]:
     """Return the identity of the train split, which a checkpoint stores. It may still grow."""
     train_shards = manifest.splits["train"]
     return {
@@ -220,12 +220,12 @@ def contents(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def check_same_contents(checkpoint: Path, before: dict[str, Any], manifest: Manifest) -> None:
+def check_same_train_split(where: Path, before: dict[str, Any], manifest: Manifest) -> None:
     """Check that the train split is the one that a checkpoint was trained on.
 
     Args:
-        checkpoint: path of the checkpoint, for messages.
-        before: ``contents`` of the split when the checkpoint was saved. If the split was not
+        where: the checkpoint, which an error names.
+        before: ``train_identity`` of the split when the checkpoint was saved. If the split was not
             complete then, it may have grown.
 
     Raises:
@@ -239,14 +239,11 @@ def check_same_contents(checkpoint: Path, before: dict[str, Any], manifest: Mani
     if has_same_beginning and (has_same_end or may_have_grown):
         return
 
-    fix = "Use the same data"
+    fix = "Use the same text"
     revision = before.get("revision")
     if revision and revision != manifest.revision:
         fix = f"Use --dataset_revision {revision}"
-    raise BadInput(
-        f"{checkpoint} was trained on different data. {fix}, or start a new run with a different "
-        f"--run_name"
-    )
+    raise BadInput(f"{where} was trained on other data. {fix}, or another --run_name")
 
 
 def check_unchanged(folder: Path, shards: list[Shard]) -> None:
@@ -258,13 +255,13 @@ def check_unchanged(folder: Path, shards: list[Shard]) -> None:
         BadInput: some shards have changed.
     """
     existing = [shard for shard in shards if (folder / shard.file).exists()]
-    changes = problems(folder, existing, newer_than=folder / MANIFEST)
+    changes = find_problems(folder, existing, newer_than=folder / MANIFEST)
     messages = [message for _, message in changes]
     if messages:
         raise BadInput(messages)
 
 
-def problems(
+def find_problems(
     folder: Path, shards: list[Shard], newer_than: Path | None = None
 ) -> Iterator[tuple[Shard, str]]:
     """Find shards whose file is missing or does not match the manifest.
@@ -278,12 +275,12 @@ def problems(
         The shard and a description of its problem.
     """
     for shard in shards:
-        message = _problem(folder / shard.file, shard, newer_than)
+        message = _find_problem(folder / shard.file, shard, newer_than)
         if message is not None:
             yield shard, message
 
 
-def _problem(path: Path, shard: Shard, newer_than: Path | None) -> str | None:
+def _find_problem(path: Path, shard: Shard, newer_than: Path | None) -> str | None:
     try:
         open_ids(path, shard.tokens)
     except BadInput as error:

@@ -113,16 +113,16 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
         The ids, (tokens,) uint16 or uint32, read-only; and their offset in the file in bytes.
 
     Raises:
-        BadInput: the format is unknown, the file cannot be read, is truncated or damaged, or has
-            a different number of ids.
+        BadInput: the format is unknown, the file cannot be read, is truncated or corrupted, or has
+            another number of ids.
     """
     try:
         layout = _read_layout(path)
         size = path.stat().st_size
         if size != layout.file_size:
             raise ValueError(
-                f"the file is truncated or damaged. It has {size} bytes, but its "
-                f"{layout.num_tokens} tokens need {layout.file_size}"
+                f"{layout.num_tokens} tokens need {layout.file_size} bytes, but the file has "
+                f"{size}, so it is truncated or corrupted"
             )
         if tokens not in (None, layout.num_tokens):
             raise ValueError(
@@ -130,9 +130,14 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
                 f"{MANIFEST} lists {tokens}"
             )
         ids = _map(path, layout)
-    except OSError as error:  # also too many open files
-        raise BadInput(f"{path}: cannot be read: {error.strerror}. {RESTORE}") from None
-    except Exception as error:  # for a damaged .npy file, ast and tokenize raise their own errors
+    except FileNotFoundError:
+        raise BadInput(f"{path}: this file does not exist. {RESTORE}") from None
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror}). Check its permissions and the limit of "
+            f"open files (ulimit -n)"
+        ) from None
+    except Exception as error:  # for a corrupted .npy file, ast and tokenize raise their own errors
         raise BadInput(f"{path}: {error}. {RESTORE}") from None
     # Slicing an instance of np.memmap would take microseconds longer.
     return np.asarray(ids), layout.offset
@@ -291,8 +296,8 @@ class ShardWriter:
     ):
         if part > MAX_PART:
             raise BadInput(
-                f"{folder}: source file {part} is too many: the names of shards end at number "
-                f"{MAX_PART}. Join the source files to fewer ones"
+                f"{folder}: there are more than {MAX_PART + 1:,} source files, which is the "
+                f"limit for the names of shards. Concatenate some of the files"
             )
         word = "val" if split == "validation" else split
         self.folder = folder

@@ -27,15 +27,15 @@ from ursa_minor.data.tokens import split_points
 SPACE = "▁"
 BYTE = re.compile("<0x[0-9A-F]{2}>")
 END_OF_TEXT = "<|endoftext|>"
-REPLACEMENT_CHARACTER = "\ufffd"  # replaces invalid bytes in a decoded text
-MAX_INCOMPLETE_BYTES = 3  # a complete character of UTF-8 has at most four bytes
-CONTEXT_TOKENS = 64  # number of earlier tokens that are decoded together with new ones
-# In bytes. The time to train on a word grows with the square of its length, and words of languages
-# and of code are shorter.
+REPLACEMENT_CHARACTER = "\ufffd"  # in place of invalid bytes in a decoded text
+MAX_INCOMPLETE_BYTES = 3  # a character of UTF-8 has at most four
+CONTEXT_TOKENS = 64  # earlier tokens that are decoded together with new ones
+# Longer words (in bytes) are split before a tokenizer is trained, because the training time grows
+# with the square of the length of a word. Natural words and identifiers are shorter.
 LONGEST_WORD = 1024
 SAMPLE_TOKENS = 100_000  # minimum number of tokens for which tiktoken is compared with tokenizers
-SAMPLE_TEXT_TOKENS = 500  # number of tokens of each text in this sample
-MAX_SHOWN_CHARACTERS = 10  # number of unknown characters that a message lists
+SAMPLE_TEXT_TOKENS = 500  # tokens of each text in this sample
+MAX_SHOWN_CHARACTERS = 10  # characters that a message lists
 # Texts that two implementations of a regex or of BPE could encode differently.
 HARD_TEXTS = [
     "",
@@ -141,10 +141,10 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     # Without files of a tokenizer, Transformers creates an empty one from the config of a model.
     is_empty = set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
     if is_empty:
-        fix = "Use a folder or Hub id with a tokenizer.json"
-        if of_model:
-            fix = "Save the tokenizer that the model was trained with into the model folder"
-        raise BadInput(f"{label}: this folder or repository contains no tokenizer. {fix}")
+        raise BadInput(
+            f"{where} contains no tokenizer. Use the one that the model was trained with: "
+            f"a folder or a Hub id"
+        )
     if tokenizer.eos_token_id is None:
         raise BadInput(
             f"{label}: the tokenizer has no end-of-text (eos) token, which must separate "
@@ -280,15 +280,23 @@ class Continuation:
         text = _decode_all(self._tokenizer, self._ids)
         if text.endswith(REPLACEMENT_CHARACTER) or self._ends_in_byte():
             return ""  # the next ids may belong to the same character
-        return self._take(text)
+        return self._return_new_text(text)
 
     def finish(self) -> str:
         """Return the rest of the text, without an incomplete character at its end."""
-        return self._take(decode(self._tokenizer, self._ids))
+        return self._return_new_text(decode(self._tokenizer, self._ids))
 
-    def _take(self, text: str) -> str:
-        piece = text.removeprefix(self._returned)
-        if not text.startswith(self._returned):  # invalid bytes that continue those of the prompt
+    def _return_new_text(self, text: str) -> str:
+        """Return the part of a text that was not returned before, and remember the text.
+
+        Args:
+            text: the decoded ids.
+        """
+        if text.startswith(self._returned):
+            piece = text.removeprefix(self._returned)
+        else:
+            # The prompt ended in invalid bytes, which decode differently together with the new
+            # ones. Decode the new ids alone.
             piece = decode(self._tokenizer, self._ids[self._num_returned :])
         self._returned = text
         self._num_returned = len(self._ids)

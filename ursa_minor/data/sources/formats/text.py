@@ -77,7 +77,7 @@ def _not_text(path: Path, offset: int) -> BadInput:
     is_utf16 = byte_order_mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     problem = f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset}"
     if byte == 0 and not is_utf16:
-        return BadInput(f"{problem} never occurs in text. Leave this file out")
+        return BadInput(f"{problem} does not occur in texts. Leave out this file")
     encoding = "UTF-16" if is_utf16 else "LATIN1"
     command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > new.txt"
     return BadInput(
