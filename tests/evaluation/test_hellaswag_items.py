@@ -97,7 +97,7 @@ def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, begins
 
 def test_text_that_the_tokenizer_cannot_write_is_refused(tmp_path):
     with pytest.raises(
-        BadInput, match="tokenizer cannot encode the text of the items: .* Use --tokenizer bpe"
+        BadInput, match="tokenizer cannot encode the text of the items, .* --tokenizer bpe"
     ):
         encoded(tmp_path, tokenization.make_characters(["abc"]), ROW)
 

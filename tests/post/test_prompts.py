@@ -107,7 +107,11 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(pair, caplog):
             1,
             "leaves 31 tokens for a prompt. The shortest prompt has 32 tokens. Use shorter prompts",
         ),
-        ("a" * 32, 1, "leaves 31 for a prompt, and the shortest has 32. Use shorter prompts"),
+        (
+            "a" * 32,
+            1,
+            "leaves 31 tokens for a prompt. The shortest prompt has 32 tokens. Use shorter prompts",
+        ),
     ],
 )
 def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_length, words):

@@ -136,7 +136,7 @@ def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_t
     ).stderr
     assert "reads this text more than 4 times" in done and "dropout" in done
     assert re.search(
-        r"note     validation has \d\.\d\d bytes per token, train .*--validation_files PATH", done
+        r"note     the validation text has \d\.\d\d bytes per token .*--validation_files", done
     )
 
 

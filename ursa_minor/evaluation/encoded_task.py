@@ -319,9 +319,10 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
             f"Leave this task out, or use another tokenizer"
         )
         if "UNK" in str(error):
-            message += (
-                ". It knows only the characters of the text that it was made from. "
-                "Use --tokenizer bpe"
+            message = (
+                "the tokenizer cannot encode the text of the items, because it has ids only for "
+                "the characters of the text that it was created from. Leave this task out, or use "
+                "a model that was trained with --tokenizer bpe"
             )
         raise BadInput(message) from None
     ids_of_text = dict(zip(unique_texts, encoded["input_ids"], strict=True))

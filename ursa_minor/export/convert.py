@@ -258,14 +258,21 @@ def check_out_folder(out: Path, args: argparse.Namespace) -> None:
         return
     if out == Path(args.model).resolve():
         raise BadInput(
-            f"--out {args.out} exists already. Use another folder (--overwrite replaces an "
-            f"earlier export, but never the model that is exported)"
+            f"--out {args.out} is the model that is exported, which is never replaced. Use another "
+            f"folder"
+        )
+    if not out.is_dir():
+        raise BadInput(f"--out {args.out} is a file, not a folder. Use another path")
+    if not args.overwrite:
+        raise BadInput(
+            f"--out {args.out} already exists. Use another folder, or --overwrite to replace an "
+            f"earlier export"
         )
     changed = changed_files(out)
     if changed:
         raise BadInput(
-            f"--out {args.out} cannot be replaced, because files in it were changed or added "
-            f"since the export: {', '.join(changed)}. Use another folder"
+            f"--out {args.out} is not replaced, because it contains files that are not part of an "
+            f"unchanged export: {', '.join(changed)}. Use another folder"
         )
 
 

@@ -58,10 +58,10 @@ def check_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> No
     free = max(rows - used, 0)
     if free < needed:
         raise BadInput(
-            f"--chat: the tokens of a chat need {needed} rows of padding in the vocabulary, and "
-            f"{free} of its {rows} rows are padding. Train a model with --vocab_size "
-            f"{padded_vocab_size(used + needed)}, or with --tokenizer_vocab_size {rows - needed} "
-            f"or less"
+            f"--chat: the chat tokens need {needed} rows of padding in the vocabulary, but only "
+            f"{free} of its {rows} rows are padding. Leave out --chat, or train a model with "
+            f"--vocab_size {padded_vocab_size(used + needed)}, or with --tokenizer_vocab_size "
+            f"{rows - needed} or less"
         )
     try:
         # The template adds these words to the messages.

@@ -101,7 +101,8 @@ def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[TextOrMessages])
     """Raise BadInput if the tokenizer cannot encode the prompts, or if chats have no template."""
     if len({type(prompt) for prompt in prompts}) > 1:
         raise BadInput(
-            "prompts, held_out: some prompts are texts and some are messages. Use one form for all"
+            "prompts, held_out: some prompts are texts, and some are lists of messages. Use the "
+            "same form in all files"
         )
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
         raise BadInput(
@@ -182,9 +183,9 @@ def require_batch(
     needed = completions // num_generations
     if len(prompts) < needed:
         raise BadInput(
-            f"{label}: a batch takes {needed:,} prompts ({completions:,} completions, "
-            f"num_generations = {num_generations}), but only {len(prompts):,} are usable. Use "
-            f"more prompts, or a lower per_device_train_batch_size"
+            f"{label}: a batch needs {needed:,} prompts ({completions:,} completions, "
+            f"num_generations = {num_generations}), but only {len(prompts):,} are usable. Use more "
+            f"prompts, or a smaller --per_device_train_batch_size"
         )
 
 
@@ -314,6 +315,6 @@ def score(
     if new_failures == new_calls:
         raise BadInput(
             f"the reward {reward.__name__} failed for every prompt. The first call "
-            f"{reward.first_failure}"
+            f"{reward.first_failure}. Correct the reward function or the prompts"
         )
     return statistics.fmean(values)

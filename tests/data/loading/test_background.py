@@ -121,7 +121,7 @@ def test_lines_are_logged_in_order_before_the_end_is_known_and_a_good_end_is_the
         (
             3,
             TrainingStopped,
-            r"the reader stopped with exit status 3 \(see above\); the progress so far is saved",
+            r"prepare_data.py stopped with exit status 3\. .* The training so far is saved",
         ),
         (2, BadInput, "could not be prepared. The messages"),
     ):
@@ -168,7 +168,7 @@ def test_process_that_is_killed_again_and_again_stops_training_unless_it_has_liv
     for lived in (600, 1, 10_000, 599, 599, 0, 0):
         clock.now += lived
         ended(one)
-    words = r"killed 6 times in a row \(signal 9\); the progress so far is saved, and"
+    words = r"killed 6 times in a row by signal 9\. The training so far is saved"
     with pytest.raises(TrainingStopped, match=words):
         ended(one)
     restarts = [

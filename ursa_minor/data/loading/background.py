@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5  # consecutive restarts, each within STABLE_SECONDS of the start
 STABLE_SECONDS = 600.0
-RESUMES = "the progress so far is saved, and the same command resumes"
+RESUMES = "The training so far is saved. Run the same command again to resume"
 POLL_SECONDS = 0.2  # between two checks while training waits
 LOG_SECONDS = 30.0  # between two messages while training waits
 REFRESH_SECONDS = 1.0  # between two checks for new shards while training does not wait

@@ -297,7 +297,7 @@ class Corpus:
 
         self.data_wait.until(are_shards_prepared, "the shards that the checkpoint was trained on")
         for state, source in pairs:
-            manifests.check_same_train_split(where, state, source.manifest)
+            manifests.check_same_train_split(checkpoint, state, source.manifest)
 
     def describe(self, plan: Plan) -> Iterator[str]:
         """Yield one line for each source of the run, and notes about its text and its disk."""
@@ -527,8 +527,9 @@ def open_tokenizer(
     init_from = recipe.model.init_from
     if init_from not in (None, name) and _fingerprint_of(init_from) not in (None, fingerprint):
         raise BadInput(
-            f"tokenizer = {stated_name} differs from the tokenizer of init_from = {init_from}, "
-            f"whose ids represent other text; use --tokenizer {init_from}"
+            f"tokenizer = {stated_name}: this is not the tokenizer of init_from = {init_from}, so "
+            f"the model would read the ids as different text. Use --tokenizer {init_from}, both to "
+            f"prepare the data and to train"
         )
     assert recipe.model.vocab_size is not None  # pretrained.complete sets it for init_from
     if len(tokenizer) > recipe.model.vocab_size:

@@ -142,8 +142,8 @@ class DocumentEncoder:
         vocab_size = len(self.bytes_per_token)
         if ids.max() >= vocab_size:
             raise BadInput(
-                f"row {row} contains the id {ids.max()}, but tokenizer = {self._name} has only "
-                f"{vocab_size} ids. Use the tokenizer that produced these ids"
+                f"tokenizer = {self._name}: row {row} contains the id {ids.max()}, but this "
+                f"tokenizer has only {vocab_size} ids. Use the tokenizer that produced the ids"
             )
         text_ids = self._strip_end_of_text(ids)
         text_bytes = self.bytes_per_token[text_ids].sum()

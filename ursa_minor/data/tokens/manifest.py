@@ -243,7 +243,10 @@ def check_same_train_split(where: Path, before: dict[str, Any], manifest: Manife
     revision = before.get("revision")
     if revision and revision != manifest.revision:
         fix = f"Use --dataset_revision {revision}"
-    raise BadInput(f"{where} was trained on other data. {fix}, or another --run_name")
+    raise BadInput(
+        f"{where} was trained on different data. {fix}, or start a new run with a different "
+        f"--run_name"
+    )
 
 
 def check_unchanged(folder: Path, shards: list[Shard]) -> None:

@@ -121,8 +121,8 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
         size = path.stat().st_size
         if size != layout.file_size:
             raise ValueError(
-                f"{layout.num_tokens} tokens need {layout.file_size} bytes, but the file has "
-                f"{size}, so it is truncated or corrupted"
+                f"the file is truncated or corrupted. It has {size} bytes, but its "
+                f"{layout.num_tokens} tokens need {layout.file_size}"
             )
         if tokens not in (None, layout.num_tokens):
             raise ValueError(

@@ -142,7 +142,7 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     is_empty = set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
     if is_empty:
         raise BadInput(
-            f"{where} contains no tokenizer. Use the one that the model was trained with: "
+            f"{label} contains no tokenizer. Use the one that the model was trained with: "
             f"a folder or a Hub id"
         )
     if tokenizer.eos_token_id is None:
