@@ -107,11 +107,6 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(pair, caplog):
             1,
             "leaves 31 tokens for a prompt. The shortest prompt has 32 tokens. Use shorter prompts",
         ),
-        (
-            "a" * 32,
-            1,
-            "leaves 31 tokens for a prompt. The shortest prompt has 32 tokens. Use shorter prompts",
-        ),
     ],
 )
 def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_length, words):
