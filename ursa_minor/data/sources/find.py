@@ -39,7 +39,7 @@ NO_DATA = (
     "or --data_dir FOLDER for shards"
 )
 NO_VALIDATION = (
-    "validation_fraction = 0 leaves nothing to validate on. Use a share of the text such as 0.1"
+    "validation_fraction = 0: no text is left for the validation split. Use a share such as 0.1"
 )
 # The version of the identity. A higher version prepares all data again. Raise it when the same
 # source would be read as different documents or divided into different shards.
