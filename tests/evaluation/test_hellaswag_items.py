@@ -97,7 +97,7 @@ def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, begins
 
 def test_text_that_the_tokenizer_cannot_write_is_refused(tmp_path):
     with pytest.raises(
-        BadInput, match="tokenizer cannot encode the text of the items: .* Use --tokenizer bpe"
+        BadInput, match="tokenizer cannot encode the text of the items, .* --tokenizer bpe"
     ):
         encoded(tmp_path, tokenization.make_characters(["abc"]), ROW)
 
@@ -106,7 +106,7 @@ def test_an_ending_that_becomes_no_token_is_refused_with_its_line(tmp_path):
     tokenizer = tokenization.train_bpe(["abc"], 300)
     swallow = [normalizers.Replace("zzz", ""), normalizers.Strip()]
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(swallow)
-    with pytest.raises(BadInput, match="items.jsonl: line 2: the tokenizer makes no token of"):
+    with pytest.raises(BadInput, match="items.jsonl: line 2: the tokenizer returns no token for"):
         encoded(tmp_path, tokenizer, ROW, ROW | {"endings": ["a", "b", "c", "zzz"]})
 
 
@@ -134,7 +134,7 @@ def test_an_item_whose_ending_is_longer_than_the_context_is_left_out_and_counted
         ) == 3 - len(left)
     with pytest.raises(
         BadInput,
-        match=r"^HellaSwag cannot be scored, .* context, 1\. The longest ending has 4 tokens",
+        match=r"^HellaSwag cannot be scored, .* context of 1 tokens\. The shortest of these endings has \d tokens",
     ):
         encoded(tmp_path, characters, *rows, context_length=1)
 
@@ -186,9 +186,11 @@ def test_limit_reads_only_the_first_items_and_without_it_the_first_three_faults_
         read([path])
     *lines, last = caught.value.lines
     assert [line.split(" (")[0] for line in lines] == [
-        f"{path}: line {n}: the row is not a JSON object" for n in range(3, 6)
+        f"{path}: line {n}: the row is not a JSON object. Write one JSON object per line, or use "
+        "another format"
+        for n in range(3, 6)
     ]
-    assert last == "and 10 more rows with an error"
+    assert last == "10 more rows have an error"
 
 
 def test_parquet_gives_the_items_of_json_lines_and_files_are_joined(tmp_path):
@@ -197,11 +199,11 @@ def test_parquet_gives_the_items_of_json_lines_and_files_are_joined(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), table)
     both = read([lines, table])
     places = [f"{lines}: line 1", f"{lines}: line 2", f"{table}: row 1", f"{table}: row 2"]
-    assert [item.where for item in both] == places
+    assert [item.location for item in both] == places
     assert [item.questions for item in both[:2]] == [item.questions for item in both[2:]]
 
 
 def test_all_files_without_items_are_named(tmp_path):
     empty = [write(tmp_path / name, "", " ") for name in ("a.jsonl", "b.jsonl")]
-    with pytest.raises(BadInput, match="a.jsonl, .*b.jsonl: no HellaSwag items found"):
+    with pytest.raises(BadInput, match="a.jsonl, .*b.jsonl contains no items of HellaSwag"):
         read(empty)

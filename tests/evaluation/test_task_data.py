@@ -226,16 +226,16 @@ ROWS = {
         (
             "piqa",
             {"label": -1},
-            "label must be 0 or 1, not -1. A test split without answers cannot be scored",
+            "label must be 0 or 1, not -1. If this is a test split without answers",
         ),
-        ("winogrande", {"sentence": "none"}, "sentence has no blank, _"),
+        ("winogrande", {"sentence": "none"}, "sentence has no blank. Write the blank as _"),
         ("lambada_openai", {"text": "ends in space "}, "text ends in white space"),
         (
             "blimp",
             {"sentence_good": "a"},
-            "has no sentence_bad. An item of BLiMP has sentence_good, sentence_bad",
+            "missing: sentence_bad. An item of BLiMP must have sentence_good, sentence_bad",
         ),
-        ("hellaswag", {"label": ""}, "label must be 0, 1, 2 or 3, not ''. A test split"),
+        ("hellaswag", {"label": ""}, "label must be 0, 1, 2 or 3, not ''. If this is a test split"),
         ("hellaswag", {"endings": ["a", "b", "c"]}, "endings must have 4 texts, not 3"),
     ],
 )
@@ -252,7 +252,9 @@ def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_
     laid_out, tmp_path
 ):
     first = task_data.read(task_data.all_tasks()["blimp"], limit=10)
-    assert len({item.where.rpartition("/")[0] for item in first}) == 10, "the first ones are of all"
+    assert len({item.location.rpartition("/")[0] for item in first}) == 10, (
+        "the first ones are of all"
+    )
     next((tmp_path / "datasets/nyu-mll/blimp").glob("*/*.parquet")).unlink()
     wanted = r"blimp \(nyu-mll/blimp on the Hub\) cannot .*hf download nyu-mll/blimp --include"
     with pytest.raises(BadInput, match=wanted):
@@ -288,7 +290,7 @@ def test_task_is_fetched_again_after_a_passing_error(hub, waits, caplog, request
     assert [path.name for path in paths] == ["lambada_test_en.jsonl"]
     assert commit == task.revision
     assert waits == [1]
-    assert f"HTTP status {status}; retrying in 1 s" in caplog.text
+    assert f"HTTP status {status}). The next attempt starts in 1 s" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -318,7 +320,7 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(w
     flags += ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")
     empty = str(workplace / "empty")
     done = run("train.py", "--recipe", "tiny.yaml", *flags, HF_HOME=empty)
-    lines = [line for line in done.stderr.splitlines() if "left out: " in line]
+    lines = [line for line in done.stderr.splitlines() if " is not scored: " in line]
     assert (
         len(lines) == 2
         and "hf download EleutherAI/lambada_openai data/lambada_test_en.jsonl" in lines[0]

@@ -188,7 +188,9 @@ def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
         lowered,
     ]
     for tokenizer in (*others, tokenization.make_characters(TEXTS)):
-        with pytest.raises(BadInput, match="does not know how this tokenizer splits"):
+        with pytest.raises(
+            BadInput, match="does not support the way in which this tokenizer splits"
+        ):
             gguf_export.check_supported(model, tokenizer)
     scaled = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
     for config, words in [

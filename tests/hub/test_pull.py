@@ -56,7 +56,7 @@ def test_newest_checkpoint_is_fetched_whole_with_its_log_and_not_again(pushed, n
     assert not pushed.count("safetensors") and (new / "metrics.jsonl").read_text() == "mine"
     (path / "model.safetensors").write_bytes(b"another run's")
     with pytest.raises(
-        BadInput, match=f"{tag(12)}/model.safetensors has 13 bytes.*another checkpoint.*move"
+        BadInput, match=f"{tag(12)}/model.safetensors has 13 bytes.*Move the folder"
     ):
         fetch(new)
     assert (path / "model.safetensors").read_bytes() == b"another run's"
@@ -74,7 +74,7 @@ def test_checkpoint_of_a_tag_or_a_commit_is_fetched_and_of_all_checkpoints_the_n
     last(server)[f"checkpoints/{tag(12)}/manifest.json"] = parts(5)[
         "manifest.json"
     ]  # of another folder
-    with pytest.raises(BadInput, match=f"{tag(12)}/manifest.json cannot be read"):
+    with pytest.raises(BadInput, match=f"{tag(12)}/manifest.json in the repository is damaged"):
         fetch(new)
 
 
@@ -84,7 +84,9 @@ def test_damaged_or_missing_file_is_found_and_nothing_of_it_is_kept(pushed, new)
         with pytest.raises(BadInput, match=f"hub://{ID}: HTTP status 404"):
             fetch(new)
         last(pushed)[f"last-checkpoint/{name}"] = good[:-1] + bytes([good[-1] ^ 1])
-        with pytest.raises(BadInput, match=f"{name} is .*Try again, or use another revision"):
+        with pytest.raises(
+            BadInput, match=f"{name} is .*Run the same command again, or use another revision"
+        ):
             fetch(new)
         assert not os.listdir(new / "checkpoints")
         last(pushed)[f"last-checkpoint/{name}"] = good
@@ -99,7 +101,7 @@ def test_damaged_or_missing_file_is_found_and_nothing_of_it_is_kept(pushed, new)
         last(pushed)["last-checkpoint/manifest.json"] = json.dumps(
             change and stated | change
         ).encode()
-        with pytest.raises(BadInput, match="last-checkpoint/manifest.json cannot be read"):
+        with pytest.raises(BadInput, match="last-checkpoint/manifest.json in the .* is damaged"):
             fetch(new.with_name("other"))
 
 
@@ -153,7 +155,7 @@ def test_a_run_that_pushes_there_begins_where_nothing_was_pushed_and_nowhere_els
     assert begins("me/by-hand")
     stage(pending, 5, within=None)
     push.push_pending(pending)
-    with pytest.raises(BadInput, match="has no full checkpoint"):
+    with pytest.raises(BadInput, match="contains no full checkpoint"):
         begins(ID)
     server.problems.append(Fault("GET /api/models/", times=float("inf"), status=503))
     with pytest.raises(TrainingStopped, match="503"):  # it may hold a step

@@ -339,7 +339,7 @@ def test_files_that_gitignore_excludes_are_named(server, pending, caplog):
     stage(pending, 1)
     server.ignored = r".*\.safetensors"
     assert push.push_pending(pending) == 1
-    assert "me/run excludes last-checkpoint/model.safetensors, " in caplog.messages[-1]
+    assert "me/run on the Hub excludes last-checkpoint/model.safetensors, " in caplog.messages[-1]
     assert ".gitignore" in caplog.messages[-1]
     assert not server.tags(ID)
     server.ignored = None
@@ -400,7 +400,10 @@ def test_edits_of_the_card_on_the_hub_are_kept(server, pending, caplog):
     ("edit", "words"),
     [
         (lambda text: "---\nlicense: [mit\n---\nMine.\n", "its metadata block is not valid YAML"),
-        (lambda text: text.replace("# Step 1", "# Step 1\nMine."), "our section was edited"),
+        (
+            lambda text: text.replace("# Step 1", "# Step 1\nMine."),
+            "the section between the markers was edited",
+        ),
     ],
 )
 def test_damaged_card_is_left_alone_and_the_rest_is_pushed(server, pending, caplog, edit, words):
@@ -445,7 +448,7 @@ def test_push_succeeds_if_the_old_card_cannot_be_read(server, pending, caplog, s
     server.problems = [Fault("(GET|HEAD) .*/resolve/.*README", 10**6, status=status)]
     assert push.push_pending(pending) == 0 and not waiting(pending)
     assert server.files(ID)["README.md"] == b"# Mine" and tag(1) in server.tags(ID)
-    assert f"it cannot be read: HTTP status {status}" in caplog.text
+    assert f"it cannot be read (HTTP status {status}" in caplog.text
     server.problems.clear()
     stage(pending, 2)
     assert push.push_pending(pending) == 0
@@ -458,7 +461,7 @@ def test_push_succeeds_without_a_card_that_the_hub_refuses(server, pending, capl
     assert push.push_pending(pending) == 0 and not waiting(pending)
     assert (
         "README.md" not in server.files(ID)
-        and "the Hub refuses it: Invalid metadata" in caplog.text
+        and "the Hub rejects the new card (Invalid metadata" in caplog.text
     )
 
 
@@ -486,7 +489,7 @@ def test_check_makes_nothing_finds_the_owner_and_refuses_a_license_that_the_hub_
         Fault("validate-yaml", 1, status=400, message='"license" must be one of [mit, ...]')
     ]
     assert re.match(
-        "license, language, tags: the Hub refuses these values.*must be one of",
+        "license, language, tags: the Hub rejects these values.*must be one of",
         refusal(card="---\nlicense: MTI\n---\n"),
     )
     assert not server.repositories
@@ -516,8 +519,9 @@ def test_check_refuses_a_malformed_id_no_login_and_a_token_or_owner_that_may_not
         {"name": "writers", "roleInOrg": "write"},
     ]
     for owner in ("them", "readers"):
-        assert f"hub_model_id = {owner}/run: me may not create this repository" in refusal(
-            f"{owner}/run"
+        assert (
+            f"hub_model_id = {owner}/run: the token of me may not create this repository"
+            in refusal(f"{owner}/run")
         )
     assert check("writers/run")[0] == "writers/run"
     server.make("them/run", private=False)

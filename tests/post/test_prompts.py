@@ -38,7 +38,7 @@ def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tm
     assert prompt_sets.read("prompts", rows(tmp_path / "p[1].jsonl", {"prompt": CHAT})) == [
         CHAT
     ]  # which is a glob, too
-    with pytest.raises(BadInput, match="must be local files"):
+    with pytest.raises(BadInput, match="must be in local files"):
         prompt_sets.read("prompts", "https://host/p.jsonl")
 
 
@@ -47,10 +47,14 @@ def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(tmp_path):
         (
             "a.txt",
             [{"prompt": "a"}],
-            "must be local files of one format.* .parquet, .jsonl",
+            "must be in local files of one format.* .parquet, .jsonl",
         ),
-        ("a.jsonl", [{"text": "a"}], "'prompt' must contain a text .* The columns are text"),
-        ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "'prompt' must contain a text"),
+        (
+            "a.jsonl",
+            [{"text": "a"}],
+            "'prompt', all rows must contain a text.* The columns are text",
+        ),
+        ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "'prompt', all rows must contain a text"),
         ("a.jsonl", [{"prompt": [{"role": "user"}]}], "a list of messages with role and content"),
         ("a.jsonl", ["no row"], "cannot be read|The columns are"),
     ):
@@ -62,7 +66,7 @@ def test_prompts_that_cannot_be_encoded_are_refused(pair):
     prompt_sets.check(pair[1], ["abc"])
     for prompts, words in (
         (["abc", "Ö"], "no id for 'Ö'"),
-        (["a", CHAT], "some prompts are texts and some are messages"),
+        (["a", CHAT], "some prompts are texts, and some are lists of messages"),
         ([CHAT], r"no chat template. .* export_model.py RUN --chat"),
     ):
         with pytest.raises(BadInput, match=words):
@@ -79,7 +83,7 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(pair, caplog):
     assert drop_long(pair, fits) == fits and not caplog.text
     assert drop_long(pair, [*fits, "a" * 28, "b" * 40]) == fits
     assert (
-        "prompts = p.jsonl: 2 of 4 prompts are dropped because they are too long: with max_comp"
+        "prompts = p.jsonl: 2 of 4 prompts are too long and are not used, because with max_comp"
         in caplog.text
     )
     assert drop_long(pair, ["a" * 99], context=None) == ["a" * 99]
@@ -91,20 +95,24 @@ def test_prompts_longer_than_the_context_are_dropped_and_counted(pair, caplog):
         (
             "a" * 27,
             6,
-            "leaves 26 for a prompt, and the shortest has 27. Use max_completion_length of 5 or less",
+            "leaves 26 tokens for a prompt. The shortest prompt has 27 .* --max_completion_length 5 or less",
         ),
         (
             "abc",
             40,
-            "leaves 0 for a prompt, and the shortest has 3. Use max_completion_length of 29 or less",
+            "leaves 0 tokens for a prompt. The shortest prompt has 3 .* --max_completion_length 29 or less",
         ),
-        ("a" * 32, 1, "leaves 31 for a prompt, and the shortest has 32. Use shorter prompts"),
+        (
+            "a" * 32,
+            1,
+            "leaves 31 tokens for a prompt. The shortest prompt has 32 tokens. Use shorter prompts",
+        ),
     ],
 )
 def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_length, words):
     with pytest.raises(
         BadInput,
-        match=f"^prompts = p.jsonl: all 2 prompts are too long: .*context of 32 tokens {words}",
+        match=f"^prompts = p.jsonl: all 2 prompts are too long, because .*context of 32 tokens {words}",
     ):
         drop_long(pair, [prompt, prompt + "a" * 30], max_completion_length)
 
@@ -112,7 +120,7 @@ def test_an_error_explains_why_no_prompt_fits(pair, prompt, max_completion_lengt
 def test_prompts_must_fill_one_batch():
     prompt_sets.require_batch("prompts = p", ["a"] * 8, completions=64, num_generations=8)
     with pytest.raises(
-        BadInput, match="^prompts = p: a batch takes 8 prompts .*, but only 7 are usable"
+        BadInput, match="^prompts = p: a batch needs 8 prompts .*, but only 7 are usable"
     ):
         prompt_sets.require_batch("prompts = p", ["a"] * 7, completions=64, num_generations=8)
 

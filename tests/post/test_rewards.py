@@ -41,7 +41,7 @@ def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_na
     for name, words in (
         (
             "adition",
-            "must be addition, brackets, python_compiles, the folder of a reward model, or a function of your",
+            "there is no such reward. Use addition, brackets, python_compiles, the folder of a reward model, or a function of your",
         ),
         ("nowhere.py:short", "running nowhere.py failed. FileNotFoundError"),
         ("mine.py:long", "mine.py does not define a function named long"),

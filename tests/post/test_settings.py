@@ -78,14 +78,17 @@ def test_fraction_of_steps_is_refused(tmp_path, text, flags):
 
 def test_a_value_that_makes_no_sense_is_a_line_with_file_key_value_and_rule(tmp_path):
     for text, words in (
-        ("learning_rate: .nan", "learning_rate = nan: must be a finite number"),
-        ("learning_rate: -5", "learning_rate = -5: must be above 0"),
-        ("held_out_steps: 0", "held_out_steps = 0: must be 1 or more"),
-        ("model: null", "model = none: must be text"),
-        ("model: ''", "model = : must be a text that is not empty"),
-        ("report_to: 5", "report_to = 5: must be null, text or a list of texts"),
-        ("deepspeed: x", "TRL rejects these settings. ImportError: deepspeed is not installed"),
-        ("num_generation: 4", "num_generation: no such key; did you mean num_generations?"),
+        ("learning_rate: .nan", "learning_rate = nan: the value must be a finite number"),
+        ("learning_rate: -5", "learning_rate = -5: the value must be above 0"),
+        ("held_out_steps: 0", "held_out_steps = 0: the value must be 1 or more"),
+        ("model: null", "model = none: the value must be text"),
+        ("model: ''", "model = : the value must be a text that is not empty"),
+        ("report_to: 5", "report_to = 5: the value must be null, text or a list of texts"),
+        ("deepspeed: x", "TRL rejects these settings (ImportError: deepspeed is not installed"),
+        (
+            "num_generation: 4",
+            "num_generation is not a key of the settings; did you mean num_generations?",
+        ),
     ):
         with pytest.raises(BadInput) as raised:
             read(tmp_path, text)

@@ -75,7 +75,7 @@ def test_int8_and_pruning_load_back_and_say_what_they_cost(uninterrupted):
         "items.jsonl",
     )
     assert json.loads(scored.stdout)["precision"] == "int8" and "int8 on CPU" in scored.stderr
-    with pytest.raises(BadInput, match="is quantized already"):
+    with pytest.raises(BadInput, match="is already quantized"):
         convert.load_model("out")
 
 
@@ -96,11 +96,11 @@ def test_a_model_alone_is_measured_on_text_or_not_at_all(uninterrupted):
     assert record()["measured_on"] is None
     (manifest,) = Path("data").glob("*/manifest.json")
     manifest.write_text(manifest.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
-    assert "was made with another tokenizer than the model's" in export(out="other").stderr
+    assert "was encoded with a different tokenizer than the model's" in export(out="other").stderr
     Path("data").rename("elsewhere")
     said = export(out="again").stderr
     assert (
-        "not measured on the run's validation split" in said
+        "The loss is not measured, because the run's validation split" in said
         and f"data_dir = {uninterrupted}/data/text-" in said
     )
     out = export("--text", "text.txt", "--eval_tokens", "64", source="alone", out="measured").stdout
@@ -137,9 +137,9 @@ def test_bad_input_a_folder_of_yours_and_a_model_too_large_for_fp16_are_refused_
     with pytest.raises(BadInput, match="are required: model, --out"):
         export_model.parse([])
     before = listing()
-    assert "--text: no.txt: no such file" in export("--text", "no.txt", expect=2).stderr
+    assert "--text: the file no.txt does not exist" in export("--text", "no.txt", expect=2).stderr
     assert (
-        "--gguf: llama.cpp does not know how"
+        "--gguf: llama.cpp does not support the way"
         in export("--gguf", "f16", "--text", "no.txt", expect=2).stderr
     )
     for out in ("runs/whole/model", "data", "text.txt"):
@@ -164,7 +164,7 @@ def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_written(uninte
     export("--overwrite")
     assert record()["dtype"] == "fp32"
     assert (
-        "replaces an earlier export, but never the model"
+        "is the model that is exported, which is never replaced"
         in export("--overwrite", source="out", expect=2).stderr
     )
     Path("out", "notes.txt").write_text("mine")
@@ -241,7 +241,7 @@ def test_model_without_finite_output_is_not_exported(tmp_path, monkeypatch, caps
     model_export.write(model, Path("large"), tokenization.make_characters(["abc"]))
     assert export_model.main(["large", "--out", "out"]) == 2
     assert (
-        "large: the output of the model contains NaN or infinity, so it cannot be"
+        "large cannot be exported, because the output of the model contains NaN or infinity"
         in capsys.readouterr().err
     )
     assert not Path("out").exists()

@@ -9,7 +9,7 @@ import commands
 import pytest
 from conftest import ROOT
 
-ERROR = "error: data_files: a.csv: no such file"
+ERROR = "error: data_files: the file a.csv does not exist. Check the path"
 
 
 def done(code, stderr, stdout=""):

@@ -411,7 +411,7 @@ def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(wor
     (folder / others[1].file).write_bytes(b"")
     refused = called(*flags, expect=2)
     assert re.search(
-        rf"{folder}/{others[1].file} cannot be written again, .* or delete {folder}", refused
+        rf"{folder}/{others[1].file} is missing or damaged, .* or delete {folder}", refused
     )
 
 
@@ -440,7 +440,7 @@ def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_th
     refused = called(
         *files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])), expect=2
     )
-    assert "no train text is left. Use a smaller --validation_tokens, or" in refused
+    assert "the train split is empty" in refused
     path = write_table(Path("a.jsonl"), [None, "", " "])
     for tokenizer in ("characters", "bpe"):
         refused = called("--data_files", path, "--tokenizer", tokenizer, expect=2)
@@ -662,7 +662,7 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
         (
             [1, 99_999],
             "--token_column tokens",
-            "contains the id 99999, but tokenizer = tokenizer has",
+            "contains the id 99999, but this tokenizer has",
         ),
     ],
 )

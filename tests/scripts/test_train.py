@@ -44,7 +44,7 @@ def test_data_that_is_not_there_is_refused_before_torch_is_imported(workplace):
         {"PYTHONPATH": str(ROOT)},
     )
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    said = "error: data_files: mine.tx: no such file; did you mean mine.txt?"
+    said = "error: data_files: the file mine.tx does not exist; did you mean mine.txt?"
     assert (done.returncode, done.stderr.splitlines()) == (2, [said])
 
 
@@ -134,9 +134,9 @@ def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_t
     done = run(
         "train.py", *TINY, *UNSEEN, "--save_steps", "0", *files, *room, "--run_name", "many"
     ).stderr
-    assert "note     more than 4 epochs: " in done and "dropout" in done
+    assert "reads this text more than 4 times" in done and "dropout" in done
     assert re.search(
-        r"note     validation has \d\.\d\d bytes per token, train .*--validation_files PATH", done
+        r"note     the validation text has \d\.\d\d bytes per token .*--validation_files", done
     )
 
 
@@ -551,7 +551,7 @@ def test_neither_evaluations_nor_where_shards_lie_change_training(uninterrupted)
             ["--sample_prompts", "the ", "the 中é"],
             "sample_prompts = 'the 中é': the character tokenizer has no id for 'é' '中'",
         ),
-        (["--data_files", "short.txt"], "A window needs"),
+        (["--data_files", "short.txt"], "is long enough for a training window"),
         (["--vocab_size", "8"], "use --vocab_size 64"),
         (["--eval_only"], "contains no checkpoint. Train first, or use --init_from MODEL"),
         (["--data_dir", "nano"], "--tokenizer openai-community/gpt2"),
@@ -623,7 +623,7 @@ def test_shards_of_another_tokenizer_are_refused(uninterrupted):
     manifest["tokenizer"]["fingerprint"] = "0" * 64
     (folder / shards.MANIFEST).write_text(json.dumps(manifest))
     done = run("train.py", *TINY, "--run_name", "t", expect=2)
-    assert "another tokenizer" in done.stderr
+    assert "not encoded with the tokenizer that the run uses" in done.stderr
 
 
 @contextlib.contextmanager
@@ -666,7 +666,7 @@ def test_data_that_the_disk_has_no_room_for_stops_the_reader_and_the_run_in_a_li
             assert (
                 "File too large: raise the limit" in done.stderr and "Traceback" not in done.stderr
             )
-    assert "the reader stopped with exit status 1 (see above)" in done.stderr
+    assert "prepare_data.py stopped with exit status 1" in done.stderr
     run("train.py", *flags, "--max_steps", "1", "--warmup_steps", "1")
 
 
@@ -809,7 +809,7 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
     pid, _, err = fork(
         WITNESS, flags, {"LEDGER": "s.ledger", "HOLD_READER": "2", "ACCELERATE_USE_CPU": "true"}
     )
-    waits = r"waiting: \d+ of \d+ windows are prepared"
+    waits = r"waits for data: \d+ of \d+ windows are prepared"
     wait_until(lambda: re.search(waits, Path(err).read_text()) and losses("s"), 60)
     (folder,) = Path("data").glob("a0-*")
     assert not manifests.is_complete(folder)
@@ -858,7 +858,7 @@ def test_a_second_epoch_of_consumed_shards_is_refused_before_the_start(streaming
     done = run("train.py", *flags, "--data_files", "one.txt", expect=2)
     assert (
         "stream_keep = consumed" in done.stderr
-        and "deletes them in the first epoch" in done.stderr
+        and "they are deleted after their first use" in done.stderr
         and "--max_steps" in done.stderr
     )
     assert not Path("runs").exists() and not Path("data").exists()

@@ -77,7 +77,7 @@ def test_another_tokenizer_than_the_models_is_refused_before_anything_is_written
     done = run(
         "train.py", *flags, "--data_files", "other.txt", "--tokenizer", "characters", expect=2
     )
-    assert "differs from the tokenizer of init_from = runs/whole/model" in done.stderr
+    assert "not the tokenizer of init_from = runs/whole/model" in done.stderr
     assert "use --tokenizer runs/whole/model" in done.stderr and not Path("runs/more").exists()
 
 

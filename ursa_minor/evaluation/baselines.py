@@ -9,8 +9,8 @@ import torch
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.data.tokens.tokenizer import decode
 
-MAX_COUNTED_TOKENS = 2**23  # of the train split; counting more would take seconds
-BATCH_SIZE = 64  # windows of the validation split that are read together
+MAX_COUNTED_TOKENS = 2**23  # train tokens in which bigrams are counted. More would take seconds.
+BATCH_SIZE = 64  # number of validation windows that are read together
 
 
 def baselines(corpus: Corpus, eval_tokens: int) -> dict[str, float]:

@@ -66,10 +66,10 @@ class EncodedTask:
         fitting = [index for index, length in enumerate(longest_endings) if length <= max_length]
         if not fitting:
             raise BadInput(
-                f"{task.label} cannot be scored, because every item has an ending with more tokens "
-                f"than the model's context, {context_length}. The longest ending has "
-                f"{max(longest_endings)} tokens. In training, increase --sequence_length or choose "
-                f"other --tasks"
+                f"{task.label} cannot be scored, because every item has an ending that is longer "
+                f"than the model's context of {context_length} tokens. The shortest of these "
+                f"endings has {min(longest_endings)} tokens. Leave this task out, or use a model "
+                f"with a larger --sequence_length"
             )
 
         self.task = task
@@ -181,7 +181,7 @@ class EncodedTask:
             for item, nats in zip(self.items, sums, strict=True):
                 for number, value in enumerate(nats.tolist(), 1):
                     if not math.isfinite(value):
-                        raise not_finite(f"{item.where}: ending {number}", value)
+                        raise not_finite(f"{item.location}: ending {number}", value)
 
     def rows(self, answers: Sequence[ModelAnswer]) -> Iterator[dict]:
         """Yield the details of each item: log-likelihoods, lengths, predictions and the label.
@@ -193,7 +193,7 @@ class EncodedTask:
         predictions = self.predictions(answers)
         for index, item in enumerate(self.items):
             row = {
-                "item": item.where,
+                "item": item.location,
                 "label": int(self.gold[index]),
                 "sum_logprob": sums[index].tolist(),
                 "tokens": self.tokens[0][index].tolist(),
@@ -226,7 +226,8 @@ def _check_has_tokens(item: Item, encoded_item: EncodedItem) -> None:
     for pair in chain.from_iterable(encoded_item):
         if not pair.context or not pair.ending:
             raise BadInput(
-                f"{item.where}: the tokenizer makes no token of the context or of an ending"
+                f"{item.location}: the tokenizer returns no token for the context or for an "
+                f"ending. Correct this item, or use another tokenizer"
             )
 
 
@@ -313,11 +314,15 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
     try:
         encoded = tokenizer(unique_texts, add_special_tokens=False, verbose=False, truncation=False)
     except Exception as error:  # tokenizers raises bare Exceptions
-        message = f"the tokenizer cannot encode the text of the items: {first_line(error)}"
+        message = (
+            f"the tokenizer cannot encode the text of the items ({first_line(error)}). "
+            f"Leave this task out, or use another tokenizer"
+        )
         if "UNK" in str(error):
-            message += (
-                ". It knows only the characters of the text that it was made from. "
-                "Use --tokenizer bpe"
+            message = (
+                "the tokenizer cannot encode the text of the items, because it has ids only for "
+                "the characters of the text that it was created from. Leave this task out, or use "
+                "a model that was trained with --tokenizer bpe"
             )
         raise BadInput(message) from None
     ids_of_text = dict(zip(unique_texts, encoded["input_ids"], strict=True))

@@ -28,7 +28,7 @@ from ursa_minor.recipe import keys
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MAX_SKIPS = 3  # in a row, after which a score is no longer computed
+MAX_SKIPS = 3  # number of skips in a row after which a score is no longer computed
 
 
 def read_items(
@@ -39,14 +39,14 @@ def read_items(
     A task whose data set is unavailable is left out with a warning.
 
     Args:
-        commits: by the name of a task, the commit of the data set that the run has used before.
+        commits: for each name of a task, the commit of the data set that the run has used before.
 
     Raises:
         BadInput: the user's own files of a task cannot be read.
     """
     items: dict[Task, Items] = {}
     known_commits = commits or {}
-    with accelerator.local_main_process_first():  # the others find its files in the cache
+    with accelerator.local_main_process_first():  # other processes find the files in the cache
         for name in dict.fromkeys(evaluation.tasks):
             task = task_data.all_tasks()[name]
             task_files = evaluation.files_of(name)
@@ -57,7 +57,7 @@ def read_items(
             except BadInput as error:
                 if task_files:
                     raise
-                log.warning(f"task left out: {error}")
+                log.warning(f"The task {name} is not scored: {error}")
 
     commits_of_process = {task.name: task_items.commit for task, task_items in items.items()}
     commits_by_process = gather_object([commits_of_process])
@@ -111,9 +111,9 @@ class Evaluator:
 
     Attributes:
         tests: the encoded items of the tasks that are scored.
-        model: gives the complete model to each process while it is used.
-        stopped: returns whether this process was asked to stop. An evaluation then ends early on
-            all processes.
+        model: context manager that gives each process the complete model while it is used.
+        stopped: function that returns whether this process was asked to stop. If so, an evaluation
+            ends early on all processes.
     """
 
     recipe: keys.Recipe
@@ -221,11 +221,11 @@ class Evaluator:
             result = evaluate()
         except BadInput as error:
             self._skips[name] += 1
-            log.warning(f"skipped {name}: {error}")
+            log.warning(f"{name} could not be computed at this step: {error}")
             if self._skips[name] == MAX_SKIPS:
                 log.warning(
-                    f"{name} will not be computed again before the run is restarted, "
-                    f"because of {MAX_SKIPS} errors in a row"
+                    f"{name} will not be computed again until the run is restarted, "
+                    f"because {MAX_SKIPS} attempts in a row have failed"
                 )
             return None
         self._skips[name] = 0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, first_line
 
-# The first bytes of files.
+# The first bytes of a file in each format.
 PARQUET = b"PAR1"
 ZIP = b"PK\x03\x04"
 OLD_EXCEL = b"\xd0\xcf\x11\xe0"
@@ -31,10 +31,10 @@ BYTE_ORDER_MARKS = (
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
 )
-HEAD_BYTES = 1000  # in which the encoding of a file is recognized
+HEAD_BYTES = 1000  # size of the part of a file from which its encoding is recognized
 
-# Python programs of the commands: print the rows of a CSV or TSV file, or of a JSON document, as
-# JSON lines, and convert an Excel workbook.
+# The Python programs in these commands. They print the rows of a CSV or TSV file, or of a JSON
+# document, as JSON lines, or convert an Excel workbook.
 FROM_DELIMITED = (
     "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader("
     "open(sys.argv[1], encoding='utf-8-sig', newline=''), delimiter='{delimiter}')]"
@@ -51,11 +51,11 @@ class RawRow(NamedTuple):
     """A row of a file that has not been validated.
 
     Attributes:
-        where: the file and the number of the row, for messages.
+        location: the file and the number of the row, for messages.
         value: a dictionary by field name, or the text of a line that is not JSON.
     """
 
-    where: str
+    location: str
     value: object
 
 
@@ -112,7 +112,9 @@ def _read_bytes(path: Path) -> bytes:
 
 def _unreadable(path: Path, error: Exception) -> BadInput:
     reason = getattr(error, "strerror", None) or first_line(error)
-    return BadInput(f"{path}: cannot be read: {reason}")
+    return BadInput(
+        f"{path} cannot be read ({reason}). Check the path, or use another copy of the file"
+    )
 
 
 def _parquet_rows(path: Path) -> Iterator[RawRow]:
@@ -147,19 +149,23 @@ def _tsv_rows(path: Path, lines: list[str]) -> Iterator[RawRow]:
     if all(_is_in_quotes(name) for name in header):
         raise _quoted_tsv(path, f"its header {header_line[:60]} is in quotation marks")
     if len(set(header)) < len(header):
-        raise BadInput(f"{path}: two columns of the header have the same name: {', '.join(header)}")
+        raise BadInput(
+            f"{path}: two columns of the header have the same name ({', '.join(header)}). "
+            f"Rename one of them"
+        )
     for number, line in enumerate(nonblank_lines[1:], 1):
-        where = f"{path}: row {number}"
+        location = f"{path}: row {number}"
         values = line.split("\t")
         for name, value in zip(header, values, strict=False):
             if _is_in_quotes(value) and '""' in value:
                 raise _quoted_tsv(path, f"row {number}: {name} = {value[:60]}")
         if len(values) != len(header):
             raise BadInput(
-                f"{where} has {len(values)} fields and the header has {len(header)}. "
-                f"In TSV a text cannot contain a tab or a line break. Use JSON lines instead"
+                f"{location} has {len(values)} fields, but the header has {len(header)}. Correct "
+                f"this row. In TSV, a text cannot contain a tab or a line break, but in JSON lines "
+                f"it can"
             )
-        yield RawRow(where, dict(zip(header, values, strict=True)))
+        yield RawRow(location, dict(zip(header, values, strict=True)))
 
 
 def _is_in_quotes(value: str) -> bool:
@@ -186,7 +192,7 @@ def _decoded(path: Path, data: bytes) -> str:
     except UnicodeDecodeError as error:
         raise _wrong_format(
             path,
-            f"is not UTF-8 text (byte {error.start}). It may be in Latin-1",
+            f"is not UTF-8 text (invalid byte at offset {error.start}), and may be in Latin-1",
             "iconv -f LATIN1 -t UTF-8 {old} > {new}",
             path.suffix,
         ) from None

@@ -61,18 +61,17 @@ def context_length(config: PreTrainedConfig) -> int | None:
     return None
 
 
-def not_finite(where: str, value: float) -> BadInput:
+def not_finite(location: str, value: float) -> BadInput:
     """Return the error for a model that computes NaN or infinity instead of probabilities.
 
     Args:
-        where: the item, prompt or text that the model was given.
+        location: the item, prompt or text that the model was given.
         value: the log-likelihood, loss or logit that is not finite.
     """
     return BadInput(
-        f"{where}: the model computes no valid probabilities (its output is {value}). Either its "
-        f"training has diverged, and an earlier checkpoint is needed, or its activations overflow "
-        f"in half precision. A float16 model may work after a conversion to float32: "
-        f"python export_model.py MODEL --dtype fp32 --out FOLDER"
+        f"{location}: the model computes no valid probabilities (its output is {value}). If its "
+        f"training has diverged, use an earlier checkpoint. If the model is in float16, convert it "
+        f"to float32: python export_model.py MODEL --dtype fp32 --out FOLDER"
     )
 
 
@@ -94,15 +93,17 @@ def log_likelihoods(
     No random number is drawn, dropout is off, and the model is left as it was.
 
     Args:
-        model: is neither compiled, because the shapes change with each batch, nor a DDP wrapper.
-        questions: have any number of endings. No context or ending is empty.
-        context_length: the number of tokens that the model can read; longer contexts are truncated
-            from the left. None for a model without a limit.
-        accelerator: the processes that share the questions; None if this process scores all.
-        batch_size: the number of questions per batch, which is halved when memory runs out; None
-            chooses it for the device.
-        progress: is called after each batch with the indices of its questions.
-        stop: is called before each batch; if it returns True, the work ends on all processes.
+        model: the model. It must not be compiled, because the shapes change with each batch, and
+            must not be a DDP wrapper.
+        questions: the questions, with any number of endings. No context or ending is empty.
+        context_length: the number of tokens that the model can read, or None without a limit.
+            Longer contexts are truncated from the left.
+        accelerator: the processes that share the questions, or None if this process scores all.
+        batch_size: the number of questions per batch, or None to choose it for the device. It is
+            halved when memory runs out.
+        progress: function that is called after each batch with the indices of its questions.
+        stop: function that is called before each batch. If it returns True, the work ends on all
+            processes.
 
     Returns:
         An answer for each question, or None if any process was stopped.

@@ -12,7 +12,7 @@ from ursa_minor.evaluation.task import Answer, Choices, Task, TaskRow, Text, Tex
 
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 SURROGATE = re.compile("[\ud800-\udfff]")
-SHOWN_CHARACTERS = 60  # of a value in a message
+SHOWN_CHARACTERS = 60  # maximum length of a value in a message
 
 
 def validate(task: Task, row: object, *, is_published: bool = False) -> dict[str, Any]:
@@ -39,13 +39,15 @@ def validate(task: Task, row: object, *, is_published: bool = False) -> dict[str
         ValueError: the row is not an item of the task. The message names the field.
     """
     if not isinstance(row, dict):
-        raise ValueError("the row is not a JSON object")
+        raise ValueError(
+            "the row is not a JSON object. Write one JSON object per line, or use another format"
+        )
     missing = [name for name in task.fields if name not in row]
     if missing:
         columns = ", ".join(str(name) for name in row)
         raise ValueError(
-            f"the row has no {', '.join(missing)}. An item of {task.label} has "
-            f"{', '.join(task.fields)}, and this row has {_shortened(columns)}"
+            f"these fields are missing: {', '.join(missing)}. An item of {task.label} must have "
+            f"{', '.join(task.fields)}, but this row has {_shortened(columns)}"
         )
     fields = {name: _validated_field(task, row, name) for name in task.fields}
     if not is_published:
@@ -64,7 +66,9 @@ def _check_no_empty_texts(task: Task, fields: dict[str, Any]) -> None:
             case _:
                 continue
         if not all(text.strip() for text in texts):
-            raise ValueError(f"{name} has an empty text")
+            raise ValueError(
+                f"{name} contains an empty text, which cannot be scored. Complete or remove the row"
+            )
 
 
 def _validated_field(task: Task, row: TaskRow, name: str) -> Any:
@@ -91,7 +95,8 @@ def _text(name: str, value: object) -> str:
         raise ValueError(f"{name} must be a text or a number, not {_shown(value)}")
     if SURROGATE.search(value):
         raise ValueError(
-            f"{name} = {_shown(value)} contains half of a surrogate pair, which is not a character"
+            f"{name} = {_shown(value)} contains half of a surrogate pair, which is not a "
+            f"character. Remove it"
         )
     return value
 
@@ -128,13 +133,16 @@ def _choices(name: str, value: object, field: Choices) -> _LabeledTexts:
         raise ValueError(f"{labels_name} must be a list of labels, not {_shown(labels)}")
     if len(texts) != len(labels):
         raise ValueError(
-            f"{name} has {len(texts)} texts and {len(labels)} labels. Give one label for each text"
+            f"{name} has {len(texts)} texts and {len(labels)} labels. Each text must have one label"
         )
     if len(texts) < 2:
         raise ValueError(f"{name} must have at least two texts, not {len(texts)}")
     label_keys = {_label_key(labels_name, label) for label in labels}
     if len(label_keys) < len(labels):
-        raise ValueError(f"{labels_name} = {_shown(labels)} contains two equal labels")
+        raise ValueError(
+            f"{labels_name} = {_shown(labels)} contains two equal labels. Use a different label "
+            f"for each text"
+        )
     return _LabeledTexts(texts, labels)
 
 
@@ -153,8 +161,8 @@ def _answer(name: str, value: object, labels: Sequence) -> int:
     keys = [_label_key(name, label) for label in labels]
     if key not in keys:
         raise ValueError(
-            f"{name} must be {join_or(labels)}, not {_shown(value)}. A test split without answers "
-            f"cannot be scored; use the validation split"
+            f"{name} must be {join_or(labels)}, not {_shown(value)}. If this is a test split "
+            f"without answers, use the validation split instead"
         )
     return keys.index(key)
 

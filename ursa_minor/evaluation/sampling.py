@@ -28,8 +28,8 @@ class Sampling:
     Attributes:
         max_new_tokens: the largest number of tokens that are generated.
         temperature: divides the logits; 0 always takes the most likely token.
-        top_k: the number of most likely tokens to choose from; 0 = all.
-        top_p: the probability that the most likely tokens to choose from have together; 1.0 = all.
+        top_k: the number of most likely tokens to choose from, or 0 for all.
+        top_p: the total probability of the most likely tokens to choose from, or 1.0 for all.
         seed: the seed of the random numbers.
     """
 
@@ -56,7 +56,7 @@ def sample(
     they were. Of the model's generation_config only the ids that end a text are used.
 
     Args:
-        streamer: receives the new ids while they are generated.
+        streamer: object that receives the new ids while they are generated.
 
     Returns:
         The new ids, without the id that ends the text.
@@ -175,7 +175,7 @@ class Streamer(BaseStreamer):
     3. ``sample`` calls ``finish``.
 
     Args:
-        write: is called with each piece of text.
+        write: function that is called with each piece of text.
         with_prompt: whether the prompt, as the tokenizer reads it, is written before the first
             piece.
     """

@@ -39,8 +39,8 @@ from ursa_minor.model.vocabulary import check_embedding_rows
 log = logging.getLogger(__name__)
 
 METRICS_FOLDER = paths.ROOT / "metrics"
-FEW_ITEMS = 100  # with fewer items, the standard errors are too large
-MODEL_CHARACTERS = 40  # of the name of a model in a table
+MIN_RELIABLE_ITEMS = 100  # with fewer items, the standard errors are too large
+MODEL_CHARACTERS = 40  # maximum length of the name of a model in a table
 
 
 def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
         BadInput: a task cannot be scored (raised before any task is scored), or the user has
             interrupted the program.
     """
-    disable_progress_bar()  # of Transformers, for the loading of a single file
+    disable_progress_bar()  # Transformers shows one while it loads a single file
     model_name = resolve_model(args.model)
     model_option = f"--model {args.model}"
     check_no_hub_adapter(model_name, model_option)
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
         ) from None
     if args.output and accelerator.is_main_process:
         files.write_text(Path(args.output), "".join(item_lines))
-        log.info(f"log-likelihoods and predictions of each item: {args.output}")
+        log.info(f"The log-likelihoods and predictions of each item are in {args.output}")
     return results
 
 
@@ -220,9 +220,10 @@ def table(task: Task, line: Mapping[str, Any], hardware_text: str) -> str:
         "Scores that are fractions are in per cent, with their standard error after ±. "
         f"Scores of other models are of all {task.size:,} items of the data set.",
     ]
-    if num_items < FEW_ITEMS:
+    if num_items < MIN_RELIABLE_ITEMS:
         lines.append(
-            f"With fewer than {FEW_ITEMS} items neither a score nor its standard error is reliable."
+            f"With fewer than {MIN_RELIABLE_ITEMS} items, neither a score nor its standard error "
+            f"is reliable."
         )
     lines += [f"{score} ({rule})" for score, rule in task.scores.items()]
     lines += task.citations

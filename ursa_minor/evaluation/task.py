@@ -144,7 +144,7 @@ class Task:
         """Return each score of a result with its standard error as text.
 
         Args:
-            unit: is written after each value in per cent.
+            unit: unit that is written after each value in per cent.
         """
         texts = []
         for score in self.scores:

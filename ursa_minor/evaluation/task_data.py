@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 
 PROBLEMS_SHOWN = 3
 HUB_TIMEOUT_SECONDS = 30
-RETRY_SECONDS = 60  # errors that may pass are not retried for longer
+RETRY_SECONDS = 60  # time limit for retries after temporary errors
 
 
 class Item(NamedTuple):
     """The questions that a row of a data set has become.
 
     Attributes:
-        where: the file and the line of the row, for messages.
+        location: the file and the line of the row, for messages.
         questions: one question for each variant of the text.
     """
 
-    where: str
+    location: str
     questions: tuple[Question, ...]
 
 
@@ -100,19 +100,21 @@ def read(
     present_rows = (row for row in raw_rows if row is not None)
 
     problems: list[str] = []
-    for where, value in itertools.islice(present_rows, limit or None):
+    for location, value in itertools.islice(present_rows, limit or None):
         try:
             row = validate(task, value, is_published=is_published)
             questions = task.questions(row)
         except ValueError as error:
-            problems.append(f"{where}: {error}")
+            problems.append(f"{location}: {error}")
         else:
-            items.append(Item(where, questions))
+            items.append(Item(location, questions))
     if problems:
         raise BadInput(_first_problems(problems))
     if not items:
         file_names = ", ".join(str(path) for path in paths)
-        raise BadInput(f"{file_names}: no {task.label} items found")
+        raise BadInput(
+            f"{file_names} contains no items of {task.label}. Use a file with at least one item"
+        )
     has_more = next(present_rows, None) is not None  # beyond the limit
     items.complete = is_published and len(items) == task.size and not has_more
     return items
@@ -122,7 +124,7 @@ def _first_problems(problems: list[str]) -> list[str]:
     num_hidden = len(problems) - PROBLEMS_SHOWN
     if num_hidden <= 0:
         return problems
-    return [*problems[:PROBLEMS_SHOWN], f"and {num_hidden} more rows with an error"]
+    return [*problems[:PROBLEMS_SHOWN], f"{num_hidden} more rows have an error"]
 
 
 def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
@@ -144,7 +146,7 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
     sources = [_fetch_from_hub, _find_in_cache]
     if commit:
         sources = [_find_in_cache, _fetch_from_hub]
-    reason = f"its {split} split has other files than {pattern}"
+    reason = f"the files of its {split} split do not match {pattern}"
     for find_folder in sources:
         try:
             folder = find_folder(task, commit)
@@ -191,10 +193,13 @@ def _fetch_from_hub(task: Task, revision: str | None) -> Path:
     pattern, _ = task.files
 
     def log_retry(error: Exception, wait: float) -> None:
-        log.warning(f"{task.name}: {describe(error)}; retrying in {wait:g} s")
+        log.warning(
+            f"The data set of {task.name} cannot be loaded now ({describe(error)}). "
+            f"The next attempt starts in {wait:g} s"
+        )
 
     retry = partial(call_with_retries, log_retry=log_retry, deadline_seconds=RETRY_SECONDS)
-    # This request fails immediately without a network, so that a run starts without the task.
+    # This request fails immediately without a network, so a run starts without the task.
     request_info = partial(
         HfApi().dataset_info, name, revision=revision, timeout=HUB_TIMEOUT_SECONDS
     )

@@ -24,14 +24,16 @@ def validation_loss(
     """Return the mean loss over the batches of all processes, without dropout.
 
     Args:
-        loss_module: maps inputs_BT and targets_BT to the mean loss in nats per token. It must not
-            be a DDP wrapper, because the processes may have different numbers of batches.
+        loss_module: module that maps inputs_BT and targets_BT to the mean loss in nats per token.
+            It must not be a DDP wrapper, because the processes may have different numbers of
+            batches.
         batches: the (inputs_BT, targets_BT) of this process. Over all processes, each token
             occurs once.
-        bytes_per_token: (vocabulary,) bytes of text that each id represents; None leaves
+        bytes_per_token: (vocabulary,) bytes of text that each id represents, or None to leave
             ``bits_per_byte`` out of the result.
-        accelerator: the processes that share the batches; None if this process has all of them.
-        stop: is called before each batch; if it returns True, the evaluation ends on all processes.
+        accelerator: the processes that share the batches, or None if this process has all of them.
+        stop: function that is called before each batch. If it returns True, the evaluation ends on
+            all processes.
 
     Returns:
         ``loss`` in nats per token, and ``bits_per_byte``. None if any process was stopped.

@@ -49,7 +49,7 @@ def prune(model: PreTrainedModel, share: float) -> None:
     """Set the weights of least magnitude of each matrix to zero, in place.
 
     Args:
-        share: of a matrix's weights that become zero, from 0 to 1.
+        share: share of a matrix's weights that become zero, from 0 to 1.
     """
     for module in matrices(model).values():
         pruning.l1_unstructured(module, "weight", amount=float(share))
@@ -60,8 +60,8 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of a model with its matrices in int8 (LLM.int8(), Dettmers et al. 2022).
 
     Each output of a matrix has its own scale. bitsandbytes is used because the matrices of GPT-2
-    are of the class
-    Conv1D: of the int8 formats that Transformers offers, torchao, quanto and HQQ skip this class.
+    are of the class Conv1D, which the other int8 formats of Transformers (torchao, quanto and HQQ)
+    skip.
 
     Args:
         stock: the model in fp16 (``stock.to_transformers``).
@@ -83,7 +83,7 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
             int8_weights[f"{name}.weight"] = module.weight
     if not int8_weights:
         raise BadInput(
-            f"--dtype int8: {PACKAGE} can quantize no matrix of {type(stock).__name__}. "
+            f"--dtype int8: {PACKAGE} cannot quantize any matrix of {type(stock).__name__}. "
             f"Use --dtype bf16"
         )
     for name, weight in int8_weights.items():

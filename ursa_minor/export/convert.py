@@ -66,7 +66,7 @@ class TextSources(NamedTuple):
     """Token ids that the loss can be measured on.
 
     Attributes:
-        name: for the report.
+        name: name of the text in the report.
         shards: the shards of each source.
         weights: the share of each source, relative to the others.
     """
@@ -125,9 +125,9 @@ def convert(
 
     Args:
         args: the flags.
-        checks: are called with model and tokenizer before any work. Each raises BadInput if the
-            export is not possible.
-        adapt: changes model and tokenizer in place, after the first measurement.
+        checks: functions that are called with model and tokenizer before any work. Each raises
+            BadInput if the export is not possible.
+        adapt: function that changes model and tokenizer in place, after the first measurement.
 
     Raises:
         BadInput: the model cannot be exported, or the exported model would not compute finite
@@ -204,8 +204,8 @@ def not_finite_message(args: argparse.Namespace, before: Measurement) -> str:
     """
     if args.dtype == "fp32" or not before.has_finite_loss():
         return (
-            f"{args.model}: the output of the model contains NaN or infinity, "
-            f"so it cannot be exported"
+            f"{args.model} cannot be exported, because the output of the model contains NaN or "
+            f"infinity. Export a checkpoint from before the training diverged"
         )
     fix = stock_export.WIDER[EXPORT_DTYPES[args.dtype]]
     return f"--dtype {args.dtype}: the output of the exported model contains NaN or infinity. {fix}"
@@ -221,7 +221,7 @@ def export_record(
     """Return the contents of export.json: flags, measurements, and the SHA-256 of each file.
 
     Args:
-        folder: contains the exported files.
+        folder: folder of the exported files.
     """
     return {
         "model": args.model,
@@ -256,17 +256,23 @@ def check_out_folder(out: Path, args: argparse.Namespace) -> None:
     is_empty_folder = out.is_dir() and not any(out.iterdir())
     if not out.exists() or is_empty_folder:
         return
-    is_source = out == Path(args.model).resolve()
-    if not args.overwrite or not out.is_dir() or is_source:
+    if out == Path(args.model).resolve():
         raise BadInput(
-            f"--out {args.out} exists already. Use another folder (--overwrite replaces an "
-            f"earlier export, but never the model that is exported)"
+            f"--out {args.out} is the model that is exported, which is never replaced. Use another "
+            f"folder"
+        )
+    if not out.is_dir():
+        raise BadInput(f"--out {args.out} is a file, not a folder. Use another path")
+    if not args.overwrite:
+        raise BadInput(
+            f"--out {args.out} already exists. Use another folder, or --overwrite to replace an "
+            f"earlier export"
         )
     changed = changed_files(out)
     if changed:
         raise BadInput(
-            f"--out {args.out} cannot be replaced, because files in it were changed or added "
-            f"since the export: {', '.join(changed)}. Use another folder"
+            f"--out {args.out} is not replaced, because it contains files that are not part of an "
+            f"unchanged export: {', '.join(changed)}. Use another folder"
         )
 
 
@@ -305,7 +311,8 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     check_embedding_rows(model, tokenizer, name)
     if getattr(model.config, "quantization_config", None):
         raise BadInput(
-            f"{name} is quantized already. Export the model that the quantized one was made from"
+            f"{name} is already quantized, so it cannot be exported. Export the original model "
+            f"that was quantized"
         )
     return model, tokenizer
 
@@ -325,22 +332,25 @@ def load_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
     """Return the model of a run's newest checkpoint, and the tokenizer of its data."""
     path, corrupted = checkpoint.find_newest(run_dir / run_files.CHECKPOINTS)
     if path is None:
-        raise BadInput(f"{run_dir} has neither model/ nor a checkpoint yet")
+        raise BadInput(
+            f"{run_dir} contains neither model/ nor an intact checkpoint. Continue the run until "
+            f"it has saved one"
+        )
     recipe = loading.load_recipe(run_dir / run_files.RECIPE)
     name = recipe.data.tokenizer
     if name in keys.TRAINED_TOKENIZERS:
         name = str(data_folders(recipe)[0] / "tokenizer")
         if not Path(name).is_dir():
             raise BadInput(
-                f"{name}, the tokenizer of {run_dir}, does not exist. Prepare the data again, or "
-                f"let the run finish: it then writes model/"
+                f"{name}, the tokenizer of {run_dir}, does not exist. Prepare the data of the run "
+                f"again with prepare_data.py, or let the run finish, which writes model/"
             )
     tokenizer = tokenization.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load_weights(path, model)
     for line in corrupted:
         log.info(line)
-    log.info(f"exporting the checkpoint {path}")
+    log.info(f"The run has no model/ yet, so the checkpoint {path} is exported")
     return model.eval(), tokenizer
 
 
@@ -378,7 +388,8 @@ def find_text(
             sources = validation_split(run_dir, tokenizer)
         except BadInput as error:
             log.warning(
-                f"the loss is not measured on the run's validation split. The reason: {error}"
+                f"The loss is not measured, because the run's validation split cannot be read: "
+                f"{error}"
             )
             return None
     else:
@@ -416,10 +427,10 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, max_targets:
     """Return the ids of text files. Each file is one document and starts with the end-of-text id.
 
     Args:
-        names: of the files.
-        tokenizer: of the model.
-        max_targets: number of ids to predict, or 0 for all. One id more is returned, because the
-            first one is not predicted.
+        names: names of the files.
+        tokenizer: tokenizer of the model.
+        max_targets: number of ids to predict, or 0 for all. One more id is returned, because the
+            first id is not predicted.
     """
     encode = tokenization.Encoder(tokenizer)
     paths = map(Path, find_sources.find_files("--text", names))
@@ -442,13 +453,16 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, max_targets:
 def validation_shards(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[Shard]:
     """Return the validation shards of a folder.
 
-    Raises BadInput if they are incomplete, or if they were made with another tokenizer than the
-    model's.
+    Raises BadInput if they are incomplete, or if they were encoded with a different tokenizer than
+    the model's.
     """
     manifest = manifests.describe_folder(folder)
     reference = manifest.tokenizer
     if reference and reference.fingerprint != tokenization.fingerprint(tokenizer):
-        raise BadInput(f"{folder} was made with another tokenizer than the model's")
+        raise BadInput(
+            f"{folder} was encoded with a different tokenizer than the model's. Use --text FILE to "
+            f"measure the loss"
+        )
     validation = manifest.splits.get("validation", [])
     manifests.check_unchanged(folder, validation)
     opened = []

@@ -18,8 +18,8 @@ from ursa_minor.model.finite import require_finite, require_stored
 
 # Values of --gguf, and llama.cpp's names of these precisions (gguf.LlamaFileType).
 PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
-# Values of config keys with which llama.cpp computes the same as Transformers. A config
-# does not need to have all these keys. llama.cpp has one GELU for the three names.
+# Values of config keys with which llama.cpp computes the same as Transformers. A config does not
+# need to have all these keys. llama.cpp has one GELU for the three names.
 SUPPORTED_CONFIG: dict[str, list[Any]] = {
     "model_type": ["gpt2", "llama"],
     "hidden_act": ["silu"],
@@ -29,7 +29,7 @@ SUPPORTED_CONFIG: dict[str, list[Any]] = {
     "attention_bias": [False],
     "mlp_bias": [False],
 }
-Q8_BLOCK = 32  # values that share a scale
+Q8_BLOCK = 32  # number of values that share a scale
 # The largest value of each type. The scale of a q8_0 block is its largest value / 127, in fp16.
 LIMITS = {
     "F32": torch.finfo(torch.float32).max,
@@ -42,16 +42,16 @@ class Split(NamedTuple):
     """The way in which a byte-level BPE tokenizer splits text into words.
 
     Attributes:
-        name: of llama.cpp (``tokenizer.ggml.pre`` in the file).
-        ignore_merges: a word that is a token is encoded as this token, without merging.
+        name: llama.cpp's name of this split (``tokenizer.ggml.pre`` in the file).
+        ignore_merges: whether a word that is a token is encoded as this token, without merging.
     """
 
     name: str
     ignore_merges: bool = False
 
 
-# By the regex of the tokenizer. llama.cpp has names for further splits (GPT-4o's, for example), but
-# its regexes for them differ from the tokenizers' own, so that the ids would differ.
+# The split for each regex of a tokenizer. llama.cpp has names for further splits (GPT-4o's, for
+# example), but its regexes for them differ from the tokenizers' own, so the ids would differ.
 SPLITS = {
     "gpt2": Split("gpt-2"),
     split_points.QWEN35: Split("qwen35"),
@@ -74,8 +74,8 @@ def check_supported(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) 
     problems = []
     if _split_name(tokenizer) is None:
         problems.append(
-            "llama.cpp does not know how this tokenizer splits text. It knows GPT-2's tokenizer, "
-            "and those that are trained with --tokenizer bpe"
+            "llama.cpp does not support the way in which this tokenizer splits text. Leave out "
+            "--gguf, or train a model with GPT-2's tokenizer or with --tokenizer bpe"
         )
     config_values = model.config.to_dict()
     config_values |= config_values.get("rope_parameters") or {}
@@ -83,7 +83,7 @@ def check_supported(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) 
         if key in config_values and config_values[key] not in supported:
             problems.append(
                 f"the model has {key} = {config_values[key]}, but llama.cpp supports only "
-                f"{join_or(supported)}"
+                f"{join_or(supported)}. Leave out --gguf"
             )
     if find_spec("gguf") is None:
         problems.append("the package gguf is not installed. Install it: pip install gguf")
@@ -95,8 +95,8 @@ def check_overflow(stock: PreTrainedModel, precision: str) -> None:
     """Raise BadInput for a weight that the GGUF file would store as infinity.
 
     Args:
-        stock: as for ``write``.
-        precision: as for ``write``.
+        stock: the stock model (see ``write``).
+        precision: f32, f16 or q8_0 (see ``write``).
     """
     for _ in _stored_tensors(stock, precision):
         pass
@@ -114,12 +114,12 @@ def write(
     Args:
         stock: the stock model without padding of the vocabulary (``stock.to_transformers`` with
             ``trim_vocab``).
-        tokenizer: of the model.
-        folder: contains the files of the tokenizer already (``stock.save``), which are read for its
-            merges.
-        name: of the file and of the model in it.
-        precision: f32, f16 or q8_0 (8 bits, with one scale for 32 values) for matrices. Vectors and
-            position embeddings are stored in fp32.
+        tokenizer: tokenizer of the model.
+        folder: folder for the files. It must contain the files of the tokenizer (``stock.save``),
+            from which the merges are read.
+        name: name of the file and of the model in it.
+        precision: format of the matrices: f32, f16 or q8_0 (8 bits, with one scale for 32 values).
+            Vectors and position embeddings are stored in fp32.
     """
     import gguf
 
@@ -167,8 +167,8 @@ class StoredTensor(NamedTuple):
     """A tensor of a GGUF file.
 
     Attributes:
-        key: its name in the model.
-        data: its values as they are stored.
+        key: name of the tensor in the model.
+        data: values as they are stored.
         kind: ``gguf.GGMLQuantizationType`` of the values.
     """
 

@@ -23,9 +23,9 @@ from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.model.dtypes import DTYPE_NAMES
 from ursa_minor.model.finite import require_finite, require_stored
 
-# What to do about a weight that a dtype cannot store.
+# The fix for a weight that a dtype cannot store.
 WIDER = {
-    torch.float32: "No export format can store it",
+    torch.float32: "No export format can store this value. Export another checkpoint",
     torch.bfloat16: "Use --dtype fp32",
     torch.float16: "Use --dtype bf16 or --dtype fp32",
 }
@@ -59,9 +59,10 @@ def to_transformers(
 
     Args:
         model: a model of this project, or any causal language model of Transformers.
-        tokenizer: of the model. Vocabulary rows beyond its ids are padding.
-        dtype: of the returned weights.
-        trim_vocab: leave the padding rows out. Otherwise generation_config suppresses their ids.
+        tokenizer: tokenizer of the model. Vocabulary rows beyond its ids are padding.
+        dtype: dtype of the returned weights.
+        trim_vocab: whether to leave out the padding rows. Otherwise generation_config suppresses
+            their ids.
 
     Raises:
         BadInput: a weight is not finite, or ``dtype`` cannot store it.

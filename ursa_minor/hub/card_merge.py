@@ -27,7 +27,7 @@ ESCAPES = {
     ">": r"\u003e",
     "ursa-minor:": r"ursa-minor\u003a",
 }
-FIX = "Correct the card on the Hub, and the next push will update it"
+FIX = "Correct the card on the Hub. The next push will then update it"
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,23 @@ def find_section(body: str) -> Section | None:
     end = body.rfind(END)
     if len(MARKERS.findall(body)) != 2 or begin is None or end < begin.end():
         raise CannotMerge(
-            "each marker of our section (ursa-minor:begin, ursa-minor:end) must occur once. "
-            "To get a new section, delete what remains of the old one with its markers"
+            "each marker of the section (ursa-minor:begin, ursa-minor:end) must occur exactly "
+            "once. To get a new section, delete the remains of the old one with its markers"
         )
     try:
         record = PushRecord(**json.loads(begin["record"]))
         if not isinstance(record.metadata, dict) or not isinstance(record.results, list):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
-        raise CannotMerge("the first marker of our section was edited") from None
+        raise CannotMerge(
+            "the marker ursa-minor:begin was edited. To get a new section, delete the old one with "
+            "its markers"
+        ) from None
     if _hash(body[begin.end() : end]) != record.text:
         raise CannotMerge(
-            "our section was edited, and the push would replace it. Move your text above or below "
-            "the markers, and delete the section with its markers; the next push adds a new one"
+            "the section between the markers was edited, and a push would replace it. Move your "
+            "text above or below the markers, and delete the section with its markers. The next "
+            "push adds a new section"
         )
     return Section(begin.start(), end + len(END), record)
 

@@ -80,7 +80,7 @@ def parse(text: str) -> ParsedCard:
     block = BLOCK.match(text)
     if block is None:
         if OPENING.match(text):
-            raise CannotMerge("its metadata block has no closing ---")
+            raise CannotMerge("its metadata block has no closing line ---")
         byte_order_mark = "\ufeff" if text.startswith("\ufeff") else ""
         return ParsedCard(
             opening=byte_order_mark,
@@ -109,9 +109,9 @@ def _read(header: str) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise CannotMerge("its metadata block does not consist of `field: value` lines")
+        raise CannotMerge("its metadata block does not consist of lines in the form `field: value`")
     if root is not None and len(root.value) != len(values):
-        raise CannotMerge("its metadata block contains a field twice")
+        raise CannotMerge("its metadata block contains the same field twice")
     return values
 
 
@@ -139,7 +139,7 @@ def write(card: ParsedCard, changes: Mapping[str, Any], body: str | None = None)
         header = _dump(expected, card.newline)
         if not _contains(header, expected):
             raise CannotMerge(
-                "its metadata block cannot be rewritten without changing other fields"
+                "its metadata block cannot be changed without losing the values of other fields"
             )
     opening = card.opening
     closing = card.closing
@@ -338,7 +338,9 @@ def _checked(index: Any) -> list[dict]:
         for group, result in _results(index):
             hash(metric_of(group, result))
     except (TypeError, KeyError, AttributeError):
-        raise CannotMerge(f"its {RESULTS} does not have the format of the Hub") from None
+        raise CannotMerge(
+            f"the field {RESULTS} of its metadata does not have the format that the Hub requires"
+        ) from None
     return index
 
 

@@ -23,7 +23,8 @@ def check_model_exists(model_id: str) -> None:
         client.api().model_info(model_id)
     except Exception as error:
         raise BadInput(
-            f"--push_to_hub {model_id}: cannot read this model: {client.describe(error)}"
+            f"--push_to_hub {model_id}: this model cannot be read ({client.describe(error)}). "
+            f"Check the id, and log in with an account that may read the model: hf auth login"
         ) from None
 
 
@@ -35,7 +36,7 @@ def result(task: Task, score: str, value: float, revision: str) -> EvalResult:
     Args:
         score: a name in ``task.scores``.
         value: the measured value. A share is a number from 0 to 1.
-        revision: commit of the task's data set. All of its items were scored.
+        revision: commit of the task's data set, all of whose items were scored.
     """
     dataset_id, split = task.dataset
     return EvalResult(
@@ -56,11 +57,11 @@ def push(model_id: str, task: Task, revision: str, scores: Mapping[str, float]) 
 
     Args:
         model_id: OWNER/NAME on the Hub.
-        revision: commit of the task's data set. All of its items were scored.
-        scores: the value of each score. Other names are ignored.
+        revision: commit of the task's data set, all of whose items were scored.
+        scores: the value of each score. Names that are not scores of the task are ignored.
 
     Returns:
-        Whether the scores are on the Hub. The reason of a failure is logged.
+        Whether the scores are on the Hub. The reason for a failure is logged.
     """
     results = [result(task, name, scores[name], revision) for name in task.scores]
     index = eval_results_to_model_index(model_id.rpartition("/")[2], results)
@@ -71,8 +72,8 @@ def push(model_id: str, task: Task, revision: str, scores: Mapping[str, float]) 
         if isinstance(error, card_merge.CannotMerge):
             reason = f"{CARD_FILE} was left unchanged: {error}. {card_merge.FIX}"
         log.error(
-            f"--push_to_hub {model_id}: {reason}. "
-            f"The scores are printed below; run the same command again to push them"
+            f"--push_to_hub {model_id}: the scores were not pushed. {reason}. The scores are "
+            f"printed below. Run the same command again to push them"
         )
         return False
     log.info(f"The scores were added to the model card of {model_id}")

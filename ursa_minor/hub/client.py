@@ -32,10 +32,10 @@ from ursa_minor.base.retry import FINAL_STATUS, call_with_retries
 
 # Seconds for each part of a request, as httpx names them.
 TIMEOUTS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
-DEADLINE_SECONDS = 15 * 60  # after the first failure
-# Limit of each wait of huggingface_hub's own retries, whatever Retry-After the server sends.
+DEADLINE_SECONDS = 15 * 60  # time after the first failure in which attempts are made
+# Longest wait of huggingface_hub's own retries, whatever Retry-After the server sends.
 CLIENT_WAIT_SECONDS = 60
-MESSAGE_LENGTH = 300  # characters of a quoted error
+MESSAGE_LENGTH = 300  # maximum length of a quoted error in characters
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def api() -> HfApi:
 
 def read_file(repo_id: str, name: str, revision: str | None) -> bytes:
     """Return the contents of a small file of a model repository."""
-    with tempfile.TemporaryDirectory() as folder:  # not the cache, which keeps every version
+    with tempfile.TemporaryDirectory() as folder:  # the cache would keep every version
         path = api().hf_hub_download(repo_id, name, revision=revision, local_dir=folder)
         return Path(path).read_bytes()
 
@@ -103,8 +103,8 @@ def retry(
     """Return the result of a call. After an error that may pass, wait and call again.
 
     Args:
-        call: called with ``args`` and ``kwargs``.
-        log_line: receives a line before each wait.
+        call: function that is called with ``args`` and ``kwargs``.
+        log_line: function that receives a line for the log before each wait.
 
     Raises:
         Exception: the last error, if another attempt cannot help or DEADLINE_SECONDS have passed.
@@ -122,34 +122,36 @@ def retry(
 
 
 @contextlib.contextmanager
-def refusing(where: str, fix: str, later: str = "") -> Iterator[None]:
+def converting_errors(prefix: str, fix: str, retry_fix: str = "") -> Iterator[None]:
     """Convert an error of the client inside the block into one line.
 
     Args:
-        where: start of the message, such as the option.
-        fix: advice for a final error.
-        later: text after an error that may pass.
+        prefix: beginning of the message, such as the option.
+        fix: sentence with the fix of a permanent error.
+        retry_fix: end of the message for a temporary error.
 
     Raises:
-        BadInput: the error is final, for example HTTP status 404.
-        TrainingStopped: the error may pass, for example a timeout.
+        BadInput: the error is permanent, for example HTTP status 404.
+        TrainingStopped: the error is temporary, for example a timeout.
     """
     try:
         yield
     except (BadInput, TrainingStopped):
         raise
     except Exception as error:  # each layer of the client has its own exception classes
-        message = f"{where}: {describe(error)}"
+        message = f"{prefix}: {describe(error)}"
         status, _ = http_status_and_retry_after(error)
         is_invalid = isinstance(error, (HFValidationError, OfflineModeIsEnabled))
         if is_invalid or status in FINAL_STATUS:
             raise BadInput(f"{message}. {fix}") from None
-        raise TrainingStopped(f"{message}{later}") from None
+        raise TrainingStopped(f"{message}{retry_fix}") from None
 
 
 def describe(error: BaseException) -> str:
     """Return an error in one line, without a token."""
-    if isinstance(error, (LocalEntryNotFoundError, RuntimeError)):  # it hides the actual error
+    if isinstance(
+        error, (LocalEntryNotFoundError, RuntimeError)
+    ):  # the client's error hides the actual one
         error = error.__cause__ or error
     status, _ = http_status_and_retry_after(error)
     if status is None:

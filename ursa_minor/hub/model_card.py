@@ -39,17 +39,17 @@ MODEL_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_\[\]<>#|~$&!])")
 JOULES_PER_KILOWATT_HOUR = 3.6e6
 DEFAULT_PROMPT = "The"
-MOST_SAMPLED_TOKENS = 50  # in the example code
+MAX_EXAMPLE_TOKENS = 50  # maximum number of tokens that the example code generates
 
 
 class Measurement(NamedTuple):
     """A loss or score in a card.
 
     Attributes:
-        label: its name in the table of results.
-        text: its value in the table of results.
+        label: name in the table of results.
+        text: value in the table of results.
         step: the step at which it was measured.
-        result: the same for the metadata of the card, or None if it must not be in them.
+        result: the result in the form of the card's metadata, or None if it is left out of them.
     """
 
     label: str
@@ -91,7 +91,7 @@ def model_card(
     architecture = ARCHITECTURES.get(run_info.model_type)
     sources = [_describe_source(source) for source in recipe.data.resolved_sources]
     sample_prompts = recipe.evaluation.sample_prompts or [DEFAULT_PROMPT]
-    max_new_tokens = min(MOST_SAMPLED_TOKENS, recipe.model.sequence_length // 2)
+    max_new_tokens = min(MAX_EXAMPLE_TOKENS, recipe.model.sequence_length // 2)
     card = ModelCard.from_template(
         metadata(recipe, repo_id, _measured_at(measurements, {weights_step, step})),
         template_path=str(CARD_TEMPLATE),

@@ -55,11 +55,11 @@ def fetch_checkpoint(
             f"Use hub://OWNER/NAME, or hub://OWNER/NAME@step-00005000"
         )
     fix = (
-        "Check the id and the revision, and that your login may read the repository: "
+        "Check the id and the revision, and log in with an account that may read the repository: "
         "hf auth login, or HF_TOKEN"
     )
-    later = ". The same command resumes the download"
-    with client.refusing(option, fix, later):
+    retry_fix = ". The same command resumes the download"
+    with client.converting_errors(option, fix, retry_fix):
         return _fetch(address, option, checkpoints, run_dir, missing_ok=missing_ok)
 
 
@@ -77,15 +77,15 @@ def _fetch(
         if missing_ok and run_files.MODEL not in repository.names:
             return None
         raise BadInput(
-            f"{option}: this repository has no full checkpoint. "
-            f"Only hub_strategy = checkpoint and all_checkpoints push one"
+            f"{option}: this revision of the repository contains no full checkpoint. Use a "
+            f"revision that a run with hub_strategy = checkpoint or all_checkpoints has pushed"
         )
 
     repository.staging.mkdir(parents=True, exist_ok=True)
     checkpoint = _read_manifest(repository, name, option)
     path = checkpoints / run_files.step_name(checkpoint.step)
     if path.exists():
-        fix = f"If {path} is another checkpoint than {option}, move it away"
+        fix = f"Move the folder {path} away. The same command then downloads the checkpoint"
         check_intact(path, checkpoint.rows, fix)
     else:
         _download(repository, checkpoint, path, option)
@@ -130,9 +130,9 @@ class PushedCheckpoint(NamedTuple):
     """A checkpoint in a repository.
 
     Attributes:
-        name: its folder, ending with a slash.
-        step: its step.
-        rows: size and SHA-256 of each of run_files.CHECKPOINT_FILES, from its manifest.
+        name: name of the folder, ending with a slash.
+        step: step of the checkpoint.
+        rows: size and SHA-256 of each of run_files.CHECKPOINT_FILES, from the manifest.
     """
 
     name: str
@@ -186,7 +186,8 @@ def _read_manifest(repository: Repository, name: str, option: str) -> PushedChec
             raise ValueError
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            f"{option}: {manifest_name} cannot be read ({type(error).__name__})"
+            f"{option}: {manifest_name} in the repository is damaged ({type(error).__name__}). Use "
+            f"another revision, for example hub://{repository.repo_id}@step-00005000"
         ) from None
     return PushedCheckpoint(name, manifest["step"], rows)
 
@@ -203,7 +204,8 @@ def _download(
         repository.download(checkpoint.name + name)
     folder = repository.staging / checkpoint.name
     try:
-        check_intact(folder, checkpoint.rows, f"Try again, or use another revision than {option}")
+        fix = f"Run the same command again, or use another revision than {option}"
+        check_intact(folder, checkpoint.rows, fix)
     except BadInput:
         shutil.rmtree(repository.staging)
         raise
@@ -237,7 +239,11 @@ def check_intact(folder: Path, rows: Mapping[str, Any], fix: str) -> None:
     for name, row in rows.items():
         try:
             problem = files.find_problem(folder / name, row)
-        except (OSError, KeyError, TypeError) as error:  # the file is missing, or the row invalid
+        except (
+            OSError,
+            KeyError,
+            TypeError,
+        ) as error:  # the file is missing, or the row is invalid
             problem = f"cannot be read ({type(error).__name__})"
         if problem:
             raise BadInput(f"{folder / name} {problem}. {fix}")

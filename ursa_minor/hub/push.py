@@ -90,7 +90,7 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, 
         f"and the token: {TOKEN_SETTINGS_URL}"
     )
     try:
-        with client.refusing(option, fix):
+        with client.converting_errors(option, fix):
             validate_repo_id(repo_id)
             if get_token() is None:
                 raise BadInput(
@@ -118,7 +118,8 @@ def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -
         ModelCard(card).validate()
     except ValueError as error:
         raise BadInput(
-            f"license, language, tags: the Hub refuses these values: {client.describe(error)}"
+            f"license, language, tags: the Hub rejects these values ({client.describe(error)}). "
+            f"Correct the value that this error names"
         ) from None
 
     if "/" not in repo_id:
@@ -135,8 +136,8 @@ def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -
     if not exists:
         if not _may_create(login, token, owner):
             raise BadInput(
-                f"{option}: {user} may not create this repository. "
-                f"Choose another owner, or {new_token}"
+                f"{option}: the token of {user} may not create this repository. "
+                f"Use another owner, or {new_token}"
             )
         return repo_id, ""
 
@@ -144,15 +145,14 @@ def _check(api: HfApi, repo_id: str, *, private: bool, fresh: bool, card: str) -
     steps = _step_tags(api, repo_id)
     if fresh and steps:
         raise BadInput(
-            f"{option}: the repository contains {max(steps)} of another run, "
-            f"and this run starts at step 0. "
-            f"Choose another hub_model_id, or continue that run with "
-            f"--resume_from_checkpoint hub://{repo_id} (hub_strategy checkpoint, all_checkpoints)"
+            f"{option}: the repository already contains {max(steps)} of another run, but this run "
+            f"starts at step 0. Use another hub_model_id. If the other run has pushed full "
+            f"checkpoints, you can continue it with --resume_from_checkpoint hub://{repo_id}"
         )
     if private and api.model_info(repo_id).private is False:
         note = (
-            f"{repo_id} exists and is public. "
-            f"hub_private_repo = true applies only to new repositories"
+            f"{repo_id} already exists and is public. hub_private_repo = true applies only to new "
+            f"repositories. To make this repository private, change its settings on the Hub"
         )
         return repo_id, note
     return repo_id, ""
@@ -163,8 +163,8 @@ def _may_create(login: dict, token: dict, owner: str) -> bool:
 
     Args:
         login: the answer of ``HfApi.whoami``.
-        token: the part of it that describes the token.
-        owner: the user, or an organization.
+        token: the part of the answer that describes the token.
+        owner: a user or an organization.
     """
     scopes = token.get("fineGrained", {}).get("scoped")
     if scopes is not None:
@@ -229,7 +229,7 @@ def stage(pending: Path, push: Push, card: str, sources: Mapping[str, Path | str
         if not ALLOWED.fullmatch(name):
             raise ValueError(f"{name} is not on the list of files that may be pushed")
         if isinstance(source, Path) and (source.is_symlink() or not source.is_file()):
-            raise ValueError(f"{source} is not a regular file, so it is not pushed")
+            raise ValueError(f"{source} is not a regular file, so it cannot be pushed")
 
     pending.mkdir(exist_ok=True)  # the user may have deleted it, to abandon the pushes
     with files.create_folder(pending / push.tag) as folder:
@@ -316,7 +316,7 @@ def upload(api: HfApi, folder: Path, push: Push) -> str:
     except ValueError as error:  # raised before anything is uploaded
         if not readme.exists() or "Invalid metadata in README.md" not in str(error):
             raise
-        problem = f"the Hub refuses it: {one_line(error)}. {card_merge.FIX}"
+        problem = f"the Hub rejects the new card ({one_line(error)}). {card_merge.FIX}"
         readme.unlink()
         commit = _commit(api, repo_id, head, push, folder / FILES)
 
@@ -353,8 +353,8 @@ def _commit(api: HfApi, repo_id: str, head: ModelInfo, push: Push, source: Path)
     missing = set(names) - set(api.list_repo_files(repo_id, revision=commit.oid))
     if missing:
         raise BadInput(
-            f"the .gitignore of {repo_id} excludes {', '.join(sorted(missing))}. "
-            f"Remove these patterns from it"
+            f"the .gitignore of {repo_id} on the Hub excludes {', '.join(sorted(missing))}. "
+            f"Remove the patterns that match these files from this .gitignore"
         )
     return commit
 
@@ -405,7 +405,7 @@ def _prepare_card(
     except card_merge.CannotMerge as error:
         return f"{error}. {card_merge.FIX}"
     except Exception as error:
-        return f"it cannot be read: {client.describe(error)}. The next push tries again"
+        return f"it cannot be read ({client.describe(error)}). The next push will try again"
     readme.write_bytes(merged.encode())
     return None
 
@@ -438,7 +438,7 @@ class PushQueue:
     - At most one push is being sent (or has failed and will be sent again), and one is waiting
       behind it. A newer push replaces the waiting one, unless that one has ``keep``.
     - Pushes are sent oldest step first. After a failure the others wait for the next attempt, so
-      that an older step never follows a newer one.
+      an older step never follows a newer one.
 
     Args:
         pending: the folder of the staged pushes, inside the run folder.
@@ -472,7 +472,7 @@ class PushQueue:
 
         Args:
             seconds: the longest time to wait.
-            give_up: called once per second. The wait ends if it returns True.
+            give_up: function that is called once per second. The wait ends if it returns True.
 
         Returns:
             The number of pushes that are still staged.
@@ -561,7 +561,7 @@ class PushQueue:
         command = f"python train.py --push_pending {paths.quoted(self.pending.parent)}"
         return (
             f"hub      {name} is not on the Hub: {reason}. It is kept in {self.pending}. "
-            f"To send it later: {command}"
+            f"To push it later, run: {command}"
         )
 
 
@@ -572,7 +572,7 @@ def push_pending(pending: Path) -> int:
         BadInput: another process is sending them (exit status 4).
     """
     if not staged_pushes(pending):
-        log.info(f"hub      no pushes to send in {pending}")
+        log.info(f"hub      there are no pushes to send in {pending}")
         return 0
     failure = PushQueue(pending).send()
     if failure:

@@ -49,7 +49,8 @@ def check_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> No
     vocab = tokenizer.get_vocab()
     if tokenizer.chat_template is not None or any(token in vocab for token in CHAT_TOKENS):
         raise BadInput(
-            "--chat: the model already has a chat template or tokens of one. Leave out --chat"
+            "--chat: the model already has a chat template, or a token that this template adds. "
+            "Leave out --chat"
         )
     needed = len(CHAT_TOKENS)
     used = 1 + max(vocab.values())
@@ -57,18 +58,18 @@ def check_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> No
     free = max(rows - used, 0)
     if free < needed:
         raise BadInput(
-            f"--chat: the tokens of a chat need {needed} rows of padding in the vocabulary, and "
-            f"{free} of its {rows} rows are padding. Train a model with --vocab_size "
-            f"{padded_vocab_size(used + needed)}, or with --tokenizer_vocab_size {rows - needed} "
-            f"or less"
+            f"--chat: the chat tokens need {needed} rows of padding in the vocabulary, but only "
+            f"{free} of its {rows} rows are padding. Leave out --chat, or train a model with "
+            f"--vocab_size {padded_vocab_size(used + needed)}, or with --tokenizer_vocab_size "
+            f"{rows - needed} or less"
         )
     try:
         # The template adds these words to the messages.
         tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])
-    except BadInput as error:
+    except BadInput:
         raise BadInput(
-            f"--chat: {error}. A chat needs a tokenizer that can encode the words user, assistant "
-            f"and system"
+            "--chat: the tokenizer of the model cannot encode the words user, assistant and "
+            "system, which a chat needs. Leave out --chat, or train a model with --tokenizer bpe"
         ) from None
 
 
@@ -118,7 +119,7 @@ def converse(
     message that is too long even alone, or that cannot be encoded, gets a warning and no answer.
 
     Args:
-        messages: of the user. An empty message starts a new chat.
+        messages: the messages of the user. An empty message starts a new chat.
     """
     # The length of a chat is limited below, so the tokenizer's warning is not needed.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
@@ -152,8 +153,8 @@ def fit_into_context(
     """Remove the oldest turns of a chat until its prompt fits, and return the ids of the prompt.
 
     Args:
-        chat: turns of a message and its answer, and the message to answer at the end.
-        max_length: of the prompt, in tokens.
+        chat: pairs of a message and its answer, and at the end the message to answer.
+        max_length: maximum length of the prompt in tokens.
 
     Raises:
         BadInput: the last message alone is too long, or the tokenizer cannot encode it.
@@ -164,8 +165,8 @@ def fit_into_context(
         ids = prompt_ids(tokenizer, chat)
     if len(ids) > max_length:
         raise BadInput(
-            f"this message has {len(ids):,} tokens, but only {max_length:,} fit into the context "
-            f"together with an answer"
+            f"this message has {len(ids):,} tokens with the chat template, but only "
+            f"{max_length:,} fit into the context together with an answer. Write a shorter message"
         )
     return ids
 

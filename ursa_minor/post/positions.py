@@ -10,7 +10,7 @@ def derive_positions(model: PreTrainedModel) -> None:
 
     The first token of each row gets position 0, as ``generate`` does it for left-padded prompts.
     GRPO and RLOO of TRL 1.16 train with the attention mask alone. GPT2Model then counts the padding
-    too, so that the log-probabilities are those of other positions.
+    too, so the log-probabilities are those of wrong positions.
 
     Models with rotary embeddings are not changed, because only the distance between two tokens
     matters to them. Position ids that the caller passes are not changed either.

@@ -18,15 +18,15 @@ from ursa_minor.recipe.source_kind import TABLE_FORMATS, URL_SCHEMES
 
 log = logging.getLogger(__name__)
 
-BATCH_ROWS = 256  # held-out prompts that are completed together
+BATCH_ROWS = 256  # number of held-out prompts that are completed together
 
 
 def read(key: str, path: str) -> list[TextOrMessages]:
     """Return the ``prompt`` column of .jsonl, .parquet or .csv files: texts, or messages of chats.
 
     Args:
-        key: of the settings, for messages.
-        path: a file, or a glob if there is no file of this name.
+        key: key of the settings, for messages.
+        path: a file, or a glob pattern if there is no file of this name.
 
     Raises:
         BadInput: there is no such file, column or row. The message begins with ``key``.
@@ -35,7 +35,7 @@ def read(key: str, path: str) -> list[TextOrMessages]:
     import datasets
     from datasets.data_files import DataFilesList
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs each error that it raises
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # datasets also logs its errors
     label = f"{key} = {path}"
     names = []
     if not path.startswith(URL_SCHEMES):
@@ -43,8 +43,8 @@ def read(key: str, path: str) -> list[TextOrMessages]:
     formats = {TABLE_FORMATS.get(Path(name).suffix) for name in names}
     if len(formats) != 1 or None in formats:
         raise BadInput(
-            f"{label}: must be local files of one format. The formats are "
-            f"{', '.join(TABLE_FORMATS)}"
+            f"{label}: the prompts must be in local files of one format. Use files with one of "
+            f"these suffixes: {', '.join(TABLE_FORMATS)}"
         )
     (file_format,) = formats
     try:
@@ -55,14 +55,17 @@ def read(key: str, path: str) -> list[TextOrMessages]:
             datasets.load_dataset(file_format, data_files=data_files, split="train", streaming=True)
         )
     except Exception as error:  # the readers of datasets raise errors of many types
-        raise BadInput(f"{label} cannot be read. {error.__cause__ or error!r}") from None
+        raise BadInput(
+            f"{label} cannot be read ({error.__cause__ or error!r}). Correct the file, or use "
+            f"another one"
+        ) from None
     prompts = [row.get("prompt") for row in rows]
     is_valid = all(_is_prompt(prompt) for prompt in prompts)
     if len({type(prompt) for prompt in prompts}) != 1 or not is_valid:
         columns = f". The columns are {', '.join(rows[0])}" if rows else ""
         raise BadInput(
-            f"{label}: the column 'prompt' must contain a text in each row, or in each row a list "
-            f"of messages with role and content. None may be empty{columns}"
+            f"{label}: in the column 'prompt', all rows must contain a text, or all rows must "
+            f"contain a list of messages with role and content. No row may be empty{columns}"
         )
     return prompts
 
@@ -98,12 +101,13 @@ def check(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[TextOrMessages])
     """Raise BadInput if the tokenizer cannot encode the prompts, or if chats have no template."""
     if len({type(prompt) for prompt in prompts}) > 1:
         raise BadInput(
-            "prompts, held_out: some prompts are texts and some are messages. Use one form for all"
+            "prompts, held_out: some prompts are texts, and some are lists of messages. Use the "
+            "same form in all files"
         )
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
         raise BadInput(
-            "the prompts are messages, but the model has no chat template. Add one: "
-            "python export_model.py RUN --chat --out FOLDER"
+            "prompts, held_out: the prompts are messages, but the model has no chat template. Add "
+            "one with: python export_model.py RUN --chat --out FOLDER"
         )
     tokenization.Encoder(tokenizer)([plain(prompt) for prompt in prompts])
 
@@ -118,14 +122,14 @@ def drop_long(
 ) -> list[TextOrMessages]:
     """Return the prompts that fit into the context together with a completion.
 
-    The number of the dropped ones is logged.
+    The number of dropped prompts is logged.
 
     Args:
         label: beginning of the messages: the key and its value.
-        tokenizer: of the model.
-        prompts: all of one form, not empty.
-        context: tokens that the model can read, or None if it has no limit.
-        max_completion_length: new tokens.
+        tokenizer: tokenizer of the model.
+        prompts: the prompts, which all have the same form. There is at least one.
+        context: number of tokens that the model can read, or None if it has no limit.
+        max_completion_length: maximum number of tokens of a completion.
 
     Raises:
         BadInput: no prompt fits.
@@ -142,22 +146,24 @@ def drop_long(
             fitting.append(prompt)
     reason = (
         f"with max_completion_length = {max_completion_length} the context of {context} tokens "
-        f"leaves {max(max_prompt_length, 0)} for a prompt"
+        f"leaves {max(max_prompt_length, 0)} tokens for a prompt"
     )
     if not fitting:
         shortest = min(lengths)
         fix = "Use shorter prompts, or a model with a longer context"
         if shortest < context:
-            fix = f"Use max_completion_length of {context - shortest} or less, or shorter prompts"
+            fix = (
+                f"Use --max_completion_length {context - shortest} or less, or use shorter prompts"
+            )
         raise BadInput(
-            f"{label}: all {len(prompts):,} prompts are too long: {reason}, and the shortest has "
-            f"{shortest}. {fix}"
+            f"{label}: all {len(prompts):,} prompts are too long, because {reason}. The shortest "
+            f"prompt has {shortest} tokens. {fix}"
         )
     num_dropped = len(prompts) - len(fitting)
     if num_dropped:
         log.warning(
-            f"{label}: {num_dropped:,} of {len(prompts):,} prompts are dropped because they are "
-            f"too long: {reason}"
+            f"{label}: {num_dropped:,} of {len(prompts):,} prompts are too long and are not used, "
+            f"because {reason}"
         )
     return fitting
 
@@ -169,16 +175,17 @@ def require_batch(
 
     Args:
         label: beginning of the message: the key and its value.
-        prompts: those that remain.
-        completions: of a batch, on all processes (GRPOConfig.generation_batch_size).
-        num_generations: completions of one prompt.
+        prompts: the prompts that are used.
+        completions: number of completions in a batch of all processes
+            (GRPOConfig.generation_batch_size).
+        num_generations: number of completions of one prompt.
     """
     needed = completions // num_generations
     if len(prompts) < needed:
         raise BadInput(
-            f"{label}: a batch takes {needed:,} prompts ({completions:,} completions, "
-            f"num_generations = {num_generations}), but only {len(prompts):,} are usable. Use "
-            f"more prompts, or a lower per_device_train_batch_size"
+            f"{label}: a batch needs {needed:,} prompts ({completions:,} completions, "
+            f"num_generations = {num_generations}), but only {len(prompts):,} are usable. Use more "
+            f"prompts, or a smaller --per_device_train_batch_size"
         )
 
 
@@ -268,7 +275,7 @@ def score(
     If the rewards are 0 and 1, this is the share of solved prompts.
 
     Args:
-        max_completion_length: tokens of a completion.
+        max_completion_length: maximum number of tokens of a completion.
 
     Raises:
         BadInput: every call of the reward failed, or the model computes NaN.
@@ -308,6 +315,6 @@ def score(
     if new_failures == new_calls:
         raise BadInput(
             f"the reward {reward.__name__} failed for every prompt. The first call "
-            f"{reward.first_failure}"
+            f"{reward.first_failure}. Correct the reward function or the prompts"
         )
     return statistics.fmean(values)

@@ -20,16 +20,17 @@ class RewardReport(TrainerCallback):
     """Write ``metrics.jsonl`` and ``reward.png`` into a folder. The Trainer calls the methods.
 
     Args:
-        folder: to write into, or None to write nothing (on all processes but the main one).
-        title: of the picture.
-        score: returns the mean reward of the held-out prompts. It is called at step 0, every
-            ``score_steps`` steps, and at the end.
+        folder: folder for the files, or None to write nothing (on all processes but the main one).
+        title: title of the picture.
+        score: function that returns the mean reward of the held-out prompts. It is called at step
+            0, every ``score_steps`` steps, and at the end.
         score_steps: number of steps between two scores.
-        resumed: keep the rows of the run that this one resumes.
+        resumed: whether to keep the rows of the run that is resumed.
 
     Attributes:
-        rows: of metrics.jsonl, with the keys ``step``, ``train/reward`` (of sampled completions)
-            and ``eval/reward`` (of greedy completions of the held-out prompts).
+        rows: the rows of metrics.jsonl, with the keys ``step``, ``train/reward`` (mean reward of
+            sampled completions) and ``eval/reward`` (mean reward of greedy completions of the
+            held-out prompts).
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RewardReport(TrainerCallback):
             draw_rewards(self.rows, self.folder / PICTURE, self.title)
         except ImportError:
             log.info(
-                f"{PICTURE} is not drawn, because matplotlib is not installed. The numbers are in "
+                f"{PICTURE} is not drawn, because matplotlib is not installed. The rewards are in "
                 f"{METRICS}"
             )
 

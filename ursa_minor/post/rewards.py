@@ -21,7 +21,7 @@ from ursa_minor.model.adapters import check_no_adapter
 
 log = logging.getLogger(__name__)
 
-Reward = Callable[[str, str], float]  # of (prompt, completion)
+Reward = Callable[[str, str], float]  # maps a prompt and a completion to the reward
 TextOrMessages = str | list[dict[str, str]]  # plain text, or the messages of a chat
 
 ADDITION = re.compile(r"\s*(\d+)\s*\+\s*(\d+)\s*=\s*")
@@ -39,7 +39,7 @@ def addition(prompt: str, completion: str) -> float:
     """
     match = ADDITION.fullmatch(prompt)
     if match is None:
-        raise ValueError(f"{prompt!r} is not an addition")
+        raise ValueError(f"{prompt!r} is not an addition such as 12+34=")
     correct = int(match[1]) + int(match[2])
     return float(completion.strip() == str(correct))
 
@@ -110,8 +110,8 @@ def find_reward(name: str) -> Reward:
     path, colon, function = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise BadInput(
-            f"reward = {name}: must be {', '.join(REWARDS)}, the folder of a reward model, or a "
-            f"function of your own as file.py:function"
+            f"reward = {name}: there is no such reward. Use {', '.join(REWARDS)}, the folder of a "
+            f"reward model, or a function of your own as file.py:function"
         )
     try:
         reward = runpy.run_path(path).get(function)
@@ -137,10 +137,10 @@ class CheckedReward:
     first one is logged.
 
     Args:
-        name: of the reward, as the user gave it.
+        name: name of the reward in the settings.
         reward: the function.
-        stop: the token that ends a completion, or None. The reward gets the text before it, because
-            the padding after it may decode to text.
+        stop: the token that ends a completion, or None. The reward gets the text before this
+            token, because the padding after it may decode to text.
 
     Attributes:
         calls: number of completions so far.
@@ -173,7 +173,7 @@ class CheckedReward:
             if math.isfinite(value):
                 return float(value)
             problem = f"returned {value}"
-        except Exception as error:  # of the function, or of isfinite if the value is not a number
+        except Exception as error:  # isfinite also raises one if the value is not a number
             problem = f"raised {_summary(error)}"
         self.failures += 1
         if self.first_failure is None:
@@ -189,8 +189,8 @@ class ModelReward:
     """A reward model in the form that GRPOTrainer calls: a sequence classifier of ``trl reward``.
 
     Args:
-        folder: of the model.
-        stop: as in CheckedReward.
+        folder: folder of the model.
+        stop: the token that ends a completion, or None (see ``CheckedReward``).
 
     Attributes:
         calls: number of completions so far.
@@ -226,7 +226,8 @@ class ModelReward:
             )
         except (OSError, KeyError, RuntimeError) as error:
             raise BadInput(
-                f"reward = {folder}: the reward model cannot be loaded. {_summary(error)}"
+                f"reward = {folder}: the reward model cannot be loaded ({_summary(error)}). Use a "
+                f"folder that trl reward has written"
             ) from None
         self.tokenizer = self.classifier.tokenizer
         if not self.tokenizer.pad_token:  # RewardTrainer does the same
@@ -263,7 +264,7 @@ def load_reward(name: str, stop: str | None) -> CheckedReward | ModelReward:
     """Return a reward in the form that GRPOTrainer calls.
 
     Args:
-        name: as for ``find_reward``, or the folder of a reward model.
+        name: a name that ``find_reward`` accepts, or the folder of a reward model.
         stop: the token that ends a completion, or None.
     """
     check_no_adapter(Path(name), f"reward = {name}")

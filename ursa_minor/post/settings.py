@@ -109,15 +109,15 @@ def read(argv: Sequence[str], config: type) -> tuple[PostTrainingTask, Any]:
     """Read ``--config PATH --key value ...``.
 
     Args:
-        argv: the words after the script's name.
+        argv: the arguments after the script's name.
         config: TRL's class of settings, for example GRPOConfig.
 
     Returns:
         The task and an instance of ``config``.
 
     Raises:
-        BadInput: with every error that was found. Each names the file, the key, the value and what
-            the value must be.
+        BadInput: there are errors in the settings. Each message names the file, the key, the value
+            and the rule for the value.
     """
     parser = argument_parser(config)
     flags = vars(command_line.parse_flags(parser, argv))
@@ -227,8 +227,8 @@ def _unknown_keys(values: Mapping[str, Any], config: type) -> list[str]:
     problems = []
     for name in values:
         if name not in fields:
-            suggestion = wording.did_you_mean(name, fields)
-            problems.append(f"{wording.shorten(name)}: no such key{suggestion}")
+            suggestion = wording.did_you_mean(name, fields) or ". Remove it"
+            problems.append(f"{wording.shorten(name)} is not a key of the settings{suggestion}")
     return problems
 
 
@@ -245,7 +245,9 @@ def _check_values(values: dict[str, Any], config: type) -> list[str]:
             value = _to_number(values[name], allowed_types)
             rule = _broken_rule(name, value, allowed_types)
             if rule is not None:
-                problems.append(f"{name} = {wording.shorten(values[name])}: must be {rule}")
+                problems.append(
+                    f"{name} = {wording.shorten(values[name])}: the value must be {rule}"
+                )
             values[name] = value
         elif key_field.default is key_field.default_factory is dataclasses.MISSING:
             problems.append(f"{name} is missing. {key_field.metadata['help']}")
@@ -304,6 +306,9 @@ def trl_error(error: Exception, prefix: str = "") -> BadInput:
     TRL raises it for values that are valid individually, but not in combination.
 
     Args:
-        prefix: of the message.
+        prefix: beginning of the message.
     """
-    return BadInput(f"{prefix}TRL rejects these settings. {type(error).__name__}: {error}")
+    return BadInput(
+        f"{prefix}TRL rejects these settings ({type(error).__name__}: {error}). Change the "
+        f"settings that this error names"
+    )

@@ -121,9 +121,9 @@ def test_lines_are_logged_in_order_before_the_end_is_known_and_a_good_end_is_the
         (
             3,
             TrainingStopped,
-            r"the reader stopped with exit status 3 \(see above\); the progress so far is saved",
+            r"prepare_data.py stopped with exit status 3\. .* The training so far is saved",
         ),
-        (2, BadInput, r"could not be prepared \(see above\)"),
+        (2, BadInput, "could not be prepared. The messages"),
     ):
         with pytest.raises(kind, match=words):
             ended(start(f"print('why'); raise SystemExit({status})"))
@@ -146,7 +146,10 @@ def test_a_killed_process_is_restarted_with_a_message_and_sent_what_is_wanted_un
     one._process.wait(timeout=SECONDS)
     one.prefetch(12)  # after its death, which is not known yet
     one.check()
-    assert logged.next() == "the reader was killed (signal 9); restart 1 of 5"
+    assert (
+        logged.next()
+        == "prepare_data.py was killed by signal 9 and is started again (restart 1 of 5)"
+    )
     assert logged.next() not in ("", f"pid {pid}") and logged.next() == "sent 12" and not one.done
     died._process.wait(timeout=SECONDS)
     process = one._process
@@ -165,11 +168,11 @@ def test_process_that_is_killed_again_and_again_stops_training_unless_it_has_liv
     for lived in (600, 1, 10_000, 599, 599, 0, 0):
         clock.now += lived
         ended(one)
-    words = r"killed 6 times in a row \(signal 9\); the progress so far is saved, and"
+    words = r"killed 6 times in a row by signal 9\. The training so far is saved"
     with pytest.raises(TrainingStopped, match=words):
         ended(one)
     restarts = [
-        f"the reader was killed (signal 9); restart {number} of 5"
+        f"prepare_data.py was killed by signal 9 and is started again (restart {number} of 5)"
         for number in (1, 2, 1, 2, 3, 4, 5)
     ]
     assert logged.all() == [line for restart in restarts for line in ("begins", restart)] + [
@@ -249,7 +252,7 @@ def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_
     assert (
         story.wait(50, 50) is None and clock.sleeps == 40 and story.data_wait.waited_seconds == 40
     )
-    assert caplog.messages == ["data     waiting: 83 of 100 windows are prepared"]
+    assert caplog.messages == ["data     training waits for data: 83 of 100 windows are prepared"]
 
 
 def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_has_its_windows(
@@ -265,7 +268,10 @@ def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_
     story = Story(0)
     story.data_wait.until(lambda: clock.sleeps == 65, "the validation split comes first")
     assert story.checks == 65 and story.refreshed == 0
-    assert caplog.messages == ["data     waiting: the validation split comes first"] * 2
+    assert (
+        caplog.messages
+        == ["data     training waits for data: the validation split comes first"] * 2
+    )
     assert story.data_wait.waited_seconds == 0  # before training: not training's wait
 
 
@@ -288,7 +294,10 @@ def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_tha
     found = story.wait(
         5, any_of=lambda behind, failed, stop, growing: [behind, True, stop, growing]
     )
-    assert found == "the reader of another process failed (see above)" and clock.sleeps == 2
+    assert (
+        found == "another process could not prepare its data (see its message)"
+        and clock.sleeps == 2
+    )
     clock.meanwhile = lambda: setattr(story, "stopping", True)
     assert story.wait(50) is None and clock.sleeps == 3
     story.complete, asked = True, len(story.asked)

@@ -152,9 +152,9 @@ def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset(tmp_path, read
             ID_READERS[reader](source)
         offset = HEADER + token * np.dtype(dtype).itemsize
         assert str(caught.value) == (
-            f"{tmp_path / 'train_1.bin'}: token {token} (offset {offset}) is id {found}, "
-            f"but the ids of vocab_size = 50 end at 49. "
-            f"These shards belong to another tokenizer, or vocab_size is too small"
+            f"{tmp_path / 'train_1.bin'}: token {token} at offset {offset} has the id {found}, "
+            f"but with vocab_size = 50 the largest id is 49. Use the tokenizer that the shards were "
+            f"encoded with, and a vocab_size of at least its number of ids"
         )
 
 
@@ -167,7 +167,7 @@ def test_a_deleted_shard_keeps_its_numbers_and_is_refused_with_a_remedy(tmp_path
     for name in ("read", "Mapped", "Resident"):
         with pytest.raises(
             BadInput,
-            match="gone.bin was deleted by stream_keep.*Delete the folder to prepare it again$",
+            match="gone.bin is missing, because stream_keep .*To prepare the data again, delete",
         ):
             ID_READERS[name](source)
 
@@ -192,7 +192,7 @@ def test_shards_whose_windows_all_lie_before_are_released_for_deletion_once(tmp_
         with (
             contextlib.nullcontext()
             if window < 5
-            else pytest.raises(BadInput, match="train_0.bin was deleted")
+            else pytest.raises(BadInput, match="train_0.bin is missing")
         ):
             read(source, 0)
 
@@ -295,7 +295,7 @@ def test_a_source_with_any_weight_has_a_place_and_one_without_has_none():
     assert set(crowd.shares()) == {1 / window_order.CYCLE}
     for weights, drawn in (((1.0,) * 1025, 1025), ((0.0, 0.0), 0)):
         with pytest.raises(
-            BadInput, match=f"{drawn} have a weight above 0; there must be 1 to 1024"
+            BadInput, match=f"{drawn} sources have a weight above 0, .* from 1 to 1024"
         ):
             order(weights=weights)
 

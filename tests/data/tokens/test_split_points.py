@@ -245,7 +245,7 @@ def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_
             assert len(text) <= 300 and len(read) <= count + 3 and number in (0, len(rows))
     for module in (text_reader, split_points):
         monkeypatch.setattr(module, "MAX_UNSPLIT_CHARACTERS", 1000)
-    words = "row 3 is too long .* 1,000 characters .*Divide it into several files"
+    words = "row 3 is too long .* 1,000 characters .*Divide the text into several files"
     for text, place in (("。" * 100, split_points.LINE_SPLIT_POINT), ("a b " * 30, None)):
         with pytest.raises(BadInput, match=words):
             list(split_points.pieces(((3 + i, text, i == 0) for i in range(20)), place))

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5  # consecutive restarts, each within STABLE_SECONDS of the start
 STABLE_SECONDS = 600.0
-RESUMES = "the progress so far is saved, and the same command resumes"
+RESUMES = "The training so far is saved. Run the same command again to resume"
 POLL_SECONDS = 0.2  # between two checks while training waits
 LOG_SECONDS = 30.0  # between two messages while training waits
 REFRESH_SECONDS = 1.0  # between two checks for new shards while training does not wait
@@ -69,10 +69,14 @@ class Preparation:
         if status == 0:
             self.done = True
         elif status == 2:
-            raise BadInput("the data could not be prepared (see above)")
-        elif status > 0:  # the process has already retried what can be retried
+            raise BadInput(
+                "the data could not be prepared. The messages of prepare_data.py above state the "
+                "problem and the fix"
+            )
+        elif status > 0:  # the process has already retried after temporary errors
             raise TrainingStopped(
-                f"the reader stopped with exit status {status} (see above); {RESUMES}"
+                f"prepare_data.py stopped with exit status {status}. Its messages above state the "
+                f"reason. {RESUMES}"
             )
         else:
             self._restart(killed_by=-status)
@@ -83,12 +87,12 @@ class Preparation:
         self._failures = 1 if was_stable else self._failures + 1
         if self._failures > MAX_RESTARTS:
             raise TrainingStopped(
-                f"the reader was killed {self._failures} times in a row (signal {killed_by}); "
-                f"{RESUMES}"
+                f"prepare_data.py was killed {self._failures} times in a row by signal "
+                f"{killed_by}. {RESUMES}"
             )
         log.warning(
-            f"data     the reader was killed (signal {killed_by}); restart {self._failures} of "
-            f"{MAX_RESTARTS}"
+            f"data     prepare_data.py was killed by signal {killed_by} and is started again "
+            f"(restart {self._failures} of {MAX_RESTARTS})"
         )
         self._start()
 
@@ -144,11 +148,12 @@ class DataWait:
     """Keeps the readers of a run going, and waits where training is ahead of them.
 
     Args:
-        readers: one per source; None if another process runs it or the source is complete.
-        refresh: opens new shards. Returns whether all sources are complete.
+        readers: the reader process of each source, or None if another process runs it or the
+            source is complete.
+        refresh: function that opens new shards and returns whether all sources are complete.
 
     Attributes:
-        waited_seconds: how long training has waited.
+        waited_seconds: time that training has waited.
     """
 
     def __init__(self, readers: Sequence[Preparation | None], refresh: Callable[[], bool]):
@@ -190,9 +195,10 @@ class DataWait:
 
         Args:
             needed: number of windows of each source that the next step needs.
-            num_windows: returns the number of windows of each source that are prepared.
-            stopping: returns whether this process was asked to stop.
-            any_of: takes flags, and returns for each whether it is set in any process.
+            num_windows: function that returns the number of prepared windows of each source.
+            stopping: function that returns whether this process was asked to stop.
+            any_of: function that takes flags and returns, for each flag, whether it is set in any
+                process.
 
         Returns:
             The reason if training cannot continue, else None.
@@ -210,7 +216,7 @@ class DataWait:
             flags = (is_behind, failure is not None, stopping(), not complete)
             any_behind, any_failed, any_stopping, self._growing = any_of(*flags)
             if any_failed:
-                return failure or "the reader of another process failed (see above)"
+                return failure or "another process could not prepare its data (see its message)"
             if any_stopping or not any_behind:
                 break
             num_prepared = sum(map(min, prepared, needed))
@@ -246,7 +252,7 @@ class DataWait:
     def _log_now_and_then(self, description: str) -> None:
         if time.monotonic() - self._logged > LOG_SECONDS:
             self._logged = time.monotonic()
-            log.info(f"data     waiting: {description}")
+            log.info(f"data     training waits for data: {description}")
 
 
 def _has_all(prepared: Sequence[int], needed: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ class Mapped:
 
     Args:
         sources: the windows of each source.
-        device: where the batches are.
+        device: device that the batches are copied to.
     """
 
     def __init__(self, sources: Sequence[Windows], device: torch.device):
@@ -40,7 +40,7 @@ class Resident:
 
     Args:
         sources: the windows of each source, which must be complete.
-        device: where the ids and the batches are.
+        device: device that stores the ids and the batches.
 
     Raises:
         BadInput: an id is outside the vocabulary, or a shard was deleted.
@@ -99,7 +99,7 @@ def eval_batches(
         draws: (n, 2) int64, the source and the window of each sequence. Each is yielded once, by
             one process.
         batch_size: number of sequences in a batch. The last batch may have fewer.
-        rank: of this process.
+        rank: rank of this process.
         num_processes: number of processes that share the draws.
     """
     own_draws = draws[rank::num_processes]

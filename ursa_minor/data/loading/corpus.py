@@ -28,12 +28,12 @@ from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
 # With data_device = auto, training ids (4 bytes each) up to this size are kept on the GPU.
 RESIDENT_BYTES = 2**30
 # Prompts of samples, if the recipe has none.
-PROMPTS = 3
+MAX_PROMPTS = 3
 PROMPT_TOKENS = 8
 PROMPT_WORDS = 4
-PROMPT_WINDOWS = 100  # windows of the validation split in which prompts are looked for
+PROMPT_WINDOWS = 100  # number of validation windows that are searched for prompts
 # A note is logged if the bytes per token of validation and training text differ by this factor.
-OTHER_TEXT = 4 / 3
+MAX_BYTES_RATIO = 4 / 3
 
 
 class OpenedSource:
@@ -45,7 +45,7 @@ class OpenedSource:
         weight: share of the training windows, relative to the weights of the other sources.
         folder: the folder of shards.
         manifest: the manifest of the folder.
-        model: the recipe's section.
+        model: the model section of the recipe.
         consumed: whether shards that were trained on may have been deleted.
 
     Raises:
@@ -93,9 +93,9 @@ class OpenedSource:
         if not opened.num_windows and (self.manifest.complete or split != "train"):
             length = self._model.sequence_length
             raise BadInput(
-                f"{self.folder}: the {split} split has {opened.num_tokens} tokens. A window needs "
-                f"sequence_length + 1 = {length + 1} tokens of one shard. Add text, or use a "
-                f"smaller --sequence_length"
+                f"{self.folder}: no shard of the {split} split is long enough for a training "
+                f"window, which needs sequence_length + 1 = {length + 1} tokens. The split has "
+                f"{opened.num_tokens} tokens in total. Use a smaller --sequence_length, or add text"
             )
 
 
@@ -202,7 +202,7 @@ class Corpus:
     def train_batches(
         self, device: torch.device
     ) -> window_batches.Mapped | window_batches.Resident:
-        """Return what reads training windows: from memory maps or from the device's memory.
+        """Return an object that reads training windows from memory maps or the device's memory.
 
         Raises:
             BadInput: data_device = cuda on another device, or before the data are complete.
@@ -210,11 +210,14 @@ class Corpus:
         data_device = self._recipe.data.data_device
         train = [source.train for source in self.sources]
         if data_device == "cuda" and device.type != "cuda":
-            raise BadInput(f"data_device = cuda: this run is on {device}; use --data_device auto")
+            raise BadInput(
+                f"data_device = cuda: this run uses the device {device}, not a GPU. "
+                f"Use --data_device auto"
+            )
         if data_device == "cuda" and not self.complete:
             raise BadInput(
-                "data_device = cuda needs completely prepared data: run prepare_data.py first, or "
-                "use --data_device auto"
+                "data_device = cuda: the data must be completely prepared before the run starts. "
+                "Run prepare_data.py first, or use --data_device auto"
             )
         num_bytes = 4 * sum(split.num_tokens for split in train)
         fits = self.complete and num_bytes <= RESIDENT_BYTES
@@ -236,10 +239,10 @@ class Corpus:
 
         Args:
             split: validation or test.
-            max_tokens: about this many tokens, spread evenly over the split; 0 for all.
+            max_tokens: approximate number of tokens, spread evenly over the split, or 0 for all.
             batch_size: number of sequences in a batch. The last batch may have fewer.
-            device: where the batches are.
-            rank: of this process.
+            device: device that the batches are copied to.
+            rank: rank of this process.
             num_processes: number of processes that share the split.
         """
         split_windows = [source.validation for source in self.sources]
@@ -263,7 +266,7 @@ class Corpus:
             for source in self.sources
         ]
 
-    def check_same_data(self, where: Path, before: list[dict]) -> None:
+    def check_same_data(self, checkpoint: Path, before: list[dict]) -> None:
         """Check that the data continue those of a checkpoint, and wait for shards if necessary.
 
         Args:
@@ -276,8 +279,8 @@ class Corpus:
         weights = [source.weight for source in self.sources]
         if [state["weight"] for state in before] != weights:
             raise BadInput(
-                f"{where} was trained with other weights of the sources. Restore them, or use "
-                f"another --run_name"
+                f"{checkpoint} was trained with different weights of the sources. Restore these "
+                f"weights, or start a new run with a different --run_name"
             )
 
         pairs = list(zip(before, self.sources, strict=True))
@@ -294,7 +297,7 @@ class Corpus:
 
         self.data_wait.until(are_shards_prepared, "the shards that the checkpoint was trained on")
         for state, source in pairs:
-            manifests.check_same_train_split(where, state, source.manifest)
+            manifests.check_same_train_split(checkpoint, state, source.manifest)
 
     def describe(self, plan: Plan) -> Iterator[str]:
         """Yield one line for each source of the run, and notes about its text and its disk."""
@@ -309,9 +312,10 @@ class Corpus:
             mount = files.network_mount(source.folder)
             if mount:
                 yield (
-                    f"note     {source.folder} is on a network file system ({mount}), from which "
-                    f"each window is read. Copy it to a local disk: cp -r {source.folder} "
-                    f"/local/disk, then --data_dir /local/disk/{source.folder.name}"
+                    f"note     {source.folder} is on a network file system ({mount}), which may "
+                    f"slow down the training. To train from a local disk, copy the folder with "
+                    f"cp -r {source.folder} /local/disk, and use --data_dir "
+                    f"/local/disk/{source.folder.name}"
                 )
 
     def _describe_text(
@@ -321,32 +325,36 @@ class Corpus:
 
         Args:
             source: the opened source.
-            manifest: of its folder, as it is now.
-            tokens_read: number of its tokens that the run reads.
+            manifest: current manifest of the source's folder.
+            tokens_read: number of the source's tokens that the run reads.
         """
         dropped = source.train.dropped_tokens
         if dropped > 0.01 * source.train.num_tokens:
-            yield f"note     {dropped:,} of its tokens, at the ends of shards, are in no window"
+            yield (
+                f"note     {dropped:,} tokens of {source.folder} are not used for training. They "
+                f"are at the ends of shards, after the last complete window"
+            )
         num_tokens = shards.count_tokens(manifest.splits["train"])
         if manifest.complete and tokens_read > MANY_EPOCHS * num_tokens:
             advice = "Add text, or use fewer --max_steps, a smaller model, or dropout"
             if self._recipe.saving.load_best_model_at_end:
-                advice = "model/ keeps the weights with the lowest one"
+                advice = "model/ will contain the weights with the lowest validation loss"
             yield (
-                f"note     more than {MANY_EPOCHS} epochs: the model begins to memorize this text, "
-                f"and the validation loss may rise. {advice}"
+                f"note     the run reads this text more than {MANY_EPOCHS} times, so the model may "
+                f"memorize it, and the validation loss may rise. {advice}"
             )
         validation_bytes = _bytes_per_token(manifest.splits["validation"])
         train_bytes = _bytes_per_token(manifest.splits["train"])
         if validation_bytes and train_bytes:
             ratio = validation_bytes / train_bytes
-            if not 1 / OTHER_TEXT < ratio < OTHER_TEXT:
-                advice = "Validate on text like that of training"
+            if not 1 / MAX_BYTES_RATIO < ratio < MAX_BYTES_RATIO:
+                advice = "Use validation text of the same kind as the training text"
                 if self._recipe.data.data_files:
                     advice += ": --validation_files PATH"
                 yield (
-                    f"note     validation has {validation_bytes:.2f} bytes per token, train "
-                    f"{train_bytes:.2f}: they may be different kinds of text. {advice}"
+                    f"note     the validation text has {validation_bytes:.2f} bytes per token and "
+                    f"the training text {train_bytes:.2f}, so they may be different kinds of text. "
+                    f"{advice}"
                 )
 
     def beginnings(self) -> list[str]:
@@ -369,7 +377,7 @@ class Corpus:
             # The validation split is the last part of one text, so it may start inside a word.
             prompts = self._first_words() or [prompts[0].partition(" ")[2] or prompts[0]]
         prompts = [prompt for prompt in prompts if prompt.strip()]
-        return prompts[:PROMPTS] or [""]
+        return prompts[:MAX_PROMPTS] or [""]
 
     def _first_words(self) -> list[str]:
         """Return the first words of the first line of text in the validation split, if any."""
@@ -412,9 +420,9 @@ def _describe_source(folder: Path, manifest: Manifest, tokens_read: int, share: 
 
     Args:
         folder: the folder of shards.
-        manifest: of the folder.
-        tokens_read: number of its tokens that the run reads.
-        share: its share of the training windows.
+        manifest: manifest of the folder.
+        tokens_read: number of the source's tokens that the run reads.
+        share: the source's share of the training windows.
     """
     num_tokens = shards.count_tokens(manifest.splits["train"])
     size = f"{num_tokens:,} train tokens"
@@ -424,7 +432,7 @@ def _describe_source(folder: Path, manifest: Manifest, tokens_read: int, share: 
     else:
         size += " so far, more are being prepared"
     if share < 1:
-        reads += f", {share:.1%} of its windows"
+        reads += f", {share:.1%} of all training windows"
     return f"data     {folder}: {size}; {reads}"
 
 
@@ -519,15 +527,16 @@ def open_tokenizer(
     init_from = recipe.model.init_from
     if init_from not in (None, name) and _fingerprint_of(init_from) not in (None, fingerprint):
         raise BadInput(
-            f"tokenizer = {stated_name} differs from the tokenizer of init_from = {init_from}, "
-            f"whose ids represent other text; use --tokenizer {init_from}"
+            f"tokenizer = {stated_name}: this is not the tokenizer of init_from = {init_from}, so "
+            f"the model would read the ids as different text. Use --tokenizer {init_from}, both to "
+            f"prepare the data and to train"
         )
     assert recipe.model.vocab_size is not None  # pretrained.complete sets it for init_from
     if len(tokenizer) > recipe.model.vocab_size:
         next_multiple = math.ceil(len(tokenizer) / 64) * 64
         raise BadInput(
-            f"vocab_size = {recipe.model.vocab_size}: the tokenizer has {len(tokenizer)} ids; "
-            f"use --vocab_size {next_multiple}"
+            f"vocab_size = {recipe.model.vocab_size}: the tokenizer has more ids, "
+            f"{len(tokenizer)}. Use --vocab_size {next_multiple}"
         )
     return tokenizer
 
@@ -535,25 +544,36 @@ def open_tokenizer(
 def _check_tokenizer_of_shards(
     folder: Path, manifest: Manifest, stated_name: str, fingerprint: str
 ) -> None:
-    """Raise BadInput if the shards of a folder were made with another tokenizer.
+    """Raise BadInput if the shards of a folder were encoded with a different tokenizer.
 
     Args:
         folder: the folder of shards.
-        manifest: of the folder. Shards of another program do not name their tokenizer.
+        manifest: manifest of the folder. If another program wrote the shards, it does not name
+            their tokenizer.
         stated_name: the recipe's tokenizer.
-        fingerprint: of the tokenizer that the run uses.
+        fingerprint: fingerprint of the tokenizer that the run uses.
     """
     reference = manifest.tokenizer
     if reference is None:
         return
-    is_other = reference.fingerprint != fingerprint
-    if stated_name not in (reference.name, *keys.TRAINED_TOKENIZERS) and not is_other:
+    has_other_name = stated_name not in (reference.name, *keys.TRAINED_TOKENIZERS)
+    differs = reference.fingerprint != fingerprint
+    if has_other_name and not differs:
         # The same tokenizer may have two names.
-        is_other = _fingerprint_of_name(stated_name) != fingerprint
-    if is_other:
+        differs = _fingerprint_of_name(stated_name) != fingerprint
+    if not differs:
+        return
+    if has_other_name:
         raise BadInput(
-            f"tokenizer = {stated_name}: the shards in {folder} were made with another tokenizer"
+            f"tokenizer = {stated_name}: the shards in {folder} were encoded with the tokenizer "
+            f"{reference.name}. Prepare this text again with --tokenizer {stated_name}, or use "
+            f"--tokenizer {reference.name} if all shards of the run were encoded with it"
         )
+    raise BadInput(
+        f"tokenizer = {stated_name}: the shards in {folder} were not encoded with the tokenizer "
+        f"that the run uses. Prepare all text of the run again with the same tokenizer, for "
+        f"example with --tokenizer FOLDER"
+    )
 
 
 def _fingerprint_of_name(name: str) -> str:

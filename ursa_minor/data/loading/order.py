@@ -1,8 +1,8 @@
 """The order of training windows: a pure function of the seed, the weights and the position.
 
 Position p counts the draws of a run over all steps, micro-steps and processes. The draw at a
-position depends only on the seed, the weights and p, so that the number of processes, the
-micro-batch size and restarts do not change it.
+position depends only on the seed, the weights and p, so the number of processes, the micro-batch
+size and restarts do not change it.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 
 from ursa_minor.base.errors import BadInput
 
-CYCLE = 1024  # number of positions in which each source of a mixture has exactly its share
+CYCLE = 1024  # number of positions among which each source of a mixture has exactly its share
 # Seeds of the cycles' permutations contain this number in place of an epoch, which no run reaches.
 CYCLE_EPOCH = 2**32 - 1
 
@@ -31,13 +31,13 @@ class TrainOrder:
     therefore does not change the order of a source's own windows.
 
     Args:
-        weights: one per source, at least 0, in any unit. 0 leaves a source out. (1.0,) for one
-            source.
+        weights: weight of each source, at least 0, in any unit. A weight of 0 leaves the source
+            out.
         sequence_length: T, number of inputs in a window.
         sequences_per_step: number of windows that all processes read in a step.
         micro_batch_size: number of windows in a micro-batch of one process.
         num_processes: number of processes.
-        seed: 0 to 2**32 - 1.
+        seed: seed of the order, from 0 to 2**32 - 1.
         block_tokens: number of tokens in a shuffle block, which has at least one window.
 
     Raises:
@@ -55,9 +55,12 @@ class TrainOrder:
     def __post_init__(self):
         num_sources = sum(weight > 0 for weight in self.weights)
         if not 1 <= num_sources <= CYCLE:
+            fix = "Combine some of them"
+            if num_sources == 0:
+                fix = "Raise the weight of at least one source"
             raise BadInput(
-                f"sources: {num_sources} have a weight above 0; there must be 1 to {CYCLE}. "
-                f"Remove some, or combine them"
+                f"sources: {num_sources} sources have a weight above 0, but the number must be "
+                f"from 1 to {CYCLE}. {fix}"
             )
 
     def number(self, micro_step: int, rank: int) -> int:
@@ -72,10 +75,10 @@ class TrainOrder:
         Args:
             step: number of the step.
             micro_step: number of the micro-batch within the step of this process.
-            rank: of this process.
-            num_windows: number of windows in an epoch of each source, above 0. None while the
-                source is not complete: then only the part of its first epoch that ``needed`` names
-                may be requested.
+            rank: rank of this process.
+            num_windows: number of windows in an epoch of each source, above 0. It is None while
+                the source is not complete. Then only the part of the first epoch that ``needed``
+                returns may be requested.
         """
         first = step * self.sequences_per_step
         first += self.number(micro_step, rank) * self.micro_batch_size
@@ -116,9 +119,10 @@ class TrainOrder:
         for source, (read, most) in enumerate(zip(num_read, most_windows, strict=True)):
             if most is not None and read > most:
                 raise BadInput(
-                    f"stream_keep = consumed: the run reads {read:,} windows of source {source}, "
-                    f"which has at most {most:,}, and deletes them in the first epoch. Use "
-                    f"--stream_keep all, or --max_steps {max_steps * most // read}"
+                    f"stream_keep = consumed: the run would read {read:,} windows of source "
+                    f"{source}, but this source has at most {most:,}, and they are deleted after "
+                    f"their first use. Use --stream_keep all, or --max_steps "
+                    f"{max_steps * most // read}"
                 )
 
     def shares(self) -> list[float]:
@@ -162,7 +166,7 @@ class TrainOrder:
         quotas = [weight * CYCLE / total for weight in weights]
         places = [max(math.floor(quota), int(quota > 0)) for quota in quotas]
         while sum(places) < CYCLE:
-            # The source that is furthest below its quota gains a position; of equals, the first.
+            # The source that is furthest below its quota gains a position. Ties go to the first.
             source = max(range(len(places)), key=lambda index: quotas[index] - places[index])
             places[source] += 1
         while sum(places) > CYCLE:
@@ -194,7 +198,7 @@ def _cycle(seed: int, cycle: int, places: tuple[int, ...]) -> _Cycle:
     return _Cycle(sources, np.cumsum(is_source, axis=0) - is_source)
 
 
-# A process reads one block of each source at a time, so that 16 entries suffice for 16 sources.
+# A process reads one block of each source at a time, so 16 entries suffice for 16 sources.
 # int32 halves their memory.
 @lru_cache(maxsize=16)
 def _block(seed: int, epoch: int, block: int, source: int, length: int) -> np.ndarray:
@@ -216,9 +220,10 @@ def eval_draws(
 
     Args:
         num_windows: number of windows of each source.
-        weights: of the sources.
-        max_windows: about this many windows in proportion to the weights, but at least one of each
-            source and never more than it has. 0 for all windows.
+        weights: weight of each source.
+        max_windows: approximate number of draws, or 0 for all windows. It is divided among the
+            sources in proportion to the weights. Each source has at least one draw, and at most
+            one for each of its windows.
     """
     draws = []
     for source, available in enumerate(num_windows):

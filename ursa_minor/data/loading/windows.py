@@ -1,7 +1,7 @@
 """Cut the ids of a split into windows.
 
 Dimensions: B sequences, T tokens. A window has T + 1 ids: the first T are the inputs, the last T
-the targets. Consecutive windows of a shard start T ids apart, so that each token is a target once.
+the targets. Consecutive windows of a shard start T ids apart, so each token is a target once.
 No window crosses the end of a shard. A draw is a pair (source, window); ``order`` decides which
 draws a step reads.
 """
@@ -23,7 +23,7 @@ class _OpenedShard:
     path: Path
     ids: np.ndarray | None  # None if the file was deleted
     offset: int  # bytes before the first id in the file
-    first_window: int  # number of its first window within the split
+    first_window: int  # number of the shard's first window within the split
     num_windows: int
 
 
@@ -56,7 +56,7 @@ class Windows:
 
         Args:
             path: the shard's file, for messages.
-            tokens: number of its ids.
+            tokens: number of ids in the shard.
             ids: (tokens,) uint16 or uint32, a memory map (``shards.open_ids``). None if the file
                 was deleted: its windows keep their numbers, but cannot be read.
             offset: number of bytes before the first id in the file, for messages.
@@ -129,7 +129,7 @@ class Windows:
 def _existing_ids(shard: _OpenedShard) -> np.ndarray:
     if shard.ids is None:
         raise BadInput(
-            f"{shard.path} was deleted by stream_keep = consumed after it had been trained on. "
-            f"Delete the folder to prepare it again"
+            f"{shard.path} is missing, because stream_keep = consumed deletes a shard after it "
+            f"was trained on. To prepare the data again, delete the folder {shard.path.parent}"
         )
     return shard.ids

@@ -34,7 +34,7 @@ class RemoteFiles(NamedTuple):
     """The token files of a repository.
 
     Attributes:
-        commit: the commit that they belong to.
+        commit: the commit of the files.
         by_split: the files of the splits ``validation`` and ``train``, sorted by path.
     """
 
@@ -49,8 +49,8 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
     which are deleted after their use.
 
     Args:
-        target: how far to go, when train.py reads the shards while they are downloaded. None to
-            go to the end.
+        target: limit up to which files are downloaded while train.py reads the shards, or None to
+            download all files.
 
     Raises:
         BadInput: the repository has no token files, or may not be read.
@@ -102,8 +102,9 @@ def _download_again(source: FoundSource, remote: RemoteFiles, broken: list[Shard
     for shard in broken:
         if _download(source, remote.commit, file_by_name[shard.file]) != shard:
             raise BadInput(
-                f"{source.folder / shard.file} does not match {shards.MANIFEST}. "
-                f"Delete {source.folder} to download all of it again"
+                f"{source.folder / shard.file} was downloaded again, but it does not match "
+                f"{shards.MANIFEST}. Delete {source.folder}, and run the same command to download "
+                f"all files again"
             )
 
 
@@ -142,7 +143,7 @@ def list_files(source: FoundSource, pinned_revision: str | None) -> RemoteFiles:
     """List the token files of a source.
 
     Args:
-        pinned_revision: the commit to read. None for the newest one of the source's revision.
+        pinned_revision: the commit to read, or None for the newest commit of the source's revision.
 
     Raises:
         BadInput: a split has no files, or the repository may not be read.
@@ -182,7 +183,7 @@ def list_files(source: FoundSource, pinned_revision: str | None) -> RemoteFiles:
 def _download(source: FoundSource, commit: str, file: RepoFile) -> Shard:
     """Download a file into the folder of a source, and return its shard.
 
-    The file gets its final name when its size and its hash are those of the Hub.
+    The file gets its final name after its size and hash were compared with those on the Hub.
     """
     assert source.repository is not None
     folder = source.folder

@@ -20,7 +20,7 @@ from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
 from ursa_minor.recipe import keys
 
 DRY_RUN_SECONDS = 10
-CORE_SECONDS = 1.0  # how long an estimate measures the speed of a core
+CORE_SECONDS = 1.0  # time for which an estimate measures the speed of a core
 
 
 class Measurement(NamedTuple):
@@ -45,8 +45,8 @@ def dry_run(source: FoundSource) -> str:
     config = source.config
     if config.token_column:
         raise BadInput(
-            "--dry_run measures how fast text is encoded, and token_column contains no text. "
-            "Leave out one of them"
+            "--dry_run measures how fast text is encoded, but with token_column the data contain "
+            "ids instead of text. Leave out --dry_run"
         )
     _, parts = open_parts(source, None, {})
     train_parts = parts["train"]
@@ -54,7 +54,10 @@ def dry_run(source: FoundSource) -> str:
     encode = DocumentEncoder(tokenizer, config.tokenizer)
     tokens, text_bytes, seconds = _measure(encode, train_parts, DRY_RUN_SECONDS)
     if not text_bytes:
-        raise BadInput(f"{source.name}: the first rows contain no text")
+        raise BadInput(
+            f"{source.name}: no row contains text, so nothing can be measured. Use another source, "
+            f"or for a table another column: --text_column NAME"
+        )
 
     all_bytes = max(expected_text_bytes(source, train_parts), text_bytes)
     all_tokens = min(all_bytes * tokens / text_bytes, config.limit_tokens or math.inf)
@@ -125,8 +128,8 @@ def verify(folder: Path, vocab_size: int) -> str:
     """Read every byte of a folder of token files, and return a line that states that it is intact.
 
     Args:
-        vocab_size: of the model. If the manifest of the folder names a tokenizer, the vocabulary
-            size of this tokenizer is used instead.
+        vocab_size: vocabulary size of the model. If the manifest of the folder names a tokenizer,
+            the size of this tokenizer is used instead.
 
     Raises:
         BadInput: listing every error in the folder.
@@ -136,7 +139,7 @@ def verify(folder: Path, vocab_size: int) -> str:
     if errors:
         raise BadInput(errors)
 
-    compared = "sizes (there are no hashes to compare)"
+    compared = "sizes (the folder has no hashes)"
     if manifest.tokenizer is not None:
         compared = "sizes, hashes"
         vocab_size = manifest.tokenizer.size

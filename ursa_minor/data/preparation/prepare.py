@@ -45,7 +45,7 @@ class Written(NamedTuple):
 
     Attributes:
         shard: a shard that was completed, if any.
-        next_position: where the next shard starts.
+        next_position: position at which the next shard starts.
         document: a document that was written to its end, if any.
     """
 
@@ -82,12 +82,12 @@ class SourceEncoder:
 
         Args:
             split: a split without source files takes its documents from those of the train split.
-            start: where to begin.
-            existing: the shards of the split that are written already. The caller appends those
-                that are yielded.
-            limit: stop after the document that reaches this number of tokens, including those of
-                ``existing``. 0 continues to the end of the source.
-            folder: where the shards are written.
+            start: position at which to begin.
+            existing: the shards of the split that are written already. The caller appends each
+                shard that is yielded.
+            limit: number of tokens, including those of ``existing``, after which writing stops at
+                the end of a document. 0 continues to the end of the source.
+            folder: folder that the shards are written to.
 
         Yields:
             Each shard that is full, each document that is written to its end, and at the end of
@@ -141,9 +141,9 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
     The manifest is replaced after each shard.
 
     Args:
-        source: what to read, and the folder to write to, which is not complete.
-        target: how far to go, when train.py reads the shards while they are written. None to go
-            to the end.
+        source: the source to read. Its folder is not complete.
+        target: limit up to which shards are written while train.py reads them, or None to write
+            all shards.
     """
     started = time.perf_counter()
     folder = source.folder
@@ -184,7 +184,7 @@ def open_source(
     """Open a source for reading.
 
     Args:
-        manifest: of the folder, if an earlier process has written one.
+        manifest: manifest of the folder, if an earlier process has written one.
         target: not None if training processes on this machine read the shards. One core is left
             for each of them.
 
@@ -204,8 +204,9 @@ def open_source(
         expected = replace(manifest.tokenizer, name=name)  # a local folder may have been moved
         if reference != expected:
             raise BadInput(
-                f"{source.folder / 'tokenizer'} is not the tokenizer of the shards in this folder. "
-                f"Delete {source.folder} to prepare it again"
+                f"{source.folder / 'tokenizer'} is not the tokenizer that the shards in this "
+                f"folder were encoded with. Delete {source.folder}, and run the same command to "
+                f"prepare the data again"
             )
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if target else 0
     encode = DocumentEncoder(tokenizer, name, trainers, ids=source.config.token_column is not None)
@@ -218,7 +219,7 @@ class HeldOutSplits(NamedTuple):
     Attributes:
         splits: shards of each split.
         counts: document statistics of each split.
-        train_start: where the train split starts.
+        train_start: position at which the train split starts.
     """
 
     splits: dict[str, list[Shard]]
@@ -258,11 +259,14 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
         num_tokens = count_tokens(split_shards)
         if num_tokens < limit:
             key = "token_column" if config.token_column else "text_column"
+            fix = f"--validation_tokens {max(1, num_tokens // 10)}"
+            if num_tokens == 0:
+                fix = f"a column that contains text, with --{key}"
+            elif config.data_files:
+                fix += ", or --validation_files FILE"
             raise BadInput(
-                f"{opened.source.name}: {key} = {getattr(config, key)} has {num_tokens} tokens in "
-                f"total, fewer than validation_tokens = {limit}. Use "
-                f"--validation_tokens {max(1, num_tokens // 10)}, --{key} with a column that has "
-                f"more text, or --validation_files if the source is data_files"
+                f"{opened.source.name}: the column {key} = {getattr(config, key)} has {num_tokens} "
+                f"tokens in total, fewer than validation_tokens = {limit}. Use {fix}"
             )
     return HeldOutSplits(splits, counts, train_start)
 
@@ -316,10 +320,11 @@ def check_same_files(folder: Path, manifest: Manifest, parts: list[Part]) -> Non
     file_now = cursor_at(cursor, parts).file
     if cursor.file != file_now or manifest.files != len(parts):
         raise BadInput(
-            f"{folder}: the preparation stopped at {cursor.file or 'the end'}, file "
-            f"{cursor.part + 1} of {manifest.files}. The source now has {file_now or 'no file'} "
-            f"there, and {len(parts)} files. Use the same files as before, or delete the folder to "
-            f"prepare these files from the start"
+            f"{folder}: the source files have changed since the preparation was interrupted. Then "
+            f"it had {manifest.files} files, and file {cursor.part + 1} was "
+            f"{cursor.file or 'missing'}. Now it has {len(parts)} files, and file "
+            f"{cursor.part + 1} is {file_now or 'missing'}. Use the same files as before, or "
+            f"delete the folder to prepare the new files from the start"
         )
 
 
@@ -327,8 +332,8 @@ def finish(folder: Path, manifest: Manifest) -> None:
     """Mark a folder as complete. Its manifest is the same wherever earlier processes stopped."""
     if not manifest.splits["train"]:
         raise BadInput(
-            f"{folder}: no train text is left. Use a smaller --validation_tokens, or "
-            f"--validation_files if the source is data_files"
+            f"{folder}: the train split is empty. Add text, or hold out less of it: use a smaller "
+            f"--validation_tokens for tables, or a smaller --validation_fraction for text files"
         )
     for path in folder.glob(".*.tmp*"):  # temporary files of killed processes
         files.remove(path)
@@ -344,7 +349,7 @@ def open_parts(
     """Return the commit of a source (None for local files) and the parts of each split.
 
     Args:
-        pinned: the commit to read. None for the newest one.
+        pinned: the commit to read, or None for the newest commit.
         versions: see ``Manifest``. It is filled in while the parts are read.
     """
     if source.parts is not None:

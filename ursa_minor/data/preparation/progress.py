@@ -13,9 +13,9 @@ from ursa_minor.recipe import keys
 
 log = logging.getLogger(__name__)
 
-SHOW_LINE_SECONDS = 10.0  # between two progress lines
-# Bytes of text per token. A tokenizer that fits its text has more in any language.
-FEW_BYTES = 2.5
+SHOW_LINE_SECONDS = 10.0  # time between two progress lines
+# A tokenizer that fits its text has at least this many bytes of text per token in any language.
+MIN_BYTES_PER_TOKEN = 2.5
 # With stream_keep = consumed, the number of shards that are prepared ahead of training.
 AHEAD_SHARDS = 2
 
@@ -64,9 +64,9 @@ class Progress:
 
     Args:
         existing: the train shards that an earlier process has written.
-        num_documents: number of documents in them.
-        expected_bytes: size of the whole text. 0 if it is not known.
-        limit_tokens: number of tokens after which the preparation ends. 0 if there is no limit.
+        num_documents: number of documents in the existing shards.
+        expected_bytes: size of the entire text in bytes, or 0 if it is not known.
+        limit_tokens: number of tokens after which the preparation ends, or 0 without a limit.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Progress:
 
 def log_amounts(manifest: Manifest) -> None:
     """Log the amount of text in each split, and warn if the tokenizer does not fit the text."""
-    assert manifest.tokenizer is not None  # folders that were encoded here have one
+    assert manifest.tokenizer is not None  # every folder that this project encoded has a tokenizer
     assert manifest.counts is not None
     tokenizer_name = manifest.tokenizer.name
     for split, shards in manifest.splits.items():
@@ -120,7 +120,8 @@ def log_amounts(manifest: Manifest) -> None:
             f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, "
             f"{text_bytes / tokens:.2f} bytes per token; {', '.join(counts)}"
         )
-        is_poor_fit = text_bytes < FEW_BYTES * tokens and tokenizer_name != "characters"
+        has_few_bytes = text_bytes < MIN_BYTES_PER_TOKEN * tokens
+        is_poor_fit = has_few_bytes and tokenizer_name != "characters"
         if split == "train" and is_poor_fit:
             warn_of_poor_fit(tokenizer_name, text_bytes / tokens)
 

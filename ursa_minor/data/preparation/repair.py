@@ -15,7 +15,7 @@ from ursa_minor.data.tokens.shards import MANIFEST, Shard, count_tokens
 
 log = logging.getLogger(__name__)
 
-SCRATCH = ".again"  # where shards are written before they replace the old ones
+SCRATCH = ".again"  # folder for new shards before they replace the old ones
 
 
 def repair(source: FoundSource, *, every: bool = True) -> None:
@@ -27,7 +27,7 @@ def repair(source: FoundSource, *, every: bool = True) -> None:
         every: hash all shards. False hashes only those that are newer than the manifest.
 
     Raises:
-        BadInput: the new shards are not those of the manifest, because the source has changed.
+        BadInput: the new shards differ from the manifest, because the source has changed.
     """
     folder = source.folder
     scratch = folder / SCRATCH
@@ -37,7 +37,7 @@ def repair(source: FoundSource, *, every: bool = True) -> None:
         return
     newer_than = None if every else folder / MANIFEST
     if every:
-        log.info(f"{folder}: checking every byte of {len(manifest.shards)} shards")
+        log.info(f"{folder}: checking the hashes of {len(manifest.shards)} shards")
     broken_files: dict[tuple[str, int], list[str]] = {}
     for split, shard in broken_shards(source, manifest, newer_than):
         broken_files.setdefault((split, shard.part), []).append(shard.file)
@@ -47,7 +47,8 @@ def repair(source: FoundSource, *, every: bool = True) -> None:
     opened = open_source(source, manifest)
     for (split, part), file_names in broken_files.items():
         log.info(
-            f"{folder}: writing missing or changed shards again: {', '.join(file_names)[:200]}"
+            f"{folder}: writing these missing or changed shards again: "
+            f"{', '.join(file_names)[:200]}"
         )
         write_again(opened, manifest, split, part, file_names)
     # Make the manifest newer than the shards. Otherwise train.py would hash them again.
@@ -65,7 +66,7 @@ def write_again(
         file_names: names of the shards.
 
     Raises:
-        BadInput: the new shards are not those of the manifest.
+        BadInput: the new shards differ from the manifest.
     """
     folder = opened.source.folder
     scratch = folder / SCRATCH
@@ -82,8 +83,9 @@ def write_again(
     shards = [step.shard for step in steps if step.shard]
     if shards[: len(expected)] != expected:
         raise BadInput(
-            f"{folder / file_names[-1]} cannot be written again, because its source has changed. "
-            f"Restore the old source, or delete {folder} to prepare all of it again"
+            f"{folder / file_names[-1]} is missing or damaged, and cannot be written again because "
+            f"the source has changed. Restore the old source, or delete {folder} to prepare the "
+            f"data again"
         )
     for name in file_names:
         (scratch / name).replace(folder / name)
@@ -104,7 +106,7 @@ def broken_shards(
     With stream_keep = consumed, a missing train shard is no problem: it was deleted after its use.
 
     Args:
-        newer_than: hash only files that were modified after this one. None for all.
+        newer_than: a file. Only shards that were modified after it are hashed. None hashes all.
     """
     folder = source.folder
     for split, shards in manifest.splits.items():

@@ -16,15 +16,16 @@ from ursa_minor.data.tokens import manifest as manifests
 log = logging.getLogger(__name__)
 
 BUSY = 75  # exit status while another process has the lock (EX_TEMPFAIL)
-BUSY_SECONDS = 10.0  # between two attempts to get the lock
+BUSY_SECONDS = 10.0  # time between two attempts to get the lock
 
 
 def complete_folder(source: FoundSource, target: PrefetchTarget | None) -> None:
     """Write or download the shards of a source that are missing or corrupted.
 
     Args:
-        target: how far to go, when train.py reads the shards while they are written. This
-            function then waits for another process that prepares the same folder.
+        target: limit up to which shards are written while train.py reads them, or None to write
+            all shards. With a limit, this function waits for another process that prepares the
+            same folder.
 
     Raises:
         BadInput: another process prepares the folder, or the source cannot be read.
@@ -55,7 +56,7 @@ def lock_folder(folder: Path, *, waits: bool) -> Iterator[None]:
     Raises:
         BadInput: another process has the lock, and ``waits`` is false.
     """
-    busy = f"{folder} is being prepared by process {{pid}}. Wait until it has finished"
+    busy = f"{folder} is being prepared by process {{pid}}. Wait until this process has finished"
     with contextlib.ExitStack() as stack:
         is_locked = False
         while not is_locked:

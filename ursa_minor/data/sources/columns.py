@@ -14,7 +14,7 @@ TEXT = "text"
 IDS = "lists of ids"
 ARROW_TEXT_TYPES = ("string", "large_string", "string_view")
 BATCH_ROWS = 256
-MAX_LISTED_CHARACTERS = 1000  # of the names and types of columns in a message
+MAX_LISTED_CHARACTERS = 1000  # maximum length of the list of columns in a message
 
 
 class Column(NamedTuple):
@@ -69,8 +69,8 @@ class Reader:
             ``recipe/source_kind.TABLE_FORMATS``.
         rows: yields the cells of a column. Its arguments are the file, the column and the number
             of the first row that is needed. It yields one value for each row of the file; those
-            before the first row are ignored, so that it may yield None for them. A row without
-            text is any value that is not a string. It raises BadInput if the file has no such
+            before the first row are ignored, so it may yield None for them. A value that is not a
+            string represents a row without text. It raises BadInput if the file has no such
             column, Unreadable for a row that cannot be parsed, and TruncatedError if the file
             ends too early.
     """
@@ -95,14 +95,14 @@ def check_column(name: str, column: Column, types: Mapping[str, str]) -> None:
         return
 
     key = "text_column" if column.type == TEXT else "token_column"
-    problem = "is missing"
+    problem = f"{name} has no column {column.name!r}"
     if column_type is not None:
-        problem = f"contains {column_type}, not {column.type}"
+        problem = f"{name}: the column {column.name!r} contains {column_type}, not {column.type}"
     columns = [f"{other} ({other_type or 'empty'})" for other, other_type in types.items()]
     listed = ", ".join(columns)[:MAX_LISTED_CHARACTERS] or "none"
     raise BadInput(
-        f"{name}: column {column.name!r} {problem}. Choose a column of {column.type} with --{key}. "
-        f"The columns are: {listed}"
+        f"{problem}. Choose a column that contains {column.type} with --{key}. "
+        f"The columns of this file are: {listed}"
     )
 
 
@@ -124,7 +124,7 @@ def _type_of_arrow(arrow_type: Any) -> str:
     if str(arrow_type).startswith("dictionary"):
         arrow_type = arrow_type.value_type
     type_name = str(arrow_type)
-    element_type = str(getattr(arrow_type, "value_type", ""))  # of a list
+    element_type = str(getattr(arrow_type, "value_type", ""))  # type of the elements of a list
     if type_name in ARROW_TEXT_TYPES:
         return TEXT
     if element_type.startswith(("int", "uint")):

@@ -41,7 +41,8 @@ UNPACK_COMMANDS = {
 
 
 def no_such_file(key: str, name: str) -> str:
-    return f"{key}: {name}: no such file{did_you_mean_file(name, Path.is_file)}"
+    suggestion = did_you_mean_file(name, Path.is_file) or ". Check the path"
+    return f"{key}: the file {name} does not exist{suggestion}"
 
 
 def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("data")) -> list[str]:
@@ -53,7 +54,7 @@ def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("da
     Args:
         key: the recipe key or the option of the patterns, for messages.
         patterns: paths, glob patterns and URLs.
-        prepared_data_dir: contains the folder for downloads.
+        prepared_data_dir: folder that contains the folder for downloads.
 
     Returns:
         Each file once, in the order of the patterns. The files of a glob pattern are sorted.
@@ -62,7 +63,7 @@ def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("da
         BadInput: a file does not exist or cannot be read.
         TrainingStopped: all attempts to download a file failed.
     """
-    # By the resolved name, so that links and different spellings of a path are one file.
+    # The keys are resolved names, so that links and different spellings of a path are one file.
     files: dict[str, str] = {}
     for number, pattern in enumerate(patterns, 1):
         if pattern.startswith(URL_SCHEMES):
@@ -95,8 +96,8 @@ def _check_file(key: str, name: str) -> None:
     """Raise BadInput unless a local file can be read and is not an archive."""
     if ODD_CHARACTER.search(name):
         raise BadInput(
-            f"{key}: {name!a} contains a control character or bytes that are not UTF-8. "
-            f"Rename the file"
+            f"{key}: the file name {name!a} contains a control character or bytes that are not "
+            f"UTF-8. Rename the file"
         )
     # For a name that is too long, the methods of Path raise an error.
     if os.path.isdir(name):  # noqa: PTH112
@@ -104,9 +105,12 @@ def _check_file(key: str, name: str) -> None:
     if not os.path.isfile(name):  # noqa: PTH113
         raise BadInput(no_such_file(key, name))
     if not Path(name).stat().st_size:
-        raise BadInput(f"{key}: {name} is empty")
+        raise BadInput(f"{key}: the file {name} is empty. Use a file that contains text or rows")
     if not os.access(name, os.R_OK):
-        raise BadInput(f"{key}: you do not have permission to read {name}")
+        raise BadInput(
+            f"{key}: you do not have permission to read {name}. "
+            f"Change its permissions, or use a copy that you may read"
+        )
     if not reader_of(name):
         _check_not_packed(key, name)
 
@@ -139,15 +143,16 @@ def download(key: str, url: str, prepared_data_dir: Path) -> Path:
     _check_not_packed(key, url)
     if not remote.is_http(url):
         raise BadInput(
-            f"{key}: {url}: hf:// URLs are supported for tables only. For a text file, use the "
-            f"link on its page on the Hub: https://.../resolve/main/NAME"
+            f"{key}: {url} is a text file, but hf:// URLs are supported for tables only. For a "
+            f"text file, use the download link on its page on the Hub: "
+            f"https://.../resolve/main/NAME"
         )
 
     def fetch() -> None:
         try:
             remote.fetch(url, path)
         except httpx.ConnectError as error:
-            # The host or the network is missing, so that retries would not help.
+            # The host or the network is missing, so retries would not help.
             raise BadInput(
                 f"{key}: {url} cannot be downloaded ({error}). Use a local file instead"
             ) from None

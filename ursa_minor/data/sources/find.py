@@ -32,18 +32,19 @@ from ursa_minor.recipe import keys
 from ursa_minor.recipe.keys import DataSource
 from ursa_minor.recipe.source_kind import STDLIB, URL_SCHEMES, path_of
 
-NAME_BYTES = 240  # of the name of a source in the name of its folder, which has at most 255
+# Maximum length of a source's name in the name of its folder. A file name has at most 255 bytes.
+NAME_BYTES = 240
 NO_DATA = (
     "no data is given. Use --data_files PATH... for text, Parquet or JSON lines, "
     "or --data_dir FOLDER for shards"
 )
 NO_VALIDATION = (
-    "validation_fraction = 0 leaves nothing to validate on. Use a share of the text such as 0.1"
+    "validation_fraction = 0: no text is left for the validation split. Use a share such as 0.1"
 )
-# The version of the identity. A higher one prepares all data again. Raise it when the same source
-# would be read as other documents or divided into other shards.
+# The version of the identity. A higher version prepares all data again. Raise it when the same
+# source would be read as different documents or divided into different shards.
 FORMAT = 2
-FORMAT_VERSIONS = {"csv": 3}  # of table formats for which it differs
+FORMAT_VERSIONS = {"csv": 3}  # versions of the table formats whose version differs
 TOKENIZER_FILE = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)"
 )
@@ -134,8 +135,8 @@ def _find(config: DataSource) -> FoundSource:
         return _repository_source(config)
     if config.validation_files and not config.data_files:
         raise BadInput(
-            "validation_files can be used with data_files only. "
-            "From other sources, a part is held out for validation"
+            "validation_files can be used with data_files only. Leave out validation_files. A part "
+            "of any other source is held out for validation"
         )
     if config.data_files:
         return _files_source(config)
@@ -177,7 +178,7 @@ def _identity(config: DataSource, **of_kind: Any) -> dict[str, Any]:
     The manifest contains it in this order, and the name of the folder is a hash of it.
 
     Args:
-        of_kind: the entries that sources of this kind have in addition.
+        of_kind: additional entries for sources of this kind.
     """
     is_bpe = config.tokenizer == "bpe"
     tokenizer = {
@@ -221,8 +222,8 @@ def _files_source(config: DataSource) -> FoundSource:
     in_both = set(map(resolved_name, train_files)) & set(map(resolved_name, validation_files))
     if in_both:
         raise BadInput(
-            f"validation_files: {min(in_both)} is also in data_files, so it would be trained on. "
-            f"Remove it from one of them"
+            f"validation_files: {min(in_both)} is also in data_files, so the model would be "
+            f"trained on its validation text. Remove the file from one of the two keys"
         )
 
     example_of_format = {}
@@ -329,7 +330,7 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
     def rows(split: str) -> Iterator[SourceRow]:
         num_characters = sum(len(piece) for piece, _ in text_format.rows(train_paths))
         # The number of characters, not of bytes, decides, as in nanoGPT.
-        num_left = int(num_characters * (1 - validation_fraction))  # of the train split
+        num_left = int(num_characters * (1 - validation_fraction))  # left for the train split
         has_begun = False
         for piece, begins_document in text_format.rows(train_paths):
             text = piece[:num_left] if split == "train" else piece[num_left:]
@@ -351,7 +352,10 @@ def _from_row(
 
 
 def _most_tokens(paths: list[Path]) -> int:
-    """Return one token for each byte, and one for the beginning of each document."""
+    """Return an upper bound of the number of tokens of text files with any tokenizer.
+
+    It counts one token for each byte, and one for the beginning of each document.
+    """
     return sum(path.stat().st_size + 1 for path in paths)
 
 

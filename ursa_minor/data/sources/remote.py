@@ -22,7 +22,8 @@ BLOCK_BYTES = 2**20
 DOWNLOADS = "downloads"  # folder in prepared_data_dir for files behind URLs
 # Limit of a download, so that an endless response does not fill the disk.
 DOWNLOAD_BYTES = 20 * 10**9
-SUFFIX_BYTES = 200  # of a URL's file name in the name of its copy, which has at most 255
+# Maximum length of a URL's file name in the name of its copy. A file name has at most 255 bytes.
+SUFFIX_BYTES = 200
 HTML_SUFFIXES = (".html", ".htm")
 
 
@@ -76,11 +77,11 @@ def _download(url: str, file: BinaryIO, *, expects_html: bool) -> None:
             if num_bytes > DOWNLOAD_BYTES:
                 raise BadInput(
                     f"{url} is larger than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a download. "
-                    f"Download the file yourself, or use a data set of the Hub, which is streamed: "
-                    f"--dataset_name NAME, or --data_files hf://..."
+                    f"Download the file yourself and use the local file, or use a data set of the "
+                    f"Hub, which is not downloaded completely: --dataset_name NAME"
                 )
     if num_bytes == 0:
-        raise BadInput(f"{url}: the file is empty")
+        raise BadInput(f"{url}: the server sent an empty file. Use another URL or a local file")
 
 
 def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
@@ -144,13 +145,13 @@ def decompress(name: str, raw: Any) -> Any:
     """Return a file object with the decompressed bytes of an open file.
 
     Args:
-        name: its suffix names the compression.
-        raw: the open file. It is returned if the suffix is not that of a compression.
+        name: name of the file. Its suffix decides the compression.
+        raw: the open file. It is returned unchanged if the suffix names no compression.
 
     Raises:
         BadInput: a package that is needed is not installed.
     """
-    from fsspec.compression import compr  # slow to import; text needs none
+    from fsspec.compression import compr  # slow to import, and text files do not need it
     from fsspec.utils import infer_compression
 
     # fsspec also supports the package zstandard, which ends without an error after the first of
@@ -158,8 +159,8 @@ def decompress(name: str, raw: Any) -> Any:
     is_zstd = Path(path_of(name)).suffix.lower() == ".zst"
     if is_zstd and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
         raise BadInput(
-            f"{name} is compressed with Zstandard, which needs a package: "
-            f"pip install backports.zstd"
+            f"{name} is compressed with Zstandard, which requires a package that is not "
+            f"installed. Install it: pip install backports.zstd"
         )
     compression = infer_compression(path_of(name))
     if compression is None:
@@ -180,4 +181,4 @@ def open_unpacked(name: str) -> Iterator[Any]:
         size = file_size(name)
         position = raw.tell()
         if position != size:
-            raise TruncatedError(f"ended after {position:,} of {size:,} bytes")
+            raise TruncatedError(f"the file ended after {position:,} of {size:,} bytes")

@@ -27,7 +27,7 @@ from ursa_minor.recipe.keys import DataSource
 from ursa_minor.recipe.source_kind import path_of
 
 SAMPLE_BYTES = 2**20
-SAMPLE_FILES = 64  # whose sizes are queried. Their mean is the estimate for all files.
+SAMPLE_FILES = 64  # number of files whose sizes are queried, to estimate the size of all files
 
 
 def open_tables(
@@ -37,7 +37,7 @@ def open_tables(
 
     Args:
         source: files of tables, or a data set of the Hub.
-        pinned: the commit of the data set. None selects the current one.
+        pinned: the commit of the data set, or None for the current commit.
         versions: the commit of each repository of the files on the Hub. Missing ones are added.
 
     Returns:
@@ -89,13 +89,16 @@ def _open_dataset(
     data_files = {str(split): names for split, names in builder.config.data_files.items()}
     if "train" not in data_files:
         raise BadInput(
-            f"dataset_name = {name} has no split train. Its splits are: {', '.join(data_files)}"
+            f"dataset_name = {name}: this data set has no split named train. Its splits are: "
+            f"{', '.join(data_files)}. Use the files of a split with --data_files hf://..., or "
+            f"another data set"
         )
     reader = _reader_of_builder(builder)
     if reader is None:
         raise BadInput(
-            f"dataset_name = {name}: the files are not Parquet, JSON lines, Arrow or plain CSV. "
-            f"Try the conversion by the Hub: --dataset_revision refs/convert/parquet"
+            f"dataset_name = {name}: the files of this data set are not Parquet, JSON lines, Arrow "
+            f"or plain CSV. Use the Hub's conversion to Parquet, if there is one: "
+            f"--dataset_revision refs/convert/parquet"
         )
     file_names = [str(file) for file in data_files["train"]]
     return commit, {"train": _parts(file_names, reader, column, config)}
@@ -111,7 +114,7 @@ def _reader_of_builder(builder: datasets.DatasetBuilder) -> Reader | None:
     """Return the reader for the files of a data set, or None if there is none."""
     options = getattr(builder.config, "pd_read_csv_kwargs", None)
     if options not in (None, CsvConfig().pd_read_csv_kwargs):
-        return None  # a CSV with another separator, for example
+        return None  # for example, a CSV with a different separator
     # The class of the builder is named after the data set, its base class after the file format.
     class_names = {base.__name__.lower() for base in type(builder).__mro__}
     return next((reader for reader in READERS if reader.name in class_names), None)
@@ -209,6 +212,6 @@ def _read(
                 yield column.value(cell, num_rows), True
             num_rows += 1
         if num_rows < first_row:
-            raise TruncatedError(f"ended after {num_rows} rows, before row {first_row}")
+            raise TruncatedError(f"the file ended after {num_rows} rows, before row {first_row}")
 
     return retried(file, read_from, start)

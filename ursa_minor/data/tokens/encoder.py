@@ -16,7 +16,7 @@ from ursa_minor.data.tokens import split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.split_points import NumberedRow
 
-BATCH_CHARACTERS = 2**20  # of text that a thread encodes at a time
+BATCH_CHARACTERS = 2**20  # size of the text that a thread encodes at a time
 NO_IDS = np.empty(0, dtype=np.uint32)
 
 
@@ -48,9 +48,9 @@ class DocumentEncoder:
     Args:
         tokenizer: encodes the texts.
         name: the tokenizer in the recipe, for messages.
-        trainers: number of training processes on this machine. A core is left to each.
-        ids: whether the rows contain ids of the tokenizer instead of texts. Then end-of-text
-            tokens at either end of a row are removed, because one is added before each document.
+        trainers: number of training processes on this machine. One core is left for each of them.
+        ids: whether the rows contain ids of the tokenizer instead of texts. If so, end-of-text
+            tokens at both ends of a row are removed, because one is added before each document.
 
     Attributes:
         bytes_per_token: (vocabulary,) int64, the bytes of text that each id represents.
@@ -65,7 +65,8 @@ class DocumentEncoder:
     ):
         if max(tokenizer.get_vocab().values()) >= len(tokenizer):
             raise BadInput(
-                f"tokenizer = {name}: the ids of this tokenizer have gaps. Use another tokenizer"
+                f"tokenizer = {name}: this tokenizer cannot be used, because its ids are not "
+                f"consecutive. Use another tokenizer"
             )
         self.bytes_per_token = tokenization.token_bytes(tokenizer)
         self._encode = tokenization.make_encoder(tokenizer)
@@ -84,8 +85,8 @@ class DocumentEncoder:
             rows: the rows of a part from ``first_row`` on.
 
         Raises:
-            BadInput: the tokenizer changes the text, so that the bytes of its ids are not those of
-                the text; or an id does not exist.
+            BadInput: the tokenizer changes the text, so the ids represent a different number of
+                bytes, or an id does not exist.
         """
         numbered_rows: Iterator[NumberedRow] = (
             (number, content, begins_document)
@@ -99,7 +100,7 @@ class DocumentEncoder:
             results = deque()
             for batch in batched(numbered_rows):
                 results.append(pool.submit(self._documents, batch))
-                # Documents that wait for their turn need memory, so that the queue is bounded.
+                # Documents in the queue need memory, so its length is limited.
                 if len(results) > 2 * self.threads:
                     yield from results.popleft().result()
             while results:
@@ -124,13 +125,13 @@ class DocumentEncoder:
         return documents
 
     def _text_bytes(self, row: int, text: str, ids: np.ndarray) -> int:
-        """Return the number of bytes that ids represent. Check that it is that of the text."""
+        """Return the number of bytes that ids represent, after comparing it with the text."""
         text_bytes = int(self.bytes_per_token[ids].sum())
         size = len(text.encode())
         if not 0 <= text_bytes - size <= self._max_prefix_bytes:
             raise BadInput(
-                f"tokenizer = {self._name}: this tokenizer changes the text, so that bits per byte "
-                f"would be wrong: row {row} has {size} bytes, but its ids represent {text_bytes}. "
+                f"tokenizer = {self._name}: this tokenizer changes the text, so bits per byte "
+                f"would be wrong. Row {row} has {size} bytes, but its ids represent {text_bytes}. "
                 f"Use a byte-level tokenizer"
             )
         return text_bytes
@@ -141,8 +142,8 @@ class DocumentEncoder:
         vocab_size = len(self.bytes_per_token)
         if ids.max() >= vocab_size:
             raise BadInput(
-                f"row {row} contains the id {ids.max()}, but tokenizer = {self._name} has only "
-                f"{vocab_size} ids. Use the tokenizer that produced these ids"
+                f"tokenizer = {self._name}: row {row} contains the id {ids.max()}, but this "
+                f"tokenizer has only {vocab_size} ids. Use the tokenizer that produced the ids"
             )
         text_ids = self._strip_end_of_text(ids)
         text_bytes = self.bytes_per_token[text_ids].sum()

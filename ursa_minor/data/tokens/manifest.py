@@ -33,7 +33,7 @@ class Position:
     Attributes:
         part: number of the source file.
         row: number of the document in this file.
-        token: how many ids of this document come before the place.
+        token: number of ids of this document before the place.
     """
 
     part: int
@@ -46,7 +46,7 @@ class Cursor(Position):
     """The position at which a preparation continues.
 
     Attributes:
-        file: name of the source file at this position. None at the end of the source.
+        file: name of the source file at this position, or None at the end of the source.
     """
 
     file: str | None
@@ -65,7 +65,7 @@ class Manifest:
         files: number of source files of the train split.
         splits: the shards of each split, in order.
         counts: statistics of the documents of each split.
-        cursor: where the preparation continues. None if it is complete.
+        cursor: position at which the preparation continues, or None if it is complete.
         complete: whether the folder is prepared to the end.
     """
 
@@ -102,11 +102,12 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     except OSError as error:
         raise BadInput(
-            f"{path}: cannot be read: {error.strerror}. Change its permissions"
+            f"{path} cannot be read ({error.strerror}). Check its permissions and the disk"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(
-            f"{path} is not a valid manifest ({error!r}). Delete the folder and prepare it again"
+            f"{path} is not a valid manifest ({error!r}). Delete the folder {folder}, and prepare "
+            f"the data again"
         ) from None
 
 
@@ -137,9 +138,9 @@ def _parse(document: dict[str, Any]) -> Manifest:
 def _parse_shard(row: dict[str, Any]) -> Shard:
     shard = Shard(**_values_of_fields(Shard, row))
     if Path(shard.file).name != shard.file:
-        raise ValueError(f"{row}: file must be a name without a folder")
+        raise ValueError(f"in {row}, file must be a file name without a folder")
     if type(shard.tokens) is not int or shard.tokens < 0:
-        raise ValueError(f"{row}: tokens must be a number of tokens")
+        raise ValueError(f"in {row}, tokens must be an integer of 0 or more")
     return shard
 
 
@@ -166,7 +167,8 @@ def describe_folder(folder: Path) -> Manifest:
     """
     if not folder.is_dir():
         raise BadInput(
-            f"data_dir = {folder}: no such folder. Create a folder of shards with prepare_data.py"
+            f"data_dir = {folder}: this folder does not exist. Check the path, or create a folder "
+            f"of shards with prepare_data.py"
         )
     manifest = read_manifest(folder)
     if manifest is None:
@@ -186,8 +188,9 @@ def _splits_by_name(folder: Path) -> dict[str, list[Shard]]:
     for path in sorted(folder.iterdir()):
         if OUR_NAME.fullmatch(path.name):
             raise BadInput(
-                f"data_dir = {folder}: there is {path.name}, a file of prepare_data.py, but no "
-                f"{MANIFEST}. The preparation was not completed: run prepare_data.py again"
+                f"data_dir = {folder}: {path.name} was written by prepare_data.py, but "
+                f"{MANIFEST} is missing. Copy the missing file if this folder is a copy. Otherwise "
+                f"run the same prepare_data.py command again, which completes the folder"
             )
         split = split_of(path)
         if split is not None:
@@ -226,7 +229,7 @@ def check_same_train_split(where: Path, before: dict[str, Any], manifest: Manife
             complete then, it may have grown.
 
     Raises:
-        BadInput: the split starts with other shards, or has another end.
+        BadInput: the split starts with different shards, or has a different end.
     """
     train_shards = manifest.splits["train"]
     num_before = before["shards"]
@@ -240,7 +243,10 @@ def check_same_train_split(where: Path, before: dict[str, Any], manifest: Manife
     revision = before.get("revision")
     if revision and revision != manifest.revision:
         fix = f"Use --dataset_revision {revision}"
-    raise BadInput(f"{where} was trained on other data. {fix}, or another --run_name")
+    raise BadInput(
+        f"{where} was trained on different data. {fix}, or start a new run with a different "
+        f"--run_name"
+    )
 
 
 def check_unchanged(folder: Path, shards: list[Shard]) -> None:
@@ -264,9 +270,9 @@ def find_problems(
     """Find shards whose file is missing or does not match the manifest.
 
     Args:
-        folder: where the shards are stored.
+        folder: folder of the shards.
         shards: the shards according to the manifest.
-        newer_than: hash only files that are newer than this one. None hashes all files.
+        newer_than: a file. Only shards that are newer are hashed. None hashes all shards.
 
     Yields:
         The shard and a description of its problem.

@@ -31,7 +31,7 @@ SHARD_HEADERS: dict[tuple[int, int], np.dtype] = {
     (20240801, 7): np.dtype("<u4"),
 }
 MANIFEST = "manifest.json"
-# nanoGPT, data/*/prepare.py: uint16 ids without a header, so that only the name shows the format.
+# nanoGPT, data/*/prepare.py: uint16 ids without a header, so only the name shows the format.
 HEADERLESS = ("train.bin", "val.bin")
 # build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that
 # no vocabulary has, and is reported as such.
@@ -42,9 +42,10 @@ NPY_DTYPES: dict[str, np.dtype] = {
 }
 # The split that a word in the name of a file names.
 SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
-OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")  # of a shard that ShardWriter writes
+# The name of a shard that ShardWriter writes.
+OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
 MAX_PART = 99_999  # the number of a part has five digits in the name of a shard
-CHECK_TOKENS = 2**24  # ids that are checked at a time, to limit the memory of a check
+CHECK_TOKENS = 2**24  # number of ids that are checked at a time, to limit the memory of a check
 # FUSE with direct_io supports private mappings ("c") but not shared ones ("r").
 MAPPING_MODES: tuple[Literal["r", "c"], ...] = ("r", "c")
 RESTORE = "Restore the original file, or download or prepare it again"
@@ -57,8 +58,8 @@ class Shard:
     Attributes:
         file: name of the file in its folder.
         tokens: number of ids.
-        text_bytes: size of the encoded text. None if the file was not written by this project.
-        sha256: hash of the file. None if the folder has no manifest.
+        text_bytes: size of the encoded text, or None if this project did not write the file.
+        sha256: hash of the file, or None if the folder has no manifest.
     """
 
     file: str
@@ -86,7 +87,7 @@ class IdLayout(NamedTuple):
     """Where the ids of a token file are stored.
 
     Attributes:
-        offset: of the first id in the file, in bytes.
+        offset: position of the first id in the file, in bytes.
         dtype: type of an id.
         num_tokens: number of ids.
     """
@@ -106,7 +107,7 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
 
     Args:
         path: a file in one of the formats of this module.
-        tokens: number of ids according to the manifest. None if the folder has no manifest.
+        tokens: number of ids according to the manifest, or None if the folder has no manifest.
 
     Returns:
         The ids, (tokens,) uint16 or uint32, read-only; and their offset in the file in bytes.
@@ -120,13 +121,13 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
         size = path.stat().st_size
         if size != layout.file_size:
             raise ValueError(
-                f"{layout.num_tokens} tokens need {layout.file_size} bytes, but the file has "
-                f"{size}, so it is truncated or corrupted"
+                f"the file is truncated or corrupted. It has {size} bytes, but its "
+                f"{layout.num_tokens} tokens need {layout.file_size}"
             )
         if tokens not in (None, layout.num_tokens):
             raise ValueError(
-                f"the file has {layout.num_tokens} tokens, but {MANIFEST} lists {tokens}, "
-                f"so one of them was changed"
+                f"the file or {MANIFEST} was changed. The file has {layout.num_tokens} tokens, but "
+                f"{MANIFEST} lists {tokens}"
             )
         ids = _map(path, layout)
     except FileNotFoundError:
@@ -160,8 +161,8 @@ def _read_layout(path: Path) -> IdLayout:
         if array.ndim != 1 or dtype_name not in NPY_DTYPES:
             raise ValueError(
                 f"the array has shape {array.shape} and dtype {dtype_name}, but ids have shape "
-                f"(tokens,) and dtype {join_or(list(NPY_DTYPES))}. "
-                f"Save it with np.save(path, ids.astype(np.uint16))"
+                f"(tokens,) and dtype {join_or(list(NPY_DTYPES))}, as in "
+                f"np.save(path, ids.astype(np.uint16))"
             )
         return IdLayout(offset, NPY_DTYPES[dtype_name], len(array))
 
@@ -172,8 +173,8 @@ def _read_layout(path: Path) -> IdLayout:
 
     headers = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
     raise ValueError(
-        f"the format is unknown: the file starts with {magic}, {version}. A token file starts with "
-        f"{headers}, or is named {join_or(['*.npy', *HEADERLESS])}"
+        f"the format is unknown, because the file starts with {magic}, {version}. A token file "
+        f"starts with {headers}, or is named {join_or(['*.npy', *HEADERLESS])}"
     )
 
 
@@ -182,9 +183,9 @@ def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None
 
     Args:
         path: the token file.
-        ids: (tokens,) its ids, as ``open_ids`` returns them.
-        offset: of the first id in the file, in bytes.
-        vocab_size: of the model or tokenizer.
+        ids: (tokens,) the ids of the file, as ``open_ids`` returns them.
+        offset: position of the first id in the file, in bytes.
+        vocab_size: vocabulary size of the model or tokenizer.
 
     Raises:
         BadInput: an id is not in the vocabulary.
@@ -208,11 +209,11 @@ def check_ids_in_vocabulary(
 
     Args:
         path: the token file.
-        ids: (n,) some of its ids.
-        vocab_size: of the model or tokenizer.
+        ids: (n,) some of the ids of the file.
+        vocab_size: vocabulary size of the model or tokenizer.
         start: index of the first of these ids within the file.
-        offset: of the first of these ids in the file, in bytes.
-        item_bytes: bytes of an id in the file.
+        offset: position of the first of these ids in the file, in bytes.
+        item_bytes: number of bytes of an id in the file.
 
     Raises:
         BadInput: an id is not in the vocabulary. The message names the first one.
@@ -222,9 +223,9 @@ def check_ids_in_vocabulary(
     index = int(np.argmax(ids >= vocab_size))
     id_offset = offset + index * item_bytes
     raise BadInput(
-        f"{path}: token {start + index} (offset {id_offset}) is id {ids[index]}, "
-        f"but the ids of vocab_size = {vocab_size} end at {vocab_size - 1}. "
-        f"These shards belong to another tokenizer, or vocab_size is too small"
+        f"{path}: token {start + index} at offset {id_offset} has the id {ids[index]}, but with "
+        f"vocab_size = {vocab_size} the largest id is {vocab_size - 1}. Use the tokenizer that "
+        f"the shards were encoded with, and a vocab_size of at least its number of ids"
     )
 
 
@@ -257,24 +258,25 @@ def _map_npy(path: Path) -> tuple[np.ndarray, int]:
 @functools.cache  # once per folder
 def _log_reading(folder: Path) -> None:
     log.warning(
-        f"{folder}: this file system cannot map files into memory, so its token files are read "
-        f"into memory. If they are too large, copy the folder to another file system and name it "
-        f"with --data_dir"
+        f"{folder}: this file system cannot map files into memory, so the token files are read "
+        f"completely. If they do not fit into memory, copy the folder to another file system, and "
+        f"use the copy: --data_dir FOLDER"
     )
 
 
 class ShardWriter:
     """Write the ids of one part of one split as shards.
 
-    The name of a shard is ``{split}_{part}_{number}.bin`` with five digits each, so that the order
-    of the names is that of the ids. As in llm.c, the validation split is called val. A shard that
-    is not complete has a name that starts with a dot, and a header of zeros.
+    The name of a shard is ``{split}_{part}_{number}.bin`` with five digits each, so the order of
+    the names is that of the ids. As in llm.c, the validation split is called val. A shard that is
+    not complete has a name that starts with a dot, and a header of zeros.
 
     Args:
-        folder: where the shards are written.
+        folder: folder that the shards are written to.
         split: "train", "validation" or "test".
         part: number of the source file.
-        first_number: number of the first shard: how many shards of this part exist.
+        first_number: number of the first shard, which is the number of existing shards of this
+            part.
         bytes_per_token: (vocabulary,) int64, the bytes of text that each id represents. With more
             than 65,536 entries, ids are stored as uint32, else as uint16.
         shard_tokens: maximum number of tokens in a shard. The count in the header is an int32.
@@ -306,13 +308,13 @@ class ShardWriter:
         uint16_format, uint32_format = SHARD_HEADERS.items()
         needs_uint32 = len(bytes_per_token) > 2**16
         self.format, self.dtype = uint32_format if needs_uint32 else uint16_format
-        self._file: BinaryIO | None = None  # of the current shard
+        self._file: BinaryIO | None = None  # file of the current shard
 
     def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[Shard, int]]:
         """Write the ids of a document from index ``begin`` on.
 
         Yields:
-            Each shard that they complete, and the index of the first id after it.
+            Each shard that becomes complete, and the index of the first id after it.
         """
         while begin < len(ids):
             if self._file is None:
@@ -377,5 +379,8 @@ def split_of(path: PurePath) -> str | None:
     splits = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
     if len(splits) > 1:
         names = " and ".join(sorted(splits))
-        raise BadInput(f"{path}: the name contains {names}. Rename the file so that it has one")
+        raise BadInput(
+            f"{path}: the file name contains the names of several splits, {names}. Rename the file "
+            f"so that its name contains only one"
+        )
     return next(iter(splits), None)

@@ -34,18 +34,18 @@ _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WHITE_SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
 _LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-QWEN2 = (  # also of Qwen 3
+QWEN2 = (  # Qwen 3 has the same regex.
     _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _WHITE_SPACE
 )
-QWEN35 = (  # of Qwen 3.5. Unlike QWEN2, it keeps a letter and its combining marks together.
+QWEN35 = (  # Unlike QWEN2, this regex keeps a letter and its combining marks together.
     _CONTRACTION
     + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     + _WHITE_SPACE
 )
-LLAMA3 = (  # also of cl100k, which GPT-4 uses
+LLAMA3 = (  # The encoding cl100k of GPT-4 has the same regex.
     _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _WHITE_SPACE
 )
-O200K = (  # of GPT-4o
+O200K = (  # the regex of GPT-4o
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTION}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTION}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _WHITE_SPACE
@@ -71,7 +71,7 @@ def split_point_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     definition = json.loads(tokenizer.to_str())
     pre_tokenizer = definition["pre_tokenizer"] or {}
     if pre_tokenizer.get("pattern") == {"Regex": r"[\s\S]"}:
-        return GPT2_SPLIT_POINT  # each character is a word, so that any place is a split point
+        return GPT2_SPLIT_POINT  # each character is a word, so every place is a split point
     if definition["normalizer"] not in (None, {"type": "NFC"}):
         return None
     for token in definition["added_tokens"]:
@@ -93,10 +93,11 @@ def word_regex(pre_tokenizer: dict[str, Any]) -> str | None:
     """Return the regex by which a byte-level tokenizer splits a text into words.
 
     Args:
-        pre_tokenizer: this entry of the tokenizer's JSON.
+        pre_tokenizer: the entry pre_tokenizer of the tokenizer's JSON.
 
     Returns:
-        "gpt2" for GPT-2's regex. None if the pre-tokenizer does more than split words.
+        The regex, "gpt2" for GPT-2's regex, or None if the pre-tokenizer does more than split
+        words.
     """
     match pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
@@ -122,10 +123,10 @@ def pieces(
     Raises:
         BadInput: a text of several rows is too long and has no split point.
     """
-    text: str | None = None  # of the current document, without the pieces that were yielded
-    first_row = 0  # of the current document
+    text: str | None = None  # text of the current document, without the pieces that were yielded
+    first_row = 0  # first row of the current document
     has_begun = False  # whether a piece of the current document has been yielded
-    end = (-1, None, True)  # a row after the last one, so that the last document is yielded
+    end = (-1, None, True)  # an additional row, after which the last document is yielded
     for row, row_text, begins_document in chain(rows, [end]):
         if text is not None and (begins_document or row_text is None):
             yield first_row, text, not has_begun
@@ -147,7 +148,8 @@ def pieces(
                 has_begun = True
             elif len(text) > MAX_UNSPLIT_CHARACTERS:
                 raise BadInput(
-                    f"the text that starts in row {first_row} is too long for this tokenizer, "
-                    f"which cannot split it within {MAX_UNSPLIT_CHARACTERS:,} characters without "
-                    f"changing its ids. Divide it into several files, or give it as JSON lines"
+                    f"the text that starts in row {first_row} is too long for this tokenizer. It "
+                    f"has more than {MAX_UNSPLIT_CHARACTERS:,} characters without a place at which "
+                    f"it can be split without changing its ids. Divide the text into several "
+                    f"files, or write it as several rows of JSON lines"
                 )

@@ -23,7 +23,7 @@ from ursa_minor.base import model_id
 from ursa_minor.base.errors import BadInput, first_line
 from ursa_minor.data.tokens import split_points
 
-# SentencePiece's notation of a space, and of a byte that is not part of a longer token.
+# The notations of SentencePiece for a space, and for a byte that is not part of a longer token.
 SPACE = "▁"
 BYTE = re.compile("<0x[0-9A-F]{2}>")
 END_OF_TEXT = "<|endoftext|>"
@@ -61,7 +61,7 @@ def train_bpe(
     """Train a byte-level BPE, which has no unknown token.
 
     Args:
-        texts: the text to train on.
+        texts: the texts to train on.
         vocab_size: the maximum number of ids.
         split: the regex that splits a text into words: "gpt2" or "qwen35" (Qwen 3.5's). The latter
             keeps a letter and its marks together, while GPT-2's ends a word at each vowel sign of
@@ -120,7 +120,7 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer  # imports torch, which reading text does not need
 
     option = "--model " if of_model else "tokenizer = "
-    where = f"{option}{name}"
+    label = f"{option}{name}"
     location, revision = model_id.parse(name, option)
     at_revision = {"revision": revision} if revision else {}
     try:
@@ -130,20 +130,25 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     except Exception as error:  # the Hub client, the cache and the parsers raise their own errors
         fix = "Use a folder with tokenizer.json, or a Hub id that this machine can reach"
         if not of_model:
-            fix += ", or train a tokenizer on the text with bpe or characters"
-        raise BadInput(f"{where}: cannot be loaded ({first_line(error)}). {fix}") from None
+            fix += ", or train a tokenizer on the text with --tokenizer bpe"
+        raise BadInput(
+            f"{label}: the tokenizer cannot be loaded ({first_line(error)}). {fix}"
+        ) from None
     if not getattr(tokenizer, "is_fast", False):
-        raise BadInput(f"{where} has no fast form. Choose a tokenizer that has a tokenizer.json")
+        raise BadInput(
+            f"{label}: the tokenizer has no fast implementation. Use one with a tokenizer.json file"
+        )
     # Without files of a tokenizer, Transformers creates an empty one from the config of a model.
     is_empty = set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
     if is_empty:
         raise BadInput(
-            f"{where} contains no tokenizer. Use the one that the model was trained with: "
+            f"{label} contains no tokenizer. Use the one that the model was trained with: "
             f"a folder or a Hub id"
         )
     if tokenizer.eos_token_id is None:
         raise BadInput(
-            f"{where} has no end-of-text (eos) token to separate documents. Use another tokenizer"
+            f"{label}: the tokenizer has no end-of-text (eos) token, which must separate "
+            f"documents. Use another tokenizer"
         )
     return tokenizer
 
@@ -155,7 +160,7 @@ class Encoder:
     at the same time, because a call changes no setting.
 
     Attributes:
-        tiktoken: a faster encoding with the same ids, which ``make_encoder`` sets. Else None.
+        tiktoken: a faster encoding with the same ids, which ``make_encoder`` sets, or None.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
@@ -262,9 +267,9 @@ class Continuation:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]):
         self._tokenizer = tokenizer
-        self._ids = list(prompt_ids)  # the last ids, as far as they matter for the next ones
-        self._num_returned = len(self._ids)  # how many of these belong to text that was returned
-        self._returned = decode(tokenizer, self._ids)  # this text
+        self._ids = list(prompt_ids)  # the last ids of the text, with which new ids are decoded
+        self._num_returned = len(self._ids)  # number of these ids whose text was returned
+        self._returned = decode(tokenizer, self._ids)  # the text of the returned ids
         self._shorten()
 
     def add(self, new_ids: Sequence[int]) -> str:
@@ -491,13 +496,13 @@ def _describe_failure(
         if len(unknown) > MAX_SHOWN_CHARACTERS:
             shown += " ..."
         return (
-            f"the character tokenizer has no id for {shown}, because the text that it was made "
-            f"from does not contain these characters"
+            f"the character tokenizer has no id for {shown}, because the text that it was created "
+            f"from does not contain these characters. Remove them from this text"
         )
     surrogate = re.search("[\ud800-\udfff]", text)
     if surrogate:
         return (
-            f"the tokenizer cannot encode this text: {surrogate[0]!r} is half of a surrogate pair, "
-            f"not a character"
+            f"the tokenizer cannot encode this text, because {surrogate[0]!r} is half of a "
+            f"surrogate pair, not a character. Remove it from the text"
         )
-    return f"the tokenizer cannot encode this text: {error}"
+    return f"the tokenizer cannot encode this text ({error}). Change the text"

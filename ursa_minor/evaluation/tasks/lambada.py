@@ -11,7 +11,9 @@ def questions(row: TaskRow) -> tuple[Question, ...]:
     """Return the passage without its last word as the context, and that word as the ending."""
     context, _, last_word = row["text"].rpartition(" ")
     if not last_word.strip():
-        raise ValueError("text ends in white space, not in a word")
+        raise ValueError(
+            "text ends in white space, not in a word. Remove the white space at its end"
+        )
     return (Question(context, (f" {last_word}",), 0, delimiter=""),)
 
 

@@ -12,7 +12,7 @@ def questions(row: TaskRow) -> tuple[Question, ...]:
     """Return the text after the blank as the ending of two contexts, one with each name."""
     before, blank, after = row["sentence"].partition("_")
     if not blank:
-        raise ValueError("sentence has no blank, _")
+        raise ValueError("sentence has no blank. Write the blank as _")
     contexts = (before + row["option1"], before + row["option2"])
     ending = after.strip()
     return (Question(contexts, (ending, ending), row["answer"]),)

@@ -32,7 +32,7 @@ def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]
         header = next(filter(None, records), [])
         check_column(name, column, dict.fromkeys(header, TEXT))
         index = header.index(column.name)
-        line = records.line_num + 1  # where the next record begins
+        line = records.line_num + 1  # line at which the next record begins
         try:
             for record in records:
                 field = None
@@ -47,11 +47,11 @@ def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]
         except csv.Error as error:
             raise Unreadable(
                 f"line {line} is not a valid CSV record ({error}). "
-                f"Correct it, or write the table in another format"
+                f"Correct this line, or save the table as JSON lines or Parquet"
             ) from None
         except UnicodeEncodeError:
             raise Unreadable(
-                f"line {line} is not UTF-8. Convert the file, for example: "
+                f"line {line} is not UTF-8 text. Convert the file to UTF-8, for example: "
                 f"iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
             ) from None
     if previous_field is not None:
@@ -61,8 +61,8 @@ def rows(name: str, column: Column, start: int, **dialect: Any) -> Iterator[str]
 def _check_length(record: list[str], header: list[str], line: int, delimiter: str) -> None:
     if len(record) != len(header):
         raise Unreadable(
-            f"line {line} has {len(record)} fields, but the header has {len(header)}. "
-            f"Put a field that contains {delimiter!r} between quotes"
+            f"line {line} has {len(record)} fields, but the header has {len(header)}. Correct "
+            f"this line. A field that contains {delimiter!r} must be in quotation marks"
         )
 
 

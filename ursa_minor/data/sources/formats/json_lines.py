@@ -56,7 +56,7 @@ def json_object(name: str, number: int, line: bytes) -> dict:
         number: number of the line, from 0.
 
     Returns:
-        The object; an empty dict if the line is blank or contains another value.
+        The object, or an empty dict if the line is blank or contains another JSON value.
 
     Raises:
         BadInput: the file is a JSON array.
@@ -67,15 +67,16 @@ def json_object(name: str, number: int, line: bytes) -> dict:
         return {}
     if line.startswith(b"["):
         raise BadInput(
-            f"{name} is a JSON array, which cannot be read in parts. Write one object per line, "
-            f"for example: jq -c '.[]' old.json > new.jsonl "
-            f"(for a data set of the Hub, try --dataset_revision refs/convert/parquet)"
+            f"{name} is a JSON array, not JSON lines. Convert it to one object per line, for "
+            f"example: jq -c '.[]' old.json > new.jsonl (for a data set of the Hub, use "
+            f"--dataset_revision refs/convert/parquet)"
         )
     try:
         value = files.parse_json(line)
     except ValueError as error:
         raise Unreadable(
-            f"line {number + 1} is not JSON ({error}). Correct it: each line contains one object"
+            f"line {number + 1} is not valid JSON ({error}). Correct this line. Each line must "
+            f"contain one JSON object"
         ) from None
     return value if isinstance(value, dict) else {}
 
@@ -96,7 +97,7 @@ def _field_types(name: str, numbered_lines: list[tuple[int, bytes]]) -> dict[str
 
 
 def _value_type(value: Any) -> str:
-    # bool is a subclass of int, so that isinstance would accept lists of booleans.
+    # bool is a subclass of int, so isinstance would accept lists of booleans.
     if isinstance(value, list) and all(type(element) is int for element in value):
         return IDS
     return TYPES.get(type(value), "")

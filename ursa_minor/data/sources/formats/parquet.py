@@ -29,7 +29,7 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
                 yield from arrow_values(batch.column(0), column)
                 row += len(batch)
             if row != end:
-                raise TruncatedError(f"ended after {row} rows, before row {end}")
+                raise TruncatedError(f"the file ended after {row} rows, before row {end}")
 
 
 READER = Reader("parquet", rows)

@@ -28,8 +28,8 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
             long and cannot be split.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    text = ""  # decoded, but not yielded yet
-    offset = 0  # of the next block in the file, in bytes
+    text = ""  # text that is decoded, but not yielded yet
+    offset = 0  # position of the next block in the file, in bytes
     try:
         with open(path, "rb") as file:
             while True:
@@ -52,16 +52,20 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
                     text = text[match.end() :]
                 elif len(text) > MAX_UNSPLIT_CHARACTERS:
                     raise BadInput(
-                        f"{path} contains no space and no line break in "
-                        f"{MAX_UNSPLIT_CHARACTERS:,} characters before offset {offset}. "
-                        f"Break its lines, for example: fold -w 1000 {path} > new.txt"
+                        f"{path} contains no space and no line break in the "
+                        f"{MAX_UNSPLIT_CHARACTERS:,} characters before byte {offset}, so it cannot "
+                        f"be split into pieces. Insert line breaks, for example: "
+                        f"fold -w 1000 {shlex.quote(str(path))} > new.txt"
                     )
         if text:
             yield text
     except UnicodeDecodeError as error:
         raise _not_text(path, decoded_from + error.start) from None
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror}). Check its permissions and the disk, or use "
+            f"another copy of the file"
+        ) from None
 
 
 def _not_text(path: Path, offset: int) -> BadInput:
@@ -76,7 +80,10 @@ def _not_text(path: Path, offset: int) -> BadInput:
         return BadInput(f"{problem} does not occur in texts. Leave out this file")
     encoding = "UTF-16" if is_utf16 else "LATIN1"
     command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > new.txt"
-    return BadInput(f"{problem}. If it is text, convert it, for example: {command}")
+    return BadInput(
+        f"{problem} is invalid. If the file is text in another encoding, convert it, for example: "
+        f"{command}"
+    )
 
 
 def rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
