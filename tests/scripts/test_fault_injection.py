@@ -46,7 +46,7 @@ def test_a_fault_that_is_put_in_is_found(tmp_path):
     )
     path = tree / "ursa_minor/base/files.py"
     sound = path.read_text()
-    path.write_text(sound.replace('sha256(path) == row["sha256"]', "True"))
+    path.write_text(sound.replace('sha256(path) != row["sha256"]', "False"))
     assert path.read_text() != sound
     command = [
         sys.executable,

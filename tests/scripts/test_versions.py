@@ -47,8 +47,9 @@ def newest_of_each_minor(ends: SpecifierSet) -> list[str]:
 
 def tried(version: str, folder, way: str) -> dict | str:
     """What a version's two updates print, or the line that ended them."""
+    tests = ROOT / "tests"
     environment = os.environ | {
-        "PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'tests'}",
+        "PYTHONPATH": f"{folder}:{ROOT}:{tests}:{tests / 'fault_injection'}",
         "ACCELERATE_USE_CPU": "true",
     }
     command = [
