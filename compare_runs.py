@@ -319,8 +319,8 @@ def read_recipe(metrics: Path) -> dict[str, object]:
         recipe = loading.read_run_recipe(path)
     except BadInput as error:
         raise BadInput(
-            f"{error}. Restore it, or compare a copy of {metrics.name} alone, without that file "
-            f"and without --group"
+            f"{error}. Correct or restore this file. To compare the run without its recipe, copy "
+            f"only {metrics} to an empty folder, and compare the copy without --group"
         ) from None
     return {str(name): value for name, value in recipe.items()}
 

@@ -195,7 +195,7 @@ def test_revision_is_known_if_all_items_are_scored(laid_out, tmp_path, name):
         if not is_complete:
             with pytest.raises(
                 BadInput,
-                match=f"--push_to_hub me/m: .* of all {task.size} items of {task.dataset[0]}",
+                match=f"--push_to_hub me/m: .* on all {task.size} items of {task.dataset[0]}",
             ):
                 score_model.check_complete([test], "me/m")
 

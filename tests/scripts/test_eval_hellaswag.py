@@ -306,7 +306,7 @@ def test_scores_of_some_items_are_not_pushed(place, hub):
         expect=2,
         **hub.environment,
     )
-    assert "are of all 10,042 items of Rowan/hellaswag, and only 40 would be scored" in done.stderr
+    assert "on all 10,042 items of Rowan/hellaswag, but only 40 would be scored" in done.stderr
     assert not any("/commit/" in line for line in hub.log)
 
 
@@ -334,6 +334,6 @@ def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypat
     )
     assert eval_hellaswag.main(["--model", "me/model", "--push_to_hub", "me/model"]) == 1
     assert (
-        "--push_to_hub me/model: gone" in caplog.text
+        "--push_to_hub me/model: the scores were not pushed. gone" in caplog.text
         and json.loads(capsys.readouterr().out) == line
     )

@@ -424,7 +424,9 @@ def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace)
         text: len(named["model"]["vocab"]) - i for text, i in named["model"]["vocab"].items()
     }
     path.write_text(json.dumps(named))
-    assert "is not the tokenizer of the shards in" in called(*flags, expect=2)
+    assert "is not the tokenizer that the shards in this folder were encoded with" in called(
+        *flags, expect=2
+    )
 
 
 # What is refused.
@@ -446,7 +448,7 @@ def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_th
         refused = called("--data_files", path, "--tokenizer", tokenizer, expect=2)
         assert (
             refused.count("error: ") == 1
-            and "a: text_column = text has 0 tokens in total" in refused
+            and "column text_column = text has 0 tokens in total" in refused
         )
 
 
@@ -512,9 +514,11 @@ def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_
     for name in ("train", "val"):
         np.arange(60, dtype="<u2").tofile(f"nano/{name}.bin")
     for name, number in (("theirs", 70), ("nano", 120)):
-        whole = f"{name}: 2 shards with {number} tokens are intact (checked: sizes (there are no"
+        whole = (
+            f"{name}: 2 shards with {number} tokens are intact (checked: sizes (the folder has no"
+        )
         assert whole in measure.verify(Path(name), 64)
-    with pytest.raises(BadInput, match=r"is id \d+"):
+    with pytest.raises(BadInput, match=r"has the id \d+"):
         measure.verify(Path("theirs"), 5)
     monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
     tokens = shards.count_tokens(manifests.read_manifest(ours).shards)
@@ -651,7 +655,7 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
         (
             [1, 2],
             "--token_column tokenz",
-            "column 'tokenz' is missing. Choose a column of lists of ids",
+            "has no column 'tokenz'. Choose a column that contains lists of ids",
         ),
         (
             [0.5, 1.5],

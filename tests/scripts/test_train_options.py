@@ -78,7 +78,7 @@ def test_another_tokenizer_than_the_models_is_refused_before_anything_is_written
         "train.py", *flags, "--data_files", "other.txt", "--tokenizer", "characters", expect=2
     )
     assert "not the tokenizer of init_from = runs/whole/model" in done.stderr
-    assert "use --tokenizer runs/whole/model" in done.stderr and not Path("runs/more").exists()
+    assert "Use --tokenizer runs/whole/model" in done.stderr and not Path("runs/more").exists()
 
 
 def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_asks_for_it(

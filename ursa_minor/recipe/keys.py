@@ -1020,13 +1020,17 @@ def as_yaml(recipe: Recipe) -> str:
 def redacted_yaml(recipe: Recipe) -> str:
     """Return the recipe as a YAML file for publication.
 
-    It does not state output_dir, which is a folder of this machine.
+    URLs and paths are those of ``redacted``. output_dir is left out, because it is a folder of this
+    machine.
     """
 
-    def literal(_name: str, path: str) -> str:
+    def escape_path(_name: str, path: str) -> str:
+        # Otherwise "$" and "~" in a name would be expanded when the file is read.
         return paths.literal(path)
 
-    return _to_yaml(map_paths(redacted(recipe), literal) | {"output_dir": None})
+    values = map_paths(redacted(recipe), escape_path)
+    values["output_dir"] = None  # _to_yaml leaves out keys without a value
+    return _to_yaml(values)
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:

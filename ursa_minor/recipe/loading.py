@@ -275,7 +275,8 @@ def _with_origin(problem: str, path: Path, expanded: _ExpandedFlags) -> str:
     if is_about_one_flag:
         # The flag repeats "key = value: ", with which the message begins.
         _, _, problem = problem.partition(": ")
-    typed_flags = dict.fromkeys(flags_in_problem.values())  # --size occurs once
+    # One --size sets several keys, so it may occur several times. It is named once.
+    typed_flags = dict.fromkeys(flags_in_problem.values())
     return f"{', '.join(typed_flags)}: {problem}"
 
 

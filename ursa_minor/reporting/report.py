@@ -128,8 +128,9 @@ class Report:
         ):
             for row in iterate_metrics(metrics_file):
                 last_position = position_after(last_position, row["step"])
-                # The row of an update has the step that it has reached. So at `first_step` the
-                # update is done, but the evaluation is repeated.
+                # The row of an update has the number of the step after that update. So at
+                # `first_step` the row of the update is kept, and the rows of the evaluation, which
+                # is repeated, are removed.
                 is_update = "train/loss" in row
                 is_done = row["step"] < first_step or (is_update and row["step"] == first_step)
                 if is_done:

@@ -376,7 +376,17 @@ def _start(
 
 
 def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_position: int) -> OpenTracker | None:
-    """Start or continue a run of wandb. Without a login it is offline, and does not ask for one."""
+    """Start or continue a run of wandb. Without a login it is offline, and does not ask for one.
+
+    Args:
+        recipe: the recipe of the run.
+        run_id: the id of the run in wandb, or None for a new run.
+        last_position: position of the last row that wandb has. If the run is online, the answer of
+            the server replaces it.
+
+    Returns:
+        The tracker, or None if WANDB_MODE disables wandb.
+    """
     wandb = import_module("wandb")
     mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
     if mode == "disabled":
@@ -419,9 +429,11 @@ def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_position: int) ->
         )
     elif run.url:
         log.info(f"wandb: {run.url}")
-        last_position = run.step - 1  # of the last row that the server has
+        # `_send` uses the position of a row as wandb's step. run.step is the step of the next row.
+        last_position = run.step - 1
         for part in folder.glob(f"offline-*/run-{run.id}.wandb"):
-            # The rows of this part are sent from metrics.jsonl, so wandb sync skips it.
+            # The rows of this part are sent from metrics.jsonl. This file marks the part as
+            # uploaded, so that `wandb sync` skips it.
             part.with_suffix(".wandb.synced").touch()
     return OpenTracker(tracker, last_position, run_id)
 

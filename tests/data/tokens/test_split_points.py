@@ -255,7 +255,7 @@ def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_
     )  # rows of a table stay whole
     path = tmp_path / "long.txt"
     path.write_text("words of text\n" + "中" * 2000)
-    words = r"long.txt contains no space and no line break in 1,000 characters .*fold -w"
+    words = r"long.txt contains no space and no line break in the 1,000 characters .*fold -w"
     with pytest.raises(BadInput, match=words):
         list(text_reader.pieces(path, 100))
 

@@ -267,10 +267,12 @@ class Corpus:
         ]
 
     def check_same_data(self, checkpoint: Path, before: list[dict]) -> None:
-        """Check that the data continue those of a checkpoint, and wait for shards if necessary.
+        """Check that the training data are those of a checkpoint, or have only grown since.
+
+        While the data are being prepared, wait until there are enough shards for the comparison.
 
         Args:
-            where: path of the checkpoint, for messages.
+            checkpoint: path of the checkpoint, for messages.
             before: ``identities()`` of the run that wrote the checkpoint.
 
         Raises:
@@ -286,12 +288,16 @@ class Corpus:
         pairs = list(zip(before, self.sources, strict=True))
 
         def are_shards_prepared() -> bool:
-            # If the data of the checkpoint were complete, wait for one more shard or for the end of
-            # the preparation. Either of them shows whether the data have grown.
             for state, source in pairs:
+                needed = state["shards"]
+                if state["complete"]:
+                    # A complete split must not have grown. One more shard shows that it has, and
+                    # the end of the preparation shows that it has not.
+                    needed += 1
                 num_shards = len(source.manifest.splits["train"])
-                needed = state["shards"] + state["complete"]
                 if not source.manifest.complete and num_shards < needed:
+                    # Look for new shards. Only complete data are certain to be enough. Otherwise
+                    # the shards are counted again at the next call.
                     return self.refresh()
             return True
 

@@ -35,9 +35,8 @@ def complete_folder(source: FoundSource, target: PrefetchTarget | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder, waits=target is not None):
         if source.repository:
-            from ursa_minor.data.preparation import (
-                download,
-            )  # slow to import, and text does not need it
+            # This import is slow, and text does not need it.
+            from ursa_minor.data.preparation import download
 
             download.fetch(source, target)
             return

@@ -21,10 +21,12 @@ NumberedRow = tuple[int, Any, bool]
 
 # Letters that NFC replaces by a letter and a combining mark, at which some regexes end a word.
 _DECOMPOSED = r"\u0958-\u095f\u09dc-\u09df\u0a33-\u0a5e\u0b5c\u0b5d\u0f40-\u0fbc\ufb1d-\ufb4e"
-# Matches up to the last split point for the regexes below, which join punctuation with the line
-# breaks after it, and white space with the last line break in it. So a text can be split
+# Matches up to the last split point: a place at which none of the regexes below has a word on both
+# sides. Their words contain punctuation together with the line breaks after it, and white space up
+# to its last line break. So a text can be split
 # - before a space or newline that follows a letter or digit,
-# - after the last line break in white space.
+# - after the last line break in white space, unless a "/" follows, which the regex of GPT-4o joins
+#   to the punctuation and line breaks before it.
 LINE_SPLIT_POINT = re.compile(
     rf"(?s).*(?:(?<=[^\W_{_DECOMPOSED}])(?=[ \n])|(?<=\n)(?=[^\S\r\n]*[^\s/]))"
 )
