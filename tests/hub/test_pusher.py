@@ -28,6 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the clien
 def pusher(server, pending) -> push.PushQueue:
     pusher = push.PushQueue(pending)
     pusher.start()
+    # Otherwise this first attempt could send what the test stages, in addition to its own attempt.
+    wait_until(lambda: not push.is_uploading())
     return pusher
 
 
