@@ -4,9 +4,8 @@
     python post_train.py --config recipes/post/addition.yaml --reward my_rewards.py:short
 
 The file has the keys of PostTrainingTask (ursa_minor/post/settings.py) and of TRL's GRPOConfig.
-Flags override it. Fine-tuning on chats (trl sft) and on preferences (trl dpo) needs no script of
-this
-project: see docs/post_training.md.
+Flags override it. Fine-tuning on chats (trl sft) and on preferences (trl dpo) uses TRL's own
+commands: see docs/post_training.md.
 """
 
 import logging
