@@ -95,7 +95,7 @@ def main() -> int:
         about |= {"cpus": os.cpu_count(), "seconds": round(seconds), "tried": tried, "held": held}
         other = [] if tree == ROOT else [commit(tree)]
         seed = [] if asked.seed == SEED else [f"seed{asked.seed}"]
-        path = folder / f"{'-'.join(['problems', *other, about['date'], *seed, *asked.only])}.json"
+        path = folder / f"{'-'.join(['faults', *other, about['date'], *seed, *asked.only])}.json"
         path.write_text(
             json.dumps(about | {"campaigns": results}, indent=1, ensure_ascii=False) + "\n"
         )
