@@ -161,7 +161,7 @@ def report() -> dict:
         print(table_line(gpu, row))
     geforce_share = gpus.reached_share(True)
     other_share = gpus.reached_share(False)
-    print(f"* nobody measured it: {other_share:.3f} of the peak, of a GeForce {geforce_share:.3f}")
+    print(f"* not measured: {other_share:.3f} of the peak, {geforce_share:.3f} for a GeForce")
 
     fitted_rows = rows[: len(FITTED)]
     num_close = count_close(row["ratio"] for row in fitted_rows)

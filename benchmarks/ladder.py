@@ -226,7 +226,7 @@ def measure(ladder: list[Rung], args: argparse.Namespace, micro_batch: int) -> d
 
     order = "in turns"
     if not together:
-        order = "one rung after the other: all at once do not fit into the memory"
+        order = "one rung after the other, because together they do not fit into memory"
     print(
         f"micro-batch  {micro_batch}, {args.rounds} rounds of {args.steps_per_round} updates, "
         f"{order}"

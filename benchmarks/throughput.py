@@ -515,7 +515,7 @@ def measure(args: argparse.Namespace, micro_batch: int) -> dict:
 
     order = "in turns"
     if not together:
-        order = "one after the other, without ratios: all at once do not fit (see --only)"
+        order = "one after the other, without ratios, because together they do not fit (--only)"
     compilation = "compiled" if args.compile else "eager"
     print(
         f"micro-batch  {micro_batch} x {args.accumulation}, precision {args.precision}, "

@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{size / 1e9:8.2f} GB  {num_kernels[name]:5} kernels  {name}")
         kinds[name] = {"bytes": size, "kernels": num_kernels[name]}
     print(
-        f"{other_bytes / 1e9:8.2f} GB beside products and attention; "
+        f"{other_bytes / 1e9:8.2f} GB in addition to products and attention; "
         f"peak of memory {peak / 2**30:.2f} GiB"
     )
     figures = {

@@ -7,7 +7,8 @@ A run is stopped by SIGTERM to the process whose number is in the run's .lock, i
 really holds this lock. No other process gets a signal.
 
 The environment variable LIMIT is the number of seconds to wait for all runs (default: 600). The
-exit status is 0 if all runs have ended or none was running, 1 if one has not, and 2 for bad input.
+exit status is 0 if all runs have ended or none was running, 1 if a run is still running, and 2 for
+bad input.
 """
 
 import glob

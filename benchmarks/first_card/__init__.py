@@ -21,5 +21,5 @@ Hub. The environment variables are:
     NANOGPT=FOLDER         a checkout of nanoGPT for the part b
     MICRO_BATCHES="64 16"  of the part b, in this order; default: 64
     SECONDS_IN_ALL=N       time limit of the command; default: 560
-    COMMIT=ID              of this repository, if there is no .git folder
+    COMMIT=ID              commit of this repository, if there is no .git folder
 """

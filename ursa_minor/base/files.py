@@ -155,8 +155,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def create_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a new temporary folder. Rename it to ``folder`` on success, delete it on error.
 
-    Nobody sees a partly written folder. If another process has created ``folder`` in the meantime,
-    the folder of that process remains.
+    ``folder`` is never incomplete. If another process has created it in the meantime, the folder of
+    that process remains.
 
     Args:
         folder: the folder to create.

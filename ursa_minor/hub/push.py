@@ -309,7 +309,7 @@ def upload(api: HfApi, folder: Path, push: Push) -> str:
         return repo_id
 
     head = api.model_info(repo_id)
-    problem = _prepare_card(api, repo_id, head, tags, folder)
+    problem = _prepare_card(repo_id, head, tags, folder)
     readme = folder / FILES / CARD_FILE
     try:
         commit = _commit(api, repo_id, head, push, folder / FILES)
@@ -370,16 +370,13 @@ def _allowed_names(folder: Path) -> list[str]:
     return names
 
 
-def _prepare_card(
-    api: HfApi, repo_id: str, head: ModelInfo, tags: set[str], folder: Path
-) -> str | None:
+def _prepare_card(repo_id: str, head: ModelInfo, tags: set[str], folder: Path) -> str | None:
     """Merge the generated model card into the one on the Hub, and write the README.md to upload.
 
     A push never fails because of the card on the Hub. If the cards cannot be merged, no README.md
     is uploaded.
 
     Args:
-        api: the client.
         repo_id: OWNER/NAME.
         head: the newest commit.
         tags: the tags that pushes have created.

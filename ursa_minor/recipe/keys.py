@@ -684,8 +684,8 @@ class Saving:
 
     save_steps: int = runtime_key(
         1000,
-        "Number of updates between checkpoints. A crash loses at most this much work. 0 saves only "
-        "at the end.",
+        "Number of updates between checkpoints. A crash loses at most this much work. With 0, only "
+        "model/ is written, at the end.",
         (0, 10**9),
     )
     load_best_model_at_end: bool = runtime_key(
