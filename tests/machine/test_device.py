@@ -85,3 +85,11 @@ def test_cpu_is_named_with_its_threads():
         f"), {count} thread{'s' if count > 1 else ''}"
     )
     assert hardware.processor_name() in name and hardware.processor_name()
+
+
+def test_file_cache_counts_as_available_memory(tmp_path, monkeypatch):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemFree:   100 kB\nMemAvailable:    8000 kB\n")
+    monkeypatch.setattr(hardware, "MEMINFO", meminfo)
+
+    assert hardware.free_memory_bytes(torch.device("cpu"), num_processes=4) == 2000 * 1024

@@ -23,6 +23,8 @@ from ursa_minor.base.wording import pluralize
 NO_FLOAT64 = ("mps",)
 # Lowest compute capability that Triton supports, the back end of torch.compile.
 TRITON = (7, 0)
+# Linux reports its memory here. MemAvailable includes the file cache, which MemFree does not.
+MEMINFO = Path("/proc/meminfo")
 # Shares of the time beyond which ``bottleneck_advice`` suggests an improvement.
 MUCH_WAITING = 0.1
 LOW_UTILIZATION = 0.7
@@ -148,15 +150,21 @@ def free_memory_bytes(device: torch.device, num_processes: int = 1) -> int:
 
     Returns:
         On a GPU, the free bytes and those that this process has reserved. On a CPU, an equal share
-        of the free bytes of the machine.
+        of the available bytes of the machine, which include its file cache.
     """
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return free_bytes + torch.cuda.memory_reserved(device)
-    pages = "SC_AVPHYS_PAGES"
-    if pages not in os.sysconf_names:  # macOS does not report free pages
-        pages = "SC_PHYS_PAGES"
-    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // num_processes
+    return _available_bytes() // num_processes
+
+
+def _available_bytes() -> int:
+    """Return the available memory of the machine, or all memory if it is not known (macOS)."""
+    if MEMINFO.is_file():
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
+        if match:
+            return 1024 * int(match[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def gpu_metrics(device: torch.device) -> dict[str, float]:
