@@ -45,7 +45,7 @@ tqdm.set_lock(threading.RLock())
 os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 pytest.register_assert_rewrite("push_helpers", "two_machines")
 ROOT = Path(__file__).resolve().parent.parent
-WITNESS = str(ROOT / "tests" / "recorded_training.py")
+RECORDED_TRAINING = str(ROOT / "tests" / "recorded_training.py")
 RECIPE = """
 validation_fraction: 0.1
 tokenizer: characters
@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 
 @dataclass
-class Done:
+class CompletedScript:
     """What came of a run."""
 
     returncode: int
@@ -130,7 +130,7 @@ class Done:
 
 
 @pytest.fixture(autouse=True)
-def records_reach_caplog() -> None:
+def reset_loggers() -> None:
     """Undo what a script's ``main`` that ran in this process did to the loggers."""
     log = logging.getLogger("ursa_minor")
     log.handlers, log.propagate = [], True
@@ -150,7 +150,7 @@ def restored_process() -> Iterator[None]:
         sys.modules["accelerate.state"].PartialState._reset_state()
 
 
-def made_once(
+def create_shared_folder(
     factory: pytest.TempPathFactory,
     name: str,
     make: Callable[[], object],
@@ -174,36 +174,39 @@ def made_once(
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory) -> Path:
+def prepared_folder(tmp_path_factory) -> Path:
     """A folder with tiny.yaml, text.txt and their shards, made by the real prepare_data.py."""
 
     def make() -> None:
         Path("text.txt").write_text(TEXT, encoding="utf-8")
         Path("tiny.yaml").write_text("data_files: [text.txt]\n" + RECIPE, encoding="utf-8")
-        run("prepare_data.py", "--recipe", "tiny.yaml")
+        run_script("prepare_data.py", "--recipe", "tiny.yaml")
 
-    return made_once(tmp_path_factory, "prepared", make)
+    return create_shared_folder(tmp_path_factory, "prepared", make)
 
 
 @pytest.fixture(scope="session")
-def whole_run(prepared, tmp_path_factory) -> Path:
+def finished_folder(prepared_folder, tmp_path_factory) -> Path:
     """That folder with runs/whole, which nothing interrupted, and whole.ledger, what it read."""
     flags = ("--recipe", "tiny.yaml", "--run_name", "whole")
-    return made_once(
-        tmp_path_factory, "whole", lambda: run(WITNESS, *flags, LEDGER="whole.ledger"), of=prepared
+    return create_shared_folder(
+        tmp_path_factory,
+        "whole",
+        lambda: run_script(RECORDED_TRAINING, *flags, LEDGER="whole.ledger"),
+        of=prepared_folder,
     )
 
 
 @pytest.fixture(scope="session")
-def two_runs(whole_run, tmp_path_factory) -> Path:
+def ddp_folder(finished_folder, tmp_path_factory) -> Path:
     """That folder with runs/two as well, the same on two processes, and two.ledger."""
     flags = ("--recipe", "tiny.yaml", "--run_name", "two")
-    make = lambda: run(WITNESS, *flags, processes=2, LEDGER="two.ledger")  # noqa: E731
-    return made_once(tmp_path_factory, "two", make, of=whole_run)
+    make = lambda: run_script(RECORDED_TRAINING, *flags, processes=2, LEDGER="two.ledger")  # noqa: E731
+    return create_shared_folder(tmp_path_factory, "two", make, of=finished_folder)
 
 
 # Validated on text that is unlike the train's: the loss falls, then rises.
-RISES = (
+OVERFITTING_FLAGS = (
     "--recipe",
     "tiny.yaml",
     "--data_files",
@@ -213,7 +216,7 @@ RISES = (
     "--validation_fraction",
     "0",
 )
-RISES += (
+OVERFITTING_FLAGS += (
     "--learning_rate",
     "2e-2",
     "--eval_steps",
@@ -223,21 +226,21 @@ RISES += (
     "--sample_steps",
     "0",
 )
-RISES += ("--load_best_model_at_end", "true")
+OVERFITTING_FLAGS += ("--load_best_model_at_end", "true")
 
 
 @pytest.fixture(scope="session")
-def risen(prepared, tmp_path_factory) -> Path:
+def overfitted_folder(prepared_folder, tmp_path_factory) -> Path:
     """That folder with runs/whole, whose validation loss has risen again."""
 
     def make() -> None:
         Path("held.txt").write_text("".join(sorted(TEXT[:600])))
-        run("train.py", *RISES, "--run_name", "whole")
+        run_script("train.py", *OVERFITTING_FLAGS, "--run_name", "whole")
 
-    return made_once(tmp_path_factory, "risen", make, of=prepared)
+    return create_shared_folder(tmp_path_factory, "risen", make, of=prepared_folder)
 
 
-def own_copy(name: str) -> Callable:
+def copy_fixture(name: str) -> Callable:
     """Return a fixture: a copy of a shared folder, as one's own to run scripts in."""
 
     @pytest.fixture
@@ -249,10 +252,10 @@ def own_copy(name: str) -> Callable:
     return own
 
 
-workplace = own_copy("prepared")  # tiny.yaml is 8 sequences a step, 4 micro-batches
-uninterrupted = own_copy("whole_run")
-uninterrupted_two = own_copy("two_runs")
-rises = own_copy("risen")
+workspace = copy_fixture("prepared_folder")  # tiny.yaml is 8 sequences a step, 4 micro-batches
+finished_run = copy_fixture("finished_folder")
+finished_ddp_run = copy_fixture("ddp_folder")
+overfitted_run = copy_fixture("overfitted_folder")
 
 
 @functools.cache
@@ -263,7 +266,7 @@ def gpt2_tokenizer():
     )
 
 
-def in_fork(target, *args) -> None:
+def run_in_fork(target, *args) -> None:
     """Call ``target(*args)`` in a fork of this process, where training, or Accelerate, would leave its state behind."""
     process = multiprocessing.get_context("fork").Process(target=target, args=args)
     process.start()
@@ -271,9 +274,9 @@ def in_fork(target, *args) -> None:
     assert process.exitcode == 0
 
 
-def run(
+def run_script(
     script: str, *flags: str, processes: int = 1, expect: int | None = 0, **environment: str
-) -> Done:
+) -> CompletedScript:
     """Run a script in processes of its own; ``processes`` > 1 talk over gloo, as torchrun starts them.
 
     A process is a fork of this one, which has imported torch and Transformers already (seconds each) and must
@@ -282,14 +285,14 @@ def run(
     """
     environment = {"ACCELERATE_USE_CPU": "true"} | environment
     children = [
-        fork(script, tuple(once(flags)), own | environment)
+        start_script(script, tuple(once(flags)), own | environment)
         for own in torchrun_environments(processes)
     ]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _, _ in children]
     out, err = ["".join(Path(child[i]).read_text() for child in children) for i in (1, 2)]
     if expect is not None:
         assert set(codes) == {expect}, f"exit {codes}\n{out}\n{err}"
-    return Done(codes[0], out, err)
+    return CompletedScript(codes[0], out, err)
 
 
 def torchrun_environments(processes: int) -> list[dict[str, str]]:
@@ -322,9 +325,11 @@ def free_port() -> int:
             return port
 
 
-def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str, str]:
+def start_script(
+    script: str, flags: tuple[str, ...], environment: dict[str, str]
+) -> tuple[int, str, str]:
     """Start ``main(flags)`` of a script in a fork; return its pid and the files that hold what it prints."""
-    import_what_runs_need()
+    import_training_modules()
     files = [tempfile.mkstemp(dir=".", prefix=".out-") for _ in range(2)]
     for descriptor, _ in files:
         os.close(descriptor)
@@ -339,7 +344,7 @@ def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tu
         if "PICTURES" not in environment:
             sys.modules["matplotlib"] = None
         if any(name.startswith("HF_") for name in environment):
-            commands.turn_hub_client()
+            commands.reload_hub_client()
         background.subprocess = types.SimpleNamespace(Popen=start_reader, PIPE=subprocess.PIPE)
         for number, name in ((1, out), (2, err)):
             os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
@@ -356,7 +361,7 @@ def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tu
 
 
 @functools.cache
-def import_what_runs_need() -> None:
+def import_training_modules() -> None:
     """Import and compute once, before the forks, what each run would otherwise on its own."""
     from tiktoken_ext import openai_public  # noqa: F401
     from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401
@@ -448,7 +453,7 @@ class ForkedReader:
 
 
 @pytest.fixture
-def drawn(monkeypatch) -> list[Figure]:
+def saved_figures(monkeypatch) -> list[Figure]:
     """The figures that were saved, which are not painted here."""
     figures = []
     monkeypatch.setattr(
@@ -458,7 +463,7 @@ def drawn(monkeypatch) -> list[Figure]:
 
 
 @pytest.fixture
-def at(monkeypatch) -> types.SimpleNamespace:
+def fixed_clock(monkeypatch) -> types.SimpleNamespace:
     """The clock stands still at ``now``, which the test moves."""
     at = types.SimpleNamespace(now=100.0)
     monkeypatch.setattr(time, "perf_counter", lambda: at.now)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-ID = r"(?P<id>[^/]+/[^/]+)"
+REPO_PATTERN = r"(?P<id>[^/]+/[^/]+)"
 LFS = (".safetensors", ".png")
 IN_XET = b"in Xet: "
 
 
 @dataclass
-class Fault:
+class InjectedError:
     """What happens to the next ``times`` requests whose "METHOD /path" has ``match`` (a regular expression) in it.
 
     ``kind``: status (answered with it, and not done), say (answered with ``message`` as it stands, and not done), hang
@@ -95,7 +95,7 @@ class HubServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
-        self.problems: list[Fault] = []
+        self.problems: list[InjectedError] = []
         self.requests: list[Request] = []
         self.read_only: set[str] = set()
         self.xet: os.PathLike | str | None = None
@@ -405,13 +405,13 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(data, 200, headers)
 
 
-MODEL, REVISION = f"/api/models/{ID}", "(?P<revision>.+)"
+MODEL, REVISION = f"/api/models/{REPO_PATTERN}", "(?P<revision>.+)"
 ROUTES = [
     ("GET", "/api/whoami-v2", Handler.whoami),
     ("POST", "/api/repos/create", Handler.create),
     ("POST", "/api/validate-yaml", Handler.validate),
     ("POST", f"{MODEL}/preupload/{REVISION}", Handler.preupload),
-    ("POST", f"/{ID}.git/info/lfs/objects/batch", Handler.batch),
+    ("POST", f"/{REPO_PATTERN}.git/info/lfs/objects/batch", Handler.batch),
     ("PUT", "/lfs/(?P<oid>[0-9a-f]{64})", Handler.put_object),
     ("GET", f"{MODEL}/xet-write-token/{REVISION}", Handler.xet_token),
     ("POST", f"{MODEL}/commit/{REVISION}", Handler.make_commit),
@@ -420,7 +420,7 @@ ROUTES = [
     ("GET", f"{MODEL}/auth-check(/write)?", Handler.may_write),
     ("GET", f"{MODEL}/tree/(?P<revision>[^/]+)(/.*)?", Handler.tree),
     ("GET", f"{MODEL}(/revision/{REVISION})?", Handler.info),
-    ("ANY", f"/{ID}/resolve/(?P<revision>[^/]+)/(?P<name>.+)", Handler.resolve),
+    ("ANY", f"/{REPO_PATTERN}/resolve/(?P<revision>[^/]+)/(?P<name>.+)", Handler.resolve),
 ]
 
 

@@ -5,14 +5,16 @@ from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.data.tokens import tokenizer as tokenization
 
-END = tokenization.END_OF_TEXT
+END_OF_TEXT = tokenization.END_OF_TEXT
 WORDS = ["the", "river", "stone", "bank", "n", "'", "t", ".", ",", "é"]
 TEXT = "The river's bank isn't stone. Ein Café, 中文 🙂 \n\n  two spaces "
 
 
 def _wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:
-    backend.add_special_tokens([END])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=END, eos_token=END)
+    backend.add_special_tokens([END_OF_TEXT])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT
+    )
 
 
 def _sentencepiece_backend() -> Tokenizer:
@@ -32,7 +34,7 @@ def _sentencepiece_backend() -> Tokenizer:
     return Tokenizer(model)
 
 
-def llama() -> PreTrainedTokenizerFast:
+def llama_tokenizer() -> PreTrainedTokenizerFast:
     """As Llama 2's: the normalizer marks spaces, and the decoder strips the first one."""
     backend = _sentencepiece_backend()
     backend.normalizer = normalizers.Sequence(
@@ -48,7 +50,7 @@ def llama() -> PreTrainedTokenizerFast:
     return _wrapped(backend)
 
 
-def metaspace(scheme: str = "first") -> PreTrainedTokenizerFast:
+def metaspace_tokenizer(scheme: str = "first") -> PreTrainedTokenizerFast:
     """As T5's and XLM-R's: the pre-tokenizer marks spaces."""
     backend = _sentencepiece_backend()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
@@ -56,7 +58,7 @@ def metaspace(scheme: str = "first") -> PreTrainedTokenizerFast:
     return _wrapped(backend)
 
 
-def lower_case() -> PreTrainedTokenizerFast:
+def lower_case_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE whose normalizer composes accents and lowers case."""
     made = tokenization.train_bpe([TEXT], 300)
     made.backend_tokenizer.normalizer = normalizers.Sequence(
@@ -77,23 +79,23 @@ def word_piece() -> PreTrainedTokenizerFast:
     return _wrapped(backend)
 
 
-def byte_level() -> PreTrainedTokenizerFast:
+def byte_level_tokenizer() -> PreTrainedTokenizerFast:
     """As GPT-2's: a token is any sequence of bytes."""
     return tokenization.train_bpe([TEXT], 300)
 
 
-def characters() -> PreTrainedTokenizerFast:
+def character_tokenizer() -> PreTrainedTokenizerFast:
     """A token is a character."""
     return tokenization.make_characters([TEXT])
 
 
-KINDS = {
-    "llama": llama,
-    "metaspace_first": metaspace,
-    "metaspace_always": lambda: metaspace("always"),
-    "metaspace_never": lambda: metaspace("never"),
-    "lower_case": lower_case,
+TOKENIZERS = {
+    "llama": llama_tokenizer,
+    "metaspace_first": metaspace_tokenizer,
+    "metaspace_always": lambda: metaspace_tokenizer("always"),
+    "metaspace_never": lambda: metaspace_tokenizer("never"),
+    "lower_case": lower_case_tokenizer,
     "word_piece": word_piece,
-    "byte_level": byte_level,
-    "characters": characters,
+    "byte_level": byte_level_tokenizer,
+    "characters": character_tokenizer,
 }

@@ -18,7 +18,7 @@ from huggingface_hub.utils import _http
 from ursa_minor.base import files, retry
 from ursa_minor.hub import card_merge, push
 
-ID, TOKEN = "me/run", "hf_" + "Canary" * 6
+REPO_ID, TOKEN = "me/run", "hf_" + "Canary" * 6
 # What a push asks of the Hub, in order.
 ENDPOINTS = {
     "refs": "GET .*/refs",
@@ -79,15 +79,15 @@ def pending(tmp_path) -> Path:
     return tmp_path / "run" / "hub"
 
 
-def tag(step: int) -> str:
+def step_tag(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def title(step: int) -> str:
+def commit_title(step: int) -> str:
     return f"run, step {step}: train loss {10 / step:.4f}"
 
 
-def parts(step: int) -> dict[str, bytes]:
+def checkpoint_files(step: int) -> dict[str, bytes]:
     """Return the files of a checkpoint."""
     made = {
         "model.safetensors": f"weights {step}".encode() * 500,
@@ -101,28 +101,30 @@ def parts(step: int) -> dict[str, bytes]:
     return made | {"manifest.json": json.dumps({"step": step, "files": rows}).encode()}
 
 
-def content(step: int, within: str | None = "last-checkpoint") -> dict[str, bytes]:
+def pushed_files(step: int, within: str | None = "last-checkpoint") -> dict[str, bytes]:
     """Return what a push of this step is to bring to the Hub."""
     made = {
         "config.json": b'{"n_layer": 2}',
         "README.md": card_merge.mark(f"---\nlicense: mit\n---\n# Step {step}\n").encode(),
-        "model.safetensors": parts(step)["model.safetensors"],
+        "model.safetensors": checkpoint_files(step)["model.safetensors"],
         "metrics.jsonl": b"".join(json.dumps({"step": i}).encode() + b"\n" for i in range(step)),
     }
     return made | (
-        {f"{within}/{name}": data for name, data in parts(step).items()} if within else {}
+        {f"{within}/{name}": data for name, data in checkpoint_files(step).items()}
+        if within
+        else {}
     )
 
 
-def make_push(step: int, *, repo_id: str = ID, keep: bool = False) -> push.Push:
-    return push.Push(step=step, repo_id=repo_id, private=True, title=title(step), keep=keep)
+def make_push(step: int, *, repo_id: str = REPO_ID, keep: bool = False) -> push.Push:
+    return push.Push(step=step, repo_id=repo_id, private=True, title=commit_title(step), keep=keep)
 
 
 def write_files(
     folder: Path, step: int, within: str | None = "last-checkpoint"
 ) -> tuple[str, dict[str, Path]]:
     """Write a step's files below ``folder``; return its model card and the files by name."""
-    contents = content(step, within)
+    contents = pushed_files(step, within)
     card = contents.pop("README.md").decode()
     sources = {}
     for name, data in contents.items():
@@ -133,13 +135,13 @@ def write_files(
     return card, sources
 
 
-def submit(pusher: push.PushQueue, folder: Path, step: int, *, keep: bool = False) -> None:
+def submit_step(pusher: push.PushQueue, folder: Path, step: int, *, keep: bool = False) -> None:
     """Write a step's files below ``folder`` and submit their push."""
     pusher.submit(make_push(step, keep=keep), *write_files(folder, step))
 
 
-def stage(
-    pending: Path, *steps: int, within: str | None = "last-checkpoint", repo_id: str = ID
+def stage_pushes(
+    pending: Path, *steps: int, within: str | None = "last-checkpoint", repo_id: str = REPO_ID
 ) -> None:
     """Stage pushes without sending them."""
     pending.mkdir(parents=True, exist_ok=True)
@@ -148,17 +150,17 @@ def stage(
         push.stage(pending, make_push(step, repo_id=repo_id), card, sources)
 
 
-def waiting(pending: Path) -> list[str]:
+def staged_names(pending: Path) -> list[str]:
     return sorted(path.name for path in pending.glob("step-*"))
 
 
-def assert_arrived(server: HubServer, pending: Path, *steps: int) -> None:
+def assert_pushed(server: HubServer, pending: Path, *steps: int) -> None:
     """Assert one commit and one tag a step, in order, every byte as it was, and nothing left on disk."""
-    assert server.titles(ID) == [title(step) for step in reversed(steps)]
-    assert server.tags(ID) == {tag(step): title(step) for step in steps}
+    assert server.titles(REPO_ID) == [commit_title(step) for step in reversed(steps)]
+    assert server.tags(REPO_ID) == {step_tag(step): commit_title(step) for step in steps}
     for step in steps:
-        assert server.files(ID, tag(step)) == content(step)
-    assert server.files(ID) == content(steps[-1])
+        assert server.files(REPO_ID, step_tag(step)) == pushed_files(step)
+    assert server.files(REPO_ID) == pushed_files(steps[-1])
     assert os.listdir(pending) == [".lock"]
 
 

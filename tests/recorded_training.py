@@ -19,11 +19,11 @@ from ursa_minor.optim import update
 from ursa_minor.run import resume
 
 
-def die() -> None:
+def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def after(module, name, when) -> None:
+def call_after(module, name, when) -> None:
     """Replace a function by itself followed by ``when(arguments)``."""
     real = getattr(module, name)
 
@@ -35,7 +35,7 @@ def after(module, name, when) -> None:
     setattr(module, name, replaced)
 
 
-class Witness(window_order.TrainOrder):
+class RecordedOrder(window_order.TrainOrder):
     """Writes down what is asked for."""
 
     def windows(self, step, micro_step, rank, num_windows):
@@ -49,7 +49,7 @@ class Witness(window_order.TrainOrder):
 
 def main(argv: list[str] | None = None) -> int:
     """Train under the eyes of a witness."""
-    window_order.TrainOrder = Witness
+    window_order.TrainOrder = RecordedOrder
     if {"KILL_READER", "HOLD_READER"} & set(os.environ):
         real, child = corpus.Preparation, str(Path(__file__).with_name("controlled_reader.py"))
         corpus.Preparation = lambda command: real([command[0], child, *command[2:]])
@@ -64,15 +64,15 @@ def main(argv: list[str] | None = None) -> int:
 def kill_in_update(number: int) -> None:
     """Arrange for death in the ``number``-th update; which checkpoint is the newest then is not left to chance."""
     savers, updates = [], []
-    after(resume.Checkpoints, "__init__", lambda args: savers.append(args[0]))
+    call_after(resume.Checkpoints, "__init__", lambda args: savers.append(args[0]))
 
     def at(args) -> None:
         updates.append(1)
         if len(updates) == number:
             savers[-1].finish()
-            die()
+            kill_this_process()
 
-    after(update, "update", at)
+    call_after(update, "update", at)
 
 
 def kill_in_save(stage: str, number: int) -> None:
@@ -83,16 +83,16 @@ def kill_in_save(stage: str, number: int) -> None:
         if stage_now == stage:
             seen.append(1)
             if len(seen) == number:
-                die()
+                kill_this_process()
 
-    after(
+    call_after(
         checkpoint,
         "save_file",
         lambda args: at("model" if args[1].name == checkpoint.MODEL else "optimizer"),
     )
     stages = {checkpoint.STATE: "state", checkpoint.MANIFEST: "manifest"}
-    after(files, "write_json", lambda args: at(stages.get(args[0].name, "")))
-    after(checkpoint, "find_problem", lambda args: at("rename"))
+    call_after(files, "write_json", lambda args: at(stages.get(args[0].name, "")))
+    call_after(checkpoint, "find_problem", lambda args: at("rename"))
     remove = files.remove
 
     def half_removed(path):

@@ -9,18 +9,24 @@ from ursa_minor.base import files
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.checkpoint import format as checkpoint
 
-TINY = ("--recipe", "tiny.yaml")
-TIMES = ("elapsed_seconds", "wall_seconds", "tokens_per_second", "ms_per_step", "data_wait_seconds")
+TINY_RECIPE = ("--recipe", "tiny.yaml")
+TIME_METRICS = (
+    "elapsed_seconds",
+    "wall_seconds",
+    "tokens_per_second",
+    "ms_per_step",
+    "data_wait_seconds",
+)
 
 
-def rows(run_name: str) -> list[dict]:
+def metrics_rows(run_name: str) -> list[dict]:
     """The lines of metrics.jsonl."""
     return read_metrics(Path("runs") / run_name / "metrics.jsonl")
 
 
-def losses(run_name: str, key: str = "train/loss") -> dict[int, float]:
+def losses_by_step(run_name: str, key: str = "train/loss") -> dict[int, float]:
     """The loss of each step."""
-    return {row["step"]: row[key] for row in rows(run_name) if key in row}
+    return {row["step"]: row[key] for row in metrics_rows(run_name) if key in row}
 
 
 def final_state(run_name: str, step: int = 12) -> dict:
@@ -28,7 +34,7 @@ def final_state(run_name: str, step: int = 12) -> dict:
     path = Path("runs") / run_name / "checkpoints" / f"step-{step:08d}"
     assert checkpoint.find_problem(path) is None
     state = json.loads((path / "state.json").read_text())
-    for name in TIMES:
+    for name in TIME_METRICS:
         state.pop(name, None)
     manifest = json.loads((path / "manifest.json").read_text())["files"]
     return {"state": state} | {
@@ -36,13 +42,13 @@ def final_state(run_name: str, step: int = 12) -> dict:
     }
 
 
-def weights(folder: Path) -> dict[str, list]:
+def load_weights(folder: Path) -> dict[str, list]:
     """The weights of a checkpoint or a model, whose tied head is none of its own."""
     found = load_file(folder / checkpoint.MODEL)
     return {name: tensor.tolist() for name, tensor in found.items() if name != "lm_head.weight"}
 
 
-def sign(path: Path) -> None:
+def update_manifest(path: Path) -> None:
     """Give a checkpoint that was edited a manifest that agrees with it."""
     manifest = files.read_json(path / "manifest.json")
     for name, row in manifest["files"].items():
@@ -50,7 +56,7 @@ def sign(path: Path) -> None:
     files.write_json(path / "manifest.json", manifest)
 
 
-def ledger(path: Path, until: int = 12) -> dict[tuple, str]:
+def read_window_log(path: Path, until: int = 12) -> dict[tuple, str]:
     """The last reading of each (step, micro_step, rank); a step done again must have read the same."""
     read: dict[tuple, str] = {}
     for line in path.read_text().splitlines():
@@ -60,7 +66,7 @@ def ledger(path: Path, until: int = 12) -> dict[tuple, str]:
     return {key: value for key, value in read.items() if key[0] < until}
 
 
-def windows_of_steps(path: str) -> dict[int, list[str]]:
+def windows_by_step(path: str) -> dict[int, list[str]]:
     """The windows of each step of a ledger, in order, whichever process read them and however often."""
     steps: dict[int, set[str]] = {}
     for line in Path(path).read_text().splitlines():

@@ -26,12 +26,12 @@ LLAMA |= {"rope_theta": 500.0}
 KINDS = {"gpt2": {}, "llama": LLAMA, "untied": LLAMA | {"tie_word_embeddings": False}}
 
 
-def built(**changes) -> PreTrainedModel:
+def build_small_model(**changes) -> PreTrainedModel:
     """A model of ours, without dropout: a GPT-2 unless ``changes`` say otherwise, as those of ``KINDS`` do."""
     return build.build(keys.Model(**SHAPE | changes), eos_token_id=0)
 
 
-def stock_of(model: PreTrainedModel) -> PreTrainedModel:
+def stock_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Transformers' own, with its own attention and activation, and the same weights."""
     config = type(model.config).from_dict(model.config.to_dict())
     if config.model_type == "gpt2":
@@ -41,12 +41,12 @@ def stock_of(model: PreTrainedModel) -> PreTrainedModel:
     return other
 
 
-def ids(*shape: int, below: int = 64) -> torch.Tensor:
+def random_ids(*shape: int, below: int = 64) -> torch.Tensor:
     """The same ids always; 0, the end of text, is not among them."""
     return torch.randint(1, below, shape, generator=torch.Generator().manual_seed(0))
 
 
-def randomize(model: PreTrainedModel) -> PreTrainedModel:
+def randomize_weights(model: PreTrainedModel) -> PreTrainedModel:
     """As after some training: nothing at its initial zero or one."""
     torch.manual_seed(3)
     for parameter in model.parameters():
@@ -54,9 +54,9 @@ def randomize(model: PreTrainedModel) -> PreTrainedModel:
     return model.eval()
 
 
-def overflowing(dtype: torch.dtype = torch.float16, **changes) -> PreTrainedModel:
+def overflowing_model(dtype: torch.dtype = torch.float16, **changes) -> PreTrainedModel:
     """A stock model whose weights are finite and whose logits are not: in float16 its activations overflow."""
-    model = stock_of(built(**changes))
+    model = stock_copy(build_small_model(**changes))
     block = model.transformer.h[0].mlp
     largest = 6e4 if dtype == torch.float16 else 1e30
     with torch.no_grad():
@@ -66,17 +66,17 @@ def overflowing(dtype: torch.dtype = torch.float16, **changes) -> PreTrainedMode
     return model.to(dtype)
 
 
-def gradients(
+def gradients_by_name(
     model: PreTrainedModel, dtype: torch.dtype | None = None, wrap=lambda module: module
 ) -> dict:
     """Of the loss of two sequences by name; ``dtype``: of autocast."""
     torch.manual_seed(5)  # dropout's
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        loss = wrap(NextTokenLoss(model).train())(ids(2, 16), ids(2, 16).flip(1))
-    return gradients_of(loss, model)
+        loss = wrap(NextTokenLoss(model).train())(random_ids(2, 16), random_ids(2, 16).flip(1))
+    return backward(loss, model)
 
 
-def gradients_of(loss: torch.Tensor, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def backward(loss: torch.Tensor, model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """By name."""
     model.zero_grad()
     loss.backward()

@@ -44,7 +44,7 @@ def _lengths(number: int) -> tuple[int, int]:
     return (LONG, LONG + 10) if number == 7 else (1, 2) if number % 5 == 0 else (4, 14)
 
 
-def arc(seed: int) -> list[dict]:
+def arc_rows(seed: int) -> list[dict]:
     """3, 4 and 5 choices, labels in letters and in numbers; endings longer than their question."""
     draw, rows = random.Random(seed), []
     for number in range(ROWS):
@@ -63,7 +63,7 @@ def arc(seed: int) -> list[dict]:
     return rows
 
 
-def piqa(seed: int) -> list[dict]:
+def piqa_rows(seed: int) -> list[dict]:
     """Two solutions of which one may be very long, or begin in white space."""
     draw, rows = random.Random(seed), []
     for number in range(ROWS):
@@ -74,7 +74,7 @@ def piqa(seed: int) -> list[dict]:
     return rows
 
 
-def winogrande(seed: int) -> list[dict]:
+def winogrande_rows(seed: int) -> list[dict]:
     """A blank at the beginning, in the middle, twice; options of one word and of several."""
     draw, rows = random.Random(seed), []
     for number in range(ROWS):
@@ -87,7 +87,7 @@ def winogrande(seed: int) -> list[dict]:
     return rows
 
 
-def lambada(seed: int) -> list[dict]:
+def lambada_rows(seed: int) -> list[dict]:
     """Passages; one of a single word, with nothing before it, and some with two spaces or a line break before the last."""
     draw, rows = random.Random(seed), []
     for number in range(ROWS):
@@ -101,7 +101,7 @@ def lambada(seed: int) -> list[dict]:
     return rows
 
 
-def blimp(part: int) -> list[dict]:
+def blimp_rows(part: int) -> list[dict]:
     """A pair of whole sentences; the columns that the data set has beside them."""
     good = _text(random.Random(part), 2, 30 if part == 7 else 10) + "."
     bad = " ".join(reversed(good.split(" "))) if part % 2 else good.replace(" ", " not ", 1)
@@ -109,7 +109,7 @@ def blimp(part: int) -> list[dict]:
     return [{"sentence_good": good, "sentence_bad": bad, **about, "pair_id": part}]
 
 
-def multiblimp(seed: int) -> list[dict]:
+def multiblimp_rows(seed: int) -> list[dict]:
     """Pairs in Hindi, as rows of a TSV file, one with a quotation mark within."""
     draw, rows = random.Random(seed), []
     words = re.findall(r"\S+", "लड़का लड़की जाता जाती है हैं घर को पानी ने खाया खायी किताब")
@@ -127,7 +127,7 @@ def multiblimp(seed: int) -> list[dict]:
     return rows
 
 
-def hellaswag(seed: int) -> list[dict]:
+def hellaswag_rows(seed: int) -> list[dict]:
     """Items with headings in brackets."""
     draw, rows = random.Random(seed), []
     for number in range(ROWS):
@@ -148,14 +148,14 @@ def hellaswag(seed: int) -> list[dict]:
 # By data set: the files as they lie on the Hub, its configurations as its README names them.
 DATASETS = {
     "allenai/ai2_arc": {
-        "ARC-Easy/test-00000-of-00001.parquet": arc(1),
-        "ARC-Challenge/test-00000-of-00001.parquet": arc(2),
+        "ARC-Easy/test-00000-of-00001.parquet": arc_rows(1),
+        "ARC-Challenge/test-00000-of-00001.parquet": arc_rows(2),
     },
-    "baber/piqa": {"piqa_validation.parquet": piqa(3)},
-    "allenai/winogrande": {"winogrande_xl/validation-00000-of-00001.parquet": winogrande(4)},
-    "EleutherAI/lambada_openai": {"data/lambada_test_en.jsonl": lambada(5)},
-    "jumelet/multiblimp": {"hin/data.tsv": multiblimp(6)},
-    "Rowan/hellaswag": {"data/validation-00000-of-00001.parquet": hellaswag(8)},
+    "baber/piqa": {"piqa_validation.parquet": piqa_rows(3)},
+    "allenai/winogrande": {"winogrande_xl/validation-00000-of-00001.parquet": winogrande_rows(4)},
+    "EleutherAI/lambada_openai": {"data/lambada_test_en.jsonl": lambada_rows(5)},
+    "jumelet/multiblimp": {"hin/data.tsv": multiblimp_rows(6)},
+    "Rowan/hellaswag": {"data/validation-00000-of-00001.parquet": hellaswag_rows(8)},
 }
 CONFIGS = {  # of DATASETS' files: configuration and split
     "ARC-Easy": ("ARC-Easy", "test"),
@@ -168,7 +168,7 @@ CONFIGS = {  # of DATASETS' files: configuration and split
 }
 
 
-def lay_out(
+def write_datasets(
     folder: Path, parts: Sequence[str] = PARTS, more: Mapping[str, dict] | None = None
 ) -> None:
     """Write every data set under ``folder/datasets/OWNER/NAME``, with a README whose head names the configurations.
@@ -176,7 +176,8 @@ def lay_out(
     ``parts``: BLiMP's, by their names; ``more``: other rows than the made ones, as DATASETS has them.
     """
     pairs = {
-        f"{part}/train-00000-of-00001.parquet": blimp(number) for number, part in enumerate(parts)
+        f"{part}/train-00000-of-00001.parquet": blimp_rows(number)
+        for number, part in enumerate(parts)
     }
     for name, files in (DATASETS | {"nyu-mll/blimp": pairs} | dict(more or {})).items():
         root, configs = folder / "datasets" / name, []

@@ -104,7 +104,7 @@ def test_output_that_nobody_reads_any_more_ends_a_script_without_a_traceback():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_in_the_first_seconds_ends_a_run_by_that_signal_or_saved(workplace, name):
+def test_a_signal_in_the_first_seconds_ends_a_run_by_that_signal_or_saved(workspace, name):
     for tenths in range(10, 50, 4):
         command = [
             sys.executable,

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import ROOT
-from run_results import sign
+from run_results import update_manifest
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -255,7 +255,7 @@ def test_a_manifest_or_a_state_that_says_odd_things_is_damage_also_with_a_manife
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     for text in ('{"step": 3}', "[]", "[" * 100_000):
         (path / checkpoint.STATE).write_text(text)
-        sign(path)
+        update_manifest(path)
         assert checkpoint.find_problem(path).startswith("state.json ")
     for odd in (manifest | {"step": "2"}, manifest | {"files": []}, []):
         (path / checkpoint.MANIFEST).write_text(json.dumps(odd))
@@ -450,7 +450,7 @@ def test_tensors_that_are_not_the_run_s_are_refused_by_file_and_name_though_ever
         save_file(edit(load_file(path / file)), path / file)
     else:
         (path / file).write_bytes(b"x" * 100)
-    sign(path)
+    update_manifest(path)
     assert checkpoint.find_problem(path) is None
     model = gpt2(1)
     with pytest.raises(BadInput) as refused:

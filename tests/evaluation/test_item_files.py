@@ -23,7 +23,7 @@ from ursa_minor.evaluation import task_data
 
 def own_arc(seed):
     """Rows of ARC without empty answers, which are an error in a local file."""
-    rows = task_rows.arc(seed)
+    rows = task_rows.arc_rows(seed)
     for row in rows:
         row["choices"]["text"] = [text if text.strip() else "x" for text in row["choices"]["text"]]
     return rows
@@ -32,12 +32,12 @@ def own_arc(seed):
 ROWS = {
     "arc_easy": own_arc(1),
     "arc_challenge": own_arc(2),
-    "piqa": task_rows.piqa(3),
-    "winogrande": task_rows.winogrande(4),
-    "lambada_openai": task_rows.lambada(5),
-    "multiblimp_hin": task_rows.multiblimp(6),
-    "blimp": [task_rows.blimp(part)[0] for part in range(9)],
-    "hellaswag": task_rows.hellaswag(8),
+    "piqa": task_rows.piqa_rows(3),
+    "winogrande": task_rows.winogrande_rows(4),
+    "lambada_openai": task_rows.lambada_rows(5),
+    "multiblimp_hin": task_rows.multiblimp_rows(6),
+    "blimp": [task_rows.blimp_rows(part)[0] for part in range(9)],
+    "hellaswag": task_rows.hellaswag_rows(8),
 }
 PAIRS = [{"sen": f"the {n} cats sit", "wrong_sen": f"the {n} cats sits"} for n in range(6)]
 

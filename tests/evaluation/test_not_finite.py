@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import built, overflowing, stock_of
-from task_rows import DATASETS, blimp
+from small_models import build_small_model, overflowing_model, stock_copy
+from task_rows import DATASETS, blimp_rows
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -27,7 +27,7 @@ ROWS = {
     "lambada_openai": ROWS["EleutherAI/lambada_openai"],
     "multiblimp_hin": ROWS["jumelet/multiblimp"],
     "hellaswag": ROWS["Rowan/hellaswag"],
-    "blimp": [blimp(part)[0] for part in range(3)],
+    "blimp": [blimp_rows(part)[0] for part in range(3)],
 }
 HOW = sampling.Sampling(max_new_tokens=4, temperature=1.0, top_k=0, top_p=1.0, seed=1)
 
@@ -51,7 +51,7 @@ def encoded(task, folder):
 )
 def test_a_task_has_no_score_and_the_item_is_named(task, dtype, tmp_path):
     test = encoded(task, tmp_path)
-    model = overflowing(dtype, vocab_size=320, sequence_length=512)
+    model = overflowing_model(dtype, vocab_size=320, sequence_length=512)
     answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
     with pytest.raises(
         BadInput, match=r"items.jsonl: line 1: ending 1: the model computes no valid probabilities"
@@ -64,7 +64,7 @@ def test_a_task_has_no_score_and_the_item_is_named(task, dtype, tmp_path):
 def test_the_item_of_a_single_bad_ending_is_named(question, value, tmp_path):
     """HellaSwag has two questions for each item."""
     test = encoded("hellaswag", tmp_path)
-    model = stock_of(built(vocab_size=320, sequence_length=512))
+    model = stock_copy(build_small_model(vocab_size=320, sequence_length=512))
     answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
     answers[question].nats[2] = value
     for compute in ({}, {"compute": score_model.by_evaluate()}):
@@ -81,7 +81,7 @@ def greedy(temperature):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_no_text_is_generated_and_the_model_is_left_as_it_was(dtype, temperature):
-    model = overflowing(dtype, vocab_size=320).train()
+    model = overflowing_model(dtype, vocab_size=320).train()
     config, written = model.generation_config, []
     streamer = sampling.Streamer(tokenizer(), written.append, with_prompt=True)
     with pytest.raises(
@@ -92,7 +92,7 @@ def test_no_text_is_generated_and_the_model_is_left_as_it_was(dtype, temperature
 
 
 def test_a_token_that_is_never_chosen_may_have_no_probability():
-    model = stock_of(built(vocab_size=320))
+    model = stock_copy(build_small_model(vocab_size=320))
     model.lm_head.register_forward_hook(
         lambda module, args, out: out.index_fill(-1, torch.tensor([5]), -torch.inf)
     )
@@ -101,7 +101,7 @@ def test_a_token_that_is_never_chosen_may_have_no_probability():
 
 def test_a_chat_and_post_trainings_prompts_raise_the_same_error():
     model, named = (
-        overflowing(sequence_length=64),
+        overflowing_model(sequence_length=64),
         tokenization.make_characters(["user\nassistant\nsystem hi"]),
     )
     with pytest.raises(BadInput, match="computes no valid probabilities"):
@@ -154,7 +154,7 @@ def test_samples_are_skipped_and_every_process_takes_part(is_main, caplog):
 
         def __enter__(self):
             gathered.append(1)
-            return overflowing(vocab_size=320)
+            return overflowing_model(vocab_size=320)
 
         def __exit__(self, *_):
             pass

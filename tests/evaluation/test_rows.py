@@ -20,7 +20,7 @@ ROWS = {
     "lambada_openai": {"text": "the last word"},
     "blimp": {"sentence_good": "a", "sentence_bad": "b"},
     "multiblimp_hin": {"sen": "a", "wrong_sen": "b"},
-    "hellaswag": task_rows.hellaswag(1)[0] | {"endings": ["a", "b", "c", "d"], "label": "1"},
+    "hellaswag": task_rows.hellaswag_rows(1)[0] | {"endings": ["a", "b", "c", "d"], "label": "1"},
 }
 ANSWERS = {"arc_easy": "answerKey", "piqa": "label", "winogrande": "answer", "hellaswag": "label"}
 TEXTS = [

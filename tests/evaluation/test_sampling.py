@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import odd_tokenizers
 import pytest
 import torch
-from small_models import built
+from small_models import build_small_model
 from transformers import (
     GenerationConfig,
     GPT2Config,
@@ -118,7 +118,7 @@ def test_dropout_is_off_and_global_random_state_and_mode_are_left_as_they_were(m
 
 @pytest.mark.parametrize("kind", ["llama", "lower_case"])
 def test_a_sample_is_the_text_of_its_prompt_and_new_ids(kind):
-    tokenizer = odd_tokenizers.KINDS[kind]()
+    tokenizer = odd_tokenizers.TOKENIZERS[kind]()
     settings = {
         "sample_tokens": 9,
         "sample_temperature": 0.0,
@@ -127,7 +127,7 @@ def test_a_sample_is_the_text_of_its_prompt_and_new_ids(kind):
     }
     settings = SimpleNamespace(sample_prompts=["The river", "river "], **settings)
     recipe = SimpleNamespace(evaluation=settings, model=SimpleNamespace(seed=1))
-    net = built(vocab_size=512)
+    net = build_small_model(vocab_size=512)
     evaluator = Evaluator(
         recipe=recipe,
         corpus=SimpleNamespace(tokenizer=tokenizer),

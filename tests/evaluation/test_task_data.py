@@ -13,7 +13,7 @@ import pytest
 import task_rows
 import torch
 import yaml
-from conftest import ROOT, run
+from conftest import ROOT, run_script
 from http_server import DataServer
 from huggingface_hub import constants
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -63,9 +63,11 @@ def test_every_item_of_every_task_is_scored_as_by_the_harness(kind, hub, tmp_pat
             for row in map(json.loads, real.open(encoding="utf-8"))
         ]
         more = {"Rowan/hellaswag": {hellaswag.TASK.files[0]: rows}}
-    task_rows.lay_out(tmp_path / "hub", parts, more)
+    task_rows.write_datasets(tmp_path / "hub", parts, more)
     text = tmp_path / "text.txt"
-    rows = [row["text"] for row in task_rows.lambada(5)]  # short ones: some are learnt by heart
+    rows = [
+        row["text"] for row in task_rows.lambada_rows(5)
+    ]  # short ones: some are learnt by heart
     text.write_text("\n".join([row for row in rows if len(row) < 200] * 40), encoding="utf-8")
     command = [sys.executable, "tests/against_lm_eval.py", kind, str(text)]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
@@ -90,7 +92,7 @@ def test_every_item_of_every_task_is_scored_as_by_the_harness(kind, hub, tmp_pat
 @pytest.fixture
 def laid_out(tmp_path, monkeypatch):
     """The data sets' files under this folder, as if they had been fetched."""
-    task_rows.lay_out(tmp_path)
+    task_rows.write_datasets(tmp_path)
 
     def fetched(name, *, revision, **_):
         folder = tmp_path / "snapshots" / (revision or "c0ffee" + "0" * 34)
@@ -215,7 +217,7 @@ ROWS = {
     },
     "piqa": {"goal": "G", "sol1": "a", "sol2": "b", "label": 0},
     "winogrande": {"sentence": "_", "option1": "a", "option2": "b", "answer": "1"},
-    "hellaswag": task_rows.hellaswag(1)[0],
+    "hellaswag": task_rows.hellaswag_rows(1)[0],
 }
 
 
@@ -267,7 +269,7 @@ def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_
 @pytest.fixture
 def waits(hub, tmp_path, monkeypatch):
     """Direct this process to the Hub on localhost. Return the waits, which take no time."""
-    task_rows.lay_out(tmp_path / "hub")
+    task_rows.write_datasets(tmp_path / "hub")
     template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -315,11 +317,11 @@ OWN = {
 }
 
 
-def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(workplace):
+def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(workspace):
     flags = ("--tasks", "lambada_openai", "hellaswag", "--task_steps", "6", "--run_name", "offline")
     flags += ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")
-    empty = str(workplace / "empty")
-    done = run("train.py", "--recipe", "tiny.yaml", *flags, HF_HOME=empty)
+    empty = str(workspace / "empty")
+    done = run_script("train.py", "--recipe", "tiny.yaml", *flags, HF_HOME=empty)
     lines = [line for line in done.stderr.splitlines() if " is not scored: " in line]
     assert (
         len(lines) == 2
@@ -328,7 +330,7 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(w
     assert "Retrying" not in done.stderr and not any(
         "/acc" in name for row in rows("offline") for name in row
     )
-    done = run(
+    done = run_script(
         "eval_tasks.py", "--model", "runs/offline", "--tasks", "piqa", expect=2, HF_HOME=empty
     )
     assert (
@@ -342,7 +344,7 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(w
     for name, row in OWN.items():
         Path(f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     own = ("--tasks", *OWN, "--task_files")
-    done = run(
+    done = run_script(
         "eval_tasks.py", "--model", "runs/offline", *own, *(f"{name}={name}.jsonl" for name in OWN)
     )
     assert [json.loads(line)["dataset"] for line in done.stdout.splitlines()] == [
@@ -358,11 +360,11 @@ def rows(run_name):
 
 
 def test_a_run_is_scored_on_the_commit_that_it_began_with_whatever_the_hub_has_since(
-    workplace, hub
+    workspace, hub
 ):
-    task_rows.lay_out(workplace / "hub")
-    hub.folder = workplace / "hub"
-    where = environment(hub, workplace / "home")
+    task_rows.write_datasets(workspace / "hub")
+    hub.folder = workspace / "hub"
+    where = environment(hub, workspace / "home")
     bpe = (
         "--tokenizer",
         "bpe",
@@ -394,7 +396,7 @@ def test_a_run_is_scored_on_the_commit_that_it_began_with_whatever_the_hub_has_s
         "hindi",
     )
     command += ("--tasks", "multiblimp_hin", "--task_steps", "2", "--task_limit", "20")
-    done = run(*command, **where)
+    done = run_script(*command, **where)
     assert (
         f"20 MultiBLiMP hin items of jumelet/multiblimp at {hub.commit[:7]} every 2 steps"
         in done.stderr
@@ -404,7 +406,7 @@ def test_a_run_is_scored_on_the_commit_that_it_began_with_whatever_the_hub_has_s
     ] == [20, 20, 20]
     began, hub.commit = hub.commit, "beef" + "0" * 36
     shutil.rmtree("runs/hindi/checkpoints/step-00000004")
-    done = run(*command, **where)
+    done = run_script(*command, **where)
     assert f"jumelet/multiblimp at {began[:7]} every" in done.stderr
     saved = json.loads(Path("runs/hindi/checkpoints/step-00000004/state.json").read_text())
     assert saved["tasks"] == {"multiblimp_hin": began}

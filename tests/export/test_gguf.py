@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_models import KINDS, built
+from small_models import KINDS, build_small_model
 from tokenizers import Tokenizer, normalizers
 from transformers import (
     AutoModelForCausalLM,
@@ -74,7 +74,7 @@ def made(folder, kind="gpt2", split="qwen35", precision="f32", talks=False):
     tokenizer = tokenization.train_bpe(TEXTS, 700, split)
     torch.manual_seed(2)
     shape = {"n_embd": 64, "n_head": 4, "vocab_size": 704, "sequence_length": 64} | SHAPES[kind]
-    model = built(**shape).eval()
+    model = build_small_model(**shape).eval()
     for weight in model.parameters():
         weight.data.mul_(4.0 if weight.dim() > 1 else 1.0).add_(0.1 * torch.randn_like(weight))
     if talks:
@@ -147,7 +147,7 @@ def test_weight_that_would_become_infinite_is_refused(
     tmp_path, precision, width, weight, value, limit
 ):
     tokenizer = tokenization.train_bpe(TEXTS, 400)
-    model = built(n_embd=width, vocab_size=448)
+    model = build_small_model(n_embd=width, vocab_size=448)
     with torch.no_grad():
         model.get_parameter(weight).flatten()[1] = value
     stock = stock_export.to_transformers(model, tokenizer, trim_vocab=True)
@@ -172,7 +172,7 @@ def with_split(regex, **model):
 
 
 def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
-    model = built(vocab_size=704)
+    model = build_small_model(vocab_size=704)
     for name, regex, options in (
         ("qwen2", split_points.QWEN2, {}),
         ("llama-bpe", split_points.LLAMA3, {"ignore_merges": True}),

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from small_models import LLAMA, built, ids, randomize, stock_of
+from small_models import LLAMA, build_small_model, random_ids, randomize_weights, stock_copy
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -23,7 +23,7 @@ from ursa_minor.model.attention import CAUSAL
 
 @pytest.fixture
 def model() -> GPT2LMHeadModel:
-    return randomize(built())
+    return randomize_weights(build_small_model())
 
 
 @pytest.fixture
@@ -39,8 +39,10 @@ def test_reloaded_export_gives_the_trained_logits_exactly(model, exported):
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert type(loaded) is GPT2LMHeadModel and loaded.dtype == torch.float32
     assert loaded.config.activation_function == "gelu_new" and loaded.config.n_positions == 16
-    tokens = ids(2, 16)
-    assert (loaded.eval()(tokens).logits - stock_of(model)(tokens).logits).abs().max().item() == 0.0
+    tokens = random_ids(2, 16)
+    assert (
+        loaded.eval()(tokens).logits - stock_copy(model)(tokens).logits
+    ).abs().max().item() == 0.0
 
 
 def test_exported_files_are_as_the_ecosystem_reads_them(exported):
@@ -130,7 +132,7 @@ def test_description_is_what_export_writes_but_the_weights(model, exported):
 
 def test_a_trained_llama_is_exported_stock_and_exactly(tmp_path):
     tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
-    llama = randomize(built(**LLAMA | {"tie_word_embeddings": False}))
+    llama = randomize_weights(build_small_model(**LLAMA | {"tie_word_embeddings": False}))
     stock_export.write(llama, tmp_path / "model", tokenizer)
     loaded, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", output_loading_info=True
@@ -147,7 +149,7 @@ def test_a_trained_llama_is_exported_stock_and_exactly(tmp_path):
         True,
     )
     assert loaded.lm_head.weight is not loaded.model.embed_tokens.weight
-    tokens = ids(2, 16)
+    tokens = random_ids(2, 16)
     llama.set_attn_implementation("sdpa")
     assert (loaded.eval()(tokens).logits - llama(tokens).logits).abs().max().item() == 0.0
 
@@ -169,11 +171,11 @@ def test_a_model_that_was_trained_on_is_exported_as_what_it_was(exported, tmp_pa
         "init_from": str(tmp_path / "source"),
         "gradient_checkpointing": "mlp",
     }
-    model = built(**llama).eval()
+    model = build_small_model(**llama).eval()
     loaded = reloaded(model, tmp_path / "out", exported[1])
     assert loaded.config.rope_parameters == rope and loaded.config.mlp_bias
     assert loaded.config.max_position_embeddings == 32
-    tokens = ids(2, 16)
+    tokens = random_ids(2, 16)
     assert torch.allclose(loaded(tokens).logits, model(tokens).logits, atol=1e-5)
     written = (tmp_path / "out" / "config.json").read_text()
     assert "source" not in written and CAUSAL not in written

@@ -56,12 +56,16 @@ WORDS = tuple(
 )
 TRAIN = ("train.py", "--recipe", "tiny.yaml", "--save_total_limit", "0")
 RUN = Path("runs/tiny")
-ALONE = {
+ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }  # bits depend on threads
-ALONE |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "ACCELERATE_USE_CPU": "true"}
+ENVIRONMENT |= {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "ACCELERATE_USE_CPU": "true",
+}
 
 
 def text(begin: int, count: int) -> str:
@@ -171,7 +175,7 @@ def run(command: Sequence[str], cwd: Path, seconds: float = SECONDS, **how) -> D
     return Started(command, cwd, **how).wait(seconds)
 
 
-def problem_of(done: Done, *culprits: str) -> str | None:
+def command_problem(done: Done, *culprits: str) -> str | None:
     """Return why a command that did not succeed does not hold: it takes too long, has a traceback, names no culprit.
 
     Args:
@@ -196,15 +200,15 @@ def problem_of(done: Done, *culprits: str) -> str | None:
     return None
 
 
-def ends(
+def training_problem(
     done: Done, folder: Path, wanted: Mapping, *culprits: str, steps: int = STEPS
 ) -> str | None:
     """Return why a start after some damage does not hold: it names no culprit, or it ends with other bits."""
     if done.code != 0:
-        return problem_of(done, *culprits)
+        return command_problem(done, *culprits)
     if "Traceback" in done.stderr:
         return "success, with a traceback"
-    return difference(bits_of(folder / RUN, steps), wanted)
+    return difference(run_digests(folder / RUN, steps), wanted)
 
 
 def prepare(shared: Path) -> Path:
@@ -213,21 +217,21 @@ def prepare(shared: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "text.txt").write_text(text(0, 900))
     (folder / "tiny.yaml").write_text(RECIPE.replace("tokenizer: tok", "tokenizer: bpe"))
-    must(run(("prepare_data.py", *TRAIN[1:3], "--tokenizer_vocab_size", "300"), folder))
+    run_or_raise(run(("prepare_data.py", *TRAIN[1:3], "--tokenizer_vocab_size", "300"), folder))
     (next((folder / "data").iterdir()) / "tokenizer").rename(folder / "tok")
     subprocess.run(["rm", "-rf", str(folder / "data")], check=True)
     (folder / "tiny.yaml").write_text(RECIPE)
     return folder
 
 
-def finished(base: Path, shared: Path) -> tuple[Path, dict]:
+def finished_run(base: Path, shared: Path) -> tuple[Path, dict]:
     """Return a folder with a run that is complete, and its bits."""
     (whole := shared / "whole").mkdir()
-    must(run(TRAIN, copy(base, whole)))
-    return whole, bits_of(whole / RUN)
+    run_or_raise(run(TRAIN, copy(base, whole)))
+    return whole, run_digests(whole / RUN)
 
 
-def must(done: Done) -> None:
+def run_or_raise(done: Done) -> None:
     """Raise RuntimeError where a command fails that nothing has attacked."""
     if done.code != 0:
         raise RuntimeError(f"the tree fails without an attack: {done.stderr}")
@@ -244,7 +248,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "none"
 
 
-def bits_of(run_dir: Path, steps: int = STEPS) -> dict[str, object]:
+def run_digests(run_dir: Path, steps: int = STEPS) -> dict[str, object]:
     """Return what no interruption may change: weights and moments at the end, the losses of all steps."""
     last = run_dir / "checkpoints" / f"step-{steps:08d}"
     found: dict[str, object] = {
@@ -266,7 +270,7 @@ def difference(found: Mapping, wanted: Mapping) -> str | None:
     return f"other bits than the whole run's: {', '.join(names)}" if names else None
 
 
-def alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Return whether a process runs (Linux): one that has ended and was not waited for does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -291,9 +295,9 @@ def _context():
     return context
 
 
-def attack_tree(tree: Path) -> None:
+def use_checkout(tree: Path) -> None:
     """Take the commands from this checkout; called once, before the first one."""
-    os.environ.update(ALONE)
+    os.environ.update(ENVIRONMENT)
     paths = [str(tree), str(HERE), str(HERE.parent)]
     os.environ["PYTHONWARNINGS"] = (
         "ignore::UserWarning:multiprocessing.resource_tracker"  # of what killed ones held
@@ -325,7 +329,7 @@ def _main(
             os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         if any(name.startswith("HF_") for name in environment):
-            turn_hub_client()
+            reload_hub_client()
         if hasty:
             hurry()
         if file_bytes:
@@ -344,7 +348,7 @@ def _main(
         os._exit(code)
 
 
-def turn_hub_client() -> None:
+def reload_hub_client() -> None:
     """Make the Hub's clients in a fork read the environment anew: they hold what it was when they were imported."""
     import huggingface_hub.constants
     import huggingface_hub.hf_api

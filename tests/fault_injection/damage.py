@@ -36,7 +36,7 @@ WAYS: dict[str, Callable[[Path, float], object]] = {
 
 def flips(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """200 bits: of each file of the newest checkpoint, of shards that training then meets, and of shards at rest."""
-    whole, wanted = commands.finished(base, shared)
+    whole, wanted = commands.finished_run(base, shared)
     shards = sorted(path.relative_to(whole) for path in (whole / "data").rglob("*.bin"))
     for _ in range(200):
         kind, seed = (
@@ -61,15 +61,21 @@ def flipped(
         done = commands.run(
             ("prepare_data.py", *commands.TRAIN[1:3], "--verify", str(path.parent)), folder
         )
-        return commands.problem_of(done, path.name) if done.code else "the flipped bit was not seen"
+        return (
+            commands.command_problem(done, path.name)
+            if done.code
+            else "the flipped bit was not seen"
+        )
     if kind == "shard":
         shutil.rmtree(folder / LAST)  # so that there is something to train
-    return commands.ends(commands.run(commands.TRAIN, folder), folder, wanted, path.name)
+    return commands.training_problem(
+        commands.run(commands.TRAIN, folder), folder, wanted, path.name
+    )
 
 
 def cuts(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """Each way to damage a file, for each file of a checkpoint; edits with their hashes; shards."""
-    whole, wanted = commands.finished(base, shared)
+    whole, wanted = commands.finished_run(base, shared)
     each = [(how, name, rng.random()) for name in IN_CHECKPOINT for how in WAYS]
     rows = [
         (f"{how} {name}", partial(_way, how, LAST / name, seed), (name, LAST.name))
@@ -94,7 +100,9 @@ def trained(
 ) -> str | None:
     """Be a case: damage a copy of the folder, and train."""
     damage(commands.copy(whole, folder))
-    return commands.ends(commands.run(commands.TRAIN, folder), folder, wanted, *culprits)
+    return commands.training_problem(
+        commands.run(commands.TRAIN, folder), folder, wanted, *culprits
+    )
 
 
 def prepared_again(whole: Path, wanted: dict, how: str, seed: float, folder: Path) -> str | None:
@@ -104,14 +112,14 @@ def prepared_again(whole: Path, wanted: dict, how: str, seed: float, folder: Pat
     shard = shards[int(seed * len(shards))]
     WAYS[how](shard, seed)
     done = commands.run(commands.TRAIN, folder)
-    if not done.code or (why := commands.problem_of(done, shard.name)):
-        return why if done.code else commands.ends(done, folder, wanted)
+    if not done.code or (why := commands.command_problem(done, shard.name)):
+        return why if done.code else commands.training_problem(done, folder, wanted)
     if how == "to_folder":
         shard.rmdir()
     again = commands.run(("prepare_data.py", *commands.TRAIN[1:3]), folder)
     if again.code:
-        return f"preparing again: {commands.problem_of(again, shard.name) or 'refused'}"
-    return commands.ends(commands.run(commands.TRAIN, folder), folder, wanted)
+        return f"preparing again: {commands.command_problem(again, shard.name) or 'refused'}"
+    return commands.training_problem(commands.run(commands.TRAIN, folder), folder, wanted)
 
 
 def _way(how: str, path: Path, seed: float, folder: Path) -> None:

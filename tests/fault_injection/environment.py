@@ -91,9 +91,9 @@ ROWS = (
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """Each row once, in an order of the seed's, so that another seed's quarter is another one."""
-    commands.must(commands.run(TRAIN, commands.copy(base, shared)))
-    wanted = commands.bits_of(shared / commands.RUN, 3)
-    commands.must(commands.run(("prepare_data.py", *TRAIN[1:]), shared))
+    commands.run_or_raise(commands.run(TRAIN, commands.copy(base, shared)))
+    wanted = commands.run_digests(shared / commands.RUN, 3)
+    commands.run_or_raise(commands.run(("prepare_data.py", *TRAIN[1:]), shared))
     subprocess.run(["rm", "-rf", str(shared / "runs")], check=True)
     may_mount = full_disk.may_mount(shared)
     given = [path for path in shared.iterdir() if path.is_file() or path.name in ("data", "tok")]
@@ -109,7 +109,12 @@ def surrounded(
     place = folder / row.place
     place.mkdir(exist_ok=True)
     subprocess.run(["cp", "-a", *map(str, given), str(place)], check=True)
-    variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **commands.ALONE, **row.variables}
+    variables = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        **commands.ENVIRONMENT,
+        **row.variables,
+    }
     environment = {name: value for name, value in variables.items() if value is not None}
     python = [
         sys.executable,
@@ -129,4 +134,4 @@ def surrounded(
         return "a secret of the environment is printed"
     if row.signal and done.code in (-row.signal, 128 + row.signal):
         return "a traceback" if "Traceback" in done.stderr else None
-    return commands.ends(done, place, wanted if row.bits else {}, "", steps=3)
+    return commands.training_problem(done, place, wanted if row.bits else {}, "", steps=3)

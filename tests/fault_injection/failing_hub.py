@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import commands
-from fake_hub import Fault, HubServer
+from fake_hub import HubServer, InjectedError
 
 ID = "me/run"
 ASKED = (
@@ -48,10 +48,10 @@ PUSHES = (
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """Each problem at each request of a push."""
-    _, wanted = commands.finished(base, shared)
+    _, wanted = commands.finished_run(base, shared)
     (reference := shared / "reference").mkdir()
     with HubServer() as server:
-        commands.must(_run(commands.copy(base, reference), server, *PUSHES))
+        commands.run_or_raise(_run(commands.copy(base, reference), server, *PUSHES))
         pushed = _pushed(server)
     for asked in ASKED:
         for name, problem in FAULTS.items():
@@ -64,10 +64,10 @@ def failing(
     """Be a case: train and push to a Hub that answers a request so."""
     commands.copy(base, folder)
     with HubServer() as server:
-        server.problems.append(Fault(asked, **problem))
+        server.problems.append(InjectedError(asked, **problem))
         done = _run(folder, server, *PUSHES)
         early = done.code == 2 and not (folder / "runs").exists()
-        if early and (why := commands.problem_of(done, ID, "push_to_hub", "license")):
+        if early and (why := commands.command_problem(done, ID, "push_to_hub", "license")):
             return why
         if not early and (done.code != 0 or "Traceback" in done.stderr):
             return f"the run ends with {done.code}: {done.stderr[-300:]}"
@@ -82,7 +82,7 @@ def failing(
                 return f"--push_pending ends with {done.code}: {done.stderr[-300:]}"
         if _pushed(server) != pushed:
             return f"on the Hub are {sorted(server.tags(ID))}, not what a push without a problem brings"
-    return commands.difference(commands.bits_of(folder / commands.RUN), wanted)
+    return commands.difference(commands.run_digests(folder / commands.RUN), wanted)
 
 
 def _run(folder: Path, server: HubServer, *command: str) -> commands.Done:

@@ -18,7 +18,7 @@ FULL = ("No space left", "File too large", "space", "disk")
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """40 runs on disks that hold a part of what they write; 16 whose disk another program fills for a while."""
-    whole, wanted = commands.finished(base, shared)
+    whole, wanted = commands.finished_run(base, shared)
     sizes = [path.stat().st_size for path in whole.rglob("*") if path.is_file()]
     mounts = may_mount(shared)
     for _ in range(40):
@@ -91,11 +91,11 @@ def may_mount(folder: Path) -> bool:
 
 
 def _resumes(done: commands.Done, wanted: dict, folder: Path) -> str | None:
-    if done.code and (why := commands.problem_of(done, *FULL)):
+    if done.code and (why := commands.command_problem(done, *FULL)):
         return why
     if "Traceback" in done.stderr:
         return "success, with a traceback"
-    return commands.ends(commands.run(commands.TRAIN, folder), folder, wanted)
+    return commands.training_problem(commands.run(commands.TRAIN, folder), folder, wanted)
 
 
 def _fill(path: Path, begin: float, length: float) -> None:

@@ -59,11 +59,11 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     )
     wanted: dict[int, dict] = {}
     for ranks in (1, 2):
-        commands.must(
+        commands.run_or_raise(
             commands.run(("train.py", *FLAGS, "--run_name", f"whole{ranks}"), shared, ranks=ranks)
         )
-        wanted[ranks] = commands.bits_of(shared / "runs" / f"whole{ranks}", STEPS)
-    commands.must(
+        wanted[ranks] = commands.run_digests(shared / "runs" / f"whole{ranks}", STEPS)
+    commands.run_or_raise(
         commands.run(("prepare_data.py", *FLAGS), shared)
     )  # to their end, which a run may not need
     for number in range(RUNS):
@@ -114,7 +114,7 @@ def killed(
     other = [name for name, digest in _shards(folder).items() if whole.get(name) != digest]
     why = f"other shards than one reading makes: {', '.join(other)}" if other else None
     return (
-        commands.difference(commands.bits_of(folder / "runs" / "stream", STEPS), wanted[ranks])
+        commands.difference(commands.run_digests(folder / "runs" / "stream", STEPS), wanted[ranks])
         or why
     )
 
@@ -123,7 +123,7 @@ def _kill(started: commands.Started, target: str, dice: random.Random) -> None:
     """Wait for a random moment of the run and kill the target, once it is there."""
     # A launcher imports for seconds before it starts its trainer.
     until = time.monotonic() + dice.uniform(0.2, 12.0 if target == "launcher" else 7.0)
-    while time.monotonic() < until and commands.alive(started.pids[0]):
+    while time.monotonic() < until and commands.is_running(started.pids[0]):
         time.sleep(0.05)
     pid = started.pids[-1]
     if target == "reader" or (target == "launcher" and dice.random() < 0.5):
@@ -138,7 +138,7 @@ def _working_in(folder: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cwd"):
         with contextlib.suppress(OSError):
-            if path.readlink() == folder and commands.alive(int(path.parent.name)):
+            if path.readlink() == folder and commands.is_running(int(path.parent.name)):
                 found.append(int(path.parent.name))
     return found
 

@@ -46,7 +46,9 @@ def attacked(path: Path, how: str, dice: random.Random, folder: Path) -> str | N
     done = commands.run(
         ("prepare_data.py", "--recipe", "attacked.yaml", *flags, *ENDS), folder, SECONDS
     )
-    return commands.problem_of(done, ACCEPTED, "attacked.yaml", *(word[2:] for word in flags[::2]))
+    return commands.command_problem(
+        done, ACCEPTED, "attacked.yaml", *(word[2:] for word in flags[::2])
+    )
 
 
 def _value(data: bytes, dice: random.Random, flags: list) -> bytes:

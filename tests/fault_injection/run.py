@@ -69,7 +69,7 @@ def main() -> int:
     tree, folder = asked.tree.resolve(), asked.json and asked.json.resolve()
     if not (tree / "train.py").is_file():
         parser.error(f"--tree {asked.tree}: holds no train.py")
-    commands.attack_tree(tree)
+    commands.use_checkout(tree)
 
     scratch, began = Path(tempfile.mkdtemp(prefix="faults-")), time.perf_counter()
     try:

@@ -4,17 +4,17 @@ import os
 import shutil
 
 import pytest
-from fake_hub import Fault, HubServer
+from fake_hub import HubServer, InjectedError
 from push_helpers import (
     ENDPOINTS,
-    ID,
-    assert_arrived,
-    stage,
-    submit,
-    tag,
-    title,
+    REPO_ID,
+    assert_pushed,
+    commit_title,
+    stage_pushes,
+    staged_names,
+    step_tag,
+    submit_step,
     wait_until,
-    waiting,
 )
 
 from ursa_minor.base import files
@@ -36,7 +36,7 @@ def pusher(server, pending) -> push.PushQueue:
 @pytest.fixture
 def hanging(server) -> HubServer:
     """The Hub does not answer the next upload until its ``ending`` is set."""
-    server.problems = [Fault(ENDPOINTS["put"], 1, "hang")]
+    server.problems = [InjectedError(ENDPOINTS["put"], 1, "hang")]
     return server
 
 
@@ -50,127 +50,130 @@ def wait_for_failures(caplog, count: int = 1) -> None:
 
 def test_newer_push_replaces_the_waiting_one(hanging, pusher, pending, tmp_path, caplog):
     for step in (1, 2, 3):
-        submit(pusher, tmp_path, step)
+        submit_step(pusher, tmp_path, step)
         wait_for_upload(hanging)
-    assert waiting(pending) == [tag(1), tag(3)]
-    assert f"hub      {tag(2)} was replaced by {tag(3)} before it was sent" in caplog.messages
+    assert staged_names(pending) == [step_tag(1), step_tag(3)]
+    assert (
+        f"hub      {step_tag(2)} was replaced by {step_tag(3)} before it was sent"
+        in caplog.messages
+    )
     hanging.ending.set()
     assert pusher.wait(20) == 0
-    assert_arrived(hanging, pending, 1, 3)
+    assert_pushed(hanging, pending, 1, 3)
 
 
 def test_push_with_keep_is_not_replaced(hanging, pusher, pending, tmp_path):
     for step in (1, 2, 3):
-        submit(pusher, tmp_path, step, keep=True)
+        submit_step(pusher, tmp_path, step, keep=True)
         wait_for_upload(hanging)
     hanging.ending.set()
     assert pusher.wait(20) == 0
-    assert_arrived(hanging, pending, 1, 2, 3)
+    assert_pushed(hanging, pending, 1, 2, 3)
 
 
 def test_older_step_does_not_replace_the_push_being_sent(hanging, pusher, pending, tmp_path):
-    submit(pusher, tmp_path, 9)
+    submit_step(pusher, tmp_path, 9)
     wait_for_upload(hanging)
-    submit(pusher, tmp_path, 5)  # the run went back to an earlier checkpoint
-    assert waiting(pending) == [tag(5), tag(9)]
+    submit_step(pusher, tmp_path, 5)  # the run went back to an earlier checkpoint
+    assert staged_names(pending) == [step_tag(5), step_tag(9)]
     hanging.ending.set()
     assert pusher.wait(20) == 0
-    assert hanging.titles(ID) == [title(5), title(9)]
+    assert hanging.titles(REPO_ID) == [commit_title(5), commit_title(9)]
 
 
 def test_push_that_another_process_sends_is_not_replaced(pusher, pending, tmp_path):
     wait_until(lambda: not push.is_uploading())
-    stage(pending, 1, 2)
+    stage_pushes(pending, 1, 2)
     with files.locked(pending / ".lock", "busy"):
-        submit(pusher, tmp_path, 3)
+        submit_step(pusher, tmp_path, 3)
         wait_until(lambda: not push.is_uploading())
-    assert waiting(pending) == [tag(1), tag(3)]
+    assert staged_names(pending) == [step_tag(1), step_tag(3)]
 
 
 def test_step_that_is_staged_is_not_staged_again(hanging, pusher, pending, tmp_path):
-    submit(pusher, tmp_path, 1)
+    submit_step(pusher, tmp_path, 1)
     wait_for_upload(hanging)
-    pusher.submit(push.Push(1, ID, True, "another title", False), "", {})
+    pusher.submit(push.Push(1, REPO_ID, True, "another title", False), "", {})
     hanging.ending.set()
     assert pusher.wait(20) == 0
-    assert_arrived(hanging, pending, 1)
+    assert_pushed(hanging, pending, 1)
 
 
 def test_failed_push_is_sent_with_the_next_one(server, pusher, pending, tmp_path, caplog):
-    server.problems = [Fault(ENDPOINTS["commit"], 1, status=403)]
-    submit(pusher, tmp_path, 1)
+    server.problems = [InjectedError(ENDPOINTS["commit"], 1, status=403)]
+    submit_step(pusher, tmp_path, 1)
     wait_for_failures(caplog)
-    assert waiting(pending) == [tag(1)] and not server.tags(ID)
-    submit(pusher, tmp_path, 2)
+    assert staged_names(pending) == [step_tag(1)] and not server.tags(REPO_ID)
+    submit_step(pusher, tmp_path, 2)
     wait_until(lambda: not push.is_uploading())
-    assert_arrived(server, pending, 1, 2)
+    assert_pushed(server, pending, 1, 2)
 
 
 def test_failed_push_is_sent_again_at_the_end(server, pusher, pending, tmp_path, caplog):
-    server.problems = [Fault(ENDPOINTS["commit"], 1, status=403)]
-    submit(pusher, tmp_path, 1)
+    server.problems = [InjectedError(ENDPOINTS["commit"], 1, status=403)]
+    submit_step(pusher, tmp_path, 1)
     wait_for_failures(caplog)
     assert pusher.wait(20) == 0
-    assert_arrived(server, pending, 1)
+    assert_pushed(server, pending, 1)
 
 
 def test_pushes_wait_behind_a_failed_one(server, pusher, pending, tmp_path, caplog):
-    server.problems = [Fault(ENDPOINTS["commit"], 10**6, status=403)]
-    submit(pusher, tmp_path, 1)
+    server.problems = [InjectedError(ENDPOINTS["commit"], 10**6, status=403)]
+    submit_step(pusher, tmp_path, 1)
     wait_for_failures(caplog)
     for step in (2, 3):
-        submit(pusher, tmp_path, step)
+        submit_step(pusher, tmp_path, step)
     assert pusher.wait(20) == 2
-    assert waiting(pending) == [tag(1), tag(3)]
+    assert staged_names(pending) == [step_tag(1), step_tag(3)]
     assert caplog.text.count("is not on the Hub") == 1  # the same failure is logged once
     server.problems.clear()
     assert pusher.wait(20) == 0
-    assert_arrived(server, pending, 1, 3)
+    assert_pushed(server, pending, 1, 3)
 
 
 def test_hub_that_is_back_gets_what_is_staged(
     server, pusher, pending, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(client, "DEADLINE_SECONDS", 10)
-    server.problems = [Fault(ENDPOINTS["refs"], 10**6)]
-    submit(pusher, tmp_path, 1)
+    server.problems = [InjectedError(ENDPOINTS["refs"], 10**6)]
+    submit_step(pusher, tmp_path, 1)
     wait_for_failures(caplog)
     server.problems.clear()
-    submit(pusher, tmp_path, 2)
+    submit_step(pusher, tmp_path, 2)
     assert pusher.wait(20) == 0
     assert caplog.messages[0].startswith(
-        f"hub      {tag(1)} is not on the Hub: HTTP status 503: injected."
+        f"hub      {step_tag(1)} is not on the Hub: HTTP status 503: injected."
     )
-    assert_arrived(server, pending, 1, 2)
+    assert_pushed(server, pending, 1, 2)
 
 
 def test_silent_hub_delays_neither_submit_nor_wait(server, pusher, pending, tmp_path):
-    server.problems = [Fault(".*", 10**6, "hang")]
+    server.problems = [InjectedError(".*", 10**6, "hang")]
     for step in (1, 2):
-        submit(pusher, tmp_path, step)
+        submit_step(pusher, tmp_path, step)
     assert pusher.wait(0.1) == 2
     assert push.is_uploading()
     server.problems.clear()
     server.ending.set()
     assert pusher.wait(20) == 0
     assert not push.is_uploading()
-    assert_arrived(server, pending, 1, 2)
+    assert_pushed(server, pending, 1, 2)
 
 
 def test_wait_ends_when_the_user_gives_up(hanging, pusher, tmp_path):
-    submit(pusher, tmp_path, 1)
+    submit_step(pusher, tmp_path, 1)
     assert pusher.wait(10**6, give_up=lambda: True) == 1
     hanging.ending.set()
     assert pusher.wait(20) == 0
 
 
 def test_checkpoint_may_be_deleted_while_it_is_sent(hanging, pusher, pending, tmp_path):
-    submit(pusher, tmp_path, 1)
+    submit_step(pusher, tmp_path, 1)
     wait_for_upload(hanging)
     shutil.rmtree(tmp_path / "1")
     hanging.ending.set()
     assert pusher.wait(20) == 0
-    assert_arrived(hanging, pending, 1)
+    assert_pushed(hanging, pending, 1)
 
 
 def test_full_disk_leaves_nothing_staged(server, pusher, pending, tmp_path, monkeypatch):
@@ -179,24 +182,24 @@ def test_full_disk_leaves_nothing_staged(server, pusher, pending, tmp_path, monk
 
     monkeypatch.setattr(shutil, "copyfile", fail)
     with pytest.raises(OSError, match="No space left"):
-        submit(pusher, tmp_path, 1)
+        submit_step(pusher, tmp_path, 1)
     assert pusher.wait(20) == 0
     assert os.listdir(pending) == [] and not server.requests
 
 
 def test_start_sends_what_an_earlier_process_staged(server, pending):
-    stage(pending, 1)
+    stage_pushes(pending, 1)
     shutil.copytree(
-        pending / tag(1), pending / f".{tag(2)}.tmp-0123abcd"
+        pending / step_tag(1), pending / f".{step_tag(2)}.tmp-0123abcd"
     )  # killed while it staged this
     pusher = push.PushQueue(pending)
     pusher.start()
     assert pusher.wait(20) == 0
-    assert_arrived(server, pending, 1)
+    assert_pushed(server, pending, 1)
 
 
 def test_pushes_stay_staged_while_another_process_sends(server, pending):
-    stage(pending, 1)
+    stage_pushes(pending, 1)
     with files.locked(pending / ".lock", "busy"):
         assert push.PushQueue(pending).wait(20) == 1
     assert not server.requests
@@ -205,9 +208,9 @@ def test_pushes_stay_staged_while_another_process_sends(server, pending):
 def test_deleted_staging_folder_is_created_again(server, pusher, pending, tmp_path):
     wait_until(lambda: not push.is_uploading())
     shutil.rmtree(pending)
-    submit(pusher, tmp_path, 1)
+    submit_step(pusher, tmp_path, 1)
     assert pusher.wait(20) == 0
-    assert_arrived(server, pending, 1)
+    assert_pushed(server, pending, 1)
 
 
 def test_deleted_run_folder_raises_no_error(pusher, pending):

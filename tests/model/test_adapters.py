@@ -23,7 +23,7 @@ def write(folder: Path, *names: str, **fields: str) -> None:
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch):
+def workspace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -48,7 +48,7 @@ def program_of(error: BadInput) -> str:
         ("runs/r/model", ("config.json",), "base"),
     ],
 )
-def test_adapter_folder_is_refused_with_merge_command(workplace, folder, names, tokenizer):
+def test_adapter_folder_is_refused_with_merge_command(workspace, folder, names, tokenizer):
     write(Path(folder), *names, base_model_name_or_path="base", task_type="CAUSAL_LM")
     name = folder.removesuffix("/model")
     with pytest.raises(
@@ -64,7 +64,7 @@ def test_adapter_folder_is_refused_with_merge_command(workplace, folder, names, 
     assert f'Tokenizer.from_pretrained("{tokenizer}")' in program
 
 
-def test_merge_command_writes_into_a_new_folder(workplace):
+def test_merge_command_writes_into_a_new_folder(workspace):
     write(Path("lora"), base_model_name_or_path="base")
     for name in ("lora-merged", "lora-merged-2"):
         Path(name).mkdir()
@@ -73,7 +73,7 @@ def test_merge_command_writes_into_a_new_folder(workplace):
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{"])
-def test_damaged_adapter_is_refused_without_base_model(workplace, text):
+def test_damaged_adapter_is_refused_without_base_model(workspace, text):
     write(Path("lora"), "adapter_model.safetensors")
     Path("lora/adapter_config.json").write_text(text)
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_damaged_adapter_is_refused_without_base_model(workplace, text):
         resolve_model("lora", "model = ")
 
 
-def test_adapter_of_reward_model_is_refused(workplace):
+def test_adapter_of_reward_model_is_refused(workspace):
     write(Path("judge"), "config.json", base_model_name_or_path="base", task_type="SEQ_CLS")
     with pytest.raises(BadInput, match="^reward = judge contains a PEFT adapter") as error:
         rewards.load_reward("judge", None)
@@ -93,7 +93,7 @@ def test_adapter_of_reward_model_is_refused(workplace):
 @pytest.mark.parametrize(
     ("name", "source"), [("me/lora", '"me/lora"'), ("me/lora@v1", '"me/lora", revision="v1"')]
 )
-def test_adapter_on_the_hub_is_refused(workplace, monkeypatch, name, source):
+def test_adapter_on_the_hub_is_refused(workspace, monkeypatch, name, source):
     write(Path("cache"), base_model_name_or_path="you/base")
     asked = []
 
@@ -114,7 +114,7 @@ def test_adapter_on_the_hub_is_refused(workplace, monkeypatch, name, source):
     assert set(asked) == {("me/lora", "v1" if "@" in name else None)}
 
 
-def test_complete_models_and_unreachable_repositories_pass(workplace):
+def test_complete_models_and_unreachable_repositories_pass(workspace):
     write(Path("whole"), "config.json", "model.safetensors")
     adapters.check_no_adapter(Path("whole"), "")
     adapters.check_no_adapter(Path("nowhere"), "")

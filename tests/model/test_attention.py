@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import KINDS, gradients, gradients_of, randomize, stock_of
-from small_models import built as built_small
+from small_models import KINDS, backward, gradients_by_name, randomize_weights, stock_copy
+from small_models import build_small_model as built_small
 from torch._dynamo.backends.debugging import aot_eager
 from torch.nn.attention.flex_attention import BlockMask
 from torch.testing import assert_close
@@ -28,7 +28,7 @@ def built(**changes) -> PreTrainedModel:
 @pytest.fixture(params=["gpt2", "llama"])
 def model(request) -> PreTrainedModel:
     """With weights with which a token's context matters much to the loss."""
-    return randomize(built(**KINDS[request.param])).train()
+    return randomize_weights(built(**KINDS[request.param])).train()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def masked(model: PreTrainedModel, flex: bool | None = None) -> NextTokenLoss:
 
 
 def test_the_loss_and_its_gradients_are_those_of_every_document_alone(model, batch):
-    stock, losses = stock_of(model), []
+    stock, losses = stock_copy(model), []
     for row, targets, begins in zip(*batch, BEGINS, strict=True):
         for first, end in zip([0, *begins], [*begins, LENGTH], strict=True):
             if first < end:
@@ -57,7 +57,7 @@ def test_the_loss_and_its_gradients_are_those_of_every_document_alone(model, bat
     expected = torch.stack(losses).sum() / batch[0].numel()
     loss = masked(model)(*batch)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    assert_close(gradients_of(loss, model), gradients_of(expected, stock), rtol=1e-4, atol=1e-5)
+    assert_close(backward(loss, model), backward(expected, stock), rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         assert masked(model)(*batch).item() == pytest.approx(expected.item(), abs=1e-5)
         assert NextTokenLoss(model)(*batch).item() != pytest.approx(expected.item(), abs=1e-3)
@@ -84,7 +84,7 @@ def compiled(
 def test_the_cards_kernel_equals_the_mask(model, batch, on_a_card):
     expected, loss = masked(model)(*batch), masked(model, flex=True)(*batch)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    assert_close(gradients_of(loss, model), gradients_of(expected, model), rtol=1e-4, atol=1e-5)
+    assert_close(backward(loss, model), backward(expected, model), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_the_cards_kernel_equals_the_mask_in_one_graph_without_it(model, batch, 
     module, graphs = compiled(masked(model, flex=True))
     loss = module(*batch)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    assert_close(gradients_of(loss, model), gradients_of(expected, model), rtol=1e-4, atol=1e-5)
+    assert_close(backward(loss, model), backward(expected, model), rtol=1e-4, atol=1e-5)
     other = [part.flip(0, 1) for part in batch]  # documents elsewhere: the same graph
     assert module(*other).item() == pytest.approx(masked(model)(*other).item(), abs=1e-5)
     (graph,) = graphs
@@ -107,7 +107,7 @@ def test_the_cards_kernel_equals_the_mask_in_one_graph_without_it(model, batch, 
 def test_dropout_and_narrow_heads_get_a_mask_that_every_kernel_takes(
     takes_no_flex, batch, monkeypatch
 ):
-    model = randomize(built(**takes_no_flex)).train()
+    model = randomize_weights(built(**takes_no_flex)).train()
     monkeypatch.delattr(attention, "flex_attention")
     torch.manual_seed(2)
     expected = masked(model)(*batch)
@@ -150,7 +150,9 @@ def test_compiled_model_is_one_graph_without_a_mask_and_has_the_gradients_of_one
 ):
     model = built(**KINDS[kind], n_layer=1, gradient_checkpointing="mlp")
     made = []
-    found = gradients(model, wrap=lambda module: made.extend(compiled(module, **how)) or made[0])
+    found = gradients_by_name(
+        model, wrap=lambda module: made.extend(compiled(module, **how)) or made[0]
+    )
     (graph,) = made[1]
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
     nodes = [node for part in parts for node in part.graph.nodes]
@@ -164,4 +166,4 @@ def test_compiled_model_is_one_graph_without_a_mask_and_has_the_gradients_of_one
         assert not (
             isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() == 4
         ), node
-    assert_close(found, gradients(built(**KINDS[kind], n_layer=1)), rtol=1e-5, atol=1e-6)
+    assert_close(found, gradients_by_name(built(**KINDS[kind], n_layer=1)), rtol=1e-5, atol=1e-6)

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from small_models import KINDS, built, gradients, ids, randomize, stock_of
+from small_models import (
+    KINDS,
+    build_small_model,
+    gradients_by_name,
+    random_ids,
+    randomize_weights,
+    stock_copy,
+)
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
@@ -15,11 +22,11 @@ def kind(request) -> dict:
 
 
 def test_logits_and_generated_text_equal_the_stock_models(kind):
-    model = randomize(built(**kind))
-    stock = stock_of(model)
-    tokens = ids(2, 16)
+    model = randomize_weights(build_small_model(**kind))
+    stock = stock_copy(model)
+    tokens = random_ids(2, 16)
     assert torch.allclose(model(tokens).logits, stock(tokens).logits, atol=1e-4)
-    tokens, mask = ids(2, 5), torch.ones(2, 5, dtype=torch.long)
+    tokens, mask = random_ids(2, 5), torch.ones(2, 5, dtype=torch.long)
     mask[0, :2] = 0  # padding
     settings = {
         "max_new_tokens": 8,
@@ -34,7 +41,7 @@ def test_logits_and_generated_text_equal_the_stock_models(kind):
 
 def test_the_first_weights_are_the_seeds_and_as_wide_as_initializer_range_says(kind):
     narrow, again, other, wide = (
-        dict(built(**kind | change).requires_grad_(False).named_parameters())
+        dict(build_small_model(**kind | change).requires_grad_(False).named_parameters())
         for change in ({}, {}, {"seed": 2}, {"initializer_range": 0.08})
     )
     for name, a in narrow.items():
@@ -52,9 +59,12 @@ def test_the_first_weights_are_the_seeds_and_as_wide_as_initializer_range_says(k
 @pytest.mark.parametrize("gradient_checkpointing", ["mlp", "full"])
 def test_recomputing_changes_no_gradient_and_no_name(kind, gradient_checkpointing, dtype, dropout):
     kind = kind | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
-    plain, other = built(**kind), built(**kind, gradient_checkpointing=gradient_checkpointing)
+    plain, other = (
+        build_small_model(**kind),
+        build_small_model(**kind, gradient_checkpointing=gradient_checkpointing),
+    )
     assert list(plain.state_dict()) == list(other.state_dict())
-    assert_close(gradients(other, dtype), gradients(plain, dtype), rtol=0, atol=0)
+    assert_close(gradients_by_name(other, dtype), gradients_by_name(plain, dtype), rtol=0, atol=0)
 
 
 def saved_activation_bytes(model: PreTrainedModel) -> int:
@@ -67,7 +77,7 @@ def saved_activation_bytes(model: PreTrainedModel) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = NextTokenLoss(model).train()(ids(2, 16), ids(2, 16))
+        loss = NextTokenLoss(model).train()(random_ids(2, 16), random_ids(2, 16))
     assert loss.requires_grad
     return sum(size for start, size in kept.items() if start not in weights)
 
@@ -76,7 +86,7 @@ def test_recomputing_an_mlp_keeps_its_products_results_only_and_recomputing_bloc
     kind,
 ):
     none, mlp, full = (
-        saved_activation_bytes(built(**kind, gradient_checkpointing=g))
+        saved_activation_bytes(build_small_model(**kind, gradient_checkpointing=g))
         for g in ("none", "mlp", "full")
     )
     # The activation's result, or gate's activation and its product with the other; fp32 of 2 layers of 2 x 16 tokens.

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from small_models import built, gradients, randomize
+from small_models import build_small_model, gradients_by_name, randomize_weights
 from torch._dynamo.backends.debugging import aot_eager
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -23,14 +23,14 @@ def test_folded_norms_round_no_gradient_worse_than_stock_ones():
     precisions = {"exact": None, "stock": torch.bfloat16, "folded": torch.bfloat16}
     found = {}
     for name, dtype in precisions.items():
-        model = randomize(built(n_layer=1))
+        model = randomize_weights(build_small_model(n_layer=1))
         graphs = []
         torch._dynamo.reset()
         backend = lambda graph, inputs, graphs=graphs: (
             graphs.append(graph) or aot_eager(graph, inputs)
         )
         compiler = functools.partial(torch.compile, backend=backend, fullgraph=True)
-        found[name] = gradients(
+        found[name] = gradients_by_name(
             model if name == "folded" else with_stock_norms(model), dtype, compiler
         )
         folded = any(
@@ -48,5 +48,12 @@ def test_folded_norms_round_no_gradient_worse_than_stock_ones():
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_norms_are_the_stock_ones_outside_a_compiler(dtype):
     """Compiled, but outside autocast: test_attention.py."""
-    expected = gradients(with_stock_norms(randomize(built(n_layer=1))), dtype)
-    assert_close(gradients(randomize(built(n_layer=1)), dtype), expected, rtol=0, atol=0)
+    expected = gradients_by_name(
+        with_stock_norms(randomize_weights(build_small_model(n_layer=1))), dtype
+    )
+    assert_close(
+        gradients_by_name(randomize_weights(build_small_model(n_layer=1)), dtype),
+        expected,
+        rtol=0,
+        atol=0,
+    )

@@ -8,7 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
-from small_models import KINDS, built, gradients_of, ids, randomize, stock_of
+from small_models import (
+    KINDS,
+    backward,
+    build_small_model,
+    random_ids,
+    randomize_weights,
+    stock_copy,
+)
 from torch._dynamo.backends.common import aot_autograd
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,12 +28,12 @@ from ursa_minor.recipe import keys
 
 @pytest.fixture
 def model() -> GPT2LMHeadModel:
-    return built()
+    return build_small_model()
 
 
 def test_loss_is_the_mean_over_every_target_and_equal_in_evaluation(model):
-    inputs, targets = ids(3, 16), ids(3, 16).flip(1)
-    expected = F.cross_entropy(stock_of(model)(inputs).logits.flatten(0, 1), targets.flatten())
+    inputs, targets = random_ids(3, 16), random_ids(3, 16).flip(1)
+    expected = F.cross_entropy(stock_copy(model)(inputs).logits.flatten(0, 1), targets.flatten())
     module = NextTokenLoss(model)
     assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
     module.rows = 7  # parts that do not divide the rows
@@ -48,10 +55,10 @@ def test_a_cpu_makes_few_logits_at_once_where_they_fit_its_cache_and_else_many(
         "cross_entropy",
         lambda logits, *given, **how: made.append(1) or real(logits, *given, **how),
     )
-    inputs = ids(17, 16)  # 272 rows
-    loss_module(built(vocab_size=vocab_size, n_head=4, n_embd=8, n_layer=1), keys.Loss(), 0)(
-        inputs, inputs
-    )
+    inputs = random_ids(17, 16)  # 272 rows
+    loss_module(
+        build_small_model(vocab_size=vocab_size, n_head=4, n_embd=8, n_layer=1), keys.Loss(), 0
+    )(inputs, inputs)
     assert bool(made) == whole
 
 
@@ -63,8 +70,8 @@ def test_loss_in_parts_is_no_less_exact_in_half_precision(model, dtype, terms):
         module = NextTokenLoss(model, **terms)
         module.rows = rows
         with torch.autocast("cpu", half, enabled=half is not None):
-            loss = module(ids(3, 16), ids(3, 16).flip(1))
-        found.append(gradients_of(loss * 2.0**10, model))
+            loss = module(random_ids(3, 16), random_ids(3, 16).flip(1))
+        found.append(backward(loss * 2.0**10, model))
     for name in ("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight"):
         exact, *others = (each[name] for each in found)
         whole, parts = ((other - exact).norm() / exact.norm() for other in others)
@@ -73,7 +80,7 @@ def test_loss_in_parts_is_no_less_exact_in_half_precision(model, dtype, terms):
 
 def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_first():
     """Each part's logits depend on the part before, so its own can be freed; Inductor hoists what is independent."""
-    graphs, targets, draw = [], ids(48), torch.Generator().manual_seed(0)
+    graphs, targets, draw = [], random_ids(48), torch.Generator().manual_seed(0)
     hidden, head = (torch.randn(rows, 32, generator=draw, requires_grad=True) for rows in (48, 64))
 
     def keep(graph, example_inputs):
@@ -108,28 +115,28 @@ def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_f
     ("kind", "terms"), [*(("gpt2", terms) for terms in TERMS), ("untied", TERMS[-1])]
 )
 def test_smoothing_and_z_loss_are_their_formulas_with_either_head(kind, terms, rows):
-    model = randomize(
-        built(**KINDS[kind])
+    model = randomize_weights(
+        build_small_model(**KINDS[kind])
     ).train()  # logits far from even, so that each term matters
-    inputs, targets = ids(3, 16), ids(3, 16).flip(1)
+    inputs, targets = random_ids(3, 16), random_ids(3, 16).flip(1)
     module = NextTokenLoss(model, **terms)
     module.rows = rows
     loss = module(inputs, targets)
-    ours = gradients_of(loss, model)
+    ours = backward(loss, model)
     logits = model(inputs).logits.flatten(0, 1)
     expected = F.cross_entropy(
         logits, targets.flatten(), label_smoothing=terms.get("label_smoothing", 0.0)
     )
     expected = expected + terms.get("z_loss", 0.0) * logits.exp().sum(-1).log().square().mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert_close(ours, gradients_of(expected, model), rtol=1e-4, atol=1e-6)
+    assert_close(ours, backward(expected, model), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
 @pytest.mark.parametrize("terms", TERMS)
 def test_plain_cross_entropy_comes_with_the_objective(terms, rows):
-    model = randomize(built()).train()
-    batch = ids(3, 16), ids(3, 16).flip(1)
+    model = randomize_weights(build_small_model()).train()
+    batch = random_ids(3, 16), random_ids(3, 16).flip(1)
     module = NextTokenLoss(model, **terms)
     module.rows = rows
     with Operations() as seen:
@@ -141,7 +148,7 @@ def test_plain_cross_entropy_comes_with_the_objective(terms, rows):
     assert losses.cross_entropy.requires_grad == (not terms)
     alone = module(*batch)
     assert torch.equal(losses.objective, alone)
-    assert_close(gradients_of(losses.objective, model), gradients_of(alone, model), rtol=0, atol=0)
+    assert_close(backward(losses.objective, model), backward(alone, model), rtol=0, atol=0)
 
 
 class Operations(TorchDispatchMode):
@@ -161,17 +168,17 @@ class Operations(TorchDispatchMode):
 
 
 def test_no_term_makes_all_logits_at_once():
-    model = built(vocab_size=512)
+    model = build_small_model(vocab_size=512)
     for rows, largest in ((1000, 48 * 512), (7, 512 * 32)):  # every logit; the head itself
         module = NextTokenLoss(model, **TERMS[-1])
         module.rows = rows
         with Operations() as seen:
-            module(ids(3, 16), ids(3, 16).flip(1)).backward()
+            module(random_ids(3, 16), random_ids(3, 16).flip(1)).backward()
         assert seen.largest == largest
 
 
 def test_a_recipes_loss_has_its_terms_in_training_and_reads_documents_alone_always(model):
-    inputs, targets = ids(3, 16), ids(3, 16).flip(1)
+    inputs, targets = random_ids(3, 16), random_ids(3, 16).flip(1)
     asked = keys.Loss(document_mask=True, label_smoothing=0.1, z_loss=1e-2)
     inputs[:, 7] = 5
     terms = {"label_smoothing": 0.1, "z_loss": 1e-2}

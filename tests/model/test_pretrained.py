@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import yaml
 from conftest import RECIPE
 from safetensors.torch import load_file, save_file
-from small_models import ids, randomize
+from small_models import random_ids, randomize_weights
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -40,7 +40,7 @@ def gpt2_source(**other) -> GPT2LMHeadModel:
         "n_positions": 16,
         "n_inner": 48,
     }
-    return randomize(
+    return randomize_weights(
         GPT2LMHeadModel(GPT2Config(**shape | {"bos_token_id": 1, "eos_token_id": 2} | other))
     )
 
@@ -72,7 +72,9 @@ def llama_source(**other) -> LlamaForCausalLM:
         "original_max_position_embeddings": 8,
     }
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    return randomize(LlamaForCausalLM(LlamaConfig(**shape | {"rope_parameters": rope} | other)))
+    return randomize_weights(
+        LlamaForCausalLM(LlamaConfig(**shape | {"rope_parameters": rope} | other))
+    )
 
 
 SOURCES = {"gpt2": gpt2_source, "llama": llama_source}
@@ -132,7 +134,7 @@ WAYS = [
 @pytest.mark.parametrize(("kind", "way"), WAYS)
 def test_going_on_from_a_model_begins_at_its_loss(tmp_path, kind, way):
     """``as_export`` makes a run's folder: it stands for the model in it."""
-    source, tokens = SOURCES[kind](), ids(2, 16, below=61)
+    source, tokens = SOURCES[kind](), random_ids(2, 16, below=61)
     expected, logits = loss(source, tokens), source(tokens).logits
     way(source, tmp_path)
     assert completed(tmp_path).vocab_size == 64
@@ -185,7 +187,7 @@ def test_the_models_own_config_is_kept_but_for_what_the_recipe_states(other, tmp
 
 
 def test_a_shorter_context_cuts_gpt2s_positions_and_leaves_llamas(other, tmp_path):
-    model, tokens = go_on(tmp_path, sequence_length=8).eval(), ids(2, 8, below=61)
+    model, tokens = go_on(tmp_path, sequence_length=8).eval(), random_ids(2, 8, below=61)
     assert torch.allclose(model(tokens).logits[..., :61], other(tokens).logits, atol=1e-5)
     if other.config.model_type == "gpt2":
         assert model.config.n_positions == len(model.transformer.wpe.weight) == 8

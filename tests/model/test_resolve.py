@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from small_models import built
+from small_models import build_small_model
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -132,7 +132,7 @@ def two_revisions(server, tmp_path, monkeypatch):
     repository = server.make(repo_id, private=False)
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
     for number, tag in enumerate(("v1", "v2")):
-        model = built(seed=number)
+        model = build_small_model(seed=number)
         stock_export.write(model, tmp_path / tag, tokenizer)
         files = {path.name: path.read_bytes() for path in (tmp_path / tag).iterdir()}
         repository.tags[tag] = repository.commit(tag, files)

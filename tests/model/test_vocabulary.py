@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 from conftest import RECIPE
-from small_models import built
+from small_models import build_small_model
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -19,7 +19,9 @@ from ursa_minor.recipe import keys
 def folder(tmp_path):
     """A model with 320 rows, whose tokenizer has 295 ids."""
     stock_export.write(
-        built(vocab_size=320), tmp_path / "model", tokenization.train_bpe(["abc abd " * 9], 300)
+        build_small_model(vocab_size=320),
+        tmp_path / "model",
+        tokenization.train_bpe(["abc abd " * 9], 300),
     )
     return tmp_path / "model"
 

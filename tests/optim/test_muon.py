@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 import torch
-from conftest import in_fork
-from small_models import built
+from conftest import run_in_fork
+from small_models import build_small_model
 from test_optimizers import fill_gradients, made, tiny
 from transformers import Trainer, TrainingArguments
 
@@ -102,7 +102,7 @@ def train_by_transformers(folder, resume: bool) -> None:
     arguments = TrainingArguments(
         str(folder), max_steps=4, save_steps=2, lr_scheduler_type="linear", **how
     )
-    model = built()
+    model = build_small_model()
     torch.manual_seed(3)
     rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 32, (8, 8))]
     wanted = (muon.TrainerMuon, {"lr": 0.01, "weight_decay": 0.0})
@@ -113,12 +113,12 @@ def train_by_transformers(folder, resume: bool) -> None:
 
 def trained_by_transformers(folder, *, resume: bool = False) -> dict[str, torch.Tensor]:
     """The weights that Trainer ends with, in a process of its own: it leaves Accelerate's state behind."""
-    in_fork(train_by_transformers, folder, resume)
+    run_in_fork(train_by_transformers, folder, resume)
     return torch.load(folder / "weights.pt")
 
 
 def test_transformers_trainer_takes_it_by_one_argument_and_resumes_with_its_moments(tmp_path):
-    before, after = clones(built()), trained_by_transformers(tmp_path)
+    before, after = clones(build_small_model()), trained_by_transformers(tmp_path)
     shutil.rmtree(tmp_path / "checkpoint-4")
     resumed = trained_by_transformers(tmp_path, resume=True)
     assert all(torch.equal(after[name], resumed[name]) for name in after)

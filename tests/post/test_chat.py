@@ -5,7 +5,7 @@ import logging
 import odd_tokenizers
 import pytest
 import torch
-from small_models import built, randomize, stock_of
+from small_models import build_small_model, randomize_weights, stock_copy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ursa_minor.base.errors import BadInput
@@ -21,7 +21,7 @@ SAID = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content"
 
 def pair(characters=LETTERS, **shape):
     tokenizer = tokenization.make_characters([characters])
-    model = stock_of(randomize(built(**{"sequence_length": 64} | shape)))
+    model = stock_copy(randomize_weights(build_small_model(**{"sequence_length": 64} | shape)))
     model.generation_config.suppress_tokens = list(range(len(tokenizer), model.config.vocab_size))
     return model, tokenizer
 
@@ -134,11 +134,11 @@ def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_rea
 
 def test_an_answer_keeps_its_first_space(monkeypatch):
     """It is decoded together with the chat before it, also where it is a part of the next prompt."""
-    tokenizer, prompts, written = odd_tokenizers.llama(), [], []
+    tokenizer, prompts, written = odd_tokenizers.llama_tokenizer(), [], []
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}river:"
     )
-    model = stock_of(randomize(built(vocab_size=512, sequence_length=64)))
+    model = stock_copy(randomize_weights(build_small_model(vocab_size=512, sequence_length=64)))
     stone = tokenizer.convert_tokens_to_ids("▁stone")
 
     def answer(model, ids, tokenizer, how, streamer):

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import in_fork, needs_trl
-from small_models import built, ids, randomize, stock_of
+from conftest import needs_trl, run_in_fork
+from small_models import build_small_model, random_ids, randomize_weights, stock_copy
 
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.post.positions import derive_positions
@@ -12,7 +12,7 @@ PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1], [1] *
 
 
 def model(**changes):
-    return stock_of(randomize(built(**changes)))
+    return stock_copy(randomize_weights(build_small_model(**changes)))
 
 
 def differences(one, rows, mask):
@@ -29,7 +29,7 @@ def differences(one, rows, mask):
 
 @torch.no_grad()
 def test_a_padded_row_is_read_as_alone_with_the_hook_and_as_another_without():
-    one, rows = model(), ids(3, 8)
+    one, rows = model(), random_ids(3, 8)
     assert max(differences(one, rows, PADDED)[:2]) > 0.1
     derive_positions(one)
     assert max(differences(one, rows, PADDED)) < 1e-4
@@ -37,7 +37,7 @@ def test_a_padded_row_is_read_as_alone_with_the_hook_and_as_another_without():
 
 @torch.no_grad()
 def test_positions_that_are_given_and_a_cache_are_left_as_they_are():
-    one, rows = model(), ids(3, 8)
+    one, rows = model(), random_ids(3, 8)
     wanted = one(rows, attention_mask=PADDED, position_ids=torch.arange(8)[None]).logits
     plain = one(rows).logits
     derive_positions(one)
@@ -52,7 +52,7 @@ def test_positions_that_are_given_and_a_cache_are_left_as_they_are():
 
 
 def test_a_rotary_model_gets_no_hook():
-    one = built(architecture="llama", num_key_value_heads=1, intermediate_size=48)
+    one = build_small_model(architecture="llama", num_key_value_heads=1, intermediate_size=48)
     derive_positions(one)
     assert not one.base_model._forward_pre_hooks
 
@@ -101,8 +101,8 @@ def gaps_in_trl(hooked, folder):
 @needs_trl
 def test_trls_training_forward_gives_the_log_probabilities_of_generate(tmp_path):
     """To 1e-4, for prompts of several lengths; without the hook, of the longest one only."""
-    in_fork(gaps_in_trl, True, tmp_path)
+    run_in_fork(gaps_in_trl, True, tmp_path)
     assert torch.load(tmp_path / "gaps.pt").max() < 1e-4
-    in_fork(gaps_in_trl, False, tmp_path)
+    run_in_fork(gaps_in_trl, False, tmp_path)
     longest, *padded = torch.load(tmp_path / "gaps.pt").tolist()
     assert longest < 1e-4 and min(padded) > 1e-2

@@ -5,7 +5,7 @@ import json
 import odd_tokenizers
 import pytest
 import torch
-from small_models import built, randomize, stock_of
+from small_models import build_small_model, randomize_weights, stock_copy
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -18,7 +18,7 @@ CHAT = [{"role": "user", "content": "a"}]
 @pytest.fixture
 def pair():
     """A small model that has learnt nothing, and its tokenizer."""
-    model = stock_of(randomize(built(sequence_length=32)))
+    model = stock_copy(randomize_weights(build_small_model(sequence_length=32)))
     tokenizer = tokenization.make_characters(["".join(map(chr, range(97, 123))) + "\n"])
     model.generation_config.suppress_tokens = list(range(len(tokenizer), 64))
     return model, tokenizer
@@ -156,13 +156,13 @@ def test_held_out_prompts_are_completed_greedily_as_each_alone(pair):
 
 def test_completions_are_decoded_with_their_prompts_in_training_and_held_out():
     """GRPOTrainer decodes a completion alone, which loses the space before its first word."""
-    tokenizer, seen = odd_tokenizers.llama(), []
+    tokenizer, seen = odd_tokenizers.llama_tokenizer(), []
     tokenizer.pad_token = tokenizer.eos_token
     reward = rewards.CheckedReward(
         "mine", lambda prompt, completion: seen.append(completion) or 1.0, None
     )
     stone = tokenizer.convert_tokens_to_ids("▁stone")
-    model = stock_of(built(vocab_size=512, sequence_length=32))
+    model = stock_copy(build_small_model(vocab_size=512, sequence_length=32))
     model.lm_head.register_forward_hook(
         lambda module, args, out: out.index_fill(-1, torch.tensor([stone]), 1e4)
     )

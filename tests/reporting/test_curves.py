@@ -50,7 +50,7 @@ def words(axes) -> list[str]:
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
-def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, drawn):
+def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, saved_figures):
     draw_curves(
         [{"step": 0, "tokens": 0}, {"step": 1, "train/loss": 2.0}], tmp_path / "curves.png", "a run"
     )
@@ -58,8 +58,8 @@ def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, d
     fast = {**TRAIN[0], "mfu": 0.4, "train/grad_norm": 1.0}
     for rows in ([LOOK], [LOOK, *TRAIN, SCORED, fast]):
         draw_curves(rows, tmp_path / "curves.png", "a run")
-    assert names(drawn[0]) == ["loss (nats per token)"]
-    score, *sides = names(drawn[1])[1:]
+    assert names(saved_figures[0]) == ["loss (nats per token)"]
+    score, *sides = names(saved_figures[1])[1:]
     assert score == "HellaSwag (% of 1,000 items)" and sides == [
         "learning rate",
         "gradient norm",
@@ -67,25 +67,27 @@ def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, d
         "MFU",
     ]
     assert (
-        drawn[0].get_figheight() < drawn[1].get_figheight()
-        and len({f.get_figwidth() for f in drawn}) == 1
+        saved_figures[0].get_figheight() < saved_figures[1].get_figheight()
+        and len({f.get_figwidth() for f in saved_figures}) == 1
     )
 
 
 def test_large_losses_at_the_start_do_not_squash_the_curve_and_few_points_are_shown_whole(
-    tmp_path, drawn
+    tmp_path, saved_figures
 ):
     draw_curves(long_run(1000), tmp_path / "curves.png", "a run")
     looks = [
         {"step": step, "tokens": step, "eval/loss": loss} for step, loss in ((0, 9.0), (1000, 4.0))
     ]
     draw_curves(looks, tmp_path / "curves.png", "a run")
-    (low, high), (lowest, highest) = (figure.axes[0].get_ylim() for figure in drawn)
+    (low, high), (lowest, highest) = (figure.axes[0].get_ylim() for figure in saved_figures)
     assert 2.5 < low < 2.9 and 3.1 < high < 4 and lowest < 4 and highest > 8.9
     raw, smooth, _ = (
-        drawn[0].axes[0].get_lines()
+        saved_figures[0].axes[0].get_lines()
     )  # the training loss is smoothed above its own faint line
-    assert raw.get_alpha() < 1 and f"train: {smooth.get_ydata()[-1]:.3f}" in words(drawn[0].axes[0])
+    assert raw.get_alpha() < 1 and f"train: {smooth.get_ydata()[-1]:.3f}" in words(
+        saved_figures[0].axes[0]
+    )
     assert smooth.get_ydata()[500] == pytest.approx(np.mean(raw.get_ydata()[480:520]), abs=1e-3)
 
 
@@ -102,7 +104,7 @@ def test_published_figures_have_the_rows_own_names_and_units_and_are_of_the_same
     assert {size.label for size in sizes.GPT2_SIZES} <= {*TASK.published}
 
 
-def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_path, drawn):
+def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_path, saved_figures):
     skipped = {
         "step": 3,
         "tokens": 24,
@@ -119,37 +121,39 @@ def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_p
     draw_curves(
         [*TRAIN, LOOK, earlier, SCORED], tmp_path / "curves.png", "a run", published=PUBLISHED
     )
-    axes = drawn[0].axes[0]
+    axes = saved_figures[0].axes[0]
     assert axes.get_title() == "_a $run$ ^2" and not axes.title.get_parse_math()
     assert list(axes.get_lines()[0].get_xdata()) == [8, 16]  # what is not finite is left out
     labels = ["train: 3.000", "validation: 2.500", "bigram baseline: 2.75"]
     labels += ["gzip baseline: 1.50 bits per byte"]
-    assert words(axes) == labels and not any("HellaSwag" in name for name in names(drawn[0]))
+    assert words(axes) == labels and not any(
+        "HellaSwag" in name for name in names(saved_figures[0])
+    )
     flat = [line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"]
     assert flat == [2.75, 3.0] and axes.get_ylim()[1] > 3.0  # 2 nats a bit; all are in view
     (bits,) = axes.child_axes
-    drawn[0].draw_without_rendering()
+    saved_figures[0].draw_without_rendering()
     assert bits.get_ylabel() == "bits per byte"
     assert bits.get_ylim() == pytest.approx([limit / 2 for limit in axes.get_ylim()])
     scores = ["acc: 27.00 ± 1.00", "GPT-2: 28.92", "acc_token_norm: 28.00", "chance: 25.00"]
-    assert words(drawn[1].axes[1]) == scores  # acc_norm was not scored
+    assert words(saved_figures[1].axes[1]) == scores  # acc_norm was not scored
     (band,) = (
-        drawn[1].axes[1].collections
+        saved_figures[1].axes[1].collections
     )  # of one standard error; acc_token_norm has none in these rows
     corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6)}
     assert {(8, 0.23), (8, 0.27), (16, 0.26), (16, 0.28)} <= corners
 
 
 @pytest.mark.parametrize("revision", [None, "0" * 40])
-def test_published_scores_are_of_all_items_only(tmp_path, drawn, revision):
+def test_published_scores_are_of_all_items_only(tmp_path, saved_figures, revision):
     rows = [*TRAIN, SCORED, {**SCORED, "step": 3, "tokens": 24, "hellaswag/revision": revision}]
     draw_curves(rows, tmp_path / "curves.png", "a run", published=PUBLISHED)
     labels = ["acc: 27.00 ± 1.00", "acc_token_norm: 28.00", "chance: 25.00"]
-    assert words(drawn[0].axes[1]) == labels
+    assert words(saved_figures[0].axes[1]) == labels
 
 
 def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its_text_is_another(
-    tmp_path, drawn
+    tmp_path, saved_figures
 ):
     llmc = reference_curves.load("recipes/references/gpt2_124m_llmc.yaml")
     rows = [
@@ -157,7 +161,7 @@ def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its
         for step, loss in ((125, 7.0), (400, 5.6))
     ]
     draw_curves(rows, tmp_path / "curves.png", "a run", reference=llmc)
-    (line,) = (line for line in drawn[0].axes[0].get_lines() if line.get_linestyle() == ":")
+    (line,) = (line for line in saved_figures[0].axes[0].get_lines() if line.get_linestyle() == ":")
     assert line.get_label() == "llm.c, GPT-2 124M (its own validation set, of FineWeb)"
     assert list(line.get_xdata()) == [0, 250 * 2**19] and list(line.get_ydata()) == [
         11.0092,

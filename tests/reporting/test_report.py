@@ -229,10 +229,10 @@ def test_duration_reads_as_people_write_it():
     assert {seconds: duration(seconds) for seconds in written} == written
 
 
-def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys, at):
+def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys, fixed_clock):
     made = make(tmp_path)
     for step, now in [(1, 1), (2, 2), (3, 6.5), (9, 7), (10, 7.5)]:
-        at.now = 100 + now
+        fixed_clock.now = 100 + now
         update(made, step, float(now))
     made.close()
     out, err = capsys.readouterr()

@@ -27,7 +27,7 @@ from types import SimpleNamespace
 
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-from conftest import ROOT, Done
+from conftest import ROOT, CompletedScript
 
 from ursa_minor.base import run_files
 from ursa_minor.base.errors import BadInput
@@ -75,7 +75,7 @@ def run_dir(imported, tmp_path, monkeypatch) -> Path:
     return tmp_path / "runs" / "tiny"
 
 
-def process(body, **environment: str) -> Done:
+def process(body, **environment: str) -> CompletedScript:
     """Call ``body`` in a process of its own, at a terminal, and return its status and output."""
     from accelerate import PartialState
 
@@ -109,7 +109,7 @@ def process(body, **environment: str) -> Done:
         while data := os.read(ours, 65536):
             said += data
     os.close(ours)
-    return Done(
+    return CompletedScript(
         os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode().replace("\r\n", "\n"), ""
     )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import ROOT, fork
+from conftest import ROOT, start_script
 
 import check_setup
 from benchmarks.runs import once
@@ -477,7 +477,7 @@ def stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
 
-def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workplace):
+def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workspace):
     assert stop().stdout == "No run of yours is running in runs/ on this machine.\n"
     assert stop("runs/none").returncode == 1
     Path("runs/old").mkdir(parents=True)
@@ -485,7 +485,7 @@ def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workp
         f"{os.getpid()}\n"
     )  # left behind, and its number is another's by now
     flags = "--recipe tiny.yaml --max_steps 1000000 --eval_steps 0 --sample_steps 0 --save_steps 0 --run_name r"
-    pid, _, _ = fork(
+    pid, _, _ = start_script(
         "train.py", tuple(flags.split()), {"ACCELERATE_USE_CPU": "true"}
     )  # which ends within 600 s
     log = Path("runs/r/metrics.jsonl")

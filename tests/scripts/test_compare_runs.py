@@ -44,7 +44,7 @@ def lines_of(figure: Figure, panel: int) -> list:
     return [line for line in figure.axes[panel].get_lines() if line.get_gid() == "run"]
 
 
-def test_two_runs_differ_in_the_keys_that_the_table_shows(six, drawn, capsys):
+def test_two_runs_differ_in_the_keys_that_the_table_shows(six, saved_figures, capsys):
     assert compare_runs.main(["adamw0", "muon1/metrics.jsonl"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == [["adamw0", "muon1"], ["optimizer", "adamw", "muon"], ["seed", "0", "1"]]
@@ -65,11 +65,11 @@ def test_two_runs_differ_in_the_keys_that_the_table_shows(six, drawn, capsys):
     )
     compare_runs.main(["adamw1", "adamw2", "adamw0"])
     assert "With --group seed, the runs that differ only in seeds" in capsys.readouterr().out
-    labels = [text.get_text() for text in drawn[-1].axes[0].get_legend().get_texts()]
+    labels = [text.get_text() for text in saved_figures[-1].axes[0].get_legend().get_texts()]
     assert labels[-1:] == ["llm.c, GPT-2 124M (its own validation set, of FineWeb)"]
 
 
-def test_absolute_path_of_the_same_file_is_no_difference(six, drawn, capsys):
+def test_absolute_path_of_the_same_file_is_no_difference(six, saved_figures, capsys):
     Path("text.txt").touch()
     places = {"data_files": ["text.txt"], "prepared_data_dir": "data"}
     for run, changes in zip(
@@ -81,7 +81,9 @@ def test_absolute_path_of_the_same_file_is_no_difference(six, drawn, capsys):
     assert "adamw0 x2" in capsys.readouterr().out
 
 
-def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six, drawn, capsys):
+def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(
+    six, saved_figures, capsys
+):
     assert compare_runs.main([*six, "--group", "seed"]) == 0
     lines = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["", "adamw0 x3", "muon0 x3"] and ["optimizer", "adamw", "muon"] in lines
@@ -95,19 +97,21 @@ def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six,
     )
     assert name == "difference" and gap == -0.23 and half == pytest.approx(0.2105, abs=2e-4)
     band = [
-        collection for collection in drawn[0].axes[0].collections if len(collection.get_paths())
+        collection
+        for collection in saved_figures[0].axes[0].collections
+        if len(collection.get_paths())
     ]
-    assert len(lines_of(drawn[0], 0)) == 2 and len(band) == 2
-    assert list(lines_of(drawn[0], 0)[1].get_ydata()) == pytest.approx([4.0, 3.0, 1.87])
-    assert list(lines_of(drawn[0], 1)[1].get_xdata()) == pytest.approx(
+    assert len(lines_of(saved_figures[0], 0)) == 2 and len(band) == 2
+    assert list(lines_of(saved_figures[0], 0)[1].get_ydata()) == pytest.approx([4.0, 3.0, 1.87])
+    assert list(lines_of(saved_figures[0], 1)[1].get_xdata()) == pytest.approx(
         [1 / 3, 2 / 3, 1]
     )  # minutes, mean of 1, 2, 3
-    assert drawn[0].axes[0].get_title() == "mean of 3 runs, band: one standard deviation"
+    assert saved_figures[0].axes[0].get_title() == "mean of 3 runs, band: one standard deviation"
     found = [compare_runs.t_quantile(freedom) for freedom in (1, 2, 4, 30, 1000)]
     assert found == pytest.approx([12.706, 4.303, 2.776, 2.042, 1.962], abs=2e-3)
 
 
-def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, drawn, capsys):
+def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, saved_figures, capsys):
     for whole in (True, False):
         compare_runs.main([*six, "--group", "seed"])
         out = capsys.readouterr().out
@@ -127,7 +131,7 @@ def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, drawn, 
     "ended, even",
     [(("early", "early"), True), (("early", "max_steps"), True), (("early", None), False)],
 )
-def test_runs_that_early_stopping_ended_are_finished(six, drawn, capsys, ended, even):
+def test_runs_that_early_stopping_ended_are_finished(six, saved_figures, capsys, ended, even):
     with Path("muon1/metrics.jsonl").open("a") as file:
         file.write(
             json.dumps({"step": 40, "tokens": 4000, "train/loss": 2.35, "elapsed_seconds": 80.0})
@@ -150,13 +154,13 @@ def test_a_loss_that_was_not_finite_at_the_end_is_shown(six, capsys):
     assert ["validation", "loss", "2.0000", "nan"] in lines
 
 
-def test_the_picture_names_each_line_with_what_it_reached(tmp_path, drawn, monkeypatch):
+def test_the_picture_names_each_line_with_what_it_reached(tmp_path, saved_figures, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare_runs, "SHORT_HOURS", 0.0)  # as if the runs were long
     for number in range(8):
         write_run(tmp_path / f"r{number}", [3.0, 2.5, 2.0 + number / 1000], n_head=number)
     assert compare_runs.main([*(f"r{number}" for number in range(8)), "--labels", *WORDS]) == 0
-    figure = drawn[0]
+    figure = saved_figures[0]
     assert [axes.get_xlabel() for axes in figure.axes] == ["tokens", "hours of training", "tokens"]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines_of(figure, 0)}) == 8
     named = figure.axes[0].get_legend().get_texts()
@@ -166,7 +170,7 @@ def test_the_picture_names_each_line_with_what_it_reached(tmp_path, drawn, monke
 
 
 def test_a_long_train_loss_is_drawn_as_means_and_a_task_is_a_line_of_the_table(
-    tmp_path, drawn, capsys
+    tmp_path, saved_figures, capsys
 ):
     write_run(tmp_path / "long", [3.0 + 0.1 * (number % 2) for number in range(900)])
     with (tmp_path / "long" / "metrics.jsonl").open("a") as file:
@@ -174,12 +178,14 @@ def test_a_long_train_loss_is_drawn_as_means_and_a_task_is_a_line_of_the_table(
             '{"step": 9000, "tokens": 900000, "hellaswag/acc": 0.27, "hellaswag/acc_norm": 0.3}\n'
         )
     assert compare_runs.main([str(tmp_path / "long"), "--out", str(tmp_path / "r.png")]) == 0
-    assert len(drawn[0].axes) == 3 and len(lines_of(drawn[0], 2)[0].get_xdata()) == 300
+    assert (
+        len(saved_figures[0].axes) == 3 and len(lines_of(saved_figures[0], 2)[0].get_xdata()) == 300
+    )
     assert re.search("HellaSwag acc_norm +0.3000", capsys.readouterr().out)
 
 
 def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(
-    tmp_path, drawn, monkeypatch, capsys
+    tmp_path, saved_figures, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     for name, recipe in {
@@ -190,9 +196,12 @@ def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(
         write_run(tmp_path / name, [3.0, 2.4], tokenizer="bpe", n_head=ord(name), **recipe)
     for runs, unit in ((["a", "b"], "bits per byte"), (["a", "c"], "nats per token")):
         assert compare_runs.main(runs) == 0
-        assert unit in drawn[-1].axes[0].get_ylabel() and unit in drawn[-1].axes[-1].get_ylabel()
+        assert (
+            unit in saved_figures[-1].axes[0].get_ylabel()
+            and unit in saved_figures[-1].axes[-1].get_ylabel()
+        )
         assert ("The tokenizers differ" in capsys.readouterr().out) == (unit == "bits per byte")
-    assert lines_of(drawn[0], 0)[0].get_ydata()[-1] == pytest.approx(0.8)
+    assert lines_of(saved_figures[0], 0)[0].get_ydata()[-1] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +213,9 @@ def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(
         ("validation_files", (["a"], ["b"])),
     ],
 )
-def test_different_validation_text_is_reported(tmp_path, drawn, monkeypatch, capsys, key, values):
+def test_different_validation_text_is_reported(
+    tmp_path, saved_figures, monkeypatch, capsys, key, values
+):
     monkeypatch.chdir(tmp_path)
     for name, value in zip("ab", values, strict=True):
         write_run(tmp_path / name, [3.0, 2.4], **{key: value})
@@ -245,7 +256,7 @@ def test_group_needs_the_recipe_of_each_run(six, capsys, case, runs):
     assert not Path("compare.png").exists()
 
 
-def test_runs_without_recipes_get_no_hint_to_group_them(six, drawn, capsys):
+def test_runs_without_recipes_get_no_hint_to_group_them(six, saved_figures, capsys):
     for run in six:
         Path(run, "recipe.yaml").unlink()
     assert compare_runs.main(six[:2]) == 0
@@ -253,7 +264,7 @@ def test_runs_without_recipes_get_no_hint_to_group_them(six, drawn, capsys):
     assert "--group" not in out and "settings of these runs are unknown" in out
 
 
-def test_key_that_a_recipe_leaves_out_has_its_default(six, drawn, capsys):
+def test_key_that_a_recipe_leaves_out_has_its_default(six, saved_figures, capsys):
     for run in ("adamw1", "adamw2"):
         with Path(run, "recipe.yaml").open("a") as file:
             file.write("eval_tokens: 0\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, TEXT, run
+from conftest import ROOT, TEXT, run_script
 
 import check_setup
 import compare_runs
@@ -107,8 +107,8 @@ SMALL += " --tokenizer_vocab_size 300 --eval_steps 0 --sample_steps 0 --save_ste
 SMALL += " --per_device_train_batch_size 2"
 
 
-def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, monkeypatch):
-    run(
+def test_readmes_commands_run_where_they_need_no_network_and_no_card(workspace, monkeypatch):
+    run_script(
         "train.py",
         "--recipe",
         "tiny.yaml",
@@ -156,7 +156,7 @@ def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, 
         added = shlex.split(more.get(script, ""))
         if "--validation_tokens" in words:
             added += ["--validation_tokens", "100"]
-        done = run(script, *words, *added, **pictures)
+        done = run_script(script, *words, *added, **pictures)
         ran.append((script, done.stdout + done.stderr))
     wanted = (
         "train export_model check_setup generate train eval_hellaswag compare_runs export_model"
@@ -168,11 +168,11 @@ def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, 
 
 
 @pytest.mark.slow
-def test_the_five_minute_experiment_runs_and_is_compared(workplace):
+def test_the_five_minute_experiment_runs_and_is_compared(workspace):
     Path("recipes").symlink_to(ROOT / "recipes")
     for script, words in commands(ROOT / "AGENTS.md"):
         more = shlex.split(SMALL) if script == "train.py" else []
-        done = run(script, *words, *more, PICTURES="1")
+        done = run_script(script, *words, *more, PICTURES="1")
     assert "learning_rate" in done.stdout and Path("runs/compare.png").is_file()
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import TEXT, WORDS, run
+from conftest import TEXT, WORDS, run_script
 from http_server import DataServer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
@@ -67,12 +67,12 @@ def write_items(path: Path, rows: list[dict]) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(prepared, tmp_path_factory) -> Path:
+def made(prepared_folder, tmp_path_factory) -> Path:
     """A folder with tiny.yaml, text.txt, its shards for a BPE, items.jsonl and a random model in runs/r/model."""
     folder = tmp_path_factory.mktemp("made")
-    shutil.copytree(prepared, folder, dirs_exist_ok=True)
+    shutil.copytree(prepared_folder, folder, dirs_exist_ok=True)
     with contextlib.chdir(folder):
-        run("prepare_data.py", "--recipe", "tiny.yaml", *BPE)
+        run_script("prepare_data.py", "--recipe", "tiny.yaml", *BPE)
         write_items(Path("items.jsonl"), items())
         tokenizer = tokenization.train_bpe([TEXT], 300)
         shape = {
@@ -100,7 +100,7 @@ def place(made, tmp_path, monkeypatch) -> Path:
 
 
 def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
-    done = run("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl")
+    done = run_script("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl")
     (line,) = map(json.loads, done.stdout.splitlines())
     assert set(SCORES) <= line.keys() and line["items"] == 40 and line["precision"] == "fp32"
     assert (
@@ -150,10 +150,12 @@ def test_a_run_says_which_items_its_context_does_not_hold_and_is_refused_where_i
     long = items(3)
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
     write_items(Path("items.jsonl"), long)
-    done = run(*TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
+    done = run_script(
+        *TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1"
+    )
     assert re.search(r"score    2 HellaSwag items .*; left out, with an ending .*: 1", done.stderr)
     write_items(Path("items.jsonl"), long[1:2])
-    done = run(*TRAIN, *SCORED, "--run_name", "none", expect=2)
+    done = run_script(*TRAIN, *SCORED, "--run_name", "none", expect=2)
     assert (
         "than the model's context of 16 tokens. The shortest of these endings has" in done.stderr
         and not Path("runs/none").exists()
@@ -165,7 +167,7 @@ def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_th
 ):
     """Whatever the number of processes; ``--eval_only`` scores the newest checkpoint, or any folder, too."""
     quiet = ("--eval_steps", "0", "--sample_steps", "0")
-    run(*TRAIN, *quiet, "--run_name", "without")
+    run_script(*TRAIN, *quiet, "--run_name", "without")
     now, scored = [0.0], Evaluator.score
 
     def slow(*args):
@@ -174,7 +176,7 @@ def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_th
 
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(Evaluator, "score", slow)
-    run(*TRAIN, *quiet, *SCORED, "--run_name", "with")
+    run_script(*TRAIN, *quiet, *SCORED, "--run_name", "with")
     weights = [load_file(f"runs/{name}/model/model.safetensors") for name in ("with", "without")]
     assert all((weights[0][key] == weights[1][key]).all() for key in weights[1])
     rows = [read_metrics(Path(f"runs/{name}/metrics.jsonl")) for name in ("with", "without")]
@@ -184,7 +186,7 @@ def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_th
     assert all(row["elapsed_seconds"] == 0 for row in updates[0])
     in_training = [row for row in rows[0] if "hellaswag/acc" in row]
     assert [row["step"] for row in in_training] == [0, 4, 8, 12]
-    done = run(
+    done = run_script(
         "eval_hellaswag.py", "--model", "runs/with", "--data_files", "items.jsonl", processes=2
     )
     script = json.loads(done.stdout)
@@ -193,7 +195,7 @@ def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_th
     ]
     for start in ((), ("--init_from", "runs/with/model")):
         flags = ("--eval_only", *FILES, *start, "--run_name", "with")
-        line = json.loads(run(*TRAIN, *flags, processes=1 + bool(start)).stdout)
+        line = json.loads(run_script(*TRAIN, *flags, processes=1 + bool(start)).stdout)
         assert [line[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
         assert line["eval/loss"] > 0
 
@@ -206,13 +208,13 @@ def computes_nan(monkeypatch):
 
 
 def test_a_model_that_computes_nan_has_no_score(place, computes_nan):
-    done = run("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl", expect=2)
+    done = run_script("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl", expect=2)
     assert (
         "error: items.jsonl: line 1: ending 1: the model computes no valid probabilities"
         in done.stderr
     )
     assert not done.stdout and not Path("out.jsonl").exists() and "Traceback" not in done.stderr
-    done = run(*TRAIN[:3], "--eval_only", *FILES, "--init_from", "runs/r/model", expect=2)
+    done = run_script(*TRAIN[:3], "--eval_only", *FILES, "--init_from", "runs/r/model", expect=2)
     assert (
         "error: items.jsonl: line 1: ending 1: the model computes no valid" in done.stderr
         and not done.stdout
@@ -221,7 +223,7 @@ def test_a_model_that_computes_nan_has_no_score(place, computes_nan):
 
 def test_eval_only_has_no_loss_of_a_model_that_computes_nan(place, monkeypatch):
     monkeypatch.setattr(Evaluator, "loss", lambda *_: {"loss": math.nan, "bits_per_byte": math.nan})
-    done = run(*TRAIN[:3], "--eval_only", "--init_from", "runs/r/model", expect=2)
+    done = run_script(*TRAIN[:3], "--eval_only", "--init_from", "runs/r/model", expect=2)
     assert (
         "error: the validation split: the model computes no valid probabilities" in done.stderr
         and not done.stdout
@@ -230,7 +232,7 @@ def test_eval_only_has_no_loss_of_a_model_that_computes_nan(place, monkeypatch):
 
 def test_a_run_trains_on_without_scores_that_are_nan(place, computes_nan):
     flags = ("--task_steps", "2", "--max_steps", "10", "--eval_steps", "0", "--sample_steps", "0")
-    done = run(*TRAIN, *FILES, *flags, "--run_name", "nan", processes=2)
+    done = run_script(*TRAIN, *FILES, *flags, "--run_name", "nan", processes=2)
     assert (
         done.stderr.count("HellaSwag could not be computed at this step: items.jsonl: line 1") == 3
     )
@@ -277,7 +279,7 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(
     card = hub.folder / "models/me/model/README.md"
     monkeypatch.setattr(score_model, "check_complete", lambda *_: None)  # these are 40 items
     push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
-    done = run(*push, **hub.environment)
+    done = run_script(*push, **hub.environment)
     asked = [line for line in hub.log if "Rowan/hellaswag" in line]
     assert asked and all(TASK.revision in line for line in asked if "/resolve/" in line)
     line = json.loads(done.stdout)
@@ -292,12 +294,12 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(
     found = {metric["type"]: metric["value"] for metric in group["metrics"]}
     assert found == {name: round(100 * line[name], 2) for name in TASK.scores}
     assert "hf_secret" not in text + done.stdout + done.stderr
-    done = run(*push[:-1], "me/none", expect=2)
+    done = run_script(*push[:-1], "me/none", expect=2)
     assert "--push_to_hub me/none: this model cannot be read" in done.stderr
 
 
 def test_scores_of_some_items_are_not_pushed(place, hub):
-    done = run(
+    done = run_script(
         "eval_hellaswag.py",
         "--model",
         "runs/r",
@@ -315,7 +317,7 @@ def test_damaged_card_gets_no_scores(place, hub, monkeypatch):
     card.write_text("---\nlicense: [mit\n---\nMine.\n")
     monkeypatch.setattr(score_model, "check_complete", lambda *_: None)
     push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
-    done = run(*push, expect=1, **hub.environment)
+    done = run_script(*push, expect=1, **hub.environment)
     assert "README.md was left unchanged: its metadata block is not valid YAML" in done.stderr
     assert (
         card.read_text() == "---\nlicense: [mit\n---\nMine.\n"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TEXT, run
-from run_results import sign
+from conftest import TEXT, run_script
+from run_results import update_manifest
 from safetensors.torch import load_file, save_file
-from small_models import built
+from small_models import build_small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, pipeline
 
 import export_model
@@ -25,7 +25,7 @@ from ursa_minor.export import stock as model_export
 
 
 def export(*flags: str, source: str = "runs/whole", out: str = "out", expect: int = 0):
-    return run("export_model.py", source, "--out", out, *flags, expect=expect)
+    return run_script("export_model.py", source, "--out", out, *flags, expect=expect)
 
 
 def record(out: str = "out") -> dict:
@@ -41,7 +41,7 @@ def last_loss() -> float:
     return pytest.approx([row["eval/loss"] for row in rows if "eval/loss" in row][-1], abs=1e-5)
 
 
-def test_a_half_precision_export_loads_in_a_pipeline_and_says_what_it_cost(uninterrupted):
+def test_a_half_precision_export_loads_in_a_pipeline_and_says_what_it_cost(finished_run):
     out = export("--dtype", "bf16", "--eval_tokens", "320").stdout
     loaded = AutoModelForCausalLM.from_pretrained("out", dtype="auto")
     assert type(loaded) is GPT2LMHeadModel and loaded.dtype == torch.bfloat16
@@ -55,7 +55,7 @@ def test_a_half_precision_export_loads_in_a_pipeline_and_says_what_it_cost(unint
     assert record()["after"]["bytes"] == record()["before"]["bytes"] // 2
 
 
-def test_int8_and_pruning_load_back_and_say_what_they_cost(uninterrupted):
+def test_int8_and_pruning_load_back_and_say_what_they_cost(finished_run):
     pytest.importorskip("bitsandbytes")
     out = export("--dtype", "int8", "--prune", "0.3").stdout
     loaded = AutoModelForCausalLM.from_pretrained("out")
@@ -65,7 +65,7 @@ def test_int8_and_pruning_load_back_and_say_what_they_cost(uninterrupted):
     assert 0 < abs(after - before) < 0.02
     assert "30.0%" in out and f"{after:.4f}" in out
     Path("items.jsonl").write_text('{"text": "the def"}\n')
-    scored = run(
+    scored = run_script(
         "eval_tasks.py",
         "--model",
         "out",
@@ -79,7 +79,7 @@ def test_int8_and_pruning_load_back_and_say_what_they_cost(uninterrupted):
         convert.load_model("out")
 
 
-def test_a_run_that_has_no_model_yet_gives_its_newest_checkpoint(uninterrupted):
+def test_a_run_that_has_no_model_yet_gives_its_newest_checkpoint(finished_run):
     shutil.rmtree("runs/whole/model")
     assert "checkpoints/step-00000012" in export("--eval_tokens", "320").stderr
     config = AutoModelForCausalLM.from_pretrained("out").config
@@ -89,7 +89,7 @@ def test_a_run_that_has_no_model_yet_gives_its_newest_checkpoint(uninterrupted):
     assert "the tokenizer of runs/whole, does not exist" in export(out="none", expect=2).stderr
 
 
-def test_a_model_alone_is_measured_on_text_or_not_at_all(uninterrupted):
+def test_a_model_alone_is_measured_on_text_or_not_at_all(finished_run):
     shutil.copytree("runs/whole/model", "alone")
     out = export(source="alone").stdout
     assert "not measured" in out and "--text PATH" in out and "perplexity" not in out
@@ -101,7 +101,7 @@ def test_a_model_alone_is_measured_on_text_or_not_at_all(uninterrupted):
     said = export(out="again").stderr
     assert (
         "The loss is not measured, because the run's validation split" in said
-        and f"data_dir = {uninterrupted}/data/text-" in said
+        and f"data_dir = {finished_run}/data/text-" in said
     )
     out = export("--text", "text.txt", "--eval_tokens", "64", source="alone", out="measured").stdout
     assert "measured on 64 tokens of text.txt" in out
@@ -120,7 +120,7 @@ def test_a_model_alone_is_measured_on_text_or_not_at_all(uninterrupted):
 
 
 def test_bad_input_a_folder_of_yours_and_a_model_too_large_for_fp16_are_refused_and_nothing_is_written(
-    uninterrupted,
+    finished_run,
 ):
     for flags, words in (
         (["--dtype", "bf15"], "--dtype: invalid choice: 'bf15'"),
@@ -158,7 +158,7 @@ def test_bad_input_a_folder_of_yours_and_a_model_too_large_for_fp16_are_refused_
     assert listing() == before
 
 
-def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_written(uninterrupted):
+def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_written(finished_run):
     export("--dtype", "bf16")
     assert "--overwrite" in export(expect=2).stderr
     export("--overwrite")
@@ -177,9 +177,9 @@ def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_written(uninte
     )
 
 
-def test_chat_gives_the_model_a_template_and_prints_the_next_commands(uninterrupted):
+def test_chat_gives_the_model_a_template_and_prints_the_next_commands(finished_run):
     own = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz \n"])
-    model_export.write(built(sequence_length=64), Path("spells"), own)
+    model_export.write(build_small_model(sequence_length=64), Path("spells"), own)
     done = export("--chat", source="spells")
     tokenizer = AutoTokenizer.from_pretrained("out")
     assert tokenizer.chat_template and record()["chat"] is True
@@ -208,7 +208,7 @@ def test_overflowing_weight_ends_before_any_measurement(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(convert, "measure", lambda *_: pytest.fail("the model was measured"))
-    model = built(vocab_size=320)
+    model = build_small_model(vocab_size=320)
     with torch.no_grad():
         model.transformer.h[1].mlp.c_proj.weight[3, 4] = value
     model_export.write(model, Path("large"), tokenization.train_bpe(["abc abd"], 300))
@@ -219,14 +219,14 @@ def test_overflowing_weight_ends_before_any_measurement(
     assert listing() == before
 
 
-def test_checkpoint_with_nan_is_not_exported(uninterrupted, capsys):
+def test_checkpoint_with_nan_is_not_exported(finished_run, capsys):
     shutil.rmtree("runs/whole/model")
     path = Path("runs/whole/checkpoints/step-00000012")
     weights = load_file(path / "model.safetensors")
     name = next(name for name in weights if name.endswith("ln_f.bias"))
     weights[name][0] = float("nan")
     save_file(weights, path / "model.safetensors", {"format": "pt"})
-    sign(path)
+    update_manifest(path)
     assert export_model.main(["runs/whole", "--out", "out"]) == 2
     assert "ln_f.bias contains NaN or infinity" in capsys.readouterr().err
     assert not Path("out").exists()
@@ -234,7 +234,7 @@ def test_checkpoint_with_nan_is_not_exported(uninterrupted, capsys):
 
 def test_model_without_finite_output_is_not_exported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    model = built()
+    model = build_small_model()
     with torch.no_grad():
         model.transformer.ln_f.bias[:] = 3e38
         model.transformer.wte.weight[:] = 3e38
@@ -248,10 +248,10 @@ def test_model_without_finite_output_is_not_exported(tmp_path, monkeypatch, caps
 
 
 def test_gguf_writes_a_file_and_a_modelfile_beside_the_export_and_prints_the_commands(
-    uninterrupted, monkeypatch
+    finished_run, monkeypatch
 ):
     model_export.write(
-        built(vocab_size=320), Path("spells"), tokenization.train_bpe(["abc abd"], 300)
+        build_small_model(vocab_size=320), Path("spells"), tokenization.train_bpe(["abc abd"], 300)
     )
     done = export("--gguf", "q8_0", source="spells", out="exports/Mine")
     assert "cd exports/Mine\nollama create mine -f Modelfile\nollama run mine\n" in done.stdout

@@ -35,7 +35,7 @@ def done(code, stderr, stdout=""):
     ],
 )
 def test_the_judge_lets_one_line_that_names_the_culprit_hold_and_nothing_else(code, stderr, why):
-    assert commands.problem_of(done(code, stderr), "a.csv") == why
+    assert commands.command_problem(done(code, stderr), "a.csv") == why
 
 
 @pytest.mark.slow

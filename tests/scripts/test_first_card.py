@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 
 import pytest
-from conftest import RECIPE, ROOT, TEXT, run, start_reader
+from conftest import RECIPE, ROOT, TEXT, run_script, start_reader
 
 from benchmarks.first_card import command_line, machine, runner, training
 
@@ -253,5 +253,5 @@ def test_text_trains_where_nothing_but_torch_transformers_and_accelerate_is_inst
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(RECIPE)
     Path("text.txt").write_text(TEXT)
-    run(__file__, "--recipe", "tiny.yaml", "--data_files", "text.txt")
+    run_script(__file__, "--recipe", "tiny.yaml", "--data_files", "text.txt")
     assert Path("runs/tiny/model/model.safetensors").is_file()

@@ -9,8 +9,8 @@ from pathlib import Path
 import odd_tokenizers
 import pytest
 import torch
-from conftest import run
-from small_models import built, overflowing
+from conftest import run_script
+from small_models import build_small_model, overflowing_model
 
 import generate
 from ursa_minor.base.errors import BadInput
@@ -24,7 +24,7 @@ from ursa_minor.post import chat
 def model_dir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
-    model = built(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
+    model = build_small_model(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
     with torch.no_grad():
         model.transformer.wte.weight[len(tokenizer) :] += 5  # the padding would win if it were let
         model.transformer.wte.weight[tokenizer.eos_token_id] = -100 * model.transformer.ln_f.weight
@@ -37,14 +37,14 @@ def test_a_run_writes_on_with_known_characters_and_each_sample_is_the_text_of_it
     model_dir,
 ):
     flags = ("--model", model_dir, "--prompt", "abc", "--max_new_tokens", "30")
-    first = run("generate.py", *flags, "--num_samples", "2", "--seed", "3").stdout
+    first = run_script("generate.py", *flags, "--num_samples", "2", "--seed", "3").stdout
     one, two = first.removeprefix("---- sample 1 of 2\n").split("---- sample 2 of 2\n")
     assert (
         one.startswith("abc")
         and one.strip() != two.strip()
         and set(one + two) <= set("abcdefghij \n")
     )
-    assert run("generate.py", *flags, "--seed", "4").stdout == two
+    assert run_script("generate.py", *flags, "--seed", "4").stdout == two
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_a_run_writes_on_with_known_characters_and_each_sample_is_the_text_of_it
 def test_what_is_written_is_the_text_of_prompt_and_new_ids(
     kind, prompt, tmp_path, monkeypatch, capfdbinary
 ):
-    tokenizer = odd_tokenizers.KINDS[kind]()
-    model = built(vocab_size=512, sequence_length=16)
+    tokenizer = odd_tokenizers.TOKENIZERS[kind]()
+    model = build_small_model(vocab_size=512, sequence_length=16)
     stock_export.write(model, tmp_path / "m", tokenizer)
     prompt_ids, sampled = tokenization.encode_prompt(tokenizer, prompt), []
     sample = sampling.sample
@@ -86,14 +86,14 @@ def test_bad_input_is_one_error_with_exit_2(model_dir):
             "runs/r has no chat template. Make a model that has one (python export_model.py runs/r --chat",
         ),
     ):
-        done = run("generate.py", "--model", model_dir, *flags, expect=2)
+        done = run_script("generate.py", "--model", model_dir, *flags, expect=2)
         assert words in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_model_that_computes_nan_writes_nothing(model_dir):
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
-    stock_export.write(overflowing(torch.float32), Path("nan"), tokenizer)
-    done = run("generate.py", "--model", "nan", "--prompt", "abc", expect=2)
+    stock_export.write(overflowing_model(torch.float32), Path("nan"), tokenizer)
+    done = run_script("generate.py", "--model", "nan", "--prompt", "abc", expect=2)
     assert "error: generating text: the model computes no valid probabilities" in done.stderr
     assert not done.stdout and "Traceback" not in done.stderr
 
@@ -109,12 +109,14 @@ def test_a_model_that_computes_nan_writes_nothing(model_dir):
 )
 def test_larger_tokenizer_is_one_error_of_each_script(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    stock_export.write(built(vocab_size=16), Path("m"), tokenization.make_characters(["abc"]))
+    stock_export.write(
+        build_small_model(vocab_size=16), Path("m"), tokenization.make_characters(["abc"])
+    )
     tokenizer = tokenization.load("m")
     tokenizer.add_tokens([f"<{number}>" for number in range(20)])
     tokenizer.save_pretrained("m")
     Path("items.jsonl").write_text('{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n')
-    error = run(*command, expect=2).stderr
+    error = run_script(*command, expect=2).stderr
     assert (
         "m: the tokenizer has ids up to 23, which need 24 rows" in error
         and "Traceback" not in error
@@ -127,7 +129,7 @@ def test_chat_answers_each_line_until_the_input_ends_safe_to_show_on_a_terminal(
 ):
     monkeypatch.chdir(tmp_path)
     tokenizer = tokenization.make_characters([string.ascii_lowercase + " \n\x1b"])
-    model = built(sequence_length=64)
+    model = build_small_model(sequence_length=64)
     chat.add_chat(model, tokenizer)
     with torch.no_grad():
         model.lm_head.weight.zero_()  # tied: every logit is 0 but that of ESC

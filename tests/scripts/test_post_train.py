@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import ROOT, needs_trl, run
+from conftest import ROOT, needs_trl, run_script
 from http_server import DataServer
-from small_models import built
+from small_models import build_small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import post_train as post_train_script
@@ -48,7 +48,9 @@ CHATS = [
 
 def post_train(*flags: str, expect: int = 0, **environment: str):
     config = ("--config", str(POST / "addition.yaml"))
-    return run("post_train.py", *config, *QUICK, *flags, expect=expect, PICTURES="1", **environment)
+    return run_script(
+        "post_train.py", *config, *QUICK, *flags, expect=expect, PICTURES="1", **environment
+    )
 
 
 def trl(*words: str, expect: int = 0, **environment: str):
@@ -82,7 +84,7 @@ def base(tmp_path_factory) -> Path:
         "8",
     )
     with contextlib.chdir(folder):
-        run(
+        run_script(
             "train.py",
             "--recipe",
             str(ROOT / "recipes" / "addition.yaml"),
@@ -109,7 +111,7 @@ def chatty(tmp_path, monkeypatch) -> Path:
     """A folder with a small chat model, and chats and pairs of answers as rows."""
     monkeypatch.chdir(tmp_path)
     tokenizer = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz .\n"])
-    model = built(sequence_length=64, n_embd=64)
+    model = build_small_model(sequence_length=64, n_embd=64)
     chat.add_chat(model, tokenizer)
     stock_export.write(model, tmp_path / "base", tokenizer)
     for split in ("train", "test"):
@@ -293,7 +295,7 @@ def test_a_base_model_is_improved_scored_and_written_as_a_stock_model_and_goes_o
 @needs_trl
 def test_two_processes_share_the_completions_and_one_writes(place):
     config = ("--config", str(POST / "addition.yaml"), *QUICK)
-    run("post_train.py", *config, processes=2)
+    run_script("post_train.py", *config, processes=2)
     assert [row["step"] for row in read_metrics(place / "runs/addition-grpo/metrics.jsonl")] == [
         0,
         1,

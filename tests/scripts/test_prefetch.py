@@ -49,7 +49,7 @@ def served(tmp_path, monkeypatch):
     """A Hub with a data set, a model with its tokenizer, and a task; a recipe that needs all three."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "served"
-    task_rows.lay_out(folder)
+    task_rows.write_datasets(folder)
     (folder / "datasets" / "me" / "corpus").mkdir(parents=True)
     pq.write_table(
         pa.table({"text": [TEXT[i : i + 500] for i in range(0, 6000, 500)]}),

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import RECIPE, TEXT, WORDS, fork, once, run
+from conftest import RECIPE, TEXT, WORDS, once, run_script, start_script
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -99,7 +99,7 @@ def kill_at(what: str, number: int) -> None:
 
 def killed(kill: str, *flags: str) -> bool:
     """Run until death; return whether it died."""
-    code = run(ME, *TINY, *flags, expect=None, KILL_AT=kill, PIECES="200").returncode
+    code = run_script(ME, *TINY, *flags, expect=None, KILL_AT=kill, PIECES="200").returncode
     assert code in (0, -signal.SIGKILL)
     return code != 0
 
@@ -197,7 +197,7 @@ def split_in_two(rows: list[list[str]], tokens: int) -> tuple[list[str], dict[in
     return held, train
 
 
-def test_shards_hold_exactly_the_documents_of_tables(workplace):
+def test_shards_hold_exactly_the_documents_of_tables(workspace):
     rows, files = write_tables("jsonl.gz", 12, 30, 1, 9)
     whole = sum(len(text) + 1 for text in rows[0])  # to the last token of the first file
     for tokens in (300, whole, whole + 1):
@@ -237,11 +237,11 @@ def bpe(tmp_path_factory) -> str:
 
 
 def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt2s_after_kills_too(
-    workplace,
+    workspace,
 ):
     """Where the pieces end between a full stop and a line break."""
     flags = (*source("text of another split"), "--limit_tokens", "3500")
-    run(ME, *TINY, *flags, PIECES="200")
+    run_script(ME, *TINY, *flags, PIECES="200")
     (folder,) = Path("data").glob("0-*")
     train, tokenizer = manifests.read_manifest(folder).splits["train"], tokenization.load("qwen")
     found = np.concatenate(
@@ -260,7 +260,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
     assert contents(folder) == whole
 
 
-def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe, monkeypatch):
+def test_odd_documents_are_counted_and_kept_as_they_are(workspace, bpe, monkeypatch):
     monkeypatch.setattr("ursa_minor.data.tokens.encoder.BATCH_CHARACTERS", 2000)
     long = " ".join(random.Random(1).choices(WORDS, k=5000))
     rows = [
@@ -290,7 +290,7 @@ def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe, monkeypa
     assert counts(folder) == {"documents": 7, "without_text": 3, "surrogates_replaced": 2}
 
 
-def test_limit_tokens_ends_after_the_document_that_reaches_it(workplace):
+def test_limit_tokens_ends_after_the_document_that_reaches_it(workspace):
     rows, files = write_tables("parquet", 12, 30, 9)
     held, train = split_in_two(rows, 300)
     documents = [(part, text) for part, found in train.items() for text in found]
@@ -342,7 +342,7 @@ def source(name: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "name", ["tables", "limit", *(pytest.param(n, marks=pytest.mark.slow) for n in LONG)]
 )
-def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, name, seed):
+def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workspace, name, seed):
     flags = source(name)
     folder, whole = prepared_once(*flags)
     drawn, kills = random.Random(f"{name} {seed}"), 0
@@ -356,7 +356,7 @@ def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, nam
     "name", ["tables", *(pytest.param(n, marks=pytest.mark.slow) for n in SOURCES)]
 )
 def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(
-    workplace, request, monkeypatch, name
+    workspace, request, monkeypatch, name
 ):
     """In a complete folder and in one of a killed process; killed on the way, too."""
     flags, drawn = source(name), random.Random(name)
@@ -395,7 +395,7 @@ def damage(path: Path, how: int) -> None:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(workplace):
+def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(workspace):
     path = write_table(Path("0.jsonl"), texts(30))
     flags = ("--data_files", path, *FEW, "--stream_keep", "consumed")
     folder = folder_of(*flags)
@@ -415,7 +415,7 @@ def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(wor
     )
 
 
-def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace):
+def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workspace):
     flags = source("tables")
     assert killed("shard:6", *flags)
     (path,) = Path("data").glob("0-*/tokenizer/tokenizer.json")
@@ -432,7 +432,7 @@ def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace)
 # What is refused.
 
 
-def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_the_column(workplace):
+def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_the_column(workspace):
     rows, files = write_tables("jsonl", 9)
     refused = called(*files, "--validation_tokens", "100000", expect=2)
     (number,) = re.findall(
@@ -452,7 +452,7 @@ def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_th
         )
 
 
-def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
+def test_a_mixture_is_prepared_source_by_source(workspace, bpe):
     mixture = [
         {"weight": i + 1, "data_files": [write_table(Path(f"{i}.jsonl"), texts(9, i))]}
         for i in range(2)
@@ -472,7 +472,7 @@ def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
 
 @pytest.mark.parametrize(("kind", "tokenizer"), [("parquet", "bpe"), ("txt", "characters")])
 def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(
-    workplace, monkeypatch, kind, tokenizer
+    workspace, monkeypatch, kind, tokenizer
 ):
     monkeypatch.setattr(measure, "DRY_RUN_SECONDS", 0.05)
     shutil.rmtree("data")
@@ -504,9 +504,9 @@ def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(
 
 
 def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_tokenizer_is_found(
-    workplace, tmp_path_factory, monkeypatch
+    workspace, tmp_path_factory, monkeypatch
 ):
-    (ours,) = workplace.glob("data/text-*")
+    (ours,) = workspace.glob("data/text-*")
     for name in ("theirs", "nano"):
         Path(name).mkdir()
     for name, number in (("train_000001", 50), ("val_000000", 20)):
@@ -541,7 +541,7 @@ class Follower:
 
     def __init__(self, *flags: str):
         reading, self.writing = os.pipe()
-        self.pid, self.out, self.err = fork(
+        self.pid, self.out, self.err = start_script(
             ME, (*TINY, *flags, "--follow"), {"STDIN": f"{reading},{self.writing}"}
         )
         os.close(reading)
@@ -572,7 +572,7 @@ def ready() -> int:
     return len(found[0]["splits"]["train"]) if found else 0
 
 
-def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trainer(workplace):
+def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trainer(workspace):
     shutil.rmtree("data")
     flags = (*write_tables("jsonl", 120)[1], "--validation_tokens", "100", "--shard_tokens", "800")
     folder, whole = prepared_once(*flags)
@@ -599,8 +599,8 @@ def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trai
     assert "prepared in" in Path(follower.out).read_text() and not Path(follower.err).read_text()
 
 
-def test_a_follower_waits_while_another_process_prepares_the_folder(workplace, monkeypatch):
-    (folder,) = workplace.glob("data/text-*")
+def test_a_follower_waits_while_another_process_prepares_the_folder(workspace, monkeypatch):
+    (folder,) = workspace.glob("data/text-*")
     (folder / shards.MANIFEST).unlink()
     monkeypatch.setattr(
         prepare_data, "PrefetchTarget", lambda recipe: types.SimpleNamespace(wait=lambda rows: None)
@@ -626,7 +626,7 @@ def ids_of_rows(texts: list[str]) -> list[list[int]]:
     return [ids.tolist() for ids in encode(texts)]
 
 
-def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
+def test_rows_of_ids_make_the_shards_that_their_texts_make(workspace):
     texts = [TEXT[start : start + 40 + start % 37] for start in range(0, 6000, 70)]
     end = [tokenization.load(str(next(Path("data").glob("*/tokenizer")))).eos_token_id]
     ids = [
@@ -670,7 +670,7 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
         ),
     ],
 )
-def test_a_column_that_holds_no_ids_of_the_tokenizer_is_refused(workplace, tokens, flags, words):
+def test_a_column_that_holds_no_ids_of_the_tokenizer_is_refused(workspace, tokens, flags, words):
     ids_of_rows([])
     Path("rows.jsonl").write_text(json.dumps({"tokens": tokens}) + "\n")
     asked = ("--data_files", "rows.jsonl", "--tokenizer", "tokenizer", *flags.split())

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import RISES, ROOT, WITNESS, fork, run
-from fake_hub import Fault, HubServer
-from push_helpers import wait_until, waiting
-from run_results import final_state, ledger, weights
+from conftest import OVERFITTING_FLAGS, RECORDED_TRAINING, ROOT, run_script, start_script
+from fake_hub import HubServer, InjectedError
+from push_helpers import staged_names, wait_until
+from run_results import final_state, load_weights, read_window_log
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -32,13 +32,13 @@ NOTICE = 30  # seconds that a cloud gives a spot machine at least
 def train(server: HubServer, *flags: str, expect: int = 0, **environment: str) -> str:
     """Run train.py where it knows this Hub; return what it printed."""
     environment |= server.environment(Path("home").resolve()) | {"HF_TOKEN": CANARY}
-    done = run("train.py", *flags, expect=expect, **environment)
+    done = run_script("train.py", *flags, expect=expect, **environment)
     return done.stdout + done.stderr
 
 
-def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch):
+def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workspace, monkeypatch):
     with HubServer() as server:
-        text = ("--data_files", str(workplace / "text.txt"))
+        text = ("--data_files", str(workspace / "text.txt"))
         said = train(server, *PUSHED, *text, "--run_name", "p", "--hub_strategy", "all_checkpoints")
         assert "all pushes are in me/p" in said
         steps = ["step-00000003", "step-00000006", "step-00000009", "step-00000012"]
@@ -50,7 +50,7 @@ def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch)
         assert server.repositories["me/p"].private
         pushed = server.files("me/p")
         assert "recipe.yaml" in pushed
-        assert not [name for name, data in pushed.items() if str(workplace).encode() in data]
+        assert not [name for name, data in pushed.items() if str(workspace).encode() in data]
         again = Path("elsewhere")
         again.mkdir()
         for name in ("tiny.yaml", "text.txt"):
@@ -84,7 +84,7 @@ def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch)
         assert (
             "nothing is left to train" in said and not server.requests
         )  # what was fetched is here
-    assert weights(Path("../runs/p/model")) == weights(Path("runs/q/model"))
+    assert load_weights(Path("../runs/p/model")) == load_weights(Path("runs/q/model"))
     rows = [json.loads(line) for line in Path("runs/q/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 13))
     for path in (
@@ -96,8 +96,8 @@ def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch)
         assert CANARY.encode() not in path.read_bytes(), path
 
 
-def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace, tmp_path):
-    (workplace / ".env").write_text("SECRET=1")
+def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workspace, tmp_path):
+    (workspace / ".env").write_text("SECRET=1")
     named = ("--hub_model_id", "me/named", "--hub_private_repo", "false")
     with HubServer() as server:
         train(server, *PUSHED, "--save_steps", "6", "--run_name", "p", *named, PICTURES="1")
@@ -141,13 +141,13 @@ def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace
 
 
 def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_the_best_weights(
-    rises,
+    overfitted_run,
 ):
-    before = weights(Path("runs/whole/model"))
+    before = load_weights(Path("runs/whole/model"))
     with HubServer() as server:
         train(
             server,
-            *RISES,
+            *OVERFITTING_FLAGS,
             "--run_name",
             "whole",
             "--push_to_hub",
@@ -162,7 +162,7 @@ def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_
             "step-00000012"
         ]
     assert files["model.safetensors"] == Path("runs/whole/model/model.safetensors").read_bytes()
-    assert weights(Path("runs/whole/model")) == before
+    assert load_weights(Path("runs/whole/model")) == before
     card, losses = (
         files["README.md"].decode(),
         [json.loads(line) for line in files["metrics.jsonl"].splitlines()],
@@ -178,24 +178,24 @@ def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_
     )
 
 
-def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workplace):
+def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workspace):
     with HubServer() as server:
-        server.problems.append(Fault("POST .*/commit/", times=float("inf"), status=403))
+        server.problems.append(InjectedError("POST .*/commit/", times=float("inf"), status=403))
         said = train(server, *PUSHED, "--run_name", "p")
         assert said.count("is not on the Hub") == 1 and "--push_pending runs/p" in said
         steps = ["step-00000003", "step-00000012"]  # the last step replaces the others that waited
-        assert waiting(Path("runs/p/hub")) == steps and server.tags("me/p") == {}
+        assert staged_names(Path("runs/p/hub")) == steps and server.tags("me/p") == {}
         server.problems.clear()
         train(server, "--push_pending", "runs/p")
         assert list(server.tags("me/p")) == steps and len(server.titles("me/p")) == 2
         train(server, "--push_pending", "runs/p")
-        assert len(server.titles("me/p")) == 2 and waiting(Path("runs/p/hub")) == []
+        assert len(server.titles("me/p")) == 2 and staged_names(Path("runs/p/hub")) == []
 
 
-def test_a_push_that_cannot_be_made_ends_no_run(workplace, monkeypatch):
+def test_a_push_that_cannot_be_made_ends_no_run(workspace, monkeypatch):
     """There is no network in this process, and nothing is laid ready: nothing is waited for."""
     monkeypatch.setattr(publish, "model_card", lambda *_: 1 / 0)
-    done = run("train.py", *PUSHED, "--run_name", "p", HF_TOKEN="not-a-token")
+    done = run_script("train.py", *PUSHED, "--run_name", "p", HF_TOKEN="not-a-token")
     assert done.stderr.count("was not pushed") == 4 and "ZeroDivisionError" in done.stderr
     assert Path("runs/p/model/model.safetensors").is_file() and "all pushes" not in done.stderr
 
@@ -204,7 +204,7 @@ def test_a_push_that_cannot_be_made_ends_no_run(workplace, monkeypatch):
 def hanging_hub() -> Iterator[HubServer]:
     """A Hub that never answers an upload, until its ``ending`` is set."""
     with HubServer() as server:
-        server.problems = [Fault("PUT /lfs/", float("inf"), "hang")]
+        server.problems = [InjectedError("PUT /lfs/", float("inf"), "hang")]
         yield server
 
 
@@ -217,10 +217,10 @@ def hanging_hub() -> Iterator[HubServer]:
     ids=["finished", "stopped"],
 )
 def test_hanging_upload_does_not_keep_the_process(
-    hanging_hub, workplace, max_steps, until, limit, status
+    hanging_hub, workspace, max_steps, until, limit, status
 ):
     environment = (
-        os.environ | hanging_hub.environment(workplace / "home") | {"ACCELERATE_USE_CPU": "true"}
+        os.environ | hanging_hub.environment(workspace / "home") | {"ACCELERATE_USE_CPU": "true"}
     )
     flags = (
         *PUSHED,
@@ -246,21 +246,21 @@ def test_hanging_upload_does_not_keep_the_process(
     assert f"the run waits for at most {limit}" in last_lines[0]
     assert last_lines[1].endswith("To send: python train.py --push_pending runs/p")
 
-    staged = waiting(Path("runs/p/hub"))
+    staged = staged_names(Path("runs/p/hub"))
     hanging_hub.problems.clear()
     hanging_hub.ending.set()
     train(hanging_hub, "--push_pending", "runs/p")
     assert list(hanging_hub.tags("me/p")) == staged
 
 
-def test_without_a_login_the_run_is_refused_before_anything_is_written(workplace, monkeypatch):
+def test_without_a_login_the_run_is_refused_before_anything_is_written(workspace, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    done = run("train.py", *PUSHED, "--run_name", "p", expect=2)
+    done = run_script("train.py", *PUSHED, "--run_name", "p", expect=2)
     assert "hf auth login" in done.stderr and not Path("runs").exists()
 
 
-def test_pending_pushes_of_no_run_are_bad_input(workplace):
-    assert "text.txt" in run("train.py", "--push_pending", "text.txt", expect=2).stderr
+def test_pending_pushes_of_no_run_are_bad_input(workspace):
+    assert "text.txt" in run_script("train.py", "--push_pending", "text.txt", expect=2).stderr
 
 
 # Machines that are taken away.
@@ -310,17 +310,20 @@ class Machines:
 
     def run(self, expect: int = 0, **how: str) -> str:
         """Run the command on a fresh machine; return what it printed."""
-        done = run(WITNESS, *self.flags, expect=expect, **self.next(), **how)
+        done = run_script(RECORDED_TRAINING, *self.flags, expect=expect, **self.next(), **how)
         return done.stdout + done.stderr
 
 
 @pytest.fixture
-def fresh_machines(uninterrupted, monkeypatch):
+def fresh_machines(finished_run, monkeypatch):
     """Machines whose run has to end as the one that nothing interrupted."""
-    whole = final_state("whole"), ledger(Path("whole.ledger"))
+    whole = final_state("whole"), read_window_log(Path("whole.ledger"))
     with HubServer() as server:
-        yield Machines(server, uninterrupted, monkeypatch)
-    assert (final_state("tiny"), ledger(uninterrupted / "p.ledger")) == whole  # of the last machine
+        yield Machines(server, finished_run, monkeypatch)
+    assert (
+        final_state("tiny"),
+        read_window_log(finished_run / "p.ledger"),
+    ) == whole  # of the last machine
 
 
 def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_notice(
@@ -341,9 +344,9 @@ def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_n
 @pytest.mark.parametrize(
     "problem, begins",
     [
-        pytest.param(Fault("PUT /lfs/", kind="hang"), 4, id="an upload hangs"),
+        pytest.param(InjectedError("PUT /lfs/", kind="hang"), 4, id="an upload hangs"),
         pytest.param(
-            Fault("/commit/", kind="lose"),
+            InjectedError("/commit/", kind="lose"),
             6,
             id="a commit's answer is lost",
             marks=pytest.mark.slow,
@@ -357,7 +360,7 @@ def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no
     fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
     server.problems.append(problem)
     environment = fresh_machines.next() | {"STOP_AT": "8:0", "STOP_BY": "SIGTERM"}
-    pid, _, said = fork(WITNESS, fresh_machines.flags, environment)
+    pid, _, said = start_script(RECORDED_TRAINING, fresh_machines.flags, environment)
     wait_until(
         lambda: problem.times == 0 and "stopped by SIGTERM after step 8" in Path(said).read_text()
     )
@@ -373,14 +376,14 @@ def test_a_run_that_is_taken_away_waits_for_the_hub_longer_than_one_that_its_use
     assert [publish.push_seconds(number) for number in by_system] == [20] * 4
 
 
-def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_once(workplace):
+def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_once(workspace):
     environment = {
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "HF_HUB_OFFLINE": "0",
         "HF_HOME": str(Path("home").resolve()),
     }
     flags = ("--recipe", "tiny.yaml", *STEPS, "--resume_from_checkpoint", "hub://me/p")
-    pid, _, said = fork("train.py", flags, environment)
+    pid, _, said = start_script("train.py", flags, environment)
     wait_until(lambda: "; retrying in 1 s" in Path(said).read_text())
     os.kill(pid, signal.SIGINT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
@@ -388,7 +391,7 @@ def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_o
 
 
 @pytest.mark.parametrize("more", [["--hub_strategy", "every_save"], ["--hub_model_id", "me/other"]])
-def test_only_a_run_that_pushes_its_checkpoints_there_begins_where_there_are_none(workplace, more):
+def test_only_a_run_that_pushes_its_checkpoints_there_begins_where_there_are_none(workspace, more):
     with HubServer() as server:
         asked = (*PUSHED, "--hub_model_id", "me/p", "--hub_strategy", "checkpoint", *more)
         said = train(server, *asked, "--resume_from_checkpoint", "hub://me/p", expect=2)

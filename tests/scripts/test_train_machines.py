@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, fork, free_port, run, torchrun_environments
-from run_results import TINY, final_state, losses, rows
+from conftest import ROOT, free_port, run_script, start_script, torchrun_environments
+from run_results import TINY_RECIPE, final_state, losses_by_step, metrics_rows
 from torch.distributed.fsdp import FSDPModule
 
 from ursa_minor.base import files, gpus
@@ -39,7 +39,7 @@ def sequences(stderr: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("most, taken", [(7, 4), pytest.param(1, 1, marks=pytest.mark.slow)])
-def test_auto_ends_at_the_largest_half_that_fits_and_reads_the_same_windows(workplace, most, taken):
+def test_auto_ends_at_the_largest_half_that_fits_and_reads_the_same_windows(workspace, most, taken):
     auto = (
         "--per_device_train_batch_size",
         "auto",
@@ -49,23 +49,27 @@ def test_auto_ends_at_the_largest_half_that_fits_and_reads_the_same_windows(work
         "--warmup_steps",
         "1",
     )
-    done = run(CHILD, *TINY, *auto, "--run_name", "a", MOST=str(most))
+    done = run_script(CHILD, *TINY_RECIPE, *auto, "--run_name", "a", MOST=str(most))
     assert sequences(done.stderr) == (8 // taken, taken)
     assert "runs out of memory: trying" in done.stderr
-    run(CHILD, *TINY, *auto, "--run_name", "b", "--per_device_train_batch_size", str(taken))
-    assert losses("a") == losses("b")
+    run_script(
+        CHILD, *TINY_RECIPE, *auto, "--run_name", "b", "--per_device_train_batch_size", str(taken)
+    )
+    assert losses_by_step("a") == losses_by_step("b")
     state = checkpoint.read_state(Path("runs/a/checkpoints/step-00000003"))
     assert state["micro_batch"] == taken and state["tokens"] == 3 * 128
 
 
 @pytest.mark.slow
-def test_one_process_that_runs_out_lowers_all_of_them(workplace):
+def test_one_process_that_runs_out_lowers_all_of_them(workspace):
     auto = ("--per_device_train_batch_size", "auto", *QUIET)
-    done = run(CHILD, *TINY, *auto, "--run_name", "a", processes=2, MOST="1", MOST_RANK="1")
+    done = run_script(
+        CHILD, *TINY_RECIPE, *auto, "--run_name", "a", processes=2, MOST="1", MOST_RANK="1"
+    )
     assert sequences(done.stderr) == (4, 1)
-    run(
+    run_script(
         "train.py",
-        *TINY,
+        *TINY_RECIPE,
         *QUIET,
         "--run_name",
         "b",
@@ -76,17 +80,31 @@ def test_one_process_that_runs_out_lowers_all_of_them(workplace):
     assert final_state("a")["model.safetensors"] == final_state("b")["model.safetensors"]
 
 
-def test_when_not_one_sequence_fits_checkpointing_is_proposed(workplace):
-    done = run(
-        CHILD, *TINY, "--per_device_train_batch_size", "auto", "--run_name", "a", expect=2, MOST="0"
+def test_when_not_one_sequence_fits_checkpointing_is_proposed(workspace):
+    done = run_script(
+        CHILD,
+        *TINY_RECIPE,
+        "--per_device_train_batch_size",
+        "auto",
+        "--run_name",
+        "a",
+        expect=2,
+        MOST="0",
     )
     assert "runs out of memory at a micro-batch of 1 x 16 tokens" in done.stderr
     assert "--gradient_checkpointing full" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_explicit_size_that_does_not_fit_is_explained_and_not_changed(workplace):
-    done = run(
-        CHILD, *TINY, "--per_device_train_batch_size", "4", "--run_name", "a", expect=2, MOST="3"
+def test_an_explicit_size_that_does_not_fit_is_explained_and_not_changed(workspace):
+    done = run_script(
+        CHILD,
+        *TINY_RECIPE,
+        "--per_device_train_batch_size",
+        "4",
+        "--run_name",
+        "a",
+        expect=2,
+        MOST="3",
     )
     assert (
         "per_device_train_batch_size = 4: CPU" in done.stderr
@@ -94,18 +112,35 @@ def test_an_explicit_size_that_does_not_fit_is_explained_and_not_changed(workpla
     )
     assert "--per_device_train_batch_size 2 or auto" in done.stderr
     assert not list(Path("runs/a").glob("metrics.jsonl"))
-    done = run(
-        CHILD, *TINY, *QUIET, "--per_device_train_batch_size", "2", "--run_name", "a", MOST="3"
+    done = run_script(
+        CHILD,
+        *TINY_RECIPE,
+        *QUIET,
+        "--per_device_train_batch_size",
+        "2",
+        "--run_name",
+        "a",
+        MOST="3",
     )
     assert sequences(done.stderr) == (4, 2)
 
 
 @pytest.mark.slow
-def test_a_resumed_auto_run_keeps_its_size_and_so_its_bits(workplace):
+def test_a_resumed_auto_run_keeps_its_size_and_so_its_bits(workspace):
     auto = ("--per_device_train_batch_size", "auto")
-    run(CHILD, *TINY, *auto, "--run_name", "whole", MOST="2", LEDGER="whole.ledger")
-    run(CHILD, *TINY, *auto, "--run_name", "k", expect=1, MOST="2", OUT_AT="7", LEDGER="k.ledger")
-    done = run(CHILD, *TINY, *auto, "--run_name", "k")  # more would fit now
+    run_script(CHILD, *TINY_RECIPE, *auto, "--run_name", "whole", MOST="2", LEDGER="whole.ledger")
+    run_script(
+        CHILD,
+        *TINY_RECIPE,
+        *auto,
+        "--run_name",
+        "k",
+        expect=1,
+        MOST="2",
+        OUT_AT="7",
+        LEDGER="k.ledger",
+    )
+    done = run_script(CHILD, *TINY_RECIPE, *auto, "--run_name", "k")  # more would fit now
     assert (
         sequences(done.stderr) == (4, 2)
         and "resumed from runs/k/checkpoints/step-00000007" in done.stderr
@@ -117,11 +152,11 @@ def test_a_resumed_auto_run_keeps_its_size_and_so_its_bits(workplace):
     "processes, rank", [pytest.param(1, "0", marks=pytest.mark.slow), (2, "1")]
 )
 def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(
-    uninterrupted_two, processes, rank
+    finished_ddp_run, processes, rank
 ):
     out = {"ACCELERATE_USE_CPU": "true", "OUT_AT": "5", "OUT_RANK": rank}
     children = [
-        fork(CHILD, (*TINY, "--run_name", "k"), own | out)
+        start_script(CHILD, (*TINY_RECIPE, "--run_name", "k"), own | out)
         for own in torchrun_environments(processes)
     ]
     for pid, _, _ in children:  # the launcher ends the other one; here it notices by itself
@@ -134,7 +169,7 @@ def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(
     )
     path = Path("runs/k/checkpoints/step-00000005")
     assert checkpoint.find_problem(path) is None
-    run("train.py", *TINY, "--run_name", "k", processes=processes)
+    run_script("train.py", *TINY_RECIPE, "--run_name", "k", processes=processes)
     assert final_state("k") == final_state("whole" if processes == 1 else "two")
 
 
@@ -142,26 +177,31 @@ def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(
 
 
 @pytest.mark.slow
-def test_zero_1_equals_ddp_to_the_bit_and_resumes_to_the_bit(uninterrupted_two):
-    zero = (*TINY, "--shard_optimizer", "true")
-    run("train.py", *zero, "--run_name", "z", processes=2)
+def test_zero_1_equals_ddp_to_the_bit_and_resumes_to_the_bit(finished_ddp_run):
+    zero = (*TINY_RECIPE, "--shard_optimizer", "true")
+    run_script("train.py", *zero, "--run_name", "z", processes=2)
     assert final_state("z") == final_state("two")
-    run(CHILD, *zero, "--run_name", "k", processes=2, expect=None, OUT_AT="7", OUT_RANK="0")
-    run("train.py", *zero, "--run_name", "k", processes=2)
+    run_script(CHILD, *zero, "--run_name", "k", processes=2, expect=None, OUT_AT="7", OUT_RANK="0")
+    run_script("train.py", *zero, "--run_name", "k", processes=2)
     assert final_state("k") == final_state("two")
 
 
 @pytest.mark.parametrize("reshard", ["true", pytest.param("false", marks=pytest.mark.slow)])
-def test_fsdp2_learns_what_ddp_learns_and_exports_a_stock_model(uninterrupted_two, reshard):
-    done = run(CHILD, *TINY, "--sample_steps", "12", "--run_name", "f", processes=2, FSDP=reshard)
+def test_fsdp2_learns_what_ddp_learns_and_exports_a_stock_model(finished_ddp_run, reshard):
+    done = run_script(
+        CHILD, *TINY_RECIPE, "--sample_steps", "12", "--run_name", "f", processes=2, FSDP=reshard
+    )
     assert "FSDP2" in done.stderr
-    two = losses("two")
-    assert losses("f") == pytest.approx(two, abs=1e-5) and len(two) == 12
+    two = losses_by_step("two")
+    assert losses_by_step("f") == pytest.approx(two, abs=1e-5) and len(two) == 12
     evals = [
-        [row["eval/loss"] for row in rows(name) if "eval/loss" in row] for name in ("f", "two")
+        [row["eval/loss"] for row in metrics_rows(name) if "eval/loss" in row]
+        for name in ("f", "two")
     ]
     assert evals[0] == pytest.approx(evals[1], abs=1e-5)
-    done = run("train.py", *TINY, "--run_name", "x", "--eval_only", "--init_from", "runs/f/model")
+    done = run_script(
+        "train.py", *TINY_RECIPE, "--run_name", "x", "--eval_only", "--init_from", "runs/f/model"
+    )
     assert f'"eval/loss": {evals[0][-1]:.3f}'[:-1] in done.stdout
 
 
@@ -170,12 +210,12 @@ RECOVERS = hasattr(FSDPModule, "reset_iter_state")  # from torch 2.13 on
 
 @pytest.mark.parametrize("recovers", [True, False] if RECOVERS else [False])
 def test_fsdp2_takes_loss_and_averages_in_fp32_once_an_update_or_where_it_cannot_recover_in_each_micro_batch(
-    uninterrupted_two, recovers
+    finished_ddp_run, recovers
 ):
     how = {"FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "EXCHANGES": "sent.json"}
     how |= {} if recovers else {"RECOVERS": "no"}
-    run(
-        CHILD, *TINY, *QUIET, "--run_name", "f", "--max_steps", "4", processes=2, **how
+    run_script(
+        CHILD, *TINY_RECIPE, *QUIET, "--run_name", "f", "--max_steps", "4", processes=2, **how
     )  # of 2 micro-batches each
     whole = 4 * estimate.shape_of(loading.load_recipe(Path("tiny.yaml")).model).parameters
     exchanges = 4 + 1 if recovers else 4 * 2  # one in the try
@@ -185,16 +225,16 @@ def test_fsdp2_takes_loss_and_averages_in_fp32_once_an_update_or_where_it_cannot
         "exchanges": exchanges * (2 + 1),
     }
     # In fp32: bf16's own steps are 0.02 here.
-    assert losses("f") == pytest.approx(
-        {step: losses("two")[step] for step in (1, 2, 3, 4)}, abs=1e-3
+    assert losses_by_step("f") == pytest.approx(
+        {step: losses_by_step("two")[step] for step in (1, 2, 3, 4)}, abs=1e-3
     )
 
 
 @pytest.mark.skipif(not RECOVERS, reason="torch 2.13")
 @pytest.mark.slow
-def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workplace):
+def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workspace):
     flags = (
-        *TINY,
+        *TINY_RECIPE,
         *QUIET,
         "--per_device_train_batch_size",
         "auto",
@@ -203,7 +243,7 @@ def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workpla
         "--run_name",
         "f",
     )
-    done = run(CHILD, *flags, processes=2, FSDP="true", MOST="1", EXCHANGES="sent.json")
+    done = run_script(CHILD, *flags, processes=2, FSDP="true", MOST="1", EXCHANGES="sent.json")
     assert (
         "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr
     )  # in one of them nothing waits
@@ -216,7 +256,7 @@ def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workpla
         < done.stderr.index(without)
         < done.stderr.index("4 micro-batches x 1 sequence")
     )
-    assert len(losses("f")) == 3
+    assert len(losses_by_step("f")) == 3
 
 
 @pytest.mark.parametrize(
@@ -228,7 +268,7 @@ def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workpla
     ],
 )
 def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(
-    uninterrupted_two, optimizer, order
+    finished_ddp_run, optimizer, order
 ):
     machines = {
         "one": ((), 1, {}),
@@ -237,16 +277,16 @@ def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(
         "fsdp": ((), 2, {"FSDP": "true"}),
     }
     chosen = ("--optimizer", optimizer, *QUIET)
-    run("train.py", *TINY, *chosen, "--run_name", "whole_one")
+    run_script("train.py", *TINY_RECIPE, *chosen, "--run_name", "whole_one")
     for number, name in enumerate(order):
         flags, processes, environment = machines[name]
         if number + 1 < len(order):
             environment = environment | {
                 "OUT_AT": str(3 * number + 4)
             }  # after the checkpoint of 3, 6, 9
-        done = run(
+        done = run_script(
             CHILD,
-            *TINY,
+            *TINY_RECIPE,
             *chosen,
             *flags,
             "--run_name",
@@ -257,14 +297,16 @@ def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(
         )
         assert ("resumed from" in done.stderr) == (number > 0)
     # Newton-Schulz lifts small singular values, and so what rounding has made of them.
-    assert losses("m") == pytest.approx(
-        losses("whole_one"), abs=1e-5 if optimizer == "adamw" else 1e-4
+    assert losses_by_step("m") == pytest.approx(
+        losses_by_step("whole_one"), abs=1e-5 if optimizer == "adamw" else 1e-4
     )
-    assert len(losses("m")) == 12 and Path("runs/m/model/config.json").is_file()
+    assert len(losses_by_step("m")) == 12 and Path("runs/m/model/config.json").is_file()
 
 
-def test_fsdp_on_a_cpu_is_refused(workplace):
-    done = run("train.py", *TINY, expect=2, ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
+def test_fsdp_on_a_cpu_is_refused(workspace):
+    done = run_script(
+        "train.py", *TINY_RECIPE, expect=2, ACCELERATE_USE_FSDP="true", FSDP_VERSION="2"
+    )
     assert "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA GPUs" in done.stderr
     assert not Path("runs").exists()
 
@@ -272,12 +314,12 @@ def test_fsdp_on_a_cpu_is_refused(workplace):
 # A process that hangs or dies.
 
 
-def test_a_lost_process_ends_the_run_and_the_same_command_resumes_it_exactly(uninterrupted_two):
-    done = run(CHILD, *TINY, "--run_name", "k", processes=2, expect=None, DIE_AT="7")
+def test_a_lost_process_ends_the_run_and_the_same_command_resumes_it_exactly(finished_ddp_run):
+    done = run_script(CHILD, *TINY_RECIPE, "--run_name", "k", processes=2, expect=None, DIE_AT="7")
     assert done.returncode == 1 and re.search(r"hangs \(connection", done.stderr, re.IGNORECASE), (
         done.stderr
     )
-    again = run(CHILD, *TINY, "--run_name", "k", processes=2, DIE_AT="7")
+    again = run_script(CHILD, *TINY_RECIPE, "--run_name", "k", processes=2, DIE_AT="7")
     assert "resumed from runs/k/checkpoints/step-00000006" in again.stderr
     assert final_state("k") == final_state("two")
 
@@ -285,7 +327,7 @@ def test_a_lost_process_ends_the_run_and_the_same_command_resumes_it_exactly(uni
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["HANG_AT", "DIE_AT"])
 def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly(
-    uninterrupted_two, what
+    finished_ddp_run, what
 ):
     launcher = [
         "-m",
@@ -296,7 +338,16 @@ def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly
         "--max_restarts",
         "1",
     ]
-    command = [sys.executable, *launcher, CHILD, *TINY, "--run_name", "k", "--ddp_timeout", "6"]
+    command = [
+        sys.executable,
+        *launcher,
+        CHILD,
+        *TINY_RECIPE,
+        "--run_name",
+        "k",
+        "--ddp_timeout",
+        "6",
+    ]
     environment = {
         **os.environ,
         "ACCELERATE_USE_CPU": "true",
@@ -420,7 +471,7 @@ def launch(yaml: str, *flags: str) -> str:
         "--main_process_port",
         str(free_port()),
         str(ROOT / "train.py"),
-        *TINY,
+        *TINY_RECIPE,
         *flags,
     ]
     environment = {
@@ -438,19 +489,19 @@ def launch(yaml: str, *flags: str) -> str:
 @pytest.mark.parametrize(
     "yaml", ["zero2_x8.yaml", "zero3_x8.yaml", "conservative.yaml", "h100.yaml"]
 )
-def test_a_card_learns_what_a_cpu_learns(workplace, yaml):
+def test_a_card_learns_what_a_cpu_learns(workspace, yaml):
     still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]
     launch("cpu.yaml", *QUIET, *still, "--run_name", "cpu")
     said = launch(yaml, *QUIET, *still, "--run_name", "card")
     assert ("FSDP2" in said) == yaml.startswith("zero")
-    assert losses("card") == pytest.approx(losses("cpu"), rel=0.02)
+    assert losses_by_step("card") == pytest.approx(losses_by_step("cpu"), rel=0.02)
 
 
 @pytest.mark.gpu
 @CARD
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_card_resumes_to_the_bit_where_it_is_deterministic_else_to_rounding(
-    workplace, deterministic
+    workspace, deterministic
 ):
     how = ("--deterministic", str(deterministic).lower())
     launch("h100.yaml", "--run_name", "whole", *how)
@@ -460,7 +511,9 @@ def test_a_card_resumes_to_the_bit_where_it_is_deterministic_else_to_rounding(
     assert "resumed from runs/k/checkpoints/step-00000003" in launch(
         "h100.yaml", "--run_name", "k", *how
     )
-    assert losses("k") == pytest.approx(losses("whole"), rel=0 if deterministic else 1e-3)
+    assert losses_by_step("k") == pytest.approx(
+        losses_by_step("whole"), rel=0 if deterministic else 1e-3
+    )
     same = final_state("k")["model.safetensors"] == final_state("whole")["model.safetensors"]
     assert same or not deterministic
-    assert 0 < rows("k")[-2]["gpu/memory"] <= 1
+    assert 0 < metrics_rows("k")[-2]["gpu/memory"] <= 1

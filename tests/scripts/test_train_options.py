@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, TEXT, WITNESS, run
-from run_results import TINY, final_state, losses
+from conftest import RECORDED_TRAINING, ROOT, TEXT, run_script
+from run_results import TINY_RECIPE, final_state, losses_by_step
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -18,7 +18,7 @@ from transformers import (
 MACHINE = str(ROOT / "tests" / "failing_training.py")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "4")
 STILL = ("--resid_pdrop", "0", "--embd_pdrop", "0", "--attn_pdrop", "0")
-SHORT = (*TINY, *STILL, *QUIET, "--max_steps", "4", "--warmup_steps", "1")
+SHORT = (*TINY_RECIPE, *STILL, *QUIET, "--max_steps", "4", "--warmup_steps", "1")
 LLAMA = (
     "--architecture",
     "llama",
@@ -42,9 +42,9 @@ def shapeless(name: str, **changes) -> str:
 
 
 @pytest.fixture
-def learned(uninterrupted):
+def learned(finished_run):
     """The last validation loss of runs/whole, a GPT-2 of 12 updates in a folder of one's own."""
-    return losses("whole", "eval/loss")[12]
+    return losses_by_step("whole", "eval/loss")[12]
 
 
 # Another beginning.
@@ -54,8 +54,8 @@ def test_a_run_that_begins_from_a_model_begins_at_its_loss_learns_on_and_resumes
     learned,
 ):
     recipe = shapeless("more.yaml", init_from="runs/whole")
-    done = run("train.py", "--recipe", recipe, "--run_name", "more")
-    found = losses("more", "eval/loss")
+    done = run_script("train.py", "--recipe", recipe, "--run_name", "more")
+    found = losses_by_step("more", "eval/loss")
     assert found[0] == pytest.approx(learned, abs=1e-5) and found[12] < learned - 0.05
     assert "from runs/whole/model" in done.stderr
     written = yaml.safe_load(Path("runs/more/recipe.yaml").read_text())
@@ -64,8 +64,17 @@ def test_a_run_that_begins_from_a_model_begins_at_its_loss_learns_on_and_resumes
         32,
         64,
     )  # filled in
-    run(WITNESS, "--recipe", recipe, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:6")
-    done = run("train.py", "--recipe", recipe, "--run_name", "k")
+    run_script(
+        RECORDED_TRAINING,
+        "--recipe",
+        recipe,
+        "--run_name",
+        "k",
+        expect=-9,
+        LEDGER="l",
+        KILL_AT="step:6",
+    )
+    done = run_script("train.py", "--recipe", recipe, "--run_name", "k")
     assert "resumed from runs/k/checkpoints/step-00000003" in done.stderr and final_state(
         "k"
     ) == final_state("more")
@@ -74,7 +83,7 @@ def test_a_run_that_begins_from_a_model_begins_at_its_loss_learns_on_and_resumes
 def test_another_tokenizer_than_the_models_is_refused_before_anything_is_written(learned):
     Path("other.txt").write_text("Ωmega " * 2000)
     flags = ("--recipe", shapeless("more.yaml"), "--init_from", "runs/whole")
-    done = run(
+    done = run_script(
         "train.py", *flags, "--data_files", "other.txt", "--tokenizer", "characters", expect=2
     )
     assert "not the tokenizer of init_from = runs/whole/model" in done.stderr
@@ -82,7 +91,7 @@ def test_another_tokenizer_than_the_models_is_refused_before_anything_is_written
 
 
 def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_asks_for_it(
-    workplace,
+    workspace,
 ):
     config = {
         "hidden_size": 32,
@@ -98,7 +107,7 @@ def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_as
     }
     LlamaForCausalLM(LlamaConfig(**config)).save_pretrained("bare")
     recipe = shapeless("more.yaml", init_from="bare", resid_pdrop=0.0, embd_pdrop=0.0)
-    done = run("train.py", "--recipe", recipe, *QUIET, "--run_name", "r", expect=None)
+    done = run_script("train.py", "--recipe", recipe, *QUIET, "--run_name", "r", expect=None)
     assert "tokenizer = bare: " in done.stderr and not Path("runs/r").exists()
     words = ["</s>", "<unk>", "\u2581", *sorted(set(TEXT) - {" "}), "\u2581a", "th"]
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -107,7 +116,7 @@ def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_as
     PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token="</s>", unk_token="<unk>"
     ).save_pretrained("words")
-    run(
+    run_script(
         "train.py",
         "--recipe",
         recipe,
@@ -122,19 +131,28 @@ def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_as
     assert yaml.safe_load(Path("runs/r/recipe.yaml").read_text())["vocab_size"] == 128
     assert (
         "lm_head.weight" in load_file("runs/r/model/model.safetensors")
-        and losses("r")[4] < losses("r")[1]
+        and losses_by_step("r")[4] < losses_by_step("r")[1]
     )
 
 
 # Llama.
 
 
-def test_a_llama_type_run_learns_resumes_to_the_bit_and_exports_what_transformers_loads(workplace):
-    run("train.py", *TINY, *LLAMA, "--run_name", "llama")
-    found = losses("llama", "eval/loss")
+def test_a_llama_type_run_learns_resumes_to_the_bit_and_exports_what_transformers_loads(workspace):
+    run_script("train.py", *TINY_RECIPE, *LLAMA, "--run_name", "llama")
+    found = losses_by_step("llama", "eval/loss")
     assert found[12] < found[0] - 0.3
-    run(WITNESS, *TINY, *LLAMA, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:5")
-    run("train.py", *TINY, *LLAMA, "--run_name", "k")
+    run_script(
+        RECORDED_TRAINING,
+        *TINY_RECIPE,
+        *LLAMA,
+        "--run_name",
+        "k",
+        expect=-9,
+        LEDGER="l",
+        KILL_AT="step:5",
+    )
+    run_script("train.py", *TINY_RECIPE, *LLAMA, "--run_name", "k")
     assert final_state("k") == final_state("llama")
     model, info = AutoModelForCausalLM.from_pretrained("runs/llama/model", output_loading_info=True)
     assert (
@@ -147,16 +165,16 @@ def test_a_llama_type_run_learns_resumes_to_the_bit_and_exports_what_transformer
 
 
 @pytest.mark.slow
-def test_a_llama_type_model_under_fsdp2_learns_what_one_process_learns(workplace):
-    run("train.py", *SHORT, *LLAMA, "--run_name", "one")
-    run(MACHINE, *SHORT, *LLAMA, "--run_name", "sharded", processes=2, FSDP="true")
-    assert losses("sharded") == pytest.approx(losses("one"), abs=1e-5)
+def test_a_llama_type_model_under_fsdp2_learns_what_one_process_learns(workspace):
+    run_script("train.py", *SHORT, *LLAMA, "--run_name", "one")
+    run_script(MACHINE, *SHORT, *LLAMA, "--run_name", "sharded", processes=2, FSDP="true")
+    assert losses_by_step("sharded") == pytest.approx(losses_by_step("one"), abs=1e-5)
 
 
 # Knobs of the loss.
 
 
-def test_what_is_added_to_the_loss_is_learned_from_and_not_reported_as_validation(workplace):
+def test_what_is_added_to_the_loss_is_learned_from_and_not_reported_as_validation(workspace):
     Path("docs").mkdir()
     for number in range(200):
         Path(f"docs/{number:03}.txt").write_text(TEXT[40 * number : 40 * number + 40])
@@ -164,30 +182,32 @@ def test_what_is_added_to_the_loss_is_learned_from_and_not_reported_as_validatio
     knobs |= {"deterministic": ("--deterministic", "true"), "masked": ("--document_mask", "true")}
     for name, flags in knobs.items():
         flags = (*SHORT, "--data_files", "docs/*.txt", "--eval_steps", "4", *flags)
-        said = run("train.py", *flags, "--run_name", name).stderr
+        said = run_script("train.py", *flags, "--run_name", name).stderr
         assert (", deterministic" in said) == (name == "deterministic")
-        plain, more = losses("plain", "eval/loss"), losses(name, "eval/loss")
+        plain, more = losses_by_step("plain", "eval/loss"), losses_by_step(name, "eval/loss")
         # The same weights: the reported losses are the plain ones; under a mask validation reads as training does.
         assert (
-            (plain[0] == more[0]) == (losses(name)[1] == losses("plain")[1]) == (name != "masked")
+            (plain[0] == more[0])
+            == (losses_by_step(name)[1] == losses_by_step("plain")[1])
+            == (name != "masked")
         )
         assert (plain[4] == more[4]) == (name in ("plain", "deterministic"))
-        objectives = losses(name, "train/objective")
+        objectives = losses_by_step(name, "train/objective")
         assert bool(objectives) == (name in ("smoothing", "z_loss"))
-        assert not objectives or objectives[1] != losses(name)[1]
+        assert not objectives or objectives[1] != losses_by_step(name)[1]
 
 
 # Knobs of memory and speed.
 
 
-def test_eight_bit_moments_learn_nearly_the_same_and_take_less(workplace):
+def test_eight_bit_moments_learn_nearly_the_same_and_take_less(workspace):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     wide = (*SHORT, "--n_embd", "128")  # tensors of less than 4,096 elements stay as they are
-    run("train.py", *wide, "--run_name", "plain")
-    run("train.py", *wide, "--optimizer", "adamw_8bit", "--run_name", "eight")
-    assert losses("eight") != losses("plain") and losses("eight") == pytest.approx(
-        losses("plain"), abs=0.05
-    )
+    run_script("train.py", *wide, "--run_name", "plain")
+    run_script("train.py", *wide, "--optimizer", "adamw_8bit", "--run_name", "eight")
+    assert losses_by_step("eight") != losses_by_step("plain") and losses_by_step(
+        "eight"
+    ) == pytest.approx(losses_by_step("plain"), abs=0.05)
     moments = (
         Path(f"runs/{name}/checkpoints/step-00000004/optimizer.safetensors")
         for name in ("plain", "eight")

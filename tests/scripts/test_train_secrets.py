@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TEXT, run
+from conftest import ROOT, TEXT, run_script
 from fake_hub import HubServer
 from http_server import DataServer
 
@@ -56,10 +56,10 @@ def url(
 
 
 @pytest.fixture
-def own(workplace):
+def own(workspace):
     """A folder of one's own without shards."""
     shutil.rmtree("data")
-    return workplace
+    return workspace
 
 
 def check_no_secrets(*said: str | bytes) -> None:
@@ -101,7 +101,7 @@ def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(
         home = {name: str(Path(folder).resolve()) for name, folder in homes.items()}
         for module in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
             monkeypatch.delitem(sys.modules, module)  # it notes its folder at its import
-        done = run(
+        done = run_script(
             "train.py", *TINY, *flags, *given, **hub.environment("") | home, WANDB_MODE="offline"
         )
         shown = f"{server.url.replace('://', '://redacted@')}/files/a.jsonl?redacted=".encode()
@@ -116,20 +116,20 @@ def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(
 
 def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(own, server):
     for name in "ab":  # here, for the reader that the trainer would start takes seconds to begin
-        run("prepare_data.py", *ROWS, "--data_files", url(server, f"{name}.jsonl"))
-    first = run("train.py", *ROWS, "--data_files", url(server, "a.jsonl"))
+        run_script("prepare_data.py", *ROWS, "--data_files", url(server, f"{name}.jsonl"))
+    first = run_script("train.py", *ROWS, "--data_files", url(server, "a.jsonl"))
     assert (
         "/redacted@" not in first.stderr
         and "a.jsonl?redacted=" in Path("runs/r/recipe.yaml").read_text()
     )
     shutil.rmtree("runs/r/checkpoints/step-00000012")
     server.log.clear()
-    again = run("train.py", *ROWS, "--data_files", url(server, "a.jsonl", "canaryagain"))
+    again = run_script("train.py", *ROWS, "--data_files", url(server, "a.jsonl", "canaryagain"))
     assert "resumed from runs/r/checkpoints/step-00000009" in again.stderr
     # The run folder's own recipe finds the shards too.
-    by_recipe = run("train.py", "--recipe", "runs/r/recipe.yaml", "--eval_only")
+    by_recipe = run_script("train.py", "--recipe", "runs/r/recipe.yaml", "--eval_only")
     assert not server.log, "the file is known by its redacted URL"
-    other = run("train.py", *ROWS, "--data_files", url(server, "b.jsonl"), expect=2)
+    other = run_script("train.py", *ROWS, "--data_files", url(server, "b.jsonl"), expect=2)
     assert "runs/r/checkpoints/step-00000012" in other.stderr
     check_no_secrets(
         *(
@@ -151,7 +151,7 @@ def test_a_preparation_goes_on_with_a_renewed_token_where_it_was(own, server):
         "--data_files",
     )
     urls = [url(server, "a.jsonl"), url(server, "b.jsonl")]
-    killed = run(
+    killed = run_script(
         str(ROOT / "tests" / "scripts" / "test_prepare_data.py"),
         *flags,
         *urls,
@@ -163,7 +163,7 @@ def test_a_preparation_goes_on_with_a_renewed_token_where_it_was(own, server):
     assert "/files/" in cursor["file"] and not [
         secret for secret in SECRETS if secret in cursor["file"]
     ]
-    done = run(
+    done = run_script(
         "prepare_data.py", *flags, *(one.replace("canarytoken", "canaryagain") for one in urls)
     )
     assert done.stdout.strip() == str(path.parent) and json.loads(path.read_text())["complete"]
@@ -184,7 +184,7 @@ NO_URL = "data_files: entry 1 is not a valid URL"
 )
 def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, file, change, named):
     given = url(server, file).replace(change[0].replace("PORT", str(server.server_port)), change[1])
-    done = run("prepare_data.py", "--recipe", "tiny.yaml", "--data_files", given, expect=2)
+    done = run_script("prepare_data.py", "--recipe", "tiny.yaml", "--data_files", given, expect=2)
     assert named in done.stderr and "Traceback" not in done.stderr
     assert not [secret for secret in SECRETS if secret in done.stderr]
 
@@ -197,12 +197,12 @@ def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, fil
         ("check_setup.py", ()),
     ],
 )
-def test_a_secret_in_a_flag_that_is_none_is_not_shown(workplace, script, flags):
+def test_a_secret_in_a_flag_that_is_none_is_not_shown(workspace, script, flags):
     secret = (
         f"--api_key={SECRETS[0]}=={SECRETS[1]}",
         f"--zzz=https://canaryuser:canarypass@h/x?token={SECRETS[2]}",
     )
-    said = run(script, *flags, *secret, expect=2).stderr
+    said = run_script(script, *flags, *secret, expect=2).stderr
     assert "--api_key: " in said and "--zzz: " in said and "canary" not in said
 
 

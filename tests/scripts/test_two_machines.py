@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, WITNESS, run
+from conftest import RECORDED_TRAINING, ROOT, run_script
 from push_helpers import wait_until
-from run_results import TINY, final_state, losses, rows, windows_of_steps
+from run_results import TINY_RECIPE, final_state, losses_by_step, metrics_rows, windows_by_step
 from two_machines import DEVICE, HOSTS, PORT, Started, TwoMachines
 
 pytest_plugins = ["two_machines"]
@@ -21,7 +21,7 @@ YAML = ROOT / "accelerate_configs/multi_node_2x8.yaml"
 SLURM = ROOT / "scripts/slurm.sh"
 PYTHONPATH = f"{ROOT}:{ROOT / 'tests'}"
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")
-LONG = (*TINY, *QUIET, "--max_steps", "300", "--save_steps", "20")
+LONG = (*TINY_RECIPE, *QUIET, "--max_steps", "300", "--save_steps", "20")
 LAST = 300
 MARGIN = 8  # seconds that ending takes on two busy cores, beside the time limit
 NOTICED = "another process of this run died, was killed (memory?) or hangs"
@@ -90,7 +90,7 @@ def wait_for_step(run_name: str, step: int) -> None:
 
 
 @pytest.mark.slow
-def test_processes_on_two_machines_learn_what_one_process_learns(uninterrupted_two, machines):
+def test_processes_on_two_machines_learn_what_one_process_learns(finished_ddp_run, machines):
     shared = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": machines.address(0),
@@ -103,25 +103,26 @@ def test_processes_on_two_machines_learn_what_one_process_learns(uninterrupted_t
         "LOCAL_RANK": "0",
         "PYTHONPATH": PYTHONPATH,
     }
-    command = [sys.executable, WITNESS, *TINY, "--run_name", "apart"]
+    command = [sys.executable, RECORDED_TRAINING, *TINY_RECIPE, "--run_name", "apart"]
     started = [machines.start(rank, command, **shared, RANK=str(rank)) for rank in (0, 1)]
     wait_until(lambda: all(machines.processes(machine) for machine in (0, 1)))
     assert ended(started) == [0, 0], started[0].said + started[1].said
     # One process's ledger and losses, and the bits of two processes on one machine.
-    read = windows_of_steps("whole.ledger")
+    read = windows_by_step("whole.ledger")
     assert (
-        len(read) == 12
-        and windows_of_steps("two.ledger") == windows_of_steps("apart.ledger") == read
+        len(read) == 12 and windows_by_step("two.ledger") == windows_by_step("apart.ledger") == read
     )
     for name in ("train/loss", "eval/loss"):
-        assert losses("apart", name) == pytest.approx(losses("whole", name), abs=1e-5)
-    assert len(losses("apart")) == 12 and final_state("apart") == final_state("two")
+        assert losses_by_step("apart", name) == pytest.approx(
+            losses_by_step("whole", name), abs=1e-5
+        )
+    assert len(losses_by_step("apart")) == 12 and final_state("apart") == final_state("two")
 
 
 @pytest.fixture
-def whole(workplace, machines):
+def whole(workspace, machines):
     """The end of a run on two machines that nothing interrupts: that of two processes on one, as is tested above."""
-    run("train.py", *LONG, "--run_name", "whole", processes=2)
+    run_script("train.py", *LONG, "--run_name", "whole", processes=2)
     return final_state("whole", LAST)
 
 
@@ -165,7 +166,7 @@ def test_a_cable_that_is_out_for_less_than_the_time_limit_is_waited_for(machines
     wait_for_step("k", 100)
     machines.cut()
     time.sleep(5)
-    before = len(rows("k"))
+    before = len(metrics_rows("k"))
     machines.mend()
     assert ended(launchers) == [0, 0], launchers[0].said + launchers[1].said
     assert before < LAST and NOTICED not in launchers[0].said + launchers[1].said
@@ -227,12 +228,12 @@ sys.exit(max(codes, key=abs))
 
 
 @pytest.fixture
-def slurm(machines, workplace):
+def slurm(machines, workspace):
     """Submit the script as a job of two nodes."""
-    (workplace / "accelerate_configs").mkdir()
-    (workplace / "accelerate_configs" / YAML.name).write_text(shrunk())
-    (workplace / "train.py").symlink_to(ROOT / "train.py")
-    folder = workplace / "bin"
+    (workspace / "accelerate_configs").mkdir()
+    (workspace / "accelerate_configs" / YAML.name).write_text(shrunk())
+    (workspace / "train.py").symlink_to(ROOT / "train.py")
+    folder = workspace / "bin"
     folder.mkdir()
     enter = json.dumps([machines.enter(machine) for machine in (0, 1)])
     for name, text in {
@@ -244,7 +245,7 @@ def slurm(machines, workplace):
         (folder / name).chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     given = os.environ | {"PATH": path, "GLOO_SOCKET_IFNAME": DEVICE}
-    return lambda *flags: Started([str(folder / "sbatch"), str(SLURM), *flags], given, workplace)
+    return lambda *flags: Started([str(folder / "sbatch"), str(SLURM), *flags], given, workspace)
 
 
 @pytest.mark.slow
@@ -254,7 +255,7 @@ def test_slurms_script_trains_on_both_nodes_and_its_queued_job_goes_on_to_the_bi
     job.process.send_signal(signal.SIGUSR1)  # 5 minutes before the time limit
     assert job.process.wait(60) == 0, job.said
     assert Path("requeued").read_text() == "requeue 4711\n"
-    assert "the same command resumes from there" in job.said and len(losses("s")) < LAST
+    assert "the same command resumes from there" in job.said and len(losses_by_step("s")) < LAST
     job = slurm(*LONG, "--run_name", "s")
     assert job.process.wait(120) == 0, job.said
     assert "resumed from runs/s/checkpoints/step-" in job.said

@@ -19,7 +19,7 @@ from conftest import ROOT
 from failing_training import sharded
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from small_models import built, ids
+from small_models import build_small_model, random_ids
 
 from benchmarks.runs import commit, write_json
 from ursa_minor.machine import accelerator
@@ -116,7 +116,7 @@ def train_two_updates(way: str) -> None:
     """``train`` gives Accelerate what train.py gives it, the model in the module of its loss; ``bare`` the model itself."""
     os.environ["FSDP"] = "true"
     machine = sharded(accelerator.make_accelerator)(hardware.this_device())
-    model = built()
+    model = build_small_model()
     assert model.lm_head.weight is model.transformer.wte.weight
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     machine.state.fsdp_plugin.transformer_cls_names_to_wrap = list(model._no_split_modules)
@@ -124,7 +124,7 @@ def train_two_updates(way: str) -> None:
         module, optimizer = accelerator.prepare(NextTokenLoss(model), optimizer, machine)
     else:
         module, optimizer = machine.prepare(model, optimizer)
-    inputs_BT, targets_BT = ids(2, 16), ids(2, 16).flip(1)
+    inputs_BT, targets_BT = random_ids(2, 16), random_ids(2, 16).flip(1)
     for _ in range(2):
         bare = {"labels": inputs_BT, "shift_labels": targets_BT}
         loss = module(inputs_BT, targets_BT) if way == "train" else module(inputs_BT, **bare).loss

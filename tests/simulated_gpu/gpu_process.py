@@ -1,6 +1,6 @@
 """A script of the product in a process that has a pretended card.
 
-Environment: SCRIPT = its name; CARD = a ``simulated_cuda.Card`` as JSON. KILL_AT = N kills the process with SIGKILL at the
+Environment: SCRIPT = its name; CARD = a ``simulated_cuda.GpuModel`` as JSON. KILL_AT = N kills the process with SIGKILL at the
 N-th update, when a checkpoint is on disk; SCALE = what fp16 gradients are multiplied by at first; ROWS = of the logits that
 are made at once. What became known of the card is written to card.json.
 """
@@ -15,8 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from recorded_training import after, die
-from simulated_cuda import Card, Machine, pretend
+from recorded_training import call_after, kill_this_process
+from simulated_cuda import GpuModel, Machine, simulate
 
 from ursa_minor.model import loss
 from ursa_minor.optim import update
@@ -28,7 +28,7 @@ OF_THE_CARD = ("allocator", "backend", "compiled", "exchanged", "profiled", "wra
 def main(argv: list[str] | None = None) -> int:
     """Run the script with the card."""
     given = json.loads(os.environ["CARD"])
-    machine = pretend(Card(**given | {"capability": tuple(given["capability"])}))
+    machine = simulate(GpuModel(**given | {"capability": tuple(given["capability"])}))
     updates = []  # of each: the waits until then
 
     def count(_) -> None:
@@ -37,9 +37,9 @@ def main(argv: list[str] | None = None) -> int:
             run_name = sys.argv[sys.argv.index("--run_name") + 1]
             while not list(Path("runs", run_name, "checkpoints").glob("step-*")):
                 time.sleep(0.01)  # the one that was begun
-            die()
+            kill_this_process()
 
-    after(update, "update", count)
+    call_after(update, "update", count)
     loss.NextTokenLoss.rows = int(os.environ["ROWS"]) if "ROWS" in os.environ else None
     device, scale, *rest = torch.amp.GradScaler.__init__.__defaults__
     torch.amp.GradScaler.__init__.__defaults__ = (
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         return importlib.import_module(os.environ["SCRIPT"]).main(argv)
     finally:
         Path(f"card{os.environ.get('RANK', '')}.json").write_text(
-            json.dumps(known(machine, updates), default=str)
+            json.dumps(collected_counts(machine, updates), default=str)
         )
 
 
@@ -65,7 +65,7 @@ def shrink_trials() -> None:
     }
 
 
-def known(machine: Machine, updates: list[Counter]) -> dict:
+def collected_counts(machine: Machine, updates: list[Counter]) -> dict:
     """Return what became known of the card; ``updates``: what the host waited for in each."""
     named = lambda counts: {f"{what} {place}": count for (what, place), count in counts.items()}  # noqa: E731
     return {

@@ -32,7 +32,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import in_fork
+from conftest import run_in_fork
 from torch import nn
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,7 +49,7 @@ attend = F.scaled_dot_product_attention  # PyTorch's own
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuModel:
     """A card to pretend.
 
     Attributes:
@@ -67,11 +67,11 @@ class Card:
     count: int = 1
 
 
-T4 = Card("Tesla T4", (7, 5), 15_642_329_088)
-RTX_3060 = Card("NVIDIA GeForce RTX 3060", (8, 6), 12_625_379_328)
-A6000 = Card("NVIDIA RTX A6000", (8, 6), 51_033_931_776)
-H200 = Card("NVIDIA H200", (9, 0), 150_109_880_320)
-UNKNOWN = Card("NVIDIA Graphics Device", (12, 1), 20 * 2**30)
+T4 = GpuModel("Tesla T4", (7, 5), 15_642_329_088)
+RTX_3060 = GpuModel("NVIDIA GeForce RTX 3060", (8, 6), 12_625_379_328)
+A6000 = GpuModel("NVIDIA RTX A6000", (8, 6), 51_033_931_776)
+H200 = GpuModel("NVIDIA H200", (9, 0), 150_109_880_320)
+UNKNOWN = GpuModel("NVIDIA Graphics Device", (12, 1), 20 * 2**30)
 AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
@@ -149,7 +149,7 @@ class Machine:
         fraction: of the card's memory that this process may take.
     """
 
-    def __init__(self, card: Card):
+    def __init__(self, card: GpuModel):
         self.card, self.device = card, CUDA
         self.waits, self.kernels, self.products, self.watched = (
             Counter(),
@@ -589,7 +589,7 @@ class DataParallel(nn.Module):
             self.wanted = True
 
 
-def pretend(card: Card) -> Machine:
+def simulate(card: GpuModel) -> Machine:
     """Make this process one that has ``card``; return what becomes known of it from here on."""
     global machine
     machine = Machine(card)
@@ -649,10 +649,10 @@ def _guard() -> None:
     guards[xla] = guards[meta]
 
 
-def on(card: Card, work: Callable[[Machine], None]) -> None:
+def run_on_gpu(card: GpuModel, work: Callable[[Machine], None]) -> None:
     """Call ``work`` in a fork that has the card; what it raises fails the test."""
 
     def call() -> None:
-        work(pretend(card))
+        work(simulate(card))
 
-    in_fork(call)
+    run_in_fork(call)

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT
-from simulated_cuda import A6000, CUDA, H200, RTX_3060, T4, UNKNOWN, CudaTensor, on
+from simulated_cuda import A6000, CUDA, H200, RTX_3060, T4, UNKNOWN, CudaTensor, run_on_gpu
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from ursa_minor.base import cudnn, gpus
@@ -62,7 +62,7 @@ def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, card, version, va
         assert results["cudnn"].level == level, results["cudnn"]
 
     monkeypatch.setattr(checks, "examine_trials", lambda *_: iter(()))
-    on(card, work)
+    run_on_gpu(card, work)
 
 
 def test_check_setup_reports_a_cudnn_that_torch_refuses(monkeypatch):
@@ -77,7 +77,7 @@ def test_check_setup_reports_a_cudnn_that_torch_refuses(monkeypatch):
         assert check.level == "error" and check.text.startswith("cuDNN version incompatibility")
         assert "LD_LIBRARY_PATH" in check.fix
 
-    on(H200, work)
+    run_on_gpu(H200, work)
 
 
 def test_libraries_are_found_where_they_are_loaded_and_searched(tmp_path, monkeypatch):
@@ -102,7 +102,7 @@ def test_attention_kernel_of_a_run_is_the_gpus(card, precision, kernel):
         plan = types.SimpleNamespace(per_device_train_batch_size=1)
         assert setup.attention_kernel(recipe, plan, accelerator) == kernel
 
-    on(card, work)
+    run_on_gpu(card, work)
 
 
 def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_program():
@@ -122,7 +122,7 @@ def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_progra
         machine.others = machine.card.memory // 2
         assert (free, proposed()) == (26, 6)
 
-    on(RTX_3060, work)
+    run_on_gpu(RTX_3060, work)
 
 
 def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither_memory_nor_a_peak():
@@ -140,7 +140,7 @@ def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither
         assert min(seen) >= before + 64 * MIB
         assert machine.allocated == machine.peak == machine.reserved == before
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 def test_a_try_gets_what_the_fullest_of_several_cards_has_and_the_log_the_peak_of_memory():
@@ -150,7 +150,7 @@ def test_a_try_gets_what_the_fullest_of_several_cards_has_and_the_log_the_peak_o
         torch.zeros(MIB, device="cuda")  # it is given back at once
         assert hardware.gpu_metrics(CUDA)["gpu/memory"] == machine.peak / machine.card.memory > 0
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 def test_a_card_makes_more_logits_at_once_than_a_cpu_keeps_in_its_cache():
@@ -164,7 +164,7 @@ def test_a_card_makes_more_logits_at_once_than_a_cpu_keeps_in_its_cache():
             machine.watched["_log_softmax float32", "loss.NextTokenLoss._losses_of_logits"] == 1
         )  # 2**20 / 8192 rows on a CPU
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 def test_a_loss_by_parts_and_muons_norms_are_computed_in_fp32_from_half_precision_products():
@@ -181,7 +181,7 @@ def test_a_loss_by_parts_and_muons_norms_are_computed_in_fp32_from_half_precisio
             assert {what for what, where in machine.watched if where == place} == watched
             assert {what for what, where in machine.products if where == place} == {product}
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_documents_apart_take_flex_attention_in_a_compiled_step(document_mask, c
         how = {"document_mask": document_mask, "compiled": compiled}
         assert find_kernel(wide, 2, CUDA, torch.bfloat16, **how) == kernel
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 @pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
@@ -206,7 +206,7 @@ def test_cuda_graphs_are_refused_for_several_micro_batches(mode):
         with pytest.raises(BadInput, match=words):
             check_cuda_graphs(2, accelerator)
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 def test_modes_without_cuda_graphs_take_several_micro_batches():
@@ -214,7 +214,7 @@ def test_modes_without_cuda_graphs_take_several_micro_batches():
         machine_keys = keys.Machine(compile_mode="max-autotune-no-cudagraphs")
         check_cuda_graphs(2, make_accelerator(hardware.this_device(), machine_keys))
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 def test_a_card_scores_a_cards_batches_and_gives_back_what_too_large_a_one_took():
@@ -233,7 +233,7 @@ def test_a_card_scores_a_cards_batches_and_gives_back_what_too_large_a_one_took(
             for one, other in zip(whole, halved, strict=True)
         )
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 def test_a_sample_leaves_the_cards_generator_as_it_was():
@@ -249,7 +249,7 @@ def test_a_sample_leaves_the_cards_generator_as_it_was():
         assert len(sampling.sample(model, [1, 2], Words(), how)) <= 4
         assert torch.equal(machine.generator.get_state(), before)
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 def test_a_reward_model_judges_on_the_card(tmp_path):
@@ -270,7 +270,7 @@ def test_a_reward_model_judges_on_the_card(tmp_path):
         assert len(rewards.ModelReward(str(tmp_path), None)(["a", "b"], ["b", "ab"])) == 2
         assert machine.products  # of this process nothing else multiplies
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 @pytest.mark.parametrize("card, kind", [(A6000, "bfloat16"), (T4, "float16")])
@@ -290,7 +290,7 @@ def test_gpu_hot_multiplies_on_every_card_in_the_half_precision_that_it_has(
         assert gpu_hot.main(2) == 0
         assert {what: count for (what, _), count in machine.products.items()} == {kind: 5}
 
-    on(card, work)
+    run_on_gpu(card, work)
     assert capfd.readouterr().out.startswith(f"cuda:0 {card.name}  ")
 
 
@@ -302,7 +302,7 @@ def test_the_users_own_settings_of_the_allocator_stay(monkeypatch):
         hardware.this_device()
         assert machine.allocator == "max_split_size_mb:128"
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)
 
 
 @pytest.mark.parametrize("card", [T4, A6000, UNKNOWN], ids=lambda card: card.name)
@@ -336,7 +336,7 @@ def test_the_product_chooses_for_each_card_what_it_can(card):
                 and abs(card.memory / 2**30 / known.memory_gib - 1) < 0.1
             )
 
-    on(card, work)
+    run_on_gpu(card, work)
 
 
 def check_no_float64() -> None:
@@ -375,4 +375,4 @@ def test_sums_need_no_float64_on_the_gpu(endings):
             torch.zeros(1, dtype=torch.float64, device=CUDA)
         assert scores() == pytest.approx(expected, rel=1e-12)
 
-    on(A6000, work)
+    run_on_gpu(A6000, work)

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 import simulated_cuda
 import torch
-from conftest import RECIPE, ROOT, WORDS, Done, run, torchrun_environments
-from run_results import TINY, final_state, losses, rows
-from simulated_cuda import A6000, H200, T4, Card, on
+from conftest import RECIPE, ROOT, WORDS, CompletedScript, run_script, torchrun_environments
+from run_results import TINY_RECIPE, final_state, losses_by_step, metrics_rows
+from simulated_cuda import A6000, H200, T4, GpuModel, run_on_gpu
 
 from ursa_minor.base import gpus
 from ursa_minor.preflight import estimate, trials
 from ursa_minor.recipe import command_line
 
 HAS_EVALUATE = importlib.util.find_spec("evaluate") is not None
-CHILD = str(ROOT / "tests" / "card" / "gpu_process.py")
+CHILD = str(ROOT / "tests" / "simulated_gpu" / "gpu_process.py")
 SMALL = {
     "tokenizer: characters": "tokenizer: bpe\ntokenizer_vocab_size: 300",
     "vocab_size: 64": "vocab_size: 320",
@@ -38,7 +38,7 @@ NOTHING_ELSE = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "0")
 
 
 @dataclasses.dataclass
-class Seen(Done):
+class Seen(CompletedScript):
     """What came of a run on a card, and what became known of the card."""
 
     card: dict
@@ -57,7 +57,7 @@ def import_what_cards_need() -> None:
 
 
 def run_on(
-    card: Card, script: str, *flags: str, expect: int | None = 0, **environment: str
+    card: GpuModel, script: str, *flags: str, expect: int | None = 0, **environment: str
 ) -> Seen:
     """Run a script on a pretended card, or on ``card.count`` of them, a process each; ``card`` is then that of rank 1."""
     import_what_cards_need()
@@ -66,13 +66,13 @@ def run_on(
         "SCRIPT": script,
         "ACCELERATE_USE_CPU": "false",
     }
-    done = run(CHILD, *flags, processes=card.count, expect=expect, **given | environment)
+    done = run_script(CHILD, *flags, processes=card.count, expect=expect, **given | environment)
     known = Path("card.json" if card.count == 1 else "card1.json")
     return Seen(**vars(done), card=json.loads(known.read_text()) if known.exists() else {})
 
 
 @pytest.fixture(scope="module")
-def whole_run(tmp_path_factory) -> Path:
+def gpu_run_folder(tmp_path_factory) -> Path:
     """A folder with tiny.yaml, short documents, HellaSwag's kind of items, and a finished run on an H200: runs/whole."""
     folder, draw, recipe = tmp_path_factory.mktemp("card"), random.Random(1), RECIPE
 
@@ -95,26 +95,26 @@ def whole_run(tmp_path_factory) -> Path:
             item | {"ctx": item["ctx_a"], "endings": [words(2) for _ in range(4)]} for item in items
         ]
         Path("items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        run("prepare_data.py", *TINY)
+        run_script("prepare_data.py", *TINY_RECIPE)
         done = run_on(H200, "train", *WHOLE, "--run_name", "whole")
         Path("whole.json").write_text(json.dumps(vars(done)))
     return folder
 
 
 SCORED = "--tasks hellaswag --task_steps 6 --task_files hellaswag=items.jsonl --data_device cpu"
-WHOLE = (*TINY, *SCORED.split())
+WHOLE = (*TINY_RECIPE, *SCORED.split())
 
 
 @pytest.fixture
-def whole(whole_run, tmp_path, monkeypatch) -> Seen:
+def whole(gpu_run_folder, tmp_path, monkeypatch) -> Seen:
     """What came of that run, in a folder of one's own that holds it."""
-    shutil.copytree(whole_run, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(gpu_run_folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return Seen(**json.loads(Path("whole.json").read_text()))
 
 
-def train(card: Card, *flags: str, **given) -> Seen:
-    return run_on(card, "train", *TINY, *NOTHING_ELSE, "--run_name", "r", *flags, **given)
+def train(card: GpuModel, *flags: str, **given) -> Seen:
+    return run_on(card, "train", *TINY_RECIPE, *NOTHING_ELSE, "--run_name", "r", *flags, **given)
 
 
 # Transformers asks of a forward pass that is not compiled, as in validation, whether its positions are packed.
@@ -128,9 +128,9 @@ def test_a_bf16_run_is_trained_scored_and_sampled_on_the_card(whole):
         "speed    GPT-2 124M on one GPU: tokens/s " in whole.stderr
         and "MFU good from" in whole.stderr
     )
-    assert losses("whole")[6] < losses("whole")[1]
+    assert losses_by_step("whole")[6] < losses_by_step("whole")[1]
     steps = {
-        name: [row["step"] for row in rows("whole") if name in row]
+        name: [row["step"] for row in metrics_rows("whole") if name in row]
         for name in ("eval/loss", "hellaswag/acc")
     }
     assert steps == {"eval/loss": [0, 3, 6], "hellaswag/acc": [0, 6]}
@@ -139,7 +139,7 @@ def test_a_bf16_run_is_trained_scored_and_sampled_on_the_card(whole):
         whole.card["compiled"] == [{"backend": "inductor"}]
         and whole.card["allocator"] == "expandable_segments:True"
     )
-    update = [row for row in rows("whole") if "train/loss" in row][-1]
+    update = [row for row in metrics_rows("whole") if "train/loss" in row][-1]
     assert (update["gpu/utilization"], update["gpu/watts"]) == (0.97, 287.5) and 0 < update[
         "gpu/memory"
     ] < 1e-4
@@ -184,11 +184,13 @@ def test_evaluations_compute_in_the_runs_precision_and_an_update_is_one_fused_ke
 
 
 def tiny_shape() -> estimate.Shape:
-    return estimate.shape_of(command_line.parse_training([*TINY, "--vocab_size", "320"])[0].model)
+    return estimate.shape_of(
+        command_line.parse_training([*TINY_RECIPE, "--vocab_size", "320"])[0].model
+    )
 
 
 def test_mfu_is_a_share_of_the_cards_peak_in_the_runs_precision(whole):
-    row = next(row for row in rows("whole") if "mfu" in row)
+    row = next(row for row in metrics_rows("whole") if "mfu" in row)
     peak = row["tokens_per_second"] * tiny_shape().flops_per_token / row["mfu"]
     assert peak == pytest.approx(gpus.peak_flops("NVIDIA H200", "bf16"))
 
@@ -198,7 +200,9 @@ def test_a_deterministic_run_takes_no_kernel_that_varies(whole):
     assert done.card["kernels"].keys() == {
         f"{name} attention._causal_attention" for name in ("flash", "efficient")
     }
-    assert done.card["waits"] == whole.card["waits"] and losses("d") == losses("whole")
+    assert done.card["waits"] == whole.card["waits"] and losses_by_step("d") == losses_by_step(
+        "whole"
+    )
 
 
 def test_fp16_skips_an_overflow_muon_computes_in_what_the_card_has_and_a_killed_run_resumes_with_its_scale(
@@ -210,7 +214,7 @@ def test_fp16_skips_an_overflow_muon_computes_in_what_the_card_has_and_a_killed_
     )
     done = train(T4, *flags, "--run_name", "u", **scale)
     assert "device   Tesla T4, precision fp16, compile inductor" in done.stderr
-    skipped = [0, *(row["skipped_updates"] for row in rows("u"))]
+    skipped = [0, *(row["skipped_updates"] for row in metrics_rows("u"))]
     lost = [after - before for before, after in itertools.pairwise(skipped)]
     assert done.stderr.count("update skipped: fp16 overflow; the loss scale was lowered") == sum(
         lost
@@ -227,7 +231,7 @@ def test_fp16_skips_an_overflow_muon_computes_in_what_the_card_has_and_a_killed_
     assert final_state("u", 6)["state"]["scaler"]["scale"] == 2.0 ** (19 - sum(lost))
     train(T4, *flags, expect=-9, KILL_AT="5", **scale)
     train(T4, *flags, **scale)
-    assert final_state("r", 6) == final_state("u", 6) and losses("r") == losses("u")
+    assert final_state("r", 6) == final_state("u", 6) and losses_by_step("r") == losses_by_step("u")
 
 
 def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(whole):
@@ -257,7 +261,9 @@ def test_generate_writes_what_it_writes_on_a_cpu(whole):
         "0",
     )
     done = run_on(A6000, "generate", *flags)
-    assert done.stdout == run("generate.py", *flags).stdout and done.stdout.startswith("the ")
+    assert done.stdout == run_script("generate.py", *flags).stdout and done.stdout.startswith(
+        "the "
+    )
     assert (
         "write generate.print_samples" in done.card["waits"]
         and "float32 sampling.sample" in done.card["products"]
@@ -270,7 +276,10 @@ def test_eval_hellaswag_halves_its_batch_and_scores_what_a_cpu_scores(whole):
     card = dataclasses.replace(T4, most_sequences=4)
     found, there = (
         json.loads(done.stdout)
-        for done in (run("eval_hellaswag.py", *flags), run_on(card, "eval_hellaswag", *flags))
+        for done in (
+            run_script("eval_hellaswag.py", *flags),
+            run_on(card, "eval_hellaswag", *flags),
+        )
     )
     assert {name: there[name] for name in found if name != "seconds"} == {
         n: found[n] for n in found if n != "seconds"
@@ -346,7 +355,7 @@ def test_check_setups_all_reduce_takes_a_card_a_process():
         assert trials.all_reduce(backend="nccl", megabytes=1).startswith("nccl, 2 processes: ")
         assert simulated_cuda.machine.device.index == rank
 
-    on(
+    run_on_gpu(
         TWO,
         lambda machine: torch.multiprocessing.start_processes(one, nprocs=2, start_method="fork"),
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
-from conftest import RECIPE, ROOT, in_fork, run
+from conftest import RECIPE, ROOT, run_in_fork, run_script
 from http_server import DataServer
-from run_results import final_state, losses
+from run_results import final_state, losses_by_step
 
 import prepare_data
 from ursa_minor.base import retry
@@ -31,7 +31,7 @@ def write_bin(path: Path, ids: np.ndarray) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(prepared, tmp_path_factory):
+def served(prepared_folder, tmp_path_factory):
     """A server with a data set of token files, .bin and, in a folder, .npy; tiny.yaml with the tokenizer of the text."""
     folder, draw = tmp_path_factory.mktemp("served"), np.random.default_rng(0)
     files = folder / "datasets" / "me" / "tokens"
@@ -48,10 +48,10 @@ def served(prepared, tmp_path_factory):
 
 
 @pytest.fixture
-def place(served, prepared, tmp_path, monkeypatch):
+def place(served, prepared_folder, tmp_path, monkeypatch):
     """A folder of one's own with tiny.yaml, which reads what the server has, and the tokenizer."""
     monkeypatch.chdir(tmp_path)
-    (own,) = (prepared / "data").glob("*/tokenizer")
+    (own,) = (prepared_folder / "data").glob("*/tokenizer")
     shutil.copytree(own, tmp_path / "tokenizer")
     (tmp_path / "tiny.yaml").write_text(
         RECIPE.replace("tokenizer: characters", "tokenizer: tokenizer")
@@ -80,7 +80,7 @@ def reached(server, folder: Path, flags: tuple[str, ...]) -> None:
 
 
 def prepare(server, *flags: str, source: str = REPOSITORY) -> tuple[int, list[float]]:
-    in_fork(reached, server, Path.cwd(), ("--data_dir", source, *flags))
+    run_in_fork(reached, server, Path.cwd(), ("--data_dir", source, *flags))
     return tuple(json.loads(Path("status.json").read_text()))
 
 
@@ -107,13 +107,13 @@ def test_a_run_that_is_killed_while_files_are_fetched_equals_one_on_the_same_fil
         "--sample_steps",
         "0",
     )
-    run("train.py", *words, "--data_dir", str(here), "--run_name", "here")
+    run_script("train.py", *words, "--data_dir", str(here), "--run_name", "here")
     away = (*words, "--data_dir", source, "--stream_keep", "consumed", "--run_name", "away")
     child = str(ROOT / "tests" / "recorded_training.py")
-    run(child, *away, expect=-9, LEDGER="k.ledger", KILL_AT="step:5", **hub(served))
+    run_script(child, *away, expect=-9, LEDGER="k.ledger", KILL_AT="step:5", **hub(served))
     assert not manifests.is_complete(fetched())
-    run(child, *away, LEDGER="k.ledger", **hub(served))
-    assert losses("here") == losses("away") and len(losses("here")) == 12
+    run_script(child, *away, LEDGER="k.ledger", **hub(served))
+    assert losses_by_step("here") == losses_by_step("away") and len(losses_by_step("here")) == 12
     assert final_state("here")["model.safetensors"] == final_state("away")["model.safetensors"]
 
 
@@ -227,14 +227,14 @@ def test_consumed_keeps_a_bounded_number_of_files_on_the_disk_and_trains_on_all(
     )
     watching.start()
     try:
-        run("train.py", "--recipe", "tiny.yaml", *flags, **hub(served))
+        run_script("train.py", "--recipe", "tiny.yaml", *flags, **hub(served))
     finally:
         done.set()
         watching.join()
     manifest = manifests.read_manifest(fetched())
     left = [name for name in names(fetched()) if "train" in name]
     assert len(manifest.splits["train"]) == FILES and most[0] <= 7 and len(left) < FILES
-    assert max(losses("tiny")) == 75
+    assert max(losses_by_step("tiny")) == 75
 
 
 def test_what_is_not_there_is_named_and_nothing_is_made(served, place):
@@ -252,7 +252,7 @@ def test_what_is_not_there_is_named_and_nothing_is_made(served, place):
             "data_dir = hf://datasets/me/tokens/only has no validation shards",
         ),
     ):
-        done = run(
+        done = run_script(
             "prepare_data.py",
             "--recipe",
             "tiny.yaml",
@@ -263,4 +263,4 @@ def test_what_is_not_there_is_named_and_nothing_is_made(served, place):
         )
         assert words in done.stderr and not [*Path().glob("data/*/manifest.json")]
     words = ("prepare_data.py", "--recipe", "tiny.yaml", "--data_dir", REPOSITORY)
-    assert f"train: {FILES} files" in run(*words, "--dry_run", **hub(served)).stdout
+    assert f"train: {FILES} files" in run_script(*words, "--dry_run", **hub(served)).stdout

@@ -24,7 +24,7 @@ import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import RECIPE, in_fork
+from conftest import RECIPE, run_in_fork
 from http_server import DataServer
 
 import prepare_data
@@ -530,7 +530,7 @@ class Hub:
     def read(self, *problems, **how):
         """Read a data set, or Parquet ``files``, from the beginning; return what came of it."""
         self.server.problems, self.server.log = [*problems], []
-        in_fork(self._read, how)
+        run_in_fork(self._read, how)
         found, met = (
             json.loads(Path("found.json").read_text()),
             not any(times for *_, times in self.server.problems),
@@ -540,7 +540,7 @@ class Hub:
     def prepare(self, *problems):
         """Prepare the recipe's shards; return the exit status, the names of their files and the manifest."""
         self.server.problems, self.server.log = [*problems], []
-        in_fork(self._prepare)
+        run_in_fork(self._prepare)
         (path,) = Path("data").glob("*/manifest.json")
         names = sorted(path.name for path in path.parent.iterdir())
         return int(Path("status").read_text()), names, json.loads(path.read_text())

@@ -40,9 +40,9 @@ def pieces(tokenizer, prompt_ids, new_ids):
 
 
 @pytest.mark.parametrize("length", [1, 7, 150])
-@pytest.mark.parametrize("kind", odd_tokenizers.KINDS)
+@pytest.mark.parametrize("kind", odd_tokenizers.TOKENIZERS)
 def test_prompt_and_pieces_are_the_text_of_all_ids(kind, length):
-    tokenizer, draw = odd_tokenizers.KINDS[kind](), random.Random(length)
+    tokenizer, draw = odd_tokenizers.TOKENIZERS[kind](), random.Random(length)
     for prompt in PROMPTS[:: 1 + length // 50]:
         prompt_ids = known(tokenizer, prompt)
         drawn = [draw.randrange(len(tokenizer)) for _ in range(length)]
@@ -61,7 +61,7 @@ def test_prompt_and_pieces_are_the_text_of_all_ids(kind, length):
 
 @pytest.mark.parametrize("kind", ["llama", "metaspace_first", "metaspace_always"])
 def test_the_first_new_word_keeps_its_space(kind):
-    tokenizer = odd_tokenizers.KINDS[kind]()
+    tokenizer = odd_tokenizers.TOKENIZERS[kind]()
     stone = tokenizer.convert_tokens_to_ids("▁stone")
     for prompt in ("river", "the river "):
         assert decode_continuation(tokenizer, encode_prompt(tokenizer, prompt), [stone]) == " stone"
@@ -72,7 +72,7 @@ def test_the_first_new_word_keeps_its_space(kind):
 
 @pytest.mark.parametrize("kind", ["llama", "byte_level", "lower_case"])
 def test_a_character_of_several_tokens_is_one_piece(kind):
-    tokenizer = odd_tokenizers.KINDS[kind]()
+    tokenizer = odd_tokenizers.TOKENIZERS[kind]()
     prompt_ids, new_ids = encode_prompt(tokenizer, "the 中"), encode_prompt(tokenizer, "🙂stone")
     found = pieces(tokenizer, prompt_ids, new_ids)
     assert "".join(found).endswith("🙂stone") and not any(
@@ -82,7 +82,7 @@ def test_a_character_of_several_tokens_is_one_piece(kind):
 
 def test_an_incomplete_character_leaves_those_before_it():
     """Byte fallback makes each byte of a sequence invalid if its last character is."""
-    tokenizer = odd_tokenizers.llama()
+    tokenizer = odd_tokenizers.llama_tokenizer()
     first, *rest = (tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "中".encode())
     ids = encode_prompt(tokenizer, "the 中文")
     assert (
@@ -92,7 +92,7 @@ def test_an_incomplete_character_leaves_those_before_it():
 
 
 def test_invalid_bytes_after_a_prompt_do_not_repeat_it():
-    tokenizer = odd_tokenizers.llama()
+    tokenizer = odd_tokenizers.llama_tokenizer()
     invalid = [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in INVALID]
     stone = tokenizer.convert_tokens_to_ids("▁stone")
     found = pieces(tokenizer, encode_prompt(tokenizer, "the 中"), [*invalid, stone])
