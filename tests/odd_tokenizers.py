@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that decode text in different ways."""
+"""Small tokenizers of different types, which decode text in different ways."""
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -11,6 +11,7 @@ TEXT = "The river's bank isn't stone. Ein Café, 中文 🙂 \n\n  two spaces "
 
 
 def _wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:
+    """Return a Transformers tokenizer of this backend, with an end-of-text token."""
     backend.add_special_tokens([END_OF_TEXT])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT
@@ -18,24 +19,30 @@ def _wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _sentencepiece_backend() -> Tokenizer:
-    """Words with and without the mark of a space, single letters, and a token for each byte."""
+    """Return a BPE of the words, single letters and one token per byte.
+
+    Each word exists with and without the character that marks a space.
+    """
     letters = sorted({*TEXT, *"".join(WORDS)} - {" ", "文", "🙂", "\n"})
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", *(f"▁{word}" for word in WORDS), *letters]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     merges = []
     for word in WORDS:
-        made = "▁"
+        prefix = "▁"
         for letter in word:
-            vocabulary.setdefault(made + letter, len(vocabulary))
-            merges.append((made, letter))
-            made += letter
+            vocabulary.setdefault(prefix + letter, len(vocabulary))
+            merges.append((prefix, letter))
+            prefix += letter
     model = models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True)
     return Tokenizer(model)
 
 
 def llama_tokenizer() -> PreTrainedTokenizerFast:
-    """As Llama 2's: the normalizer marks spaces, and the decoder strips the first one."""
+    """Return a tokenizer like that of Llama 2.
+
+    The normalizer marks spaces, and the decoder strips the first one.
+    """
     backend = _sentencepiece_backend()
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -51,7 +58,7 @@ def llama_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def metaspace_tokenizer(scheme: str = "first") -> PreTrainedTokenizerFast:
-    """As T5's and XLM-R's: the pre-tokenizer marks spaces."""
+    """Return a tokenizer like those of T5 and XLM-R: the pre-tokenizer marks spaces."""
     backend = _sentencepiece_backend()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
@@ -59,18 +66,22 @@ def metaspace_tokenizer(scheme: str = "first") -> PreTrainedTokenizerFast:
 
 
 def lower_case_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE whose normalizer composes accents and lowers case."""
-    made = tokenization.train_bpe([TEXT], 300)
-    made.backend_tokenizer.normalizer = normalizers.Sequence(
+    """Return a byte-level BPE whose normalizer composes accents and lowers case."""
+    tokenizer = tokenization.train_bpe([TEXT], 300)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Lowercase()]
     )
-    return made
+    return tokenizer
 
 
 def word_piece() -> PreTrainedTokenizerFast:
-    """As BERT's: the decoder puts spaces between words and takes them away before punctuation."""
+    """Return a tokenizer like that of BERT.
+
+    The decoder inserts spaces between words and removes those before punctuation.
+    """
     letters = sorted({*TEXT.lower(), *"".join(WORDS)} - {" ", "\n"})
-    pieces = ["[UNK]", *WORDS, *letters, *(f"##{letter}" for letter in letters)]
+    continuations = [f"##{letter}" for letter in letters]
+    pieces = ["[UNK]", *WORDS, *letters, *continuations]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.normalizer = normalizers.Lowercase()
@@ -80,12 +91,12 @@ def word_piece() -> PreTrainedTokenizerFast:
 
 
 def byte_level_tokenizer() -> PreTrainedTokenizerFast:
-    """As GPT-2's: a token is any sequence of bytes."""
+    """Return a byte-level BPE tokenizer, like that of GPT-2."""
     return tokenization.train_bpe([TEXT], 300)
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """A token is a character."""
+    """Return a tokenizer whose tokens are single characters."""
     return tokenization.make_characters([TEXT])
 
 
