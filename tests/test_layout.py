@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import itertools
 import re
 import subprocess
 import sys
@@ -79,7 +80,9 @@ def nodes(path, kind):
 @functools.cache
 def imported(path):
     """Return the dotted names that a file imports. A relative import begins with a dot."""
-    names = {alias.name for node in nodes(path, ast.Import) for alias in node.names}
+    names = set()
+    for node in nodes(path, ast.Import):
+        names |= {alias.name for alias in node.names}
     for node in nodes(path, ast.ImportFrom):
         prefix = f"{'.' * node.level}{node.module or ''}"
         names |= {f"{prefix}.{alias.name}" for alias in node.names}
@@ -145,8 +148,7 @@ def requirements(file):
 
 
 def test_each_module_is_in_a_known_package():
-    known = {package for packages in LEVELS for package in packages}
-    assert {package_of(module) for module in MODULES} == known
+    assert {package_of(module) for module in MODULES} == set(itertools.chain(*LEVELS))
 
 
 def test_package_has_a_docstring_and_no_code():
@@ -239,7 +241,7 @@ def test_readme_names_every_top_level_entry():
 def test_tour_names_every_package():
     tour = read("docs/tour.md")
 
-    packages = {package for level in LEVELS for package in level} - set(PARTS)
+    packages = set(itertools.chain(*LEVELS)) - set(PARTS)
 
     assert not {package for package in packages if f"### `ursa_minor/{package}`" not in tour}
 
