@@ -438,7 +438,10 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--json", type=paths.argument, metavar="PATH", help="Also write the table to this file."
+        "--json",
+        type=paths.argument,
+        metavar="PATH",
+        help="Also write the table to this file.",
     )
     parser.add_argument(
         "--write",

@@ -224,9 +224,16 @@ def parse(words: list[str]) -> argparse.Namespace:
         help="Folder or Hub id of a model. Default: a GPT-2 124M with random weights.",
     )
     parser.add_argument(
-        "--json", type=paths.argument, metavar="PATH", help="Also write the figures to this file."
+        "--json",
+        type=paths.argument,
+        metavar="PATH",
+        help="Also write the figures to this file.",
     )
-    parser.add_argument("--measure", choices=PROGRAMS, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--measure",
+        choices=PROGRAMS,
+        help=argparse.SUPPRESS,
+    )
     return parser.parse_args(words)
 
 

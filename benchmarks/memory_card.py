@@ -253,7 +253,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         metavar="PATH",
         help="File for the figures. Each case is written as soon as it is measured. Required.",
     )
-    parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--measure",
+        nargs="+",
+        help=argparse.SUPPRESS,
+    )
     return parser.parse_args(argv)
 
 

@@ -46,7 +46,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "json", type=paths.path_argument, metavar="PATH", help="JSON file with the runs."
+        "json",
+        type=paths.path_argument,
+        metavar="PATH",
+        help="JSON file with the runs.",
     )
     parser.add_argument(
         "--out",

@@ -374,7 +374,11 @@ def add_sizes(parser: argparse.ArgumentParser, **defaults: int) -> None:
     """Add the flags for the size of the model, and --json."""
     for name, size in (SIZES | defaults).items():
         parser.add_argument(
-            f"--{name}", type=positive, metavar="N", default=size, help="Default: %(default)s."
+            f"--{name}",
+            type=positive,
+            metavar="N",
+            default=size,
+            help="Default: %(default)s.",
         )
     parser.add_argument(
         "--json",

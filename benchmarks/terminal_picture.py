@@ -145,7 +145,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="+", help="Command to run, after --.")
+    parser.add_argument(
+        "command",
+        nargs="+",
+        help="Command to run, after --.",
+    )
     parser.add_argument(
         "--columns",
         type=int,
@@ -154,7 +158,11 @@ def main(argv: list[str] | None = None) -> int:
         help="Width of the terminal in characters. Default: %(default)s.",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="PATH", help="SVG file to write."
+        "--out",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="SVG file to write.",
     )
     args = parser.parse_args(argv)
     lines = record(args.command, args.columns)

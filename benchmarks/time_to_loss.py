@@ -408,7 +408,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="Folder of the runs. Finished runs are not repeated. Default: %(default)s.",
     )
     parser.add_argument(
-        "--json", type=paths.argument, metavar="PATH", help="Also write the figures to this file."
+        "--json",
+        type=paths.argument,
+        metavar="PATH",
+        help="Also write the figures to this file.",
     )
     args = parser.parse_args(argv)
     args.recipe = args.recipe.resolve()

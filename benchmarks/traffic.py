@@ -133,7 +133,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     side_by_side.add_sizes(parser, micro_batch=64)
     parser.add_argument(
-        "--of", choices=MODELS, default="ours", help="Model to count. Default: %(default)s."
+        "--of",
+        choices=MODELS,
+        default="ours",
+        help="Model to count. Default: %(default)s.",
     )
     parser.add_argument(
         "--nanogpt",

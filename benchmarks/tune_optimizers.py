@@ -242,7 +242,10 @@ def main(argv: list[str] | None = None) -> int:
         help="Text file: TinyShakespeare (1,115,394 characters).",
     )
     parser.add_argument(
-        "--optimizer", required=True, choices=tuple(SPACE), help="Optimizer to tune."
+        "--optimizer",
+        required=True,
+        choices=tuple(SPACE),
+        help="Optimizer to tune.",
     )
     parser.add_argument(
         "--trials_file",
