@@ -84,7 +84,8 @@ save_steps: 3
 """
 
 
-WORDS = "the cat sat on the mat and the dog ate a red hat while rain fell on old town".split()
+SENTENCE = "the cat sat on the mat and the dog ate a red hat while rain fell on old town"
+WORDS = SENTENCE.split()
 TEXT = " ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(2500))
 
 
