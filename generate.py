@@ -143,6 +143,7 @@ def print_samples(args: argparse.Namespace) -> None:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
+    from ursa_minor.data.tokens import pretrained_tokenizer
     from ursa_minor.data.tokens import tokenizer as tokenization
     from ursa_minor.evaluation import sampling
     from ursa_minor.hub import client
@@ -155,7 +156,7 @@ def print_samples(args: argparse.Namespace) -> None:
     disable_progress_bar()
     model_option = f"--model {args.model}"
     check_no_hub_adapter(name, model_option)
-    tokenizer = tokenization.load(name, of_model=True)
+    tokenizer = pretrained_tokenizer.load(name, of_model=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = pretrained.load(name).to(device)
     check_embedding_rows(model, tokenizer, model_option)

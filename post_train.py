@@ -70,7 +70,7 @@ def post_train(task, settings) -> None:
     from transformers.utils.logging import disable_progress_bar
     from trl import GRPOTrainer
 
-    from ursa_minor.data.tokens import tokenizer as tokenization
+    from ursa_minor.data.tokens import pretrained_tokenizer
     from ursa_minor.evaluation.likelihood import context_length
     from ursa_minor.export import stock as stock_export
     from ursa_minor.hub import client
@@ -95,7 +95,7 @@ def post_train(task, settings) -> None:
     model_label = f"model = {task.model}"
     name = resolve_model(task.model, "model = ")
     check_no_hub_adapter(name, model_label)
-    tokenizer = tokenization.load(name, of_model=True)
+    tokenizer = pretrained_tokenizer.load(name, of_model=True)
     prompt_sets.check(tokenizer, [*prompts, *held_out])
 
     # Drop the prompts that are too long. This needs only the config of the model, which is loaded

@@ -31,7 +31,7 @@ from ursa_minor.data.preparation.progress import PrefetchTarget
 from ursa_minor.data.preparation.shard_folder import complete_folder
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.sources.find import FoundSource
-from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.hub import client
 from ursa_minor.recipe import command_line, keys, loading
 
@@ -227,7 +227,7 @@ def prefetch(recipe: keys.Recipe) -> bool:
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)
     if needs_tokenizer:
-        tokenization.load(recipe.data.tokenizer)
+        pretrained_tokenizer.load(recipe.data.tokenizer)
     for task in tasks:
         task_data.fetch(task_data.all_tasks()[task])
     return True

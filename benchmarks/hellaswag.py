@@ -35,7 +35,7 @@ import torch
 
 from benchmarks.runs import gpt2_tokenizer, last_line, write_json
 from ursa_minor.base import paths
-from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.evaluation import likelihood, task_data
 from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.tasks import hellaswag
@@ -136,7 +136,7 @@ def make_scorer(
     """Load the model, and return a function from items to log-likelihoods."""
     from transformers import AutoModelForCausalLM
 
-    tokenizer = tokenization.load(args.model)
+    tokenizer = pretrained_tokenizer.load(args.model)
     dtype = DTYPES[args.precision]
     name, _, batch_size = program.partition(":")
     if name == "harness":

@@ -22,7 +22,7 @@ from ursa_minor.base import files, paths
 from ursa_minor.base.cli import catch_interrupts
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
-from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.evaluation import likelihood, metrics, task_data
 from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.likelihood import ModelAnswer
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     model_name = resolve_model(args.model)
     model_option = f"--model {args.model}"
     check_no_hub_adapter(model_name, model_option)
-    tokenizer = tokenization.load(model_name, of_model=True)
+    tokenizer = pretrained_tokenizer.load(model_name, of_model=True)
     # Everything is loaded first, so that an error is reported before any task is scored.
     tasks = [task_data.all_tasks()[name] for name in args.tasks]
     items = [task_data.read(task, args.task_files.get(task.name), args.limit) for task in tasks]

@@ -24,7 +24,7 @@ from ursa_minor.data.loading import windows
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.sources.formats.text import rows as text_rows
 from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens import shards, split_points
+from ursa_minor.data.tokens import pretrained_tokenizer, shards, split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, validation
 from ursa_minor.export import compression
@@ -306,7 +306,7 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
         return load_checkpoint(run_dir)
     location = resolve_model(name, "")
     check_no_hub_adapter(location, name)
-    tokenizer = tokenization.load(location, of_model=True)
+    tokenizer = pretrained_tokenizer.load(location, of_model=True)
     model = pretrained.load(location)
     check_embedding_rows(model, tokenizer, name)
     if getattr(model.config, "quantization_config", None):
@@ -345,7 +345,7 @@ def load_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
                 f"{name}, the tokenizer of {run_dir}, does not exist. Prepare the data of the run "
                 f"again with prepare_data.py, or let the run finish, which writes model/"
             )
-    tokenizer = tokenization.load(name)
+    tokenizer = pretrained_tokenizer.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load_weights(path, model)
     for line in corrupted:

@@ -3,7 +3,7 @@
 from transformers import AutoConfig
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.model import pretrained
 from ursa_minor.model.architectures import padded_vocab_size
 from ursa_minor.model.resolve import resolve_model
@@ -33,7 +33,7 @@ def check_tokenizer_fits(recipe: keys.Recipe, stated_rows: int | None) -> None:
     if rows is None:
         path = resolve_model(init_from, "init_from = ")
         rows = pretrained.from_pretrained(where, AutoConfig, path).vocab_size
-    needed = rows_needed(tokenization.load(name))
+    needed = rows_needed(pretrained_tokenizer.load(name))
     if needed <= rows:
         return
     if stated_rows is None:

@@ -19,7 +19,7 @@ from ursa_minor.data.loading import windows
 from ursa_minor.data.loading.background import DataWait, Preparation, reader_command
 from ursa_minor.data.sources.find import FoundSource, find_source
 from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens import pretrained_tokenizer, shards
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.manifest import Manifest
 from ursa_minor.recipe import keys
@@ -525,7 +525,7 @@ def open_tokenizer(
             f"shards. Use the tokenizer with which they were made, for example "
             f"--tokenizer openai-community/gpt2, or a folder"
         )
-    tokenizer = tokenization.load(name)
+    tokenizer = pretrained_tokenizer.load(name)
     fingerprint = tokenization.fingerprint(tokenizer)
     for folder, manifest in manifest_by_folder.items():
         _check_tokenizer_of_shards(folder, manifest, stated_name, fingerprint)
@@ -583,7 +583,7 @@ def _check_tokenizer_of_shards(
 
 
 def _fingerprint_of_name(name: str) -> str:
-    return tokenization.fingerprint(tokenization.load(name))
+    return tokenization.fingerprint(pretrained_tokenizer.load(name))
 
 
 def _fingerprint_of(model: str) -> str | None:

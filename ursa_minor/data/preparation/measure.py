@@ -14,7 +14,7 @@ from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation.prepare import expected_text_bytes, first_texts, open_parts
 from ursa_minor.data.sources.find import STDLIB, FoundSource, Part, find_source
 from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens import pretrained_tokenizer, shards
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
 from ursa_minor.recipe import keys
@@ -78,7 +78,7 @@ def dry_run(source: FoundSource) -> str:
 def _similar_tokenizer(config: keys.DataSource, train_parts: list[Part]) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a source, or one like it that is trained on its first texts."""
     if config.tokenizer not in keys.TRAINED_TOKENIZERS:
-        return tokenization.load(config.tokenizer)
+        return pretrained_tokenizer.load(config.tokenizer)
     size = config.tokenizer_vocab_size
     if config.tokenizer == "characters":
         # A vocabulary of single bytes: a text has at most as many characters as bytes.

@@ -21,6 +21,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.sources.remote import name_in_manifest
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, replace_surrogates
 from ursa_minor.data.tokens.manifest import (
@@ -370,7 +371,7 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
     if source.config.tokenizer in keys.TRAINED_TOKENIZERS:
         # Its class is known. AutoTokenizer, which determines the class, would import torch.
         return PreTrainedTokenizerFast.from_pretrained(path)
-    return tokenization.load(str(path))
+    return pretrained_tokenizer.load(str(path))
 
 
 def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
@@ -380,7 +381,7 @@ def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
         texts = first_texts(parts["train"])
         return tokenization.train_bpe(texts, config.tokenizer_vocab_size, config.tokenizer_split)
     if config.tokenizer != "characters":
-        return tokenization.load(config.tokenizer)
+        return pretrained_tokenizer.load(config.tokenizer)
     all_parts = list(chain.from_iterable(parts.values()))
     return tokenization.make_characters(replace_surrogates(text) for text in read_texts(all_parts))
 

@@ -1,6 +1,7 @@
 """Convert documents to token ids and store them.
 
-- ``tokenizer``: load or train a tokenizer; bytes of text per token
+- ``tokenizer``: train a tokenizer; encode and decode; bytes of text per token
+- ``pretrained_tokenizer``: load a tokenizer from a folder or the Hub
 - ``split_points``: places at which a text can be cut without changing its ids
 - ``encoder``: documents -> ids, in several threads
 - ``shards``: read and write token files

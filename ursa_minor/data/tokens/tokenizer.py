@@ -1,4 +1,4 @@
-"""Load or train a Hugging Face tokenizer, encode and decode with it, and count the bytes of tokens.
+"""Train a Hugging Face tokenizer, encode and decode with one, and count the bytes of tokens.
 
 Every tokenizer has an end-of-text token and can be saved to a folder that ``AutoTokenizer`` loads.
 Special tokens that occur in a text are encoded as ordinary text.
@@ -19,8 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from ursa_minor.base import model_id
-from ursa_minor.base.errors import BadInput, first_line
+from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import split_points
 
 # The notations of SentencePiece for a space, and for a byte that is not part of a longer token.
@@ -107,57 +106,11 @@ def make_characters(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     return _wrap(tokenizer)
 
 
-def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
-    """Load a fast tokenizer from a folder or the Hub.
-
-    Args:
-        name: a folder, or an id of the Hub, which may end in @REVISION.
-        of_model: whether it is the tokenizer of --model. Otherwise a recipe names it.
-
-    Raises:
-        BadInput: the tokenizer is unavailable, has no fast form, or has no end-of-text token.
-    """
-    from transformers import AutoTokenizer  # imports torch, which reading text does not need
-
-    option = "--model " if of_model else "tokenizer = "
-    label = f"{option}{name}"
-    location, revision = model_id.parse(name, option)
-    at_revision = {"revision": revision} if revision else {}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            location, use_fast=True, trust_remote_code=False, **at_revision
-        )
-    except Exception as error:  # the Hub client, the cache and the parsers raise their own errors
-        fix = "Use a folder with tokenizer.json, or a Hub id that this machine can reach"
-        if not of_model:
-            fix += ", or train a tokenizer on the text with --tokenizer bpe"
-        raise BadInput(
-            f"{label}: the tokenizer cannot be loaded ({first_line(error)}). {fix}"
-        ) from None
-    if not getattr(tokenizer, "is_fast", False):
-        raise BadInput(
-            f"{label}: the tokenizer has no fast implementation. Use one with a tokenizer.json file"
-        )
-    # Without files of a tokenizer, Transformers creates an empty one from the config of a model.
-    is_empty = set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
-    if is_empty:
-        raise BadInput(
-            f"{label} contains no tokenizer. Use the one that the model was trained with: "
-            f"a folder or a Hub id"
-        )
-    if tokenizer.eos_token_id is None:
-        raise BadInput(
-            f"{label}: the tokenizer has no end-of-text (eos) token, which must separate "
-            f"documents. Use another tokenizer"
-        )
-    return tokenizer
-
-
 class Encoder:
     """Encode texts without adding special tokens. Those that occur in a text are ordinary text.
 
-    The truncation and padding of the tokenizer are ignored. Several threads may call an encoder
-    at the same time, because a call changes no setting.
+    The dropout, truncation and padding of the tokenizer are ignored. Several threads may call an
+    encoder at the same time, because a call changes no setting.
 
     Attributes:
         tiktoken: a faster encoding with the same ids, which ``make_encoder`` sets, or None.
@@ -170,6 +123,8 @@ class Encoder:
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
+        if getattr(self._backend.model, "dropout", None) is not None:
+            self._backend.model.dropout = None
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (tokens,) uint32. The arrays may be read-only.
