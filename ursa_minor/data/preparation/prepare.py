@@ -21,7 +21,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.sources.remote import name_in_manifest
-from ursa_minor.data.tokens import pretrained_tokenizer
+from ursa_minor.data.tokens import normalizers, pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, replace_surrogates
 from ursa_minor.data.tokens.manifest import (
@@ -381,7 +381,10 @@ def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
         texts = first_texts(parts["train"])
         return tokenization.train_bpe(texts, config.tokenizer_vocab_size, config.tokenizer_split)
     if config.tokenizer != "characters":
-        return pretrained_tokenizer.load(config.tokenizer)
+        tokenizer = pretrained_tokenizer.load(config.tokenizer)
+        if not config.token_column:
+            normalizers.check_keeps_text(tokenizer, config.tokenizer)
+        return tokenizer
     all_parts = list(chain.from_iterable(parts.values()))
     return tokenization.make_characters(replace_surrogates(text) for text in read_texts(all_parts))
 

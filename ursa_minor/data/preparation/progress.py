@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from ursa_minor.data.tokens.encoder import Document
+from ursa_minor.data.tokens.encoder import CHANGED_BY_NFC, Document
 from ursa_minor.data.tokens.manifest import Manifest
 from ursa_minor.data.tokens.shards import Shard, count_text_bytes, count_tokens
 from ursa_minor.recipe import keys
@@ -114,7 +114,7 @@ def log_amounts(manifest: Manifest) -> None:
             continue
         counts = []
         for name, number in manifest.counts.get(split, {}).items():
-            if number:
+            if number and name != CHANGED_BY_NFC:
                 counts.append(f"{name.replace('_', ' ')} {number:,}")
         log.info(
             f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, "
@@ -124,6 +124,12 @@ def log_amounts(manifest: Manifest) -> None:
         is_poor_fit = has_few_bytes and tokenizer_name != "characters"
         if split == "train" and is_poor_fit:
             warn_of_poor_fit(tokenizer_name, text_bytes / tokens)
+    num_changed = sum(counts.get(CHANGED_BY_NFC, 0) for counts in manifest.counts.values())
+    if num_changed:
+        log.info(
+            f"The tokenizer converted {num_changed:,} documents to Unicode NFC. Bytes and bits per "
+            f"byte refer to the converted text"
+        )
 
 
 def warn_of_poor_fit(tokenizer_name: str, bytes_per_token: float) -> None:

@@ -12,11 +12,12 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources.find import SourceRow
 from ursa_minor.data.sources.formats.text import GPT2_SPLIT_POINT
-from ursa_minor.data.tokens import split_points
+from ursa_minor.data.tokens import normalizers, split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.split_points import NumberedRow
 
 BATCH_CHARACTERS = 2**20  # size of the text that a thread encodes at a time
+CHANGED_BY_NFC = "changed_by_nfc"  # the key of ``Document.counts``
 NO_IDS = np.empty(0, dtype=np.uint32)
 
 
@@ -27,8 +28,9 @@ class Document(NamedTuple):
         row: number of the row.
         ids: (tokens,) uint32. The first piece of a document starts with the end-of-text token. A
             row without text has no ids.
-        text_bytes: size of the text that the ids represent.
-        counts: statistics: documents, rows without text, texts with replaced surrogates.
+        text_bytes: size of the text that the ids represent, after normalization.
+        counts: statistics: documents, rows without text, texts with replaced surrogates, and
+            documents that the tokenizer converts to NFC.
     """
 
     row: int
@@ -57,7 +59,7 @@ class DocumentEncoder:
         threads: number of threads.
 
     Raises:
-        BadInput: the ids of the tokenizer have gaps.
+        BadInput: the ids of the tokenizer have gaps, or it changes the text.
     """
 
     def __init__(
@@ -68,10 +70,14 @@ class DocumentEncoder:
                 f"tokenizer = {name}: this tokenizer cannot be used, because its ids are not "
                 f"consecutive. Use another tokenizer"
             )
+        if not ids:
+            normalizers.check_keeps_text(tokenizer, name)
         self.bytes_per_token = tokenization.token_bytes(tokenizer)
         self._encode = tokenization.make_encoder(tokenizer)
         self._name = name
         self._end_of_text = np.array([tokenizer.eos_token_id], dtype=np.uint32)
+        self._uses_nfc = normalizers.uses_nfc(tokenizer)
+        self._last_changed_row = -1  # the last row that NFC changed
         # SentencePiece may add a space before a text.
         self._max_prefix_bytes = 1 if tokenization.marks_spaces(tokenizer) else 0
         self._rows_are_ids = ids
@@ -102,9 +108,18 @@ class DocumentEncoder:
                 results.append(pool.submit(self._documents, batch))
                 # Documents in the queue need memory, so its length is limited.
                 if len(results) > 2 * self.threads:
-                    yield from results.popleft().result()
+                    yield from self._count_once(results.popleft().result())
             while results:
-                yield from results.popleft().result()
+                yield from self._count_once(results.popleft().result())
+
+    def _count_once(self, documents: list[Document]) -> Iterator[Document]:
+        """Yield documents. Of the pieces of a row that NFC changed, only the first is counted."""
+        for document in documents:
+            if document.counts.get(CHANGED_BY_NFC):
+                if document.row == self._last_changed_row:
+                    document.counts[CHANGED_BY_NFC] = 0
+                self._last_changed_row = document.row
+            yield document
 
     def _documents(self, batch: list[NumberedRow]) -> list[Document]:
         if self._rows_are_ids:
@@ -118,21 +133,34 @@ class DocumentEncoder:
                 continue
             text, ids = next(encoded_texts)
             counts = _counts(documents=begins_document, surrogates_replaced=text != original_text)
-            text_bytes = self._text_bytes(number, text, ids)
+            normalized = text
+            if self._uses_nfc:
+                normalized = normalizers.to_nfc(text)
+                counts[CHANGED_BY_NFC] = int(normalized != text)
+            text_bytes = self._text_bytes(number, normalized, ids)
             if begins_document:
                 ids = np.concatenate([self._end_of_text, ids])
             documents.append(Document(number, ids, text_bytes, counts))
         return documents
 
     def _text_bytes(self, row: int, text: str, ids: np.ndarray) -> int:
-        """Return the number of bytes that ids represent, after comparing it with the text."""
+        """Return the number of bytes that ids represent, after comparing it with the text.
+
+        Args:
+            row: number of the row, for the message.
+            text: the normalized text.
+            ids: (tokens,) its ids.
+        """
         text_bytes = int(self.bytes_per_token[ids].sum())
         size = len(text.encode())
         if not 0 <= text_bytes - size <= self._max_prefix_bytes:
+            reason = "this tokenizer changes the text"
+            if self._end_of_text in ids:
+                reason = "its end-of-text (eos) token is also a word of the text"
             raise BadInput(
-                f"tokenizer = {self._name}: this tokenizer changes the text, so bits per byte "
-                f"would be wrong. Row {row} has {size} bytes, but its ids represent {text_bytes}. "
-                f"Use a byte-level tokenizer"
+                f"tokenizer = {self._name}: {reason}, so bits per byte would be wrong. Row {row} "
+                f"has {size} bytes, but its ids represent {text_bytes}. Use a tokenizer that keeps "
+                f"the text, or train one: --tokenizer bpe"
             )
         return text_bytes
 
