@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
+from ursa_minor.data.sources.columns import MASK_COLUMN
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.sources.remote import name_in_manifest
 from ursa_minor.data.tokens import normalizers, pretrained_tokenizer
@@ -34,6 +35,7 @@ from ursa_minor.data.tokens.manifest import (
     write_manifest,
 )
 from ursa_minor.data.tokens.shards import Shard, ShardWriter, count_tokens
+from ursa_minor.data.tokens.token_rows import SAMPLE_ROWS, TokenRows, are_packed, unknown_padding
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.source_kind import URL_SCHEMES
 
@@ -67,6 +69,7 @@ class SourceEncoder:
         revision: see ``Manifest``.
         versions: see ``Manifest``. It is filled in while the source is read.
         tokenizer: the reference to the tokenizer of the folder.
+        is_packed: see ``Manifest``.
     """
 
     source: FoundSource
@@ -75,6 +78,7 @@ class SourceEncoder:
     revision: str | None
     versions: dict[str, dict[str, str]]
     tokenizer: TokenizerReference
+    is_packed: bool | None
 
     def write(
         self, split: str, start: Position, existing: list[Shard], limit: int, folder: Path
@@ -162,6 +166,7 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
             versions=opened.versions,
             tokenizer=opened.tokenizer,
             files=len(train_parts),
+            packed=opened.is_packed,
             splits=held_out.splits | {"train": []},
             counts=held_out.counts | {"train": {}},
             cursor=cursor_at(held_out.train_start, train_parts),
@@ -212,8 +217,48 @@ def open_source(
                 f"prepare the data again"
             )
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if target else 0
-    encode = DocumentEncoder(tokenizer, name, trainers, ids=source.config.token_column is not None)
-    return SourceEncoder(source, parts, encode, revision, versions, reference)
+    is_packed = None
+    token_rows = None
+    if source.config.token_column:
+        if manifest is not None:
+            is_packed = bool(manifest.packed)
+        else:
+            is_packed = inspect_token_rows(source, parts["train"], tokenizer)
+        token_rows = TokenRows(tokenizer, is_packed=is_packed)
+    encode = DocumentEncoder(tokenizer, name, trainers, token_rows=token_rows)
+    return SourceEncoder(source, parts, encode, revision, versions, reference, is_packed)
+
+
+def inspect_token_rows(
+    source: FoundSource, parts: list[Part], tokenizer: PreTrainedTokenizerFast
+) -> bool:
+    """Return whether the rows of ids are packed, and log how they are read.
+
+    Args:
+        parts: the files of the train split.
+        tokenizer: the tokenizer that the rows were encoded with.
+    """
+    all_rows = chain.from_iterable(read_rows(0) for _, read_rows in parts)
+    sample = [ids for ids, _ in islice(all_rows, SAMPLE_ROWS) if ids is not None]
+    column = f"token_column = {source.config.token_column}"
+    padding = unknown_padding(sample, tokenizer)
+    if padding is not None:
+        log.warning(
+            f"{column}: most rows end with the id {padding} repeated, so they seem to be padded "
+            f"with it, and it is trained as text. If it is padding, set pad_token in "
+            f"tokenizer_config.json to this token, or keep the column {MASK_COLUMN}"
+        )
+    if are_packed(sample, tokenizer):
+        log.info(
+            f"{column}: the rows are packed sequences of {len(sample[0])} ids, which contain their "
+            f"own end-of-text tokens. None is added"
+        )
+        return True
+    log.info(
+        f"{column}: each row is one document. Padding and special tokens at its ends are removed, "
+        f"and an end-of-text token is added in front"
+    )
+    return False
 
 
 class HeldOutSplits(NamedTuple):

@@ -13,8 +13,21 @@ from ursa_minor.base.http import Unreadable
 TEXT = "text"
 IDS = "lists of ids"
 ARROW_TEXT_TYPES = ("string", "large_string", "string_view")
+MASK_COLUMN = "attention_mask"  # as Transformers' tokenizers name it
 BATCH_ROWS = 256
 MAX_LISTED_CHARACTERS = 1000  # maximum length of the list of columns in a message
+
+
+class MaskedIds(NamedTuple):
+    """The ids of a row, and which of them are not padding.
+
+    Attributes:
+        ids: list or array of ids.
+        mask: list or array with 0 for padding and 1 for other ids.
+    """
+
+    ids: Any
+    mask: Any
 
 
 class Column(NamedTuple):
@@ -40,12 +53,15 @@ class Column(NamedTuple):
             string in a column of text.
 
         Raises:
-            Unreadable: the cell of a column of ids is not a list of ids.
+            Unreadable: the cell of a column of ids is not a list of ids, or its mask does not fit.
         """
         if self.type == TEXT:
             has_text = isinstance(cell, str) and cell.strip()
             return cell if has_text else None
 
+        mask = None
+        if isinstance(cell, MaskedIds):
+            cell, mask = cell
         if cell is None:
             return None
         ids = np.asarray(cell)
@@ -57,6 +73,16 @@ class Column(NamedTuple):
                 f"row {row} is not a list of ids (integers from 0 to 2**32 - 1). "
                 f"Correct or remove this row"
             )
+        if mask is not None:
+            is_token = np.asarray(mask) == 1
+            if is_token.shape != ids.shape:
+                raise Unreadable(
+                    f"row {row}: {MASK_COLUMN} has the shape {is_token.shape}, but the ids have "
+                    f"{ids.shape}. Correct or remove this row"
+                )
+            ids = ids[is_token]
+            if not ids.size:
+                return None
         return ids.astype(np.uint32)
 
 
@@ -111,6 +137,27 @@ def arrow_values(cells: Any, column: Column) -> Any:
     if column.type == IDS:
         return cells.to_numpy(zero_copy_only=False)
     return cells.to_pylist()
+
+
+def names_to_read(column: Column, names: list[str]) -> list[str]:
+    """Return the columns of a table that are read: the column, and the mask of its ids, if any."""
+    has_mask = column.type == IDS and MASK_COLUMN in names
+    return [column.name, MASK_COLUMN] if has_mask else [column.name]
+
+
+def arrow_rows(batch: Any, column: Column) -> Iterator[Any]:
+    """Yield the value of a column for each row of an Arrow record batch.
+
+    Args:
+        batch: a batch with the columns of ``names_to_read``.
+    """
+    values = arrow_values(batch.column(column.name), column)
+    if len(names_to_read(column, batch.schema.names)) == 1:
+        yield from values
+        return
+    masks = arrow_values(batch.column(MASK_COLUMN), column)
+    for ids, mask in zip(values, masks, strict=True):
+        yield MaskedIds(ids, mask)
 
 
 def check_arrow(name: str, column: Column, schema: Any) -> None:

@@ -4,6 +4,7 @@
 - ``pretrained_tokenizer``: load a tokenizer from a folder or the Hub
 - ``normalizers``: whether a tokenizer keeps the text that it encodes
 - ``split_points``: places at which a text can be cut without changing its ids
+- ``token_rows``: rows of ids that another program encoded -> documents
 - ``encoder``: documents -> ids, in several threads
 - ``shards``: read and write token files
 - ``manifest``: the list of a folder's shards: read, compare, find damaged files

@@ -15,10 +15,10 @@ from ursa_minor.data.sources.formats.text import GPT2_SPLIT_POINT
 from ursa_minor.data.tokens import normalizers, split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.split_points import NumberedRow
+from ursa_minor.data.tokens.token_rows import NO_IDS, TokenRows
 
 BATCH_CHARACTERS = 2**20  # size of the text that a thread encodes at a time
 CHANGED_BY_NFC = "changed_by_nfc"  # the key of ``Document.counts``
-NO_IDS = np.empty(0, dtype=np.uint32)
 
 
 class Document(NamedTuple):
@@ -51,8 +51,7 @@ class DocumentEncoder:
         tokenizer: encodes the texts.
         name: the tokenizer in the recipe, for messages.
         trainers: number of training processes on this machine. One core is left for each of them.
-        ids: whether the rows contain ids of the tokenizer instead of texts. If so, end-of-text
-            tokens at both ends of a row are removed, because one is added before each document.
+        token_rows: converts rows of ids to documents, or None if the rows contain texts.
 
     Attributes:
         bytes_per_token: (vocabulary,) int64, the bytes of text that each id represents.
@@ -63,14 +62,19 @@ class DocumentEncoder:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, name: str, trainers: int = 0, *, ids: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        name: str,
+        trainers: int = 0,
+        *,
+        token_rows: TokenRows | None = None,
     ):
         if max(tokenizer.get_vocab().values()) >= len(tokenizer):
             raise BadInput(
                 f"tokenizer = {name}: this tokenizer cannot be used, because its ids are not "
                 f"consecutive. Use another tokenizer"
             )
-        if not ids:
+        if token_rows is None:
             normalizers.check_keeps_text(tokenizer, name)
         self.bytes_per_token = tokenization.token_bytes(tokenizer)
         self._encode = tokenization.make_encoder(tokenizer)
@@ -80,7 +84,7 @@ class DocumentEncoder:
         self._last_changed_row = -1  # the last row that NFC changed
         # SentencePiece may add a space before a text.
         self._max_prefix_bytes = 1 if tokenization.marks_spaces(tokenizer) else 0
-        self._rows_are_ids = ids
+        self._token_rows = token_rows
         self._split_point = split_points.split_point_pattern(tokenizer.backend_tokenizer)
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
@@ -100,7 +104,7 @@ class DocumentEncoder:
         )
         # The pieces of text files are already split for GPT-2.
         is_split = self._split_point is GPT2_SPLIT_POINT
-        if not self._rows_are_ids and not is_split:
+        if self._token_rows is None and not is_split:
             numbered_rows = split_points.pieces(numbered_rows, self._split_point)
         with ThreadPoolExecutor(self.threads) as pool:
             results = deque()
@@ -122,8 +126,10 @@ class DocumentEncoder:
             yield document
 
     def _documents(self, batch: list[NumberedRow]) -> list[Document]:
-        if self._rows_are_ids:
-            return [self._document_of_ids(number, ids) for number, ids, _ in batch]
+        if self._token_rows is not None:
+            return [
+                self._document_of_ids(self._token_rows, number, ids) for number, ids, _ in batch
+            ]
         texts = [replace_surrogates(text) for _, text, _ in batch if text is not None]
         encoded_texts = zip(texts, self._encode(texts), strict=True)
         documents = []
@@ -164,7 +170,7 @@ class DocumentEncoder:
             )
         return text_bytes
 
-    def _document_of_ids(self, row: int, ids: np.ndarray | None) -> Document:
+    def _document_of_ids(self, token_rows: TokenRows, row: int, ids: np.ndarray | None) -> Document:
         if ids is None:
             return Document(row, NO_IDS, 0, _counts(without_text=True))
         vocab_size = len(self.bytes_per_token)
@@ -173,23 +179,15 @@ class DocumentEncoder:
                 f"tokenizer = {self._name}: row {row} contains the id {ids.max()}, but this "
                 f"tokenizer has only {vocab_size} ids. Use the tokenizer that produced the ids"
             )
-        text_ids = self._strip_end_of_text(ids)
-        text_bytes = self.bytes_per_token[text_ids].sum()
-        document_ids = np.concatenate([self._end_of_text, text_ids])
-        return Document(row, document_ids, int(text_bytes), _counts(documents=True))
-
-    def _strip_end_of_text(self, ids: np.ndarray) -> np.ndarray:
-        """Remove the end-of-text tokens at both ends of a document."""
-        text_positions = np.flatnonzero(ids != self._end_of_text)
-        if not len(text_positions):
-            return NO_IDS
-        first = text_positions[0]
-        last = text_positions[-1]
-        return ids[first : last + 1]
+        text_ids = token_rows.text_ids(ids)
+        text_bytes = int(self.bytes_per_token[text_ids].sum())
+        document_ids = token_rows.with_separator(text_ids)
+        counts = _counts(documents=token_rows.count_documents(document_ids))
+        return Document(row, document_ids, text_bytes, counts)
 
 
 def _counts(
-    *, documents: bool = False, without_text: bool = False, surrogates_replaced: bool = False
+    *, documents: int = 0, without_text: bool = False, surrogates_replaced: bool = False
 ) -> dict[str, int]:
     """Return the statistics of one row."""
     return {

@@ -63,6 +63,8 @@ class Manifest:
         versions: commit of each repository that single files of the Hub come from.
         tokenizer: None if this project did not encode the shards.
         files: number of source files of the train split.
+        packed: whether the rows of a token_column are packed (see ``token_rows``), or None for
+            other sources.
         splits: the shards of each split, in order.
         counts: statistics of the documents of each split.
         cursor: position at which the preparation continues, or None if it is complete.
@@ -75,6 +77,7 @@ class Manifest:
     versions: dict[str, dict[str, str]] | None = None
     tokenizer: TokenizerReference | None
     files: int | None = None
+    packed: bool | None = None
     splits: dict[str, list[Shard]]
     counts: dict[str, dict[str, int]] | None = None
     cursor: Cursor | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ursa_minor.data.sources.columns import Column, Reader, arrow_values, check_arrow
+from ursa_minor.data.sources.columns import Column, Reader, arrow_rows, check_arrow
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
@@ -23,7 +23,7 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
         check_arrow(name, column, file.schema)
         for batch in batches:
             batch.validate(full=True)
-            yield from arrow_values(batch.column(column.name), column)
+            yield from arrow_rows(batch, column)
 
 
 READER = Reader("arrow", rows)

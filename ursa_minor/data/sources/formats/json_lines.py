@@ -14,7 +14,16 @@ from typing import Any
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import Unreadable
-from ursa_minor.data.sources.columns import BATCH_ROWS, IDS, TEXT, Column, Reader, check_column
+from ursa_minor.data.sources.columns import (
+    BATCH_ROWS,
+    IDS,
+    MASK_COLUMN,
+    TEXT,
+    Column,
+    MaskedIds,
+    Reader,
+    check_column,
+)
 
 # The types of JSON values other than null, as in ``check_column``.
 TYPES = {
@@ -45,7 +54,15 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
             if number < start:
                 yield None
             else:
-                yield json_object(name, number, line).get(column.name)
+                yield _field(json_object(name, number, line), column)
+
+
+def _field(row: dict, column: Column) -> Any:
+    """Return the value of a field, together with the mask of ids, if any."""
+    value = row.get(column.name)
+    if column.type == IDS and isinstance(row.get(MASK_COLUMN), list):
+        return MaskedIds(value, row[MASK_COLUMN])
+    return value
 
 
 def json_object(name: str, number: int, line: bytes) -> dict:

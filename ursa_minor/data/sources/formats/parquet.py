@@ -1,11 +1,21 @@
-"""Parquet: read one column, without the row groups that end before the first row."""
+"""Parquet: read one column without the row groups that end before the first row.
+
+The attention mask of a column of ids is read as well.
+"""
 
 from collections.abc import Iterator
 from itertools import repeat
 from typing import Any
 
 from ursa_minor.base.http import TruncatedError
-from ursa_minor.data.sources.columns import BATCH_ROWS, Column, Reader, arrow_values, check_arrow
+from ursa_minor.data.sources.columns import (
+    BATCH_ROWS,
+    Column,
+    Reader,
+    arrow_rows,
+    check_arrow,
+    names_to_read,
+)
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
@@ -18,6 +28,7 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
         # With pre_buffer, Arrow keeps all bytes that it has read until the file is closed.
         file = pq.ParquetFile(raw, pre_buffer=False)
         check_arrow(name, column, file.schema_arrow)
+        columns = names_to_read(column, file.schema_arrow.names)
         row = 0
         for group in range(file.num_row_groups):
             end = row + file.metadata.row_group(group).num_rows
@@ -25,8 +36,8 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
                 yield from repeat(None, end - row)
                 row = end
                 continue
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[column.name]):
-                yield from arrow_values(batch.column(0), column)
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
+                yield from arrow_rows(batch, column)
                 row += len(batch)
             if row != end:
                 raise TruncatedError(f"the file ended after {row} rows, before row {end}")
