@@ -7,5 +7,6 @@ pure function of the position in the run.
 - ``windows``: cut the ids of a split into windows of T + 1 ids
 - ``order``: the windows that each step reads
 - ``batches``: read windows from memory maps or from the device's memory
+- ``token_folder``: judge the ids of token files that another program wrote
 - ``background``: the processes that run ``prepare_data.py``
 """

@@ -17,6 +17,7 @@ from ursa_minor.data.loading import batches as window_batches
 from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
 from ursa_minor.data.loading.background import DataWait, Preparation, reader_command
+from ursa_minor.data.loading.token_folder import warn_of_wrong_ids
 from ursa_minor.data.sources.find import FoundSource, find_source
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import pretrained_tokenizer, shards
@@ -60,6 +61,8 @@ class OpenedSource:
         self.manifest = manifest
         self._model = model
         self._consumed = consumed
+        # The largest id of the train split, or None if this project wrote the shards.
+        self.largest_id: int | None = None
         self.validation = self.open("validation")
         self.train = self.open("train")
 
@@ -89,7 +92,9 @@ class OpenedSource:
                 opened.append(path, shard.tokens, *shards.open_ids(path, shard.tokens))
         if self.manifest.tokenizer is None and os.environ.get("RANK", "0") == "0":
             # Shards of another program. Our own shards are checked when they are written.
-            opened.check_ids()
+            largest_id = opened.check_ids()
+            if split == "train":
+                self.largest_id = largest_id
         if not opened.num_windows and (self.manifest.complete or split != "train"):
             length = self._model.sequence_length
             raise BadInput(
@@ -143,6 +148,10 @@ class Corpus:
 
         source_manifests = [manifests.describe_folder(folder) for folder in folders]
         self.tokenizer = open_tokenizer(recipe, dict(zip(folders, source_manifests, strict=True)))
+        for folder, manifest in zip(folders, source_manifests, strict=True):
+            for shard in manifest.shards:
+                path = folder / shard.file
+                shards.check_vocabulary_of_headerless(path, len(self.tokenizer))
         self.bytes_per_token = _bytes_of_ids(self.tokenizer, recipe.model)
         self.sources = [
             OpenedSource(weight, folder, manifest, recipe.model, consumed=self.is_consumed)
@@ -150,6 +159,9 @@ class Corpus:
                 self._weights, folders, source_manifests, strict=True
             )
         ]
+        for source in self.sources:
+            if source.largest_id is not None:
+                warn_of_wrong_ids(source.folder, source.train, source.largest_id, self.tokenizer)
         has_test = len(source_manifests) == 1 and "test" in source_manifests[0].splits
         self.test = self.sources[0].open("test") if has_test else None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens.shards import check_ids, check_ids_in_vocabulary
+from ursa_minor.data.tokens.shards import CHECK_TOKENS, check_ids, check_ids_in_vocabulary
 
 
 @dataclass
@@ -101,15 +101,35 @@ class Windows:
             if shard.num_windows:
                 yield _existing_ids(shard).astype(np.int32), shard.num_windows
 
-    def check_ids(self) -> None:
-        """Check all ids of all shards whose files exist.
+    def check_ids(self) -> int:
+        """Check all ids of all shards whose files exist, and return the largest one.
 
         Raises:
             BadInput: an id is outside the vocabulary.
         """
+        largest_id = 0
         for shard in self._shards:
             if shard.ids is not None:
-                check_ids(shard.path, shard.ids, shard.offset, self.vocab_size)
+                largest_of_shard = check_ids(shard.path, shard.ids, shard.offset, self.vocab_size)
+                largest_id = max(largest_id, largest_of_shard)
+        return largest_id
+
+    def contains(self, token_id: int) -> bool:
+        """Return whether an id occurs in a shard whose file exists."""
+        for shard in self._shards:
+            if shard.ids is None:
+                continue
+            for start in range(0, len(shard.ids), CHECK_TOKENS):
+                if (shard.ids[start : start + CHECK_TOKENS] == token_id).any():
+                    return True
+        return False
+
+    def first_ids(self, max_ids: int) -> np.ndarray:
+        """Return the first ids of the first shard whose file exists, (at most max_ids,) int64."""
+        for shard in self._shards:
+            if shard.ids is not None:
+                return shard.ids[:max_ids].astype(np.int64)
+        return np.empty(0, dtype=np.int64)
 
     def release_before(self, window: int) -> list[Path]:
         """Close the memory maps of all shards before a window, and return their files.

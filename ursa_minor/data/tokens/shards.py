@@ -17,7 +17,7 @@ from typing import BinaryIO, Literal, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from ursa_minor.base import files
+from ursa_minor.base import files, shell
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import join_or
 
@@ -33,6 +33,15 @@ SHARD_HEADERS: dict[tuple[int, int], np.dtype] = {
 MANIFEST = "manifest.json"
 # nanoGPT, data/*/prepare.py: uint16 ids without a header, so only the name shows the format.
 HEADERLESS = ("train.bin", "val.bin")
+HEADERLESS_DTYPE = np.dtype("<u2")
+CHECKED_WORDS = 10**6  # number of 16-bit words of a headerless file whose width is checked
+MIN_CHECKED_WORDS = 16  # fewer words may be 0 by chance
+# Megatron-LM, megatron/core/datasets/indexed_dataset.py: FILE.idx contains a magic, the version as
+# a uint64, and the code of the type of the ids in FILE.bin.
+MEGATRON_MAGIC = b"MMIDIDX\0\0"
+MEGATRON_DTYPE_OFFSET = 17
+MEGATRON_DTYPES = {3: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u2")}
+MEGATRON_OTHER_DTYPES = {1: "uint8", 2: "int8", 5: "int64", 6: "float64", 7: "float32"}
 # build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that
 # no vocabulary has, and is reported as such.
 NPY_DTYPES: dict[str, np.dtype] = {
@@ -130,6 +139,8 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
                 f"{MANIFEST} lists {tokens}"
             )
         ids = _map(path, layout)
+    except BadInput:
+        raise
     except FileNotFoundError:
         raise BadInput(f"{path}: this file does not exist. {RESTORE}") from None
     except OSError as error:
@@ -147,7 +158,8 @@ def _read_layout(path: Path) -> IdLayout:
     """Recognize the format of a token file, and return its layout according to the header.
 
     Raises:
-        ValueError: the format is unknown.
+        BadInput: the ids have a type that is not supported.
+        ValueError: the format is unknown, or the header of an .npy file is corrupted.
     """
     with open(path, "rb") as file:
         head = file.read(12)
@@ -155,31 +167,144 @@ def _read_layout(path: Path) -> IdLayout:
     if (magic, version) in SHARD_HEADERS:
         return IdLayout(HEADER_BYTES, SHARD_HEADERS[magic, version], num_tokens)
 
-    if path.suffix == ".npy" or head.startswith(npy.MAGIC_PREFIX):
-        array, offset = _map_npy(path)
-        dtype_name = array.dtype.str
-        if array.ndim != 1 or dtype_name not in NPY_DTYPES:
-            raise ValueError(
-                f"the array has shape {array.shape} and dtype {dtype_name}, but ids have shape "
-                f"(tokens,) and dtype {join_or(list(NPY_DTYPES))}, as in "
-                f"np.save(path, ids.astype(np.uint16))"
-            )
-        return IdLayout(offset, NPY_DTYPES[dtype_name], len(array))
+    if head.startswith(npy.MAGIC_PREFIX):
+        return _npy_layout(path)
+    if path.suffix == ".npy":
+        raise BadInput(
+            f"{path} has no NumPy header. If it contains only ids, as the files of OLMo do, "
+            f"convert it with the type of its ids: {_conversion(path, 'np.uint16', 'np.uint16')}. "
+            f"Otherwise the file is corrupted. {RESTORE}"
+        )
+    megatron_dtype = _megatron_dtype(path)
+    if megatron_dtype is not None:
+        return IdLayout(0, megatron_dtype, path.stat().st_size // megatron_dtype.itemsize)
 
     known_magics = [known_magic for known_magic, _ in SHARD_HEADERS]
     if path.name in HEADERLESS and magic not in known_magics:
-        dtype = np.dtype("<u2")
-        return IdLayout(0, dtype, path.stat().st_size // dtype.itemsize)
+        _check_headerless(path)
+        return IdLayout(0, HEADERLESS_DTYPE, path.stat().st_size // HEADERLESS_DTYPE.itemsize)
 
     headers = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
     raise ValueError(
-        f"the format is unknown, because the file starts with {magic}, {version}. A token file "
-        f"starts with {headers}, or is named {join_or(['*.npy', *HEADERLESS])}"
+        f"the format is unknown, because the file starts with {magic}, {version}. A token "
+        f"file starts with {headers}, is named {join_or(['*.npy', *HEADERLESS])}, or has an .idx "
+        f"file of Megatron-LM next to it"
     )
 
 
-def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None:
-    """Check every id of a token file.
+def _npy_layout(path: Path) -> IdLayout:
+    """Return the layout of an .npy file. Raises BadInput if its array cannot contain ids."""
+    array, offset = _map_npy(path)
+    dtype_name = array.dtype.str
+    if array.ndim != 1 or dtype_name not in NPY_DTYPES:
+        raise BadInput(
+            f"{path}: the array has shape {array.shape} and dtype {dtype_name}, but ids have shape "
+            f"(tokens,) and dtype {join_or(list(NPY_DTYPES))}. Save it as "
+            f"np.save(path, ids.astype(np.uint16)), or np.uint32 for ids above 65,535"
+        )
+    return IdLayout(offset, NPY_DTYPES[dtype_name], len(array))
+
+
+def _megatron_dtype(path: Path) -> np.dtype | None:
+    """Return the type of the ids that Megatron-LM's index next to a file states.
+
+    Returns:
+        None if there is no such index.
+
+    Raises:
+        BadInput: ids of this type are not supported.
+    """
+    index = path.with_suffix(".idx")
+    if path.suffix != ".bin" or not index.is_file():
+        return None
+    with open(index, "rb") as file:
+        head = file.read(MEGATRON_DTYPE_OFFSET + 1)
+    if not head.startswith(MEGATRON_MAGIC) or len(head) <= MEGATRON_DTYPE_OFFSET:
+        return None
+    code = head[MEGATRON_DTYPE_OFFSET]
+    if code in MEGATRON_DTYPES:
+        return MEGATRON_DTYPES[code]
+    name = MEGATRON_OTHER_DTYPES.get(code)
+    if name is None:
+        raise BadInput(
+            f"{index} is corrupted: its data type has the unknown code {code}. {RESTORE}"
+        )
+    raise BadInput(
+        f"{path} contains ids of the type {name} according to {index.name}. Convert it: "
+        f"{_conversion(path, f'np.{name}', 'np.uint32')}"
+    )
+
+
+def is_headerless(path: Path) -> bool:
+    """Return whether a file has neither a header nor an index, as nanoGPT writes it."""
+    if path.name not in HEADERLESS or _megatron_dtype(path) is not None:
+        return False
+    with open(path, "rb") as file:
+        head = file.read(12)
+    magic, version, _ = struct.unpack("<3i", head.ljust(12, b"\0"))
+    return (magic, version) not in SHARD_HEADERS and not head.startswith(npy.MAGIC_PREFIX)
+
+
+def _check_headerless(path: Path) -> None:
+    """Check that a file without a header seems to contain uint16 ids.
+
+    The upper halves of wider ids are 0 if the tokenizer has at most 65,536 ids. Larger tokenizers
+    cannot be used with such files, see ``check_vocabulary_of_headerless``.
+
+    Raises:
+        BadInput: the ids seem to be wider.
+    """
+    words = np.fromfile(path, HEADERLESS_DTYPE, count=CHECKED_WORDS)
+    is_zero = [not words[offset::4].any() for offset in range(4)]
+    if len(words) < MIN_CHECKED_WORDS:
+        return
+    if sum(is_zero) >= 3:
+        width = "64 bits"
+        dtype = "np.int64" if is_zero[3] else "'>i8'"
+    elif is_zero[1] and is_zero[3]:
+        width = "32 bits"
+        dtype = "np.uint32"
+    elif is_zero[0] and is_zero[2]:
+        width = "32 bits in big-endian order"
+        dtype = "'>u4'"
+    else:
+        return
+    raise BadInput(
+        f"{path} has no header, so it is read as 16-bit ids, but its ids seem to have {width}. "
+        f"Convert it: {_conversion(path, dtype, 'np.uint32')}"
+    )
+
+
+def check_vocabulary_of_headerless(path: Path, num_ids: int) -> None:
+    """Check that a tokenizer can be used with a file without a header.
+
+    Args:
+        path: a token file.
+        num_ids: number of ids of the tokenizer.
+
+    Raises:
+        BadInput: the file is headerless, and 16-bit ids are too narrow for the tokenizer.
+    """
+    if num_ids > 2**16 and is_headerless(path):
+        raise BadInput(
+            f"{path} has no header, so it is read as 16-bit ids, but the tokenizer has {num_ids:,} "
+            f"ids. If the file contains wider ids, convert it: "
+            f"{_conversion(path, 'np.uint32', 'np.uint32')}. Otherwise use the tokenizer that the "
+            f"ids were encoded with"
+        )
+
+
+def _conversion(path: Path, dtype: str, new_dtype: str) -> str:
+    """Return Python code that writes the ids of a file to a new folder as .npy."""
+    new_path = path.parent.with_name(f"{path.parent.name}-npy") / f"{path.stem}.npy"
+    return (
+        f"np.save({str(new_path)!r}, np.fromfile({str(path)!r}, {dtype}).astype({new_dtype})), "
+        f"and use this folder: --data_dir {shell.path_word(new_path.parent)}"
+    )
+
+
+def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> int:
+    """Check every id of a token file, and return the largest one.
 
     Args:
         path: the token file.
@@ -190,8 +315,10 @@ def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None
     Raises:
         BadInput: an id is not in the vocabulary.
     """
+    largest_id = 0
     for start in range(0, len(ids), CHECK_TOKENS):
         some_ids = ids[start : start + CHECK_TOKENS]
+        largest_id = max(largest_id, int(some_ids.max()))
         check_ids_in_vocabulary(
             path,
             some_ids,
@@ -200,6 +327,7 @@ def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> None
             offset=offset + start * ids.itemsize,
             item_bytes=ids.itemsize,
         )
+    return largest_id
 
 
 def check_ids_in_vocabulary(

@@ -1,0 +1,118 @@
+"""Token files without a header are read with the right width or rejected."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens import shards
+
+IDS = np.random.default_rng(0).integers(0, 50_000, 3000)
+MEGATRON_CODES = {"int16": 3, "int32": 4, "int64": 5, "uint8": 1, "uint16": 8}
+
+
+def write(folder: Path, dtype: str, name: str = "train.bin", ids: np.ndarray = IDS) -> Path:
+    """Write ids without a header."""
+    path = folder / name
+    ids.astype(dtype).tofile(path)
+    return path
+
+
+def write_index(path: Path, dtype: str) -> None:
+    """Write the beginning of Megatron-LM's index of a file."""
+    head = b"MMIDIDX\0\0" + struct.pack("<QB", 1, MEGATRON_CODES[dtype])
+    path.with_suffix(".idx").write_bytes(head + bytes(100))
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+def test_headerless_file_is_read_as_uint16(name, tmp_path):
+    path = write(tmp_path, "<u2", name)
+
+    ids, offset = shards.open_ids(path)
+
+    assert offset == 0
+    assert np.array_equal(ids, IDS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        ("<u4", "32 bits"),
+        ("<i4", "32 bits"),
+        ("<i8", "64 bits"),
+        (">i8", "64 bits"),
+        (">u4", "big-endian"),
+    ],
+)
+def test_wider_ids_are_rejected(dtype, width, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    path = write(folder, dtype)
+
+    with pytest.raises(BadInput) as caught:
+        shards.open_ids(path)
+
+    message = str(caught.value)
+    assert str(path) in message
+    assert width in message
+    assert "np.save" in message
+    assert "Restore" not in message
+
+
+@pytest.mark.parametrize("dtype", ["<u4", "<i8", ">u4", ">i8"])
+def test_suggested_conversion_works(dtype, tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    path = write(folder, dtype)
+    with pytest.raises(BadInput) as caught:
+        shards.open_ids(path)
+    code = str(caught.value).partition("Convert it: ")[2].partition(", and use")[0]
+    (tmp_path / "shards-npy").mkdir()
+
+    exec(code, {"np": np})
+
+    ids, _ = shards.open_ids(tmp_path / "shards-npy" / "train.npy")
+    assert np.array_equal(ids, IDS)
+
+
+def test_large_vocabulary_needs_a_header(tmp_path):
+    headerless = write(tmp_path, "<u2")
+    with_header = tmp_path / "train_1.npy"
+    np.save(with_header, IDS.astype(np.uint32))
+
+    shards.check_vocabulary_of_headerless(headerless, 65_536)
+    shards.check_vocabulary_of_headerless(with_header, 70_000)
+    with pytest.raises(BadInput, match="70,000"):
+        shards.check_vocabulary_of_headerless(headerless, 70_000)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+@pytest.mark.parametrize("name", ["train.bin", "text_train_document.bin"])
+def test_megatron_index_decides_type(name, dtype, tmp_path):
+    path = write(tmp_path, dtype, name)
+    write_index(path, dtype)
+
+    ids, _ = shards.open_ids(path)
+
+    assert np.array_equal(ids, IDS)
+    shards.check_vocabulary_of_headerless(path, 70_000)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_unsupported_megatron_type_is_rejected(dtype, tmp_path):
+    path = write(tmp_path, dtype)
+    write_index(path, dtype)
+
+    with pytest.raises(BadInput, match=dtype):
+        shards.open_ids(path)
+
+
+def test_short_file_is_not_judged(tmp_path):
+    path = write(tmp_path, "<u2", ids=np.array([5, 0]))
+
+    ids, _ = shards.open_ids(path)
+
+    assert ids.tolist() == [5, 0]

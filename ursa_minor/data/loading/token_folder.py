@@ -1,0 +1,66 @@
+"""Judge whether the token files of another program are read with the right tokenizer and width."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from ursa_minor.data.loading.windows import Windows
+
+log = logging.getLogger(__name__)
+
+BIGRAM_IDS = 2**18  # number of ids in which bigrams are counted
+# A bigram model has a loss of several nats per token on text, and of less than this if nearly every
+# id follows from the one before, as with a constant id or every second id 0.
+MIN_BIGRAM_LOSS = 0.05
+
+
+def warn_of_wrong_ids(
+    folder: Path, train: Windows, largest_id: int, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Log one warning about ids that do not look like text of this tokenizer.
+
+    Args:
+        folder: the folder of token files.
+        train: the train split.
+        largest_id: the largest id of the split.
+        tokenizer: the tokenizer of the run.
+    """
+    signs = []
+    if not train.contains(tokenizer.eos_token_id):
+        signs.append(
+            f"the end-of-text id {tokenizer.eos_token_id} ({tokenizer.eos_token}) never occurs in "
+            f"{train.num_tokens:,} tokens"
+        )
+    if largest_id >= len(tokenizer):
+        signs.append(f"the largest id is {largest_id}, but the tokenizer has {len(tokenizer)} ids")
+    loss = bigram_loss(train.first_ids(BIGRAM_IDS))
+    if loss < MIN_BIGRAM_LOSS:
+        signs.append(f"nearly every id follows from the one before (bigram loss {loss:.3f} nats)")
+    if signs:
+        log.warning(
+            f"{folder}: {'; '.join(signs)}. Usually this means that the files were encoded with "
+            f"another tokenizer, have ids of another width, or do not separate their documents"
+        )
+
+
+def bigram_loss(ids: np.ndarray) -> float:
+    """Return the mean loss in nats of a bigram model on the ids that it was counted on.
+
+    It is the conditional entropy of an id given the previous one.
+
+    Args:
+        ids: (tokens,) int64.
+
+    Returns:
+        Infinity for fewer than two ids.
+    """
+    if len(ids) < 2:
+        return float("inf")
+    num_ids = int(ids.max()) + 1
+    _, pair_counts = np.unique(ids[:-1] * num_ids + ids[1:], return_counts=True)
+    first_counts = np.unique(ids[:-1], return_counts=True)[1]
+    pair_entropy = -(pair_counts * np.log(pair_counts)).sum()
+    first_entropy = -(first_counts * np.log(first_counts)).sum()
+    return float(pair_entropy - first_entropy) / (len(ids) - 1)
