@@ -159,9 +159,9 @@ class Corpus:
                 self._weights, folders, source_manifests, strict=True
             )
         ]
-        for source in self.sources:
-            if source.largest_id is not None:
-                warn_of_wrong_ids(source.folder, source.train, source.largest_id, self.tokenizer)
+        for opened in self.sources:
+            if opened.largest_id is not None:
+                warn_of_wrong_ids(opened.folder, opened.train, opened.largest_id, self.tokenizer)
         has_test = len(source_manifests) == 1 and "test" in source_manifests[0].splits
         self.test = self.sources[0].open("test") if has_test else None
 

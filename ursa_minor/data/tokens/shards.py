@@ -40,7 +40,7 @@ MIN_CHECKED_WORDS = 16  # fewer words may be 0 by chance
 # a uint64, and the code of the type of the ids in FILE.bin.
 MEGATRON_MAGIC = b"MMIDIDX\0\0"
 MEGATRON_DTYPE_OFFSET = 17
-MEGATRON_DTYPES = {3: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u2")}
+MEGATRON_DTYPES: dict[int, np.dtype] = {3: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u2")}
 MEGATRON_OTHER_DTYPES = {1: "uint8", 2: "int8", 5: "int64", 6: "float64", 7: "float32"}
 # build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that
 # no vocabulary has, and is reported as such.
