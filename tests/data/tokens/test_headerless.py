@@ -1,6 +1,9 @@
 """Token files without a header are read with the right width or rejected."""
 
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,14 @@ def write(folder: Path, dtype: str, name: str = "train.bin", ids: np.ndarray = I
     path = folder / name
     ids.astype(dtype).tofile(path)
     return path
+
+
+def python_environment(folder: Path) -> dict[str, str]:
+    """Return an environment in which the command python is this interpreter."""
+    commands = folder / "commands"
+    commands.mkdir()
+    (commands / "python").symlink_to(sys.executable)
+    return os.environ | {"PATH": f"{commands}:{os.environ['PATH']}"}
 
 
 def write_index(path: Path, dtype: str) -> None:
@@ -69,10 +80,9 @@ def test_suggested_conversion_works(dtype, tmp_path):
     path = write(folder, dtype)
     with pytest.raises(BadInput) as caught:
         shards.open_ids(path)
-    code = str(caught.value).partition("Convert it: ")[2].partition(", and use")[0]
-    (tmp_path / "shards-npy").mkdir()
+    command = str(caught.value).partition("Convert it: ")[2].partition(", and use")[0]
 
-    exec(code, {"np": np})
+    subprocess.run(command, shell=True, check=True, env=python_environment(tmp_path))
 
     ids, _ = shards.open_ids(tmp_path / "shards-npy" / "train.npy")
     assert np.array_equal(ids, IDS)

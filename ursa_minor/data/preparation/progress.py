@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+from ursa_minor.base.wording import pluralize
 from ursa_minor.data.tokens.encoder import CHANGED_BY_NFC, Document
 from ursa_minor.data.tokens.manifest import Manifest
 from ursa_minor.data.tokens.shards import Shard, count_text_bytes, count_tokens
@@ -127,8 +128,8 @@ def log_amounts(manifest: Manifest) -> None:
     num_changed = sum(counts.get(CHANGED_BY_NFC, 0) for counts in manifest.counts.values())
     if num_changed:
         log.info(
-            f"The tokenizer converted {num_changed:,} documents to Unicode NFC. Bytes and bits per "
-            f"byte refer to the converted text"
+            f"The tokenizer converted {pluralize(num_changed, 'document', 'documents')} to Unicode "
+            f"NFC. Bytes and bits per byte refer to the converted text"
         )
 
 

@@ -8,6 +8,7 @@ nanoGPT in their own folders, without writing to these. Nothing is unpickled.
 import functools
 import logging
 import re
+import shlex
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -260,10 +261,10 @@ def _check_headerless(path: Path) -> None:
         return
     if sum(is_zero) >= 3:
         width = "64 bits"
-        dtype = "np.int64" if is_zero[3] else "'>i8'"
+        dtype = "'<i8'" if is_zero[3] else "'>i8'"
     elif is_zero[1] and is_zero[3]:
         width = "32 bits"
-        dtype = "np.uint32"
+        dtype = "'<u4'"
     elif is_zero[0] and is_zero[2]:
         width = "32 bits in big-endian order"
         dtype = "'>u4'"
@@ -295,11 +296,16 @@ def check_vocabulary_of_headerless(path: Path, num_ids: int) -> None:
 
 
 def _conversion(path: Path, dtype: str, new_dtype: str) -> str:
-    """Return Python code that writes the ids of a file to a new folder as .npy."""
-    new_path = path.parent.with_name(f"{path.parent.name}-npy") / f"{path.stem}.npy"
+    """Return a command that writes the ids of a file to a new folder as .npy."""
+    folder = path.parent.with_name(f"{path.parent.name}-npy")
+    new_path = folder / f"{path.stem}.npy"
+    code = (
+        f"import numpy as np; ids = np.fromfile({str(path)!r}, {dtype}); "
+        f"np.save({str(new_path)!r}, ids.astype({new_dtype}))"
+    )
     return (
-        f"np.save({str(new_path)!r}, np.fromfile({str(path)!r}, {dtype}).astype({new_dtype})), "
-        f"and use this folder: --data_dir {shell.path_word(new_path.parent)}"
+        f"mkdir -p {shell.path_word(folder)} && python -c {shlex.quote(code)}, "
+        f"and use --data_dir {shell.path_word(folder)}"
     )
 
 
