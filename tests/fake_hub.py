@@ -30,7 +30,7 @@ class InjectedError:
         kind: one of
             - status: the answer has this status, and the request has no effect;
             - say: the answer is ``message`` without a change, and the request has no effect;
-            - hang: there is no answer until the server ends, and the request has no effect;
+            - hang: the server does not answer before it ends, and the request has no effect;
             - drop: the connection ends, and the request has no effect;
             - lose: the request has its effect, but the connection ends before the answer.
         status: the HTTP status of the answer.
@@ -101,7 +101,7 @@ class HubServer(ThreadingHTTPServer):
         requests: all requests so far.
         read_only: repositories and owners for which the login has no right to write.
         xet: the folder of hf_xet's store, for a client that uses Xet instead of LFS. The server
-            then does not know the contents of the files.
+            does not know the contents of these files.
         ignored: a regular expression of the names that the repository's .gitignore excludes.
         renamed: the new id of each renamed repository, by its old id.
         login: the answer of whoami.

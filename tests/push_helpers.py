@@ -174,8 +174,10 @@ def assert_pushed(server: HubServer, pending: Path, *steps: int) -> None:
 
     Every byte must be unchanged, and the commits must be in the order of ``steps``.
     """
-    assert server.titles(REPO_ID) == [commit_title(step) for step in reversed(steps)]
-    assert server.tags(REPO_ID) == {step_tag(step): commit_title(step) for step in steps}
+    titles = [commit_title(step) for step in steps]
+    tags = [step_tag(step) for step in steps]
+    assert server.titles(REPO_ID) == titles[::-1]
+    assert server.tags(REPO_ID) == dict(zip(tags, titles, strict=True))
     for step in steps:
         assert server.files(REPO_ID, step_tag(step)) == pushed_files(step)
     assert server.files(REPO_ID) == pushed_files(steps[-1])

@@ -184,11 +184,12 @@ def test_card_of_other_author_keeps_its_bytes(newline, prefix):
     ],
 )
 def test_field_edited_on_hub_is_kept(name, edited, new, expected):
-    body = card_metadata.parse(make_card(1)).body
-    on_hub = header(fields(make_card(1)) | {name: edited}) + body
+    old = card_metadata.parse(make_card(1))
+    on_hub = header(old.metadata | {name: edited}) + old.body
+    change = {name: new}
 
-    merged = merge(make_card(2, **{name: new}), on_hub)
-    merged_again = merge(make_card(3, **{name: new}), merged)
+    merged = merge(make_card(2, **change), on_hub)
+    merged_again = merge(make_card(3, **change), merged)
 
     assert fields(merged).get(name) == expected
     assert fields(merged_again).get(name) == expected

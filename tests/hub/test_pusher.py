@@ -30,7 +30,7 @@ def pusher(server, pending) -> push.PushQueue:
     """Start a queue without staged pushes."""
     pusher = push.PushQueue(pending)
     pusher.start()
-    # Otherwise this first attempt could send what the test stages, in addition to its own attempt.
+    # Otherwise this first attempt could send pushes that the test stages.
     wait_until_idle()
     return pusher
 

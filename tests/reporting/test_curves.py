@@ -137,11 +137,13 @@ def test_few_points_are_all_visible(draw):
 def test_training_loss_is_smoothed(draw):
     figure = draw(rows_of_long_run(1000))
 
-    raw, smooth, _ = figure.axes[0].get_lines()
-    assert raw.get_alpha() < 1
-    assert f"train: {smooth.get_ydata()[-1]:.3f}" in legend_labels(figure.axes[0])
-    mean = np.mean(raw.get_ydata()[480:520])
-    assert smooth.get_ydata()[500] == pytest.approx(mean, abs=1e-3)
+    axes = figure.axes[0]
+    raw_line, smooth_line, _ = axes.get_lines()
+    raw_losses = raw_line.get_ydata()
+    smooth_losses = smooth_line.get_ydata()
+    assert raw_line.get_alpha() < 1
+    assert f"train: {smooth_losses[-1]:.3f}" in legend_labels(axes)
+    assert smooth_losses[500] == pytest.approx(np.mean(raw_losses[480:520]), abs=1e-3)
 
 
 def test_published_scores_match_the_model_size():

@@ -53,7 +53,7 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def imported_packages(tmp_path_factory) -> Iterator[None]:
-    """Import once what every fork would import for itself.
+    """Import the packages of trackers once, so that forks need not import them.
 
     trackio reads the folder of its database from the environment when it is imported.
     """
@@ -392,7 +392,7 @@ class WandbServer(http.server.ThreadingHTTPServer):
     Attributes:
         history: the rows of the run.
         summary: the newest value of each metric.
-        config: the configuration as JSON, or None if there is no run.
+        config: the configuration as JSON, or None before the first run.
         dies_after_start: whether the server closes all connections after the start of a run.
     """
 
@@ -514,7 +514,7 @@ def read_log_records(data: bytes) -> list[bytes]:
     """Return the records of a file in the format of LevelDB's log.
 
     The file has blocks of 32 KiB. They contain records, or pieces of records that continue in the
-    next block. The end of a block that has no room for a header is padding.
+    next block. The end of a block is padding if a header does not fit.
     """
     records = []
     record = b""
@@ -528,7 +528,7 @@ def read_log_records(data: bytes) -> list[bytes]:
         position += LOG_HEADER_SIZE
         record += data[position : position + length]
         position += length
-        is_last_piece = kind in (1, 4)  # 1 is a whole record
+        is_last_piece = kind in (1, 4)  # 1 is a complete record
         if is_last_piece:
             records.append(record)
             record = b""
@@ -585,7 +585,7 @@ def test_wandb_without_login_is_offline(run_dir):
     output = train_in_process(run_dir, "wandb", 0, 2)
 
     assert output.startswith("logged: wandb: offline, because there is no login (wandb login)")
-    assert output.count("\n") == 1  # there is no question
+    assert output.count("\n") == 1  # wandb asks no question
     assert f'for part in {run_dir}/wandb/offline-*; do wandb sync "$part"; done' in output
     names = {path.name for path in run_dir.iterdir()}
     assert names == {"wandb", "metrics.jsonl", run_files.TRACKER_IDS}
@@ -628,14 +628,14 @@ def test_wandb_run_continues_on_other_machine(run_dir, wandb_server):
 def test_dying_wandb_server_does_not_end_run(run_dir, wandb_server):
     wandb_server.dies_after_start = True
 
-    def report_thousand_rows() -> None:
+    def report_hundred_rows() -> None:
         tracker = start_trackers(run_dir, "wandb")
-        for step in range(1, 1001):
+        for step in range(1, 101):
             tracker.log(step, {"step": step, "tokens": 8 * step, "train/loss": 1.0})
         tracker.close()
 
     environment = login(wandb_server) | {"WANDB_FINISH_TIMEOUT": "0.2"}
-    process = run_process(report_thousand_rows, **environment)
+    process = run_process(report_hundred_rows, **environment)
 
     assert process.returncode == 0, process.stdout
     assert wandb_server.config  # the run has started
@@ -848,7 +848,7 @@ def test_texts_are_not_sent_as_metrics(tmp_path, monkeypatch):
 
 
 def raise_error(*_args, **_options) -> None:
-    raise RuntimeError(f"no room for {HUB_TOKEN}\nand more")
+    raise RuntimeError(f"no space for {HUB_TOKEN}\nand more")
 
 
 def exit_process(*_args, **_options) -> None:
@@ -858,7 +858,10 @@ def exit_process(*_args, **_options) -> None:
 @pytest.mark.parametrize("method", ["start", "log", "finish"])
 @pytest.mark.parametrize(
     ("failure", "reason"),
-    [(raise_error, "RuntimeError: no room for redacted and more"), (exit_process, "SystemExit: 3")],
+    [
+        (raise_error, "RuntimeError: no space for redacted and more"),
+        (exit_process, "SystemExit: 3"),
+    ],
     ids=["error", "exit"],
 )
 def test_failing_tracker_is_disabled(tmp_path, monkeypatch, caplog, method, failure, reason):

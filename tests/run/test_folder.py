@@ -1,4 +1,4 @@
-"""The run folder: who may use it, what a killed run leaves in it, and when a run is finished."""
+"""The run folder: cleaning after a kill, checks before a start, and finished runs."""
 
 import os
 from types import SimpleNamespace

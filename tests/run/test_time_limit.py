@@ -1,5 +1,7 @@
 """max_hours: the planned length, the wall time and the limit, with a fake clock."""
 
+import math
+
 import pytest
 from conftest import RECIPE
 
@@ -40,7 +42,7 @@ def recipe(tmp_path) -> keys.Recipe:
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """Return a clock that does not move by itself."""
+    """Return a clock that only the test moves."""
     return FakeClock()
 
 
@@ -144,10 +146,12 @@ def test_time_for_other_activities_is_reserved(recipe, clock):
     length = planned_length(budget, clock, [1.0] * 20, activities=activities)
 
     def remaining_seconds(max_steps: int) -> int:
-        evaluations = -(-max_steps // 50) * 12 + -(-max_steps // 300) * 3
-        tasks = -(-max_steps // 1000) * 40
-        checkpoints = (-(-max_steps // 15) - 1) * 2
-        return max_steps - 20 + evaluations + tasks + checkpoints
+        validations = math.ceil(max_steps / 50) * 12
+        samples = math.ceil(max_steps / 300) * 3
+        tasks = math.ceil(max_steps / 1000) * 40
+        checkpoints = (math.ceil(max_steps / 15) - 1) * 2
+        updates = max_steps - 20
+        return updates + validations + samples + tasks + checkpoints
 
     # The activities before the first update do not count.
     available = (3600 - 22) * (1 - MARGIN)
