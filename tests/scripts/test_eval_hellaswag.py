@@ -1,6 +1,5 @@
 """Tests of eval_hellaswag.py, and of HellaSwag scores during training."""
 
-import contextlib
 import json
 import math
 import random
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import TEXT, WORDS, run_script
+from conftest import TEXT, WORDS, create_shared_folder, run_script
 from http_server import DataServer
 from huggingface_hub import ModelCard
 from run_results import losses_by_step, metrics_rows
@@ -96,16 +95,20 @@ def write_random_model(folder: Path) -> None:
     stock_export.write(model, folder, tokenization.train_bpe([TEXT], 300))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scoring_folder(prepared_folder, tmp_path_factory) -> Path:
-    """Make a folder with tiny.yaml, text.txt, BPE shards, items.jsonl and runs/r/model."""
-    folder = tmp_path_factory.mktemp("scoring")
-    shutil.copytree(prepared_folder, folder, dirs_exist_ok=True)
-    with contextlib.chdir(folder):
-        run_script("prepare_data.py", "--recipe", "tiny.yaml", *BPE_FLAGS)
+    """Make a folder with tiny.yaml, text.txt, items.jsonl, runs/r/model and BPE shards.
+
+    The shards are prepared here because a reader that train.py starts needs seconds to start.
+    """
+
+    def make() -> None:
         write_items(make_items())
         write_random_model(Path("runs/r/model"))
-    return folder
+        run_script("prepare_data.py", "--recipe", "tiny.yaml", *BPE_FLAGS)
+        run_script("prepare_data.py", "--recipe", "tiny.yaml", "--init_from", "runs/r/model")
+
+    return create_shared_folder(tmp_path_factory, "scoring", make, of=prepared_folder)
 
 
 @pytest.fixture
