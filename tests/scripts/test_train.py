@@ -1,4 +1,4 @@
-"""Run train.py end to end on a small model of characters with dropout: results, resuming, errors."""
+"""Run train.py end to end on a small character model: results, resuming and errors."""
 
 import contextlib
 import json
@@ -146,8 +146,8 @@ def test_finished_run_draws_new_samples(finished_run):
 
 def test_samples_default_to_validation_document_starts(workspace):
     text = Path("text.txt").read_text()[:400]
-    Path("one.txt").write_text(f"The text one of ours\n{text}")
-    Path("two.txt").write_text(f"The text two of ours\n{text}")
+    Path("one.txt").write_text(f"The text number one\n{text}")
+    Path("two.txt").write_text(f"The text number two\n{text}")
     lines = Path("tiny.yaml").read_text().splitlines()
     recipe = [line for line in lines if not line.startswith("sample_prompts")]
     Path("bare.yaml").write_text("\n".join(recipe))
@@ -300,7 +300,7 @@ def test_interrupted_run_equals_uninterrupted_run(finished_run):
     assert "stopped by SIGINT after step 11" in result.stderr
     assert "the same command resumes" in result.stderr
     assert checkpoint_steps("k")[0] == 11
-    Path("stopped").unlink()  # this file tells scripts/slurm.sh that the run was stopped
+    Path("stopped").unlink()  # scripts/slurm.sh reads this file
     run_script(*recorded, **environment)
 
     assert not Path("stopped").exists()
@@ -533,7 +533,7 @@ def test_finished_run_without_last_checkpoint_is_unchanged(overfitted_run, flags
 
 
 class ForkedTrainer:
-    """The part of subprocess.Popen that Accelerate's launcher uses, for a fork of this process."""
+    """A fork of this process with the part of subprocess.Popen that the launcher uses."""
 
     def __init__(self, command, env):
         _, script, *flags = command
