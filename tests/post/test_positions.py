@@ -21,7 +21,7 @@ def make_model(**changes):
 
 @torch.no_grad()
 def differences_of_padding(model, rows, mask) -> list[float]:
-    """Return, for each row, the largest difference of its logits with and without padding."""
+    """Return the largest difference between the logits with and without padding for each row."""
     padded_logits = model(rows, attention_mask=mask).logits
     differences = []
     for row, row_mask, logits in zip(rows, mask.bool(), padded_logits, strict=True):
