@@ -1,6 +1,7 @@
-"""A Hub on localhost for tests: model repositories with LFS ("basic") uploads, and problems on demand.
+"""A local Hub for tests: model repositories with LFS ("basic") uploads, and injected errors.
 
-``server.environment()`` has what turns a process to it, before it imports huggingface_hub (checked with 2.4.0).
+``HubServer.environment`` returns the variables that direct a process to this Hub, if they are set
+before it imports huggingface_hub (tested with 2.4.0).
 """
 
 import base64
@@ -21,11 +22,20 @@ IN_XET = b"in Xet: "
 
 @dataclass
 class InjectedError:
-    """What happens to the next ``times`` requests whose "METHOD /path" has ``match`` (a regular expression) in it.
+    """An error that the next matching requests receive.
 
-    ``kind``: status (answered with it, and not done), say (answered with ``message`` as it stands, and not done), hang
-    (no answer until the server ends), drop (the connection ends, not done), lose (done, but the connection ends before
-    the answer).
+    Attributes:
+        match: a regular expression that is searched in "METHOD /path".
+        times: the number of requests that receive the error.
+        kind: one of
+            - status: the answer has this status, and the request has no effect;
+            - say: the answer is ``message`` without a change, and the request has no effect;
+            - hang: the server does not answer before it ends, and the request has no effect;
+            - drop: the connection ends, and the request has no effect;
+            - lose: the request has its effect, but the connection ends before the answer.
+        status: the HTTP status of the answer.
+        headers: headers of the answer.
+        message: the text of the answer.
     """
 
     match: str
@@ -38,7 +48,7 @@ class InjectedError:
 
 @dataclass
 class Request:
-    """A request as it came; its headers without the authorization."""
+    """A request that the server received. ``headers`` does not include the authorization."""
 
     method: str
     path: str
@@ -58,7 +68,7 @@ class Commit:
 
 @dataclass
 class Repository:
-    """A repository: its commits, oldest first, and its tags."""
+    """A repository: its commits, oldest first, and the oid of each tag."""
 
     private: bool
     commits: list[Commit] = field(default_factory=list)
@@ -75,17 +85,28 @@ class Repository:
         if revision == "main":
             return self.commits[-1]
         oid = self.tags.get(revision, revision)
-        return next((commit for commit in self.commits if commit.oid == oid), None)
+        for commit in self.commits:
+            if commit.oid == oid:
+                return commit
+        return None
 
 
 class HubServer(ThreadingHTTPServer):
-    """The server, and what tests set and look at.
+    """The server, and the state that tests change and examine.
 
-    ``login``: what whoami answers. ``read_only``: ids of repositories, and owners, without the right to write.
-    ``requests``: all that came. ``objects``: LFS objects by SHA-256. ``xet``: a folder for hf_xet's store, where a client
-    uses that instead of LFS; the files' own bytes are then not known here. ``ignored``: names that a .gitignore of the
-    repository keeps out, a regular expression. ``renamed``: the new id of each repository that was renamed, by its old
-    one.
+    Attributes:
+        repositories: the repositories by id.
+        objects: LFS objects by SHA-256.
+        problems: the errors to inject. The first one that matches a request is used.
+        requests: all requests so far.
+        read_only: repositories and owners for which the login has no right to write.
+        xet: the folder of hf_xet's store, for a client that uses Xet instead of LFS. The server
+            does not know the contents of these files.
+        ignored: a regular expression of the names that the repository's .gitignore excludes.
+        renamed: the new id of each renamed repository, by its old id.
+        login: the answer of whoami.
+        lock: held while a request changes the state.
+        ending: set when the server ends. Requests with the error "hang" wait for it.
     """
 
     daemon_threads = True
@@ -107,12 +128,12 @@ class HubServer(ThreadingHTTPServer):
             "orgs": [],
             "auth": {"accessToken": {"role": "write"}},
         }
-        self.lock, self.ending = threading.RLock(), threading.Event()
+        self.lock = threading.RLock()
+        self.ending = threading.Event()
 
     def __enter__(self) -> "HubServer":
-        threading.Thread(
-            target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        ).start()
+        options = {"poll_interval": 0.02}
+        threading.Thread(target=self.serve_forever, kwargs=options, daemon=True).start()
         return self
 
     def __exit__(self, *_) -> None:
@@ -121,23 +142,31 @@ class HubServer(ThreadingHTTPServer):
         self.server_close()
 
     def environment(self, home: os.PathLike | str) -> dict[str, str]:
-        """Return what a process needs in its environment to talk to this Hub and to no other."""
-        plain = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0"}
-        return plain | {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_TOKEN": "hf_" + "t" * 30}
+        """Return the environment variables of a process that uses only this Hub."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            "HF_TOKEN": "hf_" + "t" * 30,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_OFFLINE": "0",
+        }
 
     def make(self, repo_id: str, private: bool = True) -> Repository:
-        """Make a repository, as its owner would in the browser."""
-        repository = self.repositories[repo_id] = Repository(private)
+        """Create a repository, as its owner can do in the browser."""
+        repository = Repository(private)
         repository.commit("initial commit", {".gitattributes": b"*.safetensors filter=lfs\n"})
+        self.repositories[repo_id] = repository
         return repository
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
-        """Return the files of a revision but .gitattributes."""
-        tree = self.repositories[repo_id].find(revision).files
-        return {name: data for name, data in tree.items() if name != ".gitattributes"}
+        """Return the files of a revision except .gitattributes."""
+        contents = dict(self.repositories[repo_id].find(revision).files)
+        contents.pop(".gitattributes", None)
+        return contents
 
     def titles(self, repo_id: str) -> list[str]:
-        """Return the commits' titles, newest first, but the initial one."""
+        """Return the titles of the commits, newest first, without the initial one."""
         return [commit.title for commit in self.repositories[repo_id].commits[:0:-1]]
 
     def tags(self, repo_id: str) -> dict[str, str]:
@@ -146,78 +175,91 @@ class HubServer(ThreadingHTTPServer):
         return {tag: repository.find(oid).title for tag, oid in sorted(repository.tags.items())}
 
     def count(self, match: str) -> int:
-        """Return how many requests came whose "METHOD /path" has ``match`` in it."""
-        return sum(
-            bool(re.search(match, f"{request.method} {request.path}")) for request in self.requests
-        )
+        """Return the number of requests whose "METHOD /path" contains a match of the pattern."""
+        lines = [f"{request.method} {request.path}" for request in self.requests]
+        return sum(bool(re.search(match, line)) for line in lines)
+
+    def take_problem(self, line: str) -> InjectedError | None:
+        """Return the error for a request, or None, and count its use.
+
+        Args:
+            line: "METHOD /path" of the request.
+        """
+        for problem in self.problems:
+            if problem.times > 0 and re.search(problem.match, line):
+                problem.times -= 1
+                return problem
+        return None
 
     def handle_error(self, request, client_address) -> None:
-        """Keep quiet about clients that gave up."""
+        """Print nothing about clients that close the connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one connection's requests; the methods of ROUTES get the repository's id, itself, its commit, the body."""
+    """Answer the requests of one connection.
+
+    The methods in ROUTES receive the body and the named groups of their pattern. If the pattern
+    has an id, they also receive the repository's id, the repository and the commit.
+    """
 
     protocol_version = "HTTP/1.1"
-    wbufsize, disable_nagle_algorithm = (
-        -1,
-        True,
-    )  # else a second small packet waits 40 ms for the first one
+    # Without a buffer and TCP_NODELAY, the second small packet of an answer waits 40 ms.
+    wbufsize = -1
+    disable_nagle_algorithm = True
     server: HubServer
 
     def do_GET(self) -> None:
         """Answer a request of any method."""
         path = unquote(urlsplit(self.path).path)
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
+        self.token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
+        self.lost = False
         del self.headers["Authorization"]
-        self.token, self.lost = token, False
         body = self.read_body()
+        request = Request(self.command, path, self.token, str(self.headers), body)
         with self.server.lock:
-            self.server.requests.append(Request(self.command, path, token, str(self.headers), body))
-            line = f"{self.command} {path}"
-            problem = next(
-                (
-                    one
-                    for one in self.server.problems
-                    if one.times > 0 and re.search(one.match, line)
-                ),
-                None,
-            )
-            if problem:
-                problem.times -= 1
-        kind = problem.kind if problem else None
-        if kind == "status":
-            self.error(problem.status, problem.message, headers=problem.headers)
-        elif kind == "say":
-            self.answer(
-                problem.message.encode(),
-                200,
-                {"Content-Type": "application/json", **problem.headers},
-            )
-        elif kind in ("hang", "drop"):
-            if kind == "hang":
-                self.server.ending.wait()
-            self.close_connection = True
-        else:
-            self.lost = kind == "lose"
-            with self.server.lock:
-                self.route(path, body)
+            self.server.requests.append(request)
+            problem = self.server.take_problem(f"{self.command} {path}")
+
+        if problem is not None and problem.kind != "lose":
+            self.fail(problem)
+            return
+        self.lost = problem is not None
+        with self.server.lock:
+            self.route(path, body)
 
     do_POST = do_PUT = do_HEAD = do_GET
 
+    def fail(self, problem: InjectedError) -> None:
+        """Answer with an injected error. The request has no effect."""
+        if problem.kind == "status":
+            self.error(problem.status, problem.message, headers=problem.headers)
+        elif problem.kind == "say":
+            headers = {"Content-Type": "application/json", **problem.headers}
+            self.answer(problem.message.encode(), headers=headers)
+        else:
+            if problem.kind == "hang":
+                self.server.ending.wait()
+            self.close_connection = True
+
     def log_message(self, *_) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def read_body(self) -> bytes:
         """Return the request's body."""
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
+        size = self.read_chunk_size()
+        while size:
             parts.append(self.rfile.read(size))
             self.rfile.readline()
+            size = self.read_chunk_size()
         self.rfile.readline()
         return b"".join(parts)
+
+    def read_chunk_size(self) -> int:
+        """Return the size of the next chunk of a body with chunked encoding."""
+        return int(self.rfile.readline().split(b";")[0], 16)
 
     def answer(
         self,
@@ -225,19 +267,18 @@ class Handler(BaseHTTPRequestHandler):
         status: int = 200,
         headers: dict[str, str] | None = None,
     ) -> None:
-        """Send an answer, unless it is to be lost."""
+        """Send an answer, or close the connection if the answer is to be lost."""
         if self.lost:
             self.close_connection = True
             return
-        kind = "application/octet-stream"
+        content_type = "application/octet-stream"
         if not isinstance(data, bytes):
-            data, kind = json.dumps(data).encode(), "application/json"
+            content_type = "application/json"
+            data = json.dumps(data).encode()
+        all_headers = {"Content-Type": content_type, "Content-Length": str(len(data))}
+        all_headers.update(headers or {})
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            "Content-Length": str(len(data)),
-            **(headers or {}),
-        }.items():
+        for name, value in all_headers.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -246,39 +287,50 @@ class Handler(BaseHTTPRequestHandler):
     def error(
         self, status: int, message: str, code: str | None = None, headers: dict | None = None
     ) -> None:
-        """Send an error as the Hub does."""
-        named = {"X-Error-Code": code} if code else {}
-        self.answer(
-            {"error": message}, status, {"X-Error-Message": message, **named, **(headers or {})}
-        )
+        """Send an error in the format of the Hub."""
+        all_headers = {"X-Error-Message": message}
+        if code:
+            all_headers["X-Error-Code"] = code
+        all_headers.update(headers or {})
+        self.answer({"error": message}, status, all_headers)
 
     def route(self, path: str, body: bytes) -> None:
-        """Find the method for a path and let it answer."""
+        """Answer with the method for this path."""
         for old, new in self.server.renamed.items():
             if f"/{old}" in path:
-                return self.answer(
-                    b"", 307, {"Location": self.server.url + self.path.replace(old, new, 1)}
-                )
+                location = self.server.url + self.path.replace(old, new, 1)
+                return self.answer(status=307, headers={"Location": location})
         for method, pattern, answer in ROUTES:
-            found = re.fullmatch(pattern, path)
-            if not found or method not in (self.command, "ANY"):
+            match = re.fullmatch(pattern, path)
+            if not match or method not in (self.command, "ANY"):
                 continue
-            parts = found.groupdict()
-            if "id" not in parts:
-                return answer(self, body=body, **parts)
-            repository = self.server.repositories.get(parts.pop("id"))
-            if repository is None or (repository.private and self.token is None):
-                return self.error(
-                    404 if self.token else 401, "Repository not found", "RepoNotFound"
-                )
-            commit = repository.find(parts.pop("revision", None) or "main")
-            if commit is None:
-                return self.error(404, "Invalid rev id", "RevisionNotFound")
-            writes = self.command in ("POST", "PUT") or path.endswith("/write")
-            if writes and self.server.read_only & {found["id"], found["id"].split("/")[0]}:
-                return self.error(403, f"You don't have the rights to write to {found['id']}")
-            return answer(self, found["id"], repository, commit, body=body, **parts)
+            if "id" in match.groupdict():
+                return self.route_in_repository(answer, path, match.groupdict(), body)
+            return answer(self, body=body, **match.groupdict())
         return self.error(404, f"no such route: {self.command} {path}")
+
+    def route_in_repository(self, answer, path: str, groups: dict, body: bytes) -> None:
+        """Answer a request for a repository.
+
+        Args:
+            answer: the method in ROUTES.
+            path: the path of the request.
+            groups: the named groups of the route's pattern.
+            body: the body of the request.
+        """
+        repo_id = groups.pop("id")
+        repository = self.server.repositories.get(repo_id)
+        if repository is None or (repository.private and self.token is None):
+            status = 404 if self.token else 401
+            return self.error(status, "Repository not found", "RepoNotFound")
+        commit = repository.find(groups.pop("revision", None) or "main")
+        if commit is None:
+            return self.error(404, "Invalid rev id", "RevisionNotFound")
+        is_write = self.command in ("POST", "PUT") or path.endswith("/write")
+        owner = repo_id.split("/")[0]
+        if is_write and self.server.read_only & {repo_id, owner}:
+            return self.error(403, f"You don't have the rights to write to {repo_id}")
+        return answer(self, repo_id, repository, commit, body=body, **groups)
 
     def whoami(self, body: bytes) -> None:
         if self.token is None:
@@ -286,35 +338,46 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(self.server.login)
 
     def create(self, body: bytes) -> None:
-        asked = json.loads(body)
-        owner = asked.get("organization") or self.server.login["name"]
-        repo_id = f"{owner}/{asked['name']}"
-        known = repo_id in self.server.repositories
-        if not known:
-            self.server.make(repo_id, private=asked.get("visibility") == "private")
-        self.answer({"url": f"{self.server.url}/{repo_id}", "name": repo_id}, 409 if known else 200)
+        options = json.loads(body)
+        owner = options.get("organization") or self.server.login["name"]
+        repo_id = f"{owner}/{options['name']}"
+        status = 409
+        if repo_id not in self.server.repositories:
+            status = 200
+            self.server.make(repo_id, private=options.get("visibility") == "private")
+        self.answer({"url": f"{self.server.url}/{repo_id}", "name": repo_id}, status)
 
     def validate(self, body: bytes) -> None:
         self.answer({"errors": [], "warnings": []})
 
     def preupload(self, repo_id, repository, commit, body) -> None:
-        answers = []
+        rows = []
         for file in json.loads(body)["files"]:
-            name, old = file["path"], commit.files.get(file["path"])
-            mode, id_of = ("lfs", lfs_oid) if name.endswith(LFS) else ("regular", blob_id)
-            ignored = bool(self.server.ignored and re.fullmatch(self.server.ignored, name))
-            oid = None if old is None else id_of(old)
-            answers.append({"path": name, "uploadMode": mode, "shouldIgnore": ignored, "oid": oid})
-        self.answer({"files": answers})
+            name = file["path"]
+            is_lfs = name.endswith(LFS)
+            is_ignored = bool(self.server.ignored and re.fullmatch(self.server.ignored, name))
+            oid = None
+            if name in commit.files:
+                oid = lfs_oid(commit.files[name]) if is_lfs else blob_id(commit.files[name])
+            rows.append(
+                {
+                    "path": name,
+                    "uploadMode": "lfs" if is_lfs else "regular",
+                    "shouldIgnore": is_ignored,
+                    "oid": oid,
+                }
+            )
+        self.answer({"files": rows})
 
     def batch(self, repo_id, repository, commit, body) -> None:
-        objects = []
-        for asked in json.loads(body)["objects"]:
-            told = {"oid": asked["oid"], "size": asked["size"]}
-            if asked["oid"] not in self.server.objects:
-                told["actions"] = {"upload": {"href": f"{self.server.url}/lfs/{asked['oid']}"}}
-            objects.append(told)
-        self.answer({"transfer": "basic", "objects": objects})
+        rows = []
+        for lfs_object in json.loads(body)["objects"]:
+            oid = lfs_object["oid"]
+            row = {"oid": oid, "size": lfs_object["size"]}
+            if oid not in self.server.objects:
+                row["actions"] = {"upload": {"href": f"{self.server.url}/lfs/{oid}"}}
+            rows.append(row)
+        self.answer({"transfer": "basic", "objects": rows})
 
     def put_object(self, body: bytes, oid: str) -> None:
         if sha256(body) != oid:
@@ -323,38 +386,42 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer()
 
     def xet_token(self, repo_id, repository, commit, body) -> None:
-        told = {
-            "casUrl": f"local://{self.server.xet}",
-            "accessToken": "x",
-            "exp": int(time.time()) + 3600,
+        url = f"local://{self.server.xet}"
+        expiration = int(time.time()) + 3600
+        headers = {
+            "X-Xet-Cas-Url": url,
+            "X-Xet-Access-Token": "x",
+            "X-Xet-Token-Expiration": str(expiration),
         }
-        names = {
-            "X-Xet-Cas-Url": "casUrl",
-            "X-Xet-Access-Token": "accessToken",
-            "X-Xet-Token-Expiration": "exp",
-        }
-        self.answer(told, headers={header: str(told[name]) for header, name in names.items()})
+        self.answer({"casUrl": url, "accessToken": "x", "exp": expiration}, headers=headers)
 
     def make_commit(self, repo_id, repository, commit, body) -> None:
         lines = [json.loads(line) for line in body.splitlines() if line.strip()]
-        header, tree = lines[0]["value"], dict(commit.files)
+        header = lines[0]["value"]
+        tree = dict(commit.files)
         for line in lines[1:]:
-            value = line["value"]
-            if line["key"] == "file":
-                tree[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile" and value["oid"] in self.server.objects:
-                tree[value["path"]] = self.server.objects[value["oid"]]
-            elif line["key"] == "lfsFile" and self.server.xet:
-                tree[value["path"]] = IN_XET + value["oid"].encode()
-            elif line["key"] == "deletedFile" and value["path"] in tree:
-                del tree[value["path"]]
-            else:
-                return self.error(400, f"{line['key']}: {value['path']}")
+            if not self.apply_operation(tree, line["key"], line["value"]):
+                return self.error(400, f"{line['key']}: {line['value']['path']}")
         if header.get("parentCommit") not in (None, commit.oid):
             return self.error(412, "A commit has happened since. Please refresh and try again.")
         oid = repository.commit(header["summary"], tree)
         url = f"{self.server.url}/{repo_id}/commit/{oid}"
         return self.answer({"success": True, "commitOid": oid, "commitUrl": url})
+
+    def apply_operation(self, tree: dict[str, bytes], kind: str, value: dict) -> bool:
+        """Apply one operation of a commit to ``tree``. Return whether it is valid."""
+        path = value["path"]
+        if kind == "file":
+            tree[path] = base64.b64decode(value["content"])
+        elif kind == "lfsFile" and value["oid"] in self.server.objects:
+            tree[path] = self.server.objects[value["oid"]]
+        elif kind == "lfsFile" and self.server.xet:
+            tree[path] = IN_XET + value["oid"].encode()
+        elif kind == "deletedFile" and path in tree:
+            del tree[path]
+        else:
+            return False
+        return True
 
     def tag(self, repo_id, repository, commit, body) -> None:
         name = json.loads(body)["tag"]
@@ -365,47 +432,46 @@ class Handler(BaseHTTPRequestHandler):
 
     def refs(self, repo_id, repository, commit, body) -> None:
         head = {"name": "main", "ref": "refs/heads/main", "targetCommit": commit.oid}
-        tags = [
-            {"name": t, "ref": f"refs/tags/{t}", "targetCommit": oid}
-            for t, oid in repository.tags.items()
-        ]
+        tags = []
+        for name, oid in repository.tags.items():
+            tags.append({"name": name, "ref": f"refs/tags/{name}", "targetCommit": oid})
         self.answer({"converts": [], "branches": [head], "tags": tags})
 
     def may_write(self, repo_id, repository, commit, body) -> None:
         self.answer({})
 
     def info(self, repo_id, repository, commit, body) -> None:
-        siblings = [{"rfilename": name} for name in commit.files]
-        self.answer(
-            {"id": repo_id, "sha": commit.oid, "private": repository.private, "siblings": siblings}
-        )
+        values = {
+            "id": repo_id,
+            "sha": commit.oid,
+            "private": repository.private,
+            "siblings": [{"rfilename": name} for name in commit.files],
+        }
+        self.answer(values)
 
     def tree(self, repo_id, repository, commit, body) -> None:
         rows = []
         for name, data in commit.files.items():
-            lfs = (
-                {"lfs": {"oid": sha256(data), "size": len(data), "pointerSize": 134}}
-                if name.endswith(LFS)
-                else {}
-            )
-            rows.append(
-                {"type": "file", "path": name, "size": len(data), "oid": blob_id(data), **lfs}
-            )
+            row = {"type": "file", "path": name, "size": len(data), "oid": blob_id(data)}
+            if name.endswith(LFS):
+                row["lfs"] = {"oid": sha256(data), "size": len(data), "pointerSize": 134}
+            rows.append(row)
         self.answer(rows)
 
     def resolve(self, repo_id, repository, commit, body, name: str) -> None:
-        data = commit.files.get(name)
-        if data is None:
-            return self.error(
-                404, "Entry not found", "EntryNotFound", {"X-Repo-Commit": commit.oid}
-            )
-        headers = {"X-Repo-Commit": commit.oid, "ETag": f'"{blob_id(data)}"'}
+        headers = {"X-Repo-Commit": commit.oid}
+        if name not in commit.files:
+            return self.error(404, "Entry not found", "EntryNotFound", headers)
+        data = commit.files[name]
+        headers["ETag"] = f'"{blob_id(data)}"'
         if name.endswith(LFS):
-            headers |= {"X-Linked-ETag": f'"{sha256(data)}"', "X-Linked-Size": str(len(data))}
-        return self.answer(data, 200, headers)
+            headers["X-Linked-ETag"] = f'"{sha256(data)}"'
+            headers["X-Linked-Size"] = str(len(data))
+        return self.answer(data, headers=headers)
 
 
-MODEL, REVISION = f"/api/models/{REPO_PATTERN}", "(?P<revision>.+)"
+MODEL = f"/api/models/{REPO_PATTERN}"
+REVISION = "(?P<revision>.+)"
 ROUTES = [
     ("GET", "/api/whoami-v2", Handler.whoami),
     ("POST", "/api/repos/create", Handler.create),
@@ -430,10 +496,12 @@ def sha256(data: bytes) -> str:
 
 
 def lfs_oid(data: bytes) -> str:
-    """Return the SHA-256 that an LFS object or a file in Xet is known by."""
-    return data.removeprefix(IN_XET).decode() if data.startswith(IN_XET) else sha256(data)
+    """Return the SHA-256 of an LFS object or of a file in Xet."""
+    if data.startswith(IN_XET):
+        return data.removeprefix(IN_XET).decode()
+    return sha256(data)
 
 
 def blob_id(data: bytes) -> str:
-    """Return what git calls these bytes."""
+    """Return git's id of a blob with these bytes."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

@@ -1,13 +1,13 @@
-"""A Hub on localhost for the real client, and the pushes that tests send to it.
+"""Fixtures and helpers for tests that push to a local Hub with the real client.
 
-Waits take no time: the clock is the test's.
+Retries take no time in these tests, because the modules that wait use a fake clock.
 """
 
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,10 @@ from huggingface_hub.utils import _http
 from ursa_minor.base import files, retry
 from ursa_minor.hub import card_merge, push
 
-REPO_ID, TOKEN = "me/run", "hf_" + "Canary" * 6
-# What a push asks of the Hub, in order.
+REPO_ID = "me/run"
+TOKEN = "hf_" + "Canary" * 6
+LAST_CHECKPOINT = "last-checkpoint"
+# The requests of a push, in order.
 ENDPOINTS = {
     "refs": "GET .*/refs",
     "create": "POST /api/repos/create",
@@ -35,10 +37,11 @@ ENDPOINTS = {
 
 
 class Clock:
-    """A clock that only waiting moves."""
+    """A replacement of the module time that only ``sleep`` moves."""
 
     def __init__(self):
-        self.now, self.waits = 0.0, []
+        self.now = 0.0
+        self.waits = []
 
     def monotonic(self) -> float:
         return self.now
@@ -50,6 +53,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
+    """Replace the clock of retries, ours and those of the Hub's client."""
     clock = Clock()
     monkeypatch.setattr(retry, "time", clock)
     monkeypatch.setattr(_http, "time", clock)
@@ -59,14 +63,13 @@ def clock(monkeypatch) -> Clock:
 
 @pytest.fixture
 def server(monkeypatch, tmp_path, clock) -> Iterator[HubServer]:
-    """A Hub, and this process's client turned to it."""
+    """Start a local Hub and direct this process's client to it."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-login"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(
-        files, "fsync", lambda path: None
-    )  # takes time, and shows only in a power cut
+    # fsync is slow, and its effect is visible only after a power failure.
+    monkeypatch.setattr(files, "fsync", lambda path: None)
     with HubServer() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
@@ -76,54 +79,64 @@ def server(monkeypatch, tmp_path, clock) -> Iterator[HubServer]:
 
 @pytest.fixture
 def pending(tmp_path) -> Path:
+    """Return the folder of staged pushes in a run folder. It does not exist yet."""
     return tmp_path / "run" / "hub"
 
 
 def step_tag(step: int) -> str:
+    """Return the name of a staged push, which is also its tag on the Hub."""
     return f"step-{step:08d}"
 
 
 def commit_title(step: int) -> str:
+    """Return the title of the commit of a push."""
     return f"run, step {step}: train loss {10 / step:.4f}"
 
 
 def checkpoint_files(step: int) -> dict[str, bytes]:
     """Return the files of a checkpoint."""
-    made = {
+    contents = {
         "model.safetensors": f"weights {step}".encode() * 500,
         "optimizer.safetensors": f"moments {step}".encode() * 1000,
         "state.json": json.dumps({"step": step}).encode(),
     }
-    rows = {
-        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in made.items()
-    }
-    return made | {"manifest.json": json.dumps({"step": step, "files": rows}).encode()}
+    rows = {}
+    for name, data in contents.items():
+        rows[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    contents["manifest.json"] = json.dumps({"step": step, "files": rows}).encode()
+    return contents
 
 
-def pushed_files(step: int, within: str | None = "last-checkpoint") -> dict[str, bytes]:
-    """Return what a push of this step is to bring to the Hub."""
-    made = {
+def pushed_files(step: int, within: str | None = LAST_CHECKPOINT) -> dict[str, bytes]:
+    """Return the files that a push of this step stores on the Hub.
+
+    Args:
+        step: the step of the push.
+        within: the folder of the full checkpoint, or None for a push of the model only.
+    """
+    card = card_merge.mark(f"---\nlicense: mit\n---\n# Step {step}\n")
+    rows = [json.dumps({"step": number}) for number in range(step)]
+    contents = {
         "config.json": b'{"n_layer": 2}',
-        "README.md": card_merge.mark(f"---\nlicense: mit\n---\n# Step {step}\n").encode(),
+        "README.md": card.encode(),
         "model.safetensors": checkpoint_files(step)["model.safetensors"],
-        "metrics.jsonl": b"".join(json.dumps({"step": i}).encode() + b"\n" for i in range(step)),
+        "metrics.jsonl": "".join(row + "\n" for row in rows).encode(),
     }
-    return made | (
-        {f"{within}/{name}": data for name, data in checkpoint_files(step).items()}
-        if within
-        else {}
-    )
+    if within:
+        for name, data in checkpoint_files(step).items():
+            contents[f"{within}/{name}"] = data
+    return contents
 
 
 def make_push(step: int, *, repo_id: str = REPO_ID, keep: bool = False) -> push.Push:
+    """Return a push to a private repository."""
     return push.Push(step=step, repo_id=repo_id, private=True, title=commit_title(step), keep=keep)
 
 
 def write_files(
-    folder: Path, step: int, within: str | None = "last-checkpoint"
+    folder: Path, step: int, within: str | None = LAST_CHECKPOINT
 ) -> tuple[str, dict[str, Path]]:
-    """Write a step's files below ``folder``; return its model card and the files by name."""
+    """Write a step's files below ``folder``. Return its model card and the files by name."""
     contents = pushed_files(step, within)
     card = contents.pop("README.md").decode()
     sources = {}
@@ -137,11 +150,12 @@ def write_files(
 
 def submit_step(pusher: push.PushQueue, folder: Path, step: int, *, keep: bool = False) -> None:
     """Write a step's files below ``folder`` and submit their push."""
-    pusher.submit(make_push(step, keep=keep), *write_files(folder, step))
+    card, sources = write_files(folder, step)
+    pusher.submit(make_push(step, keep=keep), card, sources)
 
 
 def stage_pushes(
-    pending: Path, *steps: int, within: str | None = "last-checkpoint", repo_id: str = REPO_ID
+    pending: Path, *steps: int, within: str | None = LAST_CHECKPOINT, repo_id: str = REPO_ID
 ) -> None:
     """Stage pushes without sending them."""
     pending.mkdir(parents=True, exist_ok=True)
@@ -151,21 +165,28 @@ def stage_pushes(
 
 
 def staged_names(pending: Path) -> list[str]:
+    """Return the names of the staged pushes, sorted."""
     return sorted(path.name for path in pending.glob("step-*"))
 
 
 def assert_pushed(server: HubServer, pending: Path, *steps: int) -> None:
-    """Assert one commit and one tag a step, in order, every byte as it was, and nothing left on disk."""
-    assert server.titles(REPO_ID) == [commit_title(step) for step in reversed(steps)]
-    assert server.tags(REPO_ID) == {step_tag(step): commit_title(step) for step in steps}
+    """Assert that the Hub has one commit and one tag per step, and that no push is staged.
+
+    Every byte must be unchanged, and the commits must be in the order of ``steps``.
+    """
+    titles = [commit_title(step) for step in steps]
+    tags = [step_tag(step) for step in steps]
+    assert server.titles(REPO_ID) == titles[::-1]
+    assert server.tags(REPO_ID) == dict(zip(tags, titles, strict=True))
     for step in steps:
         assert server.files(REPO_ID, step_tag(step)) == pushed_files(step)
     assert server.files(REPO_ID) == pushed_files(steps[-1])
     assert os.listdir(pending) == [".lock"]
 
 
-def wait_until(true, seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until ``condition()`` is true. Fail after this many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -1,14 +1,22 @@
-"""train.py with a witness: each micro-batch's (step, micro_step, rank, windows) is written before it is trained on.
+"""Run train.py, log the windows of each micro-batch, and kill or stop the process on request.
 
-Environment: LEDGER = file to append to; KILL_AT = "step:N" or "save:STAGE:N" kills this process with SIGKILL at the N-th
-update, with each save before it on disk, or at a stage of the N-th save; STOP_AT = "STEP:MICRO_STEP" sends it the
-signal STOP_BY there. Its readers are controlled_reader.py where one of that file's variables is set.
+Environment variables:
+
+- LEDGER: the file to which each micro-batch appends a line "step micro_step rank windows" before
+  it is trained on.
+- KILL_AT: "step:N" kills this process with SIGKILL in the N-th update, after all earlier saves are
+  on disk. "save:STAGE:N" kills it after a stage of the N-th save.
+- STOP_AT: "STEP:MICRO_STEP" sends this process the signal STOP_BY at that micro-batch.
+
+If a variable of controlled_reader.py is set, that script prepares the data.
 """
 
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import train
 from ursa_minor.base import files
@@ -18,90 +26,118 @@ from ursa_minor.data.loading import order as window_order
 from ursa_minor.optim import update
 from ursa_minor.run import resume
 
+JSON_STAGES = {checkpoint.STATE: "state", checkpoint.MANIFEST: "manifest"}
+
 
 def kill_this_process() -> None:
+    """Kill this process with SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def call_after(module, name, when) -> None:
-    """Replace a function by itself followed by ``when(arguments)``."""
-    real = getattr(module, name)
+def call_after(module: ModuleType | type, name: str, callback: Callable[[tuple], None]) -> None:
+    """Replace a function by one that calls ``callback(arguments)`` after the original."""
+    original = getattr(module, name)
 
-    def replaced(*args, **kwargs):
-        result = real(*args, **kwargs)
-        when(args)
+    def replacement(*args, **kwargs):
+        result = original(*args, **kwargs)
+        callback(args)
         return result
 
-    setattr(module, name, replaced)
+    setattr(module, name, replacement)
 
 
 class RecordedOrder(window_order.TrainOrder):
-    """Writes down what is asked for."""
+    """Log the windows of each micro-batch."""
 
     def windows(self, step, micro_step, rank, num_windows):
         draws = super().windows(step, micro_step, rank, num_windows)
+        words = [f"{source}:{window}" for source, window in draws]
         with open(os.environ["LEDGER"], "a") as ledger:
-            ledger.write(f"{step} {micro_step} {rank} {' '.join(f'{s}:{w}' for s, w in draws)}\n")
+            ledger.write(f"{step} {micro_step} {rank} {' '.join(words)}\n")
         if os.environ.get("STOP_AT") == f"{step}:{micro_step}":
             os.kill(os.getpid(), getattr(signal, os.environ["STOP_BY"]))
         return draws
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train under the eyes of a witness."""
+    """Run train.py as the environment variables say."""
     window_order.TrainOrder = RecordedOrder
-    if {"KILL_READER", "HOLD_READER"} & set(os.environ):
-        real, child = corpus.Preparation, str(Path(__file__).with_name("controlled_reader.py"))
-        corpus.Preparation = lambda command: real([command[0], child, *command[2:]])
-    what, *where = os.environ.get("KILL_AT", "").split(":")
-    if what == "step":
-        kill_in_update(int(where[0]))
-    elif what == "save":
-        kill_in_save(where[0], int(where[1]))
+    if "KILL_READER" in os.environ or "HOLD_READER" in os.environ:
+        use_controlled_reader()
+    event, *arguments = os.environ.get("KILL_AT", "").split(":")
+    if event == "step":
+        kill_in_update(int(arguments[0]))
+    elif event == "save":
+        kill_in_save(arguments[0], int(arguments[1]))
     return train.main(argv)
 
 
-def kill_in_update(number: int) -> None:
-    """Arrange for death in the ``number``-th update; which checkpoint is the newest then is not left to chance."""
-    savers, updates = [], []
-    call_after(resume.Checkpoints, "__init__", lambda args: savers.append(args[0]))
+def use_controlled_reader() -> None:
+    """Prepare the data with controlled_reader.py instead of prepare_data.py."""
+    start = corpus.Preparation
+    script = str(Path(__file__).with_name("controlled_reader.py"))
 
-    def at(args) -> None:
-        updates.append(1)
-        if len(updates) == number:
+    def start_controlled_reader(command):
+        python, _, *flags = command
+        return start([python, script, *flags])
+
+    corpus.Preparation = start_controlled_reader
+
+
+def kill_in_update(number: int) -> None:
+    """Kill this process in the ``number``-th update.
+
+    Earlier saves are finished first, so that the newest checkpoint does not depend on timing.
+    """
+    savers = []
+    updates = 0
+
+    def remember_saver(args: tuple) -> None:
+        savers.append(args[0])
+
+    def count_update(_: tuple) -> None:
+        nonlocal updates
+        updates += 1
+        if updates == number:
             savers[-1].finish()
             kill_this_process()
 
-    call_after(update, "update", at)
+    call_after(resume.Checkpoints, "__init__", remember_saver)
+    call_after(update, "update", count_update)
 
 
 def kill_in_save(stage: str, number: int) -> None:
-    """Arrange for death after the named stage of the ``number``-th save that has it."""
-    seen = []
+    """Kill this process after the named stage of the ``number``-th save that has it."""
+    saves = 0
 
-    def at(stage_now: str) -> None:
-        if stage_now == stage:
-            seen.append(1)
-            if len(seen) == number:
+    def finish_stage(finished: str) -> None:
+        nonlocal saves
+        if finished == stage:
+            saves += 1
+            if saves == number:
                 kill_this_process()
 
-    call_after(
-        checkpoint,
-        "save_file",
-        lambda args: at("model" if args[1].name == checkpoint.MODEL else "optimizer"),
-    )
-    stages = {checkpoint.STATE: "state", checkpoint.MANIFEST: "manifest"}
-    call_after(files, "write_json", lambda args: at(stages.get(args[0].name, "")))
-    call_after(checkpoint, "find_problem", lambda args: at("rename"))
+    def after_tensors(args: tuple) -> None:
+        finish_stage("model" if args[1].name == checkpoint.MODEL else "optimizer")
+
+    def after_json(args: tuple) -> None:
+        finish_stage(JSON_STAGES.get(args[0].name, ""))
+
+    def after_rename(_: tuple) -> None:
+        finish_stage("rename")
+
     remove = files.remove
 
-    def half_removed(path):
+    def remove_model_first(path: Path) -> None:
         if stage == "rotate" and checkpoint.STEP.fullmatch(path.name):
             (path / checkpoint.MODEL).unlink(missing_ok=True)
-            at("rotate")
+            finish_stage("rotate")
         remove(path)
 
-    files.remove = half_removed
+    call_after(checkpoint, "save_file", after_tensors)
+    call_after(files, "write_json", after_json)
+    call_after(checkpoint, "find_problem", after_rename)
+    files.remove = remove_model_first
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""What a run of the tests wrote: its metrics, the state that it ends in, the windows that it read."""
+"""Read the results of a test's run: metrics, final state, and the windows that it read."""
 
-import json
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -20,54 +19,64 @@ TIME_METRICS = (
 
 
 def metrics_rows(run_name: str) -> list[dict]:
-    """The lines of metrics.jsonl."""
+    """Return the rows of metrics.jsonl."""
     return read_metrics(Path("runs") / run_name / "metrics.jsonl")
 
 
 def losses_by_step(run_name: str, key: str = "train/loss") -> dict[int, float]:
-    """The loss of each step."""
+    """Return the loss (or another metric) of each step that has one."""
     return {row["step"]: row[key] for row in metrics_rows(run_name) if key in row}
 
 
 def final_state(run_name: str, step: int = 12) -> dict:
-    """Everything of a checkpoint that must not depend on interruptions."""
+    """Return the parts of a checkpoint that must not depend on interruptions."""
     path = Path("runs") / run_name / "checkpoints" / f"step-{step:08d}"
     assert checkpoint.find_problem(path) is None
-    state = json.loads((path / "state.json").read_text())
+    state = files.read_json(path / "state.json")
     for name in TIME_METRICS:
         state.pop(name, None)
-    manifest = json.loads((path / "manifest.json").read_text())["files"]
-    return {"state": state} | {
-        name: manifest[name]["sha256"] for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)
+    manifest = files.read_json(path / "manifest.json")["files"]
+    return {
+        "state": state,
+        checkpoint.MODEL: manifest[checkpoint.MODEL]["sha256"],
+        checkpoint.OPTIMIZER: manifest[checkpoint.OPTIMIZER]["sha256"],
     }
 
 
 def load_weights(folder: Path) -> dict[str, list]:
-    """The weights of a checkpoint or a model, whose tied head is none of its own."""
-    found = load_file(folder / checkpoint.MODEL)
-    return {name: tensor.tolist() for name, tensor in found.items() if name != "lm_head.weight"}
+    """Return the weights of a checkpoint or model without the output layer, which is tied."""
+    tensors = load_file(folder / checkpoint.MODEL)
+    return {name: tensor.tolist() for name, tensor in tensors.items() if name != "lm_head.weight"}
 
 
 def update_manifest(path: Path) -> None:
-    """Give a checkpoint that was edited a manifest that agrees with it."""
+    """Make the manifest of an edited checkpoint agree with its files."""
     manifest = files.read_json(path / "manifest.json")
     for name, row in manifest["files"].items():
-        row.update(size=(path / name).stat().st_size, sha256=files.sha256(path / name))
+        row["size"] = (path / name).stat().st_size
+        row["sha256"] = files.sha256(path / name)
     files.write_json(path / "manifest.json", manifest)
 
 
 def read_window_log(path: Path, until: int = 12) -> dict[tuple, str]:
-    """The last reading of each (step, micro_step, rank); a step done again must have read the same."""
-    read: dict[tuple, str] = {}
+    """Return the windows of each (step, micro_step, rank) before the step ``until``.
+
+    A step that was repeated after a restart must have read the same windows.
+    """
+    windows_by_key: dict[tuple, str] = {}
     for line in path.read_text().splitlines():
         step, micro_step, rank, windows = line.split(" ", 3)
         key = (int(step), int(micro_step), int(rank))
-        assert read.setdefault(key, windows) == windows, f"{key} read other windows after a restart"
-    return {key: value for key, value in read.items() if key[0] < until}
+        earlier_windows = windows_by_key.setdefault(key, windows)
+        assert earlier_windows == windows, f"{key} read other windows after a restart"
+    return {key: windows for key, windows in windows_by_key.items() if key[0] < until}
 
 
 def windows_by_step(path: str) -> dict[int, list[str]]:
-    """The windows of each step of a ledger, in order, whichever process read them and however often."""
+    """Return the sorted windows of each step of a window log, without duplicates.
+
+    The result does not depend on which process read a window.
+    """
     steps: dict[int, set[str]] = {}
     for line in Path(path).read_text().splitlines():
         step, _, _, *windows = line.split()

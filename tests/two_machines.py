@@ -1,6 +1,7 @@
-"""Two machines on one host: network namespaces, each with a host name of its own, and a cable between them that can be cut.
+"""Simulate two machines on one host: two network namespaces, joined by a link that can be cut.
 
-Unlike two machines they share a disk, cores and a clock. There is neither a switch nor InfiniBand between them, nor a card.
+Each has its own host name. Unlike real machines they share a disk, the cores and a clock, and
+there is no switch, no InfiniBand and no GPU.
 """
 
 import contextlib
@@ -15,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-HOSTS = ("node1", "node2")  # as Slurm names them; the first is where the launchers meet
+HOSTS = ("node1", "node2")  # named as in Slurm; the launchers meet on the first one
 DEVICE = "eth0"
 PORT = 29500
-# A machine's own names, in mount and host name spaces of its own: nothing of this host's /etc is touched.
+# Run a command with its own /etc/hosts and host name. The files of the host do not change.
 ENTER = """
 mount --bind "$1" /etc/hosts
 echo "$2" > /proc/sys/kernel/hostname
@@ -28,42 +29,21 @@ exec "$@"
 
 
 class TwoMachines:
-    """The two, until the block ends; then no process of theirs is left.
+    """Two simulated machines. At the end of the `with` block all of their processes are killed.
 
     Args:
-        folder: for the names and what processes print.
+        folder: for the hosts file and the output of the processes.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.names = [f"ursa-{os.getpid()}-{host}" for host in HOSTS]
+        self.hosts = folder / "hosts"
 
     def __enter__(self) -> "TwoMachines":
-        self.hosts = self.folder / "hosts"
-        rows = [f"{self.address(number)} {host}" for number, host in enumerate(HOSTS)]
-        self.hosts.write_text("\n".join(["127.0.0.1 localhost", *rows]) + "\n")
+        self._write_hosts_file()
         try:
-            for name in self.names:
-                _ip("netns", "add", name)
-            first, second = self.names
-            _ip(
-                "link",
-                "add",
-                DEVICE,
-                "netns",
-                first,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                DEVICE,
-                "netns",
-                second,
-            )
-            for number, name in enumerate(self.names):
-                _ip("-n", name, "address", "add", f"{self.address(number)}/24", "dev", DEVICE)
-                for device in ("lo", DEVICE):
-                    _ip("-n", name, "link", "set", device, "up")
+            self._create_network()
         except BaseException:
             self.__exit__()
             raise
@@ -73,59 +53,69 @@ class TwoMachines:
         for machine, name in enumerate(self.names):
             if Path("/run/netns", name).exists():
                 self.kill(machine)
-                _ip("netns", "delete", name)
+                _ip(f"netns delete {name}")
+
+    def _write_hosts_file(self) -> None:
+        lines = ["127.0.0.1 localhost"]
+        for machine, host in enumerate(HOSTS):
+            lines.append(f"{self.address(machine)} {host}")
+        self.hosts.write_text("\n".join(lines) + "\n")
+
+    def _create_network(self) -> None:
+        first, second = self.names
+        for name in self.names:
+            _ip(f"netns add {name}")
+        _ip(f"link add {DEVICE} netns {first} type veth peer name {DEVICE} netns {second}")
+        for machine, name in enumerate(self.names):
+            _ip(f"-n {name} address add {self.address(machine)}/24 dev {DEVICE}")
+            _ip(f"-n {name} link set lo up")
+            _ip(f"-n {name} link set {DEVICE} up")
 
     def address(self, machine: int) -> str:
-        """Return a machine's address."""
+        """Return the IP address of a machine."""
         return f"10.22.0.{machine + 1}"
 
     def start(self, machine: int, command: Sequence[str], **environment: str) -> "Started":
-        """Start a command there."""
+        """Start a command on a machine."""
         environment = os.environ | {"GLOO_SOCKET_IFNAME": DEVICE} | environment
         return Started([*self.enter(machine), *command], environment, self.folder)
 
     def enter(self, machine: int) -> list[str]:
-        """Return the words before a command that is to run there."""
-        names = [
-            "unshare",
-            "--uts",
-            "--mount",
-            "sh",
-            "-ec",
-            ENTER,
-            "sh",
-            str(self.hosts),
-            HOSTS[machine],
-        ]
-        return ["ip", "netns", "exec", self.names[machine], *names]
+        """Return the prefix that makes a command run on a machine."""
+        in_network = ["ip", "netns", "exec", self.names[machine]]
+        in_namespaces = ["unshare", "--uts", "--mount", "sh", "-ec", ENTER, "sh"]
+        return [*in_network, *in_namespaces, str(self.hosts), HOSTS[machine]]
 
     def processes(self, machine: int) -> dict[int, str]:
-        """Return the command lines of what runs there, by process id."""
-        found = {}
-        for word in _ip("netns", "pids", self.names[machine]).split():
+        """Return the command lines of a machine's processes, by process id."""
+        commands = {}
+        for pid in _ip(f"netns pids {self.names[machine]}").split():
             with contextlib.suppress(OSError):
-                found[int(word)] = Path(f"/proc/{word}/cmdline").read_text().replace("\0", " ")
-        return found
+                command = Path(f"/proc/{pid}/cmdline").read_text()
+                commands[int(pid)] = command.replace("\0", " ")
+        return commands
 
     def kill(self, machine: int) -> None:
-        """Kill all that runs there."""
-        while pids := self.processes(machine):
+        """Kill all processes of a machine."""
+        pids = self.processes(machine)
+        while pids:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.02)  # one that has ended stays for a moment
+            time.sleep(0.02)  # a killed process is listed for a moment
+            pids = self.processes(machine)
 
-    def cut(self) -> None:
-        """Cut the cable: what is sent is lost, and nobody is told."""
-        _ip("-n", self.names[1], "link", "set", DEVICE, "down")
+    def disconnect(self) -> None:
+        """Cut the link: packets are lost, and neither machine is notified."""
+        _ip(f"-n {self.names[1]} link set {DEVICE} down")
 
-    def mend(self) -> None:
-        """Mend the cable."""
-        _ip("-n", self.names[1], "link", "set", DEVICE, "up")
+    def reconnect(self) -> None:
+        """Restore the link."""
+        _ip(f"-n {self.names[1]} link set {DEVICE} up")
 
 
 class Started:
-    """A process, and the file that holds what it printed."""
+    """A running process, with the file that receives its output."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], folder: Path):
         handle, path = tempfile.mkstemp(dir=folder, prefix=".out-")
@@ -140,33 +130,36 @@ class Started:
             )
 
     @property
-    def said(self) -> str:
-        """What it has printed."""
+    def output(self) -> str:
+        """The output so far."""
         return self.path.read_text(errors="replace")
 
 
-def _ip(*words: str) -> str:
-    return subprocess.run(
-        ["ip", *words], check=True, capture_output=True, text=True, timeout=20
-    ).stdout
+def _ip(arguments: str) -> str:
+    """Run the command `ip` and return its output."""
+    command = ["ip", *arguments.split()]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
+    return result.stdout
 
 
-def why_not() -> str:
-    """Return why there can be no two machines here, or nothing."""
+def skip_reason() -> str:
+    """Return why this host cannot simulate two machines, or an empty string."""
     if not shutil.which("ip") or not shutil.which("unshare"):
         return "needs Linux with iproute2 and util-linux"
     name = f"ursa-{os.getpid()}-try"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, timeout=20)
-    if tried.returncode:
-        return f"needs the right to make network namespaces (root): {tried.stderr.strip()}"
-    _ip("netns", "delete", name)
+    command = ["ip", "netns", "add", name]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    if result.returncode:
+        return f"needs the permission to create network namespaces (root): {result.stderr.strip()}"
+    _ip(f"netns delete {name}")
     return ""
 
 
 @pytest.fixture
 def machines(tmp_path) -> Iterator[TwoMachines]:
-    """Two machines that are gone when the test is."""
-    if reason := why_not():
+    """Two simulated machines for the duration of a test."""
+    reason = skip_reason()
+    if reason:
         pytest.skip(reason)
-    with TwoMachines(tmp_path) as both:
-        yield both
+    with TwoMachines(tmp_path) as two_machines:
+        yield two_machines

@@ -1,7 +1,7 @@
-"""HellaSwag's items are read, cleaned, encoded and scored as lm-evaluation-harness and build-nanogpt do it."""
+"""HellaSwag: text and scores equal those of lm-evaluation-harness and build-nanogpt."""
 
 import json
-from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ from tokenizers import normalizers, processors
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
-from ursa_minor.evaluation import task_data as task_items
+from ursa_minor.evaluation import task_data
 from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.likelihood import ModelAnswer
 from ursa_minor.evaluation.tasks import hellaswag
@@ -24,36 +24,46 @@ ROW = {
     "endings": ["eats.", "sings a song.", "is a cake.", "runs off to the sea."],
     "label": 2,
 }
-NASTY = ["Word é 中 \U0001f600", " [title] x", "two\n\tlines  ", "I'll: <|endoftext|>", "[step] 12"]
+DIFFICULT_TEXTS = [
+    "Word é 中 \U0001f600",
+    " [title] x",
+    "two\n\tlines  ",
+    "I'll: <|endoftext|>",
+    "[step] 12",
+]
 
 
-read = partial(task_items.read, hellaswag.TASK)
+def read(paths: list, limit: int = 0) -> task_data.Items:
+    """Read the HellaSwag items of these files."""
+    return task_data.read(hellaswag.TASK, paths, limit)
 
 
-def write(path, *rows):
-    """A file of JSON lines; what is text already stands as it is."""
-    path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    )
+def write_lines(path: Path, *rows) -> Path:
+    """Write a JSON lines file. A row that is a string is written unchanged."""
+    lines = []
+    for row in rows:
+        line = row if isinstance(row, str) else json.dumps(row)
+        lines.append(line + "\n")
+    path.write_text("".join(lines))
     return path
 
 
-def encoded(folder, tokenizer, *rows, context_length=None):
-    return EncodedTask(
-        hellaswag.TASK, read([write(folder / "items.jsonl", *rows)]), tokenizer, context_length
-    )
+def encode_rows(folder: Path, tokenizer, *rows, context_length=None) -> EncodedTask:
+    """Write rows to items.jsonl, and read and encode this file."""
+    path = write_lines(folder / "items.jsonl", *rows)
+    return EncodedTask(hellaswag.TASK, read([path]), tokenizer, context_length)
 
 
 @pytest.fixture(scope="module")
-def characters():
-    """A token is a character."""
+def character_tokenizer():
+    """Return a tokenizer with one token for each character."""
     return tokenization.make_characters([json.dumps(ROW) + "Hé"])
 
 
 # Text
 
 
-def test_text_is_cleaned_by_the_harness_rules(tmp_path):
+def test_text_is_cleaned_like_in_harness(tmp_path):
     row = ROW | {
         "activity_label": " Food",
         "ctx_a": "[header] How to bake [title] Mix it.  Now [substeps] stir.",
@@ -61,149 +71,188 @@ def test_text_is_cleaned_by_the_harness_rules(tmp_path):
         "ctx": "as It stands [step]  ",
         "endings": ["  [step] it ", "a [title] b", "[x]", "Two  spaces [y] here."],
     }
-    (item,) = read([write(tmp_path / "items.jsonl", row)])
-    cleaned, raw = item.questions
+    path = write_lines(tmp_path / "items.jsonl", row)
+
+    items = read([path])
+
+    assert len(items) == 1
+    cleaned, raw = items[0].questions
     assert cleaned.context == "Food: How to bake. Mix it. Now stir. The pan. heat"
     assert cleaned.endings == (" it", "a. b", "", "Two spaces here.")
-    assert (
-        raw.context == row["ctx"]
-        and list(raw.endings) == row["endings"]
-        and cleaned.gold == raw.gold == 2
-    )
+    assert cleaned.gold == 2
+    assert raw.context == row["ctx"]
+    assert list(raw.endings) == row["endings"]
+    assert raw.gold == 2
 
 
 # Tokens
 
 
-@pytest.mark.parametrize("begins", [False, True])
-def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, begins):
-    """Also for a tokenizer that puts a token before each text, as Llama's does."""
+@pytest.mark.parametrize("has_first_token", [False, True], ids=["plain", "begins like Llama"])
+def test_raw_context_and_endings_are_encoded_separately(tmp_path, has_first_token):
     tokenizer = tokenization.train_bpe([json.dumps(ROW)], 300)
-    if begins:
+    if has_first_token:
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer.eos_token_id)]
         )
-    rows = [ROW | {"ctx": context, "endings": NASTY[1:]} for context in NASTY]
-    test = encoded(tmp_path, tokenizer, *rows)
-    for row, (context, endings) in zip(rows, test.questions[len(rows) :], strict=True):
-        assert (
-            context == tokenizer.encode(row["ctx"])
-            and (context[0] == tokenizer.eos_token_id) is begins
-        )
+    rows = [ROW | {"ctx": text, "endings": DIFFICULT_TEXTS[1:]} for text in DIFFICULT_TEXTS]
+
+    test = encode_rows(tmp_path, tokenizer, *rows)
+
+    raw_questions = test.questions[len(rows) :]
+    for row, (context, endings) in zip(rows, raw_questions, strict=True):
+        assert context == tokenizer.encode(row["ctx"])
+        assert (context[0] == tokenizer.eos_token_id) is has_first_token
         assert endings == [
             tokenizer.encode(f" {text}", add_special_tokens=False) for text in row["endings"]
         ]
 
 
-def test_text_that_the_tokenizer_cannot_write_is_refused(tmp_path):
-    with pytest.raises(
-        BadInput, match="tokenizer cannot encode the text of the items, .* --tokenizer bpe"
-    ):
-        encoded(tmp_path, tokenization.make_characters(["abc"]), ROW)
+def test_text_without_ids_is_rejected(tmp_path):
+    tokenizer = tokenization.make_characters(["abc"])
+
+    with pytest.raises(BadInput, match="tokenizer cannot encode.* --tokenizer bpe"):
+        encode_rows(tmp_path, tokenizer, ROW)
 
 
-def test_an_ending_that_becomes_no_token_is_refused_with_its_line(tmp_path):
+def test_ending_without_tokens_is_rejected(tmp_path):
     tokenizer = tokenization.train_bpe(["abc"], 300)
-    swallow = [normalizers.Replace("zzz", ""), normalizers.Strip()]
-    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(swallow)
-    with pytest.raises(BadInput, match="items.jsonl: line 2: the tokenizer returns no token for"):
-        encoded(tmp_path, tokenizer, ROW, ROW | {"endings": ["a", "b", "c", "zzz"]})
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Replace("zzz", ""), normalizers.Strip()]
+    )
+
+    with pytest.raises(BadInput, match=r"items\.jsonl: line 2: .* no token"):
+        encode_rows(tmp_path, tokenizer, ROW, ROW | {"endings": ["a", "b", "c", "zzz"]})
 
 
-def test_questions_longer_than_the_context_are_counted(tmp_path, characters):
-    """The cleaned ones begin with the label: 21 tokens and an ending; of the raw ones ctx and the ending count."""
-    rows = [
-        ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]} for length in (40, 41, 42)
-    ]
-    test = encoded(tmp_path, characters, *rows)
-    assert max(tokens.max() for tokens in test.tokens[1]) == 4
-    assert [test.longer_than(limit) for limit in (None, 45, 44, 43, 42, 4)] == [0, 0, 1, 2, 3, 6]
-
-
-def test_an_item_whose_ending_is_longer_than_the_context_is_left_out_and_counted(
-    tmp_path, characters
+@pytest.mark.parametrize(
+    ("context_length", "expected"), [(None, 0), (45, 0), (44, 1), (43, 2), (42, 3), (4, 6)]
+)
+def test_questions_longer_than_context_are_counted(
+    tmp_path, character_tokenizer, context_length, expected
 ):
-    rows = [
-        ROW | {"endings": [end, "a", "b", "c"], "label": n}
-        for n, end in enumerate((" er", "b", "c"))
-    ]
-    for limit, left in ((None, [0, 1, 2]), (4, [0, 1, 2]), (3, [1, 2])):
-        test = encoded(tmp_path, characters, *rows, context_length=limit)
-        assert test.gold.tolist() == left and test.left_out == len(rows) - len(
-            test.items
-        ) == 3 - len(left)
-    with pytest.raises(
-        BadInput,
-        match=r"^HellaSwag cannot be scored, .* context of 1 tokens\. The shortest of these endings has \d tokens",
-    ):
-        encoded(tmp_path, characters, *rows, context_length=1)
+    """Only a cleaned context begins with the activity label, so it is 21 tokens longer."""
+    rows = []
+    for length in (40, 41, 42):
+        rows.append(ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]})
+
+    test = encode_rows(tmp_path, character_tokenizer, *rows)
+
+    assert max(tokens.max() for tokens in test.tokens[1]) == 4
+    assert test.longer_than(context_length) == expected
+
+
+ROWS_BY_ENDING = [
+    ROW | {"endings": [" er", "a", "b", "c"], "label": 0},
+    ROW | {"endings": ["b", "a", "b", "c"], "label": 1},
+    ROW | {"endings": ["c", "a", "b", "c"], "label": 2},
+]
+
+
+@pytest.mark.parametrize(
+    ("context_length", "expected"), [(None, [0, 1, 2]), (4, [0, 1, 2]), (3, [1, 2])]
+)
+def test_items_with_too_long_endings_are_skipped(
+    tmp_path, character_tokenizer, context_length, expected
+):
+    test = encode_rows(
+        tmp_path, character_tokenizer, *ROWS_BY_ENDING, context_length=context_length
+    )
+
+    assert test.gold.tolist() == expected
+    assert len(test.items) == len(expected)
+    assert test.left_out == 3 - len(expected)
+
+
+def test_context_shorter_than_every_ending_is_rejected(tmp_path, character_tokenizer):
+    with pytest.raises(BadInput) as error:
+        encode_rows(tmp_path, character_tokenizer, *ROWS_BY_ENDING, context_length=1)
+
+    message = str(error.value)
+    assert message.startswith("HellaSwag cannot be scored")
+    assert "context of 1 tokens" in message
+    assert "shortest of these endings has 2 tokens" in message
 
 
 # Scores
 
 
-LIKELIHOODS = [
+LOG_LIKELIHOODS = [
     [-4.0, -6.0, -10.0, -1.9],  # per character: -2, -1.5, -1.25, -1.9
-    [-8.0, -8.0, -32.0, -9.0],  # the same value twice; per character -4, -2, -4, -9
-    [-0.5, -700.0, -800.0, -900.0],  # the likeliest is cleaned to nothing
-    [-3.0, -9.0, -10.8, -1.9],  # raw, of 3, 9, 9 and 2 tokens: -1, -1, -1.2, -0.95
-    [-6.0, -9.0, -9.0, -4.0],  # -2, -1, -1, -2
+    [-8.0, -8.0, -32.0, -9.0],  # a tie; per character: -4, -2, -4, -9
+    [-0.5, -700.0, -800.0, -900.0],  # the likeliest cleaned ending is empty
+    # The raw texts have 3, 9, 9 and 2 tokens.
+    [-3.0, -9.0, -10.8, -1.9],  # per token: -1, -1, -1.2, -0.95
+    [-6.0, -9.0, -9.0, -4.0],  # per token: -2, -1, -1, -2
     [-6.0, -9.0, -9.0, -4.0],
 ]
 
 
-def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of_equals_the_first(
-    tmp_path, characters
-):
-    """Of 2, 4, 8 and 1 characters once they are cleaned; raw, a character is a token, and a space more."""
+def test_prediction_is_likeliest_ending(tmp_path, character_tokenizer):
     endings = ["aa", "a [b] éé", "aaaaaaaa", "a"]
-    rows = [
-        ROW | {"endings": endings},
-        ROW | {"endings": endings},
-        ROW | {"endings": ["[a]", *endings[1:]]},
-    ]
-    test = encoded(tmp_path, characters, *rows)
-    assert test.characters[0].tolist() == [2, 4, 8, 1] and test.tokens[1][0].tolist() == [
-        3,
-        9,
-        9,
-        2,
-    ]
-    predictions = test.predictions([ModelAnswer(np.array(row), False) for row in LIKELIHOODS])
-    wanted = {"acc": [3, 0, 0], "acc_norm": [2, 1, 2], "acc_token_norm": [3, 1, 1]}
-    assert {name: chosen.tolist() for name, chosen in predictions.items()} == wanted
+    row = ROW | {"endings": endings}
+    row_with_empty_ending = ROW | {"endings": ["[a]", *endings[1:]]}
+    test = encode_rows(tmp_path, character_tokenizer, row, row, row_with_empty_ending)
+    answers = [ModelAnswer(np.array(nats), False) for nats in LOG_LIKELIHOODS]
+
+    predictions = test.predictions(answers)
+
+    assert test.characters[0].tolist() == [2, 4, 8, 1]
+    assert test.tokens[1][0].tolist() == [3, 9, 9, 2]
+    assert set(predictions) == {"acc", "acc_norm", "acc_token_norm"}
+    assert predictions["acc"].tolist() == [3, 0, 0]
+    assert predictions["acc_norm"].tolist() == [2, 1, 2]
+    assert predictions["acc_token_norm"].tolist() == [3, 1, 1]
 
 
 # Files
 
 
-def test_limit_reads_only_the_first_items_and_without_it_the_first_three_faults_are_listed(
-    tmp_path,
-):
-    path = write(tmp_path / "items.jsonl", ROW, ROW | {"label": 1}, *["{"] * 13, ROW)
-    assert [item.questions[0].gold for item in read([path, "no_such_file"], limit=2)] == [2, 1]
-    with pytest.raises(BadInput) as caught:
+def test_limit_stops_before_invalid_rows(tmp_path):
+    path = write_lines(tmp_path / "items.jsonl", ROW, ROW | {"label": 1}, "{")
+
+    items = read([path, "no_such_file"], limit=2)
+
+    assert [item.questions[0].gold for item in items] == [2, 1]
+
+
+def test_first_three_invalid_rows_are_listed(tmp_path):
+    path = write_lines(tmp_path / "items.jsonl", ROW, ROW, *["{"] * 13, ROW)
+
+    with pytest.raises(BadInput) as error:
         read([path])
-    *lines, last = caught.value.lines
-    assert [line.split(" (")[0] for line in lines] == [
-        f"{path}: line {n}: the row is not a JSON object. Write one JSON object per line, or use "
-        "another format"
-        for n in range(3, 6)
+
+    lines = error.value.lines
+    assert len(lines) == 4
+    for number, line in zip(range(3, 6), lines, strict=False):
+        assert line.startswith(f"{path}: line {number}: ")
+        assert "not a JSON object" in line
+    assert lines[3] == "10 more rows have an error"
+
+
+def test_parquet_and_json_lines_have_same_items(tmp_path):
+    rows = [
+        ROW | {"label": "0", "ctx_a": "Number 0.", "ind": 0},
+        ROW | {"label": "1", "ctx_a": "Number 1.", "ind": 1},
     ]
-    assert last == "10 more rows have an error"
+    json_lines = write_lines(tmp_path / "a.jsonl", *rows)
+    parquet = tmp_path / "b.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), parquet)
+
+    items = read([json_lines, parquet])
+
+    assert [item.location for item in items] == [
+        f"{json_lines}: line 1",
+        f"{json_lines}: line 2",
+        f"{parquet}: row 1",
+        f"{parquet}: row 2",
+    ]
+    questions = [item.questions for item in items]
+    assert questions[:2] == questions[2:]
 
 
-def test_parquet_gives_the_items_of_json_lines_and_files_are_joined(tmp_path):
-    rows = [ROW | {"label": str(n % 4), "ctx_a": f"Number {n}.", "ind": n} for n in range(2)]
-    lines, table = write(tmp_path / "a.jsonl", *rows), tmp_path / "b.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), table)
-    both = read([lines, table])
-    places = [f"{lines}: line 1", f"{lines}: line 2", f"{table}: row 1", f"{table}: row 2"]
-    assert [item.location for item in both] == places
-    assert [item.questions for item in both[:2]] == [item.questions for item in both[2:]]
+def test_files_without_items_are_rejected(tmp_path):
+    paths = [write_lines(tmp_path / name, "", " ") for name in ("a.jsonl", "b.jsonl")]
 
-
-def test_all_files_without_items_are_named(tmp_path):
-    empty = [write(tmp_path / name, "", " ") for name in ("a.jsonl", "b.jsonl")]
-    with pytest.raises(BadInput, match="a.jsonl, .*b.jsonl contains no items of HellaSwag"):
-        read(empty)
+    with pytest.raises(BadInput, match=r"a\.jsonl, .*b\.jsonl contains no items of HellaSwag"):
+        read(paths)

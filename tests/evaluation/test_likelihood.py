@@ -1,8 +1,12 @@
-"""Endings beside one shared context are worth what each is worth alone, whatever the model, batches and processes."""
+"""Log-likelihoods: endings that share a context have the same values as endings computed alone.
+
+This holds for every model type, batch size and number of processes.
+"""
 
 import random
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,39 +17,55 @@ from ursa_minor.evaluation import likelihood
 from ursa_minor.model.build import build
 from ursa_minor.recipe import keys
 
-VOCAB, IDS = 64, 60  # rows of the embedding, of which the last are padding
+VOCAB_SIZE = 64
+USED_IDS = 60  # the other rows of the embedding are padding
 CONTEXT = 24
-NO_END = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "vocab_size": VOCAB}
-LLAMA = NO_END | {
+NO_SPECIAL_IDS = {
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "vocab_size": VOCAB_SIZE,
+}
+LLAMA = NO_SPECIAL_IDS | {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
 }
-LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
-OURS = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": VOCAB, "sequence_length": CONTEXT}
-OURS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5) | {"seed": 1}
-SHARING = {
-    "gpt2": NO_END | {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": CONTEXT},
+TRAINED_MODEL = {  # built from a recipe, as for training
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 32,
+    "vocab_size": VOCAB_SIZE,
+    "sequence_length": CONTEXT,
+    "resid_pdrop": 0.5,
+    "embd_pdrop": 0.5,
+    "attn_pdrop": 0.5,
+    "seed": 1,
+}
+MODELS_THAT_SHARE_CONTEXT = {
+    "gpt2": NO_SPECIAL_IDS | {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": CONTEXT},
     "llama": LLAMA,
-    "ours": OURS,
+    "trained": TRAINED_MODEL,
 }
-ALONE = {  # windows that slide, positions without an end, a state
+OTHER_MODELS = {  # with a sliding window, without a limit of positions, with a recurrent state
     "mistral": LLAMA | {"sliding_window": 4},
-    "bloom": NO_END | {"hidden_size": 32, "n_layer": 2, "n_head": 2},
-    "mamba": NO_END | {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
+    "bloom": NO_SPECIAL_IDS | {"hidden_size": 32, "n_layer": 2, "n_head": 2},
+    "mamba": NO_SPECIAL_IDS | {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
 }
+MODELS = MODELS_THAT_SHARE_CONTEXT | OTHER_MODELS
 
 
-def made(name):
-    """A tiny model with weights so large that every token of a context matters."""
+def make_model(name: str):
+    """Create a tiny model with weights so large that every token of a context matters."""
     torch.manual_seed(1)
-    if name == "ours":
-        model = build(keys.Model(**OURS), eos_token_id=0)
+    if name == "trained":
+        model = build(keys.Model(**TRAINED_MODEL), eos_token_id=0)
     else:
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(name, **(SHARING | ALONE)[name])
-        )
+        config = AutoConfig.for_model(name, **MODELS[name])
+        model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -55,242 +75,388 @@ def made(name):
 
 @pytest.fixture
 def gpt2():
-    return made("gpt2")
+    """Return a tiny GPT-2."""
+    return make_model("gpt2")
 
 
-def questions(number, context=(2, 12), ending=(1, 8), seed=0, endings=(4,)):
-    """Random questions with these numbers of endings in turn; lengths are drawn between the two numbers, both included."""
-    draw = random.Random(seed)
+def random_ids(generator: random.Random, lengths: tuple[int, int]) -> list[int]:
+    """Return random ids. ``lengths`` are the least and the largest length."""
+    length = generator.randint(*lengths)
+    return [generator.randrange(USED_IDS) for _ in range(length)]
 
-    def ids(low, high):
-        return [draw.randrange(IDS) for _ in range(draw.randint(low, high))]
 
-    return [
-        (ids(*context), [ids(*ending) for _ in range(endings[i % len(endings)])])
-        for i in range(number)
-    ]
+def random_questions(number, context=(2, 12), ending=(1, 8), *, seed=0, num_endings=(4,)):
+    """Return random questions.
+
+    Args:
+        context: the least and the largest length of a context.
+        ending: the least and the largest length of an ending.
+        num_endings: the numbers of endings, which alternate.
+    """
+    generator = random.Random(seed)
+    questions = []
+    for i in range(number):
+        context_ids = random_ids(generator, context)
+        count = num_endings[i % len(num_endings)]
+        endings = [random_ids(generator, ending) for _ in range(count)]
+        questions.append((context_ids, endings))
+    return questions
 
 
 @torch.no_grad()
-def reference(model, asked, limit=CONTEXT):
-    """One ending at a time, cut as lm-evaluation-harness cuts it (HFLM._loglikelihood_tokens)."""
+def compute_separately(model, questions, limit=CONTEXT) -> list[np.ndarray]:
+    """Compute each ending alone, truncated as in lm-eval (HFLM._loglikelihood_tokens)."""
     values = []
-    for context, endings in asked:
+    for context, endings in questions:
+        nats = []
         for ending in endings:
-            read = (context + ending)[-(limit + 1) :][:-1]
-            logs = model(torch.tensor([read])).logits[0, -len(ending) :].float().log_softmax(-1)
-            values.append(logs[range(len(ending)), ending].double().sum().item())
-    return np.array(values).reshape(len(asked), -1)
+            inputs = (context + ending)[-(limit + 1) :][:-1]
+            logits = model(torch.tensor([inputs])).logits[0, -len(ending) :]
+            log_probabilities = logits.float().log_softmax(-1)[range(len(ending)), ending]
+            nats.append(log_probabilities.double().sum().item())
+        values.append(np.array(nats))
+    return values
 
 
-def score(
-    model, asked, reduce_sum=lambda part: part, limit=CONTEXT, rank=0, num_processes=1, **more
-):
-    reduce = lambda part, how: reduce_sum(part)  # noqa: E731
-    accelerator = SimpleNamespace(process_index=rank, num_processes=num_processes, reduce=reduce)
-    found = likelihood.log_likelihoods(
-        model, asked, context_length=limit, accelerator=accelerator, **more
-    )
-    sums = found and [answer.nats for answer in found]
-    return np.stack(sums) if sums and len({len(endings) for endings in sums}) == 1 else sums
+class FakeAccelerator:
+    """One of several processes that share the questions.
+
+    Args:
+        other_parts: the sum of the results of the other processes.
+    """
+
+    def __init__(self, process_index=0, num_processes=1, other_parts=0):
+        self.process_index = process_index
+        self.num_processes = num_processes
+        self.other_parts = other_parts
+        self.reduced = []
+
+    def reduce(self, tensor, reduction):
+        self.reduced.append(tensor)
+        return tensor + self.other_parts
+
+
+def score(model, questions, limit=CONTEXT, **options) -> list[np.ndarray]:
+    """Return the log-likelihoods of the endings of each question."""
+    answers = likelihood.log_likelihoods(model, questions, context_length=limit, **options)
+    return [answer.nats for answer in answers]
+
+
+def largest_difference(values: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """Return the largest difference between the log-likelihoods of two lists of endings."""
+    assert [len(nats) for nats in values] == [len(nats) for nats in expected]
+    return np.abs(np.concatenate(values) - np.concatenate(expected)).max()
+
+
+class Recording(NamedTuple):
+    """The calls of a model."""
+
+    input_shapes: list[tuple[int, ...]]
+    num_logits: list[int]  # the number of positions for which the head computes logits
 
 
 @contextmanager
-def recorded(model):
-    """Note for each call of a model the shape of its ids and the rows that its head computes."""
-    shapes, rows = [], []
+def record_calls(model) -> Iterator[Recording]:
+    """Record the calls of a model."""
+    recording = Recording([], [])
+
+    def record_input(module, args):
+        recording.input_shapes.append(tuple(args[0].shape))
+
+    def record_output(module, args, output):
+        recording.num_logits.append(output.numel() // VOCAB_SIZE)
 
     hooks = [
-        model.get_input_embeddings().register_forward_pre_hook(
-            lambda m, args: shapes.append(tuple(args[0].shape))
-        ),
-        model.get_output_embeddings().register_forward_hook(
-            lambda m, args, out: rows.append(out.numel() // VOCAB)
-        ),
+        model.get_input_embeddings().register_forward_pre_hook(record_input),
+        model.get_output_embeddings().register_forward_hook(record_output),
     ]
     try:
-        yield shapes, rows
+        yield recording
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def longest(asked):
-    return [len(context) + max(map(len, endings)) - 1 for context, endings in asked]
+def longest_inputs(questions) -> list[int]:
+    """Return the number of ids that a model reads for the longest ending of each question."""
+    lengths = []
+    for context, endings in questions:
+        longest_ending = max(len(ending) for ending in endings)
+        lengths.append(len(context) + longest_ending - 1)
+    return lengths
 
 
-# What an ending is worth
+# Values
 
 
-@pytest.mark.parametrize("name", SHARING | ALONE)
-def test_log_likelihoods_are_those_of_one_ending_at_a_time(name):
-    model, asked = made(name), questions(9)
-    asked += (
-        questions(2, (1, 1), (1, 1)) + questions(2, (1, 1), (2, 8)) + questions(2, (2, 12), (1, 1))
-    )
-    wanted = reference(model, asked)
-    turned = reference(model, [(context[::-1], endings) for context, endings in asked[:3]])
-    assert np.median(np.abs(wanted[:3] - turned)) > 0.01, (
-        "this model does not look at the context: nothing is tested"
-    )
-    got = score(model, asked)
-    assert got.dtype == np.float64 and got.shape == (15, 4)
-    assert np.abs(got - wanted).max() < 1e-4
-    assert np.abs(score(model, asked[9:11]) - wanted[9:11]).max() < 1e-4
+@pytest.mark.parametrize("name", MODELS)
+def test_values_equal_those_of_separate_endings(name):
+    model = make_model(name)
+    single_tokens = random_questions(2, (1, 1), (1, 1))
+    questions = random_questions(9) + single_tokens
+    questions += random_questions(2, (1, 1), (2, 8)) + random_questions(2, (2, 12), (1, 1))
+    expected = compute_separately(model, questions)
+
+    values = score(model, questions)
+    values_of_single_tokens = score(model, single_tokens)
+
+    assert {nats.dtype for nats in values} == {np.dtype(np.float64)}
+    assert largest_difference(values, expected) < 1e-4
+    assert largest_difference(values_of_single_tokens, expected[9:11]) < 1e-4
+    # The comparison would prove nothing for a model that ignores the context.
+    reversed_questions = [(context[::-1], endings) for context, endings in questions[:3]]
+    reversed_values = compute_separately(model, reversed_questions)
+    effects = np.abs(np.concatenate(expected[:3]) - np.concatenate(reversed_values))
+    assert np.median(effects) > 0.01
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral"])
-@pytest.mark.parametrize("processes, count", [(2, 9), (3, 2)])
-def test_questions_of_any_numbers_of_endings_are_worth_what_each_is_alone_on_any_number_of_processes(
-    name, processes, count
-):
-    """Also one ending, one that is too long for the context, and a process that has no question."""
-    model, asked = (
-        made(name),
-        (questions(2, (20, 40), endings=(2, 1)) + questions(7, endings=(5, 1, 2)))[:count],
-    )
-    wanted = [reference(model, [question]).ravel() for question in asked]
-    parts, batches = [], []
-    for rank in range(processes):
-        noted = {
-            "progress": batches.append,
-            "rank": rank,
-            "num_processes": processes,
-            "batch_size": 3,
-        }
-        score(model, asked, lambda part: parts.append(part) or part, **noted)
-    assert sorted(i for batch in batches for i in batch) == list(range(count))
-    for got in (score(model, asked, batch_size=9), score(model, asked, lambda _: sum(parts))):
-        assert [len(each) for each in got] == [len(each) for _, each in asked]
-        assert np.abs(np.concatenate(list(got)) - np.concatenate(wanted)).max() < 1e-4
+@pytest.mark.parametrize(("num_processes", "num_questions"), [(2, 9), (3, 2)])
+def test_processes_share_questions(name, num_processes, num_questions):
+    """The numbers of endings differ, some questions are too long, and one process may be idle."""
+    model = make_model(name)
+    questions = random_questions(2, (20, 40), num_endings=(2, 1))
+    questions += random_questions(7, num_endings=(5, 1, 2))
+    questions = questions[:num_questions]
+    expected = [compute_separately(model, [question])[0] for question in questions]
+    batches = []
+    parts = []
+
+    for rank in range(num_processes):
+        accelerator = FakeAccelerator(rank, num_processes, other_parts=sum(parts))
+        values_of_last_process = score(
+            model, questions, accelerator=accelerator, batch_size=3, progress=batches.append
+        )
+        parts += accelerator.reduced
+    values_of_single_process = score(model, questions, batch_size=9)
+
+    scored_questions = np.concatenate(batches)
+    assert sorted(scored_questions.tolist()) == list(range(num_questions))
+    assert largest_difference(values_of_last_process, expected) < 1e-4
+    assert largest_difference(values_of_single_process, expected) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mamba"])
-def test_what_is_longer_than_the_context_loses_tokens_from_the_left_as_in_the_harness(name):
-    model = made(name)
-    asked = (
-        questions(4, (1, 40), (1, CONTEXT))
-        + questions(2, (1, 40), (CONTEXT, CONTEXT))
-        + questions(3, seed=1)
-    )
-    context, (_, *others) = asked[-1]
-    asked.append((context[:2], [[1] * CONTEXT, *others]))  # only one of its endings is too long
-    assert np.abs(score(model, asked) - reference(model, asked)).max() < 1e-4
+def test_long_questions_are_truncated_like_in_harness(name):
+    model = make_model(name)
+    questions = random_questions(4, (1, 40), (1, CONTEXT))
+    questions += random_questions(2, (1, 40), (CONTEXT, CONTEXT))
+    questions += random_questions(3, seed=1)
+    context, endings = questions[-1]
+    question_with_one_long_ending = (context[:2], [[1] * CONTEXT, *endings[1:]])
+    questions.append(question_with_one_long_ending)
+
+    values = score(model, questions)
+
+    assert largest_difference(values, compute_separately(model, questions)) < 1e-4
 
 
-@pytest.mark.parametrize("over", [-1, 0, 1])
-def test_the_last_token_of_an_ending_needs_no_place_in_the_context(gpt2, over):
-    asked = questions(3, (CONTEXT - 6 + over,) * 2, (7, 7))
-    assert {length - CONTEXT for length in longest(asked)} == {over}
-    with recorded(gpt2) as (shapes, _):
-        got = score(gpt2, asked, batch_size=3)
-    assert shapes[-1][0] == (3 if over <= 0 else 12), "what fits is shared"
-    assert np.abs(got - reference(gpt2, asked)).max() < 1e-4
+@pytest.mark.parametrize(("excess", "num_rows"), [(-1, 3), (0, 3), (1, 12)])
+def test_last_token_needs_no_place_in_context(gpt2, excess, num_rows):
+    """The last token of an ending is not read. Questions that fit share their context."""
+    context_length = CONTEXT - 6 + excess
+    questions = random_questions(3, (context_length, context_length), (7, 7))
+
+    with record_calls(gpt2) as recording:
+        values = score(gpt2, questions, batch_size=3)
+
+    assert set(longest_inputs(questions)) == {CONTEXT + excess}
+    assert recording.input_shapes[-1][0] == num_rows
+    assert largest_difference(values, compute_separately(gpt2, questions)) < 1e-4
 
 
-def test_context_length_is_the_configurations_and_a_model_without_a_limit_reads_all():
-    assert likelihood.context_length(GPT2Config(n_positions=77)) == 77
-    assert likelihood.context_length(LlamaConfig(max_position_embeddings=78)) == 78
-    assert likelihood.context_length(BloomConfig()) is None
-    bloom, asked = made("bloom"), questions(3, (30, 40))
-    assert (
-        np.abs(score(bloom, asked, limit=None) - reference(bloom, asked, limit=1000)).max() < 1e-4
-    )
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (GPT2Config(n_positions=77), 77),
+        (LlamaConfig(max_position_embeddings=78), 78),
+        (BloomConfig(), None),
+    ],
+    ids=["gpt2", "llama", "bloom"],
+)
+def test_context_length_comes_from_config(config, expected):
+    assert likelihood.context_length(config) == expected
 
 
-# Sharing a context
+def test_unlimited_model_reads_long_contexts():
+    bloom = make_model("bloom")
+    questions = random_questions(3, (30, 40))
+
+    values = score(bloom, questions, limit=None)
+
+    assert largest_difference(values, compute_separately(bloom, questions, limit=1000)) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
-def test_a_context_is_computed_once_and_logits_only_where_an_ending_is_predicted(name):
-    """Where a model can: another computes each ending by itself."""
-    model, asked = made(name), questions(8)
-    with recorded(model) as (shapes, rows):
-        score(model, asked, batch_size=1)
-    once = [
-        ((1, len(context) + sum(map(len, e)) - len(e)), sum(map(len, e))) for context, e in asked
-    ]
-    if name in SHARING:
-        assert sorted(zip(shapes[-8:], rows[-8:], strict=True)) == sorted(once)
-    else:
-        assert sorted(shapes[-8:]) == sorted((4, length) for length in longest(asked))
+# Shared contexts
 
 
-def test_half_precision_is_near_full_precision_and_still_shares(gpt2):
-    asked = questions(8)
-    wanted = score(gpt2, asked)
-    with recorded(gpt2) as (mixed_shapes, _), torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = score(gpt2, asked, batch_size=8)
-    with recorded(gpt2.to(torch.bfloat16)) as (half_shapes, _):
-        half = score(gpt2, asked, batch_size=8)
-    assert mixed_shapes[-1][0] == half_shapes[-1][0] == 8
-    for got in (mixed, half):
-        assert 0 < np.abs(got - wanted).max() < 0.2
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_shared_context_is_computed_once(name):
+    model = make_model(name)
+    questions = random_questions(8)
+    expected = []
+    for context, endings in questions:
+        num_predicted = sum(len(ending) for ending in endings)
+        num_read = len(context) + num_predicted - len(endings)
+        expected.append(((1, num_read), num_predicted))
+
+    with record_calls(model) as recording:
+        score(model, questions, batch_size=1)
+
+    calls = list(zip(recording.input_shapes[-8:], recording.num_logits[-8:], strict=True))
+    assert sorted(calls) == sorted(expected)
 
 
-# What stands around it
+def test_other_model_computes_endings_separately():
+    bloom = make_model("bloom")
+    questions = random_questions(8)
+
+    with record_calls(bloom) as recording:
+        score(bloom, questions, batch_size=1)
+
+    expected = [(4, length) for length in longest_inputs(questions)]
+    assert sorted(recording.input_shapes[-8:]) == sorted(expected)
 
 
-def test_batches_are_halved_until_they_fit_the_memory_the_longest_first_also_on_the_way(gpt2):
-    asked, seen, tried, room = questions(40), [], [], [40]
-    wanted = score(gpt2, asked, batch_size=1)
+@pytest.mark.parametrize("uses_autocast", [True, False], ids=["autocast", "bf16 weights"])
+def test_half_precision_shares_context(gpt2, uses_autocast):
+    questions = random_questions(8)
+    expected = score(gpt2, questions)
+    precision = torch.autocast("cpu", dtype=torch.bfloat16)
+    if not uses_autocast:
+        gpt2.to(torch.bfloat16)
+        precision = nullcontext()
 
-    def refuse(module, args):
-        tried.append(len(args[0]))
-        if tried[-1] > (5 if seen else room[0]):
-            raise torch.OutOfMemoryError(f"no room for {tried[-1]}")
+    with record_calls(gpt2) as recording, precision:
+        values = score(gpt2, questions, batch_size=8)
 
-    gpt2.get_input_embeddings().register_forward_pre_hook(refuse)
-    got = score(gpt2, asked, batch_size=32, progress=seen.append)
-    assert [size for size in tried if size > 5] == [20, 20, 10, 7] and tried[-5:] == [4] * 5
-    assert np.abs(got - wanted).max() < 1e-5
-    lengths = [longest(asked)[i] for batch in seen for i in batch]
-    assert len(lengths) == 40 and lengths == sorted(lengths, reverse=True)
-    seen.clear()
-    room[0] = 0
+    assert recording.input_shapes[-1][0] == 8
+    assert 0 < largest_difference(values, expected) < 0.2
+
+
+# Memory, state and interruption
+
+
+class LimitedMemory:
+    """A forward pre-hook that fails for batches larger than ``limit``."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.batch_sizes = []
+
+    def __call__(self, module, args):
+        batch_size = len(args[0])
+        self.batch_sizes.append(batch_size)
+        if batch_size > self.limit:
+            raise torch.OutOfMemoryError(f"no memory for {batch_size} rows")
+
+
+def test_batches_are_halved_until_they_fit(gpt2):
+    """The longest questions come first. Memory becomes scarce after the first batch."""
+    questions = random_questions(40)
+    expected = score(gpt2, questions, batch_size=1)
+    memory = LimitedMemory(40)
+    batches = []
+
+    def reduce_memory(batch):
+        batches.append(batch)
+        memory.limit = 5
+
+    gpt2.get_input_embeddings().register_forward_pre_hook(memory)
+    values = score(gpt2, questions, batch_size=32, progress=reduce_memory)
+
+    assert [size for size in memory.batch_sizes if size > 5] == [20, 20, 10, 7]
+    assert memory.batch_sizes[-5:] == [4] * 5
+    assert largest_difference(values, expected) < 1e-5
+    scored_questions = np.concatenate(batches)
+    lengths = np.array(longest_inputs(questions))[scored_questions].tolist()
+    assert len(lengths) == 40
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_too_little_memory_is_an_error(gpt2):
+    gpt2.get_input_embeddings().register_forward_pre_hook(LimitedMemory(0))
+
     with pytest.raises(torch.OutOfMemoryError):
-        score(gpt2, asked)
+        score(gpt2, random_questions(40))
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_model_in_training_is_scored_without_dropout_and_left_as_it_was(training):
-    model, asked = made("ours"), questions(6)
-    wanted = reference(model, asked)
-    model.train(training)
-    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    assert np.abs(score(model, asked) - wanted).max() < 1e-4
-    assert (
-        torch.equal(torch.get_rng_state(), state)
-        and (np.random.get_state()[1] == numpy_state).all()
+@pytest.mark.parametrize("is_training", [True, False], ids=["training", "evaluation"])
+def test_scoring_leaves_model_unchanged(is_training):
+    model = make_model("trained")
+    questions = random_questions(6)
+    expected = compute_separately(model, questions)
+    model.train(is_training)
+    torch_state = torch.get_rng_state()
+    numpy_state = np.random.get_state()[1].copy()
+
+    values = score(model, questions)
+
+    assert largest_difference(values, expected) < 1e-4  # without dropout
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert {module.training for module in model.modules()} == {is_training}
+    for parameter in model.parameters():
+        assert parameter.grad is None
+        assert parameter.requires_grad
+    assert torch.is_grad_enabled()
+    assert not model.lm_head._forward_pre_hooks
+
+
+def test_stopped_process_still_joins_the_sum(gpt2):
+    gpt2.train()
+    accelerator = FakeAccelerator()
+    batches = []
+
+    answers = likelihood.log_likelihoods(
+        gpt2,
+        random_questions(9),
+        context_length=CONTEXT,
+        accelerator=accelerator,
+        batch_size=2,
+        progress=batches.append,
+        stop=lambda: len(batches) == 2,
     )
-    assert all(module.training is training for module in model.modules())
-    assert all(
-        parameter.grad is None and parameter.requires_grad for parameter in model.parameters()
+
+    assert answers is None
+    assert len(batches) == 2
+    assert len(accelerator.reduced) == 1
+    assert accelerator.reduced[0].dtype == torch.float64
+    assert gpt2.training
+
+
+def test_stop_of_another_process_ends_scoring(gpt2):
+    # The last of these values counts the processes that were stopped.
+    other_parts = torch.tensor([0.0] * 24 + [1.0], dtype=torch.float64)
+
+    answers = likelihood.log_likelihoods(
+        gpt2,
+        random_questions(3),
+        context_length=CONTEXT,
+        accelerator=FakeAccelerator(other_parts=other_parts),
     )
-    assert torch.is_grad_enabled() and not model.lm_head._forward_pre_hooks
+
+    assert answers is None
 
 
-def test_stop_here_or_of_another_process_abandons_the_work_and_still_joins_the_sum(gpt2):
-    seen, sums = [], []
-    noted = {
-        "progress": lambda batch: seen.append(batch),
-        "reduce_sum": lambda part: sums.append(part) or part,
-    }
-    assert (
-        score(gpt2.train(), questions(9), batch_size=2, stop=lambda: len(seen) == 2, **noted)
-        is None
-    )
-    assert len(seen) == 2 and len(sums) == 1 and sums[0].dtype == torch.float64 and gpt2.training
-    other = torch.tensor([0.0] * 24 + [1.0], dtype=torch.float64)
-    assert score(gpt2, questions(3), lambda part: part + other) is None
-
-
-def test_a_single_ending_is_greedy_where_each_of_its_tokens_is_the_likeliest(gpt2):
-    context, best = [5, 9, 3], []
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_greedy_means_every_token_is_likeliest(gpt2, batch_size):
+    context = [5, 9, 3]
+    likeliest = []
     for _ in range(3):
-        best.append(int(gpt2.eval()(torch.tensor([context + best])).logits[0, -1].argmax()))
-    other, last = [(best[0] + 1) % 64, *best[1:]], [*best[:2], (best[2] + 1) % 64]
-    asked = [(context, endings) for endings in ([best], [other], [last], [best, other])]
-    for size in (1, 4):
-        found = likelihood.log_likelihoods(gpt2, asked, context_length=CONTEXT, batch_size=size)
-        assert [answer.greedy for answer in found] == [True, False, False, False]
+        logits = gpt2(torch.tensor([context + likeliest])).logits[0, -1]
+        likeliest.append(int(logits.argmax()))
+    other_first = [(likeliest[0] + 1) % VOCAB_SIZE, *likeliest[1:]]
+    other_last = [*likeliest[:2], (likeliest[2] + 1) % VOCAB_SIZE]
+    questions = [
+        (context, [likeliest]),
+        (context, [other_first]),
+        (context, [other_last]),
+        (context, [likeliest, other_first]),
+    ]
+
+    answers = likelihood.log_likelihoods(
+        gpt2, questions, context_length=CONTEXT, batch_size=batch_size
+    )
+
+    assert [answer.greedy for answer in answers] == [True, False, False, False]

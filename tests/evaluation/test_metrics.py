@@ -1,4 +1,4 @@
-"""The plain metrics and those of the folder metrics/ reject the same input, and agree on any other."""
+"""The plain metrics and those of the folder metrics/ reject the same input and agree otherwise."""
 
 import math
 
@@ -7,7 +7,8 @@ import pytest
 
 from ursa_minor.evaluation import metrics, score_model
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 CHOICE = {
     "predictions": [[-1.0, -2.0]],
     "characters": [[1, 2]],
@@ -15,7 +16,10 @@ CHOICE = {
     "references": [1],
 }
 WORD = {"predictions": [-1.0, -2.0], "references": [1, 0]}
-BAD_CHOICES = [
+EMPTY_CHOICE = {"predictions": [], "characters": [], "tokens": [], "references": []}
+EMPTY_WORD = {"predictions": [], "references": []}
+# Changes of valid input, and the word that the message must contain.
+INVALID_CHOICES = [
     ({"references": [5]}, "references"),
     ({"references": [2]}, "references"),
     ({"references": [-1]}, "references"),
@@ -25,45 +29,54 @@ BAD_CHOICES = [
     ({"predictions": [[-1.0, INF]]}, "predictions"),
     ({"predictions": [[-1.0, None]]}, "predictions"),
     ({"predictions": [[]], "characters": [[]], "tokens": [[]]}, "references|predictions"),
-    (dict.fromkeys(CHOICE, []), "nothing to score"),
+    (EMPTY_CHOICE, "nothing to score"),
     ({"characters": [[1]]}, "characters"),
     ({"tokens": [[1, 2, 3]]}, "tokens"),
     ({"characters": [[-1, 2]]}, "characters"),
     ({"tokens": [[0.5, 2]]}, "tokens"),
     ({"references": [1, 1]}, "references"),
 ]
-BAD_WORDS = [
+INVALID_WORDS = [
     ({"references": [7, 0]}, "references"),
     ({"references": [-1, 0]}, "references"),
     ({"references": [0.5, 0]}, "references"),
     ({"predictions": [-1.0, NAN]}, "predictions"),
     ({"predictions": [-INF, -1.0]}, "predictions"),
     ({"predictions": [None, -1.0]}, "predictions"),
-    (dict.fromkeys(WORD, []), "nothing to score"),
+    (EMPTY_WORD, "nothing to score"),
     ({"references": [1]}, "references"),
 ]
-CASES = [("multiple_choice", CHOICE | change, word) for change, word in BAD_CHOICES]
-CASES += [("last_word", WORD | change, word) for change, word in BAD_WORDS]
+INVALID_INPUTS = [("multiple_choice", CHOICE | change, word) for change, word in INVALID_CHOICES]
+INVALID_INPUTS += [("last_word", WORD | change, word) for change, word in INVALID_WORDS]
 
 
-@pytest.mark.parametrize("kind", ["plain", "evaluate"])
-@pytest.mark.parametrize(("name", "values", "word"), CASES)
+@pytest.fixture(params=["plain", "evaluate"])
+def compute(request):
+    """Return the functions of the metrics by name."""
+    if request.param == "plain":
+        return metrics.PLAIN
+    return score_model.by_evaluate()
+
+
+@pytest.mark.parametrize(("name", "values", "word"), INVALID_INPUTS)
 @pytest.mark.filterwarnings("error")
-def test_invalid_input_is_an_error_that_names_it(name, values, word, kind):
-    compute = metrics.PLAIN if kind == "plain" else score_model.by_evaluate()
+def test_invalid_input_is_rejected(compute, name, values, word):
     with pytest.raises(ValueError, match=word):
         compute[name](**values)
 
 
-@pytest.mark.parametrize("name, values", [("multiple_choice", CHOICE), ("last_word", WORD)])
-def test_both_metrics_agree_on_valid_input(name, values):
-    assert metrics.PLAIN[name](**values) == pytest.approx(score_model.by_evaluate()[name](**values))
+@pytest.mark.parametrize(("name", "values"), [("multiple_choice", CHOICE), ("last_word", WORD)])
+def test_metrics_agree_on_valid_input(name, values):
+    expected = score_model.by_evaluate()[name](**values)
+
+    assert metrics.PLAIN[name](**values) == pytest.approx(expected)
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_perplexity_of_impossible_words_is_infinite_in_both_metrics():
-    for compute in (metrics.PLAIN, score_model.by_evaluate()):
-        found = compute["last_word"](
-            predictions=np.array([-900.0, -800.0]), references=np.array([0, 0])
-        )
-        assert found["perplexity"] == math.inf and found["acc"] == 0
+def test_perplexity_of_impossible_words_is_infinite(compute):
+    scores = compute["last_word"](
+        predictions=np.array([-900.0, -800.0]), references=np.array([0, 0])
+    )
+
+    assert scores["perplexity"] == math.inf
+    assert scores["acc"] == 0

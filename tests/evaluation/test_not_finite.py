@@ -1,4 +1,4 @@
-"""A model that computes NaN has no scores and generates no text; a run goes on without them."""
+"""A model that computes NaN gets no scores and generates no text, and its training continues."""
 
 import functools
 import json
@@ -18,147 +18,196 @@ from ursa_minor.evaluation.evaluator import MAX_SKIPS, Evaluator
 from ursa_minor.post import chat, rewards
 from ursa_minor.post import prompts as prompt_sets
 
-PRECISIONS = [torch.float16, torch.bfloat16, torch.float32]
-ROWS = {name: list(files.values())[0][8:14] for name, files in DATASETS.items()}
+NO_PROBABILITIES = "the model computes no valid probabilities"
+
+
+def first_rows(dataset: str) -> list[dict]:
+    """Return six short rows of the first file of a data set."""
+    rows = next(iter(DATASETS[dataset].values()))
+    return rows[8:14]
+
+
 ROWS = {
-    "arc_easy": ROWS["allenai/ai2_arc"],
-    "piqa": ROWS["baber/piqa"],
-    "winogrande": ROWS["allenai/winogrande"],
-    "lambada_openai": ROWS["EleutherAI/lambada_openai"],
-    "multiblimp_hin": ROWS["jumelet/multiblimp"],
-    "hellaswag": ROWS["Rowan/hellaswag"],
+    "arc_easy": first_rows("allenai/ai2_arc"),
+    "piqa": first_rows("baber/piqa"),
+    "winogrande": first_rows("allenai/winogrande"),
+    "lambada_openai": first_rows("EleutherAI/lambada_openai"),
+    "multiblimp_hin": first_rows("jumelet/multiblimp"),
+    "hellaswag": first_rows("Rowan/hellaswag"),
     "blimp": [blimp_rows(part)[0] for part in range(3)],
 }
-HOW = sampling.Sampling(max_new_tokens=4, temperature=1.0, top_k=0, top_p=1.0, seed=1)
 
 
 @functools.cache
-def tokenizer():
+def bpe_tokenizer():
+    """Return a BPE tokenizer of the rows."""
     return tokenization.train_bpe([json.dumps(ROWS, ensure_ascii=False)], 300)
 
 
-def encoded(task, folder):
+def encode_task(name: str, folder) -> EncodedTask:
+    """Write the rows of a task to items.jsonl, and read and encode this file."""
     path = folder / "items.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[task]))
-    record = task_data.all_tasks()[task]
-    return EncodedTask(record, task_data.read(record, [str(path)]), tokenizer())
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[name]))
+    task = task_data.all_tasks()[name]
+    return EncodedTask(task, task_data.read(task, [str(path)]), bpe_tokenizer())
 
 
-@pytest.mark.parametrize(
-    ("task", "dtype"),
-    [*((task, torch.float32) for task in ROWS), ("piqa", torch.float16), ("piqa", torch.bfloat16)],
-    ids=str,
-)
-def test_a_task_has_no_score_and_the_item_is_named(task, dtype, tmp_path):
-    test = encoded(task, tmp_path)
-    model = overflowing_model(dtype, vocab_size=320, sequence_length=512)
-    answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
-    with pytest.raises(
-        BadInput, match=r"items.jsonl: line 1: ending 1: the model computes no valid probabilities"
-    ):
-        test.result(answers)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("question", [0, 4, 9])
-def test_the_item_of_a_single_bad_ending_is_named(question, value, tmp_path):
-    """HellaSwag has two questions for each item."""
-    test = encoded("hellaswag", tmp_path)
-    model = stock_copy(build_small_model(vocab_size=320, sequence_length=512))
-    answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
-    answers[question].nats[2] = value
-    for compute in ({}, {"compute": score_model.by_evaluate()}):
-        with pytest.raises(
-            BadInput, match=rf"line {question % 6 + 1}: ending 3: .* \(its output is {value}\)"
-        ):
-            test.result(answers, **compute)
-
-
-def greedy(temperature):
+def sampling_options(temperature: float = 1.0) -> sampling.Sampling:
+    """Return the options of a sample of four tokens."""
     return sampling.Sampling(max_new_tokens=4, temperature=temperature, top_k=0, top_p=1.0, seed=1)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
-def test_no_text_is_generated_and_the_model_is_left_as_it_was(dtype, temperature):
+# Scores
+
+
+def check_task_is_rejected(name, dtype, folder) -> None:
+    """Check that no score of a task is computed and that the message names the first item."""
+    test = encode_task(name, folder)
+    model = overflowing_model(dtype, vocab_size=320, sequence_length=512)
+
+    answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
+
+    with pytest.raises(BadInput, match=rf"items\.jsonl: line 1: ending 1: {NO_PROBABILITIES}"):
+        test.result(answers)
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_invalid_probabilities_have_no_score(task, tmp_path):
+    check_task_is_rejected(task, torch.float32, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_overflow_has_no_score(dtype, tmp_path):
+    check_task_is_rejected("piqa", dtype, tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("question", "line"), [(0, 1), (4, 5), (9, 4)])
+def test_item_with_invalid_ending_is_named(question, line, value, tmp_path):
+    """HellaSwag has two questions for each of the six items."""
+    test = encode_task("hellaswag", tmp_path)
+    model = stock_copy(build_small_model(vocab_size=320, sequence_length=512))
+    answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
+    answers[question].nats[2] = value
+    message = rf"line {line}: ending 3: .* \(its output is {value}\)"
+
+    with pytest.raises(BadInput, match=message):
+        test.result(answers)
+    with pytest.raises(BadInput, match=message):
+        test.result(answers, compute=score_model.by_evaluate())
+
+
+# Generated text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_invalid_probabilities_generate_no_text(dtype, temperature):
     model = overflowing_model(dtype, vocab_size=320).train()
-    config, written = model.generation_config, []
-    streamer = sampling.Streamer(tokenizer(), written.append, with_prompt=True)
-    with pytest.raises(
-        BadInput, match="generating text: the model computes no valid probabilities"
-    ):
-        sampling.sample(model, [1, 2], tokenizer(), greedy(temperature), streamer)
-    assert model.training and model.generation_config is config and not written
+    generation_config = model.generation_config
+    written = []
+    streamer = sampling.Streamer(bpe_tokenizer(), written.append, with_prompt=True)
+    options = sampling_options(temperature)
 
+    with pytest.raises(BadInput, match=f"generating text: {NO_PROBABILITIES}"):
+        sampling.sample(model, [1, 2], bpe_tokenizer(), options, streamer)
 
-def test_a_token_that_is_never_chosen_may_have_no_probability():
-    model = stock_copy(build_small_model(vocab_size=320))
-    model.lm_head.register_forward_hook(
-        lambda module, args, out: out.index_fill(-1, torch.tensor([5]), -torch.inf)
-    )
-    assert len(sampling.sample(model, [1, 2], tokenizer(), HOW)) == 4
-
-
-def test_a_chat_and_post_trainings_prompts_raise_the_same_error():
-    model, named = (
-        overflowing_model(sequence_length=64),
-        tokenization.make_characters(["user\nassistant\nsystem hi"]),
-    )
-    with pytest.raises(BadInput, match="computes no valid probabilities"):
-        prompt_sets.score(model.train(), named, ["hi"], rewards.CheckedReward("mine", len, None), 4)
+    assert not written
     assert model.training
-    chat.add_chat(model, named)
-    with pytest.raises(BadInput, match="computes no valid probabilities"):
-        chat.converse(model, named, ["hi"], HOW)
+    assert model.generation_config is generation_config
 
 
-# In training
+def test_single_token_may_have_zero_probability():
+    model = stock_copy(build_small_model(vocab_size=320))
+
+    def exclude_token(module, args, logits):
+        return logits.index_fill(-1, torch.tensor([5]), -torch.inf)
+
+    model.lm_head.register_forward_hook(exclude_token)
+
+    new_ids = sampling.sample(model, [1, 2], bpe_tokenizer(), sampling_options())
+
+    assert len(new_ids) == 4
 
 
-def evaluator(**changes):
-    parts = dict.fromkeys(("recipe", "corpus", "tests", "model", "accelerator"))
-    return Evaluator(**parts | changes)
+@pytest.fixture
+def chat_characters():
+    """Return a tokenizer of the characters in the names of chat roles."""
+    return tokenization.make_characters(["user\nassistant\nsystem hi"])
 
 
-def test_a_score_is_off_after_three_skips_in_a_row(monkeypatch, caplog):
-    task, results = SimpleNamespace(label="HellaSwag"), []
-    monkeypatch.setattr(Evaluator, "score", lambda self, task: next(turns) or fail())
+def test_held_out_prompts_have_no_reward(chat_characters):
+    model = overflowing_model(sequence_length=64).train()
+    reward = rewards.CheckedReward("mine", len, None)
 
-    def fail():
-        raise likelihood.not_finite("items.jsonl: line 7", float("nan"))
+    with pytest.raises(BadInput, match=NO_PROBABILITIES):
+        prompt_sets.score(model, chat_characters, ["hi"], reward, 4)
 
-    turns = iter([None, None, {"acc": 0.5}, None, None, None, {"acc": 1.0}])
-    run = evaluator()
+    assert model.training
+
+
+def test_chat_gives_no_answer(chat_characters):
+    model = overflowing_model(sequence_length=64)
+    chat.add_chat(model, chat_characters)
+
+    with pytest.raises(BadInput, match=NO_PROBABILITIES):
+        chat.converse(model, chat_characters, ["hi"], sampling_options())
+
+
+# During training
+
+
+def make_evaluator(**parts) -> Evaluator:
+    """Create an evaluator of which only some parts are used."""
+    unused = dict.fromkeys(("recipe", "corpus", "tests", "model", "accelerator"))
+    return Evaluator(**unused | parts)
+
+
+def test_score_is_disabled_after_three_consecutive_skips(monkeypatch, caplog):
+    # A score of None cannot be computed.
+    scores = iter([None, None, {"acc": 0.5}, None, None, None, {"acc": 1.0}])
+
+    def next_score(self, task):
+        score = next(scores)
+        if score is None:
+            raise likelihood.not_finite("items.jsonl: line 7", float("nan"))
+        return score
+
+    monkeypatch.setattr(Evaluator, "score", next_score)
+    evaluator = make_evaluator()
+    task = SimpleNamespace(label="HellaSwag")
+
     with caplog.at_level(logging.WARNING):
-        results = [run.score_or_skip(task) for _ in range(7)]
+        results = [evaluator.score_or_skip(task) for _ in range(7)]
+
     assert results == [None, None, {"acc": 0.5}, None, None, None, None]
-    skipped = [
-        record.message
-        for record in caplog.records
-        if "HellaSwag could not be computed at this step: items.jsonl: line 7" in record.message
-    ]
-    assert (
-        len(skipped) == 2 + MAX_SKIPS
-        and "HellaSwag will not be computed again" in caplog.records[-1].message
-    )
+    skip_message = "HellaSwag could not be computed at this step: items.jsonl: line 7"
+    messages = [record.message for record in caplog.records]
+    skip_messages = [message for message in messages if skip_message in message]
+    assert len(skip_messages) == 2 + MAX_SKIPS
+    assert "HellaSwag will not be computed again" in messages[-1]
 
 
-@pytest.mark.parametrize("is_main", [True, False])
-def test_samples_are_skipped_and_every_process_takes_part(is_main, caplog):
-    """A sharded model is gathered by all processes together."""
-    gathered = []
+class ShardedModel:
+    """A context manager that gathers a model, and counts how often it did."""
 
-    class Whole:
-        def __call__(self):
-            return self
+    def __init__(self, model):
+        self.model = model
+        self.num_gathered = 0
 
-        def __enter__(self):
-            gathered.append(1)
-            return overflowing_model(vocab_size=320)
+    def __call__(self):
+        return self
 
-        def __exit__(self, *_):
-            pass
+    def __enter__(self):
+        self.num_gathered += 1
+        return self.model
 
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("is_main", [True, False], ids=["main process", "other process"])
+def test_every_process_gathers_model_for_skipped_samples(is_main, caplog):
     settings = SimpleNamespace(
         sample_prompts=["a"],
         sample_tokens=2,
@@ -166,17 +215,18 @@ def test_samples_are_skipped_and_every_process_takes_part(is_main, caplog):
         sample_top_k=0,
         sample_top_p=1.0,
     )
-    recipe = SimpleNamespace(evaluation=settings, model=SimpleNamespace(seed=1))
-    accelerator = SimpleNamespace(is_main_process=is_main)
-    run = evaluator(
-        recipe=recipe,
-        corpus=SimpleNamespace(tokenizer=tokenizer()),
-        model=Whole(),
-        accelerator=accelerator,
+    model = ShardedModel(overflowing_model(vocab_size=320))
+    evaluator = make_evaluator(
+        recipe=SimpleNamespace(evaluation=settings, model=SimpleNamespace(seed=1)),
+        corpus=SimpleNamespace(tokenizer=bpe_tokenizer()),
+        model=model,
+        accelerator=SimpleNamespace(is_main_process=is_main),
     )
+
     with caplog.at_level(logging.WARNING):
-        assert [run.samples() for _ in range(5)] == [[]] * 5
-    assert len(gathered) == 5
-    assert sum(
-        "samples could not be computed at this step" in record.message for record in caplog.records
-    ) == (MAX_SKIPS if is_main else 0)
+        samples = [evaluator.samples() for _ in range(5)]
+
+    assert samples == [[]] * 5
+    assert model.num_gathered == 5
+    expected_warnings = MAX_SKIPS if is_main else 0
+    assert caplog.text.count("samples could not be computed at this step") == expected_warnings

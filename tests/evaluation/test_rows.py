@@ -1,4 +1,4 @@
-"""Rows of every task are validated by the same rules."""
+"""The rows of every task are validated by the same rules."""
 
 from decimal import Decimal
 
@@ -7,8 +7,10 @@ import task_rows
 
 from ursa_minor.evaluation import task_data
 from ursa_minor.evaluation.rows import validate
+from ursa_minor.evaluation.task import Question
 
 TASKS = task_data.all_tasks()
+HELLASWAG_ROW = task_rows.hellaswag_rows(1)[0]
 ROWS = {
     "arc_easy": {
         "question": "Q",
@@ -20,10 +22,15 @@ ROWS = {
     "lambada_openai": {"text": "the last word"},
     "blimp": {"sentence_good": "a", "sentence_bad": "b"},
     "multiblimp_hin": {"sen": "a", "wrong_sen": "b"},
-    "hellaswag": task_rows.hellaswag_rows(1)[0] | {"endings": ["a", "b", "c", "d"], "label": "1"},
+    "hellaswag": HELLASWAG_ROW | {"endings": ["a", "b", "c", "d"], "label": "1"},
 }
-ANSWERS = {"arc_easy": "answerKey", "piqa": "label", "winogrande": "answer", "hellaswag": "label"}
-TEXTS = [
+ANSWER_FIELDS = [
+    ("arc_easy", "answerKey"),
+    ("piqa", "label"),
+    ("winogrande", "answer"),
+    ("hellaswag", "label"),
+]
+TEXT_FIELDS = [
     ("arc_easy", "question"),
     ("piqa", "goal"),
     ("piqa", "sol2"),
@@ -35,103 +42,116 @@ TEXTS = [
 ]
 
 
-def question(task, **changes):
-    return TASKS[task].questions(validate(TASKS[task], ROWS[task] | changes))[0]
+def make_question(task: str, **changes) -> Question:
+    """Return the first question of the valid row of a task, with some fields changed."""
+    row = validate(TASKS[task], ROWS[task] | changes)
+    return TASKS[task].questions(row)[0]
 
 
 @pytest.mark.parametrize(
-    "kind", [str, int, float, Decimal, lambda number: f"{number}.0", lambda number: f" {number} "]
+    "convert",
+    [str, int, float, Decimal, lambda number: f"{number}.0", lambda number: f" {number} "],
+    ids=["text", "int", "float", "decimal", "text of float", "text with spaces"],
 )
-@pytest.mark.parametrize("task", ANSWERS)
-def test_labels_are_compared_as_values(task, kind):
-    label = int(ROWS[task][ANSWERS[task]])
-    assert question(task, **{ANSWERS[task]: kind(label)}).gold == question(task).gold == 1
+@pytest.mark.parametrize(("task", "field"), ANSWER_FIELDS)
+def test_labels_are_compared_as_values(task, field, convert):
+    label = convert(int(ROWS[task][field]))
+
+    question = make_question(task, **{field: label})
+
+    assert question.gold == 1
+    assert make_question(task).gold == 1
 
 
 @pytest.mark.parametrize(
     "value", [True, None, [1], {"a": 1}, float("nan"), "", -1, 5, 1.5, "1.5", "one"]
 )
-@pytest.mark.parametrize("task", ANSWERS)
-def test_a_value_that_is_no_label_is_an_error(task, value):
-    with pytest.raises(ValueError, match=ANSWERS[task]):
-        question(task, **{ANSWERS[task]: value})
+@pytest.mark.parametrize(("task", "field"), ANSWER_FIELDS)
+def test_invalid_label_is_rejected(task, field, value):
+    with pytest.raises(ValueError, match=field):
+        make_question(task, **{field: value})
 
 
-@pytest.mark.parametrize(("task", "field"), TEXTS)
-def test_a_number_as_text_is_converted(task, field):
-    for value in (7, 7.5, Decimal("7.50")):
-        assert validate(TASKS[task], ROWS[task] | {field: value})[field] == str(value)
+@pytest.mark.parametrize("value", [7, 7.5, Decimal("7.50")])
+@pytest.mark.parametrize(("task", "field"), TEXT_FIELDS)
+def test_number_becomes_text(task, field, value):
+    row = validate(TASKS[task], ROWS[task] | {field: value})
+
+    assert row[field] == str(value)
 
 
 @pytest.mark.parametrize("value", [True, None, ["a"], {"a": 1}, b"a", float("inf")])
-@pytest.mark.parametrize(("task", "field"), TEXTS)
-def test_a_value_that_is_no_text_is_an_error(task, field, value):
+@pytest.mark.parametrize(("task", "field"), TEXT_FIELDS)
+def test_other_value_is_not_a_text(task, field, value):
     with pytest.raises(ValueError, match=field):
         validate(TASKS[task], ROWS[task] | {field: value})
 
 
-@pytest.mark.parametrize("convert", [lambda texts: texts, str])
-def test_texts_of_a_list_may_be_numbers_or_json(convert):
-    assert question("hellaswag", endings=convert([2, 3, 4, 5])).endings == ("2", "3", "4", "5")
+@pytest.mark.parametrize("endings", [[2, 3, 4, 5], "[2, 3, 4, 5]"], ids=["numbers", "json"])
+def test_list_of_texts_may_contain_numbers(endings):
+    assert make_question("hellaswag", endings=endings).endings == ("2", "3", "4", "5")
 
 
 @pytest.mark.parametrize(
     "endings",
     [["a"] * 3, ["a"] * 5, [], "abcd", '"abcd"', [["a"], "b", "c", "d"], ["a", None, 1, 2]],
 )
-def test_a_list_of_other_texts_is_an_error(endings):
+def test_invalid_list_of_texts_is_rejected(endings):
     with pytest.raises(ValueError, match="endings"):
-        question("hellaswag", endings=endings)
+        make_question("hellaswag", endings=endings)
 
 
-def test_numbers_are_choices_of_arc():
+def test_choices_of_arc_may_be_numbers():
     choices = {"text": [2, 3, 4.5], "label": [1, "2", 3.0]}
-    found = question("arc_easy", choices=choices, answerKey="3")
-    assert found.endings == ("2", "3", "4.5") and found.gold == 2
+
+    question = make_question("arc_easy", choices=choices, answerKey="3")
+
+    assert question.endings == ("2", "3", "4.5")
+    assert question.gold == 2
 
 
 @pytest.mark.parametrize(
-    ("choices", "message"),
+    ("choices", "problem"),
     [
-        (
-            {"text": ["a", "b", "c"], "label": ["A", "B", "C", "D"]},
-            "choices has 3 texts and 4 labels",
-        ),
-        ({"text": ["a", "b"], "label": ["A"]}, "choices has 2 texts and 1 labels"),
-        ({"text": [], "label": []}, "choices must have at least two texts, not 0"),
-        ({"text": ["a"], "label": ["A"]}, "must have at least two"),
-        ({"text": ["a", "b"], "label": ["A", "A"]}, "contains two equal labels"),
-        ({"text": ["a", "b"], "label": [1, "1.0"]}, "contains two equal labels"),
-        ({"text": ["a", "b"], "label": [True, False]}, "a label must be a text or a finite number"),
+        ({"text": ["a", "b", "c"], "label": ["A", "B", "C", "D"]}, "3 texts and 4 labels"),
+        ({"text": ["a", "b"], "label": ["A"]}, "2 texts and 1 labels"),
+        ({"text": [], "label": []}, "at least two texts, not 0"),
+        ({"text": ["a"], "label": ["A"]}, "at least two"),
+        ({"text": ["a", "b"], "label": ["A", "A"]}, "two equal labels"),
+        ({"text": ["a", "b"], "label": [1, "1.0"]}, "two equal labels"),
+        ({"text": ["a", "b"], "label": [True, False]}, "label must be a text or a finite number"),
         ({"text": ["a", "b"]}, "must be an object with the lists text and label"),
-        ({"text": "ab", "label": ["A", "B"]}, "choices.text must be a list of texts, not 'ab'"),
-        ({"text": ["a", "b"], "label": "AB"}, "choices.label must be a list of labels, not 'AB'"),
+        ({"text": "ab", "label": ["A", "B"]}, r"choices\.text must be a list of texts, not 'ab'"),
+        ({"text": ["a", "b"], "label": "AB"}, r"choices\.label must be a list of labels, not 'AB'"),
         ([{"text": "a", "label": "A"}], "must be an object"),
     ],
 )
-def test_choices_need_a_label_for_each_text(choices, message):
-    with pytest.raises(ValueError, match=message):
-        question("arc_easy", choices=choices, answerKey="A")
+def test_choices_need_label_for_each_text(choices, problem):
+    with pytest.raises(ValueError, match=problem):
+        make_question("arc_easy", choices=choices, answerKey="A")
 
 
 @pytest.mark.parametrize(
-    ("task", "change"),
+    ("task", "field", "value"),
     [
-        ("piqa", {"sol1": ""}),
-        ("blimp", {"sentence_bad": " "}),
-        ("multiblimp_hin", {"sen": ""}),
-        ("lambada_openai", {"text": ""}),
-        ("hellaswag", {"endings": ["a", "", "c", "d"]}),
-        ("arc_easy", {"choices": {"text": ["a", "\t"], "label": ["1", "2"]}}),
+        ("piqa", "sol1", ""),
+        ("blimp", "sentence_bad", " "),
+        ("multiblimp_hin", "sen", ""),
+        ("lambada_openai", "text", ""),
+        ("hellaswag", "endings", ["a", "", "c", "d"]),
+        ("arc_easy", "choices", {"text": ["a", "\t"], "label": ["1", "2"]}),
     ],
 )
-def test_empty_text_to_score_is_an_error(task, change):
-    (field,) = change
+def test_empty_text_is_allowed_only_if_published(task, field, value):
+    row = ROWS[task] | {field: value}
+
     with pytest.raises(ValueError, match=f"^{field} contains an empty text"):
-        validate(TASKS[task], ROWS[task] | change)
-    assert validate(TASKS[task], ROWS[task] | change, is_published=True)
+        validate(TASKS[task], row)
+    assert validate(TASKS[task], row, is_published=True)
 
 
-def test_half_of_a_surrogate_pair_is_an_error():
-    with pytest.raises(ValueError, match="^sol1 = .* is not a character"):
-        validate(TASKS["piqa"], ROWS["piqa"] | {"sol1": "a \ud800 b"})
+def test_half_of_surrogate_pair_is_rejected():
+    row = ROWS["piqa"] | {"sol1": "a \ud800 b"}
+
+    with pytest.raises(ValueError, match=r"^sol1 = .* is not a character"):
+        validate(TASKS["piqa"], row)

@@ -1,4 +1,4 @@
-"""Validation loss is the mean over tokens, whatever the batches and processes."""
+"""The validation loss is the mean over tokens, for any batches and number of processes."""
 
 import math
 from types import SimpleNamespace
@@ -11,67 +11,115 @@ from torch import nn
 from ursa_minor.evaluation.validation import validation_loss
 
 CPU = torch.device("cpu")
+ONE_BYTE_PER_TOKEN = np.ones(11, dtype=np.int64)
 
 
-class FirstTarget(nn.Module):
-    """A loss that can be computed by hand: the mean of the target ids; it remembers how it was called."""
+class MeanTarget(nn.Module):
+    """A model whose loss is the mean of the target ids. It records the mode of each call."""
 
     def __init__(self):
         super().__init__()
-        self.modes = []
+        self.calls = []  # whether dropout is on, and whether gradients are computed
 
     def forward(self, inputs_BT, targets_BT):
-        self.modes.append((self.training, torch.is_grad_enabled()))
+        self.calls.append((self.training, torch.is_grad_enabled()))
         return targets_BT.float().mean()
 
 
-def batch(*rows):
+def make_batch(*rows):
+    """Return a batch whose inputs are also its targets."""
     ids = torch.tensor(rows)
     return ids, ids
 
 
-UNEVEN = [batch([1, 2], [3, 4], [5, 6]), batch([9, 10])]
+BATCHES = [make_batch([1, 2], [3, 4], [5, 6]), make_batch([9, 10])]
 
 
-def score(
-    module=None, batches=UNEVEN, bytes_per_token=None, reduce_sum=lambda tensor: tensor, **more
+def compute_loss(
+    module=None, batches=BATCHES, *, bytes_per_token=None, reduce_sum=lambda part: part, **options
 ):
-    accelerator = SimpleNamespace(reduce=lambda tensor, how: reduce_sum(tensor))
-    more |= {"bytes_per_token": bytes_per_token, "accelerator": accelerator}
-    return validation_loss(module or FirstTarget(), batches, device=CPU, **more)
-
-
-def test_loss_is_weighted_by_tokens_not_by_batches():
-    assert score() == {"loss": pytest.approx((1 + 2 + 3 + 4 + 5 + 6 + 9 + 10) / 8)}
-
-
-def test_bytes_are_counted_of_targets_not_of_inputs():
-    pair = [(torch.tensor([[0, 1]]), torch.tensor([[1, 2]]))]
-    got = score(batches=pair, bytes_per_token=np.array([1000, 1, 2]))
-    assert got["bits_per_byte"] == pytest.approx(3 / math.log(2) / 3)
-
-
-def test_processes_sum_nats_tokens_and_bytes_before_dividing():
-    sums, one_each = [], np.ones(11, dtype=np.int64)
-    score(
-        batches=UNEVEN[:1],
-        bytes_per_token=one_each,
-        reduce_sum=lambda part: sums.append(part) or part,
+    """Return the validation loss. ``reduce_sum`` adds the sums of other processes."""
+    accelerator = SimpleNamespace(reduce=lambda part, reduction: reduce_sum(part))
+    return validation_loss(
+        module or MeanTarget(),
+        batches,
+        device=CPU,
+        bytes_per_token=bytes_per_token,
+        accelerator=accelerator,
+        **options,
     )
-    both = score(
-        batches=UNEVEN[1:], bytes_per_token=one_each, reduce_sum=lambda part: part + sums[0]
+
+
+def test_loss_is_weighted_by_tokens():
+    expected = (1 + 2 + 3 + 4 + 5 + 6 + 9 + 10) / 8
+
+    assert compute_loss() == {"loss": pytest.approx(expected)}
+
+
+def test_bytes_are_those_of_targets():
+    inputs = torch.tensor([[0, 1]])
+    targets = torch.tensor([[1, 2]])
+    bytes_per_token = np.array([1000, 1, 2])
+
+    result = compute_loss(batches=[(inputs, targets)], bytes_per_token=bytes_per_token)
+
+    assert result["bits_per_byte"] == pytest.approx(3 / math.log(2) / 3)
+
+
+@pytest.fixture
+def sums_of_other_process():
+    """Return the sums of a process that has the first batch."""
+    parts = []
+
+    def record(part):
+        parts.append(part)
+        return part
+
+    compute_loss(batches=BATCHES[:1], bytes_per_token=ONE_BYTE_PER_TOKEN, reduce_sum=record)
+    return parts[0]
+
+
+def test_processes_add_sums_before_dividing(sums_of_other_process):
+    result = compute_loss(
+        batches=BATCHES[1:],
+        bytes_per_token=ONE_BYTE_PER_TOKEN,
+        reduce_sum=lambda part: part + sums_of_other_process,
     )
-    assert both == {"loss": pytest.approx(5.0), "bits_per_byte": pytest.approx(5.0 / math.log(2))}
-    assert score(batches=[], reduce_sum=lambda part: part + sums[0])["loss"] == pytest.approx(
-        3.5
-    )  # none of its own
+
+    assert result == {
+        "loss": pytest.approx(5.0),
+        "bits_per_byte": pytest.approx(5.0 / math.log(2)),
+    }
 
 
-def test_stop_here_or_of_another_process_abandons_the_evaluation_and_dropout_is_off_only_in_it():
-    module, asked = FirstTarget().train(), []
-    assert score(module, stop=lambda: len(asked.append(1) or asked) > 1) is None
-    assert module.modes == [(False, False)] and module.training  # without dropout and gradients
-    score(module.eval())
-    assert not module.training
-    stopped = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
-    assert score(reduce_sum=lambda tensor: tensor + stopped) is None
+def test_process_without_batches_gets_total(sums_of_other_process):
+    result = compute_loss(batches=[], reduce_sum=lambda part: part + sums_of_other_process)
+
+    assert result["loss"] == pytest.approx(3.5)
+
+
+def test_stop_ends_validation():
+    module = MeanTarget().train()
+
+    result = compute_loss(module, stop=lambda: len(module.calls) == 1)
+
+    assert result is None
+    assert len(module.calls) == 1
+    assert module.training
+
+
+def test_stop_of_another_process_ends_validation():
+    # The last of these values counts the processes that were stopped.
+    other_sums = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+
+    assert compute_loss(reduce_sum=lambda part: part + other_sums) is None
+
+
+@pytest.mark.parametrize("is_training", [True, False], ids=["training", "evaluation"])
+def test_dropout_and_gradients_are_off_during_validation(is_training):
+    module = MeanTarget().train(is_training)
+
+    compute_loss(module)
+
+    assert module.calls == [(False, False), (False, False)]
+    assert module.training is is_training

@@ -1,4 +1,4 @@
-"""Pruning takes each matrix's smallest weights; int8 takes all of the blocks' matrices and loads back."""
+"""Pruning removes the smallest weights, and int8 stores the matrices of all blocks."""
 
 import importlib.util
 
@@ -13,6 +13,7 @@ from ursa_minor.model.precision import precision_of
 
 @pytest.fixture
 def model() -> GPT2LMHeadModel:
+    """Return a small GPT-2."""
     torch.manual_seed(1)
     config = GPT2Config(
         n_layer=2,
@@ -26,50 +27,60 @@ def model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).eval()
 
 
-def test_pruning_zeroes_the_smallest_weights_of_each_matrix_of_the_blocks_and_nothing_else(
-    model, share=0.3
-):
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+def clone_weights(model) -> dict[str, torch.Tensor]:
+    """Return a copy of the weights by name."""
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
+
+
+def is_block_matrix(name: str, weight: torch.Tensor) -> bool:
+    """Return whether a weight is a matrix of a transformer block."""
+    return ".h." in name and weight.dim() == 2
+
+
+def test_pruning_zeroes_smallest_weights_of_block_matrices(model):
+    share = 0.3
+    before = clone_weights(model)
+
     compression.prune(model, share)
+
     for name, weight in model.state_dict().items():
-        gone, kept = weight == 0, weight != 0
-        assert gone.sum() == (
-            round(share * weight.numel())
-            if ".h." in name and weight.dim() == 2
-            else (before[name] == 0).sum()
-        )
-        assert torch.equal(weight[kept], before[name][kept]), name
-        assert (
-            weight.dim() == 1
-            or not gone.any()
-            or before[name][gone].abs().max() <= weight[kept].abs().min()
-        ), name
+        if not is_block_matrix(name, weight):
+            assert torch.equal(weight, before[name]), name
+            continue
+        is_pruned = weight == 0
+        assert is_pruned.sum() == round(share * weight.numel())
+        assert torch.equal(weight[~is_pruned], before[name][~is_pruned]), name
+        largest_pruned = before[name][is_pruned].abs().max()
+        assert largest_pruned <= weight[~is_pruned].abs().min(), name
     assert compression.share_of_zeros(model) == pytest.approx(share, abs=1e-3)
 
 
-def test_a_widened_model_computes_in_fp32_with_its_rounded_weights(model):
-    tokens, half = torch.randint(0, 64, (2, 16)), model.to(torch.bfloat16)
-    rounded = {name: weight.clone() for name, weight in half.state_dict().items()}
-    compression.upcast(half)
-    assert (
-        half(tokens).logits.dtype == torch.float32
-        and half.lm_head.weight is half.transformer.wte.weight
-    )
-    assert all(
-        torch.equal(weight, rounded[name].float()) for name, weight in half.state_dict().items()
-    )
+def test_upcast_model_computes_in_fp32(model):
+    tokens = torch.randint(0, 64, (2, 16))
+    model.to(torch.bfloat16)
+    rounded_weights = clone_weights(model)
+
+    compression.upcast(model)
+
+    assert model(tokens).logits.dtype == torch.float32
+    assert model.lm_head.weight is model.transformer.wte.weight
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, rounded_weights[name].float())
 
 
-def test_int8_without_its_library_is_refused_with_the_command(monkeypatch):
-    monkeypatch.setattr(compression, "PACKAGE", "not_there")
-    with pytest.raises(
-        BadInput, match=r"--dtype int8: not_there is not installed. .* pip install not_there=="
-    ):
+def test_missing_int8_library_is_reported(monkeypatch):
+    monkeypatch.setattr(compression, "PACKAGE", "missing_package")
+
+    with pytest.raises(BadInput) as error:
         compression.require_int8()
+
+    message = str(error.value)
+    assert "--dtype int8: missing_package is not installed" in message
+    assert "pip install missing_package==" in message
 
 
 @pytest.mark.parametrize(
-    ("rules", "precision"),
+    ("quantization_config", "precision"),
     [
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
         (
@@ -83,8 +94,9 @@ def test_int8_without_its_library_is_refused_with_the_command(monkeypatch):
         ({"quant_method": "fp8"}, "fp8"),
     ],
 )
-def test_quantized_model_reports_precision_of_its_matrices(model, rules, precision):
-    model.half().config.quantization_config = rules
+def test_quantized_model_reports_precision_of_its_matrices(model, quantization_config, precision):
+    model.half().config.quantization_config = quantization_config
+
     assert precision_of(model) == precision
     assert precision_of(model, "bf16") == f"{precision}, bf16 autocast"
 
@@ -92,30 +104,57 @@ def test_quantized_model_reports_precision_of_its_matrices(model, rules, precisi
 def test_precision_is_that_of_most_weights(model):
     assert precision_of(model) == "fp32"
     assert precision_of(model, "bf16") == "bf16"
+
     model.to(torch.bfloat16).transformer.wpe.float()
+
     assert precision_of(model) == "bf16"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
-def test_int8_takes_every_matrix_and_loads_back_with_the_same_logits(model, tmp_path):
-    quantized = compression.quantize(model.to(torch.float16))
-    assert {module.weight.dtype for module in compression.matrices(quantized).values()} == {
-        torch.int8
-    }
-    for name, module in compression.matrices(quantized).items():  # Conv1D is (in, out)
-        error = compression.dequantized(module.weight).T - model.get_submodule(name).weight.float()
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes"
+)
+
+
+@pytest.fixture
+def half_model(model):
+    """Return the small GPT-2 in fp16."""
+    return model.to(torch.float16)
+
+
+@needs_bitsandbytes
+def test_int8_rounds_every_block_matrix(half_model):
+    quantized = compression.quantize(half_model)
+
+    for name, module in compression.matrices(quantized).items():
+        assert module.weight.dtype == torch.int8, name
+        weight = half_model.get_submodule(name).weight.float().T  # Conv1D is (in, out)
+        error = compression.dequantized(module.weight) - weight
         assert error.abs().max() <= module.weight.SCB.max() / 127, name
+
+
+@needs_bitsandbytes
+def test_reloaded_int8_model_has_same_logits(half_model, tmp_path):
+    quantized = compression.quantize(half_model)
+    tokens = torch.randint(0, 64, (2, 16))
+    quantized_logits = quantized(tokens).logits
+    half_logits = half_model(tokens).logits
+
     quantized.save_pretrained(tmp_path)
     loaded = GPT2LMHeadModel.from_pretrained(tmp_path)
-    tokens = torch.randint(0, 64, (2, 16))
-    assert torch.equal(loaded(tokens).logits, quantized(tokens).logits)
-    assert (loaded(tokens).logits - model(tokens).logits).abs().max() < 0.05 * model(
-        tokens
-    ).logits.abs().max()
-    assert compression.weight_bytes(loaded) < 0.7 * compression.weight_bytes(model)
-    assert compression.weight_bytes(model) == 2 * sum(
-        parameter.numel() for parameter in model.parameters()
-    )
+
+    loaded_logits = loaded(tokens).logits
+    assert torch.equal(loaded_logits, quantized_logits)
+    assert (loaded_logits - half_logits).abs().max() < 0.05 * half_logits.abs().max()
     assert precision_of(loaded) == "int8"
     compression.upcast(loaded)
-    assert (loaded(tokens).logits - quantized(tokens).logits).abs().max() < 0.01
+    assert (loaded(tokens).logits - quantized_logits).abs().max() < 0.01
+
+
+@needs_bitsandbytes
+def test_int8_weights_are_smaller(half_model):
+    quantized = compression.quantize(half_model)
+
+    num_parameters = sum(parameter.numel() for parameter in half_model.parameters())
+    half_bytes = compression.weight_bytes(half_model)
+    assert half_bytes == 2 * num_parameters
+    assert compression.weight_bytes(quantized) < 0.7 * half_bytes

@@ -1,4 +1,4 @@
-"""What is exported is stock, exact, whole or not there, and says what it is."""
+"""An exported model has the standard format, computes the same logits, and describes itself."""
 
 import json
 
@@ -20,162 +20,199 @@ from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model.attention import CAUSAL
 
+VOCAB_SIZE = 64  # of the model; the tokenizer has fewer ids
+
 
 @pytest.fixture
 def model() -> GPT2LMHeadModel:
+    """Return a small GPT-2 with random weights."""
     return randomize_weights(build_small_model())
 
 
 @pytest.fixture
-def exported(model, tmp_path):
-    tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
-    stock_export.write(model, tmp_path / "model", tokenizer)
-    return tmp_path / "model", tokenizer
+def tokenizer():
+    """Return a tokenizer with one token for each character."""
+    return tokenization.make_characters(["abcdefghij klmnop"])
 
 
-def test_reloaded_export_gives_the_trained_logits_exactly(model, exported):
-    folder, _ = exported
-    loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    assert type(loaded) is GPT2LMHeadModel and loaded.dtype == torch.float32
-    assert loaded.config.activation_function == "gelu_new" and loaded.config.n_positions == 16
-    tokens = random_ids(2, 16)
-    assert (
-        loaded.eval()(tokens).logits - stock_copy(model)(tokens).logits
-    ).abs().max().item() == 0.0
+@pytest.fixture
+def exported(model, tokenizer, tmp_path):
+    """Return the folder of the exported model."""
+    folder = tmp_path / "model"
+    stock_export.write(model, folder, tokenizer)
+    return folder
 
 
-def test_exported_files_are_as_the_ecosystem_reads_them(exported):
-    folder, tokenizer = exported
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        names = set(file.keys())
-    assert "transformer.wte.weight" in names
-    assert not [name for name in names if name.startswith(("_orig_mod.", "module.", "model."))]
-    assert (
-        len({path.stat().st_mode for path in folder.iterdir()}) == 1
-    )  # they may be read by whom the folder lets
-    assert json.loads((folder / "config.json").read_text())["n_ctx"] == 16  # llama.cpp's name
-    about = json.loads((folder / "tokenizer_config.json").read_text())
-    assert about["tokenizer_class"] == "PreTrainedTokenizerFast"  # which older programs know
-    loaded = AutoTokenizer.from_pretrained(folder)
-    assert type(loaded) is type(tokenizer) and loaded.model_max_length == 16
-    assert loaded("abc")["input_ids"] == tokenizer("abc")["input_ids"]
-
-
-def reloaded(model, folder, tokenizer, **how) -> GPT2LMHeadModel:
-    stock = stock_export.to_transformers(model, tokenizer, **how)
-    with files.create_folder(folder, replace=True) as aside:
-        stock_export.save(stock, aside, tokenizer)
+def reload(model, folder, tokenizer, **options) -> GPT2LMHeadModel:
+    """Export a model to a folder with ``options``, and load it from there."""
+    stock_model = stock_export.to_transformers(model, tokenizer, **options)
+    with files.create_folder(folder, replace=True) as new_folder:
+        stock_export.save(stock_model, new_folder, tokenizer)
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
-@pytest.mark.parametrize("trim_vocab", [False, True])
-def test_no_padding_id_is_ever_sampled(model, exported, tmp_path, trim_vocab):
-    tokenizer, used = exported[1], len(exported[1])
-    model.generation_config.temperature = 0.6  # the model's own way to generate is kept
+def test_reloaded_model_has_same_logits(model, exported):
+    tokens = random_ids(2, 16)
+
+    loaded, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert type(loaded) is GPT2LMHeadModel
+    assert loaded.dtype == torch.float32
+    assert loaded.config.activation_function == "gelu_new"
+    assert loaded.config.n_positions == 16
+    assert torch.equal(loaded.eval()(tokens).logits, stock_copy(model)(tokens).logits)
+
+
+def test_exported_files_have_standard_names(exported):
+    with safe_open(exported / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    config = json.loads((exported / "config.json").read_text())
+    tokenizer_config = json.loads((exported / "tokenizer_config.json").read_text())
+
+    assert "transformer.wte.weight" in names
+    for name in names:
+        assert not name.startswith(("_orig_mod.", "module.", "model."))
+    assert config["n_ctx"] == 16  # the name that llama.cpp reads
+    # Older versions of Transformers know this class.
+    assert tokenizer_config["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_exported_files_have_same_permissions(exported):
+    modes = {path.stat().st_mode for path in exported.iterdir()}
+
+    assert len(modes) == 1
+
+
+def test_exported_tokenizer_can_be_loaded(exported, tokenizer):
+    loaded = AutoTokenizer.from_pretrained(exported)
+
+    assert type(loaded) is type(tokenizer)
+    assert loaded.model_max_length == 16
+    assert loaded("abc")["input_ids"] == tokenizer("abc")["input_ids"]
+
+
+def favor_padding(model, num_used: int) -> None:
+    """Change the weights so that padding ids are likelier than all others."""
+    final_norm = model.transformer.ln_f
     with torch.no_grad():
-        model.transformer.wte.weight[used:] += (
-            5 * model.transformer.ln_f.bias.sign()
-        )  # what would win
-        model.transformer.ln_f.bias *= 100
-    loaded, tokens = (
-        reloaded(model, tmp_path / "out", tokenizer, trim_vocab=trim_vocab),
-        torch.tensor([[1, 2, 3]]),
-    )
-    rows = used if trim_vocab else 64
-    assert loaded.generation_config.temperature == 0.6 and loaded.config.vocab_size == rows
-    assert loaded.generation_config.suppress_tokens == (None if trim_vocab else [*range(used, 64)])
+        model.transformer.wte.weight[num_used:] += 5 * final_norm.bias.sign()
+        final_norm.bias *= 100
+
+
+@pytest.mark.parametrize("trim_vocab", [False, True])
+def test_padding_ids_are_not_sampled(model, tokenizer, tmp_path, trim_vocab):
+    num_used = len(tokenizer)
+    num_rows = num_used if trim_vocab else VOCAB_SIZE
+    suppressed_ids = None if trim_vocab else list(range(num_used, VOCAB_SIZE))
+    model.generation_config.temperature = 0.6
+    favor_padding(model, num_used)
+    tokens = torch.tensor([[1, 2, 3]])
+
+    loaded = reload(model, tmp_path / "out", tokenizer, trim_vocab=trim_vocab)
+    generated = loaded.generate(tokens, max_new_tokens=12, do_sample=True, num_return_sequences=20)
+
+    assert generated.max() < num_used
+    assert loaded.generation_config.temperature == 0.6
+    assert loaded.generation_config.suppress_tokens == suppressed_ids
+    assert loaded.config.vocab_size == num_rows
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
-    assert loaded.transformer.wte.weight.equal(model.transformer.wte.weight[:rows])
-    assert trim_vocab or loaded(tokens).logits[0, -1].argmax() >= used
-    made = loaded.generate(tokens, max_new_tokens=12, do_sample=True, num_return_sequences=20)
-    assert made.max() < used
+    assert torch.equal(loaded.transformer.wte.weight, model.transformer.wte.weight[:num_rows])
+    if not trim_vocab:
+        # Without suppression, the model would generate padding.
+        assert loaded(tokens).logits[0, -1].argmax() >= num_used
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value", "words"),
+    ("dtype", "value", "problem"),
     [
-        (
-            torch.float16,
-            -70000.0,
-            "70000, but fp16 ends at 65504. Use --dtype bf16 or --dtype fp32",
-        ),
-        (torch.bfloat16, 3.4e38, r"3.4e\+38, but bf16 ends at 3.38953e\+38. Use --dtype fp32"),
+        (torch.float16, -70000.0, "70000, but fp16 ends at 65504.*--dtype bf16 or --dtype fp32"),
+        (torch.bfloat16, 3.4e38, r"3\.4e\+38, but bf16 ends at 3\.38953e\+38.*--dtype fp32"),
     ],
+    ids=["fp16", "bf16"],
 )
-def test_overflowing_weight_is_refused_by_name(model, exported, dtype, value, words):
+def test_overflowing_weight_is_rejected(model, tokenizer, dtype, value, problem):
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight[3, 4] = value
-    with pytest.raises(
-        BadInput, match=rf"^transformer.h.1.mlp.c_fc.weight has values up to {words}$"
-    ):
-        stock_export.to_transformers(model, exported[1], dtype=dtype)
-    stock_export.to_transformers(model, exported[1])
+
+    message = rf"^transformer\.h\.1\.mlp\.c_fc\.weight has values up to {problem}"
+    with pytest.raises(BadInput, match=message):
+        stock_export.to_transformers(model, tokenizer, dtype=dtype)
+    stock_export.to_transformers(model, tokenizer)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_non_finite_weight_is_refused_in_every_format(model, exported, dtype, value):
+def test_non_finite_weight_is_rejected(model, tokenizer, dtype, value):
     with torch.no_grad():
         model.transformer.ln_f.bias[3] = value
-    with pytest.raises(BadInput, match=r"^transformer.ln_f.bias contains NaN or infinity"):
-        stock_export.to_transformers(model, exported[1], dtype=dtype)
+
+    with pytest.raises(BadInput, match=r"^transformer\.ln_f\.bias contains NaN or infinity"):
+        stock_export.to_transformers(model, tokenizer, dtype=dtype)
 
 
-def test_description_is_what_export_writes_but_the_weights(model, exported):
-    folder, tokenizer = exported
-    described = stock_export.describe(model.config, tokenizer)
-    assert described == {
-        path.name: path.read_text() for path in folder.iterdir() if path.suffix == ".json"
-    }
+def test_description_equals_exported_json_files(model, tokenizer, exported):
+    description = stock_export.describe(model.config, tokenizer)
+
+    assert description == {path.name: path.read_text() for path in exported.glob("*.json")}
 
 
-def test_a_trained_llama_is_exported_stock_and_exactly(tmp_path):
-    tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
+def test_exported_llama_has_same_logits(tokenizer, tmp_path):
     llama = randomize_weights(build_small_model(**LLAMA | {"tie_word_embeddings": False}))
+    tokens = random_ids(2, 16)
+
     stock_export.write(llama, tmp_path / "model", tokenizer)
     loaded, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", output_loading_info=True
     )
-    assert (
-        type(loaded) is LlamaForCausalLM
-        and not info["missing_keys"]
-        and not info["unexpected_keys"]
-    )
-    config = loaded.config
-    assert (config.num_key_value_heads, config.rope_parameters["rope_theta"], config.use_cache) == (
-        2,
-        500.0,
-        True,
-    )
+
+    assert type(loaded) is LlamaForCausalLM
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert loaded.config.num_key_value_heads == 2
+    assert loaded.config.rope_parameters["rope_theta"] == 500.0
+    assert loaded.config.use_cache is True
     assert loaded.lm_head.weight is not loaded.model.embed_tokens.weight
-    tokens = random_ids(2, 16)
     llama.set_attn_implementation("sdpa")
-    assert (loaded.eval()(tokens).logits - llama(tokens).logits).abs().max().item() == 0.0
+    assert torch.equal(loaded.eval()(tokens).logits, llama(tokens).logits)
 
 
-def test_a_model_that_was_trained_on_is_exported_as_what_it_was(exported, tmp_path):
-    rope = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
+ROPE_PARAMETERS = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+
+
+@pytest.fixture
+def llama_with_scaled_rope(tmp_path):
+    """Return a model that continues from a Llama with options that recipes do not have."""
     config = LlamaConfig(
-        **shape, vocab_size=64, max_position_embeddings=32, rope_parameters=rope, mlp_bias=True
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=32,
+        rope_parameters=ROPE_PARAMETERS,
+        mlp_bias=True,
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "source")
-    llama = {
-        "architecture": "llama",
-        "init_from": str(tmp_path / "source"),
-        "gradient_checkpointing": "mlp",
-    }
-    model = build_small_model(**llama).eval()
-    loaded = reloaded(model, tmp_path / "out", exported[1])
-    assert loaded.config.rope_parameters == rope and loaded.config.mlp_bias
-    assert loaded.config.max_position_embeddings == 32
+    model = build_small_model(
+        architecture="llama",
+        init_from=str(tmp_path / "source"),
+        gradient_checkpointing="mlp",
+    )
+    return model.eval()
+
+
+def test_continued_model_keeps_its_config(llama_with_scaled_rope, tokenizer, tmp_path):
     tokens = random_ids(2, 16)
-    assert torch.allclose(loaded(tokens).logits, model(tokens).logits, atol=1e-5)
-    written = (tmp_path / "out" / "config.json").read_text()
-    assert "source" not in written and CAUSAL not in written
+
+    loaded = reload(llama_with_scaled_rope, tmp_path / "out", tokenizer)
+
+    assert loaded.config.rope_parameters == ROPE_PARAMETERS
+    assert loaded.config.mlp_bias
+    assert loaded.config.max_position_embeddings == 32
+    expected_logits = llama_with_scaled_rope(tokens).logits
+    assert torch.allclose(loaded(tokens).logits, expected_logits, atol=1e-5)
+    config_text = (tmp_path / "out" / "config.json").read_text()
+    assert "source" not in config_text
+    assert CAUSAL not in config_text

@@ -1,6 +1,7 @@
-"""A trainer as a process of its own, in surroundings that nobody had in mind: locales, limits, folders, variables, signals.
+"""Train in unusual environments: locales, limits, folders, variables and signals.
 
-It ends with the weights of a run in plain surroundings, or with one line and a status, or by the signal that was sent.
+The trainer is a program here. It must end with the weights of a run in a plain environment, with an
+error message and a status, or by the signal that was sent.
 """
 
 import os
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,29 +18,61 @@ from pathlib import Path
 import commands
 import full_disk
 
-SECONDS = 150.0  # imports alone take many seconds while other cases run
-TRAIN = ("train.py", "--recipe", "tiny.yaml", "--max_steps", "3", "--warmup_steps", "1")
-UNSHARED = 'unshare -m bash -c \'mount -t tmpfs -o ro tmpfs {} && exec "$@"\' ro "$@"'
+TIMEOUT = 150.0  # The imports alone take many seconds while other cases run.
+STEPS = 3
+FLAGS = (*commands.RECIPE_FLAGS, "--max_steps", str(STEPS), "--warmup_steps", "1")
+RUN_COMMAND = 'exec "$@"'
+READ_ONLY_MOUNT = 'unshare -m bash -c \'mount -t tmpfs -o ro tmpfs {} && exec "$@"\' ro "$@"'
 
 
 @dataclass(frozen=True)
-class Row:
-    """What is other than usual: variables (None: not set), words of a shell before the command, where it runs, Python's
-    flags, the signal that comes; ``bits``: whether equal weights are promised there."""
+class Environment:
+    """An unusual environment.
+
+    Args:
+        title: a short description.
+        variables: environment variables. None unsets a variable.
+        shell: the bash program that runs the command.
+        subfolder: the folder in which the command runs, relative to that of the case.
+        python_flags: flags of Python.
+        signal: sent to the command after a random time, if not 0.
+        is_reproducible: whether the weights must equal those of a plain environment.
+    """
 
     title: str
     variables: dict[str, str | None] = field(default_factory=dict)
-    shell: str = 'exec "$@"'
-    place: str = ""
-    flags: tuple[str, ...] = ()
+    shell: str = RUN_COMMAND
+    subfolder: str = ""
+    python_flags: tuple[str, ...] = ()
     signal: int = 0
-    bits: bool = True
+    is_reproducible: bool = True
+
+    def process_variables(self, home: Path) -> dict[str, str]:
+        """Return all variables of the command's environment."""
+        variables: dict[str, str | None] = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            **commands.ENVIRONMENT,
+            **self.variables,
+        }
+        return {name: value for name, value in variables.items() if value is not None}
 
 
-GARBAGE = """OMP_NUM_THREADS=abc OMP_NUM_THREADS=-1 OMP_NUM_THREADS=0 ACCELERATE_GRADIENT_ACCUMULATION_STEPS=x
-HF_ENDPOINT=http://me:SECRET@localhost:9 HF_HOME=/dev/null/x MPLBACKEND=garbage KMP_AFFINITY=garbage
-CUDA_VISIBLE_DEVICES=garbage COLUMNS=-1 TZ=Nowhere/At_all PYTHONOPTIMIZE=1"""
-PLACES = (
+INVALID_VARIABLES = (
+    "OMP_NUM_THREADS=abc",
+    "OMP_NUM_THREADS=-1",
+    "OMP_NUM_THREADS=0",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=x",
+    "HF_ENDPOINT=http://me:SECRET@localhost:9",
+    "HF_HOME=/dev/null/x",
+    "MPLBACKEND=garbage",
+    "KMP_AFFINITY=garbage",
+    "CUDA_VISIBLE_DEVICES=garbage",
+    "COLUMNS=-1",
+    "TZ=Nowhere/At_all",
+    "PYTHONOPTIMIZE=1",
+)
+SUBFOLDERS = (
     "my runs",
     'it\'s "quoted"',
     "two\nlines",
@@ -51,87 +84,83 @@ PLACES = (
     "-dash",
     "caf\udce9",
 )
-ROWS = (
-    Row("locale C, UTF8=0", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
-    Row("locale tr_TR", {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"}),
-    Row("ASCII streams", {"PYTHONIOENCODING": "ascii"}),
-    Row("umask 077", shell='umask 077; exec "$@"'),
-    Row("umask 0777", shell='umask 0777; exec "$@"'),
-    Row("HOME is not set", {"HOME": None}),
-    Row("HOME is missing", {"HOME": "/nowhere/at/all"}),
-    Row("HOME is a file", {"HOME": "/etc/passwd"}),
-    Row("TMPDIR is missing", {"TMPDIR": "/nowhere/at/all"}),
-    Row("TMPDIR is read-only", {"TMPDIR": "/mnt"}, UNSHARED.format("/mnt")),
-    Row("/dev/shm is read-only", {}, UNSHARED.format("/dev/shm")),
-    *(
-        Row(f"ulimit {limit}", shell=f'ulimit {limit}; exec "$@"')
-        for limit in ("-n 24", "-n 12", "-s 300", "-f 2")
-    ),
-    *(
-        Row(f"ulimit -v {kib}", shell=f'ulimit -v {kib}; exec "$@"')
-        for kib in (2_500_000, 1_500_000, 700_000)
-    ),
-    *(
-        Row(f"closed {what}", shell=f'exec "$@" {what}')
-        for what in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
-    ),
-    Row("full stdout", shell='exec "$@" >/dev/full'),
-    Row("Python -O", flags=("-O",)),
-    *(Row(f"in {place!r}", place=place) for place in PLACES),
-    *(
-        Row(given, dict([given.split("=", 1)]), bits=not given.startswith("OMP"))
-        for given in GARBAGE.split()
-    ),
-    *(
-        Row(f"{which.name} early", signal=which)
-        for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) * 4
-    ),
+LIMITS = ("-n 24", "-n 12", "-s 300", "-f 2", "-v 2500000", "-v 1500000", "-v 700000")
+CLOSED_STREAMS = ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def invalid_variable(assignment: str) -> Environment:
+    """Return the environment with this variable."""
+    name, value = assignment.split("=", 1)
+    is_reproducible = not name.startswith("OMP")  # Results depend on the number of threads.
+    return Environment(assignment, {name: value}, is_reproducible=is_reproducible)
+
+
+ENVIRONMENTS = (
+    Environment("locale C, UTF8=0", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    Environment("locale tr_TR", {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"}),
+    Environment("ASCII streams", {"PYTHONIOENCODING": "ascii"}),
+    Environment("umask 077", shell=f"umask 077; {RUN_COMMAND}"),
+    Environment("umask 0777", shell=f"umask 0777; {RUN_COMMAND}"),
+    Environment("HOME is not set", {"HOME": None}),
+    Environment("HOME is missing", {"HOME": "/nowhere/at/all"}),
+    Environment("HOME is a file", {"HOME": "/etc/passwd"}),
+    Environment("TMPDIR is missing", {"TMPDIR": "/nowhere/at/all"}),
+    Environment("TMPDIR is read-only", {"TMPDIR": "/mnt"}, READ_ONLY_MOUNT.format("/mnt")),
+    Environment("/dev/shm is read-only", {}, READ_ONLY_MOUNT.format("/dev/shm")),
+    *(Environment(f"ulimit {limit}", shell=f"ulimit {limit}; {RUN_COMMAND}") for limit in LIMITS),
+    *(Environment(f"closed {streams}", shell=f'exec "$@" {streams}') for streams in CLOSED_STREAMS),
+    Environment("full stdout", shell='exec "$@" >/dev/full'),
+    Environment("Python -O", python_flags=("-O",)),
+    *(Environment(f"in {folder!r}", subfolder=folder) for folder in SUBFOLDERS),
+    *(invalid_variable(assignment) for assignment in INVALID_VARIABLES),
+    *(Environment(f"{number.name} early", signal=number) for number in SIGNALS * 4),
 )
 
 
-def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """Each row once, in an order of the seed's, so that another seed's quarter is another one."""
-    commands.run_or_raise(commands.run(TRAIN, commands.copy(base, shared)))
-    wanted = commands.run_digests(shared / commands.RUN, 3)
-    commands.run_or_raise(commands.run(("prepare_data.py", *TRAIN[1:]), shared))
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[commands.Case]:
+    """Yield each environment once. The order depends on the seed, and so does each quarter."""
+    commands.run_or_raise(commands.run(("train.py", *FLAGS), commands.copy(base, shared)))
+    expected = commands.run_digests(shared / commands.RUN, STEPS)
+    commands.run_or_raise(commands.run(("prepare_data.py", *FLAGS), shared))
     subprocess.run(["rm", "-rf", str(shared / "runs")], check=True)
     may_mount = full_disk.may_mount(shared)
-    given = [path for path in shared.iterdir() if path.is_file() or path.name in ("data", "tok")]
-    rows = [row for row in ROWS if may_mount or "unshare" not in row.shell]
-    for row in rng.sample(rows, len(rows)):
-        yield row.title, partial(surrounded, row, given, wanted, rng.uniform(0.0, 4.0))
+    inputs = [path for path in shared.iterdir() if path.is_file() or path.name in ("data", "tok")]
+    environments = [item for item in ENVIRONMENTS if may_mount or "unshare" not in item.shell]
+    for environment in rng.sample(environments, len(environments)):
+        signal_delay = rng.uniform(0.0, 4.0)
+        run = partial(train_in, environment, inputs, expected, signal_delay)
+        yield commands.Case(environment.title, run)
 
 
-def surrounded(
-    row: Row, given: list[Path], wanted: dict, moment: float, folder: Path
+def train_in(
+    environment: Environment,
+    inputs: list[Path],
+    expected: dict,
+    signal_delay: float,
+    folder: Path,
 ) -> str | None:
-    """Be a case: train in these surroundings; where a signal is to come, after so many seconds."""
-    place = folder / row.place
-    place.mkdir(exist_ok=True)
-    subprocess.run(["cp", "-a", *map(str, given), str(place)], check=True)
-    variables = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        **commands.ENVIRONMENT,
-        **row.variables,
-    }
-    environment = {name: value for name, value in variables.items() if value is not None}
-    python = [
-        sys.executable,
-        *row.flags,
-        str(Path(os.environ["FAULTS_TREE"], TRAIN[0])),
-        *TRAIN[1:],
-    ]
-    started = commands.Started(
-        ["bash", "-c", row.shell, "case", *python], place, environment, program=True
-    )
-    if row.signal:
-        time.sleep(moment)
-        os.kill(started.pids[0], row.signal)
-    done = started.wait(SECONDS)
-    started.kill()  # a reader that outlives its trainer, too
-    if "SECRET" in done.stdout + done.stderr:
+    """Train in this environment. If it has a signal, send it after the delay in seconds."""
+    cwd = folder / environment.subfolder
+    cwd.mkdir(exist_ok=True)
+    subprocess.run(["cp", "-a", *map(str, inputs), str(cwd)], check=True)
+    script = str(Path(os.environ["FAULTS_TREE"], "train.py"))
+    python = [sys.executable, *environment.python_flags, script, *FLAGS]
+    command = ["bash", "-c", environment.shell, "case", *python]
+
+    running = commands.start_program(command, cwd, environment.process_variables(folder))
+    if environment.signal:
+        time.sleep(signal_delay)
+        os.kill(running.pids[0], environment.signal)
+    result = running.wait(TIMEOUT)
+    running.kill()  # Also kills a reader that outlives its trainer.
+
+    if "SECRET" in result.stdout + result.stderr:
         return "a secret of the environment is printed"
-    if row.signal and done.code in (-row.signal, 128 + row.signal):
-        return "a traceback" if "Traceback" in done.stderr else None
-    return commands.training_problem(done, place, wanted if row.bits else {}, "", steps=3)
+    number = environment.signal
+    if number and result.code in (-number, 128 + number):
+        return "a traceback" if "Traceback" in result.stderr else None
+    if not environment.is_reproducible:
+        expected = {}
+    # The message of an error need not name a culprit.
+    return commands.training_problem(result, cwd, expected, "", steps=STEPS)

@@ -1,33 +1,32 @@
-"""A Hub that fails and loses answers, while a run pushes.
+"""Push to a Hub that fails or loses responses.
 
-Training never ends for it. What is not on the Hub waits on disk, is stated, and is sent later: then the repository
-holds what a push without a problem has brought there.
+Training continues. Steps that are not on the Hub are stored on disk and reported, and can be pushed
+later. Then the repository has the same contents as without a failure.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import commands
 from fake_hub import HubServer, InjectedError
 
-ID = "me/run"
-ASKED = (
+REPO_ID = "me/run"
+REQUESTS = (
     "GET .*/refs",
     "POST /api/repos/create",
     "GET /api/models/me/run$",
     "POST .*/preupload/",
     "PUT /lfs/",
-)
-ASKED += (
     "POST .*/objects/batch",
     "POST .*/commit/",
     "POST .*/tag/",
     "GET /api/whoami",
     "POST /api/validate-yaml",
 )
-FAULTS = {
+ERRORS = {
     "500 twice": {"status": 500, "times": 2},
     "503 for good": {"status": 503, "times": 10**9},
     "403 for good": {"status": 403, "times": 10**9},
@@ -35,66 +34,94 @@ FAULTS = {
     "drop": {"kind": "drop", "times": 2},
     "lose": {"kind": "lose", "times": 1},
 }
-PUSHES = (
+PUSH = (
     *commands.TRAIN,
-    "--push_to_hub",
-    "true",
-    "--hub_model_id",
-    ID,
-    "--hub_strategy",
-    "all_checkpoints",
+    *("--push_to_hub", "true"),
+    *("--hub_model_id", REPO_ID),
+    *("--hub_strategy", "all_checkpoints"),
 )
+PUSH_PENDING = ("train.py", "--push_pending", str(commands.RUN))
 
 
-def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """Each problem at each request of a push."""
-    _, wanted = commands.finished_run(base, shared)
-    (reference := shared / "reference").mkdir()
+class PushedContents(NamedTuple):
+    """The files of the repository that every push of a run must contain, and its tags."""
+
+    files: dict[str, bytes]
+    tags: list[str]
+
+
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[commands.Case]:
+    """Yield each error for each request of a push."""
+    _, expected = commands.finished_run(base, shared)
+    reference = shared / "reference"
+    reference.mkdir()
     with HubServer() as server:
-        commands.run_or_raise(_run(commands.copy(base, reference), server, *PUSHES))
-        pushed = _pushed(server)
-    for asked in ASKED:
-        for name, problem in FAULTS.items():
-            yield f"{asked}: {name}", partial(failing, base, wanted, pushed, asked, problem)
+        result = run_with_hub(PUSH, commands.copy(base, reference), server)
+        commands.run_or_raise(result)
+        expected_push = pushed_contents(server)
+    for request in REQUESTS:
+        for name, error in ERRORS.items():
+            run = partial(push_with_error, base, expected, expected_push, request, error)
+            yield commands.Case(f"{request}: {name}", run)
 
 
-def failing(
-    base: Path, wanted: dict, pushed: tuple, asked: str, problem: dict, folder: Path
+def push_with_error(
+    base: Path,
+    expected: dict,
+    expected_push: PushedContents,
+    request: str,
+    error: dict,
+    folder: Path,
 ) -> str | None:
-    """Be a case: train and push to a Hub that answers a request so."""
+    """Train and push to a Hub that answers a request with an error."""
     commands.copy(base, folder)
     with HubServer() as server:
-        server.problems.append(InjectedError(asked, **problem))
-        done = _run(folder, server, *PUSHES)
-        early = done.code == 2 and not (folder / "runs").exists()
-        if early and (why := commands.command_problem(done, ID, "push_to_hub", "license")):
-            return why
-        if not early and (done.code != 0 or "Traceback" in done.stderr):
-            return f"the run ends with {done.code}: {done.stderr[-300:]}"
-        server.problems.clear()
-        if early:
-            done = _run(folder, server, *PUSHES)
-        if list((folder / commands.RUN / "hub").glob("step-*")):
-            if "--push_pending" not in done.stderr:
-                return "pushes wait on disk, and nothing states it"
-            done = _run(folder, server, "train.py", "--push_pending", str(commands.RUN))
-            if done.code != 0:
-                return f"--push_pending ends with {done.code}: {done.stderr[-300:]}"
-        if _pushed(server) != pushed:
-            return f"on the Hub are {sorted(server.tags(ID))}, not what a push without a problem brings"
-    return commands.difference(commands.run_digests(folder / commands.RUN), wanted)
+        server.problems.append(InjectedError(request, **error))
+        problem = train_and_push(folder, server)
+        if problem:
+            return problem
+        if pushed_contents(server) != expected_push:
+            return f"the tags are {sorted(server.tags(REPO_ID))}, or the files differ"
+    return commands.difference(commands.run_digests(folder / commands.RUN), expected)
 
 
-def _run(folder: Path, server: HubServer, *command: str) -> commands.Done:
-    return commands.run(command, folder, environment=server.environment(folder / "hf"), hasty=True)
+def train_and_push(folder: Path, server: HubServer) -> str | None:
+    """Train with an error of the Hub and then push the rest without it."""
+    result = run_with_hub(PUSH, folder, server)
+    server.problems.clear()
+    is_rejected = result.code == 2 and not (folder / "runs").exists()
+    if is_rejected:
+        problem = commands.command_problem(result, REPO_ID, "push_to_hub", "license")
+        if problem:
+            return problem
+        result = run_with_hub(PUSH, folder, server)
+    elif result.code != 0 or "Traceback" in result.stderr:
+        return f"the run ends with {result.code}: {result.stderr[-300:]}"
+
+    staged = folder / commands.RUN / "hub"
+    if list(staged.glob("step-*")):
+        if "--push_pending" not in result.stderr:
+            return "pushes are stored on disk, but no message reports it"
+        result = run_with_hub(PUSH_PENDING, folder, server)
+        if result.code != 0:
+            return f"--push_pending ends with {result.code}: {result.stderr[-300:]}"
+    return None
 
 
-def _pushed(server: HubServer) -> tuple:
-    if ID not in server.repositories:
-        return ()
-    files = {
-        name: data
-        for name, data in server.files(ID).items()
-        if name.endswith((".safetensors", "config.json"))
-    }
-    return files, sorted(server.tags(ID))
+def run_with_hub(
+    command: tuple[str, ...], folder: Path, server: HubServer
+) -> commands.CompletedCommand:
+    """Run a script with this Hub."""
+    environment = server.environment(folder / "hf")
+    return commands.run(command, folder, environment=environment, fast_waits=True)
+
+
+def pushed_contents(server: HubServer) -> PushedContents:
+    """Return the contents of the repository."""
+    if REPO_ID not in server.repositories:
+        return PushedContents({}, [])
+    files = {}
+    for name, data in server.files(REPO_ID).items():
+        if name.endswith((".safetensors", "config.json")):
+            files[name] = data
+    return PushedContents(files, sorted(server.tags(REPO_ID)))

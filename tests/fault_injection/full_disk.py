@@ -1,6 +1,8 @@
-"""A disk that is full at some byte: one line, nothing half-made, and with more space the same command resumes.
+"""Train on a disk that becomes full.
 
-The disk is a tmpfs where mounting is allowed, else the limit of a process on the size of its files.
+The run must end with an error message and without incomplete files. With more space the same
+command must resume it. The disk is a tmpfs if mounting is allowed, else a limit on the size of
+files.
 """
 
 import random
@@ -13,97 +15,119 @@ from pathlib import Path
 
 import commands
 
-FULL = ("No space left", "File too large", "space", "disk")
+MESSAGES = ("No space left", "File too large", "space", "disk")
+DISK_SIZE = "64m"
 
 
-def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """40 runs on disks that hold a part of what they write; 16 whose disk another program fills for a while."""
-    whole, wanted = commands.finished_run(base, shared)
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[commands.Case]:
+    """Yield 40 runs on small disks, and 16 runs whose disk is full for some time."""
+    whole, expected = commands.finished_run(base, shared)
     sizes = [path.stat().st_size for path in whole.rglob("*") if path.is_file()]
-    mounts = may_mount(shared)
+    can_mount = may_mount(shared)
     for _ in range(40):
         share = rng.random()
-        small = partial(mounted, partial(too_small, int(share * 1.3 * sum(sizes))))
-        hit = small if mounts else partial(limited, int(share * 1.2 * max(sizes)))
-        yield f"{share:.0%} of the disk", partial(hit, base, wanted)
-    for _ in range(16 if mounts else 0):
-        begin, length = rng.uniform(0.1, 2.5), rng.uniform(0.05, 0.6)
-        hit = partial(mounted, partial(filled, begin, length), base, wanted)
-        yield f"filled after {begin:.1f} s for {length:.1f} s", hit
+        if can_mount:
+            train = partial(train_on_small_disk, int(share * 1.3 * sum(sizes)))
+            run = partial(run_on_own_disk, train, base, expected)
+        else:
+            run = partial(run_with_size_limit, int(share * 1.2 * max(sizes)), base, expected)
+        yield commands.Case(f"{share:.0%} of the disk", run)
+    if not can_mount:
+        return
+    for _ in range(16):
+        delay = rng.uniform(0.1, 2.5)
+        duration = rng.uniform(0.05, 0.6)
+        train = partial(train_on_temporarily_full_disk, delay, duration)
+        run = partial(run_on_own_disk, train, base, expected)
+        yield commands.Case(f"filled after {delay:.1f} s for {duration:.1f} s", run)
 
 
-def mounted(hit: Callable, base: Path, wanted: dict, folder: Path) -> str | None:
-    """Be a case on a disk of its own: a run that the disk may end, then, with more space, the same command again."""
-    mount(folder, "64m")
+def run_on_own_disk(
+    train: Callable[[Path], commands.CompletedCommand],
+    base: Path,
+    expected: dict,
+    folder: Path,
+) -> str | None:
+    """Train on a mounted disk that becomes full, and again with more space."""
+    mount(folder, DISK_SIZE)
     try:
         commands.copy(base, folder)
-        done = hit(folder)
-        mount(folder, "64m", "remount,")
-        return _resumes(done, wanted, folder)
+        result = train(folder)
+        resize(folder, DISK_SIZE)
+        return resume_problem(result, expected, folder)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-def limited(most: int, base: Path, wanted: dict, folder: Path) -> str | None:
-    """Be a case whose files grow to a number of bytes at most."""
-    done = commands.run(commands.TRAIN, commands.copy(base, folder), file_bytes=max(1, most))
-    return _resumes(done, wanted, folder)
+def run_with_size_limit(max_bytes: int, base: Path, expected: dict, folder: Path) -> str | None:
+    """Train with a limit on the size of each file, and again without it."""
+    commands.copy(base, folder)
+    result = commands.run(commands.TRAIN, folder, file_bytes=max(1, max_bytes))
+    return resume_problem(result, expected, folder)
 
 
-def too_small(more: int, folder: Path) -> commands.Done:
-    """Run where so many bytes are free."""
-    used = subprocess.run(
-        ["df", "-B1", "--output=used", folder], capture_output=True, text=True, check=True
-    ).stdout
-    mount(folder, str(int(used.split()[1]) + more), "remount,")
+def train_on_small_disk(free_bytes: int, folder: Path) -> commands.CompletedCommand:
+    """Train with this many free bytes."""
+    command = ["df", "-B1", "--output=used", str(folder)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    _, used_bytes = output.split()
+    resize(folder, str(int(used_bytes) + free_bytes))
     return commands.run(commands.TRAIN, folder)
 
 
-def filled(begin: float, length: float, folder: Path) -> commands.Done:
-    """Run while another program fills the disk for a while."""
-    mount(folder, "16m", "remount,")
-    filler = threading.Thread(target=_fill, args=(folder / "another-programs-file", begin, length))
+def train_on_temporarily_full_disk(
+    delay: float, duration: float, folder: Path
+) -> commands.CompletedCommand:
+    """Train while another program fills the disk for some time."""
+    resize(folder, "16m")
+    filler = threading.Thread(target=fill_disk, args=(folder / "filler", delay, duration))
     filler.start()
-    done = commands.run(commands.TRAIN, folder)
+    result = commands.run(commands.TRAIN, folder)
     filler.join()
-    return done
+    return result
 
 
-def mount(folder: Path, size: str, how: str = "") -> None:
-    """Mount a tmpfs of this size, or give it this size."""
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"{how}size={size}", "tmpfs", str(folder)], check=True
-    )
-
-
-def may_mount(folder: Path) -> bool:
-    """Return whether this user may mount a tmpfs."""
-    (place := folder / "mount").mkdir()
-    done = (
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True
-        ).returncode
-        == 0
-    )
-    if done:
-        subprocess.run(["umount", str(place)], check=True)
-    return done
-
-
-def _resumes(done: commands.Done, wanted: dict, folder: Path) -> str | None:
-    if done.code and (why := commands.command_problem(done, *FULL)):
-        return why
-    if "Traceback" in done.stderr:
-        return "success, with a traceback"
-    return commands.training_problem(commands.run(commands.TRAIN, folder), folder, wanted)
-
-
-def _fill(path: Path, begin: float, length: float) -> None:
-    time.sleep(begin)
+def fill_disk(path: Path, delay: float, duration: float) -> None:
+    """After a delay write a file until the disk is full, and delete it after some seconds."""
+    time.sleep(delay)
     try:
         with open(path, "wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
     except OSError:
-        time.sleep(length)
+        time.sleep(duration)
     path.unlink()
+
+
+def mount(folder: Path, size: str) -> None:
+    """Mount a tmpfs of this size."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    subprocess.run(command, check=True)
+
+
+def resize(folder: Path, size: str) -> None:
+    """Change the size of a mounted tmpfs."""
+    command = ["mount", "-t", "tmpfs", "-o", f"remount,size={size}", "tmpfs", str(folder)]
+    subprocess.run(command, check=True)
+
+
+def may_mount(folder: Path) -> bool:
+    """Return whether this user may mount a tmpfs."""
+    mount_point = folder / "mount"
+    mount_point.mkdir()
+    command = ["mount", "-t", "tmpfs", "tmpfs", str(mount_point)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        return False
+    subprocess.run(["umount", str(mount_point)], check=True)
+    return True
+
+
+def resume_problem(result: commands.CompletedCommand, expected: dict, folder: Path) -> str | None:
+    """Check the result on the full disk, resume the run, and check the result."""
+    if result.code != 0:
+        problem = commands.command_problem(result, *MESSAGES)
+        if problem:
+            return problem
+    if "Traceback" in result.stderr:
+        return "success, with a traceback"
+    return commands.training_problem(commands.run(commands.TRAIN, folder), folder, expected)

@@ -1,4 +1,4 @@
-"""A fresh machine gets a whole checkpoint from the Hub, or a reason."""
+"""Fetch a complete checkpoint from the Hub, or report why it is impossible."""
 
 import json
 import os
@@ -10,16 +10,17 @@ from huggingface_hub import constants
 from push_helpers import ENDPOINTS, REPO_ID, checkpoint_files, pushed_files, stage_pushes, step_tag
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
-from ursa_minor.hub import pull as fetching
-from ursa_minor.hub import push
+from ursa_minor.hub import pull, push
 
 pytest_plugins = ["push_helpers"]
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
+# The Hub's client uploads LFS objects with a deprecated option of httpx.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")
+MANIFEST = "last-checkpoint/manifest.json"
 
 
 @pytest.fixture
 def pushed(server, pending):
-    """A repository with steps 5 and 12, each with its checkpoint as the last one."""
+    """Push steps 5 and 12, each with its checkpoint as the last one, and return the server."""
     stage_pushes(pending, 5, 12)
     push.push_pending(pending)
     server.requests.clear()
@@ -27,149 +28,220 @@ def pushed(server, pending):
 
 
 @pytest.fixture
-def new(tmp_path) -> Path:
-    """The run folder of a fresh machine."""
+def new_run(tmp_path) -> Path:
+    """Return the run folder of another machine. It does not exist yet."""
     return tmp_path / "new"
 
 
-def fetch(new: Path, source: str = f"hub://{REPO_ID}") -> Path:
-    return fetching.fetch_checkpoint(source, new / "checkpoints", new)
+def fetch(run_dir: Path, source: str = f"hub://{REPO_ID}", *, missing_ok: bool = False):
+    """Fetch a checkpoint into a run folder and return its path."""
+    return pull.fetch_checkpoint(source, run_dir / "checkpoints", run_dir, missing_ok=missing_ok)
 
 
-def held(path: Path) -> dict[str, bytes]:
+def folder_contents(path: Path) -> dict[str, bytes]:
+    """Return the files of a folder by name."""
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def last(server) -> dict[str, bytes]:
-    """The files of the newest commit, by name; what is changed there is changed on the Hub."""
+def files_on_hub(server) -> dict[str, bytes]:
+    """Return the files of the newest commit. Changes of this dictionary change the Hub."""
     return server.repositories[REPO_ID].commits[-1].files
 
 
-def test_newest_checkpoint_is_fetched_whole_with_its_log_and_not_again(pushed, new):
-    path = fetch(new)
-    assert path == new / "checkpoints" / step_tag(12) and held(path) == checkpoint_files(12)
-    assert (new / "metrics.jsonl").read_bytes() == pushed_files(12)["metrics.jsonl"]
-    assert os.listdir(new / "checkpoints") == [step_tag(12)]
-    (new / "metrics.jsonl").write_text("mine")
+def test_newest_checkpoint_is_fetched_with_metrics(pushed, new_run):
+    path = fetch(new_run)
+
+    assert path == new_run / "checkpoints" / step_tag(12)
+    assert folder_contents(path) == checkpoint_files(12)
+    assert (new_run / "metrics.jsonl").read_bytes() == pushed_files(12)["metrics.jsonl"]
+    assert os.listdir(new_run / "checkpoints") == [step_tag(12)]
+
+
+def test_existing_files_are_not_fetched_again(pushed, new_run):
+    fetch(new_run)
+    (new_run / "metrics.jsonl").write_text("mine")
     pushed.requests.clear()
-    assert held(fetch(new)) == checkpoint_files(12)
-    assert not pushed.count("safetensors") and (new / "metrics.jsonl").read_text() == "mine"
-    (path / "model.safetensors").write_bytes(b"another run's")
-    with pytest.raises(
-        BadInput, match=f"{step_tag(12)}/model.safetensors has 13 bytes.*Move the folder"
-    ):
-        fetch(new)
-    assert (path / "model.safetensors").read_bytes() == b"another run's"
+
+    path = fetch(new_run)
+
+    assert folder_contents(path) == checkpoint_files(12)
+    assert (new_run / "metrics.jsonl").read_text() == "mine"
+    assert not pushed.count("safetensors")
 
 
-def test_checkpoint_of_a_tag_or_a_commit_is_fetched_and_of_all_checkpoints_the_newest(
-    server, pending, new, tmp_path
-):
+def test_checkpoint_of_other_run_is_not_replaced(pushed, new_run):
+    model = fetch(new_run) / "model.safetensors"
+    model.write_bytes(b"another run's")
+
+    with pytest.raises(BadInput) as caught:
+        fetch(new_run)
+
+    message = str(caught.value)
+    assert f"{step_tag(12)}/model.safetensors" in message
+    assert "13 bytes" in message
+    assert "Move the folder" in message
+    assert model.read_bytes() == b"another run's"
+
+
+@pytest.fixture
+def pushed_checkpoints(server, pending):
+    """Push steps 5 and 12 with all_checkpoints, and return the server."""
     for step in (5, 12):
         stage_pushes(pending, step, within=f"checkpoints/{step_tag(step)}")
     push.push_pending(pending)
-    assert held(fetch(new)) == checkpoint_files(12)
-    for number, revision in enumerate(
-        (step_tag(5), server.repositories[REPO_ID].tags[step_tag(5)])
-    ):
-        assert held(
-            fetch(tmp_path / str(number), f"hub://{REPO_ID}@{revision}")
-        ) == checkpoint_files(5)
-    last(server)[f"checkpoints/{step_tag(12)}/manifest.json"] = checkpoint_files(5)[
-        "manifest.json"
-    ]  # of another folder
-    with pytest.raises(
-        BadInput, match=f"{step_tag(12)}/manifest.json in the repository is damaged"
-    ):
-        fetch(new)
+    return server
 
 
-def test_damaged_or_missing_file_is_found_and_nothing_of_it_is_kept(pushed, new):
+def test_newest_of_all_checkpoints_is_fetched(pushed_checkpoints, new_run):
+    assert folder_contents(fetch(new_run)) == checkpoint_files(12)
+
+
+@pytest.mark.parametrize("is_tag", [True, False], ids=["tag", "commit"])
+def test_checkpoint_of_revision_is_fetched(pushed_checkpoints, new_run, is_tag):
+    revision = step_tag(5)
+    if not is_tag:
+        revision = pushed_checkpoints.repositories[REPO_ID].tags[revision]
+
+    path = fetch(new_run, f"hub://{REPO_ID}@{revision}")
+
+    assert folder_contents(path) == checkpoint_files(5)
+
+
+def test_manifest_of_other_step_is_rejected(pushed_checkpoints, new_run):
+    name = f"checkpoints/{step_tag(12)}/manifest.json"
+    files_on_hub(pushed_checkpoints)[name] = checkpoint_files(5)["manifest.json"]
+
+    with pytest.raises(BadInput) as caught:
+        fetch(new_run)
+
+    message = str(caught.value)
+    assert f"{step_tag(12)}/manifest.json" in message
+    assert "damaged" in message
+
+
+def test_missing_or_damaged_file_is_reported(pushed, new_run):
+    files = files_on_hub(pushed)
     for name in ("optimizer.safetensors", "state.json"):
-        good = last(pushed).pop(f"last-checkpoint/{name}")
-        with pytest.raises(BadInput, match=f"hub://{REPO_ID}: HTTP status 404"):
-            fetch(new)
-        last(pushed)[f"last-checkpoint/{name}"] = good[:-1] + bytes([good[-1] ^ 1])
-        with pytest.raises(
-            BadInput, match=f"{name} is .*Run the same command again, or use another revision"
-        ):
-            fetch(new)
-        assert not os.listdir(new / "checkpoints")
-        last(pushed)[f"last-checkpoint/{name}"] = good
-    assert held(fetch(new)) == checkpoint_files(12)
-    stated = json.loads(last(pushed)["last-checkpoint/manifest.json"])
-    for change in (
-        {"step": "../x"},
-        {"step": 10**9},
-        {"files": {}},
-        None,
-    ):  # none, or of a step that no checkpoint has
-        last(pushed)["last-checkpoint/manifest.json"] = json.dumps(
-            change and stated | change
-        ).encode()
-        with pytest.raises(BadInput, match="last-checkpoint/manifest.json in the .* is damaged"):
-            fetch(new.with_name("other"))
+        data = files.pop(f"last-checkpoint/{name}")
+        with pytest.raises(BadInput) as caught:
+            fetch(new_run)
+        assert f"hub://{REPO_ID}" in str(caught.value)
+        assert "404" in str(caught.value)
+
+        files[f"last-checkpoint/{name}"] = data[:-1] + bytes([data[-1] ^ 1])
+        with pytest.raises(BadInput) as caught:
+            fetch(new_run)
+        assert name in str(caught.value)
+        assert "Run the same command again, or use another revision" in str(caught.value)
+        assert not os.listdir(new_run / "checkpoints")
+        files[f"last-checkpoint/{name}"] = data
+
+    assert folder_contents(fetch(new_run)) == checkpoint_files(12)
 
 
-def test_address_without_a_checkpoint_no_token_and_no_network_are_refused_with_a_remedy(
-    pushed, new, monkeypatch
-):
-    for source, words in [
-        ("hub://me/nothing", "HTTP status 404: Repository not found.*hf auth login"),
-        (f"hub://{REPO_ID}@step-00000009", "HTTP status 404: Invalid rev id.*the revision"),
-        ("hub://run", "this is not an address on the Hub. Use hub://OWNER/NAME"),
-        ("hub://me/a..b", "HFValidationError: .*Check the id"),
-    ]:
-        with pytest.raises(BadInput, match=f"^resume_from_checkpoint = {source}: .*{words}"):
-            fetch(new, source)
+def test_damaged_manifest_is_reported(pushed, new_run):
+    files = files_on_hub(pushed)
+    manifest = json.loads(files[MANIFEST])
+    outside_folder = manifest | {"step": "../x"}
+    impossible_step = manifest | {"step": 10**9}
+    no_files = manifest | {"files": {}}
+
+    for damaged in (outside_folder, impossible_step, no_files, None):
+        files[MANIFEST] = json.dumps(damaged).encode()
+        with pytest.raises(BadInput) as caught:
+            fetch(new_run)
+        assert MANIFEST in str(caught.value)
+        assert "damaged" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem", "fix"),
+    [
+        ("hub://me/nothing", "HTTP status 404: Repository not found", "hf auth login"),
+        (f"hub://{REPO_ID}@step-00000009", "HTTP status 404: Invalid rev id", "revision"),
+        ("hub://run", "not an address on the Hub", "hub://OWNER/NAME"),
+        ("hub://me/a..b", "HFValidationError", "Check the id"),
+    ],
+    ids=["no repository", "no revision", "no owner", "invalid id"],
+)
+def test_source_without_checkpoint_is_rejected(pushed, new_run, source, problem, fix):
+    with pytest.raises(BadInput) as caught:
+        fetch(new_run, source)
+
+    message = str(caught.value)
+    assert message.startswith(f"resume_from_checkpoint = {source}: ")
+    assert problem in message
+    assert fix in message
+    assert not new_run.exists()
+
+
+def test_fetch_needs_token_and_network(pushed, new_run, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(BadInput, match="HTTP status 401.*hf auth login, or HF_TOKEN"):
-        fetch(new)
+    with pytest.raises(BadInput, match="hf auth login, or HF_TOKEN"):
+        fetch(new_run)
+
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(BadInput, match="OfflineModeIsEnabled.*HF_HUB_OFFLINE"):
-        fetch(new)
-    assert not new.exists()
+    with pytest.raises(BadInput, match="HF_HUB_OFFLINE"):
+        fetch(new_run)
+
+    assert not new_run.exists()
 
 
-def test_fetch_that_gave_up_goes_on_from_what_it_has_and_survives_a_hub_that_is_down_for_a_while(
-    pushed, new
-):
+def test_interrupted_fetch_continues_after_outage(pushed, new_run):
     pushed.problems = [InjectedError("GET .*optimizer", 10**6)]
     with pytest.raises(TrainingStopped, match=r"HTTP status 503.*\. The same command resumes"):
-        fetch(new)
-    problems = ((ENDPOINTS["info"], "status"), ("GET .*metrics", "status"), ("GET .*state", "drop"))
+        fetch(new_run)
+    # The Hub fails more often than its client retries. A checkpoint is complete without metrics.
     pushed.problems = [
-        InjectedError(match, 6, kind) for match, kind in problems
-    ]  # down for a while
+        InjectedError(ENDPOINTS["info"], 6, "status"),
+        InjectedError("GET .*metrics", 6, "status"),
+        InjectedError("GET .*state", 6, "drop"),
+    ]
+    del files_on_hub(pushed)["metrics.jsonl"]
     pushed.requests.clear()
-    del last(pushed)["metrics.jsonl"]  # a checkpoint without its log is one
-    assert held(fetch(new)) == checkpoint_files(12) and not (new / "metrics.jsonl").exists()
-    assert not pushed.count("GET .*last-checkpoint/model.safetensors") and os.listdir(
-        new / "checkpoints"
-    ) == [step_tag(12)]
+
+    path = fetch(new_run)
+
+    assert folder_contents(path) == checkpoint_files(12)
+    assert not pushed.count("GET .*last-checkpoint/model.safetensors")
+    assert not (new_run / "metrics.jsonl").exists()
+    assert os.listdir(new_run / "checkpoints") == [step_tag(12)]
 
 
-def test_a_run_that_pushes_there_begins_where_nothing_was_pushed_and_nowhere_else(
-    server, pending, new, monkeypatch
-):
-    def begins(repo_id: str) -> bool:
-        return (
-            fetching.fetch_checkpoint(f"hub://{repo_id}", new / "checkpoints", new, missing_ok=True)
-            is None
-        )
+def test_missing_repository_starts_new_run(server, new_run):
+    assert fetch(new_run, missing_ok=True) is None
+    assert not new_run.exists()
 
-    assert begins(REPO_ID)  # there is no such repository
-    server.make("me/by-hand").commits[-1].files["README.md"] = b"soon"
-    assert begins("me/by-hand")
+
+def test_repository_without_pushes_starts_new_run(server, new_run):
+    server.make(REPO_ID).commits[-1].files["README.md"] = b"soon"
+
+    assert fetch(new_run, missing_ok=True) is None
+    assert not new_run.exists()
+
+
+def test_push_without_checkpoint_starts_no_run(server, pending, new_run):
     stage_pushes(pending, 5, within=None)
     push.push_pending(pending)
+
     with pytest.raises(BadInput, match="contains no full checkpoint"):
-        begins(REPO_ID)
+        fetch(new_run, missing_ok=True)
+    assert not new_run.exists()
+
+
+def test_unavailable_hub_starts_no_run(server, new_run):
     server.problems.append(InjectedError("GET /api/models/", times=float("inf"), status=503))
-    with pytest.raises(TrainingStopped, match="503"):  # it may hold a step
-        begins("me/nothing")
-    server.problems.clear()
+
+    # The repository may contain a checkpoint.
+    with pytest.raises(TrainingStopped, match="503"):
+        fetch(new_run, "hub://me/nothing", missing_ok=True)
+    assert not new_run.exists()
+
+
+def test_missing_token_starts_no_run(server, new_run, monkeypatch):
+    server.make(REPO_ID)
     monkeypatch.delenv("HF_TOKEN")
+
     with pytest.raises(BadInput, match="HTTP status 401"):
-        begins(REPO_ID)
-    assert not new.exists()
+        fetch(new_run, missing_ok=True)
+    assert not new_run.exists()

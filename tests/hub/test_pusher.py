@@ -1,4 +1,4 @@
-"""Pushes are sent in the background of training: which are replaced, and when a failed one is sent again."""
+"""Pushes are sent in the background. Newer pushes replace waiting ones, and failed pushes wait."""
 
 import os
 import shutil
@@ -21,42 +21,51 @@ from ursa_minor.base import files
 from ursa_minor.hub import client, push
 
 pytest_plugins = ["push_helpers"]
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
+# The Hub's client uploads LFS objects with a deprecated option of httpx.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")
 
 
 @pytest.fixture
 def pusher(server, pending) -> push.PushQueue:
+    """Start a queue without staged pushes."""
     pusher = push.PushQueue(pending)
     pusher.start()
-    # Otherwise this first attempt could send what the test stages, in addition to its own attempt.
-    wait_until(lambda: not push.is_uploading())
+    # Otherwise this first attempt could send pushes that the test stages.
+    wait_until_idle()
     return pusher
 
 
 @pytest.fixture
 def hanging(server) -> HubServer:
-    """The Hub does not answer the next upload until its ``ending`` is set."""
+    """Return a Hub that does not answer the next upload until its ``ending`` is set."""
     server.problems = [InjectedError(ENDPOINTS["put"], 1, "hang")]
     return server
 
 
+def wait_until_idle() -> None:
+    """Wait until no push is being sent."""
+    wait_until(lambda: not push.is_uploading())
+
+
 def wait_for_upload(server) -> None:
+    """Wait until the server has received an upload."""
     wait_until(lambda: server.count(ENDPOINTS["put"]))
 
 
-def wait_for_failures(caplog, count: int = 1) -> None:
-    wait_until(lambda: caplog.text.count("is not on the Hub") == count and not push.is_uploading())
+def wait_for_failure(caplog) -> None:
+    """Wait until a failed push is logged and no push is being sent."""
+    wait_until(lambda: "is not on the Hub" in caplog.text)
+    wait_until_idle()
 
 
-def test_newer_push_replaces_the_waiting_one(hanging, pusher, pending, tmp_path, caplog):
+def test_newer_push_replaces_waiting_push(hanging, pusher, pending, tmp_path, caplog):
     for step in (1, 2, 3):
         submit_step(pusher, tmp_path, step)
         wait_for_upload(hanging)
+
     assert staged_names(pending) == [step_tag(1), step_tag(3)]
-    assert (
-        f"hub      {step_tag(2)} was replaced by {step_tag(3)} before it was sent"
-        in caplog.messages
-    )
+    (message,) = [line for line in caplog.messages if "replaced" in line]
+    assert f"{step_tag(2)} was replaced by {step_tag(3)}" in message
     hanging.ending.set()
     assert pusher.wait(20) == 0
     assert_pushed(hanging, pending, 1, 3)
@@ -66,63 +75,77 @@ def test_push_with_keep_is_not_replaced(hanging, pusher, pending, tmp_path):
     for step in (1, 2, 3):
         submit_step(pusher, tmp_path, step, keep=True)
         wait_for_upload(hanging)
+
     hanging.ending.set()
     assert pusher.wait(20) == 0
     assert_pushed(hanging, pending, 1, 2, 3)
 
 
-def test_older_step_does_not_replace_the_push_being_sent(hanging, pusher, pending, tmp_path):
+def test_older_step_does_not_replace_current_push(hanging, pusher, pending, tmp_path):
     submit_step(pusher, tmp_path, 9)
     wait_for_upload(hanging)
-    submit_step(pusher, tmp_path, 5)  # the run went back to an earlier checkpoint
+
+    submit_step(pusher, tmp_path, 5)  # the run was resumed from an earlier checkpoint
+
     assert staged_names(pending) == [step_tag(5), step_tag(9)]
     hanging.ending.set()
     assert pusher.wait(20) == 0
     assert hanging.titles(REPO_ID) == [commit_title(5), commit_title(9)]
 
 
-def test_push_that_another_process_sends_is_not_replaced(pusher, pending, tmp_path):
-    wait_until(lambda: not push.is_uploading())
+def test_push_of_other_process_is_not_replaced(pusher, pending, tmp_path):
     stage_pushes(pending, 1, 2)
+
     with files.locked(pending / ".lock", "busy"):
         submit_step(pusher, tmp_path, 3)
-        wait_until(lambda: not push.is_uploading())
+        wait_until_idle()
+
     assert staged_names(pending) == [step_tag(1), step_tag(3)]
 
 
-def test_step_that_is_staged_is_not_staged_again(hanging, pusher, pending, tmp_path):
+def test_staged_step_is_not_staged_again(hanging, pusher, pending, tmp_path):
     submit_step(pusher, tmp_path, 1)
     wait_for_upload(hanging)
+
     pusher.submit(push.Push(1, REPO_ID, True, "another title", False), "", {})
+
     hanging.ending.set()
     assert pusher.wait(20) == 0
     assert_pushed(hanging, pending, 1)
 
 
-def test_failed_push_is_sent_with_the_next_one(server, pusher, pending, tmp_path, caplog):
+def test_failed_push_is_sent_with_next_one(server, pusher, pending, tmp_path, caplog):
     server.problems = [InjectedError(ENDPOINTS["commit"], 1, status=403)]
     submit_step(pusher, tmp_path, 1)
-    wait_for_failures(caplog)
-    assert staged_names(pending) == [step_tag(1)] and not server.tags(REPO_ID)
+    wait_for_failure(caplog)
+    assert staged_names(pending) == [step_tag(1)]
+    assert not server.tags(REPO_ID)
+
     submit_step(pusher, tmp_path, 2)
-    wait_until(lambda: not push.is_uploading())
+    wait_until_idle()
+
     assert_pushed(server, pending, 1, 2)
 
 
-def test_failed_push_is_sent_again_at_the_end(server, pusher, pending, tmp_path, caplog):
+def test_failed_push_is_sent_again_by_wait(server, pusher, pending, tmp_path, caplog):
     server.problems = [InjectedError(ENDPOINTS["commit"], 1, status=403)]
     submit_step(pusher, tmp_path, 1)
-    wait_for_failures(caplog)
-    assert pusher.wait(20) == 0
+    wait_for_failure(caplog)
+
+    remaining = pusher.wait(20)
+
+    assert remaining == 0
     assert_pushed(server, pending, 1)
 
 
-def test_pushes_wait_behind_a_failed_one(server, pusher, pending, tmp_path, caplog):
+def test_pushes_wait_behind_failed_push(server, pusher, pending, tmp_path, caplog):
     server.problems = [InjectedError(ENDPOINTS["commit"], 10**6, status=403)]
     submit_step(pusher, tmp_path, 1)
-    wait_for_failures(caplog)
+    wait_for_failure(caplog)
+
     for step in (2, 3):
         submit_step(pusher, tmp_path, step)
+
     assert pusher.wait(20) == 2
     assert staged_names(pending) == [step_tag(1), step_tag(3)]
     assert caplog.text.count("is not on the Hub") == 1  # the same failure is logged once
@@ -131,26 +154,29 @@ def test_pushes_wait_behind_a_failed_one(server, pusher, pending, tmp_path, capl
     assert_pushed(server, pending, 1, 3)
 
 
-def test_hub_that_is_back_gets_what_is_staged(
+def test_push_after_outage_sends_staged_pushes(
     server, pusher, pending, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(client, "DEADLINE_SECONDS", 10)
     server.problems = [InjectedError(ENDPOINTS["refs"], 10**6)]
     submit_step(pusher, tmp_path, 1)
-    wait_for_failures(caplog)
+    wait_for_failure(caplog)
+    assert step_tag(1) in caplog.messages[0]
+    assert "HTTP status 503: injected" in caplog.messages[0]
+
     server.problems.clear()
     submit_step(pusher, tmp_path, 2)
+
     assert pusher.wait(20) == 0
-    assert caplog.messages[0].startswith(
-        f"hub      {step_tag(1)} is not on the Hub: HTTP status 503: injected."
-    )
     assert_pushed(server, pending, 1, 2)
 
 
 def test_silent_hub_delays_neither_submit_nor_wait(server, pusher, pending, tmp_path):
     server.problems = [InjectedError(".*", 10**6, "hang")]
+
     for step in (1, 2):
         submit_step(pusher, tmp_path, step)
+
     assert pusher.wait(0.1) == 2
     assert push.is_uploading()
     server.problems.clear()
@@ -160,59 +186,73 @@ def test_silent_hub_delays_neither_submit_nor_wait(server, pusher, pending, tmp_
     assert_pushed(server, pending, 1, 2)
 
 
-def test_wait_ends_when_the_user_gives_up(hanging, pusher, tmp_path):
+def test_wait_ends_when_user_gives_up(hanging, pusher, tmp_path):
     submit_step(pusher, tmp_path, 1)
-    assert pusher.wait(10**6, give_up=lambda: True) == 1
+
+    remaining = pusher.wait(10**6, give_up=lambda: True)
+
+    assert remaining == 1
     hanging.ending.set()
     assert pusher.wait(20) == 0
 
 
-def test_checkpoint_may_be_deleted_while_it_is_sent(hanging, pusher, pending, tmp_path):
+def test_checkpoint_may_be_deleted_during_push(hanging, pusher, pending, tmp_path):
     submit_step(pusher, tmp_path, 1)
     wait_for_upload(hanging)
+
     shutil.rmtree(tmp_path / "1")
+
     hanging.ending.set()
     assert pusher.wait(20) == 0
     assert_pushed(hanging, pending, 1)
 
 
 def test_full_disk_leaves_nothing_staged(server, pusher, pending, tmp_path, monkeypatch):
-    def fail(*_):
+    def raise_disk_full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copyfile", fail)
+    monkeypatch.setattr(shutil, "copyfile", raise_disk_full)
+
     with pytest.raises(OSError, match="No space left"):
         submit_step(pusher, tmp_path, 1)
+
     assert pusher.wait(20) == 0
-    assert os.listdir(pending) == [] and not server.requests
+    assert os.listdir(pending) == []
+    assert not server.requests
 
 
-def test_start_sends_what_an_earlier_process_staged(server, pending):
+def test_start_sends_pushes_of_earlier_process(server, pending):
     stage_pushes(pending, 1)
-    shutil.copytree(
-        pending / step_tag(1), pending / f".{step_tag(2)}.tmp-0123abcd"
-    )  # killed while it staged this
+    # The process was killed while it staged step 2.
+    shutil.copytree(pending / step_tag(1), pending / f".{step_tag(2)}.tmp-0123abcd")
     pusher = push.PushQueue(pending)
+
     pusher.start()
+
     assert pusher.wait(20) == 0
     assert_pushed(server, pending, 1)
 
 
-def test_pushes_stay_staged_while_another_process_sends(server, pending):
+def test_pushes_stay_staged_while_other_process_sends(server, pending):
     stage_pushes(pending, 1)
+
     with files.locked(pending / ".lock", "busy"):
-        assert push.PushQueue(pending).wait(20) == 1
+        remaining = push.PushQueue(pending).wait(20)
+
+    assert remaining == 1
     assert not server.requests
 
 
 def test_deleted_staging_folder_is_created_again(server, pusher, pending, tmp_path):
-    wait_until(lambda: not push.is_uploading())
     shutil.rmtree(pending)
+
     submit_step(pusher, tmp_path, 1)
+
     assert pusher.wait(20) == 0
     assert_pushed(server, pending, 1)
 
 
 def test_deleted_run_folder_raises_no_error(pusher, pending):
     shutil.rmtree(pending.parent)
+
     assert pusher.wait(20) == 0

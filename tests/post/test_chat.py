@@ -1,6 +1,7 @@
-"""Chat tokens in the padding, a template that marks the assistant's words, and a conversation that fits the context."""
+"""Chat: its tokens, its template, and a conversation that fits into the context."""
 
 import logging
+from typing import NamedTuple
 
 import odd_tokenizers
 import pytest
@@ -16,132 +17,186 @@ from ursa_minor.post import chat
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz \n"
 GREEDY = sampling.Sampling(max_new_tokens=20, temperature=0.0, top_k=0, top_p=1.0, seed=1)
-SAID = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "hello"}]
+MESSAGES = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "hello"}]
 
 
-def pair(characters=LETTERS, **shape):
+def make_model(characters=LETTERS, **changes):
+    """Return a small model without chat, and its tokenizer."""
     tokenizer = tokenization.make_characters([characters])
-    model = stock_copy(randomize_weights(build_small_model(**{"sequence_length": 64} | shape)))
+    shape = {"sequence_length": 64} | changes
+    model = stock_copy(randomize_weights(build_small_model(**shape)))
     model.generation_config.suppress_tokens = list(range(len(tokenizer), model.config.vocab_size))
     return model, tokenizer
 
 
-def chatty(**shape):
-    model, tokenizer = pair(**shape)
+def make_chat_model(**changes):
+    """Return a small model with chat, and its tokenizer."""
+    model, tokenizer = make_model(**changes)
     chat.add_chat(model, tokenizer)
     return model, tokenizer
 
 
-def test_the_tokens_take_padding_rows_and_the_model_keeps_its_size(tmp_path):
-    model, tokenizer = pair()
-    before, rows = (
-        {name: value.clone() for name, value in model.state_dict().items()},
-        len(tokenizer),
-    )
+def test_chat_tokens_take_padding_rows(tmp_path):
+    model, tokenizer = make_model()
+    num_used = len(tokenizer)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
     chat.add_chat(model, tokenizer)
     stock_export.write(model, tmp_path / "chat", tokenizer)
-    loaded, named = (
-        kind.from_pretrained(tmp_path / "chat") for kind in (AutoModelForCausalLM, AutoTokenizer)
-    )
-    new = [named.convert_tokens_to_ids(token) for token in (chat.BEGIN, chat.END, chat.PAD)]
-    assert sorted(new) == [rows, rows + 1, rows + 2] and loaded.config.vocab_size == 64
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "chat")
+    loaded_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "chat")
+
+    new_ids = loaded_tokenizer.convert_tokens_to_ids([chat.BEGIN, chat.END, chat.PAD])
+    assert sorted(new_ids) == [num_used, num_used + 1, num_used + 2]
+    assert loaded.config.vocab_size == 64
     after = loaded.state_dict()
     for name, value in before.items():
-        same = torch.ones(len(value), dtype=torch.bool)
-        same[rows : rows + 3] = not name.endswith(("wte.weight", "lm_head.weight"))
-        assert torch.equal(after[name][same], value[same]), name
-    mean = before["transformer.wte.weight"][:rows].mean(0)
-    assert torch.allclose(after["transformer.wte.weight"][new], mean.expand(3, -1))
-    generation = loaded.generation_config
-    assert generation.eos_token_id == sorted([named.eos_token_id, new[1]])
-    assert generation.pad_token_id == named.pad_token_id == new[2] != named.eos_token_id
-    assert generation.suppress_tokens == list(range(rows + 3, 64))
+        is_unchanged = torch.ones(len(value), dtype=torch.bool)
+        if name.endswith(("wte.weight", "lm_head.weight")):
+            is_unchanged[new_ids] = False
+        assert torch.equal(after[name][is_unchanged], value[is_unchanged]), name
+    mean = before["transformer.wte.weight"][:num_used].mean(0)
+    assert torch.allclose(after["transformer.wte.weight"][new_ids], mean.expand(3, -1))
 
 
-def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
-    _, tokenizer = chatty()
-    text = tokenizer.apply_chat_template(SAID, tokenize=False)
+def test_exported_generation_config_has_chat_tokens(tmp_path):
+    model, tokenizer = make_model()
+    num_used = len(tokenizer)
+
+    chat.add_chat(model, tokenizer)
+    stock_export.write(model, tmp_path / "chat", tokenizer)
+    config = AutoModelForCausalLM.from_pretrained(tmp_path / "chat").generation_config
+    loaded_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "chat")
+
+    end_id, pad_id = loaded_tokenizer.convert_tokens_to_ids([chat.END, chat.PAD])
+    assert config.eos_token_id == sorted([loaded_tokenizer.eos_token_id, end_id])
+    assert config.pad_token_id == pad_id
+    assert loaded_tokenizer.pad_token_id == pad_id
+    assert loaded_tokenizer.eos_token_id != pad_id
+    assert config.suppress_tokens == list(range(num_used + 3, 64))
+
+
+def test_template_writes_roles_and_ends():
+    _, tokenizer = make_chat_model()
+
+    text = tokenizer.apply_chat_template(MESSAGES, tokenize=False)
+    prompt = tokenizer.apply_chat_template(MESSAGES[:1], tokenize=False, add_generation_prompt=True)
+
     assert text == "<|im_start|>user\nhi there<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
-    begun = tokenizer.apply_chat_template(SAID[:1], tokenize=False, add_generation_prompt=True)
-    assert text.startswith(begun) and begun.endswith("<|im_start|>assistant\n")
-    marked = tokenizer.apply_chat_template(
-        SAID * 2, return_dict=True, return_assistant_tokens_mask=True
+    assert text.startswith(prompt)
+    assert prompt.endswith("<|im_start|>assistant\n")
+
+
+def test_template_marks_text_of_assistant():
+    _, tokenizer = make_chat_model()
+
+    encoded = tokenizer.apply_chat_template(
+        MESSAGES * 2, return_dict=True, return_assistant_tokens_mask=True
     )
-    learnt = [
-        i for i, use in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if use
-    ]
-    assert tokenizer.decode(learnt) == "hello<|im_end|>" * 2
+
+    ids = torch.tensor(encoded["input_ids"])
+    mask = torch.tensor(encoded["assistant_masks"]).bool()
+    assert tokenizer.decode(ids[mask]) == "hello<|im_end|>" * 2
 
 
-def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_what_can():
-    for shape, words in (
-        (
-            {"vocab_size": 31},
-            "3 rows .* 2 of its 31 rows .* --vocab_size 64, .* --tokenizer_vocab_size 28 or less",
-        ),
-        (
-            {"characters": "0123456789+=\n"},
-            "--chat: the tokenizer of the model cannot encode the words user, assistant",
-        ),
-    ):
-        with pytest.raises(BadInput, match=words):
-            chat.add_chat(*pair(**shape))
-        with pytest.raises(BadInput, match="already has a chat template"):
-            chat.add_chat(*chatty())
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"vocab_size": 31}, "3 rows .* 2 of its 31 .*--vocab_size 64, .*vocab_size 28 or less"),
+        ({"characters": "0123456789+=\n"}, "--chat: .* cannot encode .* user, assistant"),
+    ],
+    ids=["no rows", "no letters"],
+)
+def test_unsuitable_model_is_rejected(changes, problem):
+    model, tokenizer = make_model(**changes)
+
+    with pytest.raises(BadInput, match=problem):
+        chat.add_chat(model, tokenizer)
+
+
+def test_model_with_chat_is_rejected():
+    model, tokenizer = make_chat_model()
+
+    with pytest.raises(BadInput, match="already has a chat template"):
+        chat.add_chat(model, tokenizer)
+
+
+class Prompt(NamedTuple):
+    """A prompt that a model gets, and the number of tokens that it may generate."""
+
+    text: str
+    length: int
+    max_new_tokens: int
 
 
 @pytest.fixture
-def heard(monkeypatch):
-    """Of messages to a model that answers "yes": each prompt that it gets, its ids, how many new ones it may have."""
+def collect_prompts(monkeypatch):
+    """Return a function that gives the prompts of a conversation with a model that answers yes."""
 
-    def converse(both, messages):
-        asked, (model, tokenizer) = [], both
-        ids = tokenizer("yes")["input_ids"]
-        answer = lambda model, prompt, _, how, *__: (
-            asked.append((prompt, how.max_new_tokens)) or ids
-        )
+    def collect(model, tokenizer, messages) -> list[Prompt]:
+        prompts = []
+
+        def answer(model, prompt_ids, tokenizer, options, *_):
+            text = tokenizer.decode(prompt_ids)
+            prompts.append(Prompt(text, len(prompt_ids), options.max_new_tokens))
+            return tokenizer("yes")["input_ids"]
+
         monkeypatch.setattr(chat.sampling, "sample", answer)
         chat.converse(model, tokenizer, messages, GREEDY)
-        return [(tokenizer.decode(prompt), len(prompt), new) for prompt, new in asked]
+        return prompts
 
-    return converse
-
-
-def test_a_conversation_remembers_until_the_context_is_full_and_an_empty_message_begins_a_new_one(
-    heard,
-):
-    (_, *_), (second, *_), (third, *_) = asked = heard(
-        chatty(sequence_length=80), ["one", "two", "x" * 12]
-    )
-    assert second.count("<|im_start|>") == 4 and "one" in second and "two" in second
-    assert "one" not in third and "x" * 12 in third
-    assert all(length + new <= 80 and new == 20 for _, length, new in asked)
-    _, second = heard(chatty(sequence_length=200), ["one", "", "two"])  # room for both turns
-    assert "one" not in second[0]
+    return collect
 
 
-def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_reason_and_the_chat_goes_on(
-    heard, caplog
-):
+def test_oldest_messages_are_dropped_from_full_context(collect_prompts):
+    model, tokenizer = make_chat_model(sequence_length=80)
+
+    prompts = collect_prompts(model, tokenizer, ["one", "two", "x" * 12])
+
+    assert len(prompts) == 3
+    assert prompts[1].text.count("<|im_start|>") == 4
+    assert "one" in prompts[1].text
+    assert "two" in prompts[1].text
+    assert "one" not in prompts[2].text
+    assert "x" * 12 in prompts[2].text
+    for prompt in prompts:
+        assert prompt.max_new_tokens == 20
+        assert prompt.length + prompt.max_new_tokens <= 80
+
+
+def test_empty_message_starts_new_conversation(collect_prompts):
+    model, tokenizer = make_chat_model(sequence_length=200)  # enough for both messages
+
+    prompts = collect_prompts(model, tokenizer, ["one", "", "two"])
+
+    assert len(prompts) == 2
+    assert "one" not in prompts[1].text
+
+
+def test_chat_continues_after_unusable_messages(collect_prompts, caplog):
+    model, tokenizer = make_chat_model()
+
     with caplog.at_level(logging.WARNING):
-        assert len(heard(chatty(), ["x" * 60, "Ö", "ok"])) == 1
-    assert (
-        "this message has 79 tokens with the chat template, but only 44 fit"
-        in caplog.records[0].message
-    )
+        prompts = collect_prompts(model, tokenizer, ["x" * 60, "Ö", "ok"])
+
+    assert len(prompts) == 1
+    assert "79 tokens" in caplog.records[0].message
+    assert "only 44 fit" in caplog.records[0].message
     assert "no id for 'Ö'" in caplog.records[1].message
 
 
-def test_an_answer_keeps_its_first_space(monkeypatch):
-    """It is decoded together with the chat before it, also where it is a part of the next prompt."""
-    tokenizer, prompts, written = odd_tokenizers.llama_tokenizer(), [], []
+def test_first_space_of_answer_is_kept(monkeypatch):
+    """An answer is decoded together with the chat before it."""
+    tokenizer = odd_tokenizers.llama_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}river:"
     )
     model = stock_copy(randomize_weights(build_small_model(vocab_size=512, sequence_length=64)))
     stone = tokenizer.convert_tokens_to_ids("▁stone")
+    prompts = []
+    written = []
 
-    def answer(model, ids, tokenizer, how, streamer):
+    def answer(model, ids, tokenizer, options, streamer):
         prompts.append(tokenizer.decode(ids))
         streamer.begin(ids)
         streamer.put(torch.tensor([ids]))
@@ -150,18 +205,23 @@ def test_an_answer_keeps_its_first_space(monkeypatch):
         return [stone]
 
     monkeypatch.setattr(chat.sampling, "sample", answer)
-    chat.converse(
-        model, tokenizer, ["a", "b"], GREEDY, sampling.Streamer(tokenizer, written.append)
-    )
-    assert "assistant: stone\n" in prompts[1] and written == [" stone", "\n"] * 2
+    streamer = sampling.Streamer(tokenizer, written.append)
+
+    chat.converse(model, tokenizer, ["a", "b"], GREEDY, streamer)
+
+    assert "assistant: stone\n" in prompts[1]
+    assert written == [" stone", "\n"] * 2
 
 
-def test_an_answer_ends_at_the_chats_end_token(monkeypatch):
-    model, tokenizer = chatty()
-    end, made = tokenizer.convert_tokens_to_ids(chat.END), []
+def test_answer_ends_at_end_token():
+    model, tokenizer = make_chat_model()
+    end_id = tokenizer.convert_tokens_to_ids(chat.END)
     with torch.no_grad():
-        model.lm_head.weight.zero_()  # tied: every logit is 0 but the end's
+        model.lm_head.weight.zero_()  # tied to the embedding: all other logits are 0
         model.transformer.ln_f.bias.fill_(1)
-        model.transformer.wte.weight[end] = 1
-    chat.converse(model, tokenizer, ["hi"], GREEDY, sampling.Streamer(tokenizer, made.append))
-    assert made == ["\n"]
+        model.transformer.wte.weight[end_id] = 1
+    written = []
+
+    chat.converse(model, tokenizer, ["hi"], GREEDY, sampling.Streamer(tokenizer, written.append))
+
+    assert written == ["\n"]

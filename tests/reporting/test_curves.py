@@ -1,184 +1,297 @@
-"""curves.png is drawn from whatever rows a run has."""
+"""The panels and lines of curves.png."""
 
 import numpy as np
 import pytest
 from conftest import ROOT
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.recipe import keys, loading, reference_curves, sizes
 from ursa_minor.reporting.curves import RowSampler, draw_curves, published_scores
 
-TRAIN = [
-    {"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0}
-    for s in (1, 2)
-]
-LOOK = {"step": 2, "tokens": 16, "eval/loss": 2.5}
-SCORED = {"step": 2, "tokens": 16, "hellaswag/items": 1000, "hellaswag/revision": TASK.revision}
-SCORED |= {"hellaswag/acc": 0.27, "hellaswag/acc_stderr": 0.01, "hellaswag/acc_token_norm": 0.28}
+
+def training_row(step: int) -> dict:
+    """Return a row of metrics.jsonl about an update."""
+    return {
+        "step": step,
+        "tokens": 8 * step,
+        "train/loss": 3.0,
+        "train/lr": 0.1,
+        "tokens_per_second": 5.0,
+    }
+
+
+TRAINING_ROWS = [training_row(1), training_row(2)]
+VALIDATION_ROW = {"step": 2, "tokens": 16, "eval/loss": 2.5}
+HELLASWAG_ROW = {
+    "step": 2,
+    "tokens": 16,
+    "hellaswag/items": 1000,
+    "hellaswag/revision": TASK.revision,
+    "hellaswag/acc": 0.27,
+    "hellaswag/acc_stderr": 0.01,
+    "hellaswag/acc_token_norm": 0.28,
+}
 PUBLISHED = {"hellaswag/acc": {"GPT-2": 0.2892}, "hellaswag/acc_norm": {"GPT-2": 0.3114}}
 
 
-def long_run(steps: int) -> list[dict]:
-    """Rows as a real run's: a loss that falls from 11 to 3, a look every 250 steps."""
+@pytest.fixture
+def draw(tmp_path, saved_figures):
+    """Return a function that draws rows and returns the figure."""
+
+    def draw_figure(rows: list[dict], title: str = "a run", **options) -> Figure:
+        draw_curves(rows, tmp_path / "curves.png", title, **options)
+        return saved_figures[-1]
+
+    return draw_figure
+
+
+def rows_of_long_run(steps: int) -> list[dict]:
+    """Return rows whose loss falls from 11 to 3, with a validation every 250 steps."""
     noise = np.random.default_rng(1).normal(0, 0.04, steps + 1)
     rows = []
     for step in range(1, steps + 1):
         loss = 3 + 8 * float(np.exp(-step / (0.01 * steps)))
-        row = {
+        training = {
             "step": step,
             "tokens": 1000 * step,
             "train/loss": loss + noise[step],
             "train/grad_norm": loss / 10,
-        }
-        row |= {
             "train/lr": 1e-3 * (1 - step / steps),
             "tokens_per_second": 9e4 + noise[step],
             "mfu": 0.4,
+            "elapsed_seconds": 2.0 * step,
         }
-        rows.append(row | {"elapsed_seconds": 2.0 * step})
+        rows.append(training)
         if step % 250 == 0:
             rows.append({"step": step, "tokens": 1000 * step, "eval/loss": loss})
     return rows
 
 
-def names(figure: Figure) -> list[str]:
+def panel_labels(figure: Figure) -> list[str]:
+    """Return the label of the y axis of each panel."""
     return [axes.get_ylabel() for axes in figure.axes]
 
 
-def words(axes) -> list[str]:
+def legend_labels(axes: Axes) -> list[str]:
+    """Return the texts of the legend."""
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
-def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, saved_figures):
-    draw_curves(
-        [{"step": 0, "tokens": 0}, {"step": 1, "train/loss": 2.0}], tmp_path / "curves.png", "a run"
-    )
-    assert not list(tmp_path.iterdir())  # nothing is drawn from nothing
-    fast = {**TRAIN[0], "mfu": 0.4, "train/grad_norm": 1.0}
-    for rows in ([LOOK], [LOOK, *TRAIN, SCORED, fast]):
-        draw_curves(rows, tmp_path / "curves.png", "a run")
-    assert names(saved_figures[0]) == ["loss (nats per token)"]
-    score, *sides = names(saved_figures[1])[1:]
-    assert score == "HellaSwag (% of 1,000 items)" and sides == [
+def lines_with_style(axes: Axes, style: str) -> list[Line2D]:
+    """Return the lines with this style, for example "--"."""
+    return [line for line in axes.get_lines() if line.get_linestyle() == style]
+
+
+def test_rows_without_curves_draw_nothing(tmp_path, saved_figures):
+    rows = [{"step": 0, "tokens": 0}, {"step": 1, "train/loss": 2.0}]
+
+    draw_curves(rows, tmp_path / "curves.png", "a run")
+
+    assert not list(tmp_path.iterdir())
+    assert not saved_figures
+
+
+def test_panels_without_data_are_omitted(draw):
+    row_with_all_metrics = training_row(1) | {"mfu": 0.4, "train/grad_norm": 1.0}
+
+    loss_only = draw([VALIDATION_ROW])
+    complete = draw([VALIDATION_ROW, *TRAINING_ROWS, HELLASWAG_ROW, row_with_all_metrics])
+
+    assert panel_labels(loss_only) == ["loss (nats per token)"]
+    assert panel_labels(complete) == [
+        "loss (nats per token)",
+        "HellaSwag (% of 1,000 items)",
         "learning rate",
         "gradient norm",
         "tokens/s",
         "MFU",
     ]
-    assert (
-        saved_figures[0].get_figheight() < saved_figures[1].get_figheight()
-        and len({f.get_figwidth() for f in saved_figures}) == 1
-    )
+    assert loss_only.get_figheight() < complete.get_figheight()
+    assert loss_only.get_figwidth() == complete.get_figwidth()
 
 
-def test_large_losses_at_the_start_do_not_squash_the_curve_and_few_points_are_shown_whole(
-    tmp_path, saved_figures
-):
-    draw_curves(long_run(1000), tmp_path / "curves.png", "a run")
-    looks = [
-        {"step": step, "tokens": step, "eval/loss": loss} for step, loss in ((0, 9.0), (1000, 4.0))
+def test_initial_losses_do_not_stretch_the_axis(draw):
+    figure = draw(rows_of_long_run(1000))
+
+    low, high = figure.axes[0].get_ylim()
+    assert 2.5 < low < 2.9
+    assert 3.1 < high < 4
+
+
+def test_few_points_are_all_visible(draw):
+    rows = [
+        {"step": 0, "tokens": 0, "eval/loss": 9.0},
+        {"step": 1000, "tokens": 1000, "eval/loss": 4.0},
     ]
-    draw_curves(looks, tmp_path / "curves.png", "a run")
-    (low, high), (lowest, highest) = (figure.axes[0].get_ylim() for figure in saved_figures)
-    assert 2.5 < low < 2.9 and 3.1 < high < 4 and lowest < 4 and highest > 8.9
-    raw, smooth, _ = (
-        saved_figures[0].axes[0].get_lines()
-    )  # the training loss is smoothed above its own faint line
-    assert raw.get_alpha() < 1 and f"train: {smooth.get_ydata()[-1]:.3f}" in words(
-        saved_figures[0].axes[0]
-    )
-    assert smooth.get_ydata()[500] == pytest.approx(np.mean(raw.get_ydata()[480:520]), abs=1e-3)
+
+    figure = draw(rows)
+
+    low, high = figure.axes[0].get_ylim()
+    assert low < 4
+    assert high > 8.9
 
 
-def test_published_figures_have_the_rows_own_names_and_units_and_are_of_the_same_shape():
+def test_training_loss_is_smoothed(draw):
+    figure = draw(rows_of_long_run(1000))
+
+    axes = figure.axes[0]
+    raw_line, smooth_line, _ = axes.get_lines()
+    raw_losses = raw_line.get_ydata()
+    smooth_losses = smooth_line.get_ydata()
+    assert raw_line.get_alpha() < 1
+    assert f"train: {smooth_losses[-1]:.3f}" in legend_labels(axes)
+    assert smooth_losses[500] == pytest.approx(np.mean(raw_losses[480:520]), abs=1e-3)
+
+
+def test_published_scores_match_the_model_size():
     recipe = loading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
-    found = published_scores(recipe.model)
-    assert {f"hellaswag/{score}" for score in TASK.scores} <= {*found}
-    assert found["lambada_openai/acc"] == {"GPT-2 124M": 0.3256}
-    assert found["lambada_openai/perplexity"]["GPT-2 124M"] > 1
-    assert found["hellaswag/acc_norm"] == {"GPT-2 124M": 0.3114}
-    assert found["hellaswag/acc_token_norm"] == {"GPT-2 124M": 0.2955, "GPT-3 124M": 0.3370}
-    larger = keys.replace(recipe, n_layer=24, n_embd=1024).model
-    assert published_scores(larger)["hellaswag/acc_token_norm"].keys() == {"GPT-2 355M"}
-    assert {size.label for size in sizes.GPT2_SIZES} <= {*TASK.published}
+    larger_model = keys.replace(recipe, n_layer=24, n_embd=1024).model
+
+    scores = published_scores(recipe.model)
+    scores_of_larger_model = published_scores(larger_model)
+
+    assert scores["lambada_openai/acc"] == {"GPT-2 124M": 0.3256}
+    assert scores["lambada_openai/perplexity"]["GPT-2 124M"] > 1
+    assert scores["hellaswag/acc_norm"] == {"GPT-2 124M": 0.3114}
+    assert scores["hellaswag/acc_token_norm"] == {"GPT-2 124M": 0.2955, "GPT-3 124M": 0.3370}
+    assert scores_of_larger_model["hellaswag/acc_token_norm"].keys() == {"GPT-2 355M"}
 
 
-def test_what_others_reached_is_a_named_line_where_the_run_has_that_metric(tmp_path, saved_figures):
-    skipped = {
+def test_hellaswag_has_all_published_scores():
+    recipe = loading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
+
+    scores = published_scores(recipe.model)
+
+    assert {f"hellaswag/{score}" for score in TASK.scores} <= set(scores)
+    assert {size.label for size in sizes.GPT2_SIZES} <= set(TASK.published)
+
+
+@pytest.fixture
+def figure_with_baselines(draw) -> Figure:
+    """Draw a run with baselines, missing values and no task, although scores are published."""
+    skipped_update = training_row(3) | {"train/loss": None, "train/grad_norm": None}
+    baselines = {"step": 2, "tokens": 16, "baseline/bigram": 2.75, "baseline/gzip": 1.5}
+    missing = {
         "step": 3,
         "tokens": 24,
-        "train/loss": None,
-        "train/grad_norm": None,
-        "train/lr": 0.1,
+        "eval/loss": None,
+        "eval/bits_per_byte": None,
+        "baseline/bigram": None,
+        "baseline/gzip": None,
     }
-    nothing = {"step": 3, "tokens": 24, "eval/loss": None, "eval/bits_per_byte": None}
-    nothing |= {"baseline/bigram": None, "baseline/gzip": None}
-    baseline = {"step": 2, "tokens": 16, "baseline/bigram": 2.75, "baseline/gzip": 1.5}
-    rows = [*TRAIN, skipped, LOOK | {"eval/bits_per_byte": 1.25}, baseline, nothing]
-    draw_curves(rows, tmp_path / "curves.png", "_a $run$ ^2", published=PUBLISHED)
-    earlier = SCORED | {"step": 1, "tokens": 8, "hellaswag/acc": 0.25, "hellaswag/acc_stderr": 0.02}
-    draw_curves(
-        [*TRAIN, LOOK, earlier, SCORED], tmp_path / "curves.png", "a run", published=PUBLISHED
-    )
-    axes = saved_figures[0].axes[0]
-    assert axes.get_title() == "_a $run$ ^2" and not axes.title.get_parse_math()
-    assert list(axes.get_lines()[0].get_xdata()) == [8, 16]  # what is not finite is left out
-    labels = ["train: 3.000", "validation: 2.500", "bigram baseline: 2.75"]
-    labels += ["gzip baseline: 1.50 bits per byte"]
-    assert words(axes) == labels and not any(
-        "HellaSwag" in name for name in names(saved_figures[0])
-    )
-    flat = [line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"]
-    assert flat == [2.75, 3.0] and axes.get_ylim()[1] > 3.0  # 2 nats a bit; all are in view
-    (bits,) = axes.child_axes
-    saved_figures[0].draw_without_rendering()
-    assert bits.get_ylabel() == "bits per byte"
-    assert bits.get_ylim() == pytest.approx([limit / 2 for limit in axes.get_ylim()])
-    scores = ["acc: 27.00 ± 1.00", "GPT-2: 28.92", "acc_token_norm: 28.00", "chance: 25.00"]
-    assert words(saved_figures[1].axes[1]) == scores  # acc_norm was not scored
-    (band,) = (
-        saved_figures[1].axes[1].collections
-    )  # of one standard error; acc_token_norm has none in these rows
-    corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6)}
+    validation = VALIDATION_ROW | {"eval/bits_per_byte": 1.25}
+    rows = [*TRAINING_ROWS, skipped_update, validation, baselines, missing]
+    return draw(rows, "_a $run$ ^2", published=PUBLISHED)
+
+
+def test_title_is_not_parsed_as_math(figure_with_baselines):
+    axes = figure_with_baselines.axes[0]
+
+    assert axes.get_title() == "_a $run$ ^2"
+    assert not axes.title.get_parse_math()
+
+
+def test_missing_values_are_omitted(figure_with_baselines):
+    training_line = figure_with_baselines.axes[0].get_lines()[0]
+
+    assert list(training_line.get_xdata()) == [8, 16]
+
+
+def test_baselines_are_horizontal_lines(figure_with_baselines):
+    axes = figure_with_baselines.axes[0]
+
+    assert legend_labels(axes) == [
+        "train: 3.000",
+        "validation: 2.500",
+        "bigram baseline: 2.75",
+        "gzip baseline: 1.50 bits per byte",
+    ]
+    heights = [line.get_ydata()[0] for line in lines_with_style(axes, "--")]
+    assert heights == [2.75, 3.0]  # one bit per byte is 2 nats per token here
+    assert axes.get_ylim()[1] > 3.0
+
+
+def test_second_axis_has_bits_per_byte(figure_with_baselines):
+    axes = figure_with_baselines.axes[0]
+    figure_with_baselines.draw_without_rendering()
+
+    (bits_axis,) = axes.child_axes
+    assert bits_axis.get_ylabel() == "bits per byte"
+    assert bits_axis.get_ylim() == pytest.approx([limit / 2 for limit in axes.get_ylim()])
+
+
+def test_published_scores_need_a_scored_run(figure_with_baselines):
+    for label in panel_labels(figure_with_baselines):
+        assert "HellaSwag" not in label
+
+
+def test_published_scores_are_drawn_per_metric(draw):
+    earlier = HELLASWAG_ROW | {
+        "step": 1,
+        "tokens": 8,
+        "hellaswag/acc": 0.25,
+        "hellaswag/acc_stderr": 0.02,
+    }
+    rows = [*TRAINING_ROWS, VALIDATION_ROW, earlier, HELLASWAG_ROW]
+
+    figure = draw(rows, published=PUBLISHED)
+
+    axes = figure.axes[1]
+    # The published acc_norm is not drawn, because the run has no such score.
+    assert legend_labels(axes) == [
+        "acc: 27.00 ± 1.00",
+        "GPT-2: 28.92",
+        "acc_token_norm: 28.00",
+        "chance: 25.00",
+    ]
+    (band,) = axes.collections  # one standard error of acc; acc_token_norm has none in these rows
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(6)}
     assert {(8, 0.23), (8, 0.27), (16, 0.26), (16, 0.28)} <= corners
 
 
-@pytest.mark.parametrize("revision", [None, "0" * 40])
-def test_published_scores_are_of_all_items_only(tmp_path, saved_figures, revision):
-    rows = [*TRAIN, SCORED, {**SCORED, "step": 3, "tokens": 24, "hellaswag/revision": revision}]
-    draw_curves(rows, tmp_path / "curves.png", "a run", published=PUBLISHED)
+@pytest.mark.parametrize("revision", [None, "0" * 40], ids=["none", "other"])
+def test_published_scores_need_same_revision(draw, revision):
+    other = HELLASWAG_ROW | {"step": 3, "tokens": 24, "hellaswag/revision": revision}
+
+    figure = draw([*TRAINING_ROWS, HELLASWAG_ROW, other], published=PUBLISHED)
+
     labels = ["acc: 27.00 ± 1.00", "acc_token_norm: 28.00", "chance: 25.00"]
-    assert words(saved_figures[0].axes[1]) == labels
+    assert legend_labels(figure.axes[1]) == labels
 
 
-def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its_text_is_another(
-    tmp_path, saved_figures
-):
-    llmc = reference_curves.load("recipes/references/gpt2_124m_llmc.yaml")
+def test_reference_curve_ends_with_the_run(draw):
+    reference = reference_curves.load("recipes/references/gpt2_124m_llmc.yaml")
     rows = [
-        {"step": step, "tokens": step * 2**19, "eval/loss": loss}
-        for step, loss in ((125, 7.0), (400, 5.6))
+        {"step": 125, "tokens": 125 * 2**19, "eval/loss": 7.0},
+        {"step": 400, "tokens": 400 * 2**19, "eval/loss": 5.6},
     ]
-    draw_curves(rows, tmp_path / "curves.png", "a run", reference=llmc)
-    (line,) = (line for line in saved_figures[0].axes[0].get_lines() if line.get_linestyle() == ":")
+
+    figure = draw(rows, reference=reference)
+
+    (line,) = lines_with_style(figure.axes[0], ":")
     assert line.get_label() == "llm.c, GPT-2 124M (its own validation set, of FineWeb)"
-    assert list(line.get_xdata()) == [0, 250 * 2**19] and list(line.get_ydata()) == [
-        11.0092,
-        6.1710,
-    ]
+    assert list(line.get_xdata()) == [0, 250 * 2**19]
+    assert list(line.get_ydata()) == [11.0092, 6.1710]
 
 
-def test_a_long_run_is_drawn_from_few_updates_at_even_steps_and_every_evaluation():
+def test_long_run_is_sampled_at_even_steps():
     steps = 50_000
-    thinned = RowSampler()
+    sampler = RowSampler()
+
     for step in range(1, steps + 1):
-        thinned.add({"step": step, "train/loss": 3.0})
+        sampler.add({"step": step, "train/loss": 3.0})
         if step % 500 == 0 and step >= steps // 2:
-            thinned.add({"step": step, "eval/loss": 2.0})
-    updates = [row["step"] for row in thinned.rows if "train/loss" in row]
-    assert 2000 <= len(updates) <= 4000 and len({*np.diff(updates)}) == 1
-    assert updates[0] == 1 and updates[-1] > steps - 100
-    evaluations = [row["step"] for row in thinned.rows if "eval/loss" in row]
-    assert evaluations == list(range(steps // 2, steps + 1, 500))
-    assert [row["step"] for row in thinned.rows] == sorted(row["step"] for row in thinned.rows)
+            sampler.add({"step": step, "eval/loss": 2.0})
+
+    update_steps = [row["step"] for row in sampler.rows if "train/loss" in row]
+    assert 2000 <= len(update_steps) <= 4000
+    assert len(set(np.diff(update_steps))) == 1
+    assert update_steps[0] == 1
+    assert update_steps[-1] > steps - 100
+    evaluation_steps = [row["step"] for row in sampler.rows if "eval/loss" in row]
+    assert evaluation_steps == list(range(steps // 2, steps + 1, 500))
+    all_steps = [row["step"] for row in sampler.rows]
+    assert all_steps == sorted(all_steps)

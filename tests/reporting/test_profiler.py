@@ -1,4 +1,4 @@
-"""A profile of a few updates."""
+"""The profile of a few updates."""
 
 import gzip
 import json
@@ -10,31 +10,51 @@ from ursa_minor.reporting import profiler
 from ursa_minor.reporting.clock import Clock
 
 
-def profiled(folder, updates, *, updates_left=PROFILE_UPDATES):
-    with profiler.profiling(
-        folder, torch.device("cpu"), Clock(1, None), updates_left=updates_left
-    ) as step:
+def profile_updates(folder, updates: int, *, updates_left: int = PROFILE_UPDATES) -> None:
+    """Profile updates that multiply two matrices.
+
+    Args:
+        folder: the folder of the profile.
+        updates: the number of updates that are made.
+        updates_left: the number of updates that are announced.
+    """
+    device = torch.device("cpu")
+    clock = Clock(1, None)
+    with profiler.profiling(folder, device, clock, updates_left=updates_left) as step:
         for _ in range(updates):
             torch.eye(64) @ torch.eye(64)
             step()
 
 
-def test_too_few_updates_for_a_profile_are_reported_first(tmp_path, caplog):
-    with profiler.profiling(
-        tmp_path / "p", torch.device("cpu"), Clock(1, None), updates_left=12
-    ) as step:
-        assert caplog.messages == ["no profile: it needs 13 updates, and 12 updates are left"]
+def test_too_few_updates_are_reported_first(tmp_path, caplog):
+    folder = tmp_path / "profile"
+    clock = Clock(1, None)
+
+    with profiler.profiling(folder, torch.device("cpu"), clock, updates_left=12) as step:
+        messages_before_update = list(caplog.messages)
         step()
-    assert not (tmp_path / "p").exists() and len(caplog.messages) == 1
-    profiled(tmp_path, 1, updates_left=13)  # early stopping, a signal
-    assert caplog.messages[1:] == [
-        "no profile: it needs 13 updates, and the run ended after 1 update"
-    ]
+
+    (message,) = messages_before_update
+    assert "no profile" in message
+    assert "needs 13 updates" in message
+    assert "12 updates are left" in message
+    assert caplog.messages == messages_before_update
+    assert not folder.exists()
 
 
-def test_a_profile_says_where_the_time_went(tmp_path, caplog):
-    profiled(tmp_path, PROFILE_UPDATES)
+def test_early_end_is_reported(tmp_path, caplog):
+    profile_updates(tmp_path, 1, updates_left=13)
+
+    (message,) = caplog.messages
+    assert "no profile" in message
+    assert "ended after 1 update" in message
+
+
+def test_profile_has_table_and_trace(tmp_path, caplog):
+    profile_updates(tmp_path, PROFILE_UPDATES)
+
     assert caplog.messages[0].startswith("profile of 3 updates")
     assert "aten::mm" in (tmp_path / "table.txt").read_text()
     with gzip.open(tmp_path / "trace.json.gz") as file:
-        assert any("aten::" in event.get("name", "") for event in json.load(file)["traceEvents"])
+        events = json.load(file)["traceEvents"]
+    assert any("aten::" in event.get("name", "") for event in events)

@@ -1,4 +1,4 @@
-"""What a run reports and writes, and the clock it goes by."""
+"""The report of a run: its files, its lines on the terminal and the rows for trackers."""
 
 import json
 import math
@@ -14,300 +14,430 @@ from conftest import ROOT
 from ursa_minor.base import console
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.checkpoint.state import RunState
-from ursa_minor.evaluation.tasks import hellaswag
+from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.optim.update import Update
-from ursa_minor.recipe.keys import replace
-from ursa_minor.recipe.loading import load_recipe
+from ursa_minor.recipe import keys, loading
 from ursa_minor.reporting import report
 from ursa_minor.reporting.clock import Clock
 from ursa_minor.reporting.report import ADVICE_AFTER_STEPS, Report, due, duration
 
+CPU = torch.device("cpu")
+CONTROL_CHARACTERS = ("\x1b", "\x9b", "\u202e")
 
-def make(run_dir, first_step=0, is_main=True):
+
+def start_report(run_dir, first_step: int = 0, *, is_main: bool = True) -> Report:
+    """Start the report of a run of 10 steps with 8 tokens each."""
     console.start(is_main)
-    recipe = load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
-    recipe = replace(recipe, output_dir=str(run_dir), tokens_per_step=8, max_steps=10)
+    recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
+    recipe = keys.replace(recipe, output_dir=str(run_dir), tokens_per_step=8, max_steps=10)
     state = RunState.begin(recipe.schedule)
     state.step = first_step
     return Report(recipe, state, Clock(10, None), is_main=is_main)
 
 
-def update(made, step, elapsed, *, waited=0.0, max_steps=10):
-    """Report an update of loss 2.0 after these seconds of training."""
-    made._clock._earlier_seconds, made._clock._started = elapsed, None
-    made._clock.count(1234)
-    state = RunState(max_steps, 1, step=step, data_wait_seconds=waited)
-    made.update(state, Update(2.0, 1.0, True, False), 1e-3, torch.device("cpu"))
-
-
-def test_resume_drops_rows_past_the_checkpoint_and_evaluations_that_come_again(tmp_path):
-    """Lines that are not rows are dropped, too; a kill has torn the last one."""
-    made, path = make(tmp_path), tmp_path / "metrics.jsonl"
-    for step in range(1, 6):
-        made.log(step - 1, {"eval/loss": 3.0})
-        made.log(step, {"train/loss": 2.0})
-    made.close()
-    path.write_bytes(
-        b'3\n[]\n{"step": "1"}\n\x00\n' + path.read_bytes() + b'{"step": 3, "train/lo\xc3'
+def make_update(
+    loss: float = 2.0,
+    grad_norm: float = 1.0,
+    *,
+    is_applied: bool = True,
+    objective: float | None = None,
+) -> Update:
+    """Return the result of an update without an overflow."""
+    return Update(
+        loss=loss, grad_norm=grad_norm, applied=is_applied, overflow=False, objective=objective
     )
-    make(tmp_path, first_step=3).close()
-    rows = [json.loads(line) for line in path.open()]
-    assert [r["step"] for r in rows if "train/loss" in r] == [1, 2, 3]
-    assert [r["step"] for r in rows if "eval/loss" in r] == [0, 1, 2]
 
 
-def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_log_returns(
-    tmp_path,
-):
+def report_update(
+    run_report: Report, step: int, elapsed: float, *, waited: float = 0.0, max_steps: int = 10
+) -> None:
+    """Report an update of loss 2.0.
+
+    Args:
+        run_report: the report.
+        step: the step of the update.
+        elapsed: the training time so far, in seconds.
+        waited: the part of it that was spent waiting for data, in seconds.
+        max_steps: the planned length of the run.
+    """
+    clock = run_report._clock
+    clock._earlier_seconds = elapsed
+    clock._started = None
+    clock.count(1234)
+    state = RunState(max_steps, 1, step=step, data_wait_seconds=waited)
+    run_report.update(state, make_update(), 1e-3, CPU)
+
+
+def steps_with(rows: list[dict], key: str) -> list[int]:
+    """Return the steps of the rows that have this key."""
+    return [row["step"] for row in rows if key in row]
+
+
+# metrics.jsonl
+
+
+def test_resume_drops_rows_after_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = start_report(tmp_path)
+    for step in range(1, 6):
+        first.log(step - 1, {"eval/loss": 3.0})
+        first.log(step, {"train/loss": 2.0})
+    first.close()
+
+    start_report(tmp_path, first_step=3).close()
+
+    rows = read_metrics(path)
+    assert steps_with(rows, "train/loss") == [1, 2, 3]
+    assert steps_with(rows, "eval/loss") == [0, 1, 2]  # the one at the checkpoint is repeated
+
+
+def test_resume_drops_damaged_lines(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    row = b'{"step": 1, "train/loss": 2.0}\n'
+    damaged = b'3\n[]\n{"step": "1"}\n\x00\n'
+    incomplete = b'{"step": 3, "train/lo\xc3'
+    path.write_bytes(damaged + row + incomplete)
+
+    start_report(tmp_path, first_step=3).close()
+
+    assert path.read_bytes() == row
+
+
+def test_new_run_starts_with_empty_files(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2}\n')
     (tmp_path / "samples.txt").write_text("==== step 0 · prompt 'a' ====\nabc\n\n")
-    made = make(tmp_path)
+
+    start_report(tmp_path)
+
     assert (tmp_path / "metrics.jsonl").read_text() == ""
     assert (tmp_path / "samples.txt").read_text() == report.NOISE + report.BYTES
-    made.log(3, {"train/loss": 1.5})
-    made.loss(4, "validation", None)  # that was stopped
-    made.scores(4, hellaswag.TASK, None)
-    assert read_metrics(tmp_path / "metrics.jsonl") == [
-        {"step": 3, "tokens": 24, "train/loss": 1.5}
-    ]
 
 
-@pytest.mark.parametrize("revision", [None, "c" * 40])
+def test_row_is_on_disk_when_log_returns(tmp_path):
+    run_report = start_report(tmp_path)
+
+    run_report.log(3, {"train/loss": 1.5})
+
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert rows == [{"step": 3, "tokens": 24, "train/loss": 1.5}]
+
+
+def test_interrupted_evaluation_writes_no_row(tmp_path):
+    run_report = start_report(tmp_path)
+
+    run_report.loss(4, "validation", None)
+    run_report.scores(4, TASK, None)
+
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("revision", [None, "c" * 40], ids=["none", "known"])
 def test_row_of_scores_names_the_revision(tmp_path, revision):
-    result = {"items": 10} | {
-        f"{name}{end}": 0.5 for name in hellaswag.TASK.scores for end in ("", "_stderr")
-    }
-    made = make(tmp_path)
-    made.scores(4, hellaswag.TASK, result, revision)
-    made.close()
+    scores = {"items": 10}
+    for name in TASK.scores:
+        scores[name] = 0.5
+        scores[f"{name}_stderr"] = 0.5
+    run_report = start_report(tmp_path)
+
+    run_report.scores(4, TASK, scores, revision)
+
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert row.get("hellaswag/revision") == revision and row["hellaswag/items"] == 10
+    assert row.get("hellaswag/revision") == revision
+    assert row["hellaswag/items"] == 10
 
 
-def test_a_skipped_update_is_a_row_of_json_for_files_and_trackers(tmp_path, monkeypatch):
-    sent = []
-    tracker = SimpleNamespace(ids={}, log=lambda step, row: sent.append(row), close=lambda: None)
-    monkeypatch.setattr(report, "Trackers", lambda *_, **__: tracker)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": null}\n')
-    made = make(tmp_path, first_step=1)
-    skipped = Update(math.nan, math.inf, False, False, math.nan)
-    made.update(RunState(10, 1, step=2), skipped, 1e-3, torch.device("cpu"))
-    made.close()
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    old, row = (json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in lines)
-    assert old == {"step": 1, "train/loss": None} and sent == [row]
-    assert row["train/loss"] is row["train/objective"] is row["train/grad_norm"] is None
-    make(tmp_path, first_step=2).close()
-    assert read_metrics(tmp_path / "metrics.jsonl") == [old, row]
+class FakeTrackers:
+    """Trackers that store their arguments and rows."""
+
+    def __init__(self, recipe=None, first_step=0, *, ids=None, rows=(), sent=-1):
+        self.first_step = first_step
+        self.earlier_rows = list(rows)
+        self.sent = sent
+        self.ids = {"wandb": "x"}
+        self.rows = []
+
+    def log(self, step: int, row: dict) -> None:
+        self.rows.append(row)
+
+    def close(self) -> None: ...
 
 
-def test_the_objective_has_a_place_of_its_own(tmp_path, capsys):
-    made = make(tmp_path)
-    made.update(
-        RunState(10, 1, step=1), Update(4.86, 1.0, True, False, 6.048), 1e-3, torch.device("cpu")
-    )
-    made.update(RunState(10, 1, step=2), Update(4.86, 1.0, True, False), 1e-3, torch.device("cpu"))
-    made.close()
-    with_objective, without = read_metrics(tmp_path / "metrics.jsonl")
-    assert (with_objective["train/loss"], with_objective["train/objective"]) == (4.86, 6.048)
-    assert without["train/loss"] == 4.86 and "train/objective" not in without
+@pytest.fixture
+def started_trackers(monkeypatch) -> list[FakeTrackers]:
+    """Replace the trackers. Return a list to which each report appends its trackers."""
+    created = []
+
+    def start_trackers(*args, **options) -> FakeTrackers:
+        created.append(FakeTrackers(*args, **options))
+        return created[-1]
+
+    monkeypatch.setattr(report, "Trackers", start_trackers)
+    return created
+
+
+def reject_constant(name: str) -> None:
+    """Fail for NaN and Infinity, which are not JSON."""
+    pytest.fail(name)
+
+
+def test_skipped_update_has_null_values(tmp_path, started_trackers):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "train/loss": null}\n')
+    run_report = start_report(tmp_path, first_step=1)
+    skipped = make_update(math.nan, math.inf, is_applied=False, objective=math.nan)
+
+    run_report.update(RunState(10, 1, step=2), skipped, 1e-3, CPU)
+    run_report.close()
+
+    lines = path.read_text().splitlines()
+    earlier_row, row = [json.loads(line, parse_constant=reject_constant) for line in lines]
+    assert earlier_row == {"step": 1, "train/loss": None}
+    assert row["train/loss"] is None
+    assert row["train/objective"] is None
+    assert row["train/grad_norm"] is None
+    assert started_trackers[0].rows == [row]
+    start_report(tmp_path, first_step=2).close()
+    assert read_metrics(path) == [earlier_row, row]  # a resume keeps rows with null
+
+
+def test_objective_is_reported_next_to_loss(tmp_path, capsys):
+    run_report = start_report(tmp_path)
+
+    run_report.update(RunState(10, 1, step=1), make_update(4.86, objective=6.048), 1e-3, CPU)
+    run_report.update(RunState(10, 1, step=2), make_update(4.86), 1e-3, CPU)
+    run_report.close()
+
+    with_objective, without_objective = read_metrics(tmp_path / "metrics.jsonl")
+    assert with_objective["train/loss"] == 4.86
+    assert with_objective["train/objective"] == 6.048
+    assert without_objective["train/loss"] == 4.86
+    assert "train/objective" not in without_objective
     assert "loss 4.860  objective 6.048  " in capsys.readouterr().err
 
 
-def test_trackers_are_given_the_rows_of_the_past_and_the_place_of_the_last_row_that_was_sent(
-    tmp_path, monkeypatch
-):
-    made = make(tmp_path)
+def test_trackers_receive_earlier_rows_and_position(tmp_path, started_trackers):
+    first = start_report(tmp_path)
     for step in (1, 2, 3):
-        made.log(step, {"train/loss": 2.0})
-    made.log(2, {"eval/loss": 3.0})
-    made.close()
-    given = []
+        first.log(step, {"train/loss": 2.0})
+    first.log(2, {"eval/loss": 3.0})
+    first.close()
 
-    def trackers(recipe, first_step, *, ids, rows, sent):
-        given.append((first_step, [(row["step"], *row)[::3] for row in rows], sent))
-        return SimpleNamespace(
-            ids={"wandb": "x"}, log=lambda *row: given.append(row), close=lambda: None
-        )
+    resumed = start_report(tmp_path, first_step=2)
+    resumed.log(3, {"train/loss": 1.0})
 
-    monkeypatch.setattr(report, "Trackers", trackers)
-    made = make(tmp_path, first_step=2)
-    made.log(3, {"train/loss": 1.0})
-    assert given[0] == (2, [(1, "train/loss"), (2, "train/loss")], 3001)
-    assert given[1:] == [(3, {"step": 3, "tokens": 24, "train/loss": 1.0})]
+    trackers = started_trackers[1]
+    assert trackers.first_step == 2
+    assert steps_with(trackers.earlier_rows, "train/loss") == [1, 2]
+    assert len(trackers.earlier_rows) == 2
+    assert trackers.sent == 3001  # 1000 * 3 for the third row, and one more for the fourth
+    assert trackers.rows == [{"step": 3, "tokens": 24, "train/loss": 1.0}]
 
 
-def test_a_full_disk_stops_no_report_and_loses_no_row(tmp_path, capsys, monkeypatch):
-    made = make(tmp_path)
-    full = OSError(28, "No space left on device")
-    with monkeypatch.context() as disk:
-        disk.setattr(
-            made._metrics, "_file", SimpleNamespace(write=lambda data: (_ for _ in ()).throw(full))
-        )
-        disk.setattr(made._samples, "_file", made._metrics._file)
-        disk.setattr(report.curves, "draw_curves", lambda *_, **__: (_ for _ in ()).throw(full))
+def raise_disk_full(*_args, **_options) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_full_disk_loses_no_row(tmp_path, capsys, monkeypatch):
+    run_report = start_report(tmp_path)
+    full_file = SimpleNamespace(write=raise_disk_full)
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(run_report._metrics, "_file", full_file)
+        full_disk.setattr(run_report._samples, "_file", full_file)
+        full_disk.setattr(report.curves, "draw_curves", raise_disk_full)
         for step in (1, 2):
-            made.log(step, {"train/loss": 2.0})
-            made.samples(step, [("a", "b")], show=False)
-            made.draw()
-    made.log(3, {"train/loss": 2.0})
-    made.close()
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+            run_report.log(step, {"train/loss": 2.0})
+            run_report.samples(step, [("a", "b")], show=False)
+            run_report.draw()
+    run_report.log(3, {"train/loss": 2.0})
+    run_report.close()
+
+    assert steps_with(read_metrics(tmp_path / "metrics.jsonl"), "train/loss") == [1, 2, 3]
     assert (tmp_path / "samples.txt").read_text().count("==== step") == 2
-    said = capsys.readouterr().err
-    for name in ("metrics.jsonl: ", "samples.txt: ", "curves.png was not drawn: "):
-        assert (
-            said.count(name) == (2 if name == "metrics.jsonl: " else 1) and "Traceback" not in said
-        ), said
+    output = capsys.readouterr().err
+    assert output.count("metrics.jsonl: ") == 2  # when it fails and when it works again
+    assert output.count("samples.txt: ") == 1
+    assert output.count("curves.png was not drawn: ") == 1
+    assert "Traceback" not in output
 
 
-def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_path, capsys):
-    made = make(tmp_path)
+# samples.txt
+
+
+def test_control_characters_of_samples_are_escaped(tmp_path, capsys):
+    run_report = start_report(tmp_path)
     console.log_to_file(tmp_path / "run.log")
-    made.samples(0, [("\x9b", "\x1b[2J\u202e http://me:secret@h/x\r\n")], show=True)
-    made.close()
-    for shown in (
-        capsys.readouterr().err,
-        *((tmp_path / name).read_text() for name in ("run.log", "samples.txt")),
-    ):
-        assert "\\x9b\\x1b[2J\\u202e http://redacted@h/x\\r\n" in shown
-        assert not [odd for odd in ("\x1b", "\x9b", "\u202e", "secret") if odd in shown]
+
+    run_report.samples(0, [("\x9b", "\x1b[2J\u202e http://me:secret@h/x\r\n")], show=True)
+    run_report.close()
+
+    log = (tmp_path / "run.log").read_text()
+    samples = (tmp_path / "samples.txt").read_text()
+    for text in (capsys.readouterr().err, log, samples):
+        assert "\\x9b\\x1b[2J\\u202e http://redacted@h/x\\r\n" in text
+        for forbidden in (*CONTROL_CHARACTERS, "secret"):
+            assert forbidden not in text
 
 
-def test_resume_drops_samples_past_the_checkpoint_and_what_they_begin_with_is_said_once(tmp_path):
-    made = make(tmp_path)
+def test_resume_drops_samples_after_checkpoint(tmp_path):
+    path = tmp_path / "samples.txt"
+    first = start_report(tmp_path)
     for step in (0, 4, 8):
-        made.samples(
-            step,
-            [("é ", f"text {step}\n==== step one\n==== step 99 of all\nlast line")],
-            show=False,
-        )
-    made.close()
-    whole = (tmp_path / "samples.txt").read_text(encoding="utf-8")
-    assert whole.startswith(report.NOISE + report.BYTES + "==== step 0")
-    again = make(tmp_path, first_step=8)
-    kept = (tmp_path / "samples.txt").read_text(encoding="utf-8")
-    assert whole.startswith(kept) and kept.count("last line") == 2 and "step 8" not in kept
-    again.samples(8, [("a", "b")], show=False)
-    assert (tmp_path / "samples.txt").read_text(
-        encoding="utf-8"
-    ) == kept + "==== step 8 · prompt 'a' ====\nab\n\n"
+        text = f"text {step}\n==== step one\n==== step 99 of all\nlast line"
+        first.samples(step, [("é ", text)], show=False)
+    first.close()
+    before_resume = path.read_text(encoding="utf-8")
+
+    resumed = start_report(tmp_path, first_step=8)
+    after_resume = path.read_text(encoding="utf-8")
+    resumed.samples(8, [("a", "b")], show=False)
+
+    assert before_resume.startswith(report.NOISE + report.BYTES + "==== step 0")
+    assert before_resume.startswith(after_resume)
+    assert after_resume.count("last line") == 2
+    assert "step 8" not in after_resume
+    new_sample = "==== step 8 · prompt 'a' ====\nab\n\n"
+    assert path.read_text(encoding="utf-8") == after_resume + new_sample
 
 
-def test_due_every_interval_and_at_the_last_and_never_for_0():
-    assert due(0, 5) and due(5, 5) and not due(6, 5) and due(6, 5, last=True)
-    assert not due(5, 0) and not due(5, 0, last=True)
+# Messages
 
 
-def test_one_hint_is_logged_and_no_second(tmp_path, capsys):
-    made = make(tmp_path)
-    update(made, ADVICE_AFTER_STEPS - 1, 49.0, waited=24.5)
+@pytest.mark.parametrize(
+    ("step", "interval", "is_due", "is_due_at_end"),
+    [(0, 5, True, True), (5, 5, True, True), (6, 5, False, True), (5, 0, False, False)],
+)
+def test_report_is_due_at_intervals_and_end(step, interval, is_due, is_due_at_end):
+    assert due(step, interval) == is_due
+    assert due(step, interval, last=True) == is_due_at_end
+
+
+def test_hint_is_logged_once(tmp_path, capsys):
+    run_report = start_report(tmp_path)
+
+    report_update(run_report, ADVICE_AFTER_STEPS - 1, 49.0, waited=24.5)
     assert "hint: " not in capsys.readouterr().err
     for step in (ADVICE_AFTER_STEPS, ADVICE_AFTER_STEPS + 1):
-        update(made, step, float(step), waited=step / 2)
-    assert capsys.readouterr().err.count("hint: the device waits for data 50% of the time") == 1
+        report_update(run_report, step, float(step), waited=step / 2)
+
+    output = capsys.readouterr().err
+    assert output.count("hint: ") == 1
+    assert "waits for data 50% of the time" in output
 
 
-def test_a_run_that_lost_to_a_bigram_model_is_told_so(tmp_path, capsys):
-    made = make(tmp_path)
-    made.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
-    made.baselines(4, {"bigram": 1.45, "bigram_bits_per_byte": 0.48})
-    assert (
-        "Validation loss is no better than a bigram baseline. Train longer (--max_steps with a new"
-        in capsys.readouterr().err
-    )
+def test_loss_above_bigram_baseline_is_reported(tmp_path, capsys):
+    run_report = start_report(tmp_path)
+
+    run_report.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
+    run_report.baselines(4, {"bigram": 1.45, "bigram_bits_per_byte": 0.48})
+
+    output = capsys.readouterr().err
+    assert "no better than a bigram baseline" in output
+    assert "--max_steps" in output
 
 
-def test_duration_reads_as_people_write_it():
-    written = {
-        12.4: "12 s",
-        59.6: "1 min 00 s",
-        200: "3 min 20 s",
-        3599.7: "1 h 00 min",
-        5 * 3600 + 240: "5 h 04 min",
-    }
-    assert {seconds: duration(seconds) for seconds in written} == written
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (12.4, "12 s"),
+        (59.6, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (3599.7, "1 h 00 min"),
+        (5 * 3600 + 240, "5 h 04 min"),
+    ],
+)
+def test_duration_has_two_units(seconds, expected):
+    assert duration(seconds) == expected
 
 
-def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys, fixed_clock):
-    made = make(tmp_path)
-    for step, now in [(1, 1), (2, 2), (3, 6.5), (9, 7), (10, 7.5)]:
-        fixed_clock.now = 100 + now
-        update(made, step, float(now))
-    made.close()
-    out, err = capsys.readouterr()
-    lines = err.splitlines()
-    assert out == "" and "\r" not in err
-    assert [line.split("/")[0].split()[-1] for line in lines if line.startswith("step ")] == [
-        "1",
-        "3",
-        "10",
-    ]
-    assert (
-        "loss 2.000" in err
-        and "  1,234 tokens/s\n" in err
-        and "mfu" not in err
-        and "left 0 s" in lines[-1]
-    )
+# Progress
 
 
-def drawn_on_a_terminal(run_dir, monkeypatch, lines: int) -> list[str]:
-    """The lines that a run of two updates draws on a terminal of so many lines of 80 columns."""
-    mine, its = os.openpty()
-    termios.tcsetwinsize(its, (lines, 80))
-    with open(its, "w") as terminal:
-        monkeypatch.setattr("sys.stderr", terminal)
-        made = make(run_dir)
-        for step in (1, 9):
-            update(made, step, float(step))
-        made._bar.refresh()
-        made.close()
-        print("end", file=terminal, flush=True)
-        drawn = ""
-        while "end" not in drawn:  # the kernel hands it over in pieces
-            drawn += os.read(mine, 10_000).decode()
-    os.close(mine)
-    return [line.rstrip() for line in re.split(r"[\r\n]+", drawn)]
+def test_redirected_output_has_lines_at_intervals(tmp_path, capsys, fixed_clock):
+    run_report = start_report(tmp_path)
+
+    for step, seconds in [(1, 1), (2, 2), (3, 6.5), (9, 7), (10, 7.5)]:
+        fixed_clock.now = 100 + seconds
+        report_update(run_report, step, float(seconds))
+    run_report.close()
+
+    output, errors = capsys.readouterr()
+    lines = errors.splitlines()
+    step_lines = [line for line in lines if line.startswith("step ")]
+    assert [re.match(r"step +(\d+)/10 ", line)[1] for line in step_lines] == ["1", "3", "10"]
+    assert output == ""
+    assert "\r" not in errors
+    assert "loss 2.000" in errors
+    assert "  1,234 tokens/s\n" in errors
+    assert "mfu" not in errors
+    assert "left 0 s" in lines[-1]
 
 
-def test_a_terminal_of_80_columns_has_a_bar_with_whole_words_and_one_without_lines_a_line(
-    tmp_path, monkeypatch
-):
-    last = [
-        line
-        for line in drawn_on_a_terminal(tmp_path, monkeypatch, 24)
-        if line.startswith("step 9/10 ")
-    ][-1]
-    assert (
-        re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tokens/s  left \d+ s$", last)
-        and len(last) <= 80
-    ), last
-    lines = drawn_on_a_terminal(tmp_path, monkeypatch, 0)
-    assert lines[0].startswith("step  1/10  loss") and not [
-        line for line in lines if line.startswith("step 9/10 ")
-    ]
+@pytest.fixture
+def draw_on_terminal(tmp_path, monkeypatch):
+    """Return a function that reports two updates on a terminal and returns the drawn lines."""
+
+    def draw(height: int) -> list[str]:
+        own_end, terminal_end = os.openpty()
+        termios.tcsetwinsize(terminal_end, (height, 80))
+        with open(terminal_end, "w") as terminal:
+            monkeypatch.setattr("sys.stderr", terminal)
+            run_report = start_report(tmp_path)
+            for step in (1, 9):
+                report_update(run_report, step, float(step))
+            run_report._bar.refresh()
+            run_report.close()
+            print("end", file=terminal, flush=True)
+            output = ""
+            while "end" not in output:  # a read may return only a part
+                output += os.read(own_end, 10_000).decode()
+        os.close(own_end)
+        return [line.rstrip() for line in re.split(r"[\r\n]+", output)]
+
+    return draw
 
 
-def test_the_time_left_is_counted_from_the_first_update_and_to_a_planned_length(
-    tmp_path, capsys, monkeypatch
-):
+def test_progress_bar_fits_terminal(draw_on_terminal):
+    lines = draw_on_terminal(height=24)
+
+    bars = [line for line in lines if line.startswith("step 9/10 ")]
+    assert re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tokens/s  left \d+ s$", bars[-1])
+    assert len(bars[-1]) <= 80
+
+
+def test_terminal_without_height_has_no_bar(draw_on_terminal):
+    lines = draw_on_terminal(height=0)
+
+    assert lines[0].startswith("step  1/10  loss")
+    assert not [line for line in lines if line.startswith("step 9/10 ")]
+
+
+def test_time_left_excludes_the_first_update(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "LINE_SECONDS", 0)
-    made = make(tmp_path)
-    update(made, 1, 50.0, max_steps=100)  # the first update pays for compiling: not in the estimate
-    update(made, 7, 62.0, max_steps=100)
-    update(made, 10, 68.0, max_steps=20)
+    run_report = start_report(tmp_path)
+
+    report_update(run_report, 1, 50.0, max_steps=100)  # includes the compilation
+    report_update(run_report, 7, 62.0, max_steps=100)
+    report_update(run_report, 10, 68.0, max_steps=20)  # max_hours has shortened the run
+
     first, second, last = capsys.readouterr().err.splitlines()[-3:]
-    assert first.startswith("step   1/100") and "left" not in first
-    assert second.startswith("step   7/100") and second.endswith("left 3 min 06 s")
-    assert last.startswith("step 10/20") and last.endswith("left 20 s")
+    assert first.startswith("step   1/100")
+    assert "left" not in first
+    assert second.startswith("step   7/100")
+    assert second.endswith("left 3 min 06 s")
+    assert last.startswith("step 10/20")
+    assert last.endswith("left 20 s")
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):
-    made = make(tmp_path, is_main=False)
-    made.log(1, {})
-    update(made, 1, 1.0)
-    made.loss(1, "validation", {"loss": 1.0})
-    made.samples(1, [("a", "b")], show=True)
-    made.draw()
-    made.close()
-    assert not list(tmp_path.iterdir()) and capsys.readouterr() == ("", "")
+    run_report = start_report(tmp_path, is_main=False)
+
+    run_report.log(1, {})
+    report_update(run_report, 1, 1.0)
+    run_report.loss(1, "validation", {"loss": 1.0})
+    run_report.samples(1, [("a", "b")], show=True)
+    run_report.draw()
+    run_report.close()
+
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr() == ("", "")

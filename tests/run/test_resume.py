@@ -1,4 +1,4 @@
-"""What a run continues from, and whether it may do so with another schedule."""
+"""Resume a run, with the same schedule or with another length."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from ursa_minor.recipe import keys, loading
 from ursa_minor.run.resume import extended, other_length, saved_task_commits
 
 # An Accelerator would initialize a state that the processes of later tests inherit.
-ALONE = SimpleNamespace(is_main_process=True)
+MAIN_PROCESS = SimpleNamespace(is_main_process=True)
 SCHEDULE = keys.Schedule(
     max_steps=100,
     warmup_steps=10,
@@ -23,95 +23,126 @@ SCHEDULE = keys.Schedule(
     lr_scheduler_type="wsd",
     decay_ratio=0.3,
 )
+LONG_SCHEDULE = dataclasses.replace(SCHEDULE, max_steps=100_000)
 
 
-def saved_state(step, schedule=SCHEDULE, planned=None):
-    science = {
-        name: value for name, value in dataclasses.asdict(schedule).items() if name != "max_hours"
-    }
-    return {"step": step, "science": science, "planned": planned and dataclasses.asdict(planned)}
+def saved_state(
+    step: int, schedule: keys.Schedule = SCHEDULE, planned: Length | None = None
+) -> dict:
+    """Return the state of a checkpoint.
+
+    Args:
+        step: the step of the checkpoint.
+        schedule: the schedule of the run.
+        planned: the length that max_hours planned, if any.
+    """
+    hyperparameters = dataclasses.asdict(schedule)
+    del hyperparameters["max_hours"]
+    planned_values = dataclasses.asdict(planned) if planned else None
+    return {"step": step, "science": hyperparameters, "planned": planned_values}
 
 
-def test_same_schedule_is_no_other_length():
+def load_recipe(**values) -> keys.Recipe:
+    """Return the recipe own_text with these values."""
+    path = ROOT / "recipes" / "own_text.yaml"
+    return loading.load_recipe(path, {"data_files": ["x"], **values})
+
+
+def test_same_schedule_has_no_other_length():
     assert other_length(saved_state(50), SCHEDULE) is None
 
 
 @pytest.mark.parametrize(
-    ("step", "changes", "is_accepted"),
+    ("step", "changes"),
     [
-        (70, {"max_steps": 200}, True),
-        (71, {"max_steps": 200}, True),  # update 71 had the peak still
-        (72, {"max_steps": 200}, False),
-        (50, {"max_steps": 60}, False),
-        (50, {"warmup_steps": 20}, False),
-        (5, {"max_steps": 200, "lr_scheduler_type": "cosine"}, True),  # within the warm-up
-        (50, {"max_hours": 3.0}, False),  # the limit is no other length
+        (70, {"max_steps": 200}),
+        (71, {"max_steps": 200}),
+        (5, {"max_steps": 200, "lr_scheduler_type": "cosine"}),
     ],
+    ids=["before the decay", "last update before the decay", "within the warm-up"],
 )
-def test_other_length_needs_equal_rates_so_far(step, changes, is_accepted):
+def test_equal_rates_so_far_permit_other_length(step, changes):
     schedule = dataclasses.replace(SCHEDULE, **changes)
-    expected = Length.of(schedule) if is_accepted else None
-    assert other_length(saved_state(step), schedule) == expected
+
+    assert other_length(saved_state(step), schedule) == Length.of(schedule)
 
 
-def test_longer_run_keeps_the_warmup_that_max_hours_shortened():
-    asked = dataclasses.replace(SCHEDULE, max_steps=100_000, warmup_steps=1000)
-    planned = shorten(asked, 20, 200)
-    longer = dataclasses.replace(asked, max_steps=300, warmup_steps=planned.warmup_steps)
-    length = other_length(saved_state(140, asked, planned), longer)
+@pytest.mark.parametrize(
+    ("step", "changes"),
+    [
+        (72, {"max_steps": 200}),
+        (50, {"max_steps": 60}),
+        (50, {"warmup_steps": 20}),
+        (50, {"max_hours": 3.0}),
+    ],
+    ids=["decay has started", "decay would have started", "warm-up", "limit only"],
+)
+def test_different_rates_permit_no_other_length(step, changes):
+    schedule = dataclasses.replace(SCHEDULE, **changes)
+
+    assert other_length(saved_state(step), schedule) is None
+
+
+def test_longer_run_keeps_shortened_warmup():
+    schedule = dataclasses.replace(LONG_SCHEDULE, warmup_steps=1000)
+    planned = shorten(schedule, 20, 200)
+    longer = dataclasses.replace(schedule, max_steps=300, warmup_steps=planned.warmup_steps)
+
+    length = other_length(saved_state(140, schedule, planned), longer)
+
     assert length == dataclasses.replace(planned, max_steps=300)
-    trained = [learning_rate(step, asked, planned) for step in range(140)]
-    assert [learning_rate(step, longer, length) for step in range(140)] == trained
+    rates_so_far = [learning_rate(step, schedule, planned) for step in range(140)]
+    assert [learning_rate(step, longer, length) for step in range(140)] == rates_so_far
 
 
-def test_planned_length_stays_while_the_hours_are_limited():
-    planned = shorten(dataclasses.replace(SCHEDULE, max_steps=100_000), 20, 200)
-    state = saved_state(50, dataclasses.replace(SCHEDULE, max_steps=100_000), planned)
-    assert other_length(state, dataclasses.replace(SCHEDULE, max_steps=300, max_hours=2.0)) is None
-    assert other_length(state, dataclasses.replace(SCHEDULE, max_steps=300)).max_steps == 300
+def test_planned_length_stays_while_hours_are_limited():
+    planned = shorten(LONG_SCHEDULE, 20, 200)
+    state = saved_state(50, LONG_SCHEDULE, planned)
+    without_limit = dataclasses.replace(SCHEDULE, max_steps=300)
+    with_limit = dataclasses.replace(without_limit, max_hours=2.0)
 
-
-def test_extension_by_no_steps_is_refused():
-    recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
-    with pytest.raises(BadInput, match="--extend_steps 0: must be at least 1"):
-        extended(recipe, 0)
+    assert other_length(state, with_limit) is None
+    assert other_length(state, without_limit).max_steps == 300
 
 
 @pytest.mark.parametrize("max_hours", [0.0, 4.0])
-def test_max_hours_may_change_within_a_run(max_hours):
-    schedule = dataclasses.replace(SCHEDULE, max_steps=100_000)
-    state = saved_state(50, schedule, shorten(schedule, 20, 200))
-    assert other_length(state, dataclasses.replace(schedule, max_hours=max_hours)) is None
+def test_max_hours_may_change_within_run(max_hours):
+    state = saved_state(50, LONG_SCHEDULE, shorten(LONG_SCHEDULE, 20, 200))
+    schedule = dataclasses.replace(LONG_SCHEDULE, max_hours=max_hours)
+
+    assert other_length(state, schedule) is None
+
+
+def test_extension_by_no_steps_is_rejected():
+    with pytest.raises(BadInput) as caught:
+        extended(load_recipe(), 0)
+
+    assert "--extend_steps 0" in str(caught.value)
+    assert "at least 1" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("start", "expected"),
     [("auto", {"piqa": "newest"}), ("elsewhere", {"piqa": "newest"}), ("none", {})],
 )
-def test_task_commits_are_those_of_the_newest_checkpoint(start, expected, tmp_path):
-    recipe = loading.load_recipe(
-        ROOT / "recipes" / "own_text.yaml",
-        {"data_files": ["x"], "output_dir": str(tmp_path), "resume_from_checkpoint": start},
-    )
+def test_task_commits_come_from_newest_checkpoint(start, expected, tmp_path):
+    recipe = load_recipe(output_dir=str(tmp_path), resume_from_checkpoint=start)
     for step, commit in ((10, "older"), (20, "newest")):
         folder = recipe.saving.checkpoints / step_name(step)
         folder.mkdir(parents=True)
         (folder / STATE).write_text(json.dumps({"tasks": {"piqa": commit}}))
 
-    assert saved_task_commits(recipe.saving, ALONE) == expected
+    commits = saved_task_commits(recipe.saving, MAIN_PROCESS)
+
+    assert commits == expected
 
 
-def test_task_commits_of_a_first_start_are_those_of_its_source(tmp_path):
+def test_task_commits_of_new_run_come_from_source(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / STATE).write_text(json.dumps({"tasks": {"piqa": "source"}}))
-    recipe = loading.load_recipe(
-        ROOT / "recipes" / "own_text.yaml",
-        {
-            "data_files": ["x"],
-            "output_dir": str(tmp_path / "run"),
-            "resume_from_checkpoint": str(source),
-        },
-    )
+    recipe = load_recipe(output_dir=str(tmp_path / "run"), resume_from_checkpoint=str(source))
 
-    assert saved_task_commits(recipe.saving, ALONE) == {"piqa": "source"}
+    commits = saved_task_commits(recipe.saving, MAIN_PROCESS)
+
+    assert commits == {"piqa": "source"}

@@ -1,4 +1,4 @@
-"""The set-up of a run: on which items it is scored."""
+"""The set-up of a run: the examples on which it is scored."""
 
 from types import SimpleNamespace
 
@@ -13,8 +13,8 @@ CORPUS = SimpleNamespace(tokenizer=None)
 
 
 @pytest.fixture
-def reads(monkeypatch):
-    """Replace the reading of items by a record of the commits at which they are read."""
+def read_commits(monkeypatch) -> list[dict]:
+    """Replace the functions that read examples. Return a list of the commits that are read."""
     commits_read = []
 
     def read_items(evaluation, accelerator, commits):
@@ -32,19 +32,20 @@ def reads(monkeypatch):
 @pytest.mark.parametrize(
     ("saved_commits", "expected_reads", "expected_commit"),
     [
-        ({"piqa": "saved"}, [{"piqa": "saved"}], "saved"),  # a checkpoint names another commit
+        ({"piqa": "saved"}, [{"piqa": "saved"}], "saved"),
         ({"piqa": "newest"}, [], "newest"),
-        ({}, [], "newest"),  # the run has not been scored
+        ({}, [], "newest"),
     ],
+    ids=["other commit", "same commit", "not scored yet"],
 )
-def test_resumed_run_is_scored_on_its_own_items(
-    reads, saved_commits, expected_reads, expected_commit
+def test_resumed_run_keeps_its_examples(
+    read_commits, saved_commits, expected_reads, expected_commit
 ):
     state = SimpleNamespace(tasks=dict(saved_commits))
     newest = {PIQA: SimpleNamespace(commit="newest")}
 
     tests = setup.tests_of_run(RECIPE, newest, state, CORPUS, accelerator=None)
 
-    assert reads == expected_reads
+    assert read_commits == expected_reads
     assert tests[PIQA].commit == expected_commit
     assert state.tasks == {"piqa": expected_commit}

@@ -1,10 +1,11 @@
-"""The speed benchmarks: their own GPT-2 is GPT-2, their products are the model's, each prints what it promises."""
+"""Tests of the speed benchmarks: their models, their comparisons, and what they print."""
 
 import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,205 +16,264 @@ from ursa_minor.preflight import estimate
 from ursa_minor.recipe import command_line, keys
 
 ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "shakespeare_char.yaml"
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}
-TINY = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
-CARD = hardware.Device("cuda", "a card", 2**34, (8, 0), 1, True)
+TINY_FLAGS = [f"--{name}={size}" for name, size in SIZES.items()]
+GPU = hardware.Device("cuda", "a GPU", 2**34, (8, 0), 1, True)
 CPU = hardware.Device("cpu", "a CPU", 2**34)
 
 
-def test_plain_gpt2_is_the_stock_model():
-    asked = argparse.Namespace(**SIZES)
-    stock = side_by_side.stock_model(asked)
-    torch.nn.init.normal_(stock.transformer.h[0].attn.c_attn.bias)  # zeros would hide where they go
-    plain = throughput.PlainGPT2(asked).take_weights(stock)
+# The compared models.
+
+
+def test_plain_gpt2_equals_stock_model():
+    args = argparse.Namespace(**SIZES)
+    stock = side_by_side.stock_model(args)
+    # A bias of zeros would hide an error in its use.
+    torch.nn.init.normal_(stock.transformer.h[0].attn.c_attn.bias)
     ids = torch.randint(0, SIZES["vocab_size"], (3, SIZES["sequence_length"] + 1))
-    logits = stock(ids[:, :-1]).logits
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-    torch.testing.assert_close(plain(ids[:, :-1], ids[:, 1:]), expected, atol=1e-5, rtol=0)
-    count = sum(parameter.numel() for parameter in plain.parameters())
-    assert count == stock.num_parameters() == side_by_side.shape_of(asked).parameters
+    inputs = ids[:, :-1]
+    targets = ids[:, 1:]
+
+    plain = throughput.PlainGPT2(args).take_weights(stock)
+    loss = plain(inputs, targets)
+
+    logits = stock(inputs).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
+    num_parameters = sum(parameter.numel() for parameter in plain.parameters())
+    assert num_parameters == stock.num_parameters()
+    assert num_parameters == side_by_side.shape_of(args).parameters
 
 
-def test_ceiling_does_the_estimates_products():
-    for shape in (estimate.GPT2_124M, estimate.Shape(2, 64, 512, 64)):
-        weights = 3 * sum(
-            2 * count * inner * outer for count, inner, outer in throughput.matrices(shape)
-        )
-        attention = (
-            12 * shape.n_layer * shape.n_embd * shape.sequence_length
-        )  # as the estimate counts it: not causal
-        # The estimate also has 6 for each weight that is in no product: biases and norms, 13 L d + 2 d of them.
-        vectors = 6 * (13 * shape.n_layer + 2) * shape.n_embd
-        assert weights + attention + vectors == shape.flops_per_token
-        assert vectors < 0.013 * shape.flops_per_token  # 0.09% of GPT-2 124M, 1.2% of the tiny one
+@pytest.mark.parametrize(
+    "shape", [estimate.GPT2_124M, estimate.Shape(2, 64, 512, 64)], ids=["GPT-2 124M", "tiny"]
+)
+def test_ceiling_computes_products_of_estimate(shape):
+    weight_flops = 0
+    for count, inner, outer in throughput.matrices(shape):
+        weight_flops += 3 * 2 * count * inner * outer
+
+    # The estimate counts attention without the causal mask.
+    attention_flops = 12 * shape.n_layer * shape.n_embd * shape.sequence_length
+    # It also counts 6 for each weight of a bias or a norm, which is in no product.
+    vector_flops = 6 * (13 * shape.n_layer + 2) * shape.n_embd
+    assert weight_flops + attention_flops + vector_flops == shape.flops_per_token
+    # These are 0.09% for GPT-2 124M and 1.2% for the tiny model.
+    assert vector_flops < 0.013 * shape.flops_per_token
 
 
-def test_a_card_climbs_every_rung_and_a_cpu_says_why_not():
-    asked = argparse.Namespace(precision="bf16", vocab_size=50257, compile=True)
-    little = argparse.Namespace(precision="no", vocab_size=512, compile=False)
-    ladders = ladder.rungs(asked, CARD), ladder.rungs(little, CPU)
-    assert not [reason for _, _, reason in ladders[0] if reason]
-    assert "vocabulary 50,257 -> 50,304" in [name for name, _, _ in ladders[0]]
-    skipped = {name: reason for name, _, reason in ladders[1] if reason}
+# The ladder of optimizations.
+
+
+def test_gpu_climbs_every_rung():
+    args = argparse.Namespace(precision="bf16", vocab_size=50257, compile=True)
+
+    rungs = ladder.rungs(args, GPU)
+
+    assert not [reason for _, _, reason in rungs if reason]
+    assert "vocabulary 50,257 -> 50,304" in [name for name, _, _ in rungs]
+    settings = ladder.GROUND.copy()
+    for _, change, _ in rungs:
+        settings |= change
+    for name in ("tf32", "compile", "fused", "own_loss"):
+        assert settings[name], name
+    assert settings["precision"] == "bf16"
+
+
+def test_cpu_skips_rungs_with_reason():
+    args = argparse.Namespace(precision="no", vocab_size=512, compile=False)
+
+    rungs = ladder.rungs(args, CPU)
+
+    skipped = {name: reason for name, _, reason in rungs if reason}
     assert list(skipped) == ["TF32", "bf16 autocast", "torch.compile", "vocabulary 512 -> 512"]
-    assert "--precision bf16" in skipped["bf16 autocast"] and "a CPU has no TF32" in skipped["TF32"]
-    last = ladder.GROUND.copy()
-    for _, change, _ in ladders[0]:
-        last |= change
-    assert (
-        all(last[name] for name in ("tf32", "compile", "fused", "own_loss"))
-        and last["precision"] == "bf16"
-    )
+    assert "--precision bf16" in skipped["bf16 autocast"]
+    assert "a CPU has no TF32" in skipped["TF32"]
 
 
-def test_faults_of_the_command_line_and_of_the_machine_are_told(monkeypatch, capsys, tmp_path):
-    assert throughput.main([*TINY, "--nanogpt", "/nowhere"]) == 2
+# Throughput and traffic.
+
+
+def test_invalid_nanogpt_folder_is_rejected(capsys):
+    status = throughput.main([*TINY_FLAGS, "--nanogpt", "/nowhere"])
+
+    assert status == 2
+    message = capsys.readouterr().err
+    assert "--nanogpt /nowhere" in message
+    assert "no model.py" in message
+
+
+def test_traffic_without_gpu_is_rejected(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert (
-        traffic.main([*TINY, "--json", str(tmp_path / "t.json")]) == 2
-        and not (tmp_path / "t.json").exists()
-    )
-    shown = capsys.readouterr().err
-    assert (
-        "--nanogpt /nowhere: the folder contains no model.py" in shown
-        and "is_available() is False" in shown
-    )
+    output = tmp_path / "t.json"
+
+    status = traffic.main([*TINY_FLAGS, "--json", str(output)])
+
+    assert status == 2
+    assert "is_available() is False" in capsys.readouterr().err
+    assert not output.exists()
 
 
 @pytest.mark.slow
 def test_throughput_prints_every_variant(tmp_path):
-    flags = [
-        "--compile",
-        "false",
-        "--rounds",
-        "1",
-        "--accumulation",
-        "2",
-        "--json",
-        str(tmp_path / "t.json"),
-    ]
-    # As a user does, from its folder, whose files must not be taken for modules of others.
-    command = [sys.executable, "throughput.py", *TINY, *flags]
-    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    names = ("ours", "hf", "trainer", "plain", "ceiling")
-    for name in names:
-        assert f"\n{name} " in done.stdout, done.stdout
-    for name in names[1:]:
-        assert f"ours / {name} " in done.stdout
-    assert "micro-batch  4 x 2" in done.stdout
-    (found,) = json.loads((tmp_path / "t.json").read_text())["micro_batches"]
-    losses = {name: row["loss"] for name, row in found["variants"].items()}
+    output = tmp_path / "t.json"
+    flags = ["--compile=false", "--rounds=1", "--accumulation=2", f"--json={output}"]
+    command = [sys.executable, "throughput.py", *TINY_FLAGS, *flags]
+
+    # The files in the script's folder must not be imported instead of installed modules.
+    result = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
+
+    assert result.returncode == 0, result.stderr
+    others = ("hf", "trainer", "plain", "ceiling")
+    for name in ("ours", *others):
+        assert f"\n{name} " in result.stdout, result.stdout
+    for name in others:
+        assert f"ours / {name} " in result.stdout
+    assert "micro-batch  4 x 2" in result.stdout
+    measurements = json.loads(output.read_text())["micro_batches"]
+    assert len(measurements) == 1
+    losses = {name: row["loss"] for name, row in measurements[0]["variants"].items()}
     assert losses["ceiling"] is None
-    # The same weights and batches: only float rounding differs. Transformers' labels leave the last token out.
+    # The weights and batches are the same, except that Transformers ignores the last token of a
+    # label and that Trainer shuffles its batches.
     assert losses["ours"] == pytest.approx(losses["plain"], abs=1e-4)
     assert losses["ours"] == pytest.approx(losses["hf"], abs=0.1)
-    assert losses["ours"] == pytest.approx(losses["trainer"], abs=0.3)  # its batches are shuffled
+    assert losses["ours"] == pytest.approx(losses["trainer"], abs=0.3)
 
 
-def test_throughput_compares_only_what_was_measured_in_turn(capsys):
-    found = {"trainer": {"turns": [], "problem": "out of memory"}}
-    for name, turns in {"ours": (1.0, 2.0), "hf": (2.0, 4.0), "plain": (4.0, 8.0)}.items():
-        found[name] = {"turns": [{"seconds": each, "loss": 3.0} for each in turns], "problem": ""}
-    asked = argparse.Namespace(accumulation=1, precision="no", **SIZES)
-    assert (
-        throughput.report(found, False, asked, 1)["ours_over"] == {}
-        and "ours / hf" not in capsys.readouterr().out
-    )
-    assert throughput.report(found, True, asked, 1)["ours_over"] == {"hf": 2.0, "plain": 4.0}
-    assert "ours / hf" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("is_alternating", "ratios"), [(False, {}), (True, {"hf": 2.0, "plain": 4.0})]
+)
+def test_throughput_compares_only_alternating_measurements(capsys, is_alternating, ratios):
+    variants = {"trainer": {"turns": [], "problem": "out of memory"}}
+    for name, seconds in {"ours": (1.0, 2.0), "hf": (2.0, 4.0), "plain": (4.0, 8.0)}.items():
+        turns = [{"seconds": turn_seconds, "loss": 3.0} for turn_seconds in seconds]
+        variants[name] = {"turns": turns, "problem": ""}
+    args = argparse.Namespace(accumulation=1, precision="no", **SIZES)
+
+    report = throughput.report(variants, is_alternating, args, 1)
+
+    assert report["ours_over"] == ratios
+    is_printed = "ours / hf" in capsys.readouterr().out
+    assert is_printed == is_alternating
 
 
-def test_the_length_that_ends_at_a_loss_lies_on_the_line_through_those_that_were_run():
-    ended = {1000: 2.0, 2000: 1.8}
-    assert time_to_loss.steps_to(1.9, ended) == pytest.approx(
-        (1000 * 2000) ** 0.5
-    )  # halfway, of the logarithm
-    assert time_to_loss.steps_to(1.6, ended | {4000: 1.6}) == pytest.approx(4000)
-    found, low, high = time_to_loss.ratio([400, 440, 420], [800, 880, 840])
-    assert found == low == high == pytest.approx(0.5)
-    found, low, high = time_to_loss.ratio([400, 440, 420], [800, 800, 800])
-    assert low < 0.5 < found < high
+# Time to a loss.
 
 
-def test_every_tuned_setting_is_a_recipes_and_the_held_out_seeds_are_no_others():
-    assert len(time_to_loss.HELD_OUT) == 5 and {*time_to_loss.UNDO_SEEDS}.isdisjoint(
-        time_to_loss.HELD_OUT
-    )
-    recipe = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml")]
-    for way, tuned in time_to_loss.TUNED.items():
-        for settings in (tuned, tuned | time_to_loss.STOCK):
-            taken = keys.to_dict(
-                command_line.parse_training([*recipe, *time_to_loss.flags(way, settings, 500)])[0]
-            )
-            assert {key: str(taken[key]).lower() for key in settings} == {
-                key: str(one) for key, one in settings.items()
-            }
+def test_steps_to_loss_are_interpolated():
+    losses = {1000: 2.0, 2000: 1.8}
+
+    # Half of the difference is half of the logarithm.
+    assert time_to_loss.steps_to(1.9, losses) == pytest.approx((1000 * 2000) ** 0.5)
+    assert time_to_loss.steps_to(1.6, losses | {4000: 1.6}) == pytest.approx(4000)
 
 
-def test_two_settings_that_swap_their_values_are_two_runs(monkeypatch, tmp_path):
+def test_ratio_of_steps_has_range():
+    ratio, low, high = time_to_loss.ratio([400, 440, 420], [800, 880, 840])
+    assert ratio == pytest.approx(0.5)
+    assert low == ratio
+    assert high == ratio
+
+    ratio, low, high = time_to_loss.ratio([400, 440, 420], [800, 800, 800])
+    assert low < 0.5
+    assert 0.5 < ratio < high
+
+
+def test_held_out_seeds_are_not_used_before():
+    assert len(time_to_loss.HELD_OUT) == 5
+    assert not set(time_to_loss.UNDO_SEEDS) & set(time_to_loss.HELD_OUT)
+
+
+@pytest.mark.parametrize("optimizer", time_to_loss.TUNED)
+def test_tuned_settings_are_recipe_values(optimizer):
+    tuned = time_to_loss.TUNED[optimizer]
+    for settings in (tuned, tuned | time_to_loss.STOCK):
+        flags = time_to_loss.flags(optimizer, settings, 500)
+
+        recipe, *_ = command_line.parse_training(["--recipe", str(RECIPE), *flags])
+
+        values = keys.to_dict(recipe)
+        for key, setting in settings.items():
+            assert str(values[key]).lower() == str(setting)
+
+
+def test_runs_with_swapped_settings_differ(monkeypatch, tmp_path):
     names = []
-    monkeypatch.setattr(time_to_loss, "prepare_shards", lambda *a: None)
-    monkeypatch.setattr(
-        time_to_loss,
-        "train_once",
-        lambda folder, name, *a, **k: names.append(name) or {"loss": 1.0},
-    )
-    recipe = ROOT / "recipes" / "shakespeare_char.yaml"
-    runs = time_to_loss.Runs(
-        argparse.Namespace(workers=1, text="t", folder=tmp_path, recipe=recipe, threads=1)
-    )
+
+    def train_once(folder, name, *args, **kwargs):
+        names.append(name)
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(time_to_loss, "prepare_shards", lambda *_: None)
+    monkeypatch.setattr(time_to_loss, "train_once", train_once)
+    args = argparse.Namespace(workers=1, text="t", folder=tmp_path, recipe=RECIPE, threads=1)
+    runs = time_to_loss.Runs(args)
     first = {"weight_decay": 1.0, "max_grad_norm": 0.1}
     second = {"weight_decay": 0.1, "max_grad_norm": 1.0}
+
     for change in (first, second, second):
         runs.losses("muon", time_to_loss.TUNED["muon"] | change, 400, (1, 2))
+
     assert len(set(names)) == 4
 
 
-def search(folder: Path, trials: int, monkeypatch) -> tuple[list, list[str]]:
-    """Return the trials of a search, and the settings that it has trained. The losses are made up."""
+# The search for optimizer settings.
+
+
+class SearchResult(NamedTuple):
+    """The trials in the file of a search, and the settings that this call has trained."""
+
+    trials: list[dict]
+    trained: list[str]
+
+
+def search(folder: Path, num_trials: int, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
+    """Search for Muon settings with invented losses."""
     trained = []
 
     def train(search, settings, seeds):
         trained.append(str(settings))
-        return {str(seed): abs(hash(str(settings))) % 1000 / 1000 for seed in seeds}
+        loss = abs(hash(str(settings))) % 1000 / 1000
+        return {str(seed): loss for seed in seeds}
 
     monkeypatch.setattr(tune_optimizers, "prepare_shards", lambda *_: None)
     monkeypatch.setattr(tune_optimizers.Search, "train", train)
-    words = ["--text", "t.txt", "--optimizer", "muon", "--trials", str(trials)]
-    tune_optimizers.main([*words, "--trials_file", str(folder / "muon.json")])
-    return json.loads((folder / "muon.json").read_text())["trials"], trained
+    trials_file = folder / "muon.json"
+    flags = ["--text=t.txt", "--optimizer=muon", f"--trials={num_trials}"]
+    tune_optimizers.main([*flags, f"--trials_file={trials_file}"])
+    return SearchResult(json.loads(trials_file.read_text())["trials"], trained)
 
 
-def test_interrupted_search_continues_with_the_next_trial(tmp_path, monkeypatch):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
+def test_interrupted_search_continues_with_next_trial(tmp_path, monkeypatch):
+    whole_folder = tmp_path / "whole"
+    whole_folder.mkdir()
+    interrupted_folder = tmp_path / "interrupted"
+    interrupted_folder.mkdir()
+    whole = search(whole_folder, 6, monkeypatch)
+    search(interrupted_folder, 3, monkeypatch)
 
-    # Given one search in a piece, and one that was interrupted after three trials
-    whole, _ = search(tmp_path / "a", 6, monkeypatch)
-    search(tmp_path / "b", 3, monkeypatch)
+    continued = search(interrupted_folder, 6, monkeypatch)
 
-    # When the second one is continued
-    continued, trained = search(tmp_path / "b", 6, monkeypatch)
-
-    # Then it has tried the same settings, and none of them twice
-    assert [trial["settings"] for trial in continued] == [trial["settings"] for trial in whole]
-    searched = [str(trial["settings"]) for trial in continued[:3]]
-    assert not set(searched) & set(trained[:3])
+    settings = [trial["settings"] for trial in continued.trials]
+    assert settings == [trial["settings"] for trial in whole.trials]
+    earlier_settings = {str(setting) for setting in settings[:3]}
+    assert not earlier_settings & set(continued.trained)
 
 
 def test_search_of_another_optimizer_is_not_continued(tmp_path, monkeypatch):
     search(tmp_path, 1, monkeypatch)
+    flags = ["--text=t.txt", "--optimizer=adamw", f"--trials_file={tmp_path / 'muon.json'}"]
+
     with pytest.raises(SystemExit, match="has another 'optimizer'"):
-        words = ["--text", "t.txt", "--optimizer", "adamw"]
-        tune_optimizers.main([*words, "--trials_file", str(tmp_path / "muon.json")])
+        tune_optimizers.main(flags)
 
 
 @pytest.mark.parametrize("optimizer", tune_optimizers.SPACE)
 def test_flags_of_every_searched_value_are_accepted(optimizer):
-    recipe = ["--recipe", "recipes/shakespeare_char.yaml"]
     for name, values in tune_optimizers.SPACE[optimizer].items():
         for value in values:
             settings = tune_optimizers.BEGIN[optimizer] | {name: value}
             flags = tune_optimizers.train_flags(optimizer, settings, 500)
-            assert command_line.parse_training([*recipe, *flags]).recipe
+            assert command_line.parse_training(["--recipe", str(RECIPE), *flags]).recipe

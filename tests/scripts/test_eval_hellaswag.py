@@ -1,27 +1,28 @@
-"""eval_hellaswag.py as a user calls it, and the score during training."""
+"""Tests of eval_hellaswag.py, and of HellaSwag scores during training."""
 
-import contextlib
 import json
 import math
 import random
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import TEXT, WORDS, run_script
+import torch
+from conftest import TEXT, WORDS, create_shared_folder, run_script
 from http_server import DataServer
 from huggingface_hub import ModelCard
+from run_results import losses_by_step, metrics_rows
 from safetensors.torch import load_file
 
 import eval_hellaswag
 import eval_tasks
 from ursa_minor.base import console
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.run_files import read_metrics
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, score_model
 from ursa_minor.evaluation import task_data as task_items
@@ -33,309 +34,406 @@ from ursa_minor.model.build import build
 from ursa_minor.recipe import keys
 from ursa_minor.reporting import clock
 
-SCORES = [f"{score}{end}" for score in TASK.scores for end in ("", "_stderr")]
-BPE = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")
-TRAIN = ("train.py", "--recipe", "tiny.yaml", *BPE)
-FILES = ("--tasks", "hellaswag", "--task_files", "hellaswag=items.jsonl")
-LOCAL = ("--model", "runs/r", "--data_files", "items.jsonl")
-SCORED = (*FILES, "--task_steps", "4")
+SCORE_NAMES = [*TASK.scores, *(f"{score}_stderr" for score in TASK.scores)]
+BPE_FLAGS = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")
+TRAIN = ("train.py", "--recipe", "tiny.yaml")
+BPE_TRAIN = (*TRAIN, *BPE_FLAGS)
+TASK_FLAGS = ("--tasks", "hellaswag", "--task_files", "hellaswag=items.jsonl")
+SCORED_FLAGS = (*TASK_FLAGS, "--task_steps", "4")
+QUIET_FLAGS = ("--eval_steps", "0", "--sample_steps", "0")
+LOCAL_FLAGS = ("--model", "runs/r", "--data_files", "items.jsonl")
+PUSH_SCORES = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
+BROKEN_CARD = "---\nlicense: [mit\n---\nMine.\n"
 
 
-def items(number: int = 40) -> list[dict]:
-    """Items of the tests' own words, some longer than the tiny model's context."""
-    draw = random.Random(1)
+def make_items(count: int = 40) -> list[dict]:
+    """Make items of random words. Some are longer than the context of the tiny model."""
+    rng = random.Random(1)
 
     def words(count: int) -> str:
-        return " ".join(draw.choices(WORDS, k=count))
+        return " ".join(rng.choices(WORDS, k=count))
 
-    return [
-        {
-            "ind": i,
+    items = []
+    for index in range(count):
+        length = 1 + index % 14
+        item = {
+            "ind": index,
             "activity_label": words(1),
-            "ctx_a": words(length := 1 + i % 14),
+            "ctx_a": words(length),
             "ctx_b": words(1),
             "ctx": words(length + 1),
-            "endings": [words(draw.randint(1, 3)) for _ in range(4)],
-            "label": draw.randrange(4),
+            "endings": [words(rng.randint(1, 3)) for _ in range(4)],
+            "label": rng.randrange(4),
         }
-        for i in range(number)
-    ]
+        items.append(item)
+    return items
 
 
-def write_items(path: Path, rows: list[dict]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+def write_items(items: list[dict]) -> None:
+    """Write items.jsonl."""
+    lines = [json.dumps(item) + "\n" for item in items]
+    Path("items.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def made(prepared_folder, tmp_path_factory) -> Path:
-    """A folder with tiny.yaml, text.txt, its shards for a BPE, items.jsonl and a random model in runs/r/model."""
-    folder = tmp_path_factory.mktemp("made")
-    shutil.copytree(prepared_folder, folder, dirs_exist_ok=True)
-    with contextlib.chdir(folder):
-        run_script("prepare_data.py", "--recipe", "tiny.yaml", *BPE)
-        write_items(Path("items.jsonl"), items())
-        tokenizer = tokenization.train_bpe([TEXT], 300)
-        shape = {
-            "n_layer": 2,
-            "n_head": 2,
-            "n_embd": 32,
-            "vocab_size": 320,
-            "sequence_length": 16,
-            "seed": 1,
-        }
-        dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
-        Path("runs/r").mkdir(parents=True)
-        stock_export.write(
-            build(keys.Model(**shape, **dropout), eos_token_id=0), Path("runs/r/model"), tokenizer
-        )
-    return folder
+def write_random_model(folder: Path) -> None:
+    """Write a small model with random weights and a BPE tokenizer."""
+    model = build(
+        keys.Model(
+            n_layer=2,
+            n_head=2,
+            n_embd=32,
+            vocab_size=320,
+            sequence_length=16,
+            seed=1,
+            resid_pdrop=0.1,
+            embd_pdrop=0.1,
+            attn_pdrop=0.1,
+        ),
+        eos_token_id=0,
+    )
+    folder.parent.mkdir(parents=True)
+    stock_export.write(model, folder, tokenization.train_bpe([TEXT], 300))
+
+
+@pytest.fixture(scope="session")
+def scoring_folder(prepared_folder, tmp_path_factory) -> Path:
+    """Make a folder with tiny.yaml, text.txt, items.jsonl, runs/r/model and BPE shards.
+
+    The shards are prepared here because a reader that train.py starts needs seconds to start.
+    """
+
+    def make() -> None:
+        write_items(make_items())
+        write_random_model(Path("runs/r/model"))
+        run_script("prepare_data.py", "--recipe", "tiny.yaml", *BPE_FLAGS)
+        run_script("prepare_data.py", "--recipe", "tiny.yaml", "--init_from", "runs/r/model")
+
+    return create_shared_folder(tmp_path_factory, "scoring", make, of=prepared_folder)
 
 
 @pytest.fixture
-def place(made, tmp_path, monkeypatch) -> Path:
-    """That folder, as one's own."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def workspace(scoring_folder, tmp_path, monkeypatch) -> Path:
+    """Change to a copy of the scoring folder."""
+    shutil.copytree(scoring_folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
-    done = run_script("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl")
-    (line,) = map(json.loads, done.stdout.splitlines())
-    assert set(SCORES) <= line.keys() and line["items"] == 40 and line["precision"] == "fp32"
-    assert (
-        f"{line['cut']} texts truncated from the left to fit the context" in done.stderr
-        and line["cut"] > 0
-    )
-    assert re.search(r"^GPT-2 124M +28\.92 +31\.14 +29\.55$", done.stderr, re.MULTILINE)
-    assert re.search(r"^GPT-2 774M +- +- +43\.20$", done.stderr, re.MULTILINE)
-    shown = re.search(r"^runs/r +([\d.]+) ± ([\d.]+)", done.stderr, re.MULTILINE)
-    assert float(shown[1]) == round(100 * line["acc"], 2) and float(shown[2]) == round(
-        100 * line["acc_stderr"], 2
-    )
-    each = [json.loads(row) for row in Path("out.jsonl").read_text().splitlines()]
-    assert [row["item"] for row in each] == [f"items.jsonl: line {n}" for n in range(1, 41)]
-    for name in ("acc", "acc_norm", "acc_token_norm"):
-        assert line[name] == pytest.approx(
-            sum(row[f"{name}_prediction"] == row["label"] for row in each) / 40
-        )
+def test_script_prints_scores_as_one_json_line(workspace):
+    result = run_script("eval_hellaswag.py", *LOCAL_FLAGS, "--output", "out.jsonl")
+
+    lines = result.stdout.splitlines()
+    assert len(lines) == 1
+    scores = json.loads(lines[0])
+    assert scores.keys() >= set(SCORE_NAMES)
+    assert scores["items"] == 40
+    assert scores["precision"] == "fp32"
+    assert scores["cut"] > 0
+    assert f"{scores['cut']} texts truncated from the left" in result.stderr
+
+    # The table compares the run with GPT-2.
+    assert re.search(r"^GPT-2 124M +28\.92 +31\.14 +29\.55$", result.stderr, re.MULTILINE)
+    assert re.search(r"^GPT-2 774M +- +- +43\.20$", result.stderr, re.MULTILINE)
+    row = re.search(r"^runs/r +([\d.]+) ± ([\d.]+)", result.stderr, re.MULTILINE)
+    assert float(row[1]) == round(100 * scores["acc"], 2)
+    assert float(row[2]) == round(100 * scores["acc_stderr"], 2)
+
+    predictions = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    names = [prediction["item"] for prediction in predictions]
+    assert names == [f"items.jsonl: line {number}" for number in range(1, 41)]
+    for score in ("acc", "acc_norm", "acc_token_norm"):
+        num_correct = 0
+        for prediction in predictions:
+            num_correct += prediction[f"{score}_prediction"] == prediction["label"]
+        assert scores[score] == pytest.approx(num_correct / 40)
 
 
-def test_a_wrong_flag_is_said_before_anything_is_scored(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--modle", "x"), ("--modle", "did you mean --model?")),
+        (("--batch_size", "none"), ("--batch_size none", "1 or more")),
+        (("--limit", "-1"), ("--limit -1", "0 (all) or more")),
+        (("--output", "nowhere/x.jsonl"), ("--output nowhere/x.jsonl", "folder that exists")),
+        (("--output", "./items.jsonl"), ("overwritten",)),
+        (("--push_to_hub", "me/model"), ("complete validation split",)),
+    ],
+)
+def test_invalid_flag_is_rejected_before_scoring(tmp_path, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)
-    for flags, words in (
-        (("--modle", "x"), "--modle: no such flag; did you mean --model?"),
-        (("--batch_size", "none"), "--batch_size none: must be auto, or 1 or more"),
-        (("--limit", "-1"), "--limit -1: must be 0 (all) or more"),
-        (
-            ("--output", "nowhere/x.jsonl"),
-            "--output nowhere/x.jsonl: must be a file in a folder that exists",
-        ),
-        (("--output", "./items.jsonl"), "which would be overwritten"),
-        (("--push_to_hub", "me/model"), "complete validation split"),
-    ):
-        with pytest.raises(BadInput, match=re.escape(words)):
-            eval_hellaswag.parse([*LOCAL, *flags])
+
+    with pytest.raises(BadInput) as error:
+        eval_hellaswag.parse([*LOCAL_FLAGS, *flags])
+
+    for word in words:
+        assert word in str(error.value)
 
 
-def test_scores_of_a_revision_are_not_pushed_as_the_newest():
-    with pytest.raises(
-        BadInput, match="--push_to_hub me/model: its card describes the newest version"
-    ):
+def test_scores_of_old_revision_are_not_pushed():
+    with pytest.raises(BadInput, match="--push_to_hub me/model: .* newest version"):
         eval_hellaswag.parse(["--model", "me/model@v1", "--push_to_hub", "me/model"])
+
     eval_hellaswag.parse(["--model", "me/model@v1", "--push_to_hub", "me/other"])
 
 
-def test_a_run_says_which_items_its_context_does_not_hold_and_is_refused_where_it_holds_none(place):
-    long = items(3)
-    long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
-    write_items(Path("items.jsonl"), long)
-    done = run_script(
-        *TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1"
-    )
-    assert re.search(r"score    2 HellaSwag items .*; left out, with an ending .*: 1", done.stderr)
-    write_items(Path("items.jsonl"), long[1:2])
-    done = run_script(*TRAIN, *SCORED, "--run_name", "none", expect=2)
-    assert (
-        "than the model's context of 16 tokens. The shortest of these endings has" in done.stderr
-        and not Path("runs/none").exists()
-    )
-
-
-def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_the_scripts(
-    place, monkeypatch
-):
-    """Whatever the number of processes; ``--eval_only`` scores the newest checkpoint, or any folder, too."""
-    quiet = ("--eval_steps", "0", "--sample_steps", "0")
-    run_script(*TRAIN, *quiet, "--run_name", "without")
-    now, scored = [0.0], Evaluator.score
-
-    def slow(*args):
-        now[0] += 1000
-        return scored(*args)
-
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(Evaluator, "score", slow)
-    run_script(*TRAIN, *quiet, *SCORED, "--run_name", "with")
-    weights = [load_file(f"runs/{name}/model/model.safetensors") for name in ("with", "without")]
-    assert all((weights[0][key] == weights[1][key]).all() for key in weights[1])
-    rows = [read_metrics(Path(f"runs/{name}/metrics.jsonl")) for name in ("with", "without")]
-    updates = [[row for row in its if "train/loss" in row] for its in rows]
-    losses = [[row["train/loss"] for row in its] for its in updates]
-    assert losses[0] == losses[1] and len(losses[0]) == 12
-    assert all(row["elapsed_seconds"] == 0 for row in updates[0])
-    in_training = [row for row in rows[0] if "hellaswag/acc" in row]
-    assert [row["step"] for row in in_training] == [0, 4, 8, 12]
-    done = run_script(
-        "eval_hellaswag.py", "--model", "runs/with", "--data_files", "items.jsonl", processes=2
-    )
-    script = json.loads(done.stdout)
-    assert [in_training[-1][f"hellaswag/{name}"] for name in SCORES] == [
-        script[name] for name in SCORES
-    ]
-    for start in ((), ("--init_from", "runs/with/model")):
-        flags = ("--eval_only", *FILES, *start, "--run_name", "with")
-        line = json.loads(run_script(*TRAIN, *flags, processes=1 + bool(start)).stdout)
-        assert [line[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
-        assert line["eval/loss"] > 0
+# Items longer than the context.
 
 
 @pytest.fixture
-def computes_nan(monkeypatch):
-    """Every model computes NaN from now on."""
-    scored = likelihood._score
-    monkeypatch.setattr(likelihood, "_score", lambda *args: scored(*args) * math.nan)
+def items_with_long_ending(workspace) -> list[dict]:
+    """Return three items. An ending of the second one does not fit into the context."""
+    items = make_items(3)
+    ending = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
+    items[1]["endings"][2] = ending
+    return items
 
 
-def test_a_model_that_computes_nan_has_no_score(place, computes_nan):
-    done = run_script("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl", expect=2)
-    assert (
-        "error: items.jsonl: line 1: ending 1: the model computes no valid probabilities"
-        in done.stderr
-    )
-    assert not done.stdout and not Path("out.jsonl").exists() and "Traceback" not in done.stderr
-    done = run_script(*TRAIN[:3], "--eval_only", *FILES, "--init_from", "runs/r/model", expect=2)
-    assert (
-        "error: items.jsonl: line 1: ending 1: the model computes no valid" in done.stderr
-        and not done.stdout
-    )
+def test_too_long_item_is_left_out(items_with_long_ending):
+    write_items(items_with_long_ending)
+    flags = ("--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
+
+    result = run_script(*BPE_TRAIN, *SCORED_FLAGS, *flags)
+
+    assert re.search(r"2 HellaSwag items .*; left out, with an ending .*: 1", result.stderr)
 
 
-def test_eval_only_has_no_loss_of_a_model_that_computes_nan(place, monkeypatch):
-    monkeypatch.setattr(Evaluator, "loss", lambda *_: {"loss": math.nan, "bits_per_byte": math.nan})
-    done = run_script(*TRAIN[:3], "--eval_only", "--init_from", "runs/r/model", expect=2)
-    assert (
-        "error: the validation split: the model computes no valid probabilities" in done.stderr
-        and not done.stdout
-    )
+def test_run_without_fitting_items_is_rejected(items_with_long_ending):
+    write_items(items_with_long_ending[1:2])
+
+    result = run_script(*BPE_TRAIN, *SCORED_FLAGS, "--run_name", "none", expect=2)
+
+    assert "the model's context of 16 tokens" in result.stderr
+    assert "The shortest of these endings" in result.stderr
+    assert not Path("runs/none").exists()
 
 
-def test_a_run_trains_on_without_scores_that_are_nan(place, computes_nan):
-    flags = ("--task_steps", "2", "--max_steps", "10", "--eval_steps", "0", "--sample_steps", "0")
-    done = run_script(*TRAIN, *FILES, *flags, "--run_name", "nan", processes=2)
-    assert (
-        done.stderr.count("HellaSwag could not be computed at this step: items.jsonl: line 1") == 3
-    )
-    assert done.stderr.count("HellaSwag will not be computed again") == 1
-    assert not any("hellaswag/acc" in row for row in read_metrics(Path("runs/nan/metrics.jsonl")))
+# Scores during training.
 
 
-def test_printed_scores_are_json_where_the_perplexity_is_infinite(monkeypatch, capsys):
+@pytest.fixture
+def slow_scores(monkeypatch) -> None:
+    """Stop the clock of the reports, except that every score takes 1000 seconds."""
+    state = SimpleNamespace(now=0.0)
+    original_score = Evaluator.score
+
+    def score(*args):
+        state.now += 1000
+        return original_score(*args)
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: state.now))
+    monkeypatch.setattr(Evaluator, "score", score)
+
+
+def task_scores(row: dict) -> list[float]:
+    """Return the scores of a row of metrics.jsonl."""
+    return [row[f"hellaswag/{name}"] for name in SCORE_NAMES]
+
+
+def test_scores_do_not_change_training(workspace, request):
+    """The scores are those of the script and of --eval_only, for any number of processes."""
+    run_script(*BPE_TRAIN, *QUIET_FLAGS, "--run_name", "without")
+    request.getfixturevalue("slow_scores")
+
+    run_script(*BPE_TRAIN, *QUIET_FLAGS, *SCORED_FLAGS, "--run_name", "with")
+    model = ("--model", "runs/with", "--data_files", "items.jsonl")
+    script = run_script("eval_hellaswag.py", *model, processes=2)
+    eval_only = (*BPE_TRAIN, "--eval_only", *TASK_FLAGS, "--run_name", "with")
+    checkpoint_line = run_script(*eval_only)
+    model_line = run_script(*eval_only, "--init_from", "runs/with/model", processes=2)
+
+    weights = load_file("runs/with/model/model.safetensors")
+    for name, expected in load_file("runs/without/model/model.safetensors").items():
+        assert torch.equal(weights[name], expected), name
+    losses = losses_by_step("with")
+    assert losses == losses_by_step("without")
+    assert len(losses) == 12
+
+    rows = metrics_rows("with")
+    for row in rows:
+        if "train/loss" in row:
+            assert row["elapsed_seconds"] == 0
+    scored_rows = [row for row in rows if "hellaswag/acc" in row]
+    assert [row["step"] for row in scored_rows] == [0, 4, 8, 12]
+
+    script_scores = json.loads(script.stdout)
+    expected_scores = [script_scores[name] for name in SCORE_NAMES]
+    assert task_scores(scored_rows[-1]) == expected_scores
+    for result in (checkpoint_line, model_line):
+        line = json.loads(result.stdout)
+        assert task_scores(line) == expected_scores
+        assert line["eval/loss"] > 0
+
+
+# Models that compute NaN.
+
+
+@pytest.fixture
+def nan_likelihoods(monkeypatch) -> None:
+    """Make every model compute NaN."""
+    original_score = likelihood._score
+    monkeypatch.setattr(likelihood, "_score", lambda *args: original_score(*args) * math.nan)
+
+
+def test_script_rejects_model_that_computes_nan(workspace, nan_likelihoods):
+    result = run_script("eval_hellaswag.py", *LOCAL_FLAGS, "--output", "out.jsonl", expect=2)
+
+    assert "error: items.jsonl: line 1: ending 1" in result.stderr
+    assert "no valid probabilities" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not result.stdout
+    assert not Path("out.jsonl").exists()
+
+
+def test_eval_only_rejects_model_that_computes_nan(workspace, nan_likelihoods):
+    flags = ("--eval_only", *TASK_FLAGS, "--init_from", "runs/r/model")
+
+    result = run_script(*TRAIN, *flags, expect=2)
+
+    assert "error: items.jsonl: line 1: ending 1" in result.stderr
+    assert "no valid probabilities" in result.stderr
+    assert not result.stdout
+
+
+def test_eval_only_rejects_nan_loss(workspace, monkeypatch):
+    loss = {"loss": math.nan, "bits_per_byte": math.nan}
+    monkeypatch.setattr(Evaluator, "loss", lambda *_: loss)
+
+    result = run_script(*TRAIN, "--eval_only", "--init_from", "runs/r/model", expect=2)
+
+    assert "error: the validation split" in result.stderr
+    assert "no valid probabilities" in result.stderr
+    assert not result.stdout
+
+
+def test_training_continues_without_nan_scores(workspace, nan_likelihoods):
+    flags = (*QUIET_FLAGS, "--task_steps", "2", "--max_steps", "10", "--run_name", "nan")
+
+    result = run_script(*BPE_TRAIN, *TASK_FLAGS, *flags, processes=2)
+
+    message = "HellaSwag could not be computed at this step: items.jsonl: line 1"
+    assert result.stderr.count(message) == 3
+    assert result.stderr.count("HellaSwag will not be computed again") == 1
+    for row in metrics_rows("nan"):
+        assert "hellaswag/acc" not in row
+
+
+def test_infinite_perplexity_is_valid_json(monkeypatch, capsys):
     task = task_items.all_tasks()["lambada_openai"]
-    line = {"acc": 0.0, "perplexity": math.inf, "perplexity_stderr": math.nan}
+    scores = {"acc": 0.0, "perplexity": math.inf, "perplexity_stderr": math.nan}
     monkeypatch.setattr(console, "start", lambda: None)
-    monkeypatch.setattr(score_model, "run", lambda *asked: [(task, line)])
-    assert eval_tasks.main(["--model", "me/model", "--tasks", "lambada_openai"]) == 0
+    monkeypatch.setattr(score_model, "run", lambda *_: [(task, scores)])
+
+    status = eval_tasks.main(["--model", "me/model", "--tasks", "lambada_openai"])
+
+    assert status == 0
     printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert printed == {"acc": 0.0, "perplexity": None, "perplexity_stderr": None}
 
 
+# Scores in a model card on the Hub.
+
+
+def write_dataset(path: Path) -> None:
+    """Write the items as the Parquet file of the data set, where labels are text."""
+    rows = [item | {"label": str(item["label"])} for item in make_items()]
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
 @pytest.fixture
-def hub(place):
-    """A Hub on localhost with HellaSwag's validation split and a model's card; its environment."""
-    folder = place / "hub"
-    (folder / "datasets/Rowan/hellaswag/data").mkdir(parents=True)
-    table = pa.Table.from_pylist([row | {"label": str(row["label"])} for row in items()])
-    pq.write_table(table, folder / "datasets" / TASK.dataset[0] / TASK.files[0])
-    (folder / "models/me/model").mkdir(parents=True)
-    (folder / "models/me/model/README.md").write_text(
-        "---\nlicense: mit  # as agreed\n---\nMine.\n"
-    )
+def hub(workspace) -> Iterator[DataServer]:
+    """Start a Hub with HellaSwag's validation split and a model card.
+
+    Its ``environment`` has the variables that a script needs to use it.
+    """
+    folder = workspace / "hub"
+    write_dataset(folder / "datasets" / TASK.dataset[0] / TASK.files[0])
+    card = folder / "models/me/model/README.md"
+    card.parent.mkdir(parents=True)
+    card.write_text("---\nlicense: mit  # as agreed\n---\nMine.\n")
     with DataServer(folder) as server:
         server.commit = TASK.revision
+        server.card = card
         server.environment = {
-            "HF_HOME": str(place / "home"),
-            "HF_TOKEN": "hf_secret",
+            "HF_ENDPOINT": server.url,
+            "HF_HOME": str(workspace / "home"),
             "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": "hf_secret",
         }
-        server.environment["HF_ENDPOINT"] = server.url
         yield server
 
 
-def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(
-    place, hub, monkeypatch
-):
-    """With the real clients, against a Hub on localhost."""
-    card = hub.folder / "models/me/model/README.md"
-    monkeypatch.setattr(score_model, "check_complete", lambda *_: None)  # these are 40 items
-    push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
-    done = run_script(*push, **hub.environment)
-    asked = [line for line in hub.log if "Rowan/hellaswag" in line]
-    assert asked and all(TASK.revision in line for line in asked if "/resolve/" in line)
-    line = json.loads(done.stdout)
-    assert line["dataset"] == f"Rowan/hellaswag@{TASK.revision[:7]}" and line["items"] == 40
-    text = card.read_text()
-    assert "license: mit  # as agreed\n" in text and text.endswith("---\nMine.\n")
-    (group,) = ModelCard(text).data.to_dict()["model-index"][0]["results"]
-    assert (
-        group["dataset"]["type"] == "Rowan/hellaswag"
-        and group["dataset"]["revision"] == TASK.revision
-    )
-    found = {metric["type"]: metric["value"] for metric in group["metrics"]}
-    assert found == {name: round(100 * line[name], 2) for name in TASK.scores}
-    assert "hf_secret" not in text + done.stdout + done.stderr
-    done = run_script(*push[:-1], "me/none", expect=2)
-    assert "--push_to_hub me/none: this model cannot be read" in done.stderr
-
-
-def test_scores_of_some_items_are_not_pushed(place, hub):
-    done = run_script(
-        "eval_hellaswag.py",
-        "--model",
-        "runs/r",
-        "--push_to_hub",
-        "me/model",
-        expect=2,
-        **hub.environment,
-    )
-    assert "on all 10,042 items of Rowan/hellaswag, but only 40 would be scored" in done.stderr
-    assert not any("/commit/" in line for line in hub.log)
-
-
-def test_damaged_card_gets_no_scores(place, hub, monkeypatch):
-    card = hub.folder / "models/me/model/README.md"
-    card.write_text("---\nlicense: [mit\n---\nMine.\n")
+@pytest.fixture
+def few_items_are_enough(monkeypatch) -> None:
+    """Accept the 40 items as the complete validation split."""
     monkeypatch.setattr(score_model, "check_complete", lambda *_: None)
-    push = ("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model")
-    done = run_script(*push, expect=1, **hub.environment)
-    assert "README.md was left unchanged: its metadata block is not valid YAML" in done.stderr
-    assert (
-        card.read_text() == "---\nlicense: [mit\n---\nMine.\n"
-        and json.loads(done.stdout)["items"] == 40
-    )
 
 
-def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypatch, capsys, caplog):
-    line = {"acc": 0.25, "acc_norm": 0.5, "acc_token_norm": 0.75}
+def test_scores_are_added_to_model_card(hub, few_items_are_enough):
+    result = run_script(*PUSH_SCORES, **hub.environment)
+
+    scores = json.loads(result.stdout)
+    assert scores["dataset"] == f"Rowan/hellaswag@{TASK.revision[:7]}"
+    assert scores["items"] == 40
+    downloads = [line for line in hub.log if "Rowan/hellaswag" in line and "/resolve/" in line]
+    assert downloads
+    for line in downloads:
+        assert TASK.revision in line
+
+    text = hub.card.read_text()
+    assert "license: mit  # as agreed\n" in text
+    assert text.endswith("---\nMine.\n")
+    results = ModelCard(text).data.to_dict()["model-index"][0]["results"]
+    assert len(results) == 1
+    assert results[0]["dataset"]["type"] == "Rowan/hellaswag"
+    assert results[0]["dataset"]["revision"] == TASK.revision
+    metrics = {metric["type"]: metric["value"] for metric in results[0]["metrics"]}
+    assert metrics == {name: round(100 * scores[name], 2) for name in TASK.scores}
+    assert "hf_secret" not in text + result.stdout + result.stderr
+
+
+def test_push_to_missing_model_is_rejected(hub, few_items_are_enough):
+    result = run_script(*PUSH_SCORES, "--push_to_hub", "me/none", expect=2, **hub.environment)
+
+    assert "--push_to_hub me/none" in result.stderr
+    assert "cannot be read" in result.stderr
+
+
+def test_scores_of_some_items_are_not_pushed(hub):
+    result = run_script(*PUSH_SCORES, expect=2, **hub.environment)
+
+    assert "all 10,042 items of Rowan/hellaswag" in result.stderr
+    assert "only 40" in result.stderr
+    assert not [line for line in hub.log if "/commit/" in line]
+
+
+def test_invalid_card_is_left_unchanged(hub, few_items_are_enough):
+    hub.card.write_text(BROKEN_CARD)
+
+    result = run_script(*PUSH_SCORES, expect=1, **hub.environment)
+
+    assert "README.md was left unchanged" in result.stderr
+    assert "not valid YAML" in result.stderr
+    assert hub.card.read_text() == BROKEN_CARD
+    assert json.loads(result.stdout)["items"] == 40
+
+
+def test_scores_are_printed_if_push_fails(tmp_path, monkeypatch, capsys, caplog):
+    scores = {"acc": 0.25, "acc_norm": 0.5, "acc_token_norm": 0.75}
+
+    def fail(*_):
+        raise ConnectionError("gone")
+
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(console, "start", lambda: None)  # it would take this process's messages
-    monkeypatch.setattr(score_model, "run", lambda *asked: [(TASK, line)])
-    monkeypatch.setattr(card_scores, "check_model_exists", lambda model_id: None)
-    monkeypatch.setattr(
-        card_scores, "_add", lambda *_: (_ for _ in ()).throw(ConnectionError("gone"))
-    )
-    assert eval_hellaswag.main(["--model", "me/model", "--push_to_hub", "me/model"]) == 1
-    assert (
-        "--push_to_hub me/model: the scores were not pushed. gone" in caplog.text
-        and json.loads(capsys.readouterr().out) == line
-    )
+    # console.start would take over the messages of this process.
+    monkeypatch.setattr(console, "start", lambda: None)
+    monkeypatch.setattr(score_model, "run", lambda *_: [(TASK, scores)])
+    monkeypatch.setattr(card_scores, "check_model_exists", lambda _: None)
+    monkeypatch.setattr(card_scores, "_add", fail)
+
+    status = eval_hellaswag.main(["--model", "me/model", "--push_to_hub", "me/model"])
+
+    assert status == 1
+    assert "--push_to_hub me/model" in caplog.text
+    assert "not pushed. gone" in caplog.text
+    assert json.loads(capsys.readouterr().out) == scores

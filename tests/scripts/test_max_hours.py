@@ -1,119 +1,120 @@
-"""max_hours through train.py, with a clock that advances at each reading instead of real time."""
+"""Run train.py with max_hours and a clock that advances at each reading instead of real time."""
 
 import functools
-import json
 import os
 import shlex
 from pathlib import Path
 
 import pytest
 from conftest import RECORDED_TRAINING, run_script
-from run_results import TINY_RECIPE, final_state, losses_by_step, metrics_rows
+from run_results import TINY_RECIPE, final_state, losses_by_step
 
+from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.run.time_limit import TimeBudget
 
-QUIET = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "1000", "--logging_steps", "1")
-FAST = ("--per_device_train_batch_size", "8", *QUIET)
-LONG = (*TINY_RECIPE, *FAST, "--max_steps", "100000", "--warmup_steps", "50")
+FEW_OUTPUTS = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "1000")
+FAST = (*TINY_RECIPE, *FEW_OUTPUTS, "--per_device_train_batch_size", "8")
+LONG = (*FAST, "--max_steps", "100000", "--warmup_steps", "50")
 
 
-class Ticks:
-    """A clock that advances by a second at each reading, by more on other processes than the main one."""
+class SteppingClock:
+    """A clock that advances at each reading, five times as much on the second process."""
 
-    def __init__(self, seconds=1.0):
-        self.step = seconds
+    def __init__(self, seconds: float):
+        self.seconds = seconds
         self.time = 0.0
 
-    def __call__(self):
-        self.time += self.step * (1 + 4 * int(os.environ.get("RANK", "0")))
+    def __call__(self) -> float:
+        rank = int(os.environ.get("RANK", "0"))
+        self.time += self.seconds * (1 + 4 * rank)
         return self.time
 
 
 @pytest.fixture
-def tick(monkeypatch):
-    """Return a function that gives the next runs a clock of that many seconds per reading."""
+def set_clock(monkeypatch):
+    """Return a function that sets the seconds per clock reading of later runs."""
 
-    def set_clock(seconds):
-        with_clock = functools.partial(TimeBudget, now=Ticks(seconds))
-        monkeypatch.setattr("train.TimeBudget", with_clock)
+    def set_seconds(seconds: float) -> None:
+        budget = functools.partial(TimeBudget, now=SteppingClock(seconds))
+        monkeypatch.setattr("train.TimeBudget", budget)
 
-    return set_clock
-
-
-def newest_state(run_name):
-    path = max((Path("runs") / run_name / "checkpoints").iterdir())
-    return json.loads((path / "state.json").read_text())
+    return set_seconds
 
 
-def hours(seconds):
+def max_hours(seconds: float) -> tuple[str, str]:
+    """Return the flags that limit a run to these seconds."""
     return ("--max_hours", str(seconds / 3600))
 
 
-def test_killed_run_keeps_the_planned_length_bitwise(workspace, tick):
-    tick(1.0)
-    done = run_script("train.py", *LONG, *hours(150), "--run_name", "whole")
+def newest_state(run_name: str) -> dict:
+    """Return the training state in the newest checkpoint."""
+    path = max((Path("runs") / run_name / "checkpoints").iterdir())
+    return checkpoint.read_state(path)
+
+
+def test_killed_run_keeps_its_planned_length(workspace, set_clock):
+    flags = (*LONG, *max_hours(150), "--run_name")
+    set_clock(1.0)
+    result = run_script("train.py", *flags, "whole")
     planned = newest_state("whole")["planned"]
     end = planned["max_steps"]
-    assert 25 < end < 60 and planned["changed_at"] == 20
-    assert f"the run takes {end} of the 100,000 steps" in done.stderr
+    assert 25 < end < 60
+    assert planned["changed_at"] == 20
+    assert f"the run takes {end} of the 100,000 steps" in result.stderr
     assert list(losses_by_step("whole")) == list(range(1, end + 1))
-    rates = [row["train/lr"] for row in metrics_rows("whole") if "train/lr" in row]
-    assert rates[19] < rates[20] < rates[19] + 3e-4  # a jump to the peak would be larger
-    assert max(rates) == pytest.approx(3e-3) and rates[-1] < 1e-3
+    rates = list(losses_by_step("whole", "train/lr").values())
+    assert rates[19] < rates[20] < rates[19] + 3e-4  # no jump to the maximum
+    assert max(rates) == pytest.approx(3e-3)
+    assert rates[-1] < 1e-3
 
-    run_script(
-        RECORDED_TRAINING,
-        *LONG,
-        *hours(150),
-        "--run_name",
-        "k",
-        expect=-9,
-        LEDGER="k.ledger",
-        KILL_AT="step:23",
-    )
-    tick(0.1)
-    again = run_script("train.py", *LONG, *hours(150), "--run_name", "k")
-    assert f"max_hours has planned {end} steps for this run; this length stays" in again.stderr
+    run_script(RECORDED_TRAINING, *flags, "k", expect=-9, LEDGER="k.ledger", KILL_AT="step:23")
+    set_clock(0.1)  # a faster machine
+    result = run_script("train.py", *flags, "k")
+    assert f"max_hours has planned {end} steps" in result.stderr
     assert final_state("k", end) == final_state("whole", end)
 
 
-def test_run_that_uses_up_its_hours_can_be_continued(workspace, tick):
-    """Two processes, whose clocks differ, stop after the same step."""
-    tick(1.0)
-    flags = (*TINY_RECIPE, *FAST, "--max_steps", "40", "--run_name", "r")
-    done = run_script("train.py", *flags, *hours(40), processes=2)
-    stopped_at = newest_state("r")["step"]
-    assert 5 < stopped_at < 20
-    assert f"is used up after step {stopped_at}. To continue with a larger limit: " in done.stderr
+def test_run_without_hours_left_can_be_continued(workspace, set_clock):
+    """Two processes with different clocks stop after the same step."""
+    flags = (*FAST, "--max_steps", "40", "--run_name", "r")
+    set_clock(1.0)
+    result = run_script("train.py", *flags, *max_hours(40), processes=2)
+    last_step = newest_state("r")["step"]
+    assert 5 < last_step < 20
+    assert f"is used up after step {last_step}. To continue" in result.stderr
     assert not Path("runs/r/model").exists()
     assert newest_state("r")["planned"] is None
 
-    again = run_script("train.py", *flags, *hours(40), processes=2)  # nothing more is trained
-    assert newest_state("r")["step"] == stopped_at
-    command = next(line for line in again.stderr.splitlines() if "To continue" in line)
-    words = shlex.split(command.partition("python train.py ")[2])
-    tick(0.01)
-    run_script("train.py", *words, processes=2)
+    # The same command trains nothing and suggests how to continue.
+    repeated = run_script("train.py", *flags, *max_hours(40), processes=2)
+    assert newest_state("r")["step"] == last_step
+    suggestion = next(line for line in repeated.stderr.splitlines() if "To continue" in line)
+
+    set_clock(0.01)
+    command = suggestion.partition("python train.py ")[2]
+    run_script("train.py", *shlex.split(command), processes=2)
     assert list(losses_by_step("r")) == list(range(1, 41))
     assert newest_state("r")["planned"]["max_steps"] == 40
     assert Path("runs/r/model/model.safetensors").is_file()
 
 
-def test_planned_wsd_run_can_be_extended(workspace, tick):
-    tick(1.0)
-    wsd = (*LONG, "--lr_scheduler_type", "wsd", "--decay_ratio", "0.3", *hours(150))
-    run_script("train.py", *wsd, "--run_name", "r")
+def test_planned_wsd_run_can_be_extended(workspace, set_clock):
+    schedule = ("--lr_scheduler_type", "wsd", "--decay_ratio", "0.3")
+    set_clock(1.0)
+    run_script("train.py", *LONG, *schedule, *max_hours(150), "--run_name", "r")
     planned = newest_state("r")["planned"]
     end = planned["max_steps"]
-    done = run_script("train.py", "--recipe", "runs/r/recipe.yaml", "--extend_steps", "3")
-    assert "resumed from runs/r/checkpoints/" in done.stderr
-    longer = newest_state(f"r-{end + 3}")
-    assert longer["step"] == end + 3
-    assert longer["planned"] == planned | {"max_steps": end + 3}
-    before, after = (
-        {row["step"]: row["train/lr"] for row in metrics_rows(name) if "train/lr" in row}
-        for name in ("r", f"r-{end + 3}")
-    )
-    common = min(after)
-    assert after[common] == pytest.approx(3e-3)
-    assert common > planned["warmup_steps"] > 20 and before[common] == after[common]
+
+    result = run_script("train.py", "--recipe", "runs/r/recipe.yaml", "--extend_steps", "3")
+
+    extended_name = f"r-{end + 3}"
+    extended = newest_state(extended_name)
+    assert "resumed from runs/r/checkpoints/" in result.stderr
+    assert extended["step"] == end + 3
+    assert extended["planned"] == planned | {"max_steps": end + 3}
+    rates = losses_by_step("r", "train/lr")
+    extended_rates = losses_by_step(extended_name, "train/lr")
+    first_step = min(extended_rates)
+    assert first_step > planned["warmup_steps"] > 20
+    assert extended_rates[first_step] == pytest.approx(3e-3)
+    assert extended_rates[first_step] == rates[first_step]

@@ -1,4 +1,4 @@
-"""prepare_data.py --prefetch fetches all that a recipe needs: a machine without a network trains from it."""
+"""prepare_data.py --prefetch downloads all that a recipe needs for training without a network."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import task_rows
+import yaml
 from conftest import RECIPE, ROOT, TEXT
 from http_server import DataServer
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -21,129 +22,146 @@ from ursa_minor.evaluation import task_data
 from ursa_minor.model import pretrained
 from ursa_minor.recipe import keys, loading
 
-FLAGS = (
-    "--recipe",
-    "hub.yaml",
-    "--prepared_data_dir",
-    "prepared",
-    "--eval_steps",
-    "0",
-    "--sample_steps",
-    "0",
-)
+MODEL_KEYS = ("n_layer", "n_head", "n_embd", "vocab_size", "validation_fraction")
+HUB_KEYS = {
+    "dataset_name": "me/corpus",
+    "validation_tokens": 500,
+    "init_from": "me/model",
+    "tokenizer": "me/model",
+    "sequence_length": 128,
+    "tokens_per_step": 512,
+    "tasks": ["lambada_openai"],
+    "task_steps": 12,
+    "task_limit": 3,
+    "max_steps": 4,
+}
 
 
-def called(script: str, *flags: str, **environment: str) -> subprocess.CompletedProcess:
-    """Run a script as a user does."""
-    command = [sys.executable, str(ROOT / script), *FLAGS, *flags]
-    environment = {
-        "ACCELERATE_USE_CPU": "true",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": "home",
-    } | environment
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+def run_process(script: str, *flags: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run a script on hub.yaml in a new process with its own Hugging Face cache."""
+    recipe = ("--recipe", "hub.yaml", "--prepared_data_dir", "prepared")
+    no_evals = ("--eval_steps", "0", "--sample_steps", "0")
+    command = [sys.executable, str(ROOT / script), *recipe, *no_evals, *flags]
+    defaults = {"ACCELERATE_USE_CPU": "true", "HF_HUB_DISABLE_XET": "1", "HF_HOME": "home"}
+    environment = os.environ | defaults | environment
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def write_dataset(folder: Path) -> None:
+    """Write a data set of 12 documents."""
+    folder.mkdir(parents=True)
+    documents = [TEXT[start : start + 500] for start in range(0, 6000, 500)]
+    pq.write_table(pa.table({"text": documents}), folder / "a.parquet")
+
+
+def save_model(folder: Path) -> None:
+    """Save a small GPT-2 model with its tokenizer."""
+    tokenizer = tokenization.train_bpe([TEXT], 300, "gpt2")
+    tokenizer.save_pretrained(folder)
+    config = GPT2Config(
+        n_layer=1,
+        n_head=2,
+        n_embd=16,
+        vocab_size=300,
+        n_positions=512,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
-    """A Hub with a data set, a model with its tokenizer, and a task; a recipe that needs all three."""
+def hub(tmp_path, monkeypatch):
+    """A Hub with a data set, a model and a task, and the recipe hub.yaml, which needs all three."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "served"
     task_rows.write_datasets(folder)
-    (folder / "datasets" / "me" / "corpus").mkdir(parents=True)
-    pq.write_table(
-        pa.table({"text": [TEXT[i : i + 500] for i in range(0, 6000, 500)]}),
-        folder / "datasets/me/corpus/a.parquet",
-    )
-    tokenizer = tokenization.train_bpe([TEXT], 300, "gpt2")
-    model = folder / "models" / "me" / "model"
-    tokenizer.save_pretrained(model)
-    ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    GPT2LMHeadModel(
-        GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=300, n_positions=512, **ids)
-    ).save_pretrained(model)
-    shape = (
-        "n_layer",
-        "n_head",
-        "n_embd",
-        "vocab_size",
-        "sequence_length",
-        "tokenizer",
-        "validation_fraction",
-    )
-    kept = [line for line in RECIPE.splitlines() if not line.startswith(shape)]
-    own = [
-        "dataset_name: me/corpus",
-        "validation_tokens: 500",
-        "init_from: me/model",
-        "tokenizer: me/model",
-    ]
-    own += [
-        "sequence_length: 128",
-        "tasks: [lambada_openai]",
-        "task_steps: 12",
-        "task_limit: 3",
-        "max_steps: 4",
-    ]
-    kept = [line for line in kept if not line.startswith(("max_steps", "tokens_per_step"))] + [
-        "tokens_per_step: 512"
-    ]
-    Path("hub.yaml").write_text("\n".join([*kept, *own]) + "\n")
+    write_dataset(folder / "datasets/me/corpus")
+    save_model(folder / "models/me/model")
+    recipe = yaml.safe_load(RECIPE)
+    for key in MODEL_KEYS:
+        del recipe[key]
+    Path("hub.yaml").write_text(yaml.safe_dump(recipe | HUB_KEYS))
     with DataServer(folder) as server:
         server.keeps_commits = True
         yield server
 
 
 @pytest.mark.slow
-def test_a_machine_without_a_network_trains_from_what_was_prefetched(served):
-    there = {"HF_ENDPOINT": served.url, "HF_HUB_OFFLINE": "0"}
-    task = Path("served/datasets/EleutherAI")
-    task.rename("away")
-    done = called("prepare_data.py", "--prefetch", **there)
-    assert (
-        done.returncode == 2
-        and "lambada_openai (EleutherAI/lambada_openai on the Hub) cannot" in done.stderr
-    )
+def test_prefetched_run_needs_no_network(hub):
+    online = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+    result = run_process("prepare_data.py", "--prefetch", **online)
+    assert result.returncode == 0, result.stderr
+    *_, copied_folders, _, command = result.stdout.splitlines()
+    assert copied_folders.startswith("Copy this folder")
+    assert "home" in copied_folders
+    assert "prepared" in copied_folders
+    assert command.startswith("HF_HUB_OFFLINE=1 HF_HOME=")
+    assert "--prefetch" not in command
+    requests = len(hub.log)
+
+    # The cache may be moved to another folder.
+    shutil.move("home", "moved")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": "moved", "HF_ENDPOINT": hub.url}
+    result = run_process("train.py", **offline)
+
+    assert result.returncode == 0, result.stderr
+    rows = read_metrics(Path("runs/hub/metrics.jsonl"))
+    assert len([row for row in rows if "train/loss" in row]) == 4
+    assert any("lambada_openai/acc" in row for row in rows)
+    assert len(hub.log) == requests
+
+
+@pytest.mark.slow
+def test_missing_task_is_reported_before_preparing(hub):
+    shutil.rmtree("served/datasets/EleutherAI")
+
+    result = run_process("prepare_data.py", "--prefetch", HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0")
+
+    assert result.returncode == 2
+    assert "lambada_openai (EleutherAI/lambada_openai on the Hub) cannot" in result.stderr
     assert not Path("prepared").exists()
-    Path("away").rename(task)
-    done = called("prepare_data.py", "--prefetch", **there)
-    assert done.returncode == 0, done.stderr
-    *_, carried, _, last = done.stdout.splitlines()
-    assert carried.startswith("Copy this folder") and "home" in carried and "prepared" in carried
-    assert last.startswith("HF_HUB_OFFLINE=1 HF_HOME=") and "--prefetch" not in last
-    asked = len(served.log)
-    shutil.copytree("home", "elsewhere")
-    shutil.rmtree("home")
-    done = called("train.py", HF_HUB_OFFLINE="1", HF_HOME="elsewhere", HF_ENDPOINT=served.url)
-    assert done.returncode == 0, done.stderr
-    found = read_metrics(Path("runs/hub/metrics.jsonl"))
-    assert len([row for row in found if "train/loss" in row]) == 4 and any(
-        "lambada_openai/acc" in row for row in found
-    )
-    assert len(served.log) == asked
 
 
-def test_what_a_recipe_asks_the_hub_for_beside_its_data_is_prefetched_and_nothing_else(monkeypatch):
-    asked = []
-    for module, name in ((pretrained, "load"), (tokenization, "load"), (task_data, "fetch")):
-        monkeypatch.setattr(
-            module, name, lambda what, *_: asked.append(getattr(what, "name", what))
-        )
+@pytest.fixture
+def requests(monkeypatch) -> list[str]:
+    """The names of the models, tokenizers and tasks that are requested, without downloads."""
+    names = []
+
+    def record(source, *_) -> None:
+        names.append(getattr(source, "name", source))
+
+    monkeypatch.setattr(pretrained, "load", record)
+    monkeypatch.setattr(tokenization, "load", record)
+    monkeypatch.setattr(task_data, "fetch", record)
+    return names
+
+
+def test_tokenizer_and_tasks_are_prefetched(requests):
+    prepare_data.prefetch(loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"))
+
+    assert requests == ["openai-community/gpt2", "hellaswag", "lambada_openai"]
+
+
+def test_local_files_are_not_prefetched(requests):
     recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
-    prepare_data.prefetch(recipe)
-    assert asked == ["openai-community/gpt2", "hellaswag", "lambada_openai"]
-    asked.clear()
-    prepare_data.prefetch(
-        keys.replace(recipe, task_files=["hellaswag=h.jsonl"], init_from="me/gpt2", tokenizer="bpe")
-    )
-    assert asked == ["me/gpt2", "lambada_openai"]
-    asked.clear()
+    changes = {"task_files": ["hellaswag=h.jsonl"], "init_from": "me/gpt2", "tokenizer": "bpe"}
+
+    prepare_data.prefetch(keys.replace(recipe, **changes))
+
+    assert requests == ["me/gpt2", "lambada_openai"]
+
+
+def test_recipe_without_hub_sources_prefetches_nothing(requests):
     prepare_data.prefetch(loading.load_recipe(ROOT / "recipes" / "quickstart.yaml"))
-    assert not asked
-    assert (
-        prepare_data.main(
-            ["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), "--tasks", "piqa", "--prefetch"]
-        )
-        == 2
-    )
-    assert not asked  # what train.py refuses, too
+
+    assert not requests
+
+
+def test_rejected_recipe_prefetches_nothing(requests):
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+
+    status = prepare_data.main(["--recipe", recipe, "--tasks", "piqa", "--prefetch"])
+
+    assert status == 2
+    assert not requests

@@ -1,8 +1,9 @@
-"""train.py and the Hub, end to end: the real client against a server on this machine."""
+"""End-to-end tests of train.py with the Hub: the real client talks to a server on localhost."""
 
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -15,384 +16,472 @@ from pathlib import Path
 import pytest
 from conftest import OVERFITTING_FLAGS, RECORDED_TRAINING, ROOT, run_script, start_script
 from fake_hub import HubServer, InjectedError
-from push_helpers import staged_names, wait_until
-from run_results import final_state, load_weights, read_window_log
+from push_helpers import staged_names, step_tag, wait_until
+from run_results import final_state, load_weights, losses_by_step, read_window_log
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.run import publish
 
-STEPS = ("--eval_steps", "6", "--sample_steps", "0", "--save_steps", "3", "--logging_steps", "1")
-PUSHED = ("--recipe", "tiny.yaml", *STEPS, "--push_to_hub", "true")
-CANARY = "hf_" + "canary" * 6
-NOTICE = 30  # seconds that a cloud gives a spot machine at least
+TINY_FLAGS = (
+    *("--recipe", "tiny.yaml"),
+    *("--eval_steps", "6"),
+    *("--sample_steps", "0"),
+    *("--save_steps", "3"),
+    *("--logging_steps", "1"),
+)
+PUSH_FLAGS = (*TINY_FLAGS, "--push_to_hub", "true")
+TOKEN = "hf_" + "canary" * 6
+NOTICE_SECONDS = 30  # A cloud announces the end of a spot machine at least this early.
+MODEL_FILES = {
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "recipe.yaml",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+def main(argv: list[str]) -> None:
+    """Run train.py as a program, including the way in which it exits."""
+    sys.argv = [str(ROOT / "train.py"), *argv]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def train(server: HubServer, *flags: str, expect: int = 0, **environment: str) -> str:
-    """Run train.py where it knows this Hub; return what it printed."""
-    environment |= server.environment(Path("home").resolve()) | {"HF_TOKEN": CANARY}
-    done = run_script("train.py", *flags, expect=expect, **environment)
-    return done.stdout + done.stderr
+    """Run train.py with this Hub and return what it printed."""
+    environment |= server.environment(Path("home").resolve())
+    environment["HF_TOKEN"] = TOKEN
+    result = run_script("train.py", *flags, expect=expect, **environment)
+    return result.stdout + result.stderr
 
 
-def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workspace, monkeypatch):
+def wait_for_exit(pid: int) -> int:
+    """Wait for a process and return its exit status, which is negative for a signal."""
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def files_below(*folders: Path) -> list[Path]:
+    """List all files in these folders."""
+    paths = []
+    for folder in folders:
+        paths += [path for path in folder.rglob("*") if path.is_file()]
+    return paths
+
+
+def read_json_lines(data: bytes) -> list[dict]:
+    """Parse the rows of a JSON lines file."""
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def assert_all_steps_pushed(server: HubServer, repo_id: str, steps: list[str]) -> None:
+    """Assert that a private repository has one commit and one tag for each of these steps."""
+    titles = server.titles(repo_id)
+    tags = server.tags(repo_id)
+    assert list(tags) == steps
+    assert len(titles) == len(steps)
+    assert titles[0] == tags[steps[-1]]
+    assert re.fullmatch(r"p, step 12: train loss .*, validation loss .*", titles[0])
+    assert server.repositories[repo_id].private
+
+
+def copy_inputs(source: Path, target: Path) -> None:
+    """Create a folder with the recipe and the text of another one."""
+    target.mkdir()
+    for name in ("tiny.yaml", "text.txt"):
+        shutil.copyfile(source / name, target / name)
+
+
+def test_run_resumed_from_hub_equals_uninterrupted_run(workspace, monkeypatch):
+    steps = [step_tag(step) for step in (3, 6, 9, 12)]
+    second_machine = workspace / "second_machine"
+    copy_inputs(workspace, second_machine)
+    resume = (*TINY_FLAGS, "--run_name", "q", "--resume_from_checkpoint", f"hub://me/p@{steps[1]}")
     with HubServer() as server:
+        push_all = ("--run_name", "p", "--hub_strategy", "all_checkpoints")
         text = ("--data_files", str(workspace / "text.txt"))
-        said = train(server, *PUSHED, *text, "--run_name", "p", "--hub_strategy", "all_checkpoints")
-        assert "all pushes are in me/p" in said
-        steps = ["step-00000003", "step-00000006", "step-00000009", "step-00000012"]
-        assert list(server.tags("me/p")) == steps and len(server.titles("me/p")) == 4
-        assert server.titles("me/p")[0] == server.tags("me/p")[steps[-1]]
-        assert re.fullmatch(
-            r"p, step 12: train loss .*, validation loss .*", server.titles("me/p")[0]
-        )
-        assert server.repositories["me/p"].private
+        first_output = train(server, *PUSH_FLAGS, *text, *push_all)
         pushed = server.files("me/p")
-        assert "recipe.yaml" in pushed
-        assert not [name for name, data in pushed.items() if str(workspace).encode() in data]
-        again = Path("elsewhere")
-        again.mkdir()
-        for name in ("tiny.yaml", "text.txt"):
-            (again / name).write_bytes(Path(name).read_bytes())
-        monkeypatch.chdir(again)
-        source = f"hub://me/p@{steps[1]}"
-        said = train(
-            server,
-            "--recipe",
-            "tiny.yaml",
-            *STEPS,
-            "--run_name",
-            "q",
-            "--resume_from_checkpoint",
-            source,
-        )
-        assert "resumed from runs/q/checkpoints/step-00000006" in said
-        assert not any(CANARY.encode() in request.body for request in server.requests)
+
+        monkeypatch.chdir(second_machine)
+        resumed_output = train(server, *resume)
+        requests = list(server.requests)
         server.requests.clear()
         shutil.rmtree("runs/q/model")
-        said = train(
-            server,
-            "--recipe",
-            "tiny.yaml",
-            *STEPS,
-            "--run_name",
-            "q",
-            "--resume_from_checkpoint",
-            source,
-        )
-        assert (
-            "nothing is left to train" in said and not server.requests
-        )  # what was fetched is here
-    assert load_weights(Path("../runs/p/model")) == load_weights(Path("runs/q/model"))
-    rows = [json.loads(line) for line in Path("runs/q/metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 13))
-    for path in (
-        path
-        for folder in (Path("runs"), Path("../runs"))
-        for path in folder.rglob("*")
-        if path.is_file()
-    ):
-        assert CANARY.encode() not in path.read_bytes(), path
+        repeated_output = train(server, *resume)
+        repeated_requests = list(server.requests)
+
+    assert "all pushes are in me/p" in first_output
+    assert_all_steps_pushed(server, "me/p", steps)
+    assert "recipe.yaml" in pushed
+    for name, data in pushed.items():
+        assert str(workspace).encode() not in data, name
+
+    assert f"resumed from runs/q/checkpoints/{steps[1]}" in resumed_output
+    assert load_weights(Path("runs/q/model")) == load_weights(workspace / "runs/p/model")
+    assert list(losses_by_step("q")) == list(range(1, 13))
+
+    # The checkpoint was downloaded before.
+    assert "nothing is left to train" in repeated_output
+    assert repeated_requests == []
+
+    for request in requests:
+        assert TOKEN.encode() not in request.body, request.path
+    for path in files_below(Path("runs"), workspace / "runs"):
+        assert TOKEN.encode() not in path.read_bytes(), path
 
 
-def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workspace, tmp_path):
+def test_pushed_step_is_complete_model_with_card(workspace, tmp_path):
     (workspace / ".env").write_text("SECRET=1")
-    named = ("--hub_model_id", "me/named", "--hub_private_repo", "false")
+    flags = ("--hub_model_id", "me/named", "--hub_private_repo", "false", "--save_steps", "6")
+    download = tmp_path / "download"
+    download.mkdir()
+
     with HubServer() as server:
-        train(server, *PUSHED, "--save_steps", "6", "--run_name", "p", *named, PICTURES="1")
-        tree = server.files("me/named", "step-00000006")
-        last = server.files("me/named")
-        assert not server.repositories["me/named"].private
-        train(server, *PUSHED, "--run_name", "e", "--hub_strategy", "end", "--max_steps", "4")
-        assert list(server.tags("me/e")) == ["step-00000004"]
-    assert {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "README.md",
-        "recipe.yaml",
-    } <= tree.keys()
-    assert {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "metrics.jsonl",
-    } <= tree.keys() and "curves.png" in last
-    assert not any("env" in name or "checkpoint" in name for name in tree)
-    assert {json.loads(line)["step"] for line in tree["metrics.jsonl"].splitlines()} <= set(
-        range(7)
-    )
-    for name, data in tree.items():
-        (tmp_path / "pushed").mkdir(exist_ok=True)
-        (tmp_path / "pushed" / name).write_bytes(data)
-    model, report = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "pushed", output_loading_info=True
-    )
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    saved = load_file(
-        checkpoint.list_checkpoints(Path("runs/p/checkpoints"))[-1] / "model.safetensors"
-    )
-    assert model.config.activation_function == "gelu_new" and len(saved) == len(
-        list(model.parameters())
-    )
-    assert AutoTokenizer.from_pretrained(tmp_path / "pushed")("the cat")["input_ids"]
-    assert last["model.safetensors"] == Path("runs/p/model/model.safetensors").read_bytes()
-    assert b"validation loss" in last["README.md"] and b"me/named" in last["README.md"]
+        train(server, *PUSH_FLAGS, *flags, "--run_name", "p", PICTURES="1")
+        step_files = server.files("me/named", step_tag(6))
+        last_files = server.files("me/named")
+    for name, data in step_files.items():
+        (download / name).write_bytes(data)
+    model, report = AutoModelForCausalLM.from_pretrained(download, output_loading_info=True)
+
+    assert not server.repositories["me/named"].private
+    assert step_files.keys() >= MODEL_FILES
+    for name in step_files:
+        assert "env" not in name
+        assert "checkpoint" not in name
+    assert max(row["step"] for row in read_json_lines(step_files["metrics.jsonl"])) == 6
+
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert model.config.activation_function == "gelu_new"
+    last_checkpoint = checkpoint.list_checkpoints(Path("runs/p/checkpoints"))[-1]
+    saved_tensors = load_file(last_checkpoint / "model.safetensors")
+    assert len(saved_tensors) == len(list(model.parameters()))
+    assert AutoTokenizer.from_pretrained(download)("the cat")["input_ids"]
+
+    assert "curves.png" in last_files
+    assert last_files["model.safetensors"] == Path("runs/p/model/model.safetensors").read_bytes()
+    assert b"validation loss" in last_files["README.md"]
+    assert b"me/named" in last_files["README.md"]
 
 
-def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_the_best_weights(
-    overfitted_run,
-):
-    before = load_weights(Path("runs/whole/model"))
+def test_end_strategy_pushes_only_last_step(workspace):
+    flags = ("--run_name", "e", "--hub_strategy", "end", "--max_steps", "4")
+
     with HubServer() as server:
-        train(
-            server,
-            *OVERFITTING_FLAGS,
-            "--run_name",
-            "whole",
-            "--push_to_hub",
-            "true",
-            "--license",
-            "mit",
-            "--language",
-            "hi",
-        )
+        train(server, *PUSH_FLAGS, *flags)
+
+    assert list(server.tags("me/e")) == [step_tag(4)]
+
+
+def test_finished_run_is_pushed_with_best_weights(overfitted_run):
+    model_folder = Path("runs/whole/model")
+    weights = load_weights(model_folder)
+    flags = ("--run_name", "whole", "--push_to_hub", "true", "--license", "mit", "--language", "hi")
+
+    with HubServer() as server:
+        train(server, *OVERFITTING_FLAGS, *flags)
         files = server.files("me/whole")
-        assert len(server.titles("me/whole")) == 1 and list(server.tags("me/whole")) == [
-            "step-00000012"
-        ]
-    assert files["model.safetensors"] == Path("runs/whole/model/model.safetensors").read_bytes()
-    assert load_weights(Path("runs/whole/model")) == before
-    card, losses = (
-        files["README.md"].decode(),
-        [json.loads(line) for line in files["metrics.jsonl"].splitlines()],
-    )
-    found = {row["step"]: row["eval/loss"] for row in losses if "eval/loss" in row}
-    best = min(found, key=found.__getitem__)
-    assert 0 < best < 12 and "license: mit" in card and "- hi\n" in card
-    assert f"The weights are those of step {best}, which had the lowest validation loss." in card
-    assert (
-        "| validation loss" in card
-        and f"{found[best]:.4f}" in card
-        and f"{found[12]:.4f}" not in card
-    )
+
+    assert len(server.titles("me/whole")) == 1
+    assert list(server.tags("me/whole")) == [step_tag(12)]
+    assert files["model.safetensors"] == (model_folder / "model.safetensors").read_bytes()
+    assert load_weights(model_folder) == weights
+
+    losses = {}
+    for row in read_json_lines(files["metrics.jsonl"]):
+        if "eval/loss" in row:
+            losses[row["step"]] = row["eval/loss"]
+    best_step = min(losses, key=losses.__getitem__)
+    card = files["README.md"].decode()
+    assert 0 < best_step < 12
+    assert "license: mit" in card
+    assert "- hi\n" in card
+    assert f"step {best_step}, which had the lowest validation loss" in card
+    assert "| validation loss" in card
+    assert f"{losses[best_step]:.4f}" in card
+    assert f"{losses[12]:.4f}" not in card
 
 
-def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workspace):
+# Pushes that fail.
+
+
+def test_rejected_pushes_are_sent_later(workspace):
+    # The push of the last step replaces those that were waiting behind the first one.
+    steps = [step_tag(3), step_tag(12)]
+    staged = Path("runs/p/hub")
     with HubServer() as server:
-        server.problems.append(InjectedError("POST .*/commit/", times=float("inf"), status=403))
-        said = train(server, *PUSHED, "--run_name", "p")
-        assert said.count("is not on the Hub") == 1 and "--push_pending runs/p" in said
-        steps = ["step-00000003", "step-00000012"]  # the last step replaces the others that waited
-        assert staged_names(Path("runs/p/hub")) == steps and server.tags("me/p") == {}
+        rejection = InjectedError("POST .*/commit/", times=float("inf"), status=403)
+        server.problems.append(rejection)
+        output = train(server, *PUSH_FLAGS, "--run_name", "p")
+        assert output.count("is not on the Hub") == 1
+        assert "--push_pending runs/p" in output
+        assert staged_names(staged) == steps
+        assert server.tags("me/p") == {}
+
         server.problems.clear()
         train(server, "--push_pending", "runs/p")
-        assert list(server.tags("me/p")) == steps and len(server.titles("me/p")) == 2
+        assert list(server.tags("me/p")) == steps
+        assert len(server.titles("me/p")) == 2
+
         train(server, "--push_pending", "runs/p")
-        assert len(server.titles("me/p")) == 2 and staged_names(Path("runs/p/hub")) == []
+        assert len(server.titles("me/p")) == 2
+        assert staged_names(staged) == []
 
 
-def test_a_push_that_cannot_be_made_ends_no_run(workspace, monkeypatch):
-    """There is no network in this process, and nothing is laid ready: nothing is waited for."""
-    monkeypatch.setattr(publish, "model_card", lambda *_: 1 / 0)
-    done = run_script("train.py", *PUSHED, "--run_name", "p", HF_TOKEN="not-a-token")
-    assert done.stderr.count("was not pushed") == 4 and "ZeroDivisionError" in done.stderr
-    assert Path("runs/p/model/model.safetensors").is_file() and "all pushes" not in done.stderr
+def test_run_continues_if_push_cannot_be_staged(workspace, monkeypatch):
+    """There is no network here. As nothing is staged, the run does not wait for it."""
+
+    def fail(*args):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(publish, "model_card", fail)
+
+    result = run_script("train.py", *PUSH_FLAGS, "--run_name", "p", HF_TOKEN="not-a-token")
+
+    assert result.stderr.count("was not pushed") == 4
+    assert "ZeroDivisionError" in result.stderr
+    assert "all pushes" not in result.stderr
+    assert Path("runs/p/model/model.safetensors").is_file()
 
 
 @pytest.fixture
-def hanging_hub() -> Iterator[HubServer]:
-    """A Hub that never answers an upload, until its ``ending`` is set."""
+def hanging_hub(monkeypatch) -> Iterator[HubServer]:
+    """Start a Hub that does not answer uploads until its ``ending`` is set.
+
+    A run that its user stops waits for one second instead of five.
+    """
+    seconds = {None: 600, signal.SIGINT: 1}
+    monkeypatch.setattr(publish, "push_seconds", seconds.__getitem__)
     with HubServer() as server:
         server.problems = [InjectedError("PUT /lfs/", float("inf"), "hang")]
         yield server
 
 
 @pytest.mark.parametrize(
-    ("max_steps", "until", "limit", "status"),
-    [
-        ("12", "the run waits for at most", "10 minutes (Ctrl-C ends the wait)", 0),
-        ("100000", "100/100000", "5 s", 130),
-    ],
+    ("max_steps", "limit", "status"),
+    [("12", "10 minutes (Ctrl-C ends the wait)", 0), ("100000", "1 s", 130)],
     ids=["finished", "stopped"],
 )
-def test_hanging_upload_does_not_keep_the_process(
-    hanging_hub, workspace, max_steps, until, limit, status
-):
-    environment = (
-        os.environ | hanging_hub.environment(workspace / "home") | {"ACCELERATE_USE_CPU": "true"}
-    )
-    flags = (
-        *PUSHED,
-        "--run_name",
-        "p",
-        "--max_steps",
-        max_steps,
-        "--save_steps",
-        "50",
-        "--logging_steps",
-        "100",
-    )
-    with open("printed", "w") as printed:
-        command = [sys.executable, str(ROOT / "train.py"), *flags]
-        process = subprocess.Popen(command, env=environment, stdout=printed, stderr=printed)
+def test_hanging_upload_does_not_keep_the_process(hanging_hub, workspace, max_steps, limit, status):
+    run_log = Path("runs/p/run.log")
+
+    def is_time_to_interrupt() -> bool:
+        if status == 0:
+            return run_log.is_file() and "the run waits for at most" in run_log.read_text()
+        return hanging_hub.count("PUT /lfs/") > 0
+
+    flags = (*PUSH_FLAGS, "--run_name", "p", "--max_steps", max_steps, "--logging_steps", "100")
+    environment = hanging_hub.environment(workspace / "home") | {"ACCELERATE_USE_CPU": "true"}
+    pid, _, _ = start_script(__file__, flags, environment)
     try:
-        wait_until(lambda: until in Path("printed").read_text(), seconds=300)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=300) == status
+        wait_until(is_time_to_interrupt, seconds=300)
     finally:
-        process.kill()
-    last_lines = Path("runs/p/run.log").read_text().splitlines()[-2:]
+        os.kill(pid, signal.SIGINT)
+    assert wait_for_exit(pid) == status
+    last_lines = run_log.read_text().splitlines()[-2:]
     assert f"the run waits for at most {limit}" in last_lines[0]
-    assert last_lines[1].endswith("To send: python train.py --push_pending runs/p")
+    assert last_lines[1].endswith("python train.py --push_pending runs/p")
 
     staged = staged_names(Path("runs/p/hub"))
     hanging_hub.problems.clear()
     hanging_hub.ending.set()
     train(hanging_hub, "--push_pending", "runs/p")
+    assert staged
     assert list(hanging_hub.tags("me/p")) == staged
 
 
-def test_without_a_login_the_run_is_refused_before_anything_is_written(workspace, monkeypatch):
+def test_missing_login_is_rejected_before_run(workspace, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    done = run_script("train.py", *PUSHED, "--run_name", "p", expect=2)
-    assert "hf auth login" in done.stderr and not Path("runs").exists()
+
+    result = run_script("train.py", *PUSH_FLAGS, "--run_name", "p", expect=2)
+
+    assert "hf auth login" in result.stderr
+    assert not Path("runs").exists()
 
 
-def test_pending_pushes_of_no_run_are_bad_input(workspace):
-    assert "text.txt" in run_script("train.py", "--push_pending", "text.txt", expect=2).stderr
+def test_push_pending_rejects_file(workspace):
+    result = run_script("train.py", "--push_pending", "text.txt", expect=2)
+
+    assert "text.txt" in result.stderr
 
 
 # Machines that are taken away.
 
 
 def script_flags(repo_id: str, recipe: Path) -> list[str]:
-    """The flags of train.py that scripts/hf_jobs.sh and skypilot.yaml start a run with, by way of run_gpt2_124m.sh."""
-    start = r"exec bash (scripts/run_gpt2_124m\.sh .*? \"hub://\$HUB_MODEL_ID\")"
-    (line,) = {
-        re.search(start, (ROOT / "scripts" / name).read_text())[1]
-        for name in ("hf_jobs.sh", "skypilot.yaml")
-    }
-    given = {
+    """Return the flags of train.py with which the scripts for rented machines start a run.
+
+    scripts/hf_jobs.sh and scripts/skypilot.yaml contain the same call of run_gpt2_124m.sh.
+    """
+    pattern = r"exec bash (scripts/run_gpt2_124m\.sh .*? \"hub://\$HUB_MODEL_ID\")"
+    calls = set()
+    for name in ("hf_jobs.sh", "skypilot.yaml"):
+        calls.add(re.search(pattern, (ROOT / "scripts" / name).read_text())[1])
+    assert len(calls) == 1
+    environment = {
         "HUB_MODEL_ID": repo_id,
         "RECIPE": str(recipe),
         "DRY_RUN": "1",
         "HOME": os.environ["HOME"],
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
     }
-    given["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    command = ["bash", "-c", f"bash {line}"]
-    done = subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True, check=True)
-    words = shlex.split(done.stdout.splitlines()[-1])
+    result = subprocess.run(
+        ["bash", "-c", f"bash {calls.pop()}"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = shlex.split(result.stdout.splitlines()[-1])
     return words[words.index("train.py") + 1 :]
 
 
-class Machines:
-    """One machine after the other, each with nothing but the recipe, the text and the script's command."""
+class FreshMachines:
+    """A sequence of machines that have only the recipe, the text and the command of the scripts."""
 
-    def __init__(self, server: HubServer, workplace: Path, monkeypatch):
-        self.server, self.workplace, self.monkeypatch, self.count = (
-            server,
-            workplace,
-            monkeypatch,
-            0,
-        )
-        self.flags = script_flags("me/p", workplace / "tiny.yaml")
+    def __init__(self, server: HubServer, workspace: Path, monkeypatch: pytest.MonkeyPatch):
+        self.server = server
+        self.workspace = workspace
+        self.monkeypatch = monkeypatch
+        self.count = 0
+        self.flags = script_flags("me/p", workspace / "tiny.yaml")
 
-    def next(self) -> dict[str, str]:
-        """Leave the machine for a fresh one; return its environment."""
+    def start_next(self) -> dict[str, str]:
+        """Change to the folder of a new machine and return its environment."""
         self.count += 1
-        folder = self.workplace / f"machine{self.count}"
+        folder = self.workspace / f"machine{self.count}"
         folder.mkdir()
-        (folder / "text.txt").write_bytes((self.workplace / "text.txt").read_bytes())
+        shutil.copyfile(self.workspace / "text.txt", folder / "text.txt")
         self.monkeypatch.chdir(folder)
-        ledger = {"LEDGER": str(self.workplace / "p.ledger"), "ACCELERATE_USE_CPU": "true"}
-        return self.server.environment(folder / "home") | ledger
+        environment = self.server.environment(folder / "home")
+        environment["LEDGER"] = str(self.workspace / "p.ledger")
+        environment["ACCELERATE_USE_CPU"] = "true"
+        return environment
 
-    def run(self, expect: int = 0, **how: str) -> str:
-        """Run the command on a fresh machine; return what it printed."""
-        done = run_script(RECORDED_TRAINING, *self.flags, expect=expect, **self.next(), **how)
-        return done.stdout + done.stderr
+    def train(self, *, stop_at: str = "") -> str:
+        """Run the command on a new machine and return what it printed.
+
+        Args:
+            stop_at: "STEP:MICRO_STEP" at which the machine sends SIGTERM. By default the run
+                finishes.
+        """
+        environment = self.start_next()
+        status = 0
+        if stop_at:
+            environment |= {"STOP_AT": stop_at, "STOP_BY": "SIGTERM"}
+            status = 128 + signal.SIGTERM
+        result = run_script(RECORDED_TRAINING, *self.flags, expect=status, **environment)
+        return result.stdout + result.stderr
 
 
 @pytest.fixture
-def fresh_machines(finished_run, monkeypatch):
-    """Machines whose run has to end as the one that nothing interrupted."""
-    whole = final_state("whole"), read_window_log(Path("whole.ledger"))
+def fresh_machines(finished_run, monkeypatch) -> Iterator[FreshMachines]:
+    """Yield machines and check that their last run equals the uninterrupted run."""
+    expected_state = final_state("whole")
+    expected_windows = read_window_log(Path("whole.ledger"))
     with HubServer() as server:
-        yield Machines(server, finished_run, monkeypatch)
-    assert (
-        final_state("tiny"),
-        read_window_log(finished_run / "p.ledger"),
-    ) == whole  # of the last machine
+        yield FreshMachines(server, finished_run, monkeypatch)
+    assert final_state("tiny") == expected_state
+    assert read_window_log(finished_run / "p.ledger") == expected_windows
 
 
-def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_notice(
-    fresh_machines,
-):
-    began = time.monotonic()
-    said = fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
-    assert time.monotonic() - began < NOTICE
-    assert "hub://me/p contains no checkpoint yet: the run starts at step 0" in said
-    said = fresh_machines.run(expect=143, STOP_AT="8:0", STOP_BY="SIGTERM")
-    assert "resumed from runs/tiny/checkpoints/step-00000004" in said  # not one step is lost
-    assert "resumed from runs/tiny/checkpoints/step-00000008" in fresh_machines.run()
-    assert list(fresh_machines.server.tags("me/p")) == [
-        f"step-{step:08d}" for step in (3, 4, 6, 8, 9, 12)
-    ]
+def test_each_machine_resumes_at_last_step(fresh_machines):
+    started = time.monotonic()
+    first_output = fresh_machines.train(stop_at="4:1")
+    first_seconds = time.monotonic() - started
+    second_output = fresh_machines.train(stop_at="8:0")
+    last_output = fresh_machines.train()
+
+    assert first_seconds < NOTICE_SECONDS
+    assert "hub://me/p contains no checkpoint yet" in first_output
+    assert f"resumed from runs/tiny/checkpoints/{step_tag(4)}" in second_output
+    assert f"resumed from runs/tiny/checkpoints/{step_tag(8)}" in last_output
+    steps = (3, 4, 6, 8, 9, 12)
+    assert list(fresh_machines.server.tags("me/p")) == [step_tag(step) for step in steps]
 
 
 @pytest.mark.parametrize(
-    "problem, begins",
+    ("problem", "resumed_step"),
     [
-        pytest.param(InjectedError("PUT /lfs/", kind="hang"), 4, id="an upload hangs"),
+        pytest.param(InjectedError("PUT /lfs/", kind="hang"), 4, id="upload hangs"),
         pytest.param(
             InjectedError("/commit/", kind="lose"),
             6,
-            id="a commit's answer is lost",
+            id="response to commit is lost",
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no_more(
-    fresh_machines, problem, begins
-):
-    server = fresh_machines.server
-    fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
-    server.problems.append(problem)
-    environment = fresh_machines.next() | {"STOP_AT": "8:0", "STOP_BY": "SIGTERM"}
-    pid, _, said = start_script(RECORDED_TRAINING, fresh_machines.flags, environment)
-    wait_until(
-        lambda: problem.times == 0 and "stopped by SIGTERM after step 8" in Path(said).read_text()
-    )
+def test_kill_during_push_loses_only_unsent_steps(fresh_machines, problem, resumed_step):
+    fresh_machines.train(stop_at="4:1")
+    fresh_machines.server.problems.append(problem)
+    environment = fresh_machines.start_next()
+    environment |= {"STOP_AT": "8:0", "STOP_BY": "SIGTERM"}
+    pid, _, stderr = start_script(RECORDED_TRAINING, fresh_machines.flags, environment)
+
+    def is_stopped_in_push() -> bool:
+        is_stopped = "stopped by SIGTERM after step 8" in Path(stderr).read_text()
+        return is_stopped and problem.times == 0
+
+    wait_until(is_stopped_in_push)
     os.kill(pid, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert f"resumed from runs/tiny/checkpoints/step-{begins:08d}" in fresh_machines.run()
+    assert wait_for_exit(pid) == -signal.SIGKILL
+    output = fresh_machines.train()
+
+    assert f"resumed from runs/tiny/checkpoints/{step_tag(resumed_step)}" in output
 
 
-def test_a_run_that_is_taken_away_waits_for_the_hub_longer_than_one_that_its_user_ends():
-    by_user = [publish.push_seconds(number) for number in (signal.SIGINT, signal.SIGHUP)]
-    by_system = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-    assert by_user == [5, 5] and publish.push_seconds(None) == 600
-    assert [publish.push_seconds(number) for number in by_system] == [20] * 4
+@pytest.mark.parametrize(
+    ("stopped_by", "seconds"),
+    [
+        (None, 600),
+        (signal.SIGINT, 5),
+        (signal.SIGHUP, 5),
+        (signal.SIGTERM, 20),
+        (signal.SIGUSR1, 20),
+        (signal.SIGUSR2, 20),
+        (signal.SIGXCPU, 20),
+    ],
+)
+def test_wait_for_pushes_depends_on_signal(stopped_by, seconds):
+    assert publish.push_seconds(stopped_by) == seconds
 
 
-def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_once(workspace):
+def test_run_waiting_for_unreachable_hub_can_be_interrupted(workspace):
     environment = {
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "HF_HUB_OFFLINE": "0",
         "HF_HOME": str(Path("home").resolve()),
     }
-    flags = ("--recipe", "tiny.yaml", *STEPS, "--resume_from_checkpoint", "hub://me/p")
-    pid, _, said = start_script("train.py", flags, environment)
-    wait_until(lambda: "; retrying in 1 s" in Path(said).read_text())
+    flags = (*TINY_FLAGS, "--resume_from_checkpoint", "hub://me/p")
+
+    pid, _, stderr = start_script("train.py", flags, environment)
+    wait_until(lambda: "; retrying in 1 s" in Path(stderr).read_text())
     os.kill(pid, signal.SIGINT)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
-    assert "the download is retried for 15 minutes" in Path(said).read_text()
+
+    assert wait_for_exit(pid) == -signal.SIGINT
+    assert "retried for 15 minutes" in Path(stderr).read_text()
 
 
-@pytest.mark.parametrize("more", [["--hub_strategy", "every_save"], ["--hub_model_id", "me/other"]])
-def test_only_a_run_that_pushes_its_checkpoints_there_begins_where_there_are_none(workspace, more):
+@pytest.mark.parametrize(
+    "flags",
+    [("--hub_strategy", "every_save"), ("--hub_model_id", "me/other")],
+    ids=["no checkpoints are pushed", "another repository"],
+)
+def test_missing_checkpoint_on_hub_is_rejected(workspace, flags):
+    """Only a run that pushes its checkpoints to the same repository may start without them."""
+    push = (*PUSH_FLAGS, "--hub_model_id", "me/p", "--hub_strategy", "checkpoint", *flags)
+
     with HubServer() as server:
-        asked = (*PUSHED, "--hub_model_id", "me/p", "--hub_strategy", "checkpoint", *more)
-        said = train(server, *asked, "--resume_from_checkpoint", "hub://me/p", expect=2)
-    assert "resume_from_checkpoint = hub://me/p: HTTP status 404" in said
+        output = train(server, *push, "--resume_from_checkpoint", "hub://me/p", expect=2)
+
+    assert "resume_from_checkpoint = hub://me/p" in output
+    assert "404" in output

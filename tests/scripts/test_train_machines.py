@@ -1,4 +1,4 @@
-"""End to end: what a run promises on machines that run out of memory, lose a process, or shard."""
+"""Run train.py on machines with little memory, lost processes, sharding, or a GPU."""
 
 import dataclasses
 import os
@@ -8,10 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import ROOT, free_port, run_script, start_script, torchrun_environments
+from conftest import (
+    ROOT,
+    CompletedScript,
+    free_port,
+    run_script,
+    start_script,
+    torchrun_environments,
+)
 from run_results import TINY_RECIPE, final_state, losses_by_step, metrics_rows
 from torch.distributed.fsdp import FSDPModule
 
@@ -25,364 +34,301 @@ from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
 
-CHILD = str(ROOT / "tests" / "failing_training.py")
-QUIET = ("--eval_steps", "0", "--sample_steps", "0")
+FAILING_TRAINING = str(ROOT / "tests" / "failing_training.py")
+NO_EVALS = ("--eval_steps", "0", "--sample_steps", "0")
+NO_DROPOUT = ("--resid_pdrop", "0", "--embd_pdrop", "0", "--attn_pdrop", "0")
+SHORT = ("--max_steps", "3", "--warmup_steps", "1")
+AUTO = ("--per_device_train_batch_size", "auto")
 
 
-def sequences(stderr: str) -> tuple[int, int]:
-    """Micro-batches and their size, of the header."""
-    found = re.search(r"process(?:es)? x (\d+) micro-batch(?:es)? x (\d+) sequence", stderr)
-    return int(found[1]), int(found[2])
+def train_tiny(run_name: str, *flags: str, **options) -> CompletedScript:
+    """Run failing_training.py on tiny.yaml; the options are those of ``run_script``."""
+    return run_script(FAILING_TRAINING, *TINY_RECIPE, *flags, "--run_name", run_name, **options)
 
 
-# per_device_train_batch_size: auto, and an explicit one.
+def batch_in_header(stderr: str) -> tuple[int, int]:
+    """Return the number of micro-batches and their sequences that the header states."""
+    pattern = r"process(?:es)? x (\d+) micro-batch(?:es)? x (\d+) sequence"
+    match = re.search(pattern, stderr)
+    return int(match[1]), int(match[2])
 
 
-@pytest.mark.parametrize("most, taken", [(7, 4), pytest.param(1, 1, marks=pytest.mark.slow)])
-def test_auto_ends_at_the_largest_half_that_fits_and_reads_the_same_windows(workspace, most, taken):
-    auto = (
-        "--per_device_train_batch_size",
-        "auto",
-        *QUIET,
-        "--max_steps",
-        "3",
-        "--warmup_steps",
-        "1",
-    )
-    done = run_script(CHILD, *TINY_RECIPE, *auto, "--run_name", "a", MOST=str(most))
-    assert sequences(done.stderr) == (8 // taken, taken)
-    assert "runs out of memory: trying" in done.stderr
-    run_script(
-        CHILD, *TINY_RECIPE, *auto, "--run_name", "b", "--per_device_train_batch_size", str(taken)
-    )
-    assert losses_by_step("a") == losses_by_step("b")
-    state = checkpoint.read_state(Path("runs/a/checkpoints/step-00000003"))
-    assert state["micro_batch"] == taken and state["tokens"] == 3 * 128
-
-
-@pytest.mark.slow
-def test_one_process_that_runs_out_lowers_all_of_them(workspace):
-    auto = ("--per_device_train_batch_size", "auto", *QUIET)
-    done = run_script(
-        CHILD, *TINY_RECIPE, *auto, "--run_name", "a", processes=2, MOST="1", MOST_RANK="1"
-    )
-    assert sequences(done.stderr) == (4, 1)
-    run_script(
-        "train.py",
-        *TINY_RECIPE,
-        *QUIET,
-        "--run_name",
-        "b",
-        "--per_device_train_batch_size",
-        "1",
-        processes=2,
-    )
-    assert final_state("a")["model.safetensors"] == final_state("b")["model.safetensors"]
-
-
-def test_when_not_one_sequence_fits_checkpointing_is_proposed(workspace):
-    done = run_script(
-        CHILD,
-        *TINY_RECIPE,
-        "--per_device_train_batch_size",
-        "auto",
-        "--run_name",
-        "a",
-        expect=2,
-        MOST="0",
-    )
-    assert "runs out of memory at a micro-batch of 1 x 16 tokens" in done.stderr
-    assert "--gradient_checkpointing full" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_an_explicit_size_that_does_not_fit_is_explained_and_not_changed(workspace):
-    done = run_script(
-        CHILD,
-        *TINY_RECIPE,
-        "--per_device_train_batch_size",
-        "4",
-        "--run_name",
-        "a",
-        expect=2,
-        MOST="3",
-    )
-    assert (
-        "per_device_train_batch_size = 4: CPU" in done.stderr
-        and "micro-batch of 4 x 16 tokens" in done.stderr
-    )
-    assert "--per_device_train_batch_size 2 or auto" in done.stderr
-    assert not list(Path("runs/a").glob("metrics.jsonl"))
-    done = run_script(
-        CHILD,
-        *TINY_RECIPE,
-        *QUIET,
-        "--per_device_train_batch_size",
-        "2",
-        "--run_name",
-        "a",
-        MOST="3",
-    )
-    assert sequences(done.stderr) == (4, 2)
-
-
-@pytest.mark.slow
-def test_a_resumed_auto_run_keeps_its_size_and_so_its_bits(workspace):
-    auto = ("--per_device_train_batch_size", "auto")
-    run_script(CHILD, *TINY_RECIPE, *auto, "--run_name", "whole", MOST="2", LEDGER="whole.ledger")
-    run_script(
-        CHILD,
-        *TINY_RECIPE,
-        *auto,
-        "--run_name",
-        "k",
-        expect=1,
-        MOST="2",
-        OUT_AT="7",
-        LEDGER="k.ledger",
-    )
-    done = run_script(CHILD, *TINY_RECIPE, *auto, "--run_name", "k")  # more would fit now
-    assert (
-        sequences(done.stderr) == (4, 2)
-        and "resumed from runs/k/checkpoints/step-00000007" in done.stderr
-    )
-    assert final_state("k") == final_state("whole")
+# The size of a micro-batch: auto or explicit.
 
 
 @pytest.mark.parametrize(
-    "processes, rank", [pytest.param(1, "0", marks=pytest.mark.slow), (2, "1")]
+    "max_sequences, expected", [(7, 4), pytest.param(1, 1, marks=pytest.mark.slow)]
 )
-def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(
-    finished_ddp_run, processes, rank
-):
-    out = {"ACCELERATE_USE_CPU": "true", "OUT_AT": "5", "OUT_RANK": rank}
-    children = [
-        start_script(CHILD, (*TINY_RECIPE, "--run_name", "k"), own | out)
-        for own in torchrun_environments(processes)
-    ]
-    for pid, _, _ in children:  # the launcher ends the other one; here it notices by itself
+def test_auto_halves_micro_batch_until_it_fits(workspace, max_sequences, expected):
+    flags = (*NO_EVALS, *SHORT)
+    result = train_tiny("auto", *flags, *AUTO, MAX_SEQUENCES=str(max_sequences))
+    train_tiny("fixed", *flags, "--per_device_train_batch_size", str(expected))
+
+    assert batch_in_header(result.stderr) == (8 // expected, expected)
+    assert "runs out of memory: trying" in result.stderr
+    assert losses_by_step("auto") == losses_by_step("fixed")
+    state = checkpoint.read_state(Path("runs/auto/checkpoints/step-00000003"))
+    assert state["micro_batch"] == expected
+    assert state["tokens"] == 3 * 128
+
+
+@pytest.mark.slow
+def test_all_processes_take_the_smallest_micro_batch(workspace):
+    limit = {"MAX_SEQUENCES": "1", "MAX_SEQUENCES_RANK": "1"}
+    result = train_tiny("auto", *NO_EVALS, *AUTO, processes=2, **limit)
+    train_tiny("fixed", *NO_EVALS, "--per_device_train_batch_size", "1", processes=2)
+
+    assert batch_in_header(result.stderr) == (4, 1)
+    assert final_state("auto")["model.safetensors"] == final_state("fixed")["model.safetensors"]
+
+
+def test_checkpointing_is_suggested_if_nothing_fits(workspace):
+    result = train_tiny("a", *AUTO, expect=2, MAX_SEQUENCES="0")
+
+    assert "runs out of memory at a micro-batch of 1 x 16 tokens" in result.stderr
+    assert "--gradient_checkpointing full" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_explicit_micro_batch_is_not_changed(workspace):
+    size = ("--per_device_train_batch_size", "4")
+    result = train_tiny("a", *size, expect=2, MAX_SEQUENCES="3")
+
+    assert "per_device_train_batch_size = 4" in result.stderr
+    assert "micro-batch of 4 x 16 tokens" in result.stderr
+    assert "--per_device_train_batch_size 2 or auto" in result.stderr
+    assert not Path("runs/a/metrics.jsonl").exists()
+
+    # The suggested size fits.
+    suggestion = ("--per_device_train_batch_size", "2")
+    result = train_tiny("a", *NO_EVALS, *SHORT, *suggestion, MAX_SEQUENCES="3")
+    assert batch_in_header(result.stderr) == (4, 2)
+
+
+@pytest.mark.slow
+def test_resumed_auto_run_keeps_its_micro_batch(workspace):
+    train_tiny("whole", *AUTO, MAX_SEQUENCES="2")
+    train_tiny("k", *AUTO, expect=1, MAX_SEQUENCES="2", OOM_AT="7")
+
+    result = train_tiny("k", *AUTO)  # a larger micro-batch would fit now
+
+    assert batch_in_header(result.stderr) == (4, 2)
+    assert "resumed from runs/k/checkpoints/step-00000007" in result.stderr
+    assert final_state("k") == final_state("whole")
+
+
+@pytest.mark.parametrize("processes, rank", [pytest.param(1, 0, marks=pytest.mark.slow), (2, 1)])
+def test_out_of_memory_in_a_step_leaves_checkpoint(finished_ddp_run, processes, rank):
+    flags = (*TINY_RECIPE, "--run_name", "k")
+    failure = {"ACCELERATE_USE_CPU": "true", "OOM_AT": "5", "OOM_RANK": str(rank)}
+    children = []
+    for environment in torchrun_environments(processes):
+        children.append(start_script(FAILING_TRAINING, flags, environment | failure))
+    # No launcher ends the other process: it notices the failure itself.
+    for pid, _, _ in children:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    said = Path(children[int(rank)][2]).read_text()
-    assert (
-        "runs out of memory" in said
-        and "--per_device_train_batch_size 1" in said
-        and "Traceback" not in said
-    )
-    path = Path("runs/k/checkpoints/step-00000005")
-    assert checkpoint.find_problem(path) is None
-    run_script("train.py", *TINY_RECIPE, "--run_name", "k", processes=processes)
-    assert final_state("k") == final_state("whole" if processes == 1 else "two")
+    _, _, err = children[rank]
+    message = Path(err).read_text()
+
+    assert "runs out of memory" in message
+    assert "--per_device_train_batch_size 1" in message
+    assert "Traceback" not in message
+    assert checkpoint.find_problem(Path("runs/k/checkpoints/step-00000005")) is None
+    run_script("train.py", *flags, processes=processes)
+    uninterrupted = "whole" if processes == 1 else "two"
+    assert final_state("k") == final_state(uninterrupted)
 
 
 # Sharding.
 
 
 @pytest.mark.slow
-def test_zero_1_equals_ddp_to_the_bit_and_resumes_to_the_bit(finished_ddp_run):
-    zero = (*TINY_RECIPE, "--shard_optimizer", "true")
-    run_script("train.py", *zero, "--run_name", "z", processes=2)
-    assert final_state("z") == final_state("two")
-    run_script(CHILD, *zero, "--run_name", "k", processes=2, expect=None, OUT_AT="7", OUT_RANK="0")
-    run_script("train.py", *zero, "--run_name", "k", processes=2)
-    assert final_state("k") == final_state("two")
+def test_zero_1_equals_ddp_bitwise(finished_ddp_run):
+    flags = ("--shard_optimizer", "true")
+    train_tiny("zero", *flags, processes=2)
+    train_tiny("k", *flags, processes=2, expect=None, OOM_AT="7")
+    train_tiny("k", *flags, processes=2)
+
+    assert final_state("zero") == final_state("two")
+    assert final_state("k") == final_state("two")  # after an interruption too
 
 
 @pytest.mark.parametrize("reshard", ["true", pytest.param("false", marks=pytest.mark.slow)])
-def test_fsdp2_learns_what_ddp_learns_and_exports_a_stock_model(finished_ddp_run, reshard):
-    done = run_script(
-        CHILD, *TINY_RECIPE, "--sample_steps", "12", "--run_name", "f", processes=2, FSDP=reshard
-    )
-    assert "FSDP2" in done.stderr
-    two = losses_by_step("two")
-    assert losses_by_step("f") == pytest.approx(two, abs=1e-5) and len(two) == 12
-    evals = [
-        [row["eval/loss"] for row in metrics_rows(name) if "eval/loss" in row]
-        for name in ("f", "two")
-    ]
-    assert evals[0] == pytest.approx(evals[1], abs=1e-5)
-    done = run_script(
-        "train.py", *TINY_RECIPE, "--run_name", "x", "--eval_only", "--init_from", "runs/f/model"
-    )
-    assert f'"eval/loss": {evals[0][-1]:.3f}'[:-1] in done.stdout
+def test_fsdp2_learns_like_ddp(finished_ddp_run, reshard):
+    """The exported model is a standard one, which has the validation loss of the run."""
+    flags = ("--sample_steps", "12", "--save_steps", "12", "--eval_steps", "12")
+    result = train_tiny("f", *flags, processes=2, FSDP=reshard)
+    assert "FSDP2" in result.stderr
+    expected = losses_by_step("two")
+    assert len(expected) == 12
+    assert losses_by_step("f") == pytest.approx(expected, abs=1e-5)
+    evals = losses_by_step("f", "eval/loss")
+    expected_evals = losses_by_step("two", "eval/loss")
+    for step in (0, 12):
+        assert evals[step] == pytest.approx(expected_evals[step], abs=1e-5)
+
+    exported = ("--eval_only", "--init_from", "runs/f/model", "--run_name", "x")
+    result = run_script("train.py", *TINY_RECIPE, *exported)
+    assert f'"eval/loss": {evals[12]:.3f}'[:-1] in result.stdout
 
 
-RECOVERS = hasattr(FSDPModule, "reset_iter_state")  # from torch 2.13 on
+CAN_RECOVER = hasattr(FSDPModule, "reset_iter_state")  # since torch 2.13
 
 
-@pytest.mark.parametrize("recovers", [True, False] if RECOVERS else [False])
-def test_fsdp2_takes_loss_and_averages_in_fp32_once_an_update_or_where_it_cannot_recover_in_each_micro_batch(
-    finished_ddp_run, recovers
-):
-    how = {"FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "EXCHANGES": "sent.json"}
-    how |= {} if recovers else {"RECOVERS": "no"}
-    run_script(
-        CHILD, *TINY_RECIPE, *QUIET, "--run_name", "f", "--max_steps", "4", processes=2, **how
-    )  # of 2 micro-batches each
-    whole = 4 * estimate.shape_of(loading.load_recipe(Path("tiny.yaml")).model).parameters
-    exchanges = 4 + 1 if recovers else 4 * 2  # one in the try
-    # Each of the two blocks is wrapped by itself, and the rest.
+@pytest.mark.parametrize("recovers", [True, False] if CAN_RECOVER else [False])
+def test_fsdp2_averages_gradients_in_fp32(finished_ddp_run, recovers):
+    """Gradients are exchanged once per update, or in each micro-batch if FSDP2 cannot recover."""
+    environment = {"FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "EXCHANGES": "sent.json"}
+    updates = 4
+    exchanges = updates + 1  # one in the memory trial
+    if not recovers:
+        environment["FSDP_RECOVERY"] = "no"
+        exchanges = updates * 2  # each process has 2 micro-batches
+
+    train_tiny("f", *NO_EVALS, "--max_steps", str(updates), processes=2, **environment)
+
+    parameters = estimate.shape_of(loading.load_recipe(Path("tiny.yaml")).model).parameters
+    groups = 3  # the two blocks, and the other tensors
     assert files.read_json(Path("sent.json")) == {
-        "torch.float32": exchanges * whole,
-        "exchanges": exchanges * (2 + 1),
+        "torch.float32": exchanges * parameters * 4,
+        "exchanges": exchanges * groups,
     }
-    # In fp32: bf16's own steps are 0.02 here.
-    assert losses_by_step("f") == pytest.approx(
-        {step: losses_by_step("two")[step] for step in (1, 2, 3, 4)}, abs=1e-3
-    )
+    # The loss is computed in fp32: two neighboring numbers in bf16 differ by 0.02 here.
+    ddp_losses = losses_by_step("two")
+    expected = {step: ddp_losses[step] for step in range(1, updates + 1)}
+    assert losses_by_step("f") == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.skipif(not RECOVERS, reason="torch 2.13")
+@pytest.mark.skipif(not CAN_RECOVER, reason="needs torch 2.13")
 @pytest.mark.slow
-def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workspace):
-    flags = (
-        *TINY_RECIPE,
-        *QUIET,
-        "--per_device_train_batch_size",
-        "auto",
-        "--max_steps",
-        "3",
-        "--run_name",
-        "f",
-    )
-    done = run_script(CHILD, *flags, processes=2, FSDP="true", MOST="1", EXCHANGES="sent.json")
-    assert (
-        "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr
-    )  # in one of them nothing waits
-    whole, without = (
-        "of 2 sequences next to unsharded gradients runs out of memory",
-        "of 2 sequences runs out of memory",
-    )
-    assert (
-        done.stderr.index(whole)
-        < done.stderr.index(without)
-        < done.stderr.index("4 micro-batches x 1 sequence")
-    )
+def test_fsdp2_shards_gradients_before_halving_micro_batch(workspace):
+    environment = {"FSDP": "true", "MAX_SEQUENCES": "1", "EXCHANGES": "sent.json"}
+    result = train_tiny("f", *NO_EVALS, *AUTO, *SHORT, processes=2, **environment)
+
+    # With one micro-batch of 4 sequences, no gradients wait for others.
+    header = result.stderr
+    assert "a micro-batch of 4 sequences runs out of memory: trying 2" in header
+    unsharded = header.index("of 2 sequences next to unsharded gradients runs out of memory")
+    sharded = header.index("of 2 sequences runs out of memory")
+    assert unsharded < sharded < header.index("4 micro-batches x 1 sequence")
     assert len(losses_by_step("f")) == 3
 
 
+class Launch(NamedTuple):
+    """How a run is started."""
+
+    processes: int
+    flags: tuple[str, ...]
+    environment: dict[str, str]
+
+
+LAUNCHES = {
+    "one": Launch(1, (), {}),
+    "ddp": Launch(2, (), {}),
+    "zero": Launch(2, ("--shard_optimizer", "true"), {}),
+    "fsdp": Launch(2, (), {"FSDP": "true"}),
+}
+
+
 @pytest.mark.parametrize(
-    "optimizer, order",
+    "optimizer, order, tolerance",
     [
-        ("muon", ("one", "fsdp", "zero", "ddp")),  # AdamW's moments are among Muon's
-        pytest.param("adamw", ("one", "fsdp", "zero", "ddp"), marks=pytest.mark.slow),
-        pytest.param("muon", ("fsdp", "one", "ddp", "fsdp"), marks=pytest.mark.slow),
+        # Muon contains AdamW for some tensors. Newton-Schulz amplifies rounding errors.
+        ("muon", ("one", "fsdp", "zero", "ddp"), 1e-4),
+        pytest.param("adamw", ("one", "fsdp", "zero", "ddp"), 1e-5, marks=pytest.mark.slow),
+        pytest.param("muon", ("fsdp", "one", "ddp", "fsdp"), 1e-4, marks=pytest.mark.slow),
     ],
 )
-def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(
-    finished_ddp_run, optimizer, order
-):
-    machines = {
-        "one": ((), 1, {}),
-        "ddp": ((), 2, {}),
-        "zero": (("--shard_optimizer", "true"), 2, {}),
-        "fsdp": ((), 2, {"FSDP": "true"}),
-    }
-    chosen = ("--optimizer", optimizer, *QUIET)
-    run_script("train.py", *TINY_RECIPE, *chosen, "--run_name", "whole_one")
+def test_checkpoint_fits_every_kind_of_sharding(workspace, optimizer, order, tolerance):
+    flags = ("--optimizer", optimizer, *NO_EVALS, "--max_steps", "8", "--save_steps", "2")
+    train_tiny("whole", *flags)
+
+    failing_steps = ("3", "5", "7", "none")  # after the checkpoints of 2, 4 and 6
     for number, name in enumerate(order):
-        flags, processes, environment = machines[name]
-        if number + 1 < len(order):
-            environment = environment | {
-                "OUT_AT": str(3 * number + 4)
-            }  # after the checkpoint of 3, 6, 9
-        done = run_script(
-            CHILD,
-            *TINY_RECIPE,
-            *chosen,
-            *flags,
-            "--run_name",
-            "m",
-            processes=processes,
-            expect=None,
-            **environment,
-        )
-        assert ("resumed from" in done.stderr) == (number > 0)
-    # Newton-Schulz lifts small singular values, and so what rounding has made of them.
-    assert losses_by_step("m") == pytest.approx(
-        losses_by_step("whole_one"), abs=1e-5 if optimizer == "adamw" else 1e-4
-    )
-    assert len(losses_by_step("m")) == 12 and Path("runs/m/model/config.json").is_file()
+        start = LAUNCHES[name]
+        environment = start.environment | {"OOM_AT": failing_steps[number]}
+        options = {"processes": start.processes, "expect": None, **environment}
+        result = train_tiny("moved", *flags, *start.flags, **options)
+        assert ("resumed from" in result.stderr) == (number > 0)
+
+    losses = losses_by_step("moved")
+    assert len(losses) == 8
+    assert losses == pytest.approx(losses_by_step("whole"), abs=tolerance)
+    assert Path("runs/moved/model/config.json").is_file()
 
 
-def test_fsdp_on_a_cpu_is_refused(workspace):
-    done = run_script(
-        "train.py", *TINY_RECIPE, expect=2, ACCELERATE_USE_FSDP="true", FSDP_VERSION="2"
-    )
-    assert "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA GPUs" in done.stderr
+def test_fsdp_on_a_cpu_is_rejected(workspace):
+    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+    result = run_script("train.py", *TINY_RECIPE, expect=2, **environment)
+
+    assert "ACCELERATE_USE_FSDP" in result.stderr
+    assert "needs NVIDIA GPUs" in result.stderr
     assert not Path("runs").exists()
 
 
 # A process that hangs or dies.
 
 
-def test_a_lost_process_ends_the_run_and_the_same_command_resumes_it_exactly(finished_ddp_run):
-    done = run_script(CHILD, *TINY_RECIPE, "--run_name", "k", processes=2, expect=None, DIE_AT="7")
-    assert done.returncode == 1 and re.search(r"hangs \(connection", done.stderr, re.IGNORECASE), (
-        done.stderr
-    )
-    again = run_script(CHILD, *TINY_RECIPE, "--run_name", "k", processes=2, DIE_AT="7")
-    assert "resumed from runs/k/checkpoints/step-00000006" in again.stderr
+def test_lost_process_ends_the_run(finished_ddp_run):
+    result = train_tiny("k", processes=2, expect=None, DIE_AT="7")
+    assert result.returncode == 1
+    assert "hangs (connection" in result.stderr.lower()
+
+    resumed = train_tiny("k", processes=2, DIE_AT="7")
+    assert "resumed from runs/k/checkpoints/step-00000006" in resumed.stderr
     assert final_state("k") == final_state("two")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["HANG_AT", "DIE_AT"])
-def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly(
-    finished_ddp_run, what
-):
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "--max_restarts",
-        "1",
-    ]
-    command = [
-        sys.executable,
-        *launcher,
-        CHILD,
-        *TINY_RECIPE,
-        "--run_name",
-        "k",
-        "--ddp_timeout",
-        "6",
-    ]
-    environment = {
-        **os.environ,
+@pytest.mark.parametrize("failure", ["HANG_AT", "DIE_AT"])
+def test_launcher_resumes_after_lost_process(finished_ddp_run, failure):
+    timeout = 6
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    flags = [*TINY_RECIPE, "--run_name", "k", "--ddp_timeout", str(timeout)]
+    environment = os.environ | {
         "ACCELERATE_USE_CPU": "true",
-        what: "7",
+        "PYTHONPATH": str(ROOT),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",
+        failure: "7",
     }
-    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, *torchrun, "--max_restarts", "1", FAILING_TRAINING, *flags]
+
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    said, struck_for = [], None
+    lines = []
+    noticed_after = None
     for line in process.stderr:
-        said.append(line)
-        if "another process of this run died" in line and struck_for is None:
-            struck_for = time.time() - Path("struck").stat().st_mtime
-    assert process.wait() == 0, "".join(said)
-    assert struck_for is not None and struck_for < 6 + 5, "".join(said)
-    assert any("resumed from runs/k/checkpoints/step-00000006" in line for line in said)
+        lines.append(line)
+        if "another process of this run died" in line and noticed_after is None:
+            noticed_after = time.time() - Path("struck").stat().st_mtime
+    output = "".join(lines)
+
+    assert process.wait() == 0, output
+    assert noticed_after is not None, output
+    assert noticed_after < timeout + 5, output
+    assert "resumed from runs/k/checkpoints/step-00000006" in output
     assert final_state("k") == final_state("two")
 
 
-# Pretended cards.
+# Simulated GPUs.
 
 
-class FakeAccelerator:
-    """What propose_micro_batch asks an Accelerator."""
+def fake_accelerator(
+    mixed_precision: str, *, compiled: bool, device: str = "cuda"
+) -> SimpleNamespace:
+    """Return an object with the attributes of an Accelerator that propose_micro_batch reads."""
+    backend = SimpleNamespace(value="INDUCTOR" if compiled else "NO")
+    return SimpleNamespace(
+        num_processes=1,
+        is_fsdp2=False,
+        device=torch.device(device),
+        mixed_precision=mixed_precision,
+        state=SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=backend)),
+    )
 
-    num_processes, is_fsdp2 = 1, False
 
-    def __init__(self, precision, compiled, device="cuda"):
-        self.device = torch.device(device)
-        self.mixed_precision = precision
-        backend = type("Backend", (), {"value": "INDUCTOR" if compiled else "NO"})
-        self.state = type("State", (), {"dynamo_plugin": type("Plugin", (), {"backend": backend})})
-
-
-def gpt2_124m(**changes):
+def gpt2_124m(**changes) -> keys.Recipe:
+    """Return the recipe of GPT-2 124M with micro-batch size auto and a local text."""
     values = {
         "per_device_train_batch_size": "auto",
         "data_files": ["x"],
@@ -393,127 +339,121 @@ def gpt2_124m(**changes):
     return keys.replace(recipe, **values | changes)
 
 
-DRIVERS_NAMES = {"t4": "Tesla T4", "v100": "Tesla V100-SXM2-16GB", "a100": "NVIDIA A100-SXM4-80GB"}
-DRIVERS_NAMES |= {"a100_40gb": "NVIDIA A100-SXM4-40GB", "a100_pcie": "NVIDIA A100 80GB PCIe"}
-DRIVERS_NAMES |= {
+DRIVER_NAMES = {
+    "t4": "Tesla T4",
+    "v100": "Tesla V100-SXM2-16GB",
+    "a100": "NVIDIA A100-SXM4-80GB",
+    "a100_40gb": "NVIDIA A100-SXM4-40GB",
+    "a100_pcie": "NVIDIA A100 80GB PCIe",
     "h100": "NVIDIA H100 80GB HBM3",
     "rtxpro6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
 }
 
 
-@pytest.mark.parametrize("card", gpus.GPUS, ids=lambda card: card.name)
-def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
-    name = DRIVERS_NAMES.get(card.name, card.pattern)
-    memory = int(card.memory_gib * 0.98 * 2**30)  # as the driver counts it
-    device = hardware.Device("cuda", name, memory, card.capability, 1, has_triton=True)
-    assert gpus.find(name) is card
-    assert device.precision == card.precision and device.has_tf32 == card.is_ampere_or_newer
-    preset = gpus.preset(name)
-    text = (ROOT / "accelerate_configs" / f"{preset}.yaml").read_text()
-    assert f"mixed_precision: {device.precision}" in text
-    accelerator = FakeAccelerator(device.precision, "INDUCTOR" in text)
-    proposed = propose_micro_batch(gpt2_124m(), memory, accelerator)
-    how = {"half": True, "compiled": "INDUCTOR" in text}
-    taken, more = (
-        sum(estimate.memory(estimate.GPT2_124M, micro_batch=size, **how).values())
-        for size in (proposed, proposed + 1)
-    )
-    assert taken <= estimate.HEADROOM * memory and (
-        proposed == 64 or more > estimate.HEADROOM * memory
-    )
-    plan = make_plan(gpt2_124m(per_device_train_batch_size=proposed), 1)
-    assert plan.per_device_train_batch_size == int(re.search(r"micro-batch (\d+)", text)[1])
+@pytest.mark.parametrize("gpu", gpus.GPUS, ids=lambda gpu: gpu.name)
+def test_gpu_has_precision_micro_batch_and_config(gpu):
+    name = DRIVER_NAMES.get(gpu.name, gpu.pattern)
+    memory = int(gpu.memory_gib * 0.98 * 2**30)  # as the driver counts it
+    device = hardware.Device("cuda", name, memory, gpu.capability, 1, has_triton=True)
+    config = (ROOT / "accelerate_configs" / f"{gpus.preset(name)}.yaml").read_text()
+    compiled = "INDUCTOR" in config
+
+    accelerator = fake_accelerator(device.precision, compiled=compiled)
+    micro_batch = propose_micro_batch(gpt2_124m(), memory, accelerator)
+
+    assert gpus.find(name) is gpu
+    assert device.precision == gpu.precision
+    assert device.has_tf32 == gpu.is_ampere_or_newer
+    assert f"mixed_precision: {device.precision}" in config
+    plan = make_plan(gpt2_124m(per_device_train_batch_size=micro_batch), 1)
+    assert plan.per_device_train_batch_size == int(re.search(r"micro-batch (\d+)", config)[1])
+
+    def estimated_memory(size: int) -> float:
+        parts = estimate.memory(estimate.GPT2_124M, micro_batch=size, half=True, compiled=compiled)
+        return sum(parts.values())
+
+    # The proposed micro-batch is the largest that fits, and at most 64.
+    available = estimate.HEADROOM * memory
+    assert estimated_memory(micro_batch) <= available
+    assert micro_batch == 64 or estimated_memory(micro_batch + 1) > available
 
 
-def test_an_unknown_card_gets_what_the_memory_model_lets_fit_and_at_least_one_sequence():
+def test_unknown_gpu_gets_micro_batch_by_memory():
+    accelerator = fake_accelerator("bf16", compiled=True)
     sizes = []
     for gib in (1, 6, 12, 24, 48):
-        sizes.append(propose_micro_batch(gpt2_124m(), gib * 2**30, FakeAccelerator("bf16", True)))
-    assert sizes[0] == 1 and sizes == sorted(sizes) and 1 < sizes[1] < sizes[4] <= 64
+        sizes.append(propose_micro_batch(gpt2_124m(), gib * 2**30, accelerator))
+
+    assert sizes[0] == 1
+    assert sizes == sorted(sizes)
+    assert 1 < sizes[1] < sizes[4] <= 64
     checkpointed = gpt2_124m(gradient_checkpointing="full")
-    assert propose_micro_batch(checkpointed, 6 * 2**30, FakeAccelerator("bf16", True)) > sizes[1]
+    assert propose_micro_batch(checkpointed, 6 * 2**30, accelerator) > sizes[1]
 
 
-def test_a_cpu_takes_small_micro_batches():
-    assert propose_micro_batch(gpt2_124m(), 60 * 2**30, FakeAccelerator("no", False, "cpu")) == 8
+def test_cpu_gets_small_micro_batch():
+    accelerator = fake_accelerator("no", compiled=False, device="cpu")
+
+    assert propose_micro_batch(gpt2_124m(), 60 * 2**30, accelerator) == 8
 
 
-def test_a_card_that_torch_has_no_kernels_for_is_refused_with_the_build_that_has(monkeypatch):
-    monkeypatch.setattr(
-        torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "compute_120"]
-    )
+def test_gpu_without_kernels_is_rejected(monkeypatch):
+    architectures = ["sm_75", "sm_80", "sm_90", "compute_120"]
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: architectures)
     v100 = hardware.Device("cuda", "Tesla V100-SXM2-16GB", 16 * 2**30, (7, 0), 1, True)
-    with pytest.raises(
-        BadInput, match=r"no kernels for Tesla V100-SXM2-16GB \(sm_70\).*pip install"
-    ):
+
+    with pytest.raises(BadInput, match=r"Tesla V100-SXM2-16GB \(sm_70\).*pip install"):
         check_kernels(v100)
     check_kernels(dataclasses.replace(v100, capability=(8, 6)))
     check_kernels(hardware.Device("cpu", "CPU", 2**34))
 
 
-# A real card, where there is one.
+# A real GPU.
 
-CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
-def launch(yaml: str, *flags: str) -> str:
-    """Run train.py through `accelerate launch` on one card; return what it said."""
-    launcher = [
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(ROOT / "accelerate_configs" / yaml),
-    ]
-    command = [sys.executable, *launcher]
-    command += [
-        "--num_processes",
-        "1",
-        "--main_process_port",
-        str(free_port()),
-        str(ROOT / "train.py"),
-        *TINY_RECIPE,
-        *flags,
-    ]
-    environment = {
-        name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"
-    }
-    done = subprocess.run(
-        command, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+def launch(config: str, *flags: str) -> str:
+    """Run train.py with `accelerate launch` on one GPU and return its stderr."""
+    path = ROOT / "accelerate_configs" / config
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(path)]
+    launcher += ["--num_processes", "1", "--main_process_port", str(free_port())]
+    command = [sys.executable, *launcher, str(ROOT / "train.py"), *TINY_RECIPE, *flags]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("ACCELERATE_USE_CPU", None)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stderr
 
 
 @pytest.mark.gpu
-@CARD
+@needs_gpu
 @pytest.mark.parametrize(
-    "yaml", ["zero2_x8.yaml", "zero3_x8.yaml", "conservative.yaml", "h100.yaml"]
+    "config", ["zero2_x8.yaml", "zero3_x8.yaml", "conservative.yaml", "h100.yaml"]
 )
-def test_a_card_learns_what_a_cpu_learns(workspace, yaml):
-    still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]
-    launch("cpu.yaml", *QUIET, *still, "--run_name", "cpu")
-    said = launch(yaml, *QUIET, *still, "--run_name", "card")
-    assert ("FSDP2" in said) == yaml.startswith("zero")
-    assert losses_by_step("card") == pytest.approx(losses_by_step("cpu"), rel=0.02)
+def test_gpu_learns_like_cpu(workspace, config):
+    launch("cpu.yaml", *NO_EVALS, *NO_DROPOUT, "--run_name", "cpu")
+
+    output = launch(config, *NO_EVALS, *NO_DROPOUT, "--run_name", "gpu")
+
+    assert ("FSDP2" in output) == config.startswith("zero")
+    assert losses_by_step("gpu") == pytest.approx(losses_by_step("cpu"), rel=0.02)
 
 
 @pytest.mark.gpu
-@CARD
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_a_card_resumes_to_the_bit_where_it_is_deterministic_else_to_rounding(
-    workspace, deterministic
-):
-    how = ("--deterministic", str(deterministic).lower())
-    launch("h100.yaml", "--run_name", "whole", *how)
-    launch("h100.yaml", "--run_name", "k", "--save_total_limit", "0", *how)
-    for later in sorted(Path("runs/k/checkpoints").iterdir())[1:]:
-        shutil.rmtree(later)
-    assert "resumed from runs/k/checkpoints/step-00000003" in launch(
-        "h100.yaml", "--run_name", "k", *how
-    )
-    assert losses_by_step("k") == pytest.approx(
-        losses_by_step("whole"), rel=0 if deterministic else 1e-3
-    )
-    same = final_state("k")["model.safetensors"] == final_state("whole")["model.safetensors"]
-    assert same or not deterministic
+@needs_gpu
+@pytest.mark.parametrize("deterministic, tolerance", [("true", 0), ("false", 1e-3)])
+def test_deterministic_gpu_run_resumes_bitwise(workspace, deterministic, tolerance):
+    flags = ("--deterministic", deterministic)
+    launch("h100.yaml", "--run_name", "whole", *flags)
+    launch("h100.yaml", "--run_name", "k", "--save_total_limit", "0", *flags)
+    for path in sorted(Path("runs/k/checkpoints").iterdir())[1:]:
+        shutil.rmtree(path)
+
+    output = launch("h100.yaml", "--run_name", "k", *flags)
+
+    assert "resumed from runs/k/checkpoints/step-00000003" in output
+    assert losses_by_step("k") == pytest.approx(losses_by_step("whole"), rel=tolerance)
+    if deterministic == "true":
+        assert final_state("k")["model.safetensors"] == final_state("whole")["model.safetensors"]
     assert 0 < metrics_rows("k")[-2]["gpu/memory"] <= 1

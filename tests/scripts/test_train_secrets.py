@@ -1,9 +1,10 @@
-"""The user, password and query of a data file's URL are used, and stand in nothing that a run leaves, sends or prints."""
+"""Tests that the login and the query of a data URL are used, but never stored, sent or printed."""
 
 import importlib.util
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,220 +15,220 @@ from http_server import DataServer
 from ursa_minor.machine import run_info
 
 SECRETS = ("canaryuser", "canarypass", "canarytoken", "canaryquery", "canaryagain")
-TINY = (
-    "--recipe",
-    "tiny.yaml",
-    "--run_name",
-    "r",
-    "--sample_steps",
-    "0",
-    "--eval_steps",
-    "0",
-    "--save_steps",
-    "3",
+BASIC_LOGIN = "Basic Y2FuYXJ5dXNlcjpjYW5hcnlwYXNz"  # canaryuser:canarypass
+TINY_FLAGS = (
+    *("--recipe", "tiny.yaml"),
+    *("--run_name", "r"),
+    *("--sample_steps", "0"),
+    *("--eval_steps", "0"),
+    *("--save_steps", "3"),
+    *("--shard_tokens", "3000"),
 )
-TINY += ("--shard_tokens", "3000")
-ROWS = (*TINY, "--validation_tokens", "300")  # of tables without validation files
+# Flags for a table without validation files.
+TABLE_FLAGS = (*TINY_FLAGS, "--validation_tokens", "300")
+KILLED_PREPARATION = str(ROOT / "tests" / "scripts" / "test_prepare_data.py")
 
 
 @pytest.fixture
-def server(tmp_path):
-    """Serves files to who knows the password and a token."""
+def server(tmp_path) -> Iterator[DataServer]:
+    """Serve two texts and two tables to clients with the password and a token."""
     folder = tmp_path / "served"
-    (folder / "files").mkdir(parents=True)
+    files = folder / "files"
+    files.mkdir(parents=True)
     for name, text in {"a": TEXT, "b": TEXT[::-1]}.items():
-        (folder / "files" / f"{name}.txt").write_text(text)
-        rows = [text[i : i + 100] for i in range(0, len(text), 100)]
-        (folder / "files" / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"text": row}) + "\n" for row in rows)
-        )
-    with DataServer(folder) as running:
-        login = "Basic Y2FuYXJ5dXNlcjpjYW5hcnlwYXNz"  # canaryuser:canarypass
-        running.allowed = lambda path, headers: (
-            "token=canary" in path and headers.get("Authorization") == login
-        )
-        yield running
+        (files / f"{name}.txt").write_text(text)
+        with open(files / f"{name}.jsonl", "w") as table:
+            for start in range(0, len(text), 100):
+                table.write(json.dumps({"text": text[start : start + 100]}) + "\n")
+
+    def is_allowed(path, headers) -> bool:
+        return "token=canary" in path and headers.get("Authorization") == BASIC_LOGIN
+
+    with DataServer(folder) as server:
+        server.allowed = is_allowed
+        yield server
 
 
-def url(
-    server: DataServer, name: str, token: str = "canarytoken", login: str = "canaryuser:canarypass@"
-) -> str:
-    return f"{server.url.replace('://', f'://{login}')}/files/{name}?v=canaryquery&token={token}"
+def secret_url(server: DataServer, name: str, token: str = "canarytoken") -> str:
+    """Return the URL of a served file with a user, a password, a query and a token."""
+    base = server.url.replace("://", "://canaryuser:canarypass@")
+    return f"{base}/files/{name}?v=canaryquery&token={token}"
 
 
 @pytest.fixture
-def own(workspace):
-    """A folder of one's own without shards."""
+def unprepared_workspace(workspace) -> Path:
+    """Return the workspace without shards."""
     shutil.rmtree("data")
     return workspace
 
 
-def check_no_secrets(*said: str | bytes) -> None:
-    """Assert that no secret stands in a file below this folder, or in what was printed or sent."""
-    seen = {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    seen |= {
-        f"said {i}": words.encode() if isinstance(words, str) else words
-        for i, words in enumerate(said)
+def secrets_in(text: str | bytes) -> list[str]:
+    """Return the secrets that occur in a text."""
+    data = text.encode() if isinstance(text, str) else text
+    return [secret for secret in SECRETS if secret.encode() in data]
+
+
+def assert_no_secrets(*texts: str | bytes) -> None:
+    """Assert that no secret occurs in these texts or in a file of the current folder."""
+    files = [path for path in Path().rglob("*") if path.is_file()]
+    assert len(files) + len(texts) > 10
+    for path in files:
+        assert not secrets_in(path.read_bytes()), path
+    for text in texts:
+        assert not secrets_in(text)
+
+
+@pytest.fixture
+def user_folders(monkeypatch) -> dict[str, str]:
+    """Return environment variables for user folders below the current folder."""
+    folders = {
+        "HOME": "home",
+        "XDG_CACHE_HOME": "home/cache",
+        "TRACKIO_DIR": "home/trackio",
+        "HF_HOME": "home/hf",
     }
-    assert len(seen) > 10
-    assert not [
-        (where, secret)
-        for where, found in seen.items()
-        for secret in SECRETS
-        if secret.encode() in found
-    ]
+    # trackio reads its folder when it is imported.
+    for module in list(sys.modules):
+        if module.partition(".")[0] == "trackio":
+            monkeypatch.delitem(sys.modules, module)
+    return {name: str(Path(folder).resolve()) for name, folder in folders.items()}
 
 
-def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(
-    own, server, monkeypatch
-):
-    names = [name for name in ("wandb", "tensorboard", "trackio") if importlib.util.find_spec(name)]
+def test_pushed_and_tracked_run_contains_no_secret(unprepared_workspace, server, user_folders):
+    trackers = ("wandb", "tensorboard", "trackio")
+    installed = [name for name in trackers if importlib.util.find_spec(name)]
     flags = (
-        "--push_to_hub",
-        "true",
-        "--hub_strategy",
-        "checkpoint",
-        "--report_to",
-        *(names or ["none"]),
+        *("--push_to_hub", "true"),
+        *("--hub_strategy", "checkpoint"),
+        *("--report_to", *(installed or ["none"])),
+        *("--data_files", secret_url(server, "a.jsonl")),
+        *("--validation_files", secret_url(server, "b.jsonl")),
     )
-    given = ("--data_files", url(server, "a.jsonl"), "--validation_files", url(server, "b.jsonl"))
     with HubServer() as hub:
-        homes = {
-            "HOME": "home",
-            "XDG_CACHE_HOME": "home/cache",
-            "TRACKIO_DIR": "home/trackio",
-            "HF_HOME": "home/hf",
-        }
-        home = {name: str(Path(folder).resolve()) for name, folder in homes.items()}
-        for module in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
-            monkeypatch.delitem(sys.modules, module)  # it notes its folder at its import
-        done = run_script(
-            "train.py", *TINY, *flags, *given, **hub.environment("") | home, WANDB_MODE="offline"
-        )
-        shown = f"{server.url.replace('://', '://redacted@')}/files/a.jsonl?redacted=".encode()
+        environment = hub.environment("") | user_folders | {"WANDB_MODE": "offline"}
+        result = run_script("train.py", *TINY_FLAGS, *flags, **environment)
         pushed = hub.files("me/r")
-        assert shown in pushed["README.md"] and shown in pushed["recipe.yaml"]
-        sent = [
-            f"{request.path} {request.headers}".encode() + request.body for request in hub.requests
-        ]
-    assert names == [name for name in names if list(Path().rglob(f"*{name}*"))]
-    check_no_secrets(done.stdout, done.stderr, *sent)
+    sent = []
+    for request in hub.requests:
+        sent.append(f"{request.path} {request.headers}".encode() + request.body)
+
+    redacted_base = server.url.replace("://", "://redacted@")
+    redacted_url = f"{redacted_base}/files/a.jsonl?redacted=".encode()
+    assert redacted_url in pushed["README.md"]
+    assert redacted_url in pushed["recipe.yaml"]
+    for name in installed:
+        assert list(Path().rglob(f"*{name}*")), name
+    assert_no_secrets(result.stdout, result.stderr, *sent)
 
 
-def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(own, server):
-    for name in "ab":  # here, for the reader that the trainer would start takes seconds to begin
-        run_script("prepare_data.py", *ROWS, "--data_files", url(server, f"{name}.jsonl"))
-    first = run_script("train.py", *ROWS, "--data_files", url(server, "a.jsonl"))
-    assert (
-        "/redacted@" not in first.stderr
-        and "a.jsonl?redacted=" in Path("runs/r/recipe.yaml").read_text()
-    )
+def test_run_resumes_with_renewed_token(unprepared_workspace, server):
+    # Prepared here because a reader that train.py starts needs seconds to start.
+    for name in ("a.jsonl", "b.jsonl"):
+        run_script("prepare_data.py", *TABLE_FLAGS, "--data_files", secret_url(server, name))
+    first = run_script("train.py", *TABLE_FLAGS, "--data_files", secret_url(server, "a.jsonl"))
+    recipe = Path("runs/r/recipe.yaml").read_text()
     shutil.rmtree("runs/r/checkpoints/step-00000012")
     server.log.clear()
-    again = run_script("train.py", *ROWS, "--data_files", url(server, "a.jsonl", "canaryagain"))
-    assert "resumed from runs/r/checkpoints/step-00000009" in again.stderr
-    # The run folder's own recipe finds the shards too.
-    by_recipe = run_script("train.py", "--recipe", "runs/r/recipe.yaml", "--eval_only")
-    assert not server.log, "the file is known by its redacted URL"
-    other = run_script("train.py", *ROWS, "--data_files", url(server, "b.jsonl"), expect=2)
+
+    renewed_url = secret_url(server, "a.jsonl", token="canaryagain")
+    resumed = run_script("train.py", *TABLE_FLAGS, "--data_files", renewed_url)
+    evaluated = run_script("train.py", "--recipe", "runs/r/recipe.yaml", "--eval_only")
+    requests = list(server.log)
+    other_url = secret_url(server, "b.jsonl")
+    other = run_script("train.py", *TABLE_FLAGS, "--data_files", other_url, expect=2)
+
+    assert "/redacted@" not in first.stderr
+    assert "a.jsonl?redacted=" in recipe
+    assert "resumed from runs/r/checkpoints/step-00000009" in resumed.stderr
+    assert not requests, "the shards are found by the redacted URL"
     assert "runs/r/checkpoints/step-00000012" in other.stderr
-    check_no_secrets(
-        *(
-            words
-            for done in (first, again, by_recipe, other)
-            for words in (done.stdout, done.stderr)
-        )
-    )
+    for result in (first, resumed, evaluated, other):
+        assert_no_secrets(result.stdout, result.stderr)
 
 
-def test_a_preparation_goes_on_with_a_renewed_token_where_it_was(own, server):
+def test_preparation_resumes_with_renewed_token(unprepared_workspace, server):
     flags = (
-        "--validation_tokens",
-        "300",
-        "--shard_tokens",
-        "1000",
-        "--recipe",
-        "tiny.yaml",
+        *("--recipe", "tiny.yaml"),
+        *("--validation_tokens", "300"),
+        *("--shard_tokens", "1000"),
         "--data_files",
     )
-    urls = [url(server, "a.jsonl"), url(server, "b.jsonl")]
-    killed = run_script(
-        str(ROOT / "tests" / "scripts" / "test_prepare_data.py"),
-        *flags,
-        *urls,
-        expect=-9,
-        KILL_AT="shard:16",
-    )
-    (path,) = Path("data").glob("*/manifest.json")
-    cursor = json.loads(path.read_text())["cursor"]
-    assert "/files/" in cursor["file"] and not [
-        secret for secret in SECRETS if secret in cursor["file"]
-    ]
-    done = run_script(
-        "prepare_data.py", *flags, *(one.replace("canarytoken", "canaryagain") for one in urls)
-    )
-    assert done.stdout.strip() == str(path.parent) and json.loads(path.read_text())["complete"]
-    check_no_secrets(killed.stderr, done.stderr)
+    urls = [secret_url(server, name) for name in ("a.jsonl", "b.jsonl")]
+    renewed_urls = [url.replace("canarytoken", "canaryagain") for url in urls]
 
+    killed = run_script(KILLED_PREPARATION, *flags, *urls, expect=-9, KILL_AT="shard:16")
+    manifests = list(Path("data").glob("*/manifest.json"))
+    cursor = json.loads(manifests[0].read_text())["cursor"]
+    resumed = run_script("prepare_data.py", *flags, *renewed_urls)
 
-NO_URL = "data_files: entry 1 is not a valid URL"
+    assert len(manifests) == 1
+    assert "/files/" in cursor["file"]
+    assert not secrets_in(cursor["file"])
+    assert resumed.stdout.strip() == str(manifests[0].parent)
+    assert json.loads(manifests[0].read_text())["complete"]
+    assert_no_secrets(killed.stderr, resumed.stderr)
 
 
 @pytest.mark.parametrize(
-    "file, change, named",
+    ("name", "old", "new", "message"),
     [
-        ("a.jsonl", ("canarypass@", "canaryquery@"), "/files/a.jsonl"),
-        ("a.txt", ("canarypass@", "canary/canarypass@"), NO_URL),
-        ("a.txt", ("canaryuser:canarypass", "redacted"), "/files/a.txt"),
-        ("a.txt", (":PORT/", ":1/"), "/files/a.txt"),  # nothing listens there
+        ("a.jsonl", "canarypass@", "canaryquery@", "/files/a.jsonl"),
+        ("a.txt", "canarypass@", "canary/canarypass@", "entry 1 is not a valid URL"),
+        ("a.txt", "canaryuser:canarypass", "redacted", "/files/a.txt"),
+        ("a.txt", ":PORT/", ":1/", "/files/a.txt"),
     ],
+    ids=["wrong password", "slash in password", "redacted login", "closed port"],
 )
-def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, file, change, named):
-    given = url(server, file).replace(change[0].replace("PORT", str(server.server_port)), change[1])
-    done = run_script("prepare_data.py", "--recipe", "tiny.yaml", "--data_files", given, expect=2)
-    assert named in done.stderr and "Traceback" not in done.stderr
-    assert not [secret for secret in SECRETS if secret in done.stderr]
+def test_unreadable_url_is_named_without_secrets(
+    unprepared_workspace, server, name, old, new, message
+):
+    old = old.replace("PORT", str(server.server_port))
+    url = secret_url(server, name).replace(old, new)
+
+    result = run_script("prepare_data.py", "--recipe", "tiny.yaml", "--data_files", url, expect=2)
+
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not secrets_in(result.stderr)
 
 
 @pytest.mark.parametrize(
-    "script, flags",
+    ("script", "flags"),
     [
         ("train.py", ("--recipe", "tiny.yaml")),
         ("export_model.py", ("nowhere", "--out", "out")),
         ("check_setup.py", ()),
     ],
 )
-def test_a_secret_in_a_flag_that_is_none_is_not_shown(workspace, script, flags):
-    secret = (
-        f"--api_key={SECRETS[0]}=={SECRETS[1]}",
-        f"--zzz=https://canaryuser:canarypass@h/x?token={SECRETS[2]}",
+def test_value_of_unknown_flag_is_not_printed(workspace, script, flags):
+    unknown_flags = (
+        "--api_key=canaryuser==canarypass",
+        "--zzz=https://canaryuser:canarypass@h/x?token=canarytoken",
     )
-    said = run_script(script, *flags, *secret, expect=2).stderr
-    assert "--api_key: " in said and "--zzz: " in said and "canary" not in said
+
+    result = run_script(script, *flags, *unknown_flags, expect=2)
+
+    assert "--api_key: " in result.stderr
+    assert "--zzz: " in result.stderr
+    assert "canary" not in result.stderr
 
 
-def test_the_command_that_a_card_shows_has_no_secret(monkeypatch):
-    words = [
-        "train.py",
-        "--data_files",
-        "http://me:canary@h/a.txt?token=canary",
-        "--seed=http://h/?canary",
-    ]
-    monkeypatch.setattr(sys, "argv", words)
-    for launcher, begin in (
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
         (["/opt/bin/accelerate", "launch"], ["accelerate", "launch"]),
         (["bash"], ["python"]),
-    ):
-        shown = [
-            *begin,
-            "train.py",
-            "--data_files",
-            "http://redacted@h/a.txt?redacted",
-            "--seed=http://h/?redacted=",
-        ]
-        found = run_info.command_line([*launcher, *words])
-        assert (
-            found[:-1] == shown[:-1]
-            and found[-1].startswith(shown[-1])
-            and "canary" not in str(found)
-        )
+    ],
+    ids=["accelerate", "shell"],
+)
+def test_command_of_model_card_is_redacted(monkeypatch, launcher, expected):
+    url = "http://me:canary@h/a.txt?token=canary"
+    words = ["train.py", "--data_files", url, "--seed=http://h/?canary"]
+    monkeypatch.setattr(sys, "argv", words)
+
+    command = run_info.command_line([*launcher, *words])
+
+    redacted_url = "http://redacted@h/a.txt?redacted"
+    assert command[:-1] == [*expected, "train.py", "--data_files", redacted_url]
+    assert command[-1].startswith("--seed=http://h/?redacted=")
+    assert "canary" not in str(command)

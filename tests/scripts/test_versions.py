@@ -1,6 +1,7 @@
-"""Which versions of accelerate shard the tied GPT-2 under FSDP2: a range is what was tried.
+"""Check which versions of accelerate can shard the tied GPT-2 under FSDP2.
 
-VERSIONS_JSON = a file to write the table to, as benchmarks/results has it.
+The range in requirements.txt contains only versions that were tried. VERSIONS_JSON names a file
+for the table, as in benchmarks/results.
 """
 
 import json
@@ -10,7 +11,8 @@ import re
 import subprocess
 import sys
 from datetime import date
-from importlib.metadata import version as installed
+from importlib.metadata import version as installed_version
+from pathlib import Path
 
 import accelerate
 import pytest
@@ -27,121 +29,139 @@ from ursa_minor.machine import device as hardware
 from ursa_minor.model.loss import NextTokenLoss
 from ursa_minor.preflight import checks, compatibility
 
-FAULT = "is shared with a parameter already managed by another FSDP group"  # huggingface/accelerate#4171
-WAYS = ("train", "bare")
+# huggingface/accelerate#4171
+SHARED_PARAMETER = "is shared with a parameter already managed by another FSDP group"
+# "train" prepares the module of the loss, as train.py does; "bare" prepares the model itself.
+METHODS = ("train", "bare")
 
 
-def pip(*words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True)
-    return pytest.skip(f"pip {words[0]}: {done.stderr[-200:]}") if done.returncode else done.stdout
+def run_pip(*arguments: str) -> str:
+    """Run pip and return its output. Skip the test if pip fails."""
+    command = [sys.executable, "-m", "pip", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip(f"pip {arguments[0]}: {result.stderr[-200:]}")
+    return result.stdout
 
 
-def newest_of_each_minor(ends: SpecifierSet) -> list[str]:
-    """The newest release of each minor version between two ends that the package index has."""
-    listed = re.search(
-        r"^Available versions: (.*)$", pip("index", "versions", "accelerate"), re.MULTILINE
-    )
-    found = sorted(map(Version, filter(ends.contains, listed[1].split(", "))))
-    return [str(newest) for newest in {(one.major, one.minor): one for one in found}.values()]
+def newest_of_each_minor(limits: SpecifierSet) -> list[str]:
+    """Return the newest release of each minor version within the limits, oldest first."""
+    output = run_pip("index", "versions", "accelerate")
+    releases = re.search(r"^Available versions: (.*)$", output, re.MULTILINE)[1].split(", ")
+    newest = {}
+    for version in sorted(map(Version, limits.filter(releases))):
+        newest[version.major, version.minor] = version
+    return [str(version) for version in newest.values()]
 
 
-def tried(version: str, folder, way: str) -> dict | str:
-    """What a version's two updates print, or the line that ended them."""
+def try_version(version: str, folder: Path, method: str) -> dict | str:
+    """Make two updates with a version of accelerate and return the loss or the error.
+
+    Args:
+        version: the expected version.
+        folder: where it is installed.
+        method: one of METHODS.
+    """
     tests = ROOT / "tests"
+    paths = (folder, ROOT, tests, tests / "fault_injection")
     environment = os.environ | {
-        "PYTHONPATH": f"{folder}:{ROOT}:{tests}:{tests / 'fault_injection'}",
+        "PYTHONPATH": ":".join(map(str, paths)),
         "ACCELERATE_USE_CPU": "true",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-    ]
-    command += [__file__, way]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raised = re.search(r"^(?:\[rank\d+\]: ?)?(\w+Error: .+)$", done.stderr, re.MULTILINE)
-        return raised[1] if raised else done.stderr[-300:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["version"] == version and found["file"].startswith(str(folder)), (
-        "another accelerate was tried"
-    )
-    return {"loss": found["loss"]}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, *torchrun, __file__, method]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    if result.returncode:
+        error = re.search(r"^(?:\[rank\d+\]: ?)?(\w+Error: .+)$", result.stderr, re.MULTILINE)
+        return error[1] if error else result.stderr[-300:]
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["version"] == version
+    assert report["file"].startswith(str(folder))
+    return {"loss": report["loss"]}
 
 
-@pytest.mark.slow
-def test_each_minor_version_of_accelerate_that_is_taken_shards_the_tied_gpt2_and_one_left_out_does_not(
-    tmp_path,
-):
-    """Within the module that train.py gives to Accelerate, and bare, as loops that are not ours give it."""
-    taken = compatibility.read_ranges(checks.REQUIREMENTS.read_text(encoding="utf-8"))["accelerate"]
-    versions = newest_of_each_minor(
-        SpecifierSet(",".join(str(one) for one in taken if one.operator != "!="))
-    )
-    left_out = [one.version for one in taken if one.operator == "!="]
-    assert len(versions) > 2 and set(left_out) < set(versions)
-    rows = {}
-    for version in versions:
-        folder = tmp_path / version
-        pip("install", "--quiet", "--no-deps", "--target", str(folder), f"accelerate=={version}")
-        rows[version] = {way: tried(version, folder, way) for way in WAYS}
-        print(f"| {version} | {' | '.join(str(rows[version][way]) for way in WAYS)} |")
+def write_table(accepted: SpecifierSet, rows: dict[str, dict]) -> None:
+    """Write the results of all versions to the file VERSIONS_JSON, if it is set."""
     record = {
         "date": str(date.today()),
         "commit": commit(),
         "system": platform.platform(),
         "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": installed_version("torch"),
+        "transformers": installed_version("transformers"),
+        "range": str(accepted),
+        "versions": rows,
     }
-    record |= {"python": platform.python_version()} | {
-        name: installed(name) for name in ("torch", "transformers")
-    }
-    write_json(os.environ.get("VERSIONS_JSON"), record | {"range": str(taken), "versions": rows})
-    losses = {
-        row["loss"]
-        for version, ways in rows.items()
-        if version not in left_out
-        for row in ways.values()
-    }
-    assert len(losses) == 1, "the versions that are taken compute the same, to the bit"
-    if Version(installed("torch")) >= Version(
-        "2.13"
-    ):  # older ones let a tied weight be in two groups
-        assert all(FAULT in rows[version]["bare"] for version in left_out)
+    write_json(os.environ.get("VERSIONS_JSON"), record)
 
 
-def train_two_updates(way: str) -> None:
-    """``train`` gives Accelerate what train.py gives it, the model in the module of its loss; ``bare`` the model itself."""
+@pytest.mark.slow
+def test_accepted_accelerate_versions_shard_tied_model(tmp_path):
+    """All accepted versions compute the same loss bitwise, and the excluded version fails."""
+    ranges = compatibility.read_ranges(checks.REQUIREMENTS.read_text(encoding="utf-8"))
+    accepted = ranges["accelerate"]
+    excluded = [clause.version for clause in accepted if clause.operator == "!="]
+    limits = [str(clause) for clause in accepted if clause.operator != "!="]
+    versions = newest_of_each_minor(SpecifierSet(",".join(limits)))
+    assert len(versions) > 2
+    assert set(excluded) < set(versions)
+
+    rows = {}
+    for version in versions:
+        folder = tmp_path / version
+        target = ("--no-deps", "--target", str(folder))
+        run_pip("install", "--quiet", *target, f"accelerate=={version}")
+        rows[version] = {method: try_version(version, folder, method) for method in METHODS}
+        print(version, rows[version])
+    write_table(accepted, rows)
+
+    losses = set()
+    for version in versions:
+        if version not in excluded:
+            losses.update(rows[version][method]["loss"] for method in METHODS)
+    assert len(losses) == 1
+    # Older versions of torch allow a tied weight in two groups.
+    if Version(installed_version("torch")) >= Version("2.13"):
+        for version in excluded:
+            assert SHARED_PARAMETER in rows[version]["bare"]
+
+
+def make_two_updates(method: str) -> None:
+    """Train a small model for two updates and print the loss as JSON.
+
+    This runs in each process of torchrun.
+    """
     os.environ["FSDP"] = "true"
     machine = sharded(accelerator.make_accelerator)(hardware.this_device())
     model = build_small_model()
     assert model.lm_head.weight is model.transformer.wte.weight
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     machine.state.fsdp_plugin.transformer_cls_names_to_wrap = list(model._no_split_modules)
-    if way == "train":
+    if method == "train":
         module, optimizer = accelerator.prepare(NextTokenLoss(model), optimizer, machine)
     else:
         module, optimizer = machine.prepare(model, optimizer)
-    inputs_BT, targets_BT = random_ids(2, 16), random_ids(2, 16).flip(1)
+
+    inputs_BT = random_ids(2, 16)
+    targets_BT = random_ids(2, 16).flip(1)
     for _ in range(2):
-        bare = {"labels": inputs_BT, "shift_labels": targets_BT}
-        loss = module(inputs_BT, targets_BT) if way == "train" else module(inputs_BT, **bare).loss
+        if method == "train":
+            loss = module(inputs_BT, targets_BT)
+        else:
+            loss = module(inputs_BT, labels=inputs_BT, shift_labels=targets_BT).loss
         machine.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
+
     if machine.is_main_process:
-        print(
-            json.dumps(
-                {
-                    "version": accelerate.__version__,
-                    "file": accelerate.__file__,
-                    "loss": loss.item(),
-                }
-            )
-        )
+        report = {
+            "version": accelerate.__version__,
+            "file": accelerate.__file__,
+            "loss": loss.item(),
+        }
+        print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    train_two_updates(sys.argv[1])
+    make_two_updates(sys.argv[1])
