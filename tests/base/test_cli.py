@@ -1,6 +1,5 @@
-"""A script ends at Ctrl-C without a traceback, and at what is missing with one line."""
+"""Start and end of a script: missing packages, signals, closed streams and exit statuses."""
 
-import functools
 import os
 import signal
 import subprocess
@@ -11,123 +10,28 @@ import pytest
 from conftest import ROOT
 
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
-# What takes seconds to import, of which each script imports one first.
-SLOW = ("numpy", "torch", "transformers", "datasets", "trl")
-# A signal in the middle of an import that makes another error of KeyboardInterrupt, as transformers does.
-INTERRUPTED = """import os, signal
+# Every script imports at least one of these packages, each of which takes seconds.
+SLOW_PACKAGES = ("numpy", "torch", "transformers", "datasets", "trl")
+# Like transformers, this import raises another error when Ctrl-C interrupts it.
+INTERRUPTED_IMPORT = """import os, signal
 try:
     os.kill(os.getpid(), signal.SIGINT)
     signal.pause()
 except KeyboardInterrupt:
     raise ModuleNotFoundError("Could not import module 'PreTrainedModel'") from None
 """
-
-
-def started(tmp_path, script, *words, slow="raise SystemExit('torch is imported')", **environment):
-    """Run a script where what takes seconds to import is ``slow``."""
-    for name in SLOW:
-        (tmp_path / f"{name}.py").write_text(slow)
-    command = [sys.executable, str(ROOT / script), *words]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)} | environment
-    audible = functools.partial(
-        signal.signal, signal.SIGINT, signal.SIG_DFL
-    )  # a shell's background job ignores Ctrl-C
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, preexec_fn=audible
-    )
-    done.stderr = done.stderr.removeprefix("start    importing torch and Transformers\n")
-    return done
-
-
-def test_ctrl_c_during_the_imports_of_a_script_ends_it_without_a_word(tmp_path):
-    done = started(tmp_path, "train.py", slow=INTERRUPTED)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_started_outside_the_environment_names_the_remedy(script):
-    """So it imports first what also minds Ctrl-C."""
-    command = [sys.executable, "-S", str(ROOT / script)]  # -S: no installed package is found
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (
-        done.returncode == 1
-        and " is not installed" in done.stderr
-        and "make environment" in done.stderr
-    )
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_thread_that_waits_frees_its_core_soon_unless_the_user_has_said_how_threads_wait(
-    tmp_path,
-):
-    slow = "import os; raise SystemExit(str(os.environ.get('GOMP_SPINCOUNT')))"
-    for environment, count in (({}, "3000"), ({"OMP_WAIT_POLICY": "active"}, "None")):
-        assert started(tmp_path, "train.py", slow=slow, **environment).stderr == f"{count}\n"
-
-
-def test_memory_that_runs_out_is_a_line_during_the_imports_too(tmp_path):
-    done = started(
-        tmp_path,
-        "train.py",
-        slow="raise ImportError('libtorch_cpu.so: failed to map segment from shared')",
-    )
-    assert (
-        done.returncode == 1
-        and done.stderr.startswith("error: memory ran out: ")
-        and done.stderr.count("\n") == 1
-    )
-
-
-def test_a_closed_standard_stream_is_nobodys_and_bad_input_still_2(tmp_path):
-    """A file that was opened in its place would be written into by what warns."""
-    show = "import os, sys; sys.exit(40 + sum(os.fstat(n).st_rdev == os.stat(os.devnull).st_rdev for n in range(3)))"
-    command = ["bash", "-c", '"$0" train.py --nope <&- >&- 2>&-', sys.executable]
-    assert subprocess.run(command, cwd=ROOT).returncode == 2
-    start = (
-        "from ursa_minor.base.cli import exit_on_bad_input as wrap; wrap(lambda: None)(); " + show
-    )
-    command = ["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, start]
-    assert subprocess.run(command, cwd=ROOT).returncode == 43
-
-
-def test_output_that_nobody_reads_any_more_ends_a_script_without_a_traceback():
-    for size in (1, 100_000):
-        start = f"from ursa_minor.base.cli import exit_on_bad_input as wrap; exit(wrap(lambda: print('x' * {size}))())"
-        reader, writer = os.pipe()
-        os.close(reader)
-        done = subprocess.run(
-            [sys.executable, "-c", start], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE
-        )
-        os.close(writer)
-        assert (done.returncode, done.stderr) == (1, b"")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_in_the_first_seconds_ends_a_run_by_that_signal_or_saved(workspace, name):
-    for tenths in range(10, 50, 4):
-        command = [
-            sys.executable,
-            str(ROOT / "train.py"),
-            "--recipe",
-            "tiny.yaml",
-            "--run_name",
-            f"r{tenths}",
-        ]
-        process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, env=os.environ | {"ACCELERATE_USE_CPU": "true"}
-        )
-        time.sleep(tenths / 10)
-        process.send_signal(getattr(signal, name))
-        _, said = process.communicate()
-        number = getattr(signal, name)
-        assert process.returncode in (-number, 128 + number, 0) and b"Traceback" not in said, (
-            tenths,
-            said,
-        )
-
-
-BUSY = """import atexit, threading, time
+IMPORTING = "start    importing torch and Transformers\n"
+COUNT_NULL_STREAMS = """import os, sys
+from ursa_minor.base.cli import exit_on_bad_input
+exit_on_bad_input(lambda: None)()
+null = os.stat(os.devnull).st_rdev
+sys.exit(40 + sum(os.fstat(number).st_rdev == null for number in range(3)))
+"""
+PRINT_MUCH = """import sys
+from ursa_minor.base.cli import exit_on_bad_input
+sys.exit(exit_on_bad_input(lambda: print("x" * {size}))())
+"""
+UPLOADING = """import atexit, threading, time
 from ursa_minor.base import cli
 
 def main():
@@ -139,16 +43,130 @@ cli.run_and_exit(main, is_uploading=lambda: True)
 """
 
 
+def restore_interrupts() -> None:
+    """Undo that a shell ignores Ctrl-C for a command in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def run_with_imports(folder, code, **environment):
+    """Run train.py with this code in place of the slow packages.
+
+    Standard error is returned without the line that announces the imports.
+    """
+    for name in SLOW_PACKAGES:
+        (folder / f"{name}.py").write_text(code)
+    process = subprocess.run(
+        [sys.executable, str(ROOT / "train.py")],
+        env=os.environ | {"PYTHONPATH": str(folder)} | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=restore_interrupts,
+    )
+    process.stderr = process.stderr.removeprefix(IMPORTING)
+    return process
+
+
+def test_interrupted_imports_end_without_output(tmp_path):
+    process = run_with_imports(tmp_path, INTERRUPTED_IMPORT)
+
+    assert process.returncode == -signal.SIGINT
+    assert process.stdout == ""
+    assert process.stderr == ""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_missing_packages_are_reported_with_a_fix(script):
+    command = [sys.executable, "-S", str(ROOT / script)]  # -S hides the installed packages
+
+    process = subprocess.run(command, capture_output=True, text=True)
+
+    assert process.returncode == 1
+    assert " is not installed" in process.stderr
+    assert "make environment" in process.stderr
+    assert process.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "spin_count"), [({}, "3000"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_spin_count_respects_openmp_wait_policy(tmp_path, environment, spin_count):
+    code = "import os; raise SystemExit(str(os.environ.get('GOMP_SPINCOUNT')))"
+
+    process = run_with_imports(tmp_path, code, **environment)
+
+    assert process.stderr == f"{spin_count}\n"
+
+
+def test_lack_of_memory_during_imports_is_reported(tmp_path):
+    code = "raise ImportError('libtorch_cpu.so: failed to map segment from shared')"
+
+    process = run_with_imports(tmp_path, code)
+
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: memory ran out: ")
+    assert process.stderr.count("\n") == 1
+
+
+def test_bad_input_exits_2_with_closed_streams():
+    command = ["bash", "-c", '"$0" train.py --nope <&- >&- 2>&-', sys.executable]
+
+    process = subprocess.run(command, cwd=ROOT)
+
+    assert process.returncode == 2
+
+
+def test_closed_streams_are_replaced_by_null_device():
+    """Otherwise a file gets the descriptor of a stream, and warnings are written into the file."""
+    command = ["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, COUNT_NULL_STREAMS]
+
+    process = subprocess.run(command, cwd=ROOT)
+
+    assert process.returncode == 43
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["fits-buffer", "exceeds-buffer"])
+def test_output_without_reader_ends_without_traceback(size):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", PRINT_MUCH.format(size=size)]
+
+    process = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+
+    assert process.returncode == 1
+    assert process.stderr == b""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_early_signal_ends_run_without_traceback(workspace, name):
+    """The run ends by the signal, or saves and exits with its status."""
+    number = getattr(signal, name)
+    for tenths in range(10, 50, 4):
+        arguments = ["--recipe", "tiny.yaml", "--run_name", f"r{tenths}"]
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "train.py"), *arguments],
+            stderr=subprocess.PIPE,
+            env=os.environ | {"ACCELERATE_USE_CPU": "true"},
+        )
+
+        time.sleep(tenths / 10)
+        process.send_signal(number)
+        _, stderr = process.communicate()
+
+        assert process.returncode in (-number, 128 + number, 0), (tenths, stderr)
+        assert b"Traceback" not in stderr, (tenths, stderr)
+
+
 @pytest.mark.parametrize(
     ("main", "status", "words"), [("return 3", 3, ""), ("raise ValueError('bug')", 1, "bug")]
 )
 def test_process_exits_while_a_thread_is_uploading(main, status, words):
-    done = subprocess.run(
-        [sys.executable, "-c", BUSY.format(main=main)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stdout) == (status, "closed")
-    assert words in done.stderr
+    command = [sys.executable, "-c", UPLOADING.format(main=main)]
+
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+    assert process.returncode == status
+    assert process.stdout == "closed"
+    assert words in process.stderr

@@ -1,4 +1,4 @@
-"""What the terminal shows of what is logged."""
+"""Log records on the terminal and in run.log, and generated text on standard output."""
 
 import contextlib
 import io
@@ -11,90 +11,131 @@ from tqdm import tqdm
 
 from ursa_minor.base import console
 
-log = logging.getLogger("ursa_minor.room.file")
+log = logging.getLogger("ursa_minor.package.module")
 
 
-def test_a_line_goes_to_standard_error_once_as_it_is_and_an_error_is_called_one(capsys, caplog):
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_records_are_shown_once_on_standard_error(capsys, caplog):
     for _ in range(3):
         console.start()
+
     log.debug("unseen")
-    log.info("data     50% of {it}")
+    log.info("data     50% of {value}")
     log.warning("hub: waits")
     log.error("no push of step 1")
-    logging.getLogger("somebody.else").warning("theirs")
-    assert capsys.readouterr() == (
-        "",
-        "data     50% of {it}\nhub: waits\nerror: no push of step 1\n",
-    )
+    logging.getLogger("another.package").warning("theirs")
+
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors == "data     50% of {value}\nhub: waits\nerror: no push of step 1\n"
     assert caplog.messages == ["theirs"]
 
 
-def test_a_terminals_lines_are_broken_between_words_below_their_column_and_a_pipes_are_whole(
-    monkeypatch,
-):
+LONG_TEXT = "a small GPT-2 of 1.3M parameters that reads a little text"
+
+
+def test_long_line_is_wrapped_on_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    words = "a small GPT-2 of 1.3M parameters that reads a little text"
+    stream = Terminal()
+    console.start(stream=stream)
+
+    log.info(f"model    {LONG_TEXT}")
+
+    first, *others = stream.getvalue().splitlines()
+    assert others
+    assert len(first) <= 40
+    for line in others:
+        assert len(line) <= 40
+        assert line.startswith(" " * 9)
+    parts = [first.removeprefix("model"), *others]
+    assert " ".join(part.strip() for part in parts) == LONG_TEXT
+
+
+def test_long_line_is_not_wrapped_in_pipe(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
     stream = io.StringIO()
     console.start(stream=stream)
-    log.info(f"model    {words}")
-    assert stream.getvalue() == f"model    {words}\n"
-    stream.isatty = lambda: True
-    log.info(f"model    {words}")
-    lines = stream.getvalue().splitlines()[1:]
-    assert (
-        len(lines) > 1 and all(len(line) <= 40 for line in lines) and lines[1].startswith(" " * 9)
-    )
-    assert " ".join(line.removeprefix("model").strip() for line in lines) == words
+
+    log.info(f"model    {LONG_TEXT}")
+
+    assert stream.getvalue() == f"model    {LONG_TEXT}\n"
 
 
-def test_a_line_stands_beside_a_progress_bar(capsys):
+def test_progress_bar_is_redrawn_after_a_line(capsys):
     console.start()
+
     with tqdm(total=10, initial=3, ascii=True, mininterval=0) as bar:
         log.info("a line")
         bar.update(1)
-    err = capsys.readouterr().err
-    cleared, _, after = err.partition("a line\n")
-    assert cleared.endswith("\r") and "3/10" in cleared and "4/10" in after
+
+    before, _, after = capsys.readouterr().err.partition("a line\n")
+    assert "3/10" in before
+    assert before.endswith("\r")
+    assert "4/10" in after
 
 
-def test_a_run_s_log_holds_what_was_shown_before_and_after_it_is_begun(tmp_path, capsys):
+def test_log_file_contains_all_shown_lines(tmp_path):
     path = tmp_path / "run.log"
     console.start()
+
     log.info("\x1bc the plan of http://me:secret@h/x")
     console.log_to_file(path)
     log.info("step 1")
-    console.say("error: bad data")  # as what ends a run is shown
+    console.say("error: bad data")
+
     assert path.read_text() == "\\x1bc the plan of http://redacted@h/x\nstep 1\nerror: bad data\n"
+
+
+def test_log_file_is_continued(tmp_path, capsys):
+    path = tmp_path / "run.log"
+    path.write_text("step 1\n")
     console.start()
+
     log.info("resumed")
     console.log_to_file(path)
-    assert path.read_text().endswith("bad data\nresumed\n") and "resumed" in capsys.readouterr().err
-    console.log_to_file(tmp_path / "nowhere" / "run.log")
-    log.info("continues without")
+
+    assert path.read_text() == "step 1\nresumed\n"
+    assert capsys.readouterr().err == "resumed\n"
+
+
+def test_missing_log_folder_is_ignored(tmp_path, capsys):
+    console.start()
+
+    console.log_to_file(tmp_path / "missing" / "run.log")
+    log.info("continues")
+
+    assert capsys.readouterr().err == "continues\n"
 
 
 def test_records_of_a_library_are_redacted(tmp_path, capsys):
     """The reader of a stream gives our handler to huggingface_hub, which reports its retries."""
     console.start()
     console.log_to_file(tmp_path / "run.log")
-    (terminal,) = logging.getLogger("ursa_minor").handlers
+    (handler,) = logging.getLogger("ursa_minor").handlers
     library = logging.Logger("huggingface_hub")
-    library.addHandler(terminal)
+    library.addHandler(handler)
+
     library.warning("HTTP Error 429 for %s", "https://me:secret@h/x?token=secret\x1b[2J")
+
     expected = "HTTP Error 429 for https://redacted@h/x?redacted\n"
     assert capsys.readouterr().err == expected
     assert (tmp_path / "run.log").read_text() == expected
 
 
-def test_a_terminal_that_nobody_reads_any_more_ends_no_run_and_its_file_has_the_lines(
-    tmp_path, monkeypatch
-):
-    """As `... 2>&1 | tee log` has it whose tee has died."""
+def test_closed_terminal_does_not_end_run(tmp_path, monkeypatch):
+    """For example, tee has ended in ``2>&1 | tee log``."""
     reader, writer = os.pipe()
     console.start()
     console.log_to_file(tmp_path / "run.log")
-    with monkeypatch.context() as at, open(writer, "w") as terminal:
-        at.setattr(sys, "stderr", terminal)
+
+    with monkeypatch.context() as patch, open(writer, "w") as terminal:
+        patch.setattr(sys, "stderr", terminal)
         log.info("one")
         assert os.read(reader, 10) == b"one\n"
         os.close(reader)
@@ -103,52 +144,74 @@ def test_a_terminal_that_nobody_reads_any_more_ends_no_run_and_its_file_has_the_
         sys.stderr.write("of a library")
         os.write(writer, b"of native code")
         console.say("error: four")
+
     assert (tmp_path / "run.log").read_text() == "one\ntwo\nthree\nerror: four\n"
 
 
-def test_a_terminal_on_a_full_disk_ends_no_run(monkeypatch, capsys):
+def test_terminal_on_full_disk_does_not_end_run(monkeypatch, capsys):
     console.start()
-    with (
-        monkeypatch.context() as full,
-        contextlib.suppress(OSError),
-        open("/dev/full", "w") as disk,
-    ):
-        full.setattr(sys, "stderr", disk)
+
+    terminal = open("/dev/full", "w")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
         log.info("one")
     log.info("two")
+    with contextlib.suppress(OSError):  # closing writes "one" again
+        terminal.close()
+
     assert capsys.readouterr().err == "two\n"
 
 
-def test_another_process_shows_only_the_errors_that_it_alone_knows(capsys):
+def test_other_process_shows_errors_only(capsys):
     console.start(is_main=False)
+
     log.info("step 1")
     log.warning("a retry")
     log.error("no checkpoint at step 5")
-    assert capsys.readouterr() == ("", "error: no checkpoint at step 5\n")
+
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors == "error: no checkpoint at step 5\n"
 
 
-def test_lines_for_a_reader_go_to_its_pipe_at_once_and_one_that_has_gone_is_an_error(capsys):
-    raw = io.BytesIO()
-    console.start(stream=io.TextIOWrapper(raw, "utf-8"))
+def test_record_is_written_to_stream_immediately(capsys):
+    buffer = io.BytesIO()
+    console.start(stream=io.TextIOWrapper(buffer, "utf-8"))
+
     log.info("validation: 3 tokens")
-    assert raw.getvalue() == b"validation: 3 tokens\n" and capsys.readouterr() == ("", "")
+
+    assert buffer.getvalue() == b"validation: 3 tokens\n"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_stream_that_cannot_be_written_is_an_error():
     console.start(stream=open("/dev/full", "w"))
+
     with pytest.raises(OSError):
         log.info("x")
 
 
-def test_generated_text_is_clean_on_a_terminal_and_byte_for_byte_in_a_pipe_or_file(
-    tmp_path, monkeypatch
-):
-    text = "a\x1b[2J é \u202e中\n"
-    with open(tmp_path / "out", "w", encoding="latin-1") as file, monkeypatch.context() as at:
-        at.setattr(sys, "stdout", file)
+GENERATED_TEXT = "a\x1b[2J é \u202e中\n"
+
+
+def test_generated_text_is_unchanged_in_file(tmp_path, monkeypatch):
+    path = tmp_path / "out"
+
+    with open(path, "w", encoding="latin-1") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
         file.write("before ")
-        console.write(text)
-    assert (tmp_path / "out").read_bytes() == b"before " + text.encode()
-    ours, theirs = os.openpty()
-    with open(theirs, "w", encoding="latin-1") as terminal, monkeypatch.context() as at:
-        at.setattr(sys, "stdout", terminal)
-        console.write(text)
-        assert os.read(ours, 100) == b"a\\x1b[2J \xe9 \\u202e\\u4e2d\r\n"
-    os.close(ours)
+        console.write(GENERATED_TEXT)
+
+    assert path.read_bytes() == b"before " + GENERATED_TEXT.encode()
+
+
+def test_generated_text_is_escaped_on_terminal(monkeypatch):
+    reader, writer = os.openpty()
+
+    with open(writer, "w", encoding="latin-1") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        console.write(GENERATED_TEXT)
+        output = os.read(reader, 100)
+    os.close(reader)
+
+    assert output == b"a\\x1b[2J \xe9 \\u202e\\u4e2d\r\n"

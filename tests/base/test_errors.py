@@ -1,4 +1,4 @@
-"""Bad input is said in the user's words, one line each, and becomes an exit status."""
+"""Errors that the user can fix: messages, exit statuses, and the processes that print them."""
 
 import errno
 import os
@@ -9,172 +9,235 @@ from ursa_minor.base import cli, files
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput, TrainingStopped
 
+FULL_DISK = "error: No space left on device: free some space"
 
-def raising(error):
-    @exit_on_bad_input
+
+def run_with_error(error):
+    """Return the exit status of a script that raises this error."""
+
     def main():
-        raise error if isinstance(error, BaseException) else error() or AssertionError
+        raise error
 
-    return main
+    return exit_on_bad_input(main)()
 
 
-def filled():
+def error_line(capsys):
+    """Return the only line on standard error."""
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def write_to_full_disk():
+    """Raise the error of Python for a full disk, which has no path."""
     with open("/dev/full", "w") as file:
         file.write("x")
 
 
-def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_traceback(
-    tmp_path, capsys
-):
+def disk_with_inodes(total, free):
+    """Return a function like os.statvfs for a disk with space and this number of inodes."""
+    result = os.statvfs_result((4096, 4096, 100, 98, 98, total, free, free, 0, 255))
+    return lambda path: result
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OSError(errno.EIO, "x", "a"), 1),
+        (OSError(errno.EMFILE, "x", "a"), 1),
+        (OSError(errno.EFBIG, "x", "a"), 1),
+        (OSError(errno.ENOTDIR, "x", "file/a"), 2),
+        (OSError(errno.ELOOP, "x", "loop"), 2),
+        (OSError(errno.EISDIR, "x", "folder"), 2),
+        (OSError(errno.ENAMETOOLONG, "x", "a" * 300), 2),
+        (PermissionError(errno.EACCES, "x", b"runs/x"), 2),
+    ],
+)
+def test_system_error_names_path_and_fix(capsys, error, status):
+    assert run_with_error(error) == status
+    line = error_line(capsys)
+    prefix, path, problem, fix = line.split(": ", 3)
+    assert prefix == "error"
+    assert path == os.fsdecode(error.filename)
+    assert problem == os.strerror(error.errno)
+    assert fix
+
+
+@pytest.mark.parametrize("name", ["file/a", "loop", "folder", "a" * 300], ids=lambda name: name[:6])
+def test_unusable_path_is_bad_input(tmp_path, capsys, name):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    cases = {  # 1 where it may pass, 2 where the user has chosen the place
-        1: [
-            filled,
-            *(OSError(number, "x", "a") for number in (errno.EIO, errno.EMFILE, errno.EFBIG)),
-        ],
-        2: [
-            lambda: open(tmp_path / "file" / "a"),
-            lambda: os.listdir(tmp_path / "loop"),
-            lambda: open(tmp_path),
-        ],
-    }
-    cases[2] += [
-        lambda: open(tmp_path / ("a" * 300)),
-        PermissionError(errno.EACCES, "x", b"runs/x"),
-    ]
-    for status, problems in cases.items():
-        for problem in problems:
-            assert raising(problem)() == status
-            line = capsys.readouterr().err
-            assert line.startswith("error: ") and line.count("\n") == 1 and line.count(": ") >= 2, (
-                line
-            )
-    for error in (
+    (tmp_path / "folder").mkdir()
+
+    status = exit_on_bad_input(lambda: open(tmp_path / name))()
+
+    assert status == 2
+    assert error_line(capsys).startswith(f"error: {tmp_path / name}: ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
         MemoryError(),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("can't start new thread"),
+    ],
+)
+def test_lack_of_memory_is_reported(capsys, error):
+    assert run_with_error(error) == 1
+    assert error_line(capsys).startswith("error: memory ran out: ")
+
+
+def test_path_of_system_error_is_redacted(capsys):
+    status = run_with_error(OSError(errno.EROFS, "x", "http://me:canary@host/a"))
+
+    assert status == 2
+    expected = "error: http://redacted@host/a: Read-only file system: use another place"
+    assert error_line(capsys).startswith(expected)
+
+
+RUST_ERROR = Exception("I/O error: No space left on device (os error 28)")
+
+
+def raise_rust_error():
+    """Raise the error of a library in Rust for a full disk, which is not an OSError."""
+    raise RUST_ERROR
+
+
+@pytest.mark.parametrize("write", [write_to_full_disk, raise_rust_error])
+def test_full_disk_is_reported(capsys, write):
+    assert exit_on_bad_input(write)() == 1
+    assert error_line(capsys).startswith(FULL_DISK)
+
+
+@pytest.mark.parametrize("write", [write_to_full_disk, raise_rust_error])
+def test_full_disk_error_gets_path_of_folder(tmp_path, write):
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*/runs'"),
+        files.naming(tmp_path / "runs"),
     ):
-        assert raising(error)() == 1 and capsys.readouterr().err.startswith(
-            "error: memory ran out: "
-        )
-    assert raising(OSError(errno.EROFS, "x", "http://me:canary@host/a"))() == 2
-    assert capsys.readouterr().err.startswith(
-        "error: http://redacted@host/a: Read-only file system: use another place"
-    )
+        write()
 
 
-def test_a_full_disk_has_a_name_also_where_a_library_in_rust_meets_it(tmp_path, capsys):
-    """So do errors that the write itself raised, which have none."""
-    for problem in (filled, Exception("I/O error: No space left on device (os error 28)")):
-        assert raising(problem)() == 1
-        assert capsys.readouterr().err.startswith("error: No space left on device: free some space")
-        with (
-            pytest.raises(OSError, match="No space left on device: '.*/runs'"),
-            files.naming(tmp_path / "runs"),
-        ):
-            raising(problem).__wrapped__()
-        with (
-            pytest.raises(OSError, match="No space left on device: '.*/a'"),
-            files.replacing(tmp_path / "a"),
-        ):
-            raising(problem).__wrapped__()
-
-
-def without_inodes(place):
-    """What os.statvfs returns where 98% of the space is free and no file can be created."""
-    return os.statvfs_result((4096, 4096, 100, 98, 98, 1000, 0, 0, 0, 255))
+@pytest.mark.parametrize("write", [write_to_full_disk, raise_rust_error])
+def test_full_disk_error_gets_path_of_file(tmp_path, write):
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*/a'"),
+        files.replacing(tmp_path / "a"),
+    ):
+        write()
 
 
 @pytest.mark.parametrize("name", ["runs/new/file", b"runs/new/file"])
-def test_disk_without_inodes_names_inodes(monkeypatch, capsys, name):
-    full = OSError(errno.ENOSPC, "No space left on device", name)
-    monkeypatch.setattr(os, "statvfs", without_inodes)
-    assert raising(full)() == 1
-    line = capsys.readouterr().err
-    assert line.startswith(
-        "error: runs/new/file: No space left on device: no inodes are left there (df -i): delete files"
-    )
-    assert line.endswith("; the same command resumes\n")
+def test_disk_without_inodes_is_reported(monkeypatch, capsys, name):
+    monkeypatch.setattr(os, "statvfs", disk_with_inodes(1000, 0))
+
+    assert run_with_error(OSError(errno.ENOSPC, "No space left on device", name)) == 1
+    line = error_line(capsys)
+    assert line.startswith("error: runs/new/file: No space left on device: ")
+    assert "no inodes are left there (df -i): delete files" in line
+    assert line.endswith("; the same command resumes")
 
 
-def test_full_disk_behind_a_descriptor_has_one_line(capsys):
+@pytest.mark.parametrize(
+    ("total", "free"), [(0, 0), (1000, 1)], ids=["btrfs-has-no-inodes", "free-inodes"]
+)
+def test_full_disk_with_inodes_needs_space(monkeypatch, capsys, total, free):
+    monkeypatch.setattr(os, "statvfs", disk_with_inodes(total, free))
+
+    assert run_with_error(OSError(errno.ENOSPC, "x", "a")) == 1
+    line = error_line(capsys)
+    assert line.endswith("No space left on device: free some space; the same command resumes")
+
+
+def test_full_disk_names_file_descriptor(capsys):
     """The error of an open descriptor has its number instead of a path."""
-    assert raising(OSError(errno.ENOSPC, "x", 3))() == 1
-    assert (
-        capsys.readouterr().err
-        == "error: 3: No space left on device: free some space; the same command resumes\n"
-    )
+    assert run_with_error(OSError(errno.ENOSPC, "x", 3)) == 1
+    expected = "error: 3: No space left on device: free some space; the same command resumes"
+    assert error_line(capsys) == expected
 
 
-@pytest.mark.parametrize("disk", [(0, 0), (1000, 1)])
-def test_disk_with_inodes_or_none_at_all_needs_space(monkeypatch, capsys, disk):
-    """Btrfs and others report 0 of 0 inodes."""
-    files_total, files_free = disk
-    result = os.statvfs_result((4096, 4096, 100, 0, 0, files_total, files_free, files_free, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda place: result)
-    assert raising(OSError(errno.ENOSPC, "x", "a"))() == 1
-    assert (
-        "No space left on device: free some space; the same command resumes"
-        in capsys.readouterr().err
-    )
-
-
-def test_quota_may_be_of_files(capsys):
-    assert raising(OSError(errno.EDQUOT, "x", "a"))() == 1
-    assert "a quota limits space or the number of files (quota -s)" in capsys.readouterr().err
+def test_quota_may_limit_number_of_files(capsys):
+    assert run_with_error(OSError(errno.EDQUOT, "x", "a")) == 1
+    assert "a quota limits space or the number of files (quota -s)" in error_line(capsys)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_operation_that_a_file_system_lacks_names_another_place(capsys, number):
-    assert raising(OSError(number, "x", "runs/a"))() == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: runs/a: ") and "--output_dir" in line and line.count("\n") == 1
+def test_unsupported_operation_suggests_another_folder(capsys, number):
+    assert run_with_error(OSError(number, "x", "runs/a")) == 2
+    line = error_line(capsys)
+    assert line.startswith("error: runs/a: ")
+    assert "--output_dir" in line
 
 
-def test_errors_that_may_be_our_own_bugs_keep_their_traceback():
-    for error in (
+@pytest.mark.parametrize(
+    "error",
+    [
         ZeroDivisionError(),
         FileNotFoundError(errno.ENOENT, "x", "a"),
         PermissionError(errno.EACCES, "x"),
-    ):
-        with pytest.raises(type(error)):
-            raising(error)()
+    ],
+)
+def test_possible_bug_keeps_its_traceback(error):
+    with pytest.raises(type(error)) as caught:
+        run_with_error(error)
+
+    assert caught.value is error
 
 
 @pytest.mark.parametrize(("kind", "status"), [(BadInput, 2), (TrainingStopped, 1)])
 def test_error_message_is_redacted(capsys, kind, status):
-    quoted = OSError("cannot open http://me:canary@host/a.csv?token=canary \x1b]0;title\x07")
-    assert raising(kind(f"data_files: {quoted}"))() == status
+    cause = OSError("cannot open http://me:canary@host/a.csv?token=canary \x1b]0;title\x07")
+
+    assert run_with_error(kind(f"data_files: {cause}")) == status
     expected = (
-        "error: data_files: cannot open http://redacted@host/a.csv?redacted \\x1b]0;title\\x07\n"
+        "error: data_files: cannot open http://redacted@host/a.csv?redacted \\x1b]0;title\\x07"
     )
-    assert capsys.readouterr().err == expected
+    assert error_line(capsys) == expected
 
 
-def test_bad_input_prints_each_line_and_exits_2(monkeypatch, capsys):
-    """Or with a status of its own. What all processes know, the first one says; what one alone knows, that one."""
-    for rank, error, status, err in (
-        ("0", BadInput(line for line in ("one", "two")), 2, "error: one\nerror: two\n"),
-        ("0", BadInput("busy", 75), 75, "error: busy\n"),
-        ("1", BadInput("one"), 2, ""),
-        ("0", TrainingStopped("diverged"), 1, "error: diverged\n"),
-        ("1", TrainingStopped("diverged"), 1, ""),
-        (
-            "1",
-            TrainingStopped("out of memory", print_on_every_process=True),
-            1,
-            "error: out of memory\n",
-        ),
-    ):
-        monkeypatch.setenv("RANK", rank)
-        assert raising(error)() == status and capsys.readouterr() == ("", err)
-    waited = []
-    monkeypatch.setattr(cli.time, "sleep", waited.append)
-    monkeypatch.setenv(
-        "TORCHELASTIC_RUN_ID", "none"
-    )  # the first process prints before the launcher ends all
-    for rank, expected in (("0", []), ("1", [cli.SILENT_SECONDS])):
-        monkeypatch.setenv("RANK", rank)
-        assert raising(BadInput("one"))() == 2 and waited == expected
-    assert exit_on_bad_input(lambda n, *, more: n + more)(40, more=2) == 42
+TWO_LINES = BadInput(["one", "two"])
+BUSY = BadInput("busy", 75)
+STOPPED = TrainingStopped("diverged")
+STOPPED_HERE = TrainingStopped("out of memory", print_on_every_process=True)
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "status", "expected"),
+    [
+        ("0", TWO_LINES, 2, "error: one\nerror: two\n"),
+        ("0", BUSY, 75, "error: busy\n"),
+        ("0", STOPPED, 1, "error: diverged\n"),
+        ("1", TWO_LINES, 2, ""),
+        ("1", STOPPED, 1, ""),
+        ("1", STOPPED_HERE, 1, "error: out of memory\n"),
+    ],
+)
+def test_main_process_prints_common_errors(monkeypatch, capsys, rank, error, status, expected):
+    monkeypatch.setenv("RANK", rank)
+
+    assert run_with_error(error) == status
+    assert capsys.readouterr() == ("", expected)
+
+
+@pytest.mark.parametrize(("rank", "expected"), [("0", []), ("1", [cli.SILENT_SECONDS])])
+def test_silent_process_waits_for_main_process(monkeypatch, rank, expected):
+    """torchrun ends all processes as soon as one has failed."""
+    waits = []
+    monkeypatch.setattr(cli.time, "sleep", waits.append)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", rank)
+
+    assert run_with_error(BadInput("one")) == 2
+    assert waits == expected
+
+
+def test_lines_may_be_a_generator():
+    error = BadInput(line for line in ("one", "two"))
+
+    assert error.lines == ["one", "two"]
+
+
+def test_wrapped_main_gets_its_arguments():
+    main = exit_on_bad_input(lambda number, *, more: number + more)
+
+    assert main(40, more=2) == 42

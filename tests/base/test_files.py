@@ -1,4 +1,4 @@
-"""Durable files: whole or old, and locks that die with their holder."""
+"""Durable files: atomic replacement, locks, logs, mounts, and errors of file systems."""
 
 import errno
 import json
@@ -15,94 +15,10 @@ from conftest import ROOT
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, Unsupported, machine_error
 
-
-def test_windows_is_answered_in_a_line_that_names_wsl_2():
-    without = "import sys; sys.modules['fcntl'] = None; import ursa_minor.base.files"
-    done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith(
-        "error: this needs Linux or macOS; on Windows use WSL 2"
-    )
-    assert len(done.stderr.splitlines()) == 1
+UNSUPPORTED = [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS]
 
 
-def test_replacing_takes_the_place_of_the_old_file(tmp_path, monkeypatch):
-    """Its bytes are synced before it has its name, and the name after."""
-    done, real, path = [], os.replace, tmp_path / "a"
-    path.write_text("old")
-    monkeypatch.setattr(files, "fsync", lambda path: done.append(("fsync", path)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (done.append(("replace", a)), real(a, b)))
-    with files.replacing(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "old" and temporary.parent == path.parent
-    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
-    assert done == [("fsync", temporary), ("replace", temporary), ("fsync", tmp_path)]
-
-
-def test_what_fails_leaves_the_old_file_and_no_litter(tmp_path):
-    path = tmp_path / "a"
-    path.write_text("old")
-    with pytest.raises(ZeroDivisionError), files.replacing(path) as temporary:
-        temporary.write_text("half")
-        raise ZeroDivisionError
-    with pytest.raises(ZeroDivisionError), files.create_folder(tmp_path / "made") as temporary:
-        (temporary / "a").write_text("half")
-        raise ZeroDivisionError
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_that_is_made_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch):
-    folder, done, real = tmp_path / "made", [], os.rename
-    monkeypatch.setattr(files, "fsync", lambda path: done.append(("fsync", path)))
-    monkeypatch.setattr(os, "rename", lambda a, b: (done.append(("rename", b)), real(a, b)))
-    with files.create_folder(folder) as temporary:
-        (temporary / "a").write_text("whole")
-        (temporary / "deep").mkdir()
-        assert (
-            not folder.exists()
-            and temporary.parent == tmp_path
-            and temporary.name.startswith(".made.")
-        )
-    assert (folder / "a").read_text() == "whole" and (folder / "deep").is_dir()
-    assert list(tmp_path.iterdir()) == [folder] and done[-2:] == [
-        ("rename", folder),
-        ("fsync", tmp_path),
-    ]
-
-
-def test_a_folder_that_was_made_first_is_left_as_it_is(tmp_path):
-    folder = tmp_path / "made"
-    with files.create_folder(folder) as second:
-        (second / "a").write_text("second")
-        (second / "b").write_text("second")
-        with files.create_folder(folder) as first:
-            assert first != second
-            (first / "a").write_text("first")
-    assert [path.name for path in folder.iterdir()] == ["a"] and (
-        folder / "a"
-    ).read_text() == "first"
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_a_lock_is_refused_with_its_holders_pid_and_free_after_the_block_and_after_kill_9(tmp_path):
-    lock, (ready, telling) = tmp_path / "lock", os.pipe()
-    with files.locked(lock, "x"):
-        assert lock.read_text() == f"{os.getpid()}\n"
-    if not (holder := os.fork()):
-        with files.locked(lock, "x"):
-            os.write(telling, b"held")
-            signal.pause()
-    assert os.read(ready, 4) == b"held"
-    for words, status in (((), 2), ((75,), 75)):
-        with pytest.raises(BadInput, match=f"busy with {holder}$") as caught:
-            files.locked(lock, "busy with {pid}", *words).__enter__()
-        assert caught.value.status == status
-    os.kill(holder, signal.SIGKILL)
-    os.waitpid(holder, 0)
-    with files.locked(lock, "busy"):
-        pass
-
-
-def refusing(number):
+def failing_call(number):
     """Return a system call that fails with this error number."""
 
     def fail(*args, **kwargs):
@@ -111,215 +27,473 @@ def refusing(number):
     return fail
 
 
-UNSUPPORTED = [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS]
+@pytest.fixture
+def calls(monkeypatch):
+    """Return the calls of fsync, os.replace and os.rename, with the file that each one concerns."""
+    calls = []
+    real_replace = os.replace
+    real_rename = os.rename
+
+    def fsync(path):
+        calls.append(("fsync", path))
+
+    def replace(source, target):
+        calls.append(("replace", source))
+        real_replace(source, target)
+
+    def rename(source, target):
+        calls.append(("rename", target))
+        real_rename(source, target)
+
+    monkeypatch.setattr(files, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "rename", rename)
+    return calls
+
+
+def test_windows_is_answered_with_wsl_2():
+    code = "import sys; sys.modules['fcntl'] = None; import ursa_minor.base.files"
+
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "Linux or macOS" in line
+    assert "WSL 2" in line
+
+
+# Atomic writes.
+
+
+def test_file_is_synced_before_it_is_replaced(tmp_path, calls):
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    with files.replacing(path) as temporary:
+        temporary.write_text("new")
+        text_before = path.read_text()
+
+    assert temporary.parent == path.parent
+    assert text_before == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+    assert calls == [("fsync", temporary), ("replace", temporary), ("fsync", tmp_path)]
+
+
+def test_failed_replacement_keeps_old_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    with pytest.raises(ZeroDivisionError), files.replacing(path) as temporary:
+        temporary.write_text("half")
+        raise ZeroDivisionError
+
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_failed_folder_is_removed(tmp_path):
+    with pytest.raises(ZeroDivisionError), files.create_folder(tmp_path / "folder") as temporary:
+        (temporary / "a").write_text("half")
+        raise ZeroDivisionError
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_is_named_when_complete(tmp_path, calls):
+    folder = tmp_path / "folder"
+
+    with files.create_folder(folder) as temporary:
+        (temporary / "a").write_text("text")
+        (temporary / "deep").mkdir()
+        exists_early = folder.exists()
+
+    assert not exists_early
+    assert temporary.parent == tmp_path
+    assert temporary.name.startswith(".folder.")
+    assert (folder / "a").read_text() == "text"
+    assert (folder / "deep").is_dir()
+    assert list(tmp_path.iterdir()) == [folder]
+    assert calls[-2:] == [("rename", folder), ("fsync", tmp_path)]
+
+
+def test_folder_of_another_process_is_kept(tmp_path):
+    folder = tmp_path / "folder"
+
+    with files.create_folder(folder) as slower:
+        (slower / "a").write_text("slower")
+        (slower / "b").write_text("slower")
+        with files.create_folder(folder) as faster:
+            (faster / "a").write_text("faster")
+
+    assert slower != faster
+    assert [path.name for path in folder.iterdir()] == ["a"]
+    assert (folder / "a").read_text() == "faster"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+# Locks.
+
+
+@pytest.fixture
+def lock_holder(tmp_path):
+    """Return the process id of a process that holds ``tmp_path / "lock"``."""
+    reader, writer = os.pipe()
+    process_id = os.fork()
+    if process_id == 0:
+        with files.locked(tmp_path / "lock", "x"):
+            os.write(writer, b"held")
+            signal.pause()
+    assert os.read(reader, 4) == b"held"
+    yield process_id
+    if not has_ended(process_id):
+        kill(process_id)
+    os.close(reader)
+    os.close(writer)
+
+
+def kill(process_id):
+    """Kill a child process and wait for its end."""
+    os.kill(process_id, signal.SIGKILL)
+    os.waitpid(process_id, 0)
+
+
+def has_ended(process_id):
+    """Return whether there is no such child process any more."""
+    try:
+        os.waitpid(process_id, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def test_lock_file_contains_process_id(tmp_path):
+    with files.locked(tmp_path / "lock", "x"):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize(("arguments", "status"), [((), 2), ((75,), 75)])
+def test_held_lock_is_rejected_with_its_holder(tmp_path, lock_holder, arguments, status):
+    with pytest.raises(BadInput, match=f"busy with {lock_holder}$") as caught:
+        files.locked(tmp_path / "lock", "busy with {pid}", *arguments).__enter__()
+
+    assert caught.value.status == status
+
+
+def test_lock_of_a_killed_process_is_free(tmp_path, lock_holder):
+    kill(lock_holder)
+
+    with files.locked(tmp_path / "lock", "busy"):
+        pass
+
+
+def test_lock_is_free_after_the_block(tmp_path):
+    for _ in range(2):
+        with files.locked(tmp_path / "lock", "busy"):
+            pass
+
+
+@pytest.mark.parametrize("number", [*UNSUPPORTED, errno.ENOLCK])
+def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, caplog, number):
+    monkeypatch.setattr(files.fcntl, "flock", failing_call(number))
+
+    with files.locked(tmp_path / "lock", "busy", users="trainers"):
+        text = (tmp_path / "lock").read_text()
+
+    assert text == f"{os.getpid()}\n"
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}: this file system has no locks ({os.strerror(number)})")
+    assert "two trainers in the same folder" in message
+
+
+def test_other_error_of_a_lock_is_raised(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.fcntl, "flock", failing_call(errno.EIO))
+
+    with pytest.raises(OSError, match=r"'.*lock'"), files.locked(tmp_path / "lock", "busy"):
+        pass
+
+
+# File systems that lack an operation.
 
 
 @pytest.mark.parametrize("number", [*UNSUPPORTED, errno.EBADF])
 def test_file_system_without_sync_is_written_to(tmp_path, monkeypatch, number):
-    monkeypatch.setattr(os, "fsync", refusing(number))
+    monkeypatch.setattr(os, "fsync", failing_call(number))
+
     files.write_text(tmp_path / "a", "text")
-    with files.create_folder(tmp_path / "made") as folder:
+    with files.create_folder(tmp_path / "folder") as folder:
         (folder / "b").write_text("text")
-    assert (tmp_path / "a").read_text() == (tmp_path / "made" / "b").read_text() == "text"
+
+    assert (tmp_path / "a").read_text() == "text"
+    assert (tmp_path / "folder" / "b").read_text() == "text"
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_real_error_of_a_sync_is_raised(tmp_path, monkeypatch, number):
-    monkeypatch.setattr(os, "fsync", refusing(number))
+def test_other_error_of_a_sync_is_raised(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "fsync", failing_call(number))
+
     with pytest.raises(OSError) as caught:
         files.write_text(tmp_path / "a", "text")
-    assert caught.value.errno == number and list(tmp_path.iterdir()) == []
+
+    assert caught.value.errno == number
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EISDIR])
 def test_folder_that_cannot_be_opened_is_not_synced(tmp_path, monkeypatch, number):
-    real = os.open
-    monkeypatch.setattr(
-        os, "open", lambda path, *how: (refusing(number) if path == tmp_path else real)(path, *how)
-    )
+    monkeypatch.setattr(os, "open", failing_call(number))
+
     files.fsync(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EISDIR])
+def test_file_that_cannot_be_opened_is_an_error(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "open", failing_call(number))
+
     with pytest.raises(OSError):
-        monkeypatch.setattr(os, "open", refusing(number))
         files.fsync(tmp_path / "file")
 
 
-@pytest.mark.parametrize("number", [*UNSUPPORTED, errno.ENOLCK])
-def test_file_system_without_locks_is_reported_in_one_line(tmp_path, monkeypatch, caplog, number):
-    monkeypatch.setattr(files.fcntl, "flock", refusing(number))
-    with files.locked(tmp_path / "lock", "busy", users="trainers"):
-        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-    reason = f"this file system has no locks ({os.strerror(number)})"
-    assert caplog.messages == [
-        f"{tmp_path}: {reason}: two trainers in the same folder will not be detected"
-    ]
-
-
-def test_real_error_of_a_lock_is_raised(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.fcntl, "flock", refusing(errno.EIO))
-    with pytest.raises(OSError, match="'.*lock'"), files.locked(tmp_path / "lock", "busy"):
-        pass
-
-
 @pytest.mark.parametrize("number", UNSUPPORTED)
-def test_file_system_that_cannot_rename_folders_is_named(tmp_path, monkeypatch, number):
-    monkeypatch.setattr(os, "rename", refusing(number))
-    with pytest.raises(Unsupported) as caught, files.create_folder(tmp_path / "made"):
+def test_file_system_without_folder_renames_is_reported(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "rename", failing_call(number))
+
+    with pytest.raises(Unsupported) as caught, files.create_folder(tmp_path / "folder"):
         pass
+
     (line,) = machine_error(caught.value).lines
-    assert (
-        line.startswith(f"{tmp_path}/made: the file system cannot rename this")
-        and "--output_dir" in line
-    )
+    assert line.startswith(f"{tmp_path}/folder: the file system cannot rename this")
+    assert "--output_dir" in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [*UNSUPPORTED, errno.EPERM])
+def test_file_system_without_modes_is_written_to(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "chmod", failing_call(number))
+
+    with files.replacing(tmp_path / "a") as path:
+        path.touch(0o600)
+
+    assert (tmp_path / "a").exists()
+
+
+# Permissions.
+
+
+@pytest.fixture
+def set_umask():
+    """Return os.umask, and restore the umask after the test."""
+    previous = os.umask(0o022)
+    yield os.umask
+    os.umask(previous)
 
 
 @pytest.mark.parametrize(
     ("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600), (0o027, 0o640)]
 )
-def test_files_of_a_library_get_the_mode_of_the_umask(tmp_path, umask, mode):
-    before = os.umask(umask)
-    try:
-        with files.create_folder(tmp_path / "made") as folder:
-            (folder / "sub").mkdir()
-            for path in (folder / "a", folder / "sub" / "b"):
-                path.touch(0o600)  # as safetensors and tempfile create files
-            (folder / "script").touch(0o700)
-        with files.replacing(tmp_path / "c") as path:
-            path.touch(0o600)
-    finally:
-        os.umask(before)
-    for path in (tmp_path / "made" / "a", tmp_path / "made" / "sub" / "b", tmp_path / "c"):
-        assert path.stat().st_mode & 0o777 == mode
-    assert (tmp_path / "made" / "script").stat().st_mode & 0o700 == 0o700
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [
-        "a",
-        "b",
-        "c",
-        "made",
-        "script",
-        "sub",
-    ]
+def test_private_files_get_mode_of_umask(tmp_path, set_umask, umask, mode):
+    """safetensors and tempfile create files that only their owner may read."""
+    set_umask(umask)
 
-
-@pytest.mark.parametrize("number", [*UNSUPPORTED, errno.EPERM])
-def test_file_system_without_modes_is_written_to(tmp_path, monkeypatch, number):
-    monkeypatch.setattr(os, "chmod", refusing(number))
-    with files.replacing(tmp_path / "a") as path:
+    with files.create_folder(tmp_path / "folder") as folder:
+        (folder / "sub").mkdir()
+        (folder / "a").touch(0o600)
+        (folder / "sub" / "b").touch(0o600)
+        (folder / "script").touch(0o700)
+    with files.replacing(tmp_path / "c") as path:
         path.touch(0o600)
-    assert (tmp_path / "a").exists()
+
+    for name in ("folder/a", "folder/sub/b", "c"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode
+    assert (tmp_path / "folder/script").stat().st_mode & 0o700 == 0o700
+    names = sorted(path.name for path in tmp_path.rglob("*"))
+    assert names == ["a", "b", "c", "folder", "script", "sub"]
+
+
+# Logs.
 
 
 class Disk:
-    """A file on a disk that has ``room`` for so many bytes."""
+    """A file on a disk that has space for a number of bytes."""
 
-    def __init__(self, file, room):
-        self.file, self.room = file, room
+    def __init__(self, file, space):
+        self.file = file
+        self.space = space
 
     def write(self, data):
-        if not self.room:
+        if self.space == 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written = self.file.write(data[: self.room])
-        self.room -= written
+        written = self.file.write(data[: self.space])
+        self.space -= written
         return written
 
     def close(self):
         self.file.close()
 
 
-def test_no_line_is_lost_to_a_disk_that_is_full_for_a_while(tmp_path):
-    path = tmp_path / "log"
-    log = files.Log(path)
-    assert log.write("one\n") is None and path.read_text() == "one\n"
-    log._file = disk = Disk(log._file, room=2)
-    assert log.write("two\n") == (
-        f"{path}: No space left on device: new text is kept in memory and written later; free some space"
-    )
-    assert log.write("three\n") is None and path.read_text() == "one\ntw"  # that is said once
-    disk.room = 100
-    assert log.write("é\udcff\n") == f"{path}: is complete again"
-    assert path.read_text() == "one\ntwo\nthree\né\\udcff\n"
-    disk.room = 1
-    lost = f"{path}: No space left on device: the end of the file is lost, 3 bytes"
-    assert log.write("end\n") and log.close() == lost
-    assert files.Log(path).close() is None
-
-
-def test_log_on_a_disk_without_inodes_names_inodes(tmp_path, monkeypatch):
+@pytest.fixture
+def log(tmp_path):
+    """Return a log with the line "one"."""
     log = files.Log(tmp_path / "log")
-    log._file = Disk(log._file, room=0)
-    monkeypatch.setattr(
-        os, "statvfs", lambda place: os.statvfs_result((4096, 4096, 9, 9, 9, 9, 0, 0, 0, 255))
-    )
-    assert "no inodes are left there (df -i)" in log.write("one")
+    assert log.write("one\n") is None
+    return log
 
 
-def test_a_folder_that_cannot_be_used_is_known_before_it_is_made(tmp_path, monkeypatch):
+def test_log_appends_to_its_file(tmp_path, log):
+    assert (tmp_path / "log").read_text() == "one\n"
+    assert log.close() is None
+    log = files.Log(tmp_path / "log")
+    log.write("two\n")
+    assert (tmp_path / "log").read_text() == "one\ntwo\n"
+
+
+def test_full_disk_of_a_log_is_reported_once(tmp_path, log):
+    log._file = Disk(log._file, space=2)
+
+    first = log.write("two\n")
+    second = log.write("three\n")
+
+    assert first.startswith(f"{tmp_path / 'log'}: No space left on device: ")
+    assert "kept in memory" in first
+    assert "free some space" in first
+    assert second is None
+    assert (tmp_path / "log").read_text() == "one\ntw"
+
+
+def test_log_is_completed_when_disk_has_space(tmp_path, log):
+    disk = Disk(log._file, space=2)
+    log._file = disk
+    log.write("two\n")
+
+    disk.space = 100
+    message = log.write("é\udcff\n")
+
+    assert message == f"{tmp_path / 'log'}: is complete again"
+    assert (tmp_path / "log").read_text() == "one\ntwo\né\\udcff\n"
+
+
+def test_lost_end_of_a_log_is_reported(tmp_path, log):
+    log._file = Disk(log._file, space=1)
+    log.write("end\n")
+
+    message = log.close()
+
+    assert message.startswith(f"{tmp_path / 'log'}: No space left on device: ")
+    assert "3 bytes" in message
+
+
+def test_log_on_a_disk_without_inodes_names_inodes(log, monkeypatch):
+    log._file = Disk(log._file, space=0)
+    disk = os.statvfs_result((4096, 4096, 9, 9, 9, 9, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+
+    assert "no inodes are left there (df -i)" in log.write("two")
+
+
+# Folders and mounts.
+
+
+@pytest.fixture
+def folder_with_links(tmp_path, monkeypatch):
+    """Work in a folder with a file, a link to the folder, and two broken links."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "link").symlink_to(tmp_path)
-    places = {
-        "file": "file",
-        "file/x/y": "file",
-        "gone": "gone",
-        "gone/x": "gone",
-        "loop/x": "loop",
-    }
-    for name, problem in (places | dict.fromkeys(("new/x", ".", "link/new"))).items():
-        for place in (Path(name), tmp_path / name):
-            why = files.find_folder_problem(place)
-            assert (
-                f"{problem} is not a folder that this user may write to" in why
-                if problem
-                else why is None
-            ), name
-    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path / "link")
-    assert files.find_folder_problem(tmp_path / "link" / "x").startswith(
-        f"{tmp_path / 'link'} is not a"
-    )
-    assert not (tmp_path / "new").exists()
+    return tmp_path
 
 
-def test_the_innermost_mount_decides_whether_a_folder_lies_on_the_network(tmp_path):
+@pytest.mark.parametrize("is_absolute", [True, False])
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("file", "file"),
+        ("file/x/y", "file"),
+        ("gone", "gone"),
+        ("gone/x", "gone"),
+        ("loop/x", "loop"),
+    ],
+)
+def test_path_that_cannot_be_a_folder_is_named(folder_with_links, name, problem, is_absolute):
+    path = folder_with_links / name if is_absolute else Path(name)
+
+    message = files.find_folder_problem(path)
+
+    assert f"{problem} is not a folder that this user may write to" in message
+
+
+@pytest.mark.parametrize("is_absolute", [True, False])
+@pytest.mark.parametrize("name", ["new/x", ".", "link/new"])
+def test_possible_folder_is_accepted_without_creating_it(folder_with_links, name, is_absolute):
+    path = folder_with_links / name if is_absolute else Path(name)
+    names = os.listdir(folder_with_links)
+
+    assert files.find_folder_problem(path) is None
+    assert os.listdir(folder_with_links) == names
+
+
+def test_folder_without_write_permission_is_named(folder_with_links, monkeypatch):
+    link = folder_with_links / "link"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != link)
+
+    assert files.find_folder_problem(link / "x").startswith(f"{link} is not a folder")
+
+
+MOUNTS = r"""
+from / overlay rw,relatime 0 0
+from /srv/fast/far fuse.sshfs rw,relatime 0 0
+from /srv autofs rw,relatime 0 0
+from /srv nfs4 rw,relatime 0 0
+from /srv/fast ext4 rw,relatime 0 0
+from /my\040disk cifs rw,relatime 0 0
+from /proc proc rw,relatime 0 0
+from /scratch lustre rw,relatime 0 0
+""".lstrip()
+
+
+@pytest.fixture
+def mount_table(tmp_path):
+    """Return a file like /proc/mounts. ``link`` in the same folder leads to /srv/data."""
     (tmp_path / "link").symlink_to("/srv/data")
     table = tmp_path / "mounts"
-    mounts = [
-        ("/", "overlay"),
-        ("/srv/fast/far", "fuse.sshfs"),
-        ("/srv", "autofs"),
+    table.write_text(MOUNTS)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("path", "file_system"),
+    [
+        ("/srv/data/x", "nfs4"),
         ("/srv", "nfs4"),
-    ]
-    mounts += [
-        ("/srv/fast", "ext4"),
-        (r"/my\040disk", "cifs"),
-        ("/proc", "proc"),
-        ("/scratch", "lustre"),
-    ]
-    table.write_text("".join(f"from {place} {kind} rw,relatime 0 0\n" for place, kind in mounts))
-    local = (
-        "/home/data",
-        "/srv2/data",
-        "/srv/fast/data",
-        "/srv/fast/farther",
-        "/my",
-    )  # some begin alike
-    network = {
-        "/srv/data/x": "nfs4",
-        "/srv": "nfs4",
-        "/srv/fast/far/data": "fuse.sshfs",
-        "/my disk/data": "cifs",
-    }
-    for path, kind in (
-        network | dict.fromkeys(local) | {"link/x": "nfs4", "/scratch/x": "lustre"}
-    ).items():
-        assert files.network_mount(tmp_path / path, table) == kind, path
-        assert files.network_mount(tmp_path / path, tmp_path / "none") is None  # as macOS has it
+        ("/srv/fast/far/data", "fuse.sshfs"),
+        ("/my disk/data", "cifs"),
+        ("/scratch/x", "lustre"),
+        ("link/x", "nfs4"),
+        ("/home/data", None),
+        ("/srv2/data", None),
+        ("/srv/fast/data", None),
+        ("/srv/fast/farther", None),
+        ("/my", None),
+    ],
+)
+def test_innermost_mount_determines_network_file_system(mount_table, path, file_system):
+    path = mount_table.parent / path
+
+    assert files.network_mount(path, mount_table) == file_system
+
+
+def test_network_mount_is_unknown_without_mount_table(tmp_path):
+    assert files.network_mount(Path("/srv/data/x"), tmp_path / "none") is None  # as on macOS
+
+
+# JSON.
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_json_has_null_where_a_number_is_not_finite(value, tmp_path):
-    record = {
+def test_json_has_null_for_number_not_finite(value, tmp_path):
+    values = {
         "loss": value,
         "sums": [1.5, (value, 2)],
         "name": "NaN",
@@ -327,7 +501,12 @@ def test_json_has_null_where_a_number_is_not_finite(value, tmp_path):
         "known": True,
         "none": None,
     }
-    wanted = record | {"loss": None, "sums": [1.5, [None, 2]]}
-    assert json.loads(files.to_json(record), parse_constant=pytest.fail) == wanted
-    files.write_json(tmp_path / "a.json", record)
-    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail) == wanted
+    expected = values | {"loss": None, "sums": [1.5, [None, 2]]}
+
+    text = files.to_json(values)
+    files.write_json(tmp_path / "a.json", values)
+
+    # parse_constant is called for NaN and Infinity.
+    assert json.loads(text, parse_constant=pytest.fail) == expected
+    saved_text = (tmp_path / "a.json").read_text()
+    assert json.loads(saved_text, parse_constant=pytest.fail) == expected

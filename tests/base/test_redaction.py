@@ -1,4 +1,4 @@
-"""Texts lose credentials and control characters, and a redacted URL still identifies a file."""
+"""Redaction of credentials and control characters, and redacted URLs that still identify a file."""
 
 import io
 import logging
@@ -20,6 +20,16 @@ from ursa_minor.base.redaction import (
 )
 
 SECRET = "S3cr3t-%2F+value="
+SENTENCES = [
+    "{url}",
+    "{url}: row 3: failed",
+    "see {url}, and '{url}'.",
+    "({url})",
+    "[URL('{url}')]",
+]
+
+
+# URLs and texts that stay as they are.
 
 
 @pytest.mark.parametrize(
@@ -33,17 +43,12 @@ SECRET = "S3cr3t-%2F+value="
         "file:///data/a.txt",
     ],
 )
-def test_url_without_credentials_is_unchanged_in_any_sentence(url):
+def test_url_without_credentials_is_unchanged(url):
     assert redact_url(url) == url
     assert is_valid_url(url)
     assert not is_redacted(url)
-    for sentence in (
-        f"{url}: row 3: failed",
-        f"see {url}, and '{url}'.",
-        f"({url})",
-        f"[URL('{url}')]",
-        url,
-    ):
+    for template in SENTENCES:
+        sentence = template.format(url=url)
         assert redact(sentence) == sentence
 
 
@@ -54,7 +59,7 @@ def test_url_without_credentials_is_unchanged_in_any_sentence(url):
         "a?b=c",
         "data/a?.jsonl: no such file",
         "/data/a?.jsonl: no such file",
-        "what is left? x=1",
+        "is it new? x=1",
         "://",
         "a: //b?c=d",
         "C:\\a?b",
@@ -64,6 +69,9 @@ def test_url_without_credentials_is_unchanged_in_any_sentence(url):
 )
 def test_ordinary_text_is_unchanged(text):
     assert redact(text) == text
+
+
+# URLs with credentials.
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_ordinary_text_is_unchanged(text):
         ("HTTPS://u:S@H/X?SIG=S", "HTTPS://redacted@H/X?redacted"),
     ],
 )
-def test_user_password_and_query_are_marked_as_redacted(url, expected):
+def test_user_password_and_query_are_redacted(url, expected):
     assert redact_url(url) == expected
     assert redact_url(expected) == expected
     assert redact(url) == expected
@@ -124,9 +132,17 @@ def test_url_that_clients_read_differently_is_invalid(url):
     assert not is_valid_url(url)
 
 
-def test_random_secrets_leave_no_trace_in_a_message():
-    draw = random.Random(1)
-    legal = string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:@/?#[]"
+def random_url(generator):
+    """Return a URL that contains a secret, which starts and ends with Zq."""
+    characters = string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:@/?#[]"
+    secret = "Zq" + "".join(generator.choices(characters, k=generator.randint(1, 20))) + "Zq"
+    password = re.sub(r"[/?#\[\]]", "", secret)
+    addresses = [f"h/x?a=1&b={secret}", f"h/x?{secret}", f"h/x#{secret}", f"me:{password}@h/x"]
+    return "https://" + generator.choice(addresses)
+
+
+def test_random_secrets_are_removed_from_messages():
+    generator = random.Random(1)
     surroundings = [
         ("", ""),
         ("cannot open ", ": 403"),
@@ -134,21 +150,23 @@ def test_random_secrets_leave_no_trace_in_a_message():
         ("['", "', 'a']"),
         ("(", "), "),
     ]
+
     for _ in range(3000):
-        secret = "Zq" + "".join(draw.choices(legal, k=draw.randint(1, 20))) + "Zq"
-        password = re.sub(r"[/?#\[\]]", "", secret)
-        addresses = [f"h/x?a=1&b={secret}", f"h/x?{secret}", f"h/x#{secret}", f"me:{password}@h/x"]
-        url = "https://" + draw.choice(addresses)
-        before, after = draw.choice(surroundings)
+        url = random_url(generator)
+        before, after = generator.choice(surroundings)
         redacted = redact(f"{before}{url}{after}")
         assert "Zq" not in redacted, url
         assert redacted.startswith(f"{before}https://"), url
 
 
+# Identity of a file.
+
+
 @pytest.mark.parametrize(
     "url",
     [
-        "https://b.s3.amazonaws.com/x?versionId=7&X-Amz-Date={0}&X-Amz-Credential={0}&X-Amz-Signature={0}",
+        "https://b.s3.amazonaws.com/x?versionId=7"
+        "&X-Amz-Date={0}&X-Amz-Credential={0}&X-Amz-Signature={0}",
         "https://a.blob.core.windows.net/c/x?sv={0}&se={0}&sr=b&sp=r&sig={0}",
         "https://cdn.h/x?Expires={0}&Signature={0}&Key-Pair-Id={0}&Policy={0}",
         "https://storage.googleapis.com/b/x?X-Goog-Expires={0}&X-Goog-Signature={0}",
@@ -166,20 +184,35 @@ def test_credential_parameter_does_not_select_a_file(name):
 
 
 @pytest.mark.parametrize("name", sorted(AZURE_PARAMETERS))
-def test_azure_parameter_selects_a_file_without_signature(name):
+def test_azure_parameter_selects_file_without_signature(name):
     assert redact_url(f"https://h/x?{name}=1&sig=S") == "https://h/x?redacted"
     assert redact_url(f"https://h/x?{name}=1") != redact_url(f"https://h/x?{name}=2")
 
 
 def test_different_files_have_different_redacted_urls():
-    queries = ("v=1", "v=2", "v=1&w=1", "token=1")
-    urls = [f"https://h/{path}?{query}" for path in ("x", "y") for query in queries]
-    urls += ["https://g/x?v=1", "http://h/x?v=1", "https://h/x", "https://me@h/x?v=1"]
+    urls = [
+        "https://h/x?v=1",
+        "https://h/x?v=2",
+        "https://h/x?v=1&w=1",
+        "https://h/x?token=1",
+        "https://h/y?v=1",
+        "https://h/y?v=2",
+        "https://h/y?v=1&w=1",
+        "https://h/y?token=1",
+        "https://g/x?v=1",
+        "http://h/x?v=1",
+        "https://h/x",
+        "https://me@h/x?v=1",
+    ]
+
     assert len({redact_url(url) for url in urls}) == len(urls)
 
 
 def test_order_of_parameters_does_not_select_a_file():
     assert redact_url("https://h/x?a=1&token=2&b=3") == redact_url("https://h/x?b=3&a=1")
+
+
+# Messages.
 
 
 @pytest.mark.parametrize(
@@ -198,8 +231,9 @@ def test_order_of_parameters_does_not_select_a_file():
         "Illegal header value b'Bearer hf_S3cr3tS3cr3tS3cr3tS3cr3t\\n'",
     ],
 )
-def test_message_of_a_client_has_no_credential(message):
+def test_credential_in_message_is_redacted(message):
     redacted = redact(message)
+
     assert "S3cr3t" not in redacted
     assert "redacted" in redacted
     assert redact(redacted) == redacted
@@ -208,17 +242,23 @@ def test_message_of_a_client_has_no_credential(message):
 def test_control_characters_are_escaped():
     text = "a\x1b[2J\x1bc\r\x07\x9b\x7f\u202egnp.\u2066\u2028"
     expected = "a\\x1b[2J\\x1bc\\r\\x07\\x9b\\x7f\\u202egnp.\\u2066\\u2028"
+
     assert redact(text) == expected
     assert redact(expected) == expected
 
 
 def test_quoted_message_is_one_redacted_line():
     error = ValueError(" no\n  such\tfile  \x1b[2J http://me:S3cr3t@h/x\n")
+
     assert one_line(error) == "no such file  \\x1b[2J http://redacted@h/x"
+
+
+# Log records.
 
 
 @pytest.fixture
 def stream():
+    """Return the stream that ``logger`` writes to."""
     return io.StringIO()
 
 
@@ -232,11 +272,13 @@ def logger(stream):
     return logger
 
 
-def test_filter_redacts_message_and_arguments_of_a_record(logger, stream):
+def test_filter_redacts_message_and_arguments(logger, stream):
     logger.warning("\x1b[2J%s: try %d", f"http://me:{SECRET}@h/x", 3)
+
     assert stream.getvalue() == "\\x1b[2Jhttp://redacted@h/x: try 3\n"
 
 
-def test_filter_shows_a_record_with_wrong_arguments(logger, stream):
+def test_filter_shows_record_with_wrong_arguments(logger, stream):
     logger.warning("%d files from %s", f"http://me:{SECRET}@h/x")
+
     assert stream.getvalue() == "%d files from %s ('http://redacted@h/x',)\n"

@@ -1,4 +1,4 @@
-"""Commands that are printed can be pasted into a shell."""
+"""Words of printed commands, which can be pasted into a shell."""
 
 import re
 import shlex
@@ -13,12 +13,13 @@ from ursa_minor.base.shell import ollama_name, path_word
 )
 def test_path_is_one_word_and_no_flag(path):
     (word,) = shlex.split(path_word(path))
-    assert word == path or word == f"./{path}"
+
+    assert word in (path, f"./{path}")
     assert not word.startswith("-")
 
 
 @pytest.mark.parametrize(
-    "name, expected",
+    ("name", "expected"),
     [
         ("Mine", "mine"),
         ("my model", "my-model"),
@@ -31,5 +32,7 @@ def test_path_is_one_word_and_no_flag(path):
     ],
 )
 def test_ollama_name_has_valid_characters_only(name, expected):
-    assert ollama_name(name) == expected
-    assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", ollama_name(name))
+    result = ollama_name(name)
+
+    assert result == expected
+    assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", result)

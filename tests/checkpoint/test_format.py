@@ -1,4 +1,4 @@
-"""A checkpoint is whole, or it is not taken."""
+"""Checkpoints: writing, verifying, choosing, rotating and loading them."""
 
 import builtins
 import copy
@@ -10,8 +10,10 @@ import json
 import os
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 from unittest.mock import ANY
 
 import pytest
@@ -21,6 +23,7 @@ import torch.multiprocessing as mp
 from conftest import ROOT
 from run_results import update_manifest
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import (
@@ -39,448 +42,680 @@ from ursa_minor.optim import optimizers, schedule
 from ursa_minor.recipe import keys, loading
 from ursa_minor.run import resume
 
-# Moments are made by hand: nothing here runs a backward pass, which the forks of test_train.py would not survive.
 ADAMW = keys.Optimizer(
     weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0
 )
-PARTS = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE, checkpoint.MANIFEST)
+FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE, checkpoint.MANIFEST)
 
 
-def gpt2(seed: int, n_embd: int = 16, tied: bool = True) -> GPT2LMHeadModel:
+class Training(NamedTuple):
+    """A model and its optimizer."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+def make_gpt2(seed: int, n_embd: int = 16, tied: bool = True) -> GPT2LMHeadModel:
+    """Return a GPT-2 model of one layer with random weights."""
     torch.manual_seed(seed)
-    shape = {"n_layer": 1, "n_head": 2, "n_embd": n_embd, "vocab_size": 32, "n_positions": 8}
-    return GPT2LMHeadModel(
-        GPT2Config(**shape, bos_token_id=0, eos_token_id=0, tie_word_embeddings=tied)
+    config = GPT2Config(
+        n_layer=1,
+        n_head=2,
+        n_embd=n_embd,
+        vocab_size=32,
+        n_positions=8,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=tied,
     )
+    return GPT2LMHeadModel(config)
 
 
-def llama(seed: int, n_embd: int = 16, tied: bool = False) -> LlamaForCausalLM:
+def make_llama(seed: int, n_embd: int = 16, tied: bool = False) -> LlamaForCausalLM:
+    """Return a Llama model of one layer with random weights."""
     torch.manual_seed(seed)
-    shape = {
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "hidden_size": n_embd,
-        "vocab_size": 32,
-    }
-    return LlamaForCausalLM(
-        LlamaConfig(**shape, intermediate_size=2 * n_embd, tie_word_embeddings=tied)
+    config = LlamaConfig(
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        hidden_size=n_embd,
+        vocab_size=32,
+        intermediate_size=2 * n_embd,
+        tie_word_embeddings=tied,
     )
+    return LlamaForCausalLM(config)
 
 
-def built(model, name: str = "adamw", **settings) -> torch.optim.Optimizer:
-    optimizer = optimizers.build(model, dataclasses.replace(ADAMW, optimizer=name, **settings))
+def make_optimizer(model: nn.Module, name: str = "adamw") -> torch.optim.Optimizer:
+    """Return an optimizer of the model with a learning rate of 0.01."""
+    optimizer = optimizers.build(model, dataclasses.replace(ADAMW, optimizer=name))
     schedule.set_lr(optimizer, 0.01)
     return optimizer
 
 
-def make(seed: int = 0, build=gpt2) -> tuple:
-    """Return a model and its optimizer after an update."""
-    optimizer = built(model := build(seed))
-    update(model, optimizer, seed)
-    return model, optimizer
+def make_training(seed: int = 0, make_model: Callable = make_gpt2) -> Training:
+    """Return a model and its optimizer after one update."""
+    model = make_model(seed)
+    training = Training(model, make_optimizer(model))
+    update(training, seed)
+    return training
 
 
-def update(model, optimizer, seed: int) -> None:
+def update(training: Training, seed: int) -> None:
+    """Update the weights with random gradients.
+
+    A backward pass would start threads, which the forks of other tests do not survive.
+    """
     torch.manual_seed(seed)
-    for parameter in model.parameters():
+    for parameter in training.model.parameters():
         parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
+    training.optimizer.step()
 
 
-def save(folder: Path, *steps: int, keep: int = 0, pair=None, **state) -> Path:
-    for step in steps:
-        gathered = checkpoint.gather(*(pair or make(step)))
-        tensors = tuple(
-            {name: tensor.clone() for name, tensor in named.items()} for named in gathered
-        )
-        path = checkpoint.write(
-            folder, tensors, {"step": step, "skipped_updates": 0, **state}, keep
-        )
-    return path
+def save(
+    folder: Path, step: int, training: Training | None = None, *, keep: int = 0, **state
+) -> Path:
+    """Write a checkpoint of this training, or of a new one that depends on the step only."""
+    weights, moments = checkpoint.gather(*(training or make_training(step)))
+    tensors = (clone(weights), clone(moments))
+    return checkpoint.write(folder, tensors, {"step": step, "skipped_updates": 0, **state}, keep)
 
 
-def load(path: Path, model, optimizer, name: str = "adamw") -> None:
-    checkpoint.load(path, model, optimizer, optimizers.OPTIMIZERS[name].state_tensors)
+def clone(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a copy of these tensors."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def moments(model, optimizer) -> dict:
-    return {
-        (name, key): value
-        for name, p in model.named_parameters()
-        for key, value in optimizer.state[p].items()
-    }
+def load(path: Path, training: Training, name: str = "adamw") -> None:
+    """Load a checkpoint into this training."""
+    checkpoint.load(path, *training, optimizers.OPTIMIZERS[name].state_tensors)
+
+
+def moments_of(training: Training) -> dict[tuple[str, str], torch.Tensor]:
+    """Return the optimizer's state by the names of the parameter and of the moment."""
+    moments = {}
+    for name, parameter in training.model.named_parameters():
+        for key, value in training.optimizer.state[parameter].items():
+            moments[name, key] = value
+    return moments
+
+
+def assert_equal_tensors(tensors: dict, expected: dict) -> None:
+    """Assert that both have the same names and bitwise identical values."""
+    assert tensors.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(tensors[name], value), name
 
 
 def steps_in(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder, newest first."""
     return [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(folder)]
 
 
-def saving(run_dir: Path, pair, first_step: int = 0) -> resume.Checkpoints:
-    """Return what saves a run's checkpoints beside training."""
+def saving(run_dir: Path, training: Training) -> resume.Checkpoints:
+    """Return the context manager that saves a run's checkpoints in the background."""
     recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
     recipe = keys.replace(recipe, output_dir=str(run_dir))
-    alone = SimpleNamespace(is_main_process=True, scaler=None)
+    accelerator = SimpleNamespace(is_main_process=True, scaler=None)
     corpus = SimpleNamespace(identities=list)
-    return resume.Checkpoints(recipe, corpus, *pair, alone, lambda path: None, first_step)
+    return resume.Checkpoints(recipe, corpus, *training, accelerator, lambda path: None, 0)
 
 
-@pytest.mark.parametrize("build", [gpt2, llama])
-def test_a_head_of_its_own_is_saved_a_tied_one_once_and_transformers_loads_either(tmp_path, build):
-    model, optimizer = make(0, build)
-    path = save(tmp_path, 1, pair=(model, optimizer))
-    names = set(load_file(path / checkpoint.MODEL))
-    assert names == {name for name, _ in model.named_parameters()}
-    assert ("lm_head.weight" in names) is not model.config.tie_word_embeddings
-    model.config.save_pretrained(path)
-    loaded, told = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"]
-    other = build(1)
-    checkpoint.load_weights(path, other)
-    for found in (loaded, other):
-        assert (
-            found.lm_head.weight is found.get_input_embeddings().weight
-        ) is model.config.tie_word_embeddings
-        assert all(
-            torch.equal(tensor, found.state_dict()[name])
-            for name, tensor in model.state_dict().items()
-        )
+def record_call(monkeypatch, calls: list[str], owner: object, name: str) -> None:
+    """Append the file name of the last argument to ``calls`` whenever the function is called."""
+    original = getattr(owner, name)
+
+    def recorded(*paths):
+        calls.append(paths[-1].name)
+        return original(*paths)
+
+    monkeypatch.setattr(owner, name, recorded)
 
 
-RESUMED = [("adamw", gpt2), ("muon", llama)]
+# Contents.
+
+
+@pytest.mark.parametrize("make_model", [make_gpt2, make_llama])
+def test_transformers_loads_saved_weights(tmp_path, make_model):
+    training = make_training(0, make_model)
+    path = save(tmp_path, 1, training)
+    training.model.config.save_pretrained(path)
+
+    loaded, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert_same_weights(loaded, training.model)
+
+
+@pytest.mark.parametrize("make_model", [make_gpt2, make_llama])
+def test_saved_weights_are_restored(tmp_path, make_model):
+    training = make_training(0, make_model)
+    path = save(tmp_path, 1, training)
+    model = make_model(1)
+
+    checkpoint.load_weights(path, model)
+
+    assert_same_weights(model, training.model)
+
+
+def assert_same_weights(model: nn.Module, expected: nn.Module) -> None:
+    """Assert that both models have the same weights, and that their heads are tied alike."""
+    is_tied = model.lm_head.weight is model.get_input_embeddings().weight
+    assert is_tied is expected.config.tie_word_embeddings
+    weights = model.state_dict()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(weights[name], tensor), name
+
+
+@pytest.mark.parametrize(("make_model", "has_head"), [(make_gpt2, False), (make_llama, True)])
+def test_tied_head_is_saved_only_once(tmp_path, make_model, has_head):
+    training = make_training(0, make_model)
+
+    names = set(load_file(save(tmp_path, 1, training) / checkpoint.MODEL))
+
+    assert names == {name for name, _ in training.model.named_parameters()}
+    assert ("lm_head.weight" in names) == has_head
+
+
+OPTIMIZERS = [("adamw", make_gpt2), ("muon", make_llama)]
 if importlib.util.find_spec("bitsandbytes"):
-    RESUMED.append(("adamw_8bit", gpt2))
+    OPTIMIZERS.append(("adamw_8bit", make_gpt2))
 
 
-@pytest.mark.parametrize(("name", "build"), RESUMED)
-def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, name):
-    model = build(0, n_embd=64, tied=False)
-    optimizer = built(model, name)
+@pytest.mark.parametrize(("name", "make_model"), OPTIMIZERS)
+def test_resumed_run_equals_uninterrupted_run(tmp_path, make_model, name):
+    model = make_model(0, n_embd=64, tied=False)
     sizes = [parameter.numel() for parameter in model.parameters()]
-    assert min(sizes) < 4096 < max(sizes)  # adamw_8bit has moments of both kinds
-    for step in (1, 2):
-        update(model, optimizer, step)
-    path = save(tmp_path, 2, pair=(model, optimizer))
-    update(model, optimizer, 3)
-    resumed = build(1, n_embd=64, tied=False)
-    again = built(resumed, name)
-    load(path, resumed, again, name)
-    update(resumed, again, 3)
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True)
+    assert min(sizes) < 4096 < max(sizes)  # adamw_8bit stores 8-bit moments from 4096 values on
+    uninterrupted = Training(model, make_optimizer(model, name))
+    update(uninterrupted, 1)
+    update(uninterrupted, 2)
+    path = save(tmp_path, 2, uninterrupted)
+    update(uninterrupted, 3)
+    model = make_model(1, n_embd=64, tied=False)
+    resumed = Training(model, make_optimizer(model, name))
+
+    load(path, resumed, name)
+    update(resumed, 3)
+
+    assert_equal_tensors(
+        dict(resumed.model.named_parameters()), dict(uninterrupted.model.named_parameters())
     )
-    mine, theirs = moments(model, optimizer), moments(resumed, again)
-    assert mine.keys() == theirs.keys() and mine
-    for key, value in mine.items():
-        assert type(value) is type(theirs[key]), key
-        kept, back = torch.as_tensor(value), torch.as_tensor(theirs[key])
-        assert kept.dtype == back.dtype and torch.equal(kept, back), key
+    moments = moments_of(resumed)
+    expected_moments = moments_of(uninterrupted)
+    assert expected_moments
+    assert moments.keys() == expected_moments.keys()
+    for key, expected in expected_moments.items():
+        assert type(moments[key]) is type(expected), key
+        assert torch.as_tensor(moments[key]).dtype == torch.as_tensor(expected).dtype, key
+        assert torch.equal(torch.as_tensor(moments[key]), torch.as_tensor(expected)), key
 
 
-def test_every_single_flipped_bit_is_found(tmp_path):
+def test_checkpoint_has_state_of_its_step(tmp_path, monkeypatch):
+    """Training changes the weights before they are written, and the second save waits."""
+    may_write = threading.Event()
+
+    def delayed_save_file(*args, **kwargs):
+        may_write.wait(60)
+        save_file(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save_file", delayed_save_file)
+    folder = tmp_path / "checkpoints"
+    training = make_training(7)
+    weights = copy.deepcopy(training.model.state_dict())
+    moments = copy.deepcopy(moments_of(training))
+
+    with saving(tmp_path, training) as checkpoints:
+        checkpoints.save(RunState(10, 1, step=1))
+        for tensor in (*training.model.parameters(), *moments_of(training).values()):
+            tensor.data.fill_(3)
+        saved_before_writing = checkpoint.list_checkpoints(folder)
+        may_write.set()
+        checkpoints.save(RunState(10, 1, step=2))
+        first_problem = checkpoint.find_problem(folder / "step-00000001")
+
+    assert not saved_before_writing
+    assert first_problem is None
+    loaded = make_training(1)
+    load(folder / "step-00000001", loaded)
+    assert_equal_tensors(loaded.model.state_dict(), weights)
+    assert_equal_tensors(moments_of(loaded), moments)
+    load(folder / "step-00000002", loaded)
+    for parameter in loaded.model.parameters():
+        assert (parameter == 3).all()
+
+
+def test_metrics_are_synced_before_checkpoint_is_named(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    calls: list[str] = []
+    record_call(monkeypatch, calls, files, "fsync")
+    record_call(monkeypatch, calls, Path, "rename")
+
+    save(tmp_path / "checkpoints", 1)
+
+    metrics = calls.index("metrics.jsonl")
+    name = calls.index("step-00000001")
+    folder = calls.index("checkpoints")
+    assert metrics < name < folder
+
+
+def test_failed_save_is_logged_and_removed(tmp_path, monkeypatch, caplog):
+    def fail(path):
+        raise OSError(errno.ENOSPC, "No space left")
+
+    save(tmp_path / "checkpoints", 1)
+    monkeypatch.setattr(files, "fsync", fail)
+
+    with saving(tmp_path, make_training(2)) as checkpoints:
+        checkpoints.save(RunState(10, 1, step=2))
+
+    assert "the checkpoint of step 2 was not saved" in caplog.text
+    assert "No space left" in caplog.text
+    assert "free some space; the run continues" in caplog.text
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+def test_checkpoint_files_have_mode_of_umask(tmp_path):
+    previous_umask = os.umask(0o022)
+    try:
+        path = save(tmp_path, 1)
+    finally:
+        os.umask(previous_umask)
+
+    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in path.iterdir()}
+    assert modes == dict.fromkeys(FILES, "0o644")
+
+
+def test_checkpoint_loads_where_files_cannot_be_mapped(tmp_path, monkeypatch):
+    def fail(file):
+        raise OSError("No such device (os error 19)")  # the message of safetensors
+
     path = save(tmp_path, 1)
-    chance = random.Random(0)
+    expected = make_training(1)
+    loaded = make_training(2)
+    monkeypatch.setattr(checkpoint, "load_file", fail)
+
+    load(path, loaded)
+
+    assert_equal_tensors(loaded.model.state_dict(), expected.model.state_dict())
+
+
+# Verification.
+
+
+def test_every_flipped_bit_is_found(tmp_path):
+    path = save(tmp_path, 1)
+    generator = random.Random(0)
+
     for _ in range(200):
-        name = chance.choice(sorted(os.listdir(path)))
+        name = generator.choice(sorted(os.listdir(path)))
         data = (path / name).read_bytes()
         changed = bytearray(data)
-        changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        changed[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
         (path / name).write_bytes(changed)
         problem = checkpoint.find_problem(path)
-        # White space of the manifest may flip to other white space; every value in it must be as it was.
-        assert problem or (
-            name == checkpoint.MANIFEST and json.loads(data) == json.loads(bytes(changed))
-        ), name
+        if problem is None:
+            # A bit may turn white space of the manifest into other white space. Its values are
+            # then the same.
+            assert name == checkpoint.MANIFEST
+            assert json.loads(data) == json.loads(bytes(changed))
         (path / name).write_bytes(data)
+
     assert checkpoint.find_problem(path) is None
 
 
-def test_newest_that_verifies_is_taken_others_are_named_and_strangers_are_ignored(tmp_path):
-    assert checkpoint.find_newest(tmp_path / "nothing") == (None, [])
-    good = save(tmp_path, 1)
-    for name in ("step-abc", "step-00000009.tmp", "tmp", "step-00000007"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "step-00000008").write_text("a file")
-    path, skipped = checkpoint.find_newest(tmp_path)
-    assert path == good and checkpoint.read_state(path)["step"] == 1
-    whys = "Not a directory", "No such file or directory"
-    lines = [
-        f"step-{8 - i:08d}: manifest.json cannot be read ({why})" for i, why in enumerate(whys)
-    ]
-    assert [line.split("/")[-1] for line in skipped] == lines
-    good.rename(tmp_path / "step-00000005")
+def truncate(path: Path, data: bytes) -> None:
+    """Write the file without its last two bytes."""
+    path.write_bytes(data[:-2])
+
+
+def make_empty(path: Path, data: bytes) -> None:
+    """Write an empty file."""
+    path.touch()
+
+
+def leave_missing(path: Path, data: bytes) -> None:
+    """Write nothing."""
+
+
+def make_folder(path: Path, data: bytes) -> None:
+    """Create a folder with the name of the file."""
+    path.mkdir()
+
+
+def make_dangling_link(path: Path, data: bytes) -> None:
+    """Create a link to a file that does not exist."""
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate, make_empty, leave_missing, make_folder, make_dangling_link]
+)
+def test_damaged_checkpoint_is_skipped_and_named(tmp_path, damage):
+    intact = save(tmp_path, 1)
+    damaged = save(tmp_path, 2)
+
+    for name in FILES:
+        file = damaged / name
+        data = file.read_bytes()
+        file.unlink()
+        damage(file, data)
+        path, (message,) = checkpoint.find_newest(tmp_path)
+        assert path == intact
+        assert message.startswith(f"{damaged}: {name} ")
+        files.remove(file)
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_unreadable_checkpoint_is_skipped_and_named(tmp_path, monkeypatch, name):
+    intact = save(tmp_path, 1)
+    damaged = save(tmp_path, 2)
+
+    def open_or_fail(path, *args, real_open=open, **kwargs):
+        if Path(path) == damaged / name:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(io, "open", open_or_fail)  # for Path.read_text
+    monkeypatch.setattr(builtins, "open", open_or_fail)
+
+    path, (message,) = checkpoint.find_newest(tmp_path)
+
+    assert path == intact
+    assert message == f"{damaged}: {name} cannot be read (Input/output error)"
+
+
+@pytest.mark.parametrize("text", ['{"step": 3}', "[]", "[" * 100_000], ids=["step", "list", "deep"])
+def test_invalid_state_is_damage(tmp_path, text):
+    path = save(tmp_path, 2)
+    (path / checkpoint.STATE).write_text(text)
+    update_manifest(path)
+
+    assert checkpoint.find_problem(path).startswith("state.json ")
+
+
+@pytest.mark.parametrize("changes", [{"step": "2"}, {"files": []}, None])
+def test_invalid_manifest_is_damage(tmp_path, changes):
+    path = save(tmp_path, 2)
+    manifest = []
+    if changes is not None:
+        manifest = json.loads((path / checkpoint.MANIFEST).read_text()) | changes
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+
+    assert checkpoint.find_problem(path).startswith("manifest.json ")
+
+
+def test_renamed_checkpoint_is_damage(tmp_path):
+    save(tmp_path, 1).rename(tmp_path / "step-00000005")
+
     assert "step 1" in checkpoint.find_problem(tmp_path / "step-00000005")
     with pytest.raises(BadInput, match="no checkpoint is intact"):
         checkpoint.find_newest(tmp_path)
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_a_newest_checkpoint_that_cannot_be_read_is_named_and_the_sound_one_before_it_is_taken(
-    tmp_path, monkeypatch, name
-):
-    """A file cut short or missing, a folder in its place, a link that leads nowhere, and a disk that answers EIO."""
-    good, bad = save(tmp_path, 1), save(tmp_path, 2)
-    data = (bad / name).read_bytes()
-    cut = lambda path: path.write_bytes(data[:-2])  # noqa: E731
-    for spoil in (
-        cut,
-        Path.touch,
-        lambda path: None,
-        Path.mkdir,
-        lambda path: path.symlink_to("nowhere"),
-    ):
-        (bad / name).unlink()
-        spoil(bad / name)
-        path, (line,) = checkpoint.find_newest(tmp_path)
-        assert path == good and line.startswith(f"{bad}: {name} ")
-        files.remove(bad / name)
-        (bad / name).write_bytes(data)
-
-    def failing(path, *args, real=open, **kwargs):
-        if Path(path) == bad / name:
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(io, "open", failing)  # of Path.read_text
-    monkeypatch.setattr(builtins, "open", failing)
-    assert checkpoint.find_newest(tmp_path) == (
-        good,
-        [f"{bad}: {name} cannot be read (Input/output error)"],
-    )
+WEIGHT = "transformer.h.0.mlp.c_fc.weight"
+MOMENT = f"{WEIGHT}/exp_avg"
 
 
-def test_a_manifest_or_a_state_that_says_odd_things_is_damage_also_with_a_manifest_that_agrees(
-    tmp_path,
-):
+def transpose_weight(tensors: dict) -> None:
+    """Give a weight another shape."""
+    tensors[WEIGHT] = tensors[WEIGHT].T.contiguous()
+
+
+def remove_all(tensors: dict) -> None:
+    """Remove all tensors."""
+    tensors.clear()
+
+
+def convert_moment(tensors: dict) -> None:
+    """Give a moment another dtype."""
+    tensors[MOMENT] = tensors[MOMENT].half()
+
+
+def add_moment(tensors: dict) -> None:
+    """Add a moment that AdamW does not have."""
+    tensors[f"{MOMENT}/more"] = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "words"),
+    [
+        (checkpoint.MODEL, transpose_weight, f"{WEIGHT} is (64, 16) torch.float32"),
+        (checkpoint.MODEL, remove_all, " is missing"),
+        (checkpoint.OPTIMIZER, convert_moment, f"{MOMENT} is (16, 64) torch.float16"),
+        (checkpoint.OPTIMIZER, add_moment, f"{MOMENT}/more is (2,) torch.float32"),
+    ],
+)
+def test_tensors_of_another_model_are_rejected(tmp_path, name, edit, words):
     path = save(tmp_path, 2)
-    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
-    for text in ('{"step": 3}', "[]", "[" * 100_000):
-        (path / checkpoint.STATE).write_text(text)
-        update_manifest(path)
-        assert checkpoint.find_problem(path).startswith("state.json ")
-    for odd in (manifest | {"step": "2"}, manifest | {"files": []}, []):
-        (path / checkpoint.MANIFEST).write_text(json.dumps(odd))
-        assert checkpoint.find_problem(path).startswith("manifest.json ")
+    tensors = load_file(path / name)
+    edit(tensors)
+    save_file(tensors, path / name)
+
+    message = error_of_loading(path)
+
+    assert message.startswith(f"{path / name}: ")
+    assert words in message
 
 
-def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
-    mine, begin = tmp_path / "mine", save(tmp_path / "theirs", 4)
-    assert checkpoint.find_newest(mine, begin) == (begin, [])
-    origin = checkpoint.origin_of(begin)
-    first = save(mine, 5, origin=origin)
+def test_file_that_is_not_safetensors_is_rejected(tmp_path):
+    path = save(tmp_path, 2)
+    (path / checkpoint.OPTIMIZER).write_bytes(b"x" * 100)
+
+    message = error_of_loading(path)
+
+    assert message.startswith(f"{path / checkpoint.OPTIMIZER}: ")
+    assert "cannot be read (" in message
+
+
+def error_of_loading(path: Path) -> str:
+    """Return the error of loading an edited checkpoint whose manifest agrees with it."""
+    update_manifest(path)
+    assert checkpoint.find_problem(path) is None
+    model = make_gpt2(1)
+    with pytest.raises(BadInput) as caught:
+        load(path, Training(model, make_optimizer(model)))
+    (message,) = caught.value.lines
+    return message
+
+
+# Choice of the checkpoint to resume from.
+
+
+def test_new_run_has_no_checkpoint(tmp_path):
+    assert checkpoint.find_newest(tmp_path / "nothing") == (None, [])
+
+
+def test_newest_intact_checkpoint_is_found(tmp_path):
+    intact = save(tmp_path, 1)
+    for name in ("step-abc", "step-00000009.tmp", "tmp", "step-00000007"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00000008").write_text("a file")
+
+    path, skipped = checkpoint.find_newest(tmp_path)
+
+    assert path == intact
+    assert checkpoint.read_state(path)["step"] == 1
+    assert [message.split("/")[-1] for message in skipped] == [
+        "step-00000008: manifest.json cannot be read (Not a directory)",
+        "step-00000007: manifest.json cannot be read (No such file or directory)",
+    ]
+
+
+def test_run_without_checkpoints_resumes_at_its_origin(tmp_path):
+    start = save(tmp_path / "theirs", 4)
+
+    assert checkpoint.find_newest(tmp_path / "mine", start) == (start, [])
+
+
+def test_run_resumes_at_its_own_intact_checkpoint(tmp_path):
+    mine = tmp_path / "mine"
+    start = save(tmp_path / "theirs", 4)
+    origin = checkpoint.origin_of(start)
+    intact = save(mine, 5, origin=origin)
     (save(mine, 6, origin=origin) / checkpoint.MODEL).write_bytes(b"x")
     (save(mine, 7) / checkpoint.STATE).write_text("[")
-    path, skipped = checkpoint.find_newest(mine, begin)
-    named = [line.split("/")[-1].split(":")[0] for line in skipped]
-    assert path == first and named == ["step-00000007", "step-00000006"]
-    files.remove(begin)  # rotated away
-    assert checkpoint.find_newest(mine, begin)[0] == first
+
+    path, skipped = checkpoint.find_newest(mine, start)
+
+    assert path == intact
+    skipped_names = [message.split("/")[-1].split(":")[0] for message in skipped]
+    assert skipped_names == ["step-00000007", "step-00000006"]
+
+
+def test_run_resumes_without_its_removed_origin(tmp_path):
+    mine = tmp_path / "mine"
+    start = save(tmp_path / "theirs", 4)
+    first = save(mine, 5, origin=checkpoint.origin_of(start))
+
+    files.remove(start)  # as the rotation of the other run does
+
+    assert checkpoint.find_newest(mine, start) == (first, [])
     with pytest.raises(BadInput, match="step-00000003: there is no such folder"):
         checkpoint.find_newest(mine, tmp_path / "theirs" / "step-00000003")
+
+
+def test_run_of_another_origin_is_rejected(tmp_path):
+    mine = tmp_path / "mine"
+    start = save(tmp_path / "theirs", 4)
+    save(mine, 5, origin=checkpoint.origin_of(start))
     other = save(tmp_path / "theirs", 5)
-    with pytest.raises(
-        BadInput, match="mine contains checkpoints of a run that did not start .* --run_name"
-    ):
+
+    with pytest.raises(BadInput, match=r"mine contains checkpoints of a run .* --run_name"):
         checkpoint.find_newest(mine, other)
-    assert checkpoint.find_newest(mine, first) == (first, ANY)  # it goes back
 
 
-def test_origin_is_known_from_any_path_and_states_none(tmp_path, monkeypatch):
-    begin = save(tmp_path / "theirs", 4)
-    origin = checkpoint.origin_of(begin)
-    assert str(tmp_path) not in str(origin)
+def test_run_can_go_back_to_its_own_checkpoint(tmp_path):
+    first = save(tmp_path, 5)
+    save(tmp_path, 6)
+
+    assert checkpoint.find_newest(tmp_path, first) == (first, ANY)
+
+
+def test_origin_is_recognized_after_a_move(tmp_path, monkeypatch):
+    start = save(tmp_path / "theirs", 4)
+    origin = checkpoint.origin_of(start)
     first = save(tmp_path / "mine", 5, origin=origin)
     monkeypatch.chdir(tmp_path)
-    begin.parent.rename("moved")
-    for path in (Path("moved", begin.name), tmp_path / "moved" / begin.name):
+
+    start.parent.rename("moved")
+
+    assert str(tmp_path) not in str(origin)
+    for path in (Path("moved", start.name), tmp_path / "moved" / start.name):
         assert checkpoint.find_newest(tmp_path / "mine", path)[0] == first
-    other = save(tmp_path / "other", 4)
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(BadInput, match="checkpoints of a run that did not start"),
-    ):
-        patch.setattr(checkpoint, "_hash_of_weights", lambda path: "0" * 64)
+
+
+def test_origin_is_recognized_by_its_weights(tmp_path):
+    start = save(tmp_path / "theirs", 4)
+    save(tmp_path / "mine", 5, origin=checkpoint.origin_of(start))
+    other = save(tmp_path / "other", 4, make_training(9))  # the same step, other weights
+
+    with pytest.raises(BadInput, match="checkpoints of a run that did not start"):
         checkpoint.find_newest(tmp_path / "mine", other)
 
 
-def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch):
-    (tmp_path / "kept").write_text("theirs")
+NEWEST = "the newest is checkpoints/step-00000002"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gone", "there is no such folder"),
+        ("checkpoints/step-00000003", "there is no such folder"),
+        ("OWNER/gpt2", "write hub://OWNER/gpt2"),
+        ("file", "this is not a folder"),
+        (".", NEWEST),
+        ("checkpoints", NEWEST),
+        ("model", "no manifest.json"),
+    ],
+)
+def test_path_without_checkpoint_is_explained(tmp_path, monkeypatch, name, words):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "checkpoints", 1)
+    save(tmp_path / "checkpoints", 2)
+    (tmp_path / "file").touch()
+    (tmp_path / "model").mkdir()
+
+    with pytest.raises(BadInput) as caught:
+        checkpoint.find_newest(tmp_path / "runs" / "new" / "checkpoints", Path(name))
+
+    (message,) = caught.value.lines
+    assert message.startswith(f"resume_from_checkpoint = {name}: ")
+    assert words in message
+    assert "use auto, none or an intact step-XXXXXXXX folder" in message
+    has_suggestion = message.endswith("did you mean checkpoints/step-00000002?")
+    assert has_suggestion == (name == "checkpoints/step-00000003")
+
+
+# Rotation.
+
+
+def test_rotation_keeps_newest_checkpoints_and_other_files(tmp_path):
+    (tmp_path / "notes").write_text("theirs")
     (tmp_path / ".step-00000009.tmp-01234567").write_text("a file")
-    save(tmp_path, 1, 2, 3, keep=2)
-    assert sorted(os.listdir(tmp_path)) == ["kept", "step-00000002", "step-00000003"]
-    (tmp_path / "step-00000003" / checkpoint.MODEL).unlink()
-    save(tmp_path, 2, keep=2)
-    assert steps_in(tmp_path) == [3, 2]  # a later one is not an older one
-    save(tmp_path, 3, keep=2)  # the damaged one is replaced
-    with monkeypatch.context() as damaged, pytest.raises(OSError, match="injected"):
-        damaged.setattr(checkpoint, "find_problem", lambda path: "injected")
+
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=2)
+
+    assert sorted(os.listdir(tmp_path)) == ["notes", "step-00000002", "step-00000003"]
+
+
+def test_rotation_removes_only_older_checkpoints(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+
+    save(tmp_path, 2, keep=1)
+
+    assert steps_in(tmp_path) == [3, 2]
+
+
+def test_damaged_checkpoint_is_replaced(tmp_path):
+    path = save(tmp_path, 3)
+    (path / checkpoint.MODEL).unlink()
+
+    save(tmp_path, 3)
+
+    assert checkpoint.find_problem(path) is None
+
+
+def test_rotation_needs_a_verified_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path, 2)
+    save(tmp_path, 3)
+    monkeypatch.setattr(checkpoint, "find_problem", lambda path: "injected")
+
+    with pytest.raises(OSError, match="injected"):
         save(tmp_path, 4, keep=2)
+
     assert steps_in(tmp_path) == [4, 3, 2]
 
 
-def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path, monkeypatch):
-    """The writing is held back until the weights are others; a second save waits for the first."""
-    go, folder = threading.Event(), tmp_path / "checkpoints"
-    monkeypatch.setattr(
-        checkpoint, "save_file", lambda *args, **how: (go.wait(60), save_file(*args, **how))
-    )
-    model, optimizer = make(7)
-    before, moments_before = copy.deepcopy((model.state_dict(), moments(model, optimizer)))
-    with saving(tmp_path, (model, optimizer)) as checkpoints:
-        checkpoints.save(RunState(10, 1, step=1))
-        for tensor in (*model.parameters(), *moments(model, optimizer).values()):
-            tensor.data.fill_(3)
-        assert not checkpoint.list_checkpoints(folder)  # training continues before it is there
-        go.set()
-        checkpoints.save(RunState(10, 1, step=2))
-        assert checkpoint.find_problem(folder / "step-00000001") is None
-    other = make(1)
-    load(folder / "step-00000001", *other)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in other[0].state_dict().items())
-    assert all(torch.equal(tensor, moments_before[key]) for key, tensor in moments(*other).items())
-    load(folder / "step-00000002", *other)
-    assert all((parameter == 3).all() for parameter in other[0].parameters())
+# Sharded models.
 
 
-def test_rows_are_on_disk_before_a_checkpoint_has_its_name(tmp_path, monkeypatch):
-    order, fsync, rename = [], files.fsync, Path.rename
-    (tmp_path / "metrics.jsonl").write_text("{}")
-    monkeypatch.setattr(files, "fsync", lambda path: (order.append(path.name), fsync(path)))
-    monkeypatch.setattr(
-        Path, "rename", lambda path, new: (order.append(new.name), rename(path, new))
-    )
-    save(tmp_path / "checkpoints", 1)
-    assert order.index("metrics.jsonl") < order.index("step-00000001") < order.index("checkpoints")
-
-
-def test_failed_save_is_logged_and_leaves_the_others_and_no_litter(tmp_path, monkeypatch, caplog):
-    save(tmp_path / "checkpoints", 1)
-    monkeypatch.setattr(
-        files, "fsync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left"))
-    )
-    with saving(tmp_path, make(2)) as checkpoints:
-        checkpoints.save(RunState(10, 1, step=2))
-    assert (
-        "the checkpoint of step 2 was not saved" in caplog.text and "No space left" in caplog.text
-    )
-    assert "free some space; the run continues" in caplog.text
-    assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
-
-
-def test_checkpoint_files_have_the_mode_of_the_umask(tmp_path):
-    before = os.umask(0o022)
-    try:
-        path = save(tmp_path, 1)
-    finally:
-        os.umask(before)
-    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in path.iterdir()}
-    assert modes == dict.fromkeys(PARTS, "0o644")
-
-
-def test_checkpoint_is_read_where_files_cannot_be_mapped(tmp_path, monkeypatch):
-    path = save(tmp_path, 1)
-    expected = make(1)[0].state_dict()
-    no_maps = OSError("No such device (os error 19)")  # the words of safetensors
-    monkeypatch.setattr(checkpoint, "load_file", lambda file: (_ for _ in ()).throw(no_maps))
-    model, optimizer = make(2)
-    load(path, model, optimizer)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gone", "there is no such folder;"),
-        ("checkpoints/step-00000003", "there is no such folder;"),
-        (
-            "OWNER/gpt2",
-            "there is no such folder (for a checkpoint on the Hub, write hub://OWNER/gpt2);",
-        ),
-        ("file", "this is not a folder;"),
-        (".", "this folder contains checkpoints; the newest is checkpoints/step-00000002;"),
-        (
-            "checkpoints",
-            "this folder contains checkpoints; the newest is checkpoints/step-00000002;",
-        ),
-        ("model", "this folder has no manifest.json, so it is not a checkpoint;"),
-    ],
-)
-def test_path_without_a_checkpoint_is_explained(tmp_path, monkeypatch, name, message):
-    monkeypatch.chdir(tmp_path)
-    save(tmp_path / "checkpoints", 1, 2)
-    (tmp_path / "file").touch()
-    (tmp_path / "model").mkdir()
-    with pytest.raises(BadInput) as caught:
-        checkpoint.find_newest(tmp_path / "runs" / "new" / "checkpoints", Path(name))
-    (line,) = caught.value.lines
-    assert line.startswith(f"resume_from_checkpoint = {name}: {message}")
-    near = "; did you mean checkpoints/step-00000002?" if "00000003" in name else ""
-    assert line.endswith(f"use auto, none or an intact step-XXXXXXXX folder{near}")
-
-
-WEIGHT, MOMENT = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.weight/exp_avg"
-
-
-@pytest.mark.parametrize(
-    ("file", "edit", "words"),
-    [
-        (
-            checkpoint.MODEL,
-            lambda t: t | {WEIGHT: t[WEIGHT].T.contiguous()},
-            f"{WEIGHT} is (64, 16) torch.float32",
-        ),
-        (checkpoint.MODEL, lambda t: {}, " is missing"),
-        (
-            checkpoint.OPTIMIZER,
-            lambda t: t | {MOMENT: t[MOMENT].half()},
-            f"{MOMENT} is (16, 64) torch.float16",
-        ),
-        (
-            checkpoint.OPTIMIZER,
-            lambda t: t | {f"{MOMENT}/more": torch.ones(2)},
-            f"{MOMENT}/more is (2,) torch.float32",
-        ),
-        (checkpoint.OPTIMIZER, None, "cannot be read ("),
-    ],
-)
-def test_tensors_that_are_not_the_run_s_are_refused_by_file_and_name_though_every_hash_agrees(
-    tmp_path, file, edit, words
-):
-    path = save(tmp_path, 2)
-    if edit:
-        save_file(edit(load_file(path / file)), path / file)
-    else:
-        (path / file).write_bytes(b"x" * 100)
-    update_manifest(path)
-    assert checkpoint.find_problem(path) is None
-    model = gpt2(1)
-    with pytest.raises(BadInput) as refused:
-        load(path, model, built(model))
-    (line,) = refused.value.lines
-    assert line.startswith(f"{path / file}: ") and words in line
-
-
-def fsdp(rank: int, folder: Path) -> None:
-    """Whether what FSDP2 shards is saved as what is whole, and is loaded from it."""
+def check_sharded_checkpoint(rank: int, folder: Path) -> None:
+    """Load a checkpoint of one process into an FSDP2 model, and compare the gathered tensors."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2
     )
-    whole = make(0, llama)
+    unsharded = make_training(0, make_llama)
     if rank == 0:
-        save(folder / "plain", 1, pair=whole)
+        save(folder / "checkpoints", 1, unsharded)
     dist.barrier()
-    model = fully_shard(llama(1), mesh=init_device_mesh("cpu", (2,)))
-    sharded = built(model)
-    load(folder / "plain" / "step-00000001", model, sharded)
-    tensors = checkpoint.gather(model, sharded)
+    model = fully_shard(make_llama(1), mesh=init_device_mesh("cpu", (2,)))
+    sharded = Training(model, make_optimizer(model))
+
+    load(folder / "checkpoints" / "step-00000001", sharded)
+    gathered = checkpoint.gather(*sharded)
+
     if rank == 0:
-        for found, wanted in zip(tensors, checkpoint.gather(*whole), strict=True):
-            assert found.keys() == wanted.keys() and all(
-                torch.equal(found[key], wanted[key]) for key in found
-            )
+        weights, moments = checkpoint.gather(*unsharded)
+        assert_equal_tensors(gathered[0], weights)
+        assert_equal_tensors(gathered[1], moments)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def test_fsdp2_writes_what_one_process_writes_and_reads_it(tmp_path):
-    mp.start_processes(fsdp, (tmp_path,), nprocs=2, start_method="fork")
+def test_fsdp2_checkpoint_equals_that_of_one_process(tmp_path):
+    mp.start_processes(check_sharded_checkpoint, (tmp_path,), nprocs=2, start_method="fork")

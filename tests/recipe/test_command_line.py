@@ -1,4 +1,4 @@
-"""How flags are written on a command line: repeated flags, booleans, and fractions given as numbers of steps."""
+"""Spelling of flags: repeated flags, booleans, and fractions instead of numbers of steps."""
 
 from pathlib import Path
 
@@ -21,30 +21,48 @@ STEP_KEYS = [name for name in keys.FIELDS if name.endswith("_steps")]
 
 @pytest.fixture
 def recipe_file(tmp_path):
-    """A small recipe for 1,000 steps."""
-    values = yaml.safe_load(RECIPE) | {"data_files": ["a.txt"], "max_steps": 1000}
-    values |= {"tasks": ["piqa"], "task_steps": 500}
+    """Write a small recipe of 1,000 steps with a task."""
+    changes = {"data_files": ["a.txt"], "max_steps": 1000, "tasks": ["piqa"], "task_steps": 500}
     path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(values))
+    path.write_text(yaml.safe_dump(yaml.safe_load(RECIPE) | changes))
     return path
 
 
-def read(recipe_file, *words):
-    """Return the keys and the modes that train.py reads, after a check that its data reader gets the same keys."""
-    recipe, modes, reader_argv = command_line.parse_training(["--recipe", str(recipe_file), *words])
-    flags, _ = command_line.read_flags(reader_argv, "", prepare_data.EXTRAS)
-    assert loading.load_recipe(Path(flags.pop("recipe")), flags) == recipe
+def append_line(path, line):
+    """Append a line to a recipe file."""
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+
+
+def parse(recipe_file, *words):
+    """Return the keys and modes of train.py, and check that its data reader gets the same keys."""
+    argv = ["--recipe", str(recipe_file), *words]
+    recipe, modes, reader_argv = command_line.parse_training(argv)
+    reader_flags, _ = command_line.read_flags(reader_argv, "", prepare_data.EXTRAS)
+    reader_recipe = loading.load_recipe(Path(reader_flags.pop("recipe")), reader_flags)
+    assert reader_recipe == recipe
     return keys.to_dict(recipe), modes
 
 
-def refused(recipe_file, *words):
+def value_of(recipe_file, key, *words):
+    """Return the value of a key with these words on the command line."""
+    values, _ = parse(recipe_file, *words)
+    return values[key]
+
+
+def error_of(recipe_file, *words):
+    """Return the only line of the error that these words cause."""
     with pytest.raises(BadInput) as caught:
-        read(recipe_file, *words)
-    return caught.value.lines
+        parse(recipe_file, *words)
+    (message,) = caught.value.lines
+    return message
+
+
+# Repeated flags.
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "value"),
+    ("words", "key", "value"),
     [
         ("--max_steps 2 --max_steps 5", "max_steps", 5),
         ("--max-steps 2 --seed 3 --max_steps=5", "max_steps", 5),
@@ -59,13 +77,14 @@ def refused(recipe_file, *words):
         ("--size d12 --size d24", "n_layer", 24),
     ],
 )
-def test_last_of_repeated_flags_wins(recipe_file, words, name, value):
-    found, _ = read(recipe_file, *words.format(recipe=recipe_file).split())
-    assert found[name] == value
+def test_last_of_repeated_flags_wins(recipe_file, words, key, value):
+    words = words.format(recipe=recipe_file).split()
+
+    assert value_of(recipe_file, key, *words) == value
 
 
 @pytest.mark.parametrize(
-    ("parse", "words", "name", "value"),
+    ("parse_script", "words", "name", "value"),
     [
         (generate.parse, "--model a --top-k 5 --top_k 7", "top_k", 7),
         (generate.parse, "--model a --chat --chat=false", "chat", False),
@@ -78,52 +97,62 @@ def test_last_of_repeated_flags_wins(recipe_file, words, name, value):
         (check_setup.parse, "--quick --quick False", "quick", False),
     ],
 )
-def test_last_of_repeated_flags_wins_in_every_script(parse, words, name, value):
-    assert getattr(parse(words.split()), name) == value
+def test_last_of_repeated_flags_wins_in_scripts(parse_script, words, name, value):
+    args = parse_script(words.split())
+
+    assert getattr(args, name) == value
+
+
+# Booleans.
 
 
 @pytest.mark.parametrize("text", ["true", "True", "TRUE", "yes", "1", "t", "Y"])
 def test_every_spelling_of_true_is_accepted(recipe_file, text):
-    assert read(recipe_file, "--load_best_model_at_end", text)[0]["load_best_model_at_end"] is True
+    key = "load_best_model_at_end"
+
+    assert value_of(recipe_file, key, f"--{key}", text) is True
 
 
 @pytest.mark.parametrize("text", ["false", "False", "FALSE", "no", "0", "f", "N"])
 def test_every_spelling_of_false_is_accepted(recipe_file, text):
-    assert read(recipe_file, f"--eval-on-start={text}")[0]["eval_on_start"] is False
+    assert value_of(recipe_file, "eval_on_start", f"--eval-on-start={text}") is False
 
 
 @pytest.mark.parametrize(
     "words", ["--push_to_hub", "--push-to-hub --seed 3", "--seed 3 --push_to_hub"]
 )
 def test_boolean_flag_without_value_is_true(recipe_file, words):
-    assert read(recipe_file, *words.split())[0]["push_to_hub"] is True
+    assert value_of(recipe_file, "push_to_hub", *words.split()) is True
 
 
-def test_bare_boolean_that_may_be_auto_is_true(recipe_file):
-    assert read(recipe_file, "--tf32")[0]["tf32"] is True
-    assert read(recipe_file, "--tf32", "auto")[0]["tf32"] == "auto"
+@pytest.mark.parametrize(("words", "value"), [("--tf32", True), ("--tf32 auto", "auto")])
+def test_boolean_flag_may_also_be_auto(recipe_file, words, value):
+    assert value_of(recipe_file, "tf32", *words.split()) == value
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "start", "problem"),
     [
-        ("--push_to_hub maybe", "--push_to_hub maybe: must be true or false"),
-        ("--push_to_hub=", "--push_to_hub : must be true or false"),
-        ("--tf32 Auto", "--tf32 Auto: must be true or false, or auto"),
-        ("--profile 2", "argument --profile: must be true or false, not '2'"),
-        ("--no_eval_on_start", "--no_eval_on_start: no such flag. Use --eval_on_start false"),
-        ("--no-push-to-hub", "--no_push_to_hub: no such flag. Use --push_to_hub false"),
+        ("--push_to_hub maybe", "--push_to_hub maybe: ", "must be true or false"),
+        ("--push_to_hub=", "--push_to_hub : ", "must be true or false"),
+        ("--tf32 Auto", "--tf32 Auto: ", "must be true or false, or auto"),
+        ("--profile 2", "argument --profile: ", "must be true or false, not '2'"),
+        ("--no_eval_on_start", "--no_eval_on_start: ", "Use --eval_on_start false"),
+        ("--no-push-to-hub", "--no_push_to_hub: ", "Use --push_to_hub false"),
     ],
 )
-def test_other_boolean_values_are_refused(recipe_file, words, message):
-    assert refused(recipe_file, *words.split()) == [message]
+def test_invalid_boolean_is_rejected(recipe_file, words, start, problem):
+    message = error_of(recipe_file, *words.split())
+
+    assert message.startswith(start)
+    assert message.endswith(problem)
 
 
 @pytest.mark.parametrize("text", ["True", "TRUE", "yes", "on"])
 def test_yaml_spellings_of_true_are_booleans(recipe_file, text):
-    with recipe_file.open("a") as file:
-        file.write(f"push_to_hub: {text}\n")
-    assert read(recipe_file)[0]["push_to_hub"] is True
+    append_line(recipe_file, f"push_to_hub: {text}")
+
+    assert value_of(recipe_file, "push_to_hub") is True
 
 
 @pytest.mark.parametrize(
@@ -134,15 +163,14 @@ def test_yaml_spellings_of_true_are_booleans(recipe_file, text):
         ('init_from: "null"\nnum_key_value_heads: "none"', "Write null without quotes"),
     ],
 )
-def test_quoted_yaml_value_is_refused_with_its_literal(recipe_file, line, fix):
-    with recipe_file.open("a") as file:
-        file.write(f"{line}\n")
-    (message,) = refused(recipe_file)
-    assert message.endswith(fix)
+def test_quoted_yaml_literal_is_rejected_with_fix(recipe_file, line, fix):
+    append_line(recipe_file, line)
+
+    assert error_of(recipe_file).endswith(fix)
 
 
 @pytest.mark.parametrize(
-    ("words", "modes"),
+    ("words", "expected"),
     [
         ("--eval_only", {"eval_only": True}),
         ("--eval-only True", {"eval_only": True}),
@@ -153,8 +181,10 @@ def test_quoted_yaml_value_is_refused_with_its_literal(recipe_file, line, fix):
         ("--extend_steps 1", {"extend_steps": 1}),
     ],
 )
-def test_modes_take_an_optional_boolean_value(recipe_file, words, modes):
-    assert read(recipe_file, *words.split())[1] == modes
+def test_mode_takes_optional_boolean_value(recipe_file, words, expected):
+    _, modes = parse(recipe_file, *words.split())
+
+    assert modes == expected
 
 
 @pytest.mark.parametrize(
@@ -166,21 +196,26 @@ def test_modes_take_an_optional_boolean_value(recipe_file, words, modes):
         ("--out b runs/a --overwrite", True),
     ],
 )
-def test_bare_switch_leaves_a_positional_argument_alone(words, overwrite):
-    arguments = export_model.parse(words.split())
-    assert (arguments.model, arguments.overwrite, arguments.trim_vocab) == (
-        "runs/a",
-        overwrite,
-        False,
-    )
+def test_boolean_flag_does_not_take_positional_argument(words, overwrite):
+    args = export_model.parse(words.split())
+
+    assert args.model == "runs/a"
+    assert args.overwrite == overwrite
+    assert args.trim_vocab is False
 
 
 def test_value_with_spaces_keeps_its_dashes(recipe_file):
-    found, _ = read(
-        recipe_file, "--data_files", "--my-file a.txt", "b", "--sample_prompts=--to-be or not-to-be"
-    )
-    assert found["data_files"] == ["--my-file a.txt", "b"]
-    assert found["sample_prompts"] == ["--to-be or not-to-be"]
+    words = ["--data_files", "--my-file a.txt", "b", "--sample_prompts=--to-be or not-to-be"]
+
+    values, _ = parse(recipe_file, *words)
+
+    assert values["data_files"] == ["--my-file a.txt", "b"]
+    assert values["sample_prompts"] == ["--to-be or not-to-be"]
+
+
+# Fractions of max_steps.
+
+FRACTION_PROBLEM = "fractions of max_steps are not supported"
 
 
 @pytest.mark.parametrize(
@@ -193,45 +228,51 @@ def test_value_with_spaces_keeps_its_dashes(recipe_file):
         ("eval_steps", "100%", 1000),
     ],
 )
-def test_fraction_of_steps_is_refused_with_the_number(recipe_file, key, text, steps):
-    (message,) = refused(recipe_file, f"--{key}", text)
+def test_fraction_of_steps_is_rejected_with_number(recipe_file, key, text, steps):
+    message = error_of(recipe_file, f"--{key}", text)
+
     assert message.startswith(f"--{key} {text}: must be an integer")
-    assert "fractions of max_steps are not supported" in message
+    assert FRACTION_PROBLEM in message
     assert message.endswith(f"use --{key} {steps}")
-    assert read(recipe_file, f"--{key}", str(steps))[0][key] == steps
+    assert value_of(recipe_file, key, f"--{key}", str(steps)) == steps
 
 
 @pytest.mark.parametrize(
     ("key", "text"),
     [*((key, "0.1") for key in STEP_KEYS), ("eval_steps", '"0.1"'), ("eval_steps", "1e-1")],
 )
-def test_fraction_of_steps_in_yaml_is_refused(recipe_file, key, text):
+def test_fraction_of_steps_in_yaml_is_rejected(recipe_file, key, text):
     values = yaml.safe_load(recipe_file.read_text())
     values.pop(key, None)
     recipe_file.write_text(f"{yaml.safe_dump(values)}{key}: {text}\n")
-    (message,) = refused(recipe_file)
-    assert (
-        message.startswith(f"{recipe_file}: {key} = ")
-        and "fractions of max_steps are not supported" in message
-    )
-    assert ("use --" in message) == (key != "max_steps")
+
+    message = error_of(recipe_file)
+
+    assert message.startswith(f"{recipe_file}: {key} = ")
+    assert FRACTION_PROBLEM in message
+    has_suggestion = "use --" in message
+    assert has_suggestion == (key != "max_steps")
 
 
-def test_fraction_refers_to_the_max_steps_flag(recipe_file):
-    (message,) = refused(recipe_file, "--max_steps", "40", "--eval_steps", "0.1")
-    assert message.startswith("--eval_steps 0.1: ") and message.endswith(
-        "For 0.1 of the 40 steps use --eval_steps 4"
-    )
+def test_fraction_refers_to_max_steps_flag(recipe_file):
+    message = error_of(recipe_file, "--max_steps", "40", "--eval_steps", "0.1")
+
+    assert message.startswith("--eval_steps 0.1: ")
+    assert "40 steps" in message
+    assert message.endswith("use --eval_steps 4")
 
 
 @pytest.mark.parametrize("text", ["250.5", "-0.1", "0.0", "ten", "nan", "inf"])
-def test_other_numbers_of_steps_are_no_fractions(recipe_file, text):
-    (message,) = refused(recipe_file, "--eval_steps", text)
+def test_other_invalid_number_is_no_fraction(recipe_file, text):
+    message = error_of(recipe_file, "--eval_steps", text)
+
     assert message == f"--eval_steps {text}: must be an integer"
 
 
-@pytest.mark.parametrize("parse", [command_line.parse_training, check_setup.parse])
-def test_fraction_in_a_flag_that_is_no_key_is_refused(parse):
-    flag = "--max_steps" if parse is check_setup.parse else "--extend_steps"
-    with pytest.raises(BadInput, match="fractions of max_steps are not supported"):
-        parse([flag, "0.1"])
+@pytest.mark.parametrize(
+    ("parse_script", "flag"),
+    [(command_line.parse_training, "--extend_steps"), (check_setup.parse, "--max_steps")],
+)
+def test_fraction_in_other_flags_is_rejected(parse_script, flag):
+    with pytest.raises(BadInput, match=FRACTION_PROBLEM):
+        parse_script([flag, "0.1"])

@@ -1,4 +1,4 @@
-"""Data sources and models that flags replace, and flags without effect."""
+"""Flags that replace a recipe's data source or model, and flags without effect."""
 
 import logging
 
@@ -9,12 +9,8 @@ from conftest import RECIPE
 from ursa_minor.base.errors import BadInput
 from ursa_minor.recipe import keys, loading
 
-COMMON = {
-    name: value
-    for name, value in yaml.safe_load(RECIPE).items()
-    if name not in ("validation_fraction", "tokenizer")
-}
-PRETRAINED_TOKENIZER = {"tokenizer": "owner/tokenizer"}
+COMMON = yaml.safe_load(RECIPE) | {"tokenizer": "owner/tokenizer"}
+del COMMON["validation_fraction"]
 HUB = {
     "dataset_name": "owner/name",
     "dataset_config_name": "subset",
@@ -37,41 +33,54 @@ SOURCES = {"hub": HUB, "files": FILES, "shards": SHARDS, "mixture": MIXTURE, "st
 def load(folder, stated, modes=(), **flags):
     """Load a recipe with these data keys and flags."""
     path = folder / "mine.yaml"
-    values = COMMON | PRETRAINED_TOKENIZER | stated
-    path.write_text(
-        yaml.safe_dump({key: value for key, value in values.items() if value is not None})
-    )
+    values = COMMON | stated
+    path.write_text(yaml.safe_dump({k: v for k, v in values.items() if v is not None}))
     return loading.load_recipe(path, flags, modes)
 
 
-def errors_of(folder, stated, **flags):
-    """Return the lines of the error that the recipe and flags cause."""
+def error_of(folder, stated, **flags):
+    """Return the only line of the error that the recipe and flags cause."""
     with pytest.raises(BadInput) as caught:
         load(folder, stated, **flags)
-    return caught.value.lines
+    (message,) = caught.value.lines
+    return message
 
 
-def source_keys(recipe):
-    """Return the data source's keys that are not at their defaults."""
+def changed_source_keys(recipe):
+    """Return the keys of the data source that do not have their default values."""
     values = keys.to_dict(recipe)
-    defaults = {name: keys.FIELDS[name].default for name in keys.SOURCE_KEYS}
-    return {name: values[name] for name in keys.SOURCE_KEYS if values[name] != defaults[name]}
+    changed = {}
+    for name in keys.SOURCE_KEYS:
+        if values[name] != keys.FIELDS[name].default:
+            changed[name] = values[name]
+    return changed
+
+
+def names_at_end(message):
+    """Return the names that a note lists after its last colon."""
+    return message.rpartition(": ")[2].split(", ")
+
+
+# Flags that name a data source.
 
 
 @pytest.mark.parametrize(
     "flag", [{"dataset_name": "me/mine"}, {"data_files": ["c.jsonl"]}, {"data_dir": "d"}]
 )
-@pytest.mark.parametrize("recipe_source", SOURCES)
-def test_source_flag_replaces_whole_recipe_source(tmp_path, caplog, recipe_source, flag):
+@pytest.mark.parametrize("source_name", SOURCES)
+def test_source_flag_replaces_whole_recipe_source(tmp_path, caplog, source_name, flag):
     caplog.set_level(logging.INFO, "ursa_minor")
-    recipe = load(tmp_path, SOURCES[recipe_source], **flag)
-    assert source_keys(recipe) == flag
-    (key,) = flag
-    first, *_ = caplog.messages
-    dropped = [name for name in SOURCES[recipe_source] if name in keys.SOURCE_KEYS]
-    assert first.startswith(f"--{key} replaces the recipe's data source")
-    assert set(first.rpartition(": ")[2].split(", ")) == set(dropped)
-    assert source_keys(load(tmp_path, yaml.safe_load(keys.as_yaml(recipe)))).keys() == flag.keys()
+    stated = SOURCES[source_name]
+    flag_name = next(iter(flag))
+
+    recipe = load(tmp_path, stated, **flag)
+
+    assert changed_source_keys(recipe) == flag
+    note = caplog.messages[0]
+    assert note.startswith(f"--{flag_name} replaces the recipe's data source")
+    assert set(names_at_end(note)) == set(stated) & set(keys.SOURCE_KEYS)
+    copy = load(tmp_path, yaml.safe_load(keys.as_yaml(recipe)))
+    assert changed_source_keys(copy).keys() == flag.keys()
 
 
 @pytest.mark.parametrize(
@@ -85,25 +94,33 @@ def test_source_flag_replaces_whole_recipe_source(tmp_path, caplog, recipe_sourc
 )
 def test_repeated_source_flag_replaces_nothing(tmp_path, caplog, stated, flags):
     caplog.set_level(logging.INFO, "ursa_minor.recipe.data_source")
-    assert (
-        source_keys(load(tmp_path, stated, **flags)) == source_keys(load(tmp_path, stated)) | flags
-    )
+    without_flags = load(tmp_path, stated)
+
+    recipe = load(tmp_path, stated, **flags)
+
+    assert changed_source_keys(recipe) == changed_source_keys(without_flags) | flags
     assert not caplog.messages
 
 
 def test_same_file_under_another_path_is_repeated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").touch()
-    flags = {"data_files": [str(tmp_path / "a.txt")]}
-    assert load(tmp_path, FILES, **flags).data.validation_files == ["b.txt"]
+
+    recipe = load(tmp_path, FILES, data_files=[str(tmp_path / "a.txt")])
+
+    assert recipe.data.validation_files == ["b.txt"]
 
 
-def test_other_data_keys_survive_a_replaced_source(tmp_path):
+def test_replaced_source_keeps_other_data_keys(tmp_path):
     stated = HUB | {"limit_tokens": 5000, "shard_tokens": 100, "stream_keep": "consumed"}
+
     data = load(tmp_path, stated, data_files=["c.jsonl"]).data
+
     assert data.tokenizer == "owner/tokenizer"
-    assert (data.limit_tokens, data.shard_tokens, data.stream_keep) == (5000, 100, "consumed")
-    assert data.validation_tokens == 1000  # has an effect on a table, too
+    assert data.limit_tokens == 5000
+    assert data.shard_tokens == 100
+    assert data.stream_keep == "consumed"
+    assert data.validation_tokens == 1000  # also has an effect on a table
 
 
 @pytest.mark.parametrize(
@@ -115,13 +132,17 @@ def test_other_data_keys_survive_a_replaced_source(tmp_path):
 )
 def test_empty_list_is_no_data_source(tmp_path, stated, expected):
     recipe = load(tmp_path, stated)
-    stated_source = {name: value for name, value in source_keys(recipe).items() if value}
-    assert stated_source == expected
+
+    changed = changed_source_keys(recipe)
+    assert {name: value for name, value in changed.items() if value} == expected
 
 
-def test_columns_of_recipe_without_source_stay(tmp_path):
+def test_column_of_recipe_without_source_is_kept(tmp_path):
     stated = {"data_files": [], "text_column": "body"}
-    assert load(tmp_path, stated, data_files=["c.jsonl"]).data.text_column == "body"
+
+    recipe = load(tmp_path, stated, data_files=["c.jsonl"])
+
+    assert recipe.data.text_column == "body"
 
 
 @pytest.mark.parametrize(
@@ -136,11 +157,16 @@ def test_columns_of_recipe_without_source_stay(tmp_path):
         (HUB | FILES, {"data_files": ["c.txt"]}, "data_files and dataset_name"),
     ],
 )
-def test_two_data_sources_are_an_error(tmp_path, caplog, stated, flags, names):
+def test_two_data_sources_are_rejected(tmp_path, caplog, stated, flags, names):
     caplog.set_level(logging.INFO, "ursa_minor")
-    (message,) = errors_of(tmp_path, stated, **flags)
+
+    message = error_of(tmp_path, stated, **flags)
+
     assert f"{names} are different data sources" in message
     assert not caplog.messages
+
+
+# Flags and keys without effect.
 
 
 @pytest.mark.parametrize(
@@ -193,9 +219,11 @@ def test_two_data_sources_are_an_error(tmp_path, caplog, stated, flags, names):
         (MIXTURE, {"validation_fraction": "0.5"}, "a Hub data set"),
     ],
 )
-def test_ineffective_flag_is_an_error(tmp_path, stated, flags, reason):
-    (message,) = errors_of(tmp_path, stated, **flags)
-    assert "has no effect with" in message and reason in message
+def test_flag_without_effect_is_rejected(tmp_path, stated, flags, reason):
+    message = error_of(tmp_path, stated, **flags)
+
+    assert "has no effect with" in message
+    assert reason in message
     assert "Leave it out" in message
 
 
@@ -212,25 +240,43 @@ def test_ineffective_flag_is_an_error(tmp_path, stated, flags, reason):
         (FILES, {"report_to": ["wandb"], "tags": ["a"]}),
     ],
 )
-def test_effective_flag_is_accepted(tmp_path, stated, flags):
+def test_flag_with_effect_is_accepted(tmp_path, stated, flags):
     recipe = load(tmp_path, stated, **flags)
+
+    values = keys.to_dict(recipe)
     for name, text in flags.items():
-        assert str(keys.to_dict(recipe)[name]).lower() == str(text).lower()
+        assert str(values[name]).lower() == str(text).lower()
 
 
-def test_glob_is_read_by_its_first_match(tmp_path, monkeypatch):
+def test_pattern_is_classified_by_first_match(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").touch()
     flags = {"data_files": ["data/*"], "validation_fraction": "0.5"}
-    (message,) = errors_of(tmp_path, HUB, **flags)
+
+    message = error_of(tmp_path, HUB, **flags)
+
     assert "tables as the data source" in message
 
 
 def test_eval_only_uses_flags_without_eval_steps(tmp_path):
     flags = {"eval_tokens": "320", "eval_steps": "0", "tasks": ["piqa"], "task_limit": "5"}
+
     recipe = load(tmp_path, FILES, modes=["eval_only"], **flags)
-    assert (recipe.evaluation.eval_tokens, recipe.evaluation.task_limit) == (320, 5)
+
+    assert recipe.evaluation.eval_tokens == 320
+    assert recipe.evaluation.task_limit == 5
+
+
+LLAMA = {
+    "architecture": "llama",
+    "num_key_value_heads": 1,
+    "intermediate_size": 96,
+    "tie_word_embeddings": True,
+    "rope_theta": 10000.0,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -247,55 +293,75 @@ def test_eval_only_uses_flags_without_eval_steps(tmp_path):
             {"decay_ratio": 0.2},
         ),
         (
-            {"num_key_value_heads": 1, "intermediate_size": 96, "tie_word_embeddings": True}
-            | {
-                "rope_theta": 10000.0,
-                "architecture": "llama",
-                "resid_pdrop": 0.0,
-                "embd_pdrop": 0.0,
-            },
+            LLAMA,
             {"architecture": "gpt2"},
             {"num_key_value_heads": None, "tie_word_embeddings": None, "rope_theta": None},
         ),
         ({"validation_tokens": 7}, {"data_files": ["a.txt"]}, {"validation_tokens": 10_485_760}),
     ],
+    ids=["optimizer", "schedule", "architecture", "data"],
 )
-def test_recipe_key_without_effect_is_dropped_with_note(tmp_path, caplog, stated, flags, dropped):
+def test_recipe_key_without_effect_is_dropped(tmp_path, caplog, stated, flags, dropped):
     caplog.set_level(logging.INFO, "ursa_minor")
-    values = keys.to_dict(load(tmp_path, HUB | {"text_column": None} | stated, **flags))
+
+    recipe = load(tmp_path, HUB | {"text_column": None} | stated, **flags)
+
+    values = keys.to_dict(recipe)
     assert {name: values[name] for name in dropped} == dropped
-    (note,) = [line for line in caplog.messages if line.startswith("With these flags")]
-    assert note.endswith(f": {', '.join(dropped)}")
+    notes = [message for message in caplog.messages if message.startswith("With these flags")]
+    (note,) = notes
+    assert names_at_end(note) == list(dropped)
 
 
-def test_ineffective_key_of_the_file_is_left_alone(tmp_path, caplog):
+def test_other_recipe_key_without_effect_is_kept(tmp_path, caplog):
     caplog.set_level(logging.INFO, "ursa_minor.recipe.data_source")
+
     recipe = load(tmp_path, HUB | {"decay_ratio": 0.5}, seed="3")
+
     assert recipe.schedule.decay_ratio == 0.5
     assert not caplog.messages
+
+
+# Pretrained models.
 
 
 def test_init_from_replaces_model_and_tokenizer(tmp_path, caplog):
     caplog.set_level(logging.INFO, "ursa_minor.recipe.data_source")
     stated = HUB | {"initializer_range": 0.1, "tokenizer": "bpe", "tokenizer_vocab_size": 999}
+
     recipe = load(tmp_path, stated, init_from="owner/model")
-    assert recipe.data.tokenizer == "owner/model" and recipe.data.tokenizer_vocab_size == 4096
-    assert {getattr(recipe.model, name) for name in keys.MODEL_KEYS} == {None}
+
+    assert recipe.data.tokenizer == "owner/model"
+    assert recipe.data.tokenizer_vocab_size == 4096
+    for name in keys.MODEL_KEYS:
+        assert getattr(recipe.model, name) is None
     assert recipe.model.sequence_length == COMMON["sequence_length"]
     assert recipe.model.resid_pdrop == COMMON["resid_pdrop"]
     (note,) = caplog.messages
-    expected = (
-        "tokenizer, tokenizer_vocab_size, initializer_range, n_layer, n_head, n_embd, vocab_size"
-    )
-    assert note.startswith("--init_from replaces") and note.endswith(f": {expected}")
+    assert note.startswith("--init_from replaces")
+    assert names_at_end(note) == [
+        "tokenizer",
+        "tokenizer_vocab_size",
+        "initializer_range",
+        "n_layer",
+        "n_head",
+        "n_embd",
+        "vocab_size",
+    ]
 
 
-def test_flags_beside_init_from_stay(tmp_path):
+def test_init_from_keeps_other_flags(tmp_path):
     flags = {"init_from": "owner/model", "tokenizer": "owner/other", "n_layer": "24"}
+
     recipe = load(tmp_path, HUB, **flags)
-    assert recipe.data.tokenizer == "owner/other" and recipe.model.n_layer == 24
+
+    assert recipe.data.tokenizer == "owner/other"
+    assert recipe.model.n_layer == 24
 
 
-def test_init_from_of_the_recipe_keeps_its_tokenizer(tmp_path):
+def test_repeated_init_from_keeps_recipe_tokenizer(tmp_path):
     stated = HUB | {"init_from": "owner/model", "tokenizer": "owner/other"}
-    assert load(tmp_path, stated, init_from="owner/model").data.tokenizer == "owner/other"
+
+    recipe = load(tmp_path, stated, init_from="owner/model")
+
+    assert recipe.data.tokenizer == "owner/other"

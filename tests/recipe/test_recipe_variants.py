@@ -1,8 +1,9 @@
-"""The commands of recipes/README.md: the runs that need no recipe file of their own, and published settings."""
+"""The commands and figures in the tables of recipes/README.md."""
 
 import json
 import re
 import shlex
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -13,67 +14,86 @@ from ursa_minor.recipe import command_line, keys
 from ursa_minor.recipe.batching import make_plan
 
 README = (ROOT / "recipes/README.md").read_text(encoding="utf-8")
-SECTIONS = re.split(r"^## ", README, flags=re.MULTILINE)
 
 
-def commands_of(title):
-    """Return the rows of a section's table that have a command: the cells, with the command as words."""
-    (section,) = [section for section in SECTIONS if section.startswith(title)]
-    rows = []
+class Row(NamedTuple):
+    """A row of a table: its cells, and the words of its command."""
+
+    cells: list[str]
+    words: list[str]
+
+
+def read_rows(title):
+    """Return the rows with a command in the section with this title, by the command's last word."""
+    sections = re.split(r"^## ", README, flags=re.MULTILINE)
+    (section,) = [section for section in sections if section.startswith(title)]
+    rows = {}
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         commands = [cell for cell in cells if cell.startswith("`")]
         if commands:
-            rows.append((cells, shlex.split(commands[0].strip("`"))))
+            words = shlex.split(commands[0].strip("`"))
+            rows[words[-1]] = Row(cells, words)
     return rows
 
 
-def recipe_of(words):
-    recipe, _, _ = command_line.parse_training(words[words.index("train.py") + 1 :])
+def parse_recipe(words):
+    """Return the recipe of a command that runs train.py."""
+    arguments = words[words.index("train.py") + 1 :]
+    recipe, _, _ = command_line.parse_training(arguments)
     return recipe
 
 
-VARIANT_ROWS = {words[-1]: (cells, words) for cells, words in commands_of("Variants")}
-PUBLISHED_ROWS = {words[-1]: (cells, words) for cells, words in commands_of("Published")}
+def process_count(words):
+    """Return the number of processes of a command."""
+    if "--config_file" not in words:
+        return 1
+    path = ROOT / words[words.index("--config_file") + 1]
+    return yaml.safe_load(path.read_text())["num_processes"]
+
+
+VARIANTS = read_rows("Variants")
+PUBLISHED = read_rows("Published")
 
 
 @pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
+def repository_folder(monkeypatch):
+    """Work in the repository, where the commands are run."""
     monkeypatch.chdir(ROOT)
 
 
 def test_every_row_of_both_tables_has_a_command():
-    assert len(VARIANT_ROWS) == 7
-    assert len(PUBLISHED_ROWS) == 9
+    assert len(VARIANTS) == 7
+    assert len(PUBLISHED) == 9
 
 
-@pytest.mark.parametrize("name", VARIANT_ROWS)
-def test_hours_of_a_variant_are_the_estimates(name, tmp_path, capsys):
-    cells, words = VARIANT_ROWS[name]
+@pytest.mark.parametrize("name", VARIANTS)
+def test_hours_of_variant_are_the_estimates(name, tmp_path, capsys):
+    cells, words = VARIANTS[name]
     assert words[:2] == ["python", "train.py"]
     path = tmp_path / "variant.yaml"
-    path.write_text(keys.as_yaml(recipe_of(words)))
-    estimate = ["--estimate", "--json", "--recipe", str(path), "--reader_tokens_per_second", "1e9"]
+    path.write_text(keys.as_yaml(parse_recipe(words)))
+    argv = ["--estimate", "--json", "--recipe", str(path), "--reader_tokens_per_second", "1e9"]
+
     for entry in cells[-1].split(", "):
-        card, _, hours = entry.partition(": ")
-        assert check_setup.main([*estimate, "--card", card]) == 0
-        row = json.loads(capsys.readouterr().out)
+        gpu, _, hours = entry.partition(": ")
+        status = check_setup.main([*argv, "--card", gpu])
+        estimate = json.loads(capsys.readouterr().out)
         decimals = len(hours.partition(".")[2])
-        assert f"{row['hours']:.{decimals}f}" == hours, card
+        assert status == 0
+        assert f"{estimate['hours']:.{decimals}f}" == hours, gpu
 
 
-@pytest.mark.parametrize("name", PUBLISHED_ROWS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_micro_batch_is_used_exactly(name):
-    cells, words = PUBLISHED_ROWS[name]
-    recipe = recipe_of(words)
-    processes = 1
-    if "--config_file" in words:
-        launch = yaml.safe_load((ROOT / words[words.index("--config_file") + 1]).read_text())
-        processes = launch["num_processes"]
-    plan = make_plan(recipe, processes)
-    published = re.search(r"batch (\d+)(?: x (\d+))?", cells[1])
-    assert plan.per_device_train_batch_size == int(published[1])
-    if published[2]:
-        assert plan.gradient_accumulation_steps == int(published[2])
+    cells, words = PUBLISHED[name]
+    batch = re.search(r"batch (\d+)(?: x (\d+))?", cells[1])
     context = re.search(r"context ([\d,]+)", cells[1])
+    recipe = parse_recipe(words)
+
+    plan = make_plan(recipe, process_count(words))
+
+    assert plan.per_device_train_batch_size == int(batch[1])
+    if batch[2]:
+        assert plan.gradient_accumulation_steps == int(batch[2])
     assert recipe.model.sequence_length == int(context[1].replace(",", ""))

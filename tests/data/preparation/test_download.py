@@ -1,4 +1,4 @@
-"""Token files of the Hub: fetched whole or not at all, trained on as a folder that is here, few on the disk if asked."""
+"""Test the download of token files from the Hub, and training while they are downloaded."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
-from conftest import RECIPE, ROOT, run_in_fork, run_script
+from conftest import RECIPE, RECORDED_TRAINING, run_in_fork, run_script
 from http_server import DataServer
 from run_results import final_state, losses_by_step
 
@@ -19,48 +19,56 @@ import prepare_data
 from ursa_minor.base import retry
 from ursa_minor.data.tokens import manifest as manifests
 
-TOKENS, FILES = 1200, 9  # of a train file; train files
+NUM_TRAIN_FILES = 9
+TRAIN_FILE_TOKENS = 1200
+ALWAYS = 10**6
 REPOSITORY = "hf://datasets/me/tokens"
+PREPARE_REPOSITORY = ("prepare_data.py", "--recipe", "tiny.yaml", "--data_dir")
+WITHOUT_EVALUATION = ("--eval_steps", "0", "--sample_steps", "0")
 
 
-def write_bin(path: Path, ids: np.ndarray) -> None:
-    """As llm.c does."""
+def write_llm_c_file(path: Path, ids: np.ndarray) -> None:
+    """Write a token file in the format of llm.c."""
     header = np.zeros(256, np.int32)
-    header[:3] = 20240520, 1, len(ids)
+    header[:3] = [20240520, 1, len(ids)]
     path.write_bytes(header.tobytes() + ids.astype("<u2").tobytes())
 
 
 @pytest.fixture(scope="module")
-def served(prepared_folder, tmp_path_factory):
-    """A server with a data set of token files, .bin and, in a folder, .npy; tiny.yaml with the tokenizer of the text."""
-    folder, draw = tmp_path_factory.mktemp("served"), np.random.default_rng(0)
-    files = folder / "datasets" / "me" / "tokens"
-    (files / "npy").mkdir(parents=True)
-    (files / "README.md").write_text("ids")
-    for number in range(FILES):
-        ids = draw.integers(0, 20, TOKENS + number)
-        write_bin(files / f"fineweb_train_{number:06d}.bin", ids)
-        np.save(files / "npy" / f"edu_train_{number:06d}.npy", ids.astype(np.uint16))
-    write_bin(files / "fineweb_val_000000.bin", draw.integers(0, 20, 700))
-    np.save(files / "npy" / "edu_val_000000.npy", draw.integers(0, 20, 700).astype(np.uint16))
-    with DataServer(folder) as server:
+def module_server(tmp_path_factory):
+    """Serve a data set of .bin token files, with .npy files in a subfolder."""
+    root = tmp_path_factory.mktemp("served")
+    folder = root / "datasets" / "me" / "tokens"
+    npy_folder = folder / "npy"
+    npy_folder.mkdir(parents=True)
+    (folder / "README.md").write_text("ids")
+    draw = np.random.default_rng(0)
+    for number in range(NUM_TRAIN_FILES):
+        ids = draw.integers(0, 20, TRAIN_FILE_TOKENS + number)
+        write_llm_c_file(folder / f"fineweb_train_{number:06d}.bin", ids)
+        np.save(npy_folder / f"edu_train_{number:06d}.npy", ids.astype(np.uint16))
+    ids = draw.integers(0, 20, 700)
+    write_llm_c_file(folder / "fineweb_val_000000.bin", ids)
+    np.save(npy_folder / "edu_val_000000.npy", ids.astype(np.uint16))
+    with DataServer(root) as server:
         yield server
 
 
 @pytest.fixture
-def place(served, prepared_folder, tmp_path, monkeypatch):
-    """A folder of one's own with tiny.yaml, which reads what the server has, and the tokenizer."""
+def server(module_server, prepared_folder, tmp_path, monkeypatch):
+    """Return the server, and change to a folder with tiny.yaml and its tokenizer."""
     monkeypatch.chdir(tmp_path)
-    (own,) = (prepared_folder / "data").glob("*/tokenizer")
-    shutil.copytree(own, tmp_path / "tokenizer")
-    (tmp_path / "tiny.yaml").write_text(
-        RECIPE.replace("tokenizer: characters", "tokenizer: tokenizer")
-    )
-    served.problems, served.log = [], []
-    return tmp_path
+    (tokenizer,) = (prepared_folder / "data").glob("*/tokenizer")
+    shutil.copytree(tokenizer, tmp_path / "tokenizer")
+    recipe = RECIPE.replace("tokenizer: characters", "tokenizer: tokenizer")
+    (tmp_path / "tiny.yaml").write_text(recipe)
+    module_server.problems = []
+    module_server.log = []
+    return module_server
 
 
-def hub(server) -> dict[str, str]:
+def hub_environment(server: DataServer) -> dict[str, str]:
+    """Return the environment of a process that uses the server as its Hub."""
     return {
         "HF_ENDPOINT": server.url,
         "HF_HUB_OFFLINE": "0",
@@ -69,198 +77,228 @@ def hub(server) -> dict[str, str]:
     }
 
 
-def reached(server, folder: Path, flags: tuple[str, ...]) -> None:
-    """Run prepare_data.py in this process, whose waits are noted only; write its exit status, or what it raised."""
-    os.environ.update(hub(server))
+def prepare_in_this_process(server: DataServer) -> None:
+    """Run prepare_data.py without waiting, and write its exit status and waits to a file."""
+    os.environ.update(hub_environment(server))
     importlib.reload(huggingface_hub.constants)
     waits = []
     retry.time.sleep = waits.append
-    status = prepare_data.main(["--recipe", "tiny.yaml", *flags])
-    (folder / "status.json").write_text(json.dumps([status, waits]))
+    status = prepare_data.main(["--recipe", "tiny.yaml", "--data_dir", REPOSITORY])
+    Path("status.json").write_text(json.dumps([status, waits]))
 
 
-def prepare(server, *flags: str, source: str = REPOSITORY) -> tuple[int, list[float]]:
-    run_in_fork(reached, server, Path.cwd(), ("--data_dir", source, *flags))
-    return tuple(json.loads(Path("status.json").read_text()))
+def prepare(server: DataServer) -> tuple[int, list[float]]:
+    """Run prepare_data.py. Return its exit status and its waits in seconds."""
+    run_in_fork(prepare_in_this_process, server)
+    status, waits = json.loads(Path("status.json").read_text())
+    return status, waits
 
 
-def fetched() -> Path:
+def prepared_data() -> Path:
+    """Return the only folder with prepared data."""
     (folder,) = Path("data").iterdir()
     return folder
 
 
-def names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
+    """Return the names of the files of a folder except lock files."""
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith(".lock"))
 
 
-def test_a_run_that_is_killed_while_files_are_fetched_equals_one_on_the_same_files_in_a_folder(
-    served, place
-):
-    here, source = served.folder / "datasets" / "me" / "tokens" / "npy", f"{REPOSITORY}@main/npy/"
-    words = (
-        "--recipe",
-        "tiny.yaml",
-        "--shuffle_block_tokens",
-        "1200",
-        "--eval_steps",
-        "0",
-        "--sample_steps",
-        "0",
-    )
-    run_script("train.py", *words, "--data_dir", str(here), "--run_name", "here")
-    away = (*words, "--data_dir", source, "--stream_keep", "consumed", "--run_name", "away")
-    child = str(ROOT / "tests" / "recorded_training.py")
-    run_script(child, *away, expect=-9, LEDGER="k.ledger", KILL_AT="step:5", **hub(served))
-    assert not manifests.is_complete(fetched())
-    run_script(child, *away, LEDGER="k.ledger", **hub(served))
-    assert losses_by_step("here") == losses_by_step("away") and len(losses_by_step("here")) == 12
-    assert final_state("here")["model.safetensors"] == final_state("away")["model.safetensors"]
+def find_train_problems() -> list:
+    """Return the problems of the prepared train files."""
+    shards = manifests.read_manifest(prepared_data()).splits["train"]
+    return list(manifests.find_problems(prepared_data(), shards))
 
 
-def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on_at_the_commit_of_the_first_contact(
-    served, place
-):
-    served.problems = [["GET .*/resolve/.*train_000003", "503", 10**6]]
-    status, _ = prepare(served)
-    manifest, there = (
-        manifests.read_manifest(fetched()),
-        served.folder / "datasets" / "me" / "tokens",
-    )
-    assert status == 1 and not manifest.complete and len(manifest.splits["train"]) == 3
-    before, served.commit = served.commit, "beef" + "0" * 36
-    try:
-        served.problems, served.log = [], []
-        assert prepare(served)[0] == 0
-    finally:
-        served.commit = before
-    assert all(before in line for line in served.log if "/resolve/" in line or "/tree/" in line)
-    gets = [line for line in served.log if line.startswith("GET") and "/resolve/" in line]
-    assert not [line for line in gets if re.search("train_00000[012]|val", line)]
-    manifest = manifests.read_manifest(fetched())
-    assert manifest.complete and manifest.revision == before
+def downloaded_names(server: DataServer) -> set[str]:
+    """Return the names of the files that the server has sent."""
+    names = set()
+    for line in server.log:
+        if line.startswith("GET") and "/resolve/" in line:
+            names.add(line.rpartition("/")[2])
+    return names
+
+
+def change_last_byte(path: Path) -> None:
+    """Change the last byte of a file."""
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+
+
+def test_killed_streaming_run_equals_local_run(server):
+    environment = hub_environment(server) | {"LEDGER": "k.ledger"}
+    flags = ("--recipe", "tiny.yaml", "--shuffle_block_tokens", "1200", *WITHOUT_EVALUATION)
+    npy_folder = server.folder / "datasets" / "me" / "tokens" / "npy"
+    run_script("train.py", *flags, "--data_dir", str(npy_folder), "--run_name", "local")
+    streaming = (RECORDED_TRAINING, *flags, "--data_dir", f"{REPOSITORY}@main/npy/")
+    streaming += ("--stream_keep", "consumed", "--run_name", "streaming")
+
+    run_script(*streaming, expect=-9, KILL_AT="step:5", **environment)
+    assert not manifests.is_complete(prepared_data())
+    run_script(*streaming, **environment)
+
+    assert len(losses_by_step("local")) == 12
+    assert losses_by_step("streaming") == losses_by_step("local")
+    local_weights = final_state("local")["model.safetensors"]
+    assert final_state("streaming")["model.safetensors"] == local_weights
+
+
+@pytest.fixture
+def interrupted_download(server):
+    """Download until the server fails at the fourth train file."""
+    server.problems = [["GET .*/resolve/.*train_000003", "503", ALWAYS]]
+    status, _ = prepare(server)
+    assert status == 1
+    server.problems = []
+    server.log = []
+
+
+def test_failed_download_keeps_finished_files(server, interrupted_download):
+    manifest = manifests.read_manifest(prepared_data())
+
+    assert not manifest.complete
+    assert len(manifest.splits["train"]) == 3
+
+
+def test_resumed_download_stays_at_first_commit(server, interrupted_download, monkeypatch):
+    first_commit = server.commit
+    monkeypatch.setattr(server, "commit", "beef" + "0" * 36)
+
+    status, _ = prepare(server)
+
+    assert status == 0
+    for line in server.log:
+        if "/resolve/" in line or "/tree/" in line:
+            assert first_commit in line
+    for name in downloaded_names(server):
+        assert not re.search(r"train_00000[012]|val", name)
+    manifest = manifests.read_manifest(prepared_data())
+    assert manifest.complete
+    assert manifest.revision == first_commit
+    source_folder = server.folder / "datasets" / "me" / "tokens"
     for shard in manifest.shards:
-        assert (there / shard.file).read_bytes() == (fetched() / shard.file).read_bytes()
-    assert names(fetched()) == sorted(
-        [*(path.name for path in there.glob("*.bin")), "manifest.json"]
-    )
+        content = (prepared_data() / shard.file).read_bytes()
+        assert content == (source_folder / shard.file).read_bytes()
+    source_names = [path.name for path in source_folder.glob("*.bin")]
+    assert file_names(prepared_data()) == sorted([*source_names, "manifest.json"])
 
 
-def test_a_fault_on_the_way_is_tried_again_and_each_file_comes_whole(served, place):
-    served.problems = [["GET .*/resolve/.*train_000002", "429:7", 2], ["GET .*/tree/", "503", 1]]
-    served.problems += [["GET .*/resolve/.*train_000005", "empty", 2]]
-    status, waits = prepare(served)
-    assert status == 0 and len(waits) >= 4 and max(waits) >= 7 and manifests.is_complete(fetched())
-    train = manifests.read_manifest(fetched()).splits["train"]
-    assert not [*manifests.find_problems(fetched(), train)]
+def test_temporary_problems_are_retried(server):
+    server.problems = [
+        ["GET .*/resolve/.*train_000002", "429:7", 2],
+        ["GET .*/tree/", "503", 1],
+        ["GET .*/resolve/.*train_000005", "empty", 2],
+    ]
+
+    status, waits = prepare(server)
+
+    assert status == 0
+    assert len(waits) >= 4
+    assert max(waits) >= 7
+    assert manifests.is_complete(prepared_data())
+    assert not find_train_problems()
 
 
-def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
-    """A file whose bytes change on the way, at the same size: its hash is not the listing's."""
-    path = served.folder / "datasets/me/tokens/fineweb_train_000001.bin"
-    whole = path.read_bytes()
-    served.allowed = lambda name, headers: bool(damage(path, whole, "resolve" in name)) or True
-    try:
-        status, waits = prepare(served)
-    finally:
-        served.allowed = lambda name, headers: True
-        path.write_bytes(whole)
-    assert status == 1 and len(waits) == retry.TRIES - 1
-    assert "fineweb_train_000001.bin" not in names(
-        fetched()
-    ) and "fineweb_train_000000.bin" in names(fetched())
-    assert prepare(served) == (0, []) and manifests.is_complete(fetched())
+def test_file_with_another_hash_is_rejected(server, monkeypatch):
+    """The server lists the hash of the file, but sends other bytes of the same size."""
+    path = server.folder / "datasets/me/tokens/fineweb_train_000001.bin"
+    listed_bytes = path.read_bytes()
+
+    def damage_when_sent(request_path, headers):
+        path.write_bytes(listed_bytes)
+        if "resolve" in request_path:
+            change_last_byte(path)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "allowed", damage_when_sent)
+        status, waits = prepare(server)
+    path.write_bytes(listed_bytes)
+
+    assert status == 1
+    assert len(waits) == retry.TRIES - 1
+    assert "fineweb_train_000000.bin" in file_names(prepared_data())
+    assert path.name not in file_names(prepared_data())
+    assert prepare(server) == (0, [])
+    assert manifests.is_complete(prepared_data())
 
 
-def damage(path: Path, whole: bytes, damaged: bool) -> None:
-    """Serve other bytes than are listed."""
-    path.write_bytes(whole[:-1] + b"\x01" if damaged else whole)
+def test_missing_and_changed_files_are_downloaded_again(server):
+    prepare(server)
+    (prepared_data() / "fineweb_train_000001.bin").unlink()
+    change_last_byte(prepared_data() / "fineweb_train_000004.bin")
+    server.log = []
+
+    status, _ = prepare(server)
+
+    assert status == 0
+    assert downloaded_names(server) == {"fineweb_train_000001.bin", "fineweb_train_000004.bin"}
+    assert not find_train_problems()
 
 
-def test_a_file_that_is_missing_or_has_changed_is_fetched_again(served, place):
-    prepare(served)
-    (fetched() / "fineweb_train_000001.bin").unlink()
-    damage(
-        fetched() / "fineweb_train_000004.bin",
-        (fetched() / "fineweb_train_000004.bin").read_bytes(),
-        True,
-    )
-    served.log = []
-    assert prepare(served)[0] == 0
-    train = manifests.read_manifest(fetched()).splits["train"]
-    assert not [*manifests.find_problems(fetched(), train)]
-    gets = {
-        line.rpartition("/")[2]
-        for line in served.log
-        if line.startswith("GET") and "/resolve/" in line
-    }
-    assert gets == {"fineweb_train_000001.bin", "fineweb_train_000004.bin"}
+class FileCounter(threading.Thread):
+    """Counts the train files on the disk while it is used as a context manager.
+
+    Attributes:
+        most: the largest number of files at any time.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+        self.finished = threading.Event()
+
+    def run(self) -> None:
+        while not self.finished.wait(0.01):
+            self.most = max(self.most, len(list(Path("data").glob("*/*train*.bin"))))
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *exception):
+        self.finished.set()
+        self.join()
 
 
-def test_consumed_keeps_a_bounded_number_of_files_on_the_disk_and_trains_on_all(served, place):
-    most, done = [0], threading.Event()
+def test_consumed_files_are_deleted_during_training(server):
+    flags = ("--recipe", "tiny.yaml", "--data_dir", REPOSITORY, "--stream_keep", "consumed")
+    flags += ("--tokens_per_step", "256", "--per_device_train_batch_size", "16")
+    flags += ("--max_steps", "37", "--save_steps", "4", "--save_total_limit", "2")
+    flags += ("--shuffle_block_tokens", "1200", "--logging_steps", "37", *WITHOUT_EVALUATION)
 
-    def watch() -> None:
-        while not done.wait(0.01):
-            most[0] = max(most[0], sum(1 for _ in Path("data").glob("*/*train*.bin")))
+    with FileCounter() as counter:
+        run_script("train.py", *flags, **hub_environment(server))
 
-    watching = threading.Thread(target=watch)
-    flags = (
-        "--data_dir",
-        REPOSITORY,
-        "--stream_keep",
-        "consumed",
-        "--max_steps",
-        "75",
-        "--save_steps",
-        "8",
-    )
-    flags += ("--per_device_train_batch_size", "8", "--logging_steps", "25")
-    flags += (
-        "--shuffle_block_tokens",
-        "1200",
-        "--save_total_limit",
-        "2",
-        "--eval_steps",
-        "0",
-        "--sample_steps",
-        "0",
-    )
-    watching.start()
-    try:
-        run_script("train.py", "--recipe", "tiny.yaml", *flags, **hub(served))
-    finally:
-        done.set()
-        watching.join()
-    manifest = manifests.read_manifest(fetched())
-    left = [name for name in names(fetched()) if "train" in name]
-    assert len(manifest.splits["train"]) == FILES and most[0] <= 7 and len(left) < FILES
-    assert max(losses_by_step("tiny")) == 75
+    assert max(losses_by_step("tiny")) == 37
+    assert len(manifests.read_manifest(prepared_data()).splits["train"]) == NUM_TRAIN_FILES
+    assert 0 < counter.most <= 7
+    remaining = [name for name in file_names(prepared_data()) if "train" in name]
+    assert len(remaining) < NUM_TRAIN_FILES
 
 
-def test_what_is_not_there_is_named_and_nothing_is_made(served, place):
-    tokens = served.folder / "datasets/me/tokens"
-    (tokens / "only").mkdir(exist_ok=True)
-    shutil.copy(tokens / "fineweb_train_000000.bin", tokens / "only")
-    for source, words in (
-        (
-            "hf://datasets/me/nowhere",
-            "data_dir = hf://datasets/me/nowhere: HTTP status 404. Check the name",
-        ),
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("hf://datasets/me/nowhere", "HTTP status 404"),
         ("hf://datasets/me/tokens/empty", "HTTP status 404"),
-        (
-            "hf://datasets/me/tokens/only",
-            "data_dir = hf://datasets/me/tokens/only has no validation shards",
-        ),
-    ):
-        done = run_script(
-            "prepare_data.py",
-            "--recipe",
-            "tiny.yaml",
-            "--data_dir",
-            source,
-            expect=2,
-            **hub(served),
-        )
-        assert words in done.stderr and not [*Path().glob("data/*/manifest.json")]
-    words = ("prepare_data.py", "--recipe", "tiny.yaml", "--data_dir", REPOSITORY)
-    assert f"train: {FILES} files" in run_script(*words, "--dry_run", **hub(served)).stdout
+        ("hf://datasets/me/tokens/only_train", "has no validation shards"),
+    ],
+)
+def test_missing_repository_or_split_is_rejected(server, source, message):
+    token_folder = server.folder / "datasets/me/tokens"
+    only_train = token_folder / "only_train"
+    only_train.mkdir(exist_ok=True)
+    shutil.copy(token_folder / "fineweb_train_000000.bin", only_train)
+
+    result = run_script(*PREPARE_REPOSITORY, source, expect=2, **hub_environment(server))
+
+    assert f"data_dir = {source}" in result.stderr
+    assert message in result.stderr
+    assert not list(Path().glob("data/*/manifest.json"))
+
+
+def test_dry_run_prints_number_of_files(server):
+    result = run_script(*PREPARE_REPOSITORY, REPOSITORY, "--dry_run", **hub_environment(server))
+
+    assert f"train: {NUM_TRAIN_FILES} files" in result.stdout

@@ -1,4 +1,4 @@
-"""Sources: found and named without being read; text kept to the byte, in pieces; fetched whole or not at all."""
+"""Test how the text of a recipe is found, identified, split and downloaded."""
 
 import functools
 import os
@@ -20,36 +20,46 @@ from ursa_minor.data.sources import remote, stdlib
 from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.recipe import keys
 
-ODD = "a\r\nb\rc\n\n\x01\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
-PLAIN = {"data_seed": 1, "validation_tokens": 1000, "shard_tokens": 5000, "tokenizer": "one"}
+ALWAYS = 10**6
+# Characters that text mode or splitlines() would change.
+ODD_TEXT = "a\r\nb\rc\n\n\x01\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"
+SERVED_TEXT = "some text\r\nof a file\n"
+NO_VALIDATION_TEXT = "no text is left for the validation split"
 
 
 @pytest.fixture(autouse=True)
 def downloads(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "DOWNLOADS", tmp_path / "downloads")
-    return tmp_path / "downloads"
+    """Use a folder of the test for downloads."""
+    folder = tmp_path / "downloads"
+    monkeypatch.setattr(remote, "DOWNLOADS", folder)
+    return folder
 
 
 @pytest.fixture
 def offline(monkeypatch):
+    """Fail if the test opens a network connection."""
+
     def refuse(*args, **kwargs):
-        raise AssertionError("the network was asked")
+        raise AssertionError("a network connection was opened")
 
     monkeypatch.setattr(socket, "socket", refuse)
 
 
 @pytest.fixture
-def pieces_of(monkeypatch):
-    """Call it with a number of bytes to make text files come in blocks of that size."""
-    real = text_reader.pieces
-    return lambda size: monkeypatch.setattr(
-        text_reader, "pieces", functools.partial(real, block_bytes=size)
-    )
+def set_block_bytes(monkeypatch):
+    """Return a function that sets the size of the blocks in which text files are read."""
+    pieces = text_reader.pieces
+
+    def set_size(block_bytes):
+        reader = functools.partial(pieces, block_bytes=block_bytes)
+        monkeypatch.setattr(text_reader, "pieces", reader)
+
+    return set_size
 
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """A folder that stands for the standard library."""
+    """Return an empty folder that replaces the standard library."""
     root = tmp_path / "library"
     root.mkdir()
     monkeypatch.setattr(stdlib.sysconfig, "get_path", lambda name: str(root))
@@ -57,253 +67,369 @@ def library(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def server(tmp_path):
-    """Text files behind URLs, and what misbehaves on the way: ``page`` answers with HTML, whatever its name ends with."""
+def server(tmp_path, monkeypatch):
+    """Serve text files, and do not wait between attempts.
+
+    The answer to ``page*`` is an HTML page. The answer to ``busy*`` is HTTP status 503.
+    """
+    monkeypatch.setattr(retry.time, "sleep", lambda seconds: None)
     folder = tmp_path / "served"
-    for name in ("text.txt", "b/text.txt"):
-        text(folder, f"files/{name}", "some text\r\nof a file\n")
-    text(folder, "files/empty.txt", "")
-    with DataServer(folder) as made:
-        made.url += "/files"
-        made.problems = [
-            ["/page", "<!DOCTYPE html><html>Please log in</html>", 10**6],
-            ["/busy", "503", 10**6],
+    write_file(folder, "files/text.txt", SERVED_TEXT)
+    write_file(folder, "files/b/text.txt", SERVED_TEXT)
+    write_file(folder, "files/empty.txt", "")
+    with DataServer(folder) as data_server:
+        data_server.url += "/files"
+        data_server.problems = [
+            ["/page", "<!DOCTYPE html><html>Please log in</html>", ALWAYS],
+            ["/busy", "503", ALWAYS],
         ]
-        yield made
+        yield data_server
 
 
-def find(**changes):
-    return find_sources.find_source(keys.DataSource(**PLAIN | changes))
+def find(**settings):
+    """Find the source with these settings."""
+    defaults = {
+        "data_seed": 1,
+        "validation_tokens": 1000,
+        "shard_tokens": 5000,
+        "tokenizer": "one",
+    }
+    return find_sources.find_source(keys.DataSource(**(defaults | settings)))
 
 
-def text(folder, name, content):
+def write_file(folder, name, content):
+    """Write a file, and return its path as a string."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if isinstance(content, str):
+        content = content.encode()
+    path.write_bytes(content)
     return str(path)
 
 
-def pieces(path, block_bytes):
+def read_pieces(path, block_bytes):
+    """Return the pieces of a text file."""
     return list(text_reader.pieces(Path(path), block_bytes))
 
 
-def rows(source, split, start=0):
+def read_rows(source, split, start=0):
+    """Return the rows of a split that has one part."""
     ((_, read),) = source.parts[split]
     return list(read(start))
 
 
-def documents(source, split):
-    """Join the pieces of each document; a row without text is one."""
-    found = []
-    for words, begins in rows(source, split):
-        assert begins or found, "the first row begins a document"
-        if begins:
-            found.append(words)
+def read_documents(source, split):
+    """Return the documents of a split, each joined from its pieces."""
+    documents = []
+    for text, is_first_piece in read_rows(source, split):
+        if is_first_piece:
+            documents.append(text)
         else:
-            found[-1] += words
-    return found
+            documents[-1] += text
+    return documents
 
 
-def whole(source):
-    return "".join("".join(documents(source, split)) for split in ("train", "validation"))
+def read_text(source):
+    """Return the text of both splits."""
+    documents = read_documents(source, "train") + read_documents(source, "validation")
+    return "".join(documents)
 
 
-def refused(**changes):
-    """What is said by a source that is refused when it is found, or when it is read."""
+def rejection(**settings):
+    """Return the message of a source that is rejected when it is found or read."""
     with pytest.raises(BadInput) as caught:
-        source = find(**changes)
+        source = find(**settings)
         for split in source.parts:
-            rows(source, split)
+            read_rows(source, split)
     return str(caught.value)
 
 
-# Files.
+# Files
 
 
-def test_paths_and_globs_give_sorted_files_each_once_in_the_order_asked(tmp_path, monkeypatch):
-    """A name that exists is that file, also where it looks like a glob."""
+@pytest.mark.parametrize(
+    "patterns, names",
+    [
+        ("d.md **/*.txt a.txt", "d.md a.txt a1.txt a[1].txt b.txt sub/c.txt"),
+        ("a.txt ABSOLUTE/a.txt [al]*.txt", "a.txt a1.txt a[1].txt"),
+        ("a[1].txt", "a[1].txt"),
+        ("*.md", "*.md"),
+    ],
+)
+def test_patterns_give_sorted_files_once(tmp_path, monkeypatch, patterns, names):
+    """An existing name denotes that file, also if it is a valid pattern."""
     monkeypatch.chdir(tmp_path)
     for name in ("b.txt", "a.txt", "a[1].txt", "a1.txt", "*.md", "sub/c.txt", "d.md"):
-        text(tmp_path, name, "x")
+        write_file(tmp_path, name, "x")
     (tmp_path / "link.txt").symlink_to("a.txt")
-    for asked, found in {
-        "d.md **/*.txt a.txt": "d.md a.txt a1.txt a[1].txt b.txt sub/c.txt",
-        f"a.txt {tmp_path}/a.txt [al]*.txt": "a.txt a1.txt a[1].txt",
-        "a[1].txt": "a[1].txt",
-        "*.md": "*.md",
-    }.items():
-        assert find_sources.find_files("data_files", asked.split()) == found.split()
+    patterns = patterns.replace("ABSOLUTE", str(tmp_path))
+
+    assert find_sources.find_files("data_files", patterns.split()) == names.split()
 
 
-def test_a_file_that_cannot_be_read_is_refused_with_its_key_and_a_folder_with_a_glob_that_works(
-    tmp_path, monkeypatch
-):
-    name = text(tmp_path, "t.txt", "x" * 20)
-    for key in ("data_files", "validation_files"):
-        asked = {"data_files": [name]} | {key: [str(tmp_path / "no.txt")]}
-        assert (
-            refused(**asked)
-            == f"{key}: the file {tmp_path}/no.txt does not exist; did you mean {tmp_path}/t.txt?"
-        )
-    assert "no*.txt does not exist" in refused(data_files=[f"{tmp_path}/no*.txt"])
-    assert "e.txt is empty" in refused(data_files=[text(tmp_path, "e.txt", "")])
-    assert "hf:// URLs are supported for tables only" in refused(
-        data_files=["hf://datasets/o/n/a.txt"]
-    )
-    assert "data_files: entry 1 is not a valid URL" in refused(data_files=["http://h:port/x.csv"])
-    text(tmp_path, "books/deep/a.txt", "x" * 20)
-    message = refused(data_files=[str(tmp_path / "books")])
-    assert "is a folder" in message and whole(find(data_files=[message.split("'")[1]])) == "x" * 20
-    text(tmp_path, "odd/\udcff.txt", "x")
-    assert r"odd/\udcff.txt' contains a control character or bytes that are not UTF-8" in refused(
-        data_files=[f"{tmp_path}/odd/*"]
-    )
+@pytest.mark.parametrize("key", ["data_files", "validation_files"])
+def test_missing_file_is_rejected_with_similar_name(tmp_path, key):
+    existing = write_file(tmp_path, "t.txt", "x" * 20)
+    settings = {"data_files": [existing]} | {key: [str(tmp_path / "no.txt")]}
+
+    message = rejection(**settings)
+
+    assert message.startswith(f"{key}: ")
+    assert f"{tmp_path}/no.txt does not exist" in message
+    assert f"did you mean {existing}?" in message
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("no*.txt", "no*.txt does not exist"),
+        ("empty.txt", "empty.txt is empty"),
+        ("hf://datasets/o/n/a.txt", "hf:// URLs are supported for tables only"),
+        ("http://h:port/x.csv", "data_files: entry 1 is not a valid URL"),
+        ("odd/*", r"odd/\udcff.txt' contains a control character or bytes that are not UTF-8"),
+    ],
+)
+def test_unreadable_file_is_rejected(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    write_file(tmp_path, "empty.txt", "")
+    write_file(tmp_path, "odd/\udcff.txt", "x")
+
+    assert message in rejection(data_files=[name])
+
+
+def test_file_without_permission_is_rejected(tmp_path, monkeypatch):
+    path = write_file(tmp_path, "t.txt", "x" * 20)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)
-    assert "do not have permission to read" in refused(data_files=[name])
+
+    message = rejection(data_files=[path])
+
+    assert path in message
+    assert "permission" in message
 
 
-def test_a_file_in_both_splits_is_refused_however_it_is_written(tmp_path, monkeypatch, offline):
+def test_folder_is_rejected_with_working_pattern(tmp_path):
+    write_file(tmp_path, "books/deep/a.txt", "x" * 20)
+
+    message = rejection(data_files=[str(tmp_path / "books")])
+
+    assert "is a folder" in message
+    suggested_pattern = message.split("'")[1]
+    assert read_text(find(data_files=[suggested_pattern])) == "x" * 20
+
+
+@pytest.mark.parametrize("spelling", ["ABSOLUTE/t.txt", "t.txt", "ABSOLUTE/sub/../t.txt", "l.txt"])
+def test_file_in_both_splits_is_rejected(tmp_path, monkeypatch, offline, spelling):
     monkeypatch.chdir(tmp_path)
-    train = text(tmp_path, "t.txt", "train me")
+    train_file = write_file(tmp_path, "t.txt", "train text")
     (tmp_path / "sub").mkdir()
-    (tmp_path / "l.txt").symlink_to(train)
-    for other in (train, "t.txt", f"{tmp_path}/sub/../t.txt", "l.txt"):
-        assert "is also in data_files" in refused(data_files=[train], validation_files=[other])
-    assert "is also in data_files" in refused(
-        data_files=["https://h/a.csv"], validation_files=["https://h/a.csv"]
-    )
+    (tmp_path / "l.txt").symlink_to(train_file)
+    validation_file = spelling.replace("ABSOLUTE", str(tmp_path))
+
+    message = rejection(data_files=[train_file], validation_files=[validation_file])
+
+    assert "is also in data_files" in message
 
 
-def test_no_source_and_validation_files_beside_one_that_would_not_read_them_are_refused(tmp_path):
-    message = refused()
-    assert (
-        "--data_files" in message
-        and "--data_dir" in message
-        and refused(data_files=[], dataset_name="") == message
-    )
-    held_out = [text(tmp_path, "v.txt", "validation")]
-    for name in ("python_stdlib", "owner/name"):
-        assert "validation_files can be used with data_files only" in refused(
-            dataset_name=name, validation_files=held_out
-        )
+def test_url_in_both_splits_is_rejected(offline):
+    url = "https://h/a.csv"
+
+    assert "is also in data_files" in rejection(data_files=[url], validation_files=[url])
 
 
-def test_no_text_to_validate_on_is_refused_with_a_remedy_that_works_and_tables_keep_validation_tokens(
-    tmp_path,
-):
-    train, held_out = text(tmp_path, "t.txt", "train me"), text(tmp_path, "v.txt", "score me")
-    assert "no text is left for the validation split" in refused(
-        data_files=[train], validation_fraction=0.0
+@pytest.mark.parametrize("settings", [{}, {"data_files": [], "dataset_name": ""}])
+def test_recipe_without_data_is_rejected(settings):
+    message = rejection(**settings)
+
+    assert "--data_files" in message
+    assert "--data_dir" in message
+
+
+@pytest.mark.parametrize("name", ["python_stdlib", "owner/name"])
+def test_validation_files_without_data_files_are_rejected(tmp_path, name):
+    validation_file = write_file(tmp_path, "v.txt", "validation")
+
+    message = rejection(dataset_name=name, validation_files=[validation_file])
+
+    assert "validation_files" in message
+    assert "data_files only" in message
+
+
+def test_text_without_validation_split_is_rejected(tmp_path):
+    path = write_file(tmp_path, "t.txt", "train text")
+
+    assert NO_VALIDATION_TEXT in rejection(data_files=[path], validation_fraction=0.0)
+    assert NO_VALIDATION_TEXT in rejection(dataset_name="python_stdlib", validation_fraction=0.0)
+    assert read_text(find(data_files=[path], validation_fraction=0.1)) == "train text"
+
+
+def test_validation_files_replace_validation_fraction(tmp_path):
+    train_file = write_file(tmp_path, "t.txt", "train text")
+    validation_file = write_file(tmp_path, "v.txt", "validation text")
+
+    source = find(
+        data_files=[train_file], validation_fraction=0.0, validation_files=[validation_file]
     )
-    assert whole(find(data_files=[train], validation_fraction=0.1)) == "train me"
-    source = find(data_files=[train], validation_fraction=0.0, validation_files=[held_out])
-    assert documents(source, "train") == ["train me"] and documents(source, "validation") == [
-        "score me"
-    ]
-    assert "no text is left for the validation split" in refused(
-        dataset_name="python_stdlib", validation_fraction=0.0
-    )
+
+    assert read_documents(source, "train") == ["train text"]
+    assert read_documents(source, "validation") == ["validation text"]
+
+
+def test_tables_do_not_need_validation_fraction(tmp_path):
+    """Their validation split has validation_tokens tokens."""
+    table = write_file(tmp_path, "t.jsonl", "{}")
+
     assert find(dataset_name="owner/name", validation_fraction=0.0).files == {}
-    assert find(data_files=[text(tmp_path, "t.jsonl", "{}")], validation_fraction=0.0).files
+    assert find(data_files=[table], validation_fraction=0.0).files == {"train": [table]}
 
 
-@pytest.mark.parametrize("name", ["x" * 251 + ".txt", "é" * 122 + ".jsonl"])
-def test_a_long_name_is_found_and_has_a_folder_that_can_be_made(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ["x" * 251 + ".txt", "é" * 122 + ".jsonl"], ids=["x", "é"])
+def test_folder_for_long_name_can_be_created(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    folder = find(data_files=[text(tmp_path, name, "x" * 20)]).folder
+    path = write_file(tmp_path, name, "x" * 20)
+
+    folder = find(data_files=[path]).folder
+
     folder.mkdir(parents=True)
     assert folder.name.startswith(name[:100])
-    for longer in ("y" * 256, "y" * 5000):
-        assert (
-            refused(data_files=[f"{longer}.txt"])
-            == f"data_files: the file {longer}.txt does not exist. Check the path"
-        )
 
 
-# Text: documents, splits, pieces.
+@pytest.mark.parametrize("length", [256, 5000])
+def test_too_long_name_is_rejected(length):
+    name = "y" * length + ".txt"
+
+    assert f"data_files: the file {name} does not exist" in rejection(data_files=[name])
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_train_and_validation_are_all_of_the_text_each_character_once(tmp_path, pieces_of, seed):
-    """Several files stay documents and are split as one text."""
-    draw = random.Random(seed)
-    texts = [random_text(draw, draw.randint(1, 40)) for _ in range(draw.randint(1, 5))] + [ODD * 3]
-    names = [text(tmp_path, f"{i}.txt", content) for i, content in enumerate(texts)]
-    for fraction in (0.05, 0.1, 0.5, 0.9):
-        pieces_of(draw.choice([1, 4, 16, 100]))
-        wanted, left = {"train": [], "validation": []}, int(len("".join(texts)) * (1 - fraction))
-        for content in texts:
-            wanted["train"] += [content[:left]] if content[:left] else []
-            wanted["validation"] += [content[left:]] if content[left:] else []
-            left = max(0, left - len(content))
-        source = find(data_files=names, validation_fraction=fraction)
-        assert {split: documents(source, split) for split in wanted} == wanted
-        source = find(data_files=names[:-1], validation_files=names[-1:])
-        assert (
-            documents(source, "train") == texts[:-1]
-            and documents(source, "validation") == texts[-1:]
-        )
+# Text: documents, splits, pieces
 
 
-def test_a_long_text_comes_in_pieces_of_about_a_block_and_only_the_first_begins_it(tmp_path):
-    words = "é and more words\n" * (3 * text_reader.BLOCK_BYTES // 18)
-    name = text(tmp_path, "long.txt", words)
-    source = find(
-        data_files=[name, text(tmp_path, "short.txt", "short")],
-        validation_files=[text(tmp_path, "v", "v")],
-    )
-    *long, short = rows(source, "train")
-    assert len(long) >= 3 and [begins for _, begins in long] == [True] + [False] * (len(long) - 1)
-    assert "".join(piece for piece, _ in long) == words and short == ("short", True)
-    assert all(0 < len(piece.encode()) <= text_reader.BLOCK_BYTES + 20 for piece, _ in long)
-    Path(name).unlink()
-    with pytest.raises(BadInput, match=r"long.txt cannot be read \(No such file"):
-        rows(source, "train")
+def split_by_fraction(texts, validation_fraction):
+    """Return the expected documents of each split, where the files are split as one text."""
+    documents = {"train": [], "validation": []}
+    remaining = int(len("".join(texts)) * (1 - validation_fraction))  # train characters
+    for text in texts:
+        if text[:remaining]:
+            documents["train"].append(text[:remaining])
+        if text[remaining:]:
+            documents["validation"].append(text[remaining:])
+        remaining = max(0, remaining - len(text))
+    return documents
 
 
-def test_a_text_is_cut_before_each_space_or_line_break_that_follows_no_white_space(tmp_path):
-    found = pieces(text(tmp_path, "a.txt", "one two\n\nthree  four \n five"), 1)
-    assert found == ["one", " two", "\n\nthree", "  four", " \n five"]
+@pytest.fixture(params=range(2))
+def random_files(request, tmp_path):
+    """Write several text files, and return their paths by text."""
+    draw = random.Random(request.param)
+    texts = [random_text(draw, draw.randint(1, 40)) for _ in range(draw.randint(1, 5))]
+    texts.append(ODD_TEXT * 3)
+    return {text: write_file(tmp_path, f"{i}.txt", text) for i, text in enumerate(texts)}
+
+
+@pytest.mark.parametrize("fraction, block_bytes", [(0.05, 1), (0.1, 16), (0.5, 4), (0.9, 100)])
+def test_fraction_splits_text_without_loss(random_files, set_block_bytes, fraction, block_bytes):
+    set_block_bytes(block_bytes)
+
+    source = find(data_files=list(random_files.values()), validation_fraction=fraction)
+
+    expected = split_by_fraction(list(random_files), fraction)
+    assert read_documents(source, "train") == expected["train"]
+    assert read_documents(source, "validation") == expected["validation"]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 4, 100])
+def test_each_file_is_a_document(random_files, set_block_bytes, block_bytes):
+    set_block_bytes(block_bytes)
+    *train_texts, validation_text = random_files
+    *train_files, validation_file = random_files.values()
+
+    source = find(data_files=train_files, validation_files=[validation_file])
+
+    assert read_documents(source, "train") == train_texts
+    assert read_documents(source, "validation") == [validation_text]
+
+
+def test_long_text_is_read_in_pieces(tmp_path):
+    long_text = "é and more words\n" * (3 * text_reader.BLOCK_BYTES // 18)
+    long_file = write_file(tmp_path, "long.txt", long_text)
+    short_file = write_file(tmp_path, "short.txt", "short")
+    validation_file = write_file(tmp_path, "v", "v")
+    source = find(data_files=[long_file, short_file], validation_files=[validation_file])
+
+    *long_rows, short_row = read_rows(source, "train")
+
+    assert short_row == ("short", True)
+    assert len(long_rows) >= 3
+    assert "".join(text for text, _ in long_rows) == long_text
+    is_first_piece = [is_first for _, is_first in long_rows]
+    assert is_first_piece == [True] + [False] * (len(long_rows) - 1)
+    for text, _ in long_rows:
+        assert 0 < len(text.encode()) <= text_reader.BLOCK_BYTES + 20
+
+
+def test_file_deleted_before_reading_is_rejected(tmp_path):
+    path = write_file(tmp_path, "deleted.txt", "x" * 20)
+    source = find(data_files=[path], validation_files=[write_file(tmp_path, "v", "v")])
+    Path(path).unlink()
+
+    with pytest.raises(BadInput, match=r"deleted.txt cannot be read \(No such file"):
+        read_rows(source, "train")
+
+
+def test_pieces_start_with_white_space(tmp_path):
+    """A text is split before a space or line break that does not follow white space."""
+    path = write_file(tmp_path, "a.txt", "one two\n\nthree  four \n five")
+
+    assert read_pieces(path, 1) == ["one", " two", "\n\nthree", "  four", " \n five"]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 8])
-def test_characters_lie_across_blocks_and_bytes_that_are_not_utf8_are_refused_with_offset_and_remedy(
-    tmp_path, block_bytes
-):
-    good = "some é 中 words and \U0001f600".encode() * 3
-    assert "".join(pieces(text(tmp_path, "a.txt", good), block_bytes)) == good.decode()
-    for bad in (
-        b"\xe9",
-        b"\xe4\xb8",
-        b"\xe4\xb8X",
-        b"\xf0\x9f\x98",
-        b"\x80",
-        b"\xed\xa0\x80",
-        b"\0",
-    ):
-        for content in (good + bad, good + bad + b" more words"):
-            name = text(tmp_path, "a.txt", content)
-            with pytest.raises(BadInput) as caught:
-                pieces(name, block_bytes)
-            assert str(caught.value).startswith(
-                f"{name} is not UTF-8 text: byte 0x{bad[0]:02x} at offset {len(good)}"
-            )
-            fix = (
-                "Leave out this file"
-                if bad == b"\0"
-                else f"iconv -f LATIN1 -t UTF-8 {name} > new.txt"
-            )
-            assert str(caught.value).endswith(fix)
+def test_characters_across_blocks_are_decoded(tmp_path, block_bytes):
+    text = "some é 中 words and \U0001f600" * 3
+    path = write_file(tmp_path, "a.txt", text)
+
+    assert "".join(read_pieces(path, block_bytes)) == text
+
+
+INVALID_BYTES = [
+    b"\xe9",
+    b"\xe4\xb8",
+    b"\xe4\xb8X",
+    b"\xf0\x9f\x98",
+    b"\x80",
+    b"\xed\xa0\x80",
+    b"\0",
+]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 8])
+@pytest.mark.parametrize("rest", [b"", b" more words"], ids=["at end", "inside"])
+@pytest.mark.parametrize("invalid", INVALID_BYTES)
+def test_invalid_utf8_is_rejected_with_offset(tmp_path, invalid, rest, block_bytes):
+    valid = "some é 中 words and \U0001f600".encode() * 3
+    path = write_file(tmp_path, "a.txt", valid + invalid + rest)
+
+    with pytest.raises(BadInput) as caught:
+        read_pieces(path, block_bytes)
+
+    message = str(caught.value)
+    assert path in message
+    assert f"byte 0x{invalid[0]:02x} at offset {len(valid)}" in message
+    if invalid == b"\0":
+        assert "Leave out this file" in message
+    else:
+        assert f"iconv -f LATIN1 -t UTF-8 {path} > new.txt" in message
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
-def test_bytes_of_another_encoding_are_refused_with_the_iconv_that_makes_utf8_of_them(
-    tmp_path, encoding
-):
-    words = "Der Fluß fließt über die Ebene, täglich.\r\n" * 200
-    message = refused(data_files=[text(tmp_path, "a b.txt", words.encode(encoding))])
-    subprocess.run(message.split("for example: ")[1], shell=True, check=True, cwd=tmp_path)
-    assert (tmp_path / "new.txt").read_bytes().decode() == words
+def test_other_encoding_is_rejected_with_working_command(tmp_path, encoding):
+    text = "Der Fluß fließt über die Ebene, täglich.\r\n" * 200
+    path = write_file(tmp_path, "a b.txt", text.encode(encoding))
+
+    message = rejection(data_files=[path])
+
+    command = message.split("for example: ")[1]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "new.txt").read_bytes().decode() == text
 
 
 @pytest.mark.parametrize(
@@ -317,327 +443,432 @@ def test_bytes_of_another_encoding_are_refused_with_the_iconv_that_makes_utf8_of
         ("c.txt.zst", "unzstd c.txt.zst"),
     ],
 )
-def test_an_archive_and_a_packed_text_are_refused_with_the_command_that_unpacks_them(
-    tmp_path, monkeypatch, name, command
-):
+def test_archive_is_rejected_with_command(tmp_path, monkeypatch, name, command):
     monkeypatch.chdir(tmp_path)
-    text(tmp_path, name, b"?" * 99)
-    message = refused(data_files=[name])
-    assert message.startswith(f"data_files: {name} is an archive or a compressed text")
+    write_file(tmp_path, name, b"?" * 99)
+
+    message = rejection(data_files=[name])
+
+    assert message.startswith(f"data_files: {name} ")
     assert message.endswith(f": {command}")
-    held_out = refused(
-        data_files=[text(tmp_path, "t.txt", "text")], validation_files=["https://h/c.txt.bz2?a=1"]
-    )
-    assert held_out.startswith("validation_files: https://h/c.txt.bz2?") and held_out.endswith(
-        " bunzip2 -k c.txt.bz2"
-    )
 
 
-def test_reading_from_a_row_on_is_reading_all_without_the_rows_before(tmp_path, pieces_of, library):
-    pieces_of(20)
-    names = [
-        text(tmp_path, f"{i}.txt", random_text(random.Random(i), 30) + " of words" * 9)
-        for i in range(3)
-    ]
-    for i in range(12):
-        text(library, f"m{i}.py", f"x = {i}\n" if i % 4 else b"\xe9")
-    found = [
-        find(data_files=names, validation_fraction=0.5),
-        find(data_files=names[:2], validation_files=names[2:]),
-    ]
-    for source in (*found, find(dataset_name="python_stdlib", validation_fraction=0.5)):
-        for split in ("train", "validation"):
-            every = rows(source, split)
-            assert len(every) > 2
-            for start in range(len(every) + 2):
-                assert rows(source, split, start) == every[start:]
+def test_archive_url_is_rejected_with_command(tmp_path):
+    url = "https://h/c.txt.bz2?a=1"
+    train_file = write_file(tmp_path, "t.txt", "text")
+
+    message = rejection(data_files=[train_file], validation_files=[url])
+
+    assert message.startswith("validation_files: https://h/c.txt.bz2?")
+    assert message.endswith(" bunzip2 -k c.txt.bz2")
 
 
-def test_a_source_bounds_the_tokens_that_can_be_made_of_it(tmp_path, library):
-    """A byte-level tokenizer makes at most one of each byte, and one more of each document."""
-    names = [
-        text(tmp_path, f"{i}.txt", content)
-        for i, content in enumerate(["a", "é" * 30, ODD, "xyz", "中文" * 9])
-    ]
-    for i in range(30):
-        text(library, f"m{i}.py", "é = 1\n")
-    for changes in (
-        {"data_files": names},
-        {"dataset_name": "python_stdlib", "validation_fraction": 0.3},
-    ):
-        source = find(**changes)
-        assert (
-            sum(len(words.encode()) + 1 for words in documents(source, "train"))
-            <= source.most_tokens
-        )
-    assert find(data_files=names[:1], validation_files=names[1:]).most_tokens == 2
+def write_modules(library, count, content):
+    """Write modules m0.py, m1.py, ... with this content to the library."""
+    for number in range(count):
+        write_file(library, f"m{number}.py", content)
+
+
+@pytest.mark.parametrize("kind", ["split files", "validation files", "standard library"])
+def test_reading_can_start_at_any_row(tmp_path, set_block_bytes, library, kind):
+    set_block_bytes(20)
+    files = []
+    for seed in range(3):
+        text = random_text(random.Random(seed), 30) + " of words" * 9
+        files.append(write_file(tmp_path, f"{seed}.txt", text))
+    write_modules(library, 12, "x = 1\n")
+    for number in range(0, 12, 4):
+        write_file(library, f"m{number}.py", b"\xe9")
+    settings = {
+        "split files": {"data_files": files, "validation_fraction": 0.5},
+        "validation files": {"data_files": files[:2], "validation_files": files[2:]},
+        "standard library": {"dataset_name": "python_stdlib", "validation_fraction": 0.5},
+    }
+    source = find(**settings[kind])
+
+    for split in ("train", "validation"):
+        rows = read_rows(source, split)
+        assert len(rows) > 2
+        for start in range(len(rows) + 2):
+            assert read_rows(source, split, start) == rows[start:]
+
+
+def assert_tokens_are_bounded(source):
+    """Assert that a byte-level tokenizer makes at most the expected number of tokens.
+
+    It makes at most one token per byte, and one more per document.
+    """
+    documents = read_documents(source, "train")
+    num_tokens = sum(len(text.encode()) + 1 for text in documents)
+    assert num_tokens <= source.most_tokens
+
+
+def test_number_of_tokens_is_bounded(tmp_path, library):
+    texts = ["a", "é" * 30, ODD_TEXT, "xyz", "中文" * 9]
+    files = [write_file(tmp_path, f"{i}.txt", text) for i, text in enumerate(texts)]
+    write_modules(library, 30, "é = 1\n")
+
+    assert_tokens_are_bounded(find(data_files=files))
+    assert_tokens_are_bounded(find(dataset_name="python_stdlib", validation_fraction=0.3))
+    assert find(data_files=files[:1], validation_files=files[1:]).most_tokens == 2
     assert find(dataset_name="owner/name").most_tokens is None
 
 
-# Fingerprints.
-
-
-def test_names_of_prepared_folders_are_stable(tmp_path):
-    """Another name would prepare the same data again, so a change of these names needs a reason."""
-    names = {
-        "openai-community/gpt2": "a-828572c4e6bb name-3623f25c6c0a a-da89193d3802",
-        "bpe": "a-02349cf0c6f0 name-12ab66cde4db a-c3494ff59b60",
-        "characters": "a-c22bb7d5c8c3 name-b7e2af274f00 a-83966f35766f",
-        "Qwen/Qwen3-0.6B": "a-cda6e4a1e75b name-9de58d1c2793 a-ae868bf7996e",
-    }
-    here = text(tmp_path, "a.txt", "one text")
-    for name, folders in names.items():
-        asked = (
-            {"data_files": [here]},
-            {"dataset_name": "owner/name"},
-            {"data_files": ["https://h/a.csv"]},
-        )
-        plain = {
-            "tokenizer": name,
-            "tokenizer_vocab_size": 300,
-            "tokenizer_split": "gpt2",
-            "text_column": "text",
-        }
-        assert " ".join(find(**one, **plain).folder.name for one in asked) == folders
-    ids = text(tmp_path, "c.jsonl", '{"ids": [1]}')
-    os.utime(ids, ns=(10**18, 10**18))
-    asked = ({"data_files": [here], "validation_files": [text(tmp_path, "b.txt", "another")]},)
-    asked += (
-        {"data_files": [ids], "token_column": "ids"},
-        {"data_dir": "hf://datasets/owner/name@v1/folder/"},
-    )
-    assert (
-        " ".join(find(**one).folder.name for one in asked)
-        == "a-f7c940da9a87 c-f09697935348 name-04d224b10516"
-    )
-
-
-CUT = [
-    {"shard_tokens": 5001},
-    {"limit_tokens": 7},
-    {"tokenizer": "two"},
-]  # what changes the shards of every source
-
-
-def test_a_folder_changes_with_all_that_decides_its_shards_and_with_nothing_else(tmp_path, offline):
-    here, there, other = (
-        text(tmp_path, f"{at}/a.txt", "one text" if at < "z" else "two text") for at in "xyz"
-    )
-    held_out, held = text(tmp_path, "v.txt", "three"), text(tmp_path, "v.jsonl", "{}")
-    table, moved, grown, later = (
-        text(tmp_path, f"{i}/a.jsonl", "{}" * (1 + (i == 2))) for i in range(4)
-    )
-    for path, time in (
-        (there, 1),
-        *((path, 10**18) for path in (table, moved, grown)),
-        (later, 10**18 + 1),
-    ):
-        os.utime(path, ns=(time, time))
-    hub = {"dataset_name": "owner/na me", "dataset_config_name": "c", "dataset_revision": "r"}
-    bpe, of_tables = {"tokenizer": "bpe"}, [{"text_column": "c"}, {"validation_tokens": 7}]
-    same = {"text": [{"data_files": [there]}, *of_tables, {"tokenizer_vocab_size": 300}, hub]}
-    same |= {
-        "table": [{"data_files": [moved]}, {"validation_fraction": 0.2}],
-        "hub": [{"validation_fraction": 0.3}],
-    }
-    others = {"text": [[other], [here, held_out], [held_out, here]], "hub": []}
-    others["table"] = [
-        [later],
-        [grown],
-        [table, held],
-        ["https://h/a.jsonl"],
-        ["https://h/b/a.jsonl"],
-    ]
-    changes = {
-        kind: [{"data_files": names} for names in found] + CUT for kind, found in others.items()
-    }
-    changes["text"] += [
-        {"validation_fraction": 0.2},
-        {"validation_files": [held_out]},
-        {"validation_files": [other]},
-    ]
-    changes["text"] += [bpe, bpe | {"tokenizer_vocab_size": 300}, bpe | {"tokenizer_split": "gpt2"}]
-    changes["table"] += [*of_tables, {"validation_files": [held]}]
-    changes["hub"] += [
-        {"dataset_name": "other/na me"},
-        {"dataset_config_name": None},
-        {"dataset_revision": "s"},
-        *of_tables,
-    ]
-    for kind, given in (
-        ("text", {"data_files": [here]}),
-        ("table", {"data_files": [table]}),
-        ("hub", hub),
-    ):
-        folder = find(**given).folder
-        assert {find(**given | change).folder for change in same[kind]} == {folder}
-        assert (
-            len({folder, *(find(**given | change).folder for change in changes[kind])})
-            == len(changes[kind]) + 1
-        )
-
-
-# Tables.
+# Names of prepared folders
 
 
 @pytest.mark.parametrize(
-    "kind, names",
+    "tokenizer, names",
+    [
+        ("openai-community/gpt2", "a-828572c4e6bb name-3623f25c6c0a a-da89193d3802"),
+        ("bpe", "a-02349cf0c6f0 name-12ab66cde4db a-c3494ff59b60"),
+        ("characters", "a-c22bb7d5c8c3 name-b7e2af274f00 a-83966f35766f"),
+        ("Qwen/Qwen3-0.6B", "a-cda6e4a1e75b name-9de58d1c2793 a-ae868bf7996e"),
+    ],
+)
+def test_folder_names_never_change_between_versions(tmp_path, tokenizer, names):
+    """Another name would prepare the same data again, so a change of it needs a reason."""
+    text_file = write_file(tmp_path, "a.txt", "one text")
+    sources = [
+        {"data_files": [text_file]},
+        {"dataset_name": "owner/name"},
+        {"data_files": ["https://h/a.csv"]},
+    ]
+    settings = {
+        "tokenizer": tokenizer,
+        "tokenizer_vocab_size": 300,
+        "tokenizer_split": "gpt2",
+        "text_column": "text",
+    }
+
+    folders = [find(**source, **settings).folder.name for source in sources]
+
+    assert folders == names.split()
+
+
+def test_folder_names_of_other_sources_never_change(tmp_path):
+    train_file = write_file(tmp_path, "a.txt", "one text")
+    validation_file = write_file(tmp_path, "b.txt", "another")
+    table = write_file(tmp_path, "c.jsonl", '{"ids": [1]}')
+    set_modified(table, 10**18)
+
+    with_validation = find(data_files=[train_file], validation_files=[validation_file])
+    of_tokens = find(data_files=[table], token_column="ids")
+    of_token_files = find(data_dir="hf://datasets/owner/name@v1/folder/")
+
+    assert with_validation.folder.name == "a-f7c940da9a87"
+    assert of_tokens.folder.name == "c-f09697935348"
+    assert of_token_files.folder.name == "name-04d224b10516"
+
+
+def set_modified(path, nanoseconds):
+    """Set the modification time of a file."""
+    os.utime(path, ns=(nanoseconds, nanoseconds))
+
+
+# Settings that change the shards of every source.
+CHANGES_OF_ANY_SOURCE = [{"shard_tokens": 5001}, {"limit_tokens": 7}, {"tokenizer": "two"}]
+
+
+def assert_folders(settings, *, same, different):
+    """Assert which changes of the settings keep the folder and which give different folders."""
+    folder = find(**settings).folder
+    for change in same:
+        assert find(**(settings | change)).folder == folder, change
+    folders = {folder}
+    for change in different:
+        folders.add(find(**(settings | change)).folder)
+    assert len(folders) == len(different) + 1
+
+
+def test_folder_of_text_depends_on_contents(tmp_path, offline):
+    path = write_file(tmp_path, "x/a.txt", "one text")
+    moved = write_file(tmp_path, "y/a.txt", "one text")
+    set_modified(moved, 1)
+    edited = write_file(tmp_path, "z/a.txt", "two text")
+    other = write_file(tmp_path, "v.txt", "three")
+
+    assert_folders(
+        {"data_files": [path]},
+        same=[
+            {"data_files": [moved]},
+            {"text_column": "c"},
+            {"validation_tokens": 7},
+            {"tokenizer_vocab_size": 300},
+            {"dataset_name": "owner/name", "dataset_config_name": "c", "dataset_revision": "r"},
+        ],
+        different=[
+            *CHANGES_OF_ANY_SOURCE,
+            {"data_files": [edited]},
+            {"data_files": [path, other]},
+            {"data_files": [other, path]},
+            {"validation_fraction": 0.2},
+            {"validation_files": [other]},
+            {"validation_files": [edited]},
+            {"tokenizer": "bpe"},
+            {"tokenizer": "bpe", "tokenizer_vocab_size": 300},
+            {"tokenizer": "bpe", "tokenizer_split": "gpt2"},
+        ],
+    )
+
+
+def test_folder_of_table_depends_on_size_and_time(tmp_path, offline):
+    path = write_file(tmp_path, "0/a.jsonl", "{}")
+    moved = write_file(tmp_path, "1/a.jsonl", "{}")
+    longer = write_file(tmp_path, "2/a.jsonl", "{}{}")
+    for table in (path, moved, longer):
+        set_modified(table, 10**18)
+    newer = write_file(tmp_path, "3/a.jsonl", "{}")
+    set_modified(newer, 10**18 + 1)
+    validation_file = write_file(tmp_path, "v.jsonl", "{}")
+
+    assert_folders(
+        {"data_files": [path]},
+        same=[{"data_files": [moved]}, {"validation_fraction": 0.2}],
+        different=[
+            *CHANGES_OF_ANY_SOURCE,
+            {"data_files": [newer]},
+            {"data_files": [longer]},
+            {"data_files": [path, validation_file]},
+            {"data_files": ["https://h/a.jsonl"]},
+            {"data_files": ["https://h/b/a.jsonl"]},
+            {"text_column": "c"},
+            {"validation_tokens": 7},
+            {"validation_files": [validation_file]},
+        ],
+    )
+
+
+def test_folder_of_dataset_depends_on_its_name(offline):
+    assert_folders(
+        {"dataset_name": "owner/na me", "dataset_config_name": "c", "dataset_revision": "r"},
+        same=[{"validation_fraction": 0.3}],
+        different=[
+            *CHANGES_OF_ANY_SOURCE,
+            {"dataset_name": "other/na me"},
+            {"dataset_config_name": None},
+            {"dataset_revision": "s"},
+            {"text_column": "c"},
+            {"validation_tokens": 7},
+        ],
+    )
+
+
+def test_folder_depends_on_contents_of_tokenizer(tmp_path, monkeypatch):
+    """Neither on its path nor on a model in the same folder."""
+    monkeypatch.chdir(tmp_path)
+    text_file = write_file(tmp_path, "a.txt", "some text")
+    write_file(tmp_path, "tok/tokenizer.json", "{}")
+    write_file(tmp_path, "tok/model.safetensors", "not hashed")
+    folder = find(data_files=[text_file], tokenizer="tok").folder
+
+    assert find(data_files=[text_file], tokenizer=str(tmp_path / "tok")).folder == folder
+    assert find(data_files=[text_file], tokenizer="./tok").folder == folder
+    Path("tok").rename("moved")
+    Path("moved/model.safetensors").unlink()
+    assert find(data_files=[text_file], tokenizer="moved").folder == folder
+    write_file(tmp_path, "moved/tokenizer.json", "{ }")
+    assert find(data_files=[text_file], tokenizer="moved").folder != folder
+
+
+# Tables
+
+
+@pytest.mark.parametrize(
+    "reader, names",
     [
         ("parquet", "a.parquet A.PARQUET a.txt.parquet"),
         ("json", "a.jsonl a.json a.ndjson a.json.gz a.jsonl.zst a.jsonl.bz2"),
         ("csv", "a.csv a.v2.csv a.csv.xz"),
         ("arrow", "a.arrow"),
-        (None, "a.txt a.md parquet .parquet a.parquet.txt a"),
     ],
 )
-def test_tables_are_known_by_how_their_names_end(tmp_path, kind, names):
-    for path in (text(tmp_path, name, "some words") for name in names.split()):
+def test_table_is_recognized_by_its_suffix(tmp_path, reader, names):
+    for name in names.split():
+        path = write_file(tmp_path, name, "some words")
         source = find(data_files=[path])
-        if kind is None:
-            assert source.files is None and whole(source) == "some words"
-        else:
-            assert source.parts is None and source.files == {"train": [path]}
-            assert find_sources.reader_of(path).name == kind
+
+        assert source.parts is None
+        assert source.files == {"train": [path]}
+        assert find_sources.reader_of(path).name == reader
 
 
-def test_files_of_different_kinds_are_refused(tmp_path):
-    a, b, c = (text(tmp_path, name, "{}") for name in ("a.jsonl", "b.parquet", "c.txt"))
-    for one, other in ((a, b), (b, c), (c, a)):
-        for changes in (
-            {"data_files": [one, other]},
-            {"data_files": [one], "validation_files": [other]},
-        ):
-            message = refused(**changes)
-            assert "different file formats" in message and one in message and other in message
-    assert find(data_files=[a, text(tmp_path, "d.json.gz", "{}")]).files
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "parquet", ".parquet", "a.parquet.txt", "a"])
+def test_other_suffix_is_text(tmp_path, name):
+    source = find(data_files=[write_file(tmp_path, name, "some words")])
+
+    assert source.files is None
+    assert read_text(source) == "some words"
 
 
-# The standard library.
+@pytest.mark.parametrize(
+    "first_name, second_name",
+    [("a.jsonl", "b.parquet"), ("b.parquet", "c.txt"), ("c.txt", "a.jsonl")],
+)
+def test_files_of_different_formats_are_rejected(tmp_path, first_name, second_name):
+    first = write_file(tmp_path, first_name, "{}")
+    second = write_file(tmp_path, second_name, "{}")
+
+    for settings in (
+        {"data_files": [first, second]},
+        {"data_files": [first], "validation_files": [second]},
+    ):
+        message = rejection(**settings)
+        assert "different file formats" in message
+        assert first in message
+        assert second in message
 
 
-def test_stdlib_splits_are_disjoint_without_tests_and_a_file_keeps_its_own_when_others_come_and_go(
-    library,
-):
-    for i in range(40):
-        text(library, f"m{i}.py", "x = 1\n")
+def test_compressed_file_has_the_same_format(tmp_path):
+    plain = write_file(tmp_path, "a.jsonl", "{}")
+    compressed = write_file(tmp_path, "d.json.gz", "{}")
+
+    assert find(data_files=[plain, compressed]).files == {"train": [plain, compressed]}
+
+
+# The standard library
+
+
+def test_stdlib_splits_are_disjoint(library):
+    write_modules(library, 40, "x = 1\n")
     for name in ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"):
-        text(library, f"pkg/{name}/test_a.py", "x")
-    text(library, "empty.py", "")
-    before, asked = (
-        find_sources.stdlib_files(0.5),
-        {"dataset_name": "python_stdlib", "validation_fraction": 0.5},
-    )
-    every = before["train"] + before["validation"]
-    assert len(set(every)) == len(every) == 40 and all(
-        paths == sorted(paths) for paths in before.values()
-    )
-    known = {
-        find(**asked).folder,
-        find(**asked).folder,
-        find(**asked | {"validation_fraction": 0.6}).folder,
-    }
-    assert len(known) == 2
-    for i in range(0, 40, 2):
-        (library / f"m{i}.py").unlink()
+        write_file(library, f"pkg/{name}/test_a.py", "x")
+    write_file(library, "empty.py", "")
+
+    splits = find_sources.stdlib_files(0.5)
+
+    paths = splits["train"] + splits["validation"]
+    assert len(paths) == 40
+    assert len(set(paths)) == 40
+    for split_paths in splits.values():
+        assert split_paths == sorted(split_paths)
+
+
+def test_stdlib_file_keeps_its_split(library):
+    write_modules(library, 40, "x = 1\n")
+    before = find_sources.stdlib_files(0.5)
+    for number in range(0, 40, 2):
+        (library / f"m{number}.py").unlink()
+
     after = find_sources.stdlib_files(0.5)
-    assert all(set(after[name]) < set(before[name]) for name in ("train", "validation"))
-    assert find(**asked).folder not in known
+
+    assert set(after["train"]) < set(before["train"])
+    assert set(after["validation"]) < set(before["validation"])
 
 
-def test_each_stdlib_file_is_a_document_its_tests_a_split_and_one_that_is_not_utf8_a_row_without_text(
-    library,
-):
-    for i in range(40):
-        text(library, f"m{i}.py", f"x = {i}\r\n")
-        text(library, f"pkg/tests/t{i}.py", f"test {i}\n")
-    text(library, "latin.py", b"# caf\xe9\n")
+def test_stdlib_folder_depends_on_its_files(library):
+    write_modules(library, 40, "x = 1\n")
+    settings = {"dataset_name": "python_stdlib", "validation_fraction": 0.5}
+    folder = find(**settings).folder
+    other_folder = find(**(settings | {"validation_fraction": 0.6})).folder
+    assert find(**settings).folder == folder
+    assert other_folder != folder
+
+    (library / "m0.py").unlink()
+
+    assert find(**settings).folder not in (folder, other_folder)
+
+
+def test_each_stdlib_file_is_a_document(library):
+    for number in range(40):
+        write_file(library, f"m{number}.py", f"x = {number}\r\n")
+        write_file(library, f"pkg/tests/t{number}.py", f"test {number}\n")
+    write_file(library, "latin.py", b"# caf\xe9\n")  # not UTF-8, so a row without text
     source = find(dataset_name="python_stdlib", validation_fraction=0.3)
-    found = rows(source, "train") + rows(source, "validation")
-    assert all(begins for _, begins in found)
-    assert sorted(words or "" for words, _ in found) == [
-        "",
-        *sorted(f"x = {i}\r\n" for i in range(40)),
-    ]
-    tests = [words for words, _ in rows(source, "test")]
-    assert 0 < len(tests) < 40 and all(words.startswith("test ") for words in tests)
+
+    rows = read_rows(source, "train") + read_rows(source, "validation")
+    test_rows = read_rows(source, "test")
+
+    assert all(is_first_piece for _, is_first_piece in rows)
+    texts = [text for text, _ in rows]
+    assert texts.count(None) == 1
+    texts.remove(None)
+    assert sorted(texts) == sorted(f"x = {number}\r\n" for number in range(40))
+    assert 0 < len(test_rows) < 40
+    for text, _ in test_rows:
+        assert text.startswith("test ")
 
 
-# Downloads.
+# Downloads
 
 
-def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_files(
-    downloads, server
-):
+def test_url_is_downloaded_once(downloads, server):
     url = f"{server.url}/text.txt?x=1"
-    first, again = find(data_files=[url]), find(data_files=[url])
-    assert server.log == ["GET /files/text.txt"] and first.folder == again.folder
-    assert whole(first) == "some text\r\nof a file\n"
+
+    first = find(data_files=[url])
+    second = find(data_files=[url])
+
+    assert server.log == ["GET /files/text.txt"]
+    assert second.folder == first.folder
+    assert read_text(first) == SERVED_TEXT
     assert len(list(downloads.iterdir())) == 1
-    assert len(set(find_sources.find_files("data_files", [url, f"{server.url}/b/text.txt"]))) == 2
+
+
+def test_urls_with_equal_file_names_are_different(server):
+    urls = [f"{server.url}/text.txt", f"{server.url}/b/text.txt"]
+
+    files = find_sources.find_files("data_files", urls)
+
+    assert len(set(files)) == 2
 
 
 @pytest.mark.parametrize(
     "name, reason",
     [
-        ("missing.txt", "HTTP status 404. Check the name"),
+        ("missing.txt", "HTTP status 404"),
         ("busy.txt", "failed 10 times in a row, last with HTTP status 503"),
-        ("empty.txt", "the server sent an empty file"),
+        ("empty.txt", "empty file"),
     ],
 )
-def test_failed_download_is_stated_and_leaves_nothing(
-    tmp_path, downloads, server, name, reason, monkeypatch
-):
-    monkeypatch.setattr(retry.time, "sleep", lambda seconds: None)
+def test_failed_download_leaves_no_file(tmp_path, downloads, server, name, reason):
     url = f"{server.url}/{name}"
+    train_file = write_file(tmp_path, "t.txt", "x" * 20)
+
     with pytest.raises((BadInput, TrainingStopped)) as caught:
-        find(data_files=[text(tmp_path, "t.txt", "x" * 20)], validation_files=[url])
-    assert f"{url}: {reason}" in str(caught.value)
+        find(data_files=[train_file], validation_files=[url])
+
+    assert url in str(caught.value)
+    assert reason in str(caught.value)
     assert not downloads.exists() or not list(downloads.iterdir())
 
 
-def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(
-    downloads, server, monkeypatch
-):
-    monkeypatch.setattr(retry.time, "sleep", lambda seconds: None)
-    (kept,) = find_sources.find_files("data_files", [f"{server.url}/page.html?x=1"])
-    assert Path(kept).read_bytes().startswith(b"<!DOCTYPE html>")
-    message = refused(data_files=[f"{server.url}/page?token=SECRET"])
-    assert "page?redacted looks like a proxy or login page" in message and "SECRET" not in message
+def test_html_is_text_if_requested(server):
+    (path,) = find_sources.find_files("data_files", [f"{server.url}/page.html?x=1"])
+
+    assert Path(path).read_bytes().startswith(b"<!DOCTYPE html>")
 
 
-def test_a_download_has_a_limit_that_is_said_and_a_name_that_can_be_made(
-    downloads, server, monkeypatch
-):
-    url = f"{server.url}/{'x' * 250}.txt"
-    shutil.copy(server.folder / "files/text.txt", server.folder / f"files/{'x' * 250}.txt")
-    monkeypatch.setattr(remote, "DOWNLOAD_BYTES", len("some text\r\nof a file\n"))
-    (kept,) = find_sources.find_files("data_files", [url])
-    assert kept.endswith("xx.txt") and Path(kept).read_bytes() == b"some text\r\nof a file\n"
-    monkeypatch.setattr(remote, "DOWNLOAD_BYTES", 20)
-    message = refused(data_files=[f"{server.url}/text.txt"])
-    assert re.search(
-        r"/text.txt is larger than [\de-]+ GB, the limit of a download.*a data set of the Hub",
-        message,
-    )
-    assert list(downloads.iterdir()) == [Path(kept)]
+def test_unexpected_html_is_rejected_without_secret(server):
+    message = rejection(data_files=[f"{server.url}/page?token=SECRET"])
+
+    assert "page?redacted" in message
+    assert "login page" in message
+    assert "SECRET" not in message
 
 
-def test_shards_are_found_whatever_the_path_of_the_tokenizer_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("a.txt").write_text("some text")
-    Path("tok").mkdir()
-    Path("tok/tokenizer.json").write_text("{}")
-    Path("tok/model.safetensors").write_text("not hashed")
+def test_download_with_long_name_is_kept(server):
+    name = "x" * 250 + ".txt"
+    shutil.copy(server.folder / "files/text.txt", server.folder / "files" / name)
 
-    def folder_of(tokenizer: str) -> Path:
-        return find_sources.find_source(
-            keys.DataSource(**PLAIN | {"tokenizer": tokenizer, "data_files": ["a.txt"]})
-        ).folder
+    (path,) = find_sources.find_files("data_files", [f"{server.url}/{name}"])
 
-    relative = folder_of("tok")
-    assert folder_of(str(tmp_path / "tok")) == folder_of("./tok") == relative
-    Path("tok").rename("moved")
-    Path("moved/model.safetensors").unlink()
-    assert folder_of("moved") == relative
-    Path("moved/tokenizer.json").write_text("{ }")
-    assert folder_of("moved") != relative
+    assert path.endswith("xx.txt")
+    assert Path(path).read_bytes() == SERVED_TEXT.encode()
+
+
+def test_download_of_maximum_size_is_kept(server, monkeypatch):
+    monkeypatch.setattr(remote, "DOWNLOAD_BYTES", len(SERVED_TEXT))
+
+    (path,) = find_sources.find_files("data_files", [f"{server.url}/text.txt"])
+
+    assert Path(path).read_bytes() == SERVED_TEXT.encode()
+
+
+def test_too_large_download_is_rejected(downloads, server, monkeypatch):
+    monkeypatch.setattr(remote, "DOWNLOAD_BYTES", len(SERVED_TEXT) - 1)
+
+    message = rejection(data_files=[f"{server.url}/text.txt"])
+
+    assert re.search(r"/text.txt is larger than [\de-]+ GB", message)
+    assert "a data set of the Hub" in message
+    assert not list(downloads.iterdir())

@@ -1,6 +1,6 @@
-"""A stream meets problems: each row comes once, every retry is logged, and what cannot be mended stops with file and row.
+"""Test the reading of tables from URLs, local files and the Hub, and its behaviour on errors.
 
-All through the real ``datasets`` client and a server on localhost that misbehaves.
+The tests use the real ``datasets`` client, and a server on localhost that can fail.
 """
 
 import csv
@@ -15,11 +15,12 @@ import random
 import re
 import shutil
 import types
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import datasets
 import fsspec.compression
-import fsspec.implementations.http  # once, before the forks
+import fsspec.implementations.http  # imported once, before the forks
 import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,44 +39,55 @@ from ursa_minor.data.tokens.manifest import is_complete
 from ursa_minor.hub import client
 from ursa_minor.recipe import keys
 
-N, GROUP = 700, 100  # rows of a file; of a row group
-ROWS = [f"row {i} {random.Random(i).randbytes(15 + i % 40).hex()}" for i in range(N)]
+NUM_ROWS = 700
+ROW_GROUP_ROWS = 100
+ROWS = [f"row {i} {random.Random(i).randbytes(15 + i % 40).hex()}" for i in range(NUM_ROWS)]
 FILES = ("a.parquet", "a.jsonl", "a.jsonl.gz", "a.csv")
 
-
-PAGE = "<!DOCTYPE html><html><body>Please log in</body></html>"
-KINDS = ("503", "reset", "short", "429:7", "500", "silent", "garbage", "drip", PAGE)
+LOGIN_PAGE = "<!DOCTYPE html><html><body>Please log in</body></html>"
+PROBLEMS = ("503", "reset", "short", "429:7", "500", "silent", "garbage", "drip", LOGIN_PAGE)
 ALWAYS = 10**6
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    """A server with the same rows in files of every kind."""
+def module_server(tmp_path_factory):
+    """Serve the same rows in files of every format."""
     folder = tmp_path_factory.mktemp("served")
-    write_corpus(folder / "files")
+    write_files(folder / "files")
     with DataServer(folder) as server:
         yield server
 
 
-@pytest.fixture(autouse=True)
-def waits(monkeypatch):
-    """The client's waits, which are only noted."""
-    noted = []
-    monkeypatch.setattr(
-        retry.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None
-    )
-    return noted
+@pytest.fixture
+def server(module_server, tmp_path, monkeypatch):
+    """Return the server without problems, and change to a folder of the test for downloads."""
+    module_server.problems = []
+    module_server.log = []
+    monkeypatch.chdir(tmp_path)
+    return module_server
 
 
 @pytest.fixture
-def server(running, tmp_path, monkeypatch):
-    """The server without problems; what is fetched goes into a folder of the test's own."""
-    running.problems, running.log = [], []
-    monkeypatch.chdir(tmp_path)
-    return running
+def served_files(module_server):
+    """Return the folder with the served files, to read them as local files."""
+    return module_server.folder / "files"
 
 
-def write_corpus(folder):
+@pytest.fixture(autouse=True)
+def waits(monkeypatch):
+    """Record the waits before retries instead of waiting."""
+    recorded = []
+
+    def record(seconds):
+        if seconds:
+            recorded.append(seconds)
+
+    monkeypatch.setattr(retry.time, "sleep", record)
+    return recorded
+
+
+def write_files(folder):
+    """Write the rows to a file of each format."""
     folder.mkdir(parents=True)
     write_parquet(folder / "a.parquet", ROWS)
     lines = json_lines([{"id": i, "text": text} for i, text in enumerate(ROWS)])
@@ -86,619 +98,846 @@ def write_corpus(folder):
 
 
 def write_parquet(path, rows):
+    """Write rows to a Parquet file with several row groups."""
     table = pa.table({"id": list(range(len(rows))), "text": rows})
-    pq.write_table(table, path, row_group_size=GROUP, use_dictionary=False, compression="none")
+    pq.write_table(
+        table, path, row_group_size=ROW_GROUP_ROWS, use_dictionary=False, compression="none"
+    )
 
 
 def json_lines(rows):
-    return b"".join(
-        (row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows
-    )
+    """Return rows as JSON lines."""
+    return join_lines(json.dumps(row).encode() for row in rows)
 
 
-def tables(files=None, column="text", **more):
-    config = keys.DataSource(data_seed=1, tokenizer="characters", text_column=column, **more)
-    return FoundSource(
-        config,
-        "it",
-        {},
-        files={split: [*map(str, names)] for split, names in (files or {}).items()},
-    )
+def join_lines(lines):
+    """Return lines with a newline after each."""
+    return b"".join(line + b"\n" for line in lines)
 
 
-def open_files(names, column="text"):
-    """Return the parts by split."""
-    return hub_tables.open_tables(tables({"train": names}, column), None, {})[1]
+def table_source(files=None, column="text", **settings):
+    """Return the source of files by split, or of a data set of the Hub."""
+    config = keys.DataSource(data_seed=1, tokenizer="characters", text_column=column, **settings)
+    names = {}
+    for split, paths in (files or {}).items():
+        names[split] = [str(path) for path in paths]
+    return FoundSource(config, "source", {}, files=names)
 
 
-def texts(names, row=0, **more):
-    """Return all texts of the train split's first file from a row on."""
-    return [text for text, _ in open_files(names, **more)["train"][0][1](row)]
+def open_reader(path, column="text"):
+    """Return the function that reads a file from a row on."""
+    source = table_source({"train": [path]}, column)
+    _, splits = hub_tables.open_tables(source, None, {})
+    ((_, read),) = splits["train"]
+    return read
 
 
-def problem(kind, after=0, times=1, method="."):
-    """The request after ``after`` others that match meets ``kind``."""
-    return [[method, "ok", after], [method, kind, times]]
+def read_texts(path, row=0, column="text"):
+    """Return the texts of a file from a row on."""
+    return [text for text, _ in open_reader(path, column)(row)]
 
 
-# By URL: fetched whole, once.
+def problem(kind, *, after=0, times=1, pattern="."):
+    """Return the problems of the server for a problem after some undisturbed requests."""
+    return [[pattern, "ok", after], [pattern, kind, times]]
 
 
-def test_a_table_behind_a_url_is_fetched_once_whatever_fails_on_the_way_and_then_read_from_any_row(
-    server, waits, caplog, monkeypatch
-):
-    """And each retry is logged, with its wait."""
+# URLs of files
+
+
+def test_download_is_retried_after_every_problem(server, waits, caplog, monkeypatch):
     monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.15)
     monkeypatch.setattr(http, "SLOW_SECONDS", 0.2)
+    server.problems = [[".", kind, 1] for kind in PROBLEMS]
+
+    texts = read_texts(f"{server.url}/files/a.jsonl.gz")
+
+    assert texts == ROWS
+    assert len(server.log) == len(PROBLEMS) + 1
+    assert waits[PROBLEMS.index("429:7")] == 8
+    logged_waits = []
+    for message in caplog.messages:
+        match = re.search(r"; retrying in ([\d.]+) s \(attempt \d+ of 10\)$", message)
+        logged_waits.append(float(match[1]))
+    assert logged_waits == waits
+
+
+def test_url_with_new_signature_is_not_downloaded_again(server):
     url = f"{server.url}/files/a.jsonl.gz?download=true&sig=a.b%2Fc"
-    server.problems = [[".", kind, 1] for kind in KINDS]
-    assert texts([url]) == ROWS and len(server.log) == len(KINDS) + 1
-    tries = [
-        re.search(r"; retrying in ([\d.]+) s \(attempt \d+ of 10\)$", line)
-        for line in caplog.messages
-    ]
-    assert [found and float(found[1]) for found in tries] == waits and waits[3] == 8, (
-        caplog.messages
-    )
-    assert (
-        texts([url.replace("a.b", "c.d")], 300) == ROWS[300:] and len(server.log) == len(KINDS) + 1
-    )
+    assert read_texts(url) == ROWS
+
+    texts = read_texts(url.replace("a.b", "c.d"), 300)
+
+    assert texts == ROWS[300:]
+    assert len(server.log) == 1
 
 
-def test_what_a_url_does_not_give_is_refused_and_nothing_of_it_is_kept(server, waits):
+def assert_no_file_is_left():
+    """Assert that the current folder contains no file."""
+    assert not [path for path in Path().rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("status", ["404", "403", "401", "422", "451"])
+def test_url_with_permanent_error_is_rejected(server, waits, status):
+    server.problems = problem(status, times=ALWAYS)
+
+    with pytest.raises(BadInput, match=rf"a\.csv: HTTP status {status}.*may read it"):
+        read_texts(f"{server.url}/files/a.csv")
+
+    assert not waits
+    assert_no_file_is_left()
+
+
+def test_login_page_is_rejected_after_one_retry(server, waits):
     url = f"{server.url}/files/a.csv"
-    for status in ("404", "403", "401", "422", "451"):
-        server.problems = problem(status, times=ALWAYS)
-        with pytest.raises(BadInput, match=rf"a.csv: HTTP status {status}.*may read it"):
-            texts([url])
-    server.problems = problem(PAGE, times=ALWAYS)
-    with pytest.raises(
-        BadInput, match=f"^{url}: the answer of {url} looks like a proxy or login page"
-    ):
-        texts([url])
-    assert waits == [1] and not any(path.is_file() for path in Path().rglob("*"))
+    server.problems = problem(LOGIN_PAGE, times=ALWAYS)
+
+    with pytest.raises(BadInput, match=f"^{url}: .*login page"):
+        read_texts(url)
+
+    assert waits == [1]
+    assert_no_file_is_left()
 
 
-# Faults while reading.
+# Errors while reading
 
 
-def failing(problems):
-    """A read that fails with each of the problems, by the row at which: (row, error)."""
+def failing_reader(problems):
+    """Return a function that reads ROWS from a row on and fails.
+
+    Args:
+        problems: (row, error) of each failure, in order. Each occurs once.
+    """
+    remaining = list(problems)
 
     def read(row):
-        for number in range(row, N):
-            if problems and problems[0][0] == number:
-                raise problems.pop(0)[1]
+        for number in range(row, NUM_ROWS):
+            if remaining and remaining[0][0] == number:
+                _, error = remaining.pop(0)
+                raise error
             yield ROWS[number]
 
     return read
 
 
-def answer(status, asked=None):
+def http_error(status, retry_after=None):
+    """Return the client's error for an HTTP status."""
+    headers = {}
+    if retry_after:
+        headers["Retry-After"] = retry_after
     error = OSError("no answer")
-    error.response = types.SimpleNamespace(
-        status_code=status, headers={"Retry-After": asked} if asked else {}
-    )
+    error.response = types.SimpleNamespace(status_code=status, headers=headers)
     return error
 
 
-def test_faults_are_retried_from_the_row_where_they_began_and_a_new_row_begins_the_count_anew(
-    waits, caplog
-):
-    problems = [(0, answer(503))] + [(360, answer(503))] * 5 + [(500, ConnectionError())] * 9
-    assert list(retry.retried("hf://a", failing(problems), 0)) == ROWS
+def test_each_new_row_resets_retry_count(waits, caplog):
+    problems = [(0, http_error(503))]
+    problems += [(360, http_error(503))] * 5
+    problems += [(500, ConnectionError())] * 9
+
+    texts = list(retry.retried("hf://a", failing_reader(problems), 0))
+
+    assert texts == ROWS
     assert waits == [1, 1, 2, 4, 8, 16, 1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert caplog.messages[0] == "hf://a: row 0: HTTP status 503; retrying in 1 s (attempt 2 of 10)"
-    assert (
-        caplog.messages[-1]
-        == "hf://a: row 500: ConnectionError; retrying in 60 s (attempt 10 of 10)"
-    )
-
-
-def test_retry_after_is_obeyed_and_bounded(waits):
-    for asked, waited in (
-        ("7", 7),
-        ("100000", retry.MAX_RETRY_AFTER_SECONDS),
-        ("0", 1),
-        ("soon", 1),
-    ):
-        waits.clear()
-        assert list(
-            retry.retried("hf://a", failing([(2, answer(429, asked))]), 0)
-        ) == ROWS and waits == [waited]
-
-
-def test_used_up_tries_stop_with_file_and_row_from_where_it_is_resumed(waits):
-    found = []
-    with pytest.raises(TrainingStopped) as stopped:
-        found += (text for text in retry.retried("hf://a", failing([(4, answer(503))] * 10), 0))
-    said = "hf://a: row 4: failed 10 times in a row, last with HTTP status 503. The rows that were read are saved; the same "
-    assert str(stopped.value) == said + "command resumes from there" and waits[-1] == 60
-    with pytest.raises(
-        TrainingStopped,
-        match="^me/corpus: failed 10 times in a row.*--prefetch on a machine that has one$",
-    ):
-        read = failing([(0, ConnectionError())] * 10)
-        retry.retry("me/corpus", lambda: next(read(0)))
-
-
-# Local files: where a row begins, what a row is, what cannot be read.
-
-
-@pytest.fixture
-def corpus(running):
-    return running.folder / "files"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_reading_from_any_row_gives_the_rest_and_from_one_that_is_gone_no_silent_end(
-    corpus, waits, name
-):
-    ((_, read),) = open_files([corpus / name])["train"]
-    near = {
-        k + d for k in (0, 100, 200, 256, 300, 512, 600, 700) for d in (-1, 0, 1) if 0 <= k + d <= N
-    }
-    for row in sorted(near):
-        assert [text for text, _ in read(row)] == ROWS[row:], row
-    with pytest.raises(BadInput, match=f"{name}: row {N + 1}: .*the file ended after {N} rows"):
-        list(read(N + 1))
-
-
-def test_an_error_that_the_client_takes_for_the_end_is_no_end(corpus, monkeypatch):
-    whole = pq.ParquetFile.iter_batches
-    monkeypatch.setattr(
-        pq.ParquetFile,
-        "iter_batches",
-        lambda *given, **named: itertools.islice(whole(*given, **named), 0),
-    )
-    with pytest.raises(
-        BadInput,
-        match="a.parquet: row 0: cannot be read: TruncatedError: the file ended after 0 rows, before row 100",
-    ):
-        texts([corpus / "a.parquet"])
-
-
-def write_table(path, table):
-    if path.suffix == ".parquet":
-        pq.write_table(table, path)
-    else:
-        with pa.ipc.new_stream(path, table.schema) as writer:
-            writer.write_table(table)
-
-
-def test_odd_parquet_files_and_arrow_files_with_a_footer_and_as_a_stream_are_read_whole(tmp_path):
-    schema = pa.schema({"text": pa.large_string()})
-    with pq.ParquetWriter(tmp_path / "gaps.parquet", schema) as writer:  # row groups without rows
-        for rows in ([], ["a", "b"], [], [], ["c"], []):
-            writer.write_table(pa.table({"text": rows}, schema=schema))
-    for row in range(4):
-        assert texts([tmp_path / "gaps.parquet"], row) == ["a", "b", "c"][row:]
-    words = pa.array(["a", None, "a", "b"])
-    for column in (words.dictionary_encode(), words.cast(pa.string_view()), pa.nulls(4)):
-        pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-        assert texts([tmp_path / "a.parquet"]) == (
-            [None] * 4 if column.null_count == 4 else ["a", None, "a", "b"]
-        )
-    table = pa.table({"id": [0, 1], "text": ["a", "b"]})
-    write_table(tmp_path / "a.arrow", table)
-    with pa.ipc.new_file(tmp_path / "b.arrow", table.schema) as writer:
-        writer.write_table(table)
-    for name in ("a.arrow", "b.arrow"):
-        assert texts([tmp_path / name]) == ["a", "b"] and texts([tmp_path / name], 1) == ["b"]
-
-
-def test_what_is_no_text_is_a_row_without_text(tmp_path):
-    rows = dict.fromkeys(
-        (b'{"text": null}', b'{"id": 1}', b'{"text": ""}', b'{"text": " \\n\\t"}', b'{"text": 5}')
-    )
-    rows = {b'\xef\xbb\xbf{"text": "first"}': "first"} | rows
-    rows |= dict.fromkeys(
-        (b'{"text": {"a": 1}}', b'{"text": ["a"]}', b'{"text": true}', b"", b"  \r", b'"a text"')
-    )
-    rows |= {
-        b'{"text": "2020-01-01"}': "2020-01-01",
-        b'{"text": "half \\ud83d", "more": {"b": [1]}}': "half \ud83d",
-        b'{"text": "whole \\ud83d\\ude00"}': "whole \U0001f600",
-        b'{"text": "NUL \\u0000 end"}': "NUL \0 end",
-        '{"text": "\u2028 é \x85"}'.encode(): "\u2028 é \x85",
-        b'{"text": "twice", "text": "last"}\r': "last",
-        b'{"text": "  kept  "}': "  kept  ",
-    }
-    wanted = list(rows.values())
-    for name, content in (("a.jsonl", json_lines(rows)), ("b.json", json_lines(rows)[:-1])):
-        (tmp_path / name).write_bytes(content)
-        assert texts([tmp_path / name]) == wanted
-        assert texts([tmp_path / name], row=10) == wanted[10:]
-
-
-def test_each_text_of_a_csv_is_text(tmp_path):
-    """Also what pandas takes for no text or for a number, and where it would take a chunk of 10,000 for numbers."""
-    rows = [
-        *["None", "NA", "null", "nan", "N/A", "<NA>", "12", "1e3", "-inf", "True", "2020-01-01"],
-        "",
-        " ",
-        " kept ",
-        "a,b",
-        'a "b"',
-    ]
-    rows += [
-        "two\r\nlines",
-        "NUL \0 end",
-        "\u2028 é \x85",
-        "x" * 200_000,
-        *map(str, range(10_500)),
-        "last",
-    ]
-    (tmp_path / "a.csv").write_text("\ufeffid,text\r\n\r\n", encoding="utf-8", newline="")
-    with open(tmp_path / "a.csv", "a", newline="", encoding="utf-8") as file:
-        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(enumerate(rows))
-    wanted = [row if row.strip() else None for row in rows]
-    assert (
-        texts([tmp_path / "a.csv"]) == wanted
-        and texts([tmp_path / "a.csv"], row=10_400) == wanted[10_400:]
-    )
-    (tmp_path / "one.csv").write_text("text\nplain\n\nNone\r\n7", newline="")
-    assert texts([tmp_path / "one.csv"]) == ["plain", "None", "7"]
-    (tmp_path / "none.csv").write_text("\n\n")
-    with pytest.raises(BadInput, match="none.csv has no column 'text'.*--text_column"):
-        texts([tmp_path / "none.csv"])
-
-
-NO_TEXT = {"parquet": ([["a"], ["b"]], r"list<\w+: string>"), "arrow": ([1, 2], "int64")}
-NO_TEXT |= {"jsonl": ([1, ["b"]], "lists and numbers")}
-
-
-@pytest.mark.parametrize("kind", NO_TEXT)
-def test_a_column_that_holds_no_text_is_refused_with_what_the_columns_hold(tmp_path, waits, kind):
-    path, (values, said) = tmp_path / f"a.{kind}", NO_TEXT[kind]
-    table = {"content": values, "text": ["a", "b"]}
-    if kind == "jsonl":
-        rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-        path.write_bytes(json_lines([{"content": None}, b"", *rows, b"7"]))
-    else:
-        write_table(path, pa.table(table))
-    problems = {
-        "content": f": the column 'content' contains {said}, not text",
-        "txt": " has no column 'txt'",
-    }
-    for column, problem in problems.items():
-        with pytest.raises(BadInput) as refused:
-            texts([path], column=column)
-        wanted = rf"{path}{problem}.*: content \({said}\), text \(text\)"
-        assert re.fullmatch(wanted, str(refused.value)), refused.value
-    assert not waits
-
-
-def test_zstandard_is_refused_without_the_package_that_reads_all_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setitem(fsspec.compression.compr, "zstd", lambda file, mode: file)
-    (tmp_path / "a.jsonl.zst").write_bytes(b"")
-    with pytest.raises(
-        BadInput,
-        match="a.jsonl.zst is compressed with .*: pip install backports.zstd",
-    ):
-        texts([tmp_path / "a.jsonl.zst"])
-
-
-def damaged(folder):
-    """Files that are not what their names say: the bytes, how the name ends, rows before the problem, what is said."""
-    table = (folder / "a.parquet").read_bytes()
-    lines, records = (
-        (folder / name).read_bytes().splitlines(keepends=True)[:301]
-        for name in ("a.jsonl", "a.csv")
-    )
-    packed = (folder / "a.jsonl.gz").read_bytes()
-    third = pq.ParquetFile(folder / "a.parquet").metadata.row_group(3).column(1)
-    begin, size = (
-        third.dictionary_page_offset or third.data_page_offset,
-        third.total_compressed_size,
-    )
-    return {
-        "array": (b'[\n{"text": "a"}\n]\n', "json", [0], "is a JSON array.*jq"),
-        "line": (
-            b"".join([*lines[:300], b'{"text": "cut\n', *lines]),
-            "jsonl",
-            [300],
-            "line 301 is not valid JSON",
-        ),
-        "truncated.gz": (packed[: len(packed) // 2], "jsonl.gz", range(N), r"row \d+: .*EOFError"),
-        "damaged.gz": (
-            packed[:-8] + b"\0" * 8,
-            "jsonl.gz",
-            range(N + 1),
-            r"row \d+: .*BadGzipFile",
-        ),
-        "pages": (
-            table[:begin] + b"\xff" * size + table[begin + size :],
-            "parquet",
-            range(301),
-            r"row \d+: .*OSError",
-        ),
-        "no Parquet": (lines[0] * 50, "parquet", [0], "ArrowInvalid: .*magic bytes not found"),
-        "ragged": (
-            b"".join([*records, b"31,a text, in two\n"]),
-            "csv",
-            [299],
-            "line 302 has 3 fields, but the header has 2",
-        ),
-        "bytes": (b"".join([*records, b"31,\xff\n"]), "csv", [299], "line 302 is not UTF-8"),
-        "quotes": (
-            b"".join([*records, b'31,"open\n', *records]),
-            "csv",
-            [299],
-            "line 302 .*unexpected end of data",
-        ),
-    }
+    assert caplog.messages[0].startswith("hf://a: row 0: HTTP status 503; retrying in 1 s")
+    assert caplog.messages[-1].startswith("hf://a: row 500: ConnectionError; retrying in 60 s")
+    assert "attempt 10 of 10" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "array",
-        "line",
-        "truncated.gz",
-        "damaged.gz",
-        "pages",
-        "no Parquet",
-        "ragged",
-        "bytes",
-        "quotes",
-    ],
+    "retry_after, wait",
+    [("7", 7), ("100000", retry.MAX_RETRY_AFTER_SECONDS), ("0", 1), ("soon", 1)],
 )
-def test_a_local_file_that_is_not_what_its_name_says_is_refused_at_once_with_file_and_place(
-    corpus, tmp_path, waits, kind
-):
-    """What can be read before it comes once, and nothing after it."""
-    content, suffix, rows, words = damaged(corpus)[kind]
-    path, found = tmp_path / f"a.{suffix}", []
-    path.write_bytes(content)
-    with pytest.raises(BadInput, match=f"^{re.escape(str(path))}.*{words}") as refused:
-        found += (text for text, _ in open_files([path])["train"][0][1](0))
-    assert found == ROWS[: len(found)] and len(found) in rows and not waits
-    assert "\n" not in str(refused.value) and "same command" not in str(refused.value)
+def test_retry_after_header_is_obeyed(waits, retry_after, wait):
+    read = failing_reader([(2, http_error(429, retry_after))])
+
+    assert list(retry.retried("hf://a", read, 0)) == ROWS
+    assert waits == [wait]
 
 
-def test_a_disk_that_fails_for_a_while_is_read_on(corpus, waits, monkeypatch):
-    real, problems = (
-        remote.open_file,
-        [OSError(code, "no") for code in (errno.EIO, errno.ESTALE, errno.EMFILE)],
-    )
+def test_last_failed_attempt_states_row(waits):
+    read = failing_reader([(4, http_error(503))] * 10)
 
-    def opened(name):
-        if problems:
-            raise problems.pop()
-        return real(name)
+    with pytest.raises(TrainingStopped) as caught:
+        list(retry.retried("hf://a", read, 0))
 
-    monkeypatch.setattr(remote, "open_file", opened)
-    assert texts([corpus / "a.jsonl"]) == ROWS and waits == [1, 2, 4]
+    message = str(caught.value)
+    assert "hf://a: row 4: failed 10 times in a row" in message
+    assert "HTTP status 503" in message
+    assert "same command" in message
+    assert waits[-1] == 60
+
+
+def test_missing_connection_is_reported_with_fix():
+    def fail():
+        raise ConnectionError
+
+    with pytest.raises(TrainingStopped, match=r"^me/corpus: failed 10 times in a row.*--prefetch"):
+        retry.retry("me/corpus", fail)
+
+
+# Local files
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_amount_of_text_is_estimated_before_it_is_read(corpus, server, name):
-    true = sum(len(row.encode()) for row in ROWS)
-    for path in (str(corpus / name), f"{server.url}/files/{name}"):
-        found = hub_tables.expected_text_bytes([path, path], tables().config)
-        assert (
-            0.9 * 2 * true < found < 1.1 * 2 * true * (1.1 if name.endswith(".csv") else 1)
-        )  # all of it is counted
+def test_file_is_read_from_any_row(served_files, name):
+    read = open_reader(served_files / name)
+
+    for boundary in (0, 100, 200, 256, 300, 512, 600, 700):
+        for row in range(max(0, boundary - 1), min(NUM_ROWS, boundary + 1) + 1):
+            assert [text for text, _ in read(row)] == ROWS[row:], row
 
 
-# A data set of the Hub.
+@pytest.mark.parametrize("name", FILES)
+def test_row_after_end_of_file_is_rejected(served_files, name):
+    read = open_reader(served_files / name)
 
-SAMPLE, COMMIT = "hf://datasets/me/corpus/sample", "c0ffee" + "0" * 34
+    with pytest.raises(BadInput) as caught:
+        list(read(NUM_ROWS + 1))
+
+    message = str(caught.value)
+    assert f"{name}: row {NUM_ROWS + 1}: " in message
+    assert f"ended after {NUM_ROWS} rows" in message
+
+
+def test_client_error_is_not_end_of_file(served_files, monkeypatch):
+    """The client treats some errors as the end of the file."""
+    iter_batches = pq.ParquetFile.iter_batches
+
+    def end_immediately(*args, **kwargs):
+        return itertools.islice(iter_batches(*args, **kwargs), 0)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", end_immediately)
+
+    with pytest.raises(BadInput, match=r"a\.parquet: row 0: .*ended after 0 rows"):
+        read_texts(served_files / "a.parquet")
+
+
+def test_empty_row_groups_are_skipped(tmp_path):
+    path = tmp_path / "gaps.parquet"
+    schema = pa.schema({"text": pa.large_string()})
+    with pq.ParquetWriter(path, schema) as writer:
+        for rows in ([], ["a", "b"], [], [], ["c"], []):
+            writer.write_table(pa.table({"text": rows}, schema=schema))
+
+    for row in range(4):
+        assert read_texts(path, row) == ["a", "b", "c"][row:]
+
+
+WORDS = pa.array(["a", None, "a", "b"])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [WORDS.dictionary_encode(), WORDS.cast(pa.string_view()), pa.nulls(4)],
+    ids=["dictionary", "string view", "nulls"],
+)
+def test_parquet_column_types_are_read(tmp_path, column):
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+
+    assert read_texts(tmp_path / "a.parquet") == column.to_pylist()
+
+
+@pytest.mark.parametrize("new_file", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_arrow_file_and_stream_are_read(tmp_path, new_file):
+    path = tmp_path / "a.arrow"
+    table = pa.table({"id": [0, 1], "text": ["a", "b"]})
+    with new_file(path, table.schema) as writer:
+        writer.write_table(table)
+
+    assert read_texts(path) == ["a", "b"]
+    assert read_texts(path, 1) == ["b"]
+
+
+JSON_ROWS = {
+    b'\xef\xbb\xbf{"text": "first"}': "first",
+    b'{"text": null}': None,
+    b'{"id": 1}': None,
+    b'{"text": ""}': None,
+    b'{"text": " \\n\\t"}': None,
+    b'{"text": 5}': None,
+    b'{"text": {"a": 1}}': None,
+    b'{"text": ["a"]}': None,
+    b'{"text": true}': None,
+    b"": None,
+    b"  \r": None,
+    b'"a text"': None,
+    b'{"text": "2020-01-01"}': "2020-01-01",
+    b'{"text": "half \\ud83d", "more": {"b": [1]}}': "half \ud83d",
+    b'{"text": "whole \\ud83d\\ude00"}': "whole \U0001f600",
+    b'{"text": "NUL \\u0000 end"}': "NUL \0 end",
+    '{"text": "\u2028 é \x85"}'.encode(): "\u2028 é \x85",
+    b'{"text": "twice", "text": "last"}\r': "last",
+    b'{"text": "  kept  "}': "  kept  ",
+}
+
+
+@pytest.mark.parametrize("has_final_newline", [True, False])
+def test_json_value_without_text_is_none(tmp_path, has_final_newline):
+    path = tmp_path / "a.jsonl"
+    content = join_lines(JSON_ROWS)
+    path.write_bytes(content if has_final_newline else content[:-1])
+    expected = list(JSON_ROWS.values())
+
+    assert read_texts(path) == expected
+    assert read_texts(path, row=10) == expected[10:]
+
+
+def test_each_csv_value_is_text(tmp_path):
+    """Pandas would read some values as missing, and a chunk of 10,000 numbers as numbers."""
+    texts = ["None", "NA", "null", "nan", "N/A", "<NA>", "12", "1e3", "-inf", "True", "2020-01-01"]
+    texts += ["", " ", " kept ", "a,b", 'a "b"', "two\r\nlines", "NUL \0 end", "\u2028 é \x85"]
+    texts += ["x" * 200_000, *map(str, range(10_500)), "last"]
+    path = tmp_path / "a.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        file.write("\ufeffid,text\r\n\r\n")
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(enumerate(texts))
+
+    expected = [text if text.strip() else None for text in texts]
+    assert read_texts(path) == expected
+    assert read_texts(path, row=10_400) == expected[10_400:]
+
+
+def test_csv_without_quotes_is_read(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text\nplain\n\nNone\r\n7", newline="")
+
+    assert read_texts(path) == ["plain", "None", "7"]
+
+
+def test_csv_without_header_is_rejected(tmp_path):
+    path = tmp_path / "none.csv"
+    path.write_text("\n\n")
+
+    with pytest.raises(BadInput, match=r"none\.csv has no column 'text'.*--text_column"):
+        read_texts(path)
+
+
+def write_parquet_without_text(folder):
+    """Write a Parquet file whose column "content" contains lists. Return its path."""
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"content": [["a"], ["b"]], "text": ["a", "b"]}), path)
+    return path
+
+
+def write_arrow_without_text(folder):
+    """Write an Arrow file whose column "content" contains numbers. Return its path."""
+    path = folder / "a.arrow"
+    table = pa.table({"content": [1, 2], "text": ["a", "b"]})
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
+def write_json_without_text(folder):
+    """Write JSON lines whose column "content" contains numbers and lists. Return the path."""
+    path = folder / "a.jsonl"
+    rows = [{"content": 1, "text": "a"}, {"content": ["b"], "text": "b"}]
+    path.write_bytes(json_lines([{"content": None}]) + b"\n" + json_lines([*rows, 7]))
+    return path
+
+
+@pytest.mark.parametrize("column, problem", [("content", "not text"), ("txt", "no column 'txt'")])
+@pytest.mark.parametrize(
+    "write_table, content_type",
+    [
+        (write_parquet_without_text, r"list<\w+: string>"),
+        (write_arrow_without_text, "int64"),
+        (write_json_without_text, "lists and numbers"),
+    ],
+)
+def test_column_without_text_is_rejected(
+    tmp_path, waits, write_table, content_type, column, problem
+):
+    path = write_table(tmp_path)
+
+    with pytest.raises(BadInput) as caught:
+        read_texts(path, column=column)
+
+    message = str(caught.value)
+    assert str(path) in message
+    assert problem in message
+    assert re.search(rf": content \({content_type}\), text \(text\)$", message)
+    assert not waits
+
+
+def test_zstandard_without_package_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.setitem(fsspec.compression.compr, "zstd", lambda file, mode: file)
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"")
+
+    with pytest.raises(BadInput, match=r"a\.jsonl\.zst is compressed.*pip install backports\.zstd"):
+        read_texts(path)
+
+
+@dataclass
+class DamagedFile:
+    """A file that is damaged or has the suffix of another format.
+
+    Attributes:
+        name: end of its name.
+        content: contents of the file.
+        num_rows: possible numbers of rows before the problem.
+        message: pattern of the message.
+    """
+
+    name: str
+    content: bytes
+    num_rows: range
+    message: str
+
+
+def exactly(number):
+    """Return the range that contains only this number."""
+    return range(number, number + 1)
+
+
+def json_array(folder):
+    """Return a JSON array instead of JSON lines."""
+    return DamagedFile("json", b'[\n{"text": "a"}\n]\n', exactly(0), "is a JSON array.*jq")
+
+
+def invalid_json_line(folder):
+    """Return JSON lines with an invalid line after 300 rows."""
+    lines = (folder / "a.jsonl").read_bytes().splitlines(keepends=True)
+    content = b"".join([*lines[:300], b'{"text": "cut\n', *lines[:301]])
+    return DamagedFile("jsonl", content, exactly(300), "line 301 is not valid JSON")
+
+
+def truncated_gzip(folder):
+    """Return the first half of a compressed file."""
+    content = (folder / "a.jsonl.gz").read_bytes()
+    num_rows = range(NUM_ROWS)
+    return DamagedFile("jsonl.gz", content[: len(content) // 2], num_rows, r"row \d+: .*EOFError")
+
+
+def corrupted_gzip(folder):
+    """Return a compressed file with another checksum."""
+    content = (folder / "a.jsonl.gz").read_bytes()[:-8] + b"\0" * 8
+    return DamagedFile("jsonl.gz", content, range(NUM_ROWS + 1), r"row \d+: .*BadGzipFile")
+
+
+def corrupted_parquet(folder):
+    """Return a Parquet file whose fourth row group is overwritten."""
+    path = folder / "a.parquet"
+    column = pq.ParquetFile(path).metadata.row_group(3).column(1)
+    start = column.dictionary_page_offset or column.data_page_offset
+    size = column.total_compressed_size
+    content = bytearray(path.read_bytes())
+    content[start : start + size] = b"\xff" * size
+    return DamagedFile("parquet", bytes(content), range(301), r"row \d+: .*OSError")
+
+
+def json_named_parquet(folder):
+    """Return JSON lines in a file with the suffix of Parquet."""
+    content = json_lines([{"text": "a text"}] * 50)
+    return DamagedFile("parquet", content, exactly(0), "magic bytes not found")
+
+
+def csv_with_line(folder, line):
+    """Return a CSV file with this line after the header and 300 valid rows."""
+    lines = (folder / "a.csv").read_bytes().splitlines(keepends=True)
+    return b"".join([*lines[:301], line, *lines[1:301]])
+
+
+def csv_with_extra_field(folder):
+    """Return a CSV file with a line of 3 fields."""
+    content = csv_with_line(folder, b"31,a text, in two\n")
+    message = "line 302 has 3 fields, but the header has 2"
+    return DamagedFile("csv", content, exactly(299), message)
+
+
+def csv_with_invalid_utf8(folder):
+    """Return a CSV file with a line that is not UTF-8."""
+    return DamagedFile("csv", csv_with_line(folder, b"31,\xff\n"), exactly(299), "line 302 .*UTF-8")
+
+
+def csv_with_open_quote(folder):
+    """Return a CSV file with a quoted field that does not end."""
+    content = csv_with_line(folder, b'31,"open\n')
+    return DamagedFile("csv", content, exactly(299), "line 302 .*unexpected end of data")
+
+
+@pytest.mark.parametrize(
+    "make_file",
+    [
+        json_array,
+        invalid_json_line,
+        truncated_gzip,
+        corrupted_gzip,
+        corrupted_parquet,
+        json_named_parquet,
+        csv_with_extra_field,
+        csv_with_invalid_utf8,
+        csv_with_open_quote,
+    ],
+)
+def test_damaged_local_file_is_rejected_without_retry(served_files, tmp_path, waits, make_file):
+    """The rows before the problem are read once."""
+    file = make_file(served_files)
+    path = tmp_path / f"a.{file.name}"
+    path.write_bytes(file.content)
+
+    texts = []
+    with pytest.raises(BadInput) as caught:
+        for text, _ in open_reader(path)(0):
+            texts.append(text)
+
+    message = str(caught.value)
+    assert re.match(f"{re.escape(str(path))}.*{file.message}", message)
+    assert "\n" not in message
+    assert "same command" not in message
+    assert len(texts) in file.num_rows
+    assert texts == ROWS[: len(texts)]
+    assert not waits
+
+
+def test_temporary_disk_errors_are_retried(served_files, waits, monkeypatch):
+    codes = [errno.EMFILE, errno.ESTALE, errno.EIO]
+    open_file = remote.open_file
+
+    def fail_three_times(name):
+        if codes:
+            raise OSError(codes.pop(0), "no")
+        return open_file(name)
+
+    monkeypatch.setattr(remote, "open_file", fail_three_times)
+
+    assert read_texts(served_files / "a.jsonl") == ROWS
+    assert waits == [1, 2, 4]
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "URL"])
+@pytest.mark.parametrize("name", FILES)
+def test_amount_of_text_is_estimated(served_files, server, name, is_remote):
+    path = f"{server.url}/files/{name}" if is_remote else str(served_files / name)
+    text_bytes = 2 * sum(len(row.encode()) for row in ROWS)
+
+    estimate = hub_tables.expected_text_bytes([path, path], table_source().config)
+
+    # All of a CSV file counts as text.
+    most = 1.21 * text_bytes if name == "a.csv" else 1.1 * text_bytes
+    assert 0.9 * text_bytes < estimate < most
+
+
+# Data sets of the Hub
+
+COMMIT = "c0ffee" + "0" * 34
+PATTERN = "hf://datasets/me/corpus/sample/*.parquet"
 SECOND_FILE = "GET .*train-00001"
 
 
+def write_hub_files(folder):
+    """Write data sets of Parquet, JSON lines, CSV with an unsupported option, and text."""
+    for name in ("corpus/sample", "lines", "tabs", "plain"):
+        (folder / name).mkdir(parents=True)
+    half = NUM_ROWS // 2
+    write_parquet(folder / "corpus/sample/train-00000-of-00002.parquet", ROWS[:half])
+    write_parquet(folder / "corpus/sample/train-00001-of-00002.parquet", ROWS[half:])
+    (folder / "corpus/README.md").write_text(
+        "---\n"
+        "configs:\n"
+        "- config_name: sample\n"
+        "  data_files:\n"
+        "  - split: train\n"
+        "    path: sample/*\n"
+        "---\n"
+    )
+    lines = json_lines([{"text": row} for row in ROWS])
+    (folder / "lines/train-00000.json.gz").write_bytes(gzip.compress(lines))
+    (folder / "tabs/a.csv").write_text("id\ttext\n0\ta\n")
+    (folder / "tabs/README.md").write_text('---\nconfigs:\n- config_name: a\n  sep: "\\t"\n---\n')
+    (folder / "plain/a.txt").write_text("words")
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """A Hub that has the rows in two files of Parquet, in one of packed JSON lines, and of a kind that is not read."""
+def hub_server(tmp_path_factory):
+    """Serve the data sets."""
     folder = tmp_path_factory.mktemp("hub")
-    for place in ("corpus/sample", "lines", "tabs", "plain"):
-        (folder / "datasets" / "me" / place).mkdir(parents=True)
-    for number, rows in enumerate((ROWS[: N // 2], ROWS[N // 2 :])):
-        write_parquet(
-            folder / f"datasets/me/corpus/sample/train-{number:05d}-of-00002.parquet", rows
-        )
-    lines = gzip.compress(json_lines([{"text": row} for row in ROWS]))
-    (folder / "datasets/me/lines/train-00000.json.gz").write_bytes(lines)
-    (folder / "datasets/me/tabs/a.csv").write_text("id\ttext\n0\ta\n")
-    (folder / "datasets/me/tabs/README.md").write_text(
-        '---\nconfigs:\n- config_name: a\n  sep: "\\t"\n---\n'
-    )
-    (folder / "datasets/me/plain/a.txt").write_text("words")
-    files = "  data_files:\n  - split: train\n    path: sample/*"
-    (folder / "datasets/me/corpus/README.md").write_text(
-        f"---\nconfigs:\n- config_name: sample\n{files}\n---\n"
-    )
+    write_hub_files(folder / "datasets" / "me")
     with DataServer(folder) as server:
         server.keeps_commits = True
         yield server
 
 
 @pytest.fixture
-def hub(served, tmp_path, monkeypatch):
+def hub(hub_server, tmp_path, monkeypatch):
+    """Return a client of the server, and change to a folder of the test."""
     monkeypatch.chdir(tmp_path)
-    served.commit = COMMIT
-    return Hub(served)
+    hub_server.commit = COMMIT
+    return HubClient(hub_server)
 
 
-class Hub:
-    """Reads from a server, each time in a fork: the client holds HF_ENDPOINT from its import on."""
+@dataclass
+class HubRequest:
+    """The data set or the Parquet files to read."""
+
+    name: str = "me/corpus"
+    config: str | None = "sample"
+    column: str = "text"
+    pinned: str | None = None  # commit
+    files: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class HubResult:
+    """The result of reading a data set from the beginning.
+
+    Attributes:
+        has_all_rows: whether all rows were read once, in order.
+        error: type and message of the exception, or None.
+        waits: waits before retries in seconds.
+        messages: logged messages.
+        commit: commit of the data set.
+        versions: commits of the repositories of files.
+        parts: names of the files.
+    """
+
+    has_all_rows: bool = False
+    error: str | None = None
+    waits: list[float] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    commit: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Preparation:
+    """The exit status of prepare_data.py, and the folder that it has prepared."""
+
+    status: int
+    file_names: list[str]
+    manifest: dict
+
+
+class HubClient:
+    """Reads from a server in forks, because the client reads HF_ENDPOINT only on import."""
 
     def __init__(self, server):
         self.server = server
 
-    def read(self, *problems, **how):
-        """Read a data set, or Parquet ``files``, from the beginning; return what came of it."""
-        self.server.problems, self.server.log = [*problems], []
-        run_in_fork(self._read, how)
-        found, met = (
-            json.loads(Path("found.json").read_text()),
-            not any(times for *_, times in self.server.problems),
-        )
-        return types.SimpleNamespace(**found, log=self.server.log, met=met)
+    def read(self, *problems, **request):
+        """Read a data set, or Parquet files, from the beginning."""
+        self._reset_server(problems)
+        run_in_fork(self._read, HubRequest(**request))
+        return HubResult(**json.loads(Path("result.json").read_text()))
 
     def prepare(self, *problems):
-        """Prepare the recipe's shards; return the exit status, the names of their files and the manifest."""
-        self.server.problems, self.server.log = [*problems], []
+        """Prepare the data of the recipe."""
+        self._reset_server(problems)
         run_in_fork(self._prepare)
-        (path,) = Path("data").glob("*/manifest.json")
-        names = sorted(path.name for path in path.parent.iterdir())
-        return int(Path("status").read_text()), names, json.loads(path.read_text())
+        (manifest,) = Path("data").glob("*/manifest.json")
+        return Preparation(
+            status=int(Path("status").read_text()),
+            file_names=sorted(path.name for path in manifest.parent.iterdir()),
+            manifest=json.loads(manifest.read_text()),
+        )
+
+    def met_all_problems(self):
+        """Return whether each problem has occurred as often as requested."""
+        return all(times == 0 for _, _, times in self.server.problems)
+
+    def requests_of_other_commits(self):
+        """Return the requests that do not name COMMIT."""
+        return [line for line in self.server.log if COMMIT not in line]
+
+    def _reset_server(self, problems):
+        self.server.problems = list(problems)
+        self.server.log = []
 
     def _connect(self):
-        """Make this process's client one of the server; return its waits, which are noted only, and what is logged."""
-        os.environ |= {
-            "HF_ENDPOINT": self.server.url,
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-        }
-        os.environ |= {
-            "HF_HOME": "home",
-            "HF_HUB_DOWNLOAD_TIMEOUT": "1",
-            "HF_HUB_ETAG_TIMEOUT": "1",
-        }
-        shutil.rmtree("home", ignore_errors=True)
-        for module in (huggingface_hub.constants, datasets.config):
-            importlib.reload(module)
-        client.set_timeouts()
-        client.TIMEOUTS["read"] = remote.TIMEOUT_SECONDS = 0.3
-        waits, said, logged = [], [], logging.Handler()
-        retry.time.sleep = waits.append
-        logged.emit = lambda record: said.append(record.getMessage())
-        logging.getLogger("ursa_minor").addHandler(logged)
-        return waits, said
+        """Use the server as the Hub of this process, with short timeouts and without waits.
 
-    def _read(self, how):
-        waits, said = self._connect()
-        given = {
-            "name": "me/corpus",
-            "config": "sample",
-            "pinned": None,
-            "column": "text",
-            "files": {},
-        } | how
-        dataset = {"dataset_name": given["name"], "dataset_config_name": given["config"]}
-        source = tables(given["files"] and {"train": given["files"]}, given["column"], **dataset)
-        found, stopped, commit, parts, versions = [], None, None, [], given.get("versions", {})
+        Returns:
+            The result to which waits and messages are added.
+        """
+        os.environ.update(
+            HF_ENDPOINT=self.server.url,
+            HF_HUB_OFFLINE="0",
+            HF_HUB_DISABLE_XET="1",
+            HF_HOME="home",
+            HF_HUB_DOWNLOAD_TIMEOUT="1",
+            HF_HUB_ETAG_TIMEOUT="1",
+        )
+        shutil.rmtree("home", ignore_errors=True)
+        importlib.reload(huggingface_hub.constants)
+        importlib.reload(datasets.config)
+        client.set_timeouts()
+        client.TIMEOUTS["read"] = 0.3
+        remote.TIMEOUT_SECONDS = 0.3
+        result = HubResult()
+        retry.time.sleep = result.waits.append
+        handler = logging.Handler()
+        handler.emit = lambda record: result.messages.append(record.getMessage())
+        logging.getLogger("ursa_minor").addHandler(handler)
+        return result
+
+    def _read(self, request):
+        result = self._connect()
+        result.versions = request.versions
+        files = {"train": request.files} if request.files else {}
+        source = table_source(
+            files, request.column, dataset_name=request.name, dataset_config_name=request.config
+        )
+        texts = []
         try:
-            commit, splits = hub_tables.open_tables(source, given["pinned"], versions)
-            parts = [name for name, _ in splits["train"]]
+            result.commit, splits = hub_tables.open_tables(source, request.pinned, result.versions)
+            result.parts = [name for name, _ in splits["train"]]
             for _, read in splits["train"]:
-                found += (text for text, _ in read(0))
+                texts += [text for text, _ in read(0)]
         except (BadInput, TrainingStopped) as error:
-            stopped = f"{type(error).__name__}: {error}"
-        kept = {
-            "equal": found == ROWS,
-            "begins": found == ROWS[: len(found)],
-            "rows": len(found),
-            "stopped": stopped,
-        }
-        kept |= {"waits": [wait for wait in waits if wait], "said": said, "versions": versions}
-        Path("found.json").write_text(json.dumps(kept | {"commit": commit, "parts": parts}))
+            result.error = f"{type(error).__name__}: {error}"
+        result.has_all_rows = texts == ROWS
+        result.waits = [seconds for seconds in result.waits if seconds]
+        Path("result.json").write_text(json.dumps(asdict(result)))
 
     def _prepare(self):
         self._connect()
         Path("status").write_text(str(prepare_data.main(["--recipe", "tiny.yaml"])))
 
 
-def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
-    clean, lines, pinned = (
-        hub.read(),
-        hub.read(name="me/lines", config=None),
-        hub.read(pinned=COMMIT),
-    )
-    assert all(
-        done.equal and not done.said and done.commit == COMMIT for done in (clean, lines, pinned)
-    )
-    asked = [line for line in clean.log[1:] + pinned.log if "c0ffee" not in line]
-    assert not asked, "after the first contact everything is asked for by commit"
+@pytest.mark.parametrize(
+    "request_settings, num_first_requests",
+    [({}, 1), ({"name": "me/lines", "config": None}, 1), ({"pinned": COMMIT}, 0)],
+    ids=["Parquet", "JSON lines", "pinned"],
+)
+def test_dataset_is_read_at_one_commit(hub, request_settings, num_first_requests):
+    """Only the first request, which returns the commit, does not name it."""
+    result = hub.read(**request_settings)
+
+    assert result.has_all_rows
+    assert result.commit == COMMIT
+    assert not result.messages
+    assert hub.requests_of_other_commits() == hub.server.log[:num_first_requests]
 
 
-def test_files_of_the_hub_by_pattern_are_all_of_them_at_the_commit_of_the_first_contact(hub):
-    first = hub.read(["/api/", "503", 3], files=[f"{SAMPLE}/*.parquet"])
-    hub.server.commit = "e" * 40
-    again = hub.read(files=[f"{SAMPLE}/*.parquet"], versions=first.versions)
-    assert first.equal and first.met and first.said and again.equal and first.parts == again.parts
+def test_pattern_stays_at_first_commit(hub):
+    first = hub.read(["/api/", "503", 3], files=[PATTERN])
+    assert first.has_all_rows
+    assert hub.met_all_problems()
+    assert first.messages
     assert [Path(name).name for name in first.parts] == [
-        f"train-0000{i}-of-00002.parquet" for i in range(2)
+        "train-00000-of-00002.parquet",
+        "train-00001-of-00002.parquet",
     ]
-    assert all("c0ffee" in line for line in first.log + again.log if "/resolve/" in line)
-    done = hub.read(files=[f"{SAMPLE}/*.csv.parquet"])
-    assert re.match(
-        r"BadInput: hf://datasets/me/corpus/sample/\*.csv.parquet: .*may read", done.stopped
+    hub.server.commit = "e" * 40
+
+    second = hub.read(files=[PATTERN], versions=first.versions)
+
+    assert second.has_all_rows
+    assert second.parts == first.parts
+    assert not [line for line in hub.requests_of_other_commits() if "/resolve/" in line]
+
+
+def test_pattern_without_match_is_rejected(hub):
+    pattern = "hf://datasets/me/corpus/sample/*.csv.parquet"
+
+    result = hub.read(files=[pattern])
+
+    assert result.error.startswith(f"BadInput: {pattern}: ")
+    assert "may read" in result.error
+
+
+def test_hub_problems_are_retried(hub):
+    problems = [
+        *problem("503", pattern="^GET /api/datasets/me/corpus$"),
+        *problem("silent", pattern="GET .*/tree/"),
+        *problem("503", times=9, pattern="README"),
+        *problem("lie", pattern=SECOND_FILE),
+        *problem("429:33", pattern="GET .*train-00000"),
+    ]
+
+    result = hub.read(*problems)
+
+    assert result.has_all_rows
+    assert hub.met_all_problems()
+    assert len(result.waits) > 0
+    assert len(result.messages) >= len(result.waits)
+    assert max(result.waits) >= 33
+    assert hub.server.outwaited == 0, "a request has no timeout"
+
+
+@pytest.mark.parametrize(
+    "request_settings, message",
+    [
+        ({"name": "me/nothing"}, "me/nothing: HTTP status 404"),
+        ({"config": "samples"}, "'samples' not found. Available: .*'sample'"),
+        ({"name": "me/tabs", "config": None}, "me/tabs: .* not Parquet.*refs/convert/parquet"),
+        ({"name": "me/plain", "config": None}, "me/plain: .* not Parquet.*refs/convert/parquet"),
+        ({"column": "txt"}, "has no column 'txt'.*: id "),
+    ],
+)
+def test_missing_part_of_hub_is_rejected(hub, request_settings, message):
+    result = hub.read(**request_settings)
+
+    assert re.match(f"BadInput: .*{message}", result.error)
+    assert sum(result.waits) <= 1
+
+
+def test_hub_file_without_permission_is_rejected(hub):
+    result = hub.read(*problem("403", times=ALWAYS, pattern=SECOND_FILE))
+
+    assert re.match("BadInput: .*HTTP status 403.*may read", result.error)
+    assert sum(result.waits) <= 1
+
+
+def test_interrupted_preparation_resumes_at_first_commit(hub):
+    Path("tiny.yaml").write_text(
+        "dataset_name: me/corpus\n"
+        "dataset_config_name: sample\n"
+        "validation_tokens: 500\n"
+        "shard_tokens: 1000\n" + RECIPE
     )
-
-
-def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
-    """Its list of subsets too, and where it asks to wait it is obeyed."""
-    problems = problem("503", method="^GET /api/datasets/me/corpus$") + problem(
-        "silent", method="GET .*/tree/"
-    )
-    problems += problem("503", times=9, method="README") + problem("lie", method=SECOND_FILE)
-    done = hub.read(*problems, *problem("429:33", method="GET .*train-00000"))
-    assert (
-        done.equal and done.met and len(done.said) >= len(done.waits) > 0 and max(done.waits) >= 33
-    ), done
-    assert hub.server.outwaited == 0, "every request has a time-out"
-
-
-def test_what_the_hub_does_not_have_is_bad_input_at_once(hub):
-    column = "has no column 'txt'.*: id "
-    for wanted, done in {
-        "me/nothing: HTTP status 404. Check the name": hub.read(name="me/nothing"),
-        ".*'samples' not found. Available: .*'sample'": hub.read(config="samples"),
-        "dataset_name = me/tabs: .* not Parquet.*refs/convert/parquet": hub.read(
-            name="me/tabs", config=None
-        ),
-        "dataset_name = me/plain: .* not Parquet.*refs/convert/parquet": hub.read(
-            name="me/plain", config=None
-        ),
-        f".*{column}": hub.read(column="txt"),
-        ".*HTTP status 403.*that you may read it": hub.read(
-            *problem("403", times=ALWAYS, method=SECOND_FILE)
-        ),
-    }.items():
-        assert re.match(f"BadInput: {wanted}", done.stopped) and sum(done.waits) <= 1, done
-
-
-def test_a_run_that_was_cut_off_goes_on_with_the_commit_of_its_first_contact(hub):
-    own = "dataset_name: me/corpus\ndataset_config_name: sample\nvalidation_tokens: 500\nshard_tokens: 1000\n"
-    Path("tiny.yaml").write_text(own + RECIPE)
-    whole = hub.prepare()
-    Path("data").rename("whole")
-    # The tokenizer is made of all text: both files are read once before the first shard.
-    status, _, manifest = hub.prepare([SECOND_FILE, "ok", 1], [SECOND_FILE, "503", ALWAYS])
-    assert status == 1 and manifest["splits"]["train"] and not manifest["complete"]
+    uninterrupted = hub.prepare()
+    assert uninterrupted.status == 0
+    assert uninterrupted.manifest["complete"]
+    assert uninterrupted.manifest["revision"] == COMMIT
+    Path("data").rename("uninterrupted")
+    # The tokenizer reads both files once, before the first shard.
+    interrupted = hub.prepare([SECOND_FILE, "ok", 1], [SECOND_FILE, "503", ALWAYS])
+    assert interrupted.status == 1
+    assert interrupted.manifest["splits"]["train"]
+    assert not interrupted.manifest["complete"]
     hub.server.commit = "d" * 40
-    assert (
-        hub.prepare() == whole
-        and whole[0] == 0
-        and whole[2]["complete"]
-        and whole[2]["revision"] == COMMIT
-    )
-    assert not [line for line in hub.server.log if "/resolve/" in line and COMMIT not in line]
+
+    resumed = hub.prepare()
+
+    assert resumed == uninterrupted
+    assert not [line for line in hub.requests_of_other_commits() if "/resolve/" in line]
 
 
-def test_a_cursor_is_applied_to_no_other_file_than_its_own(corpus, tmp_path, monkeypatch):
+def pattern_source(*files):
+    """Return the source of a pattern that matches these files now."""
+    settings = {"validation_tokens": 500, "shard_tokens": 9000}
+    return table_source({"train": files}, **settings)
+
+
+class StopAfterSecondShard:
+    """A prefetch target that stops the preparation after the second train shard."""
+
+    def wait(self, shards):
+        if shards and "train_00001" in shards[-1].file:
+            raise InterruptedError
+
+
+def test_resume_with_other_files_is_rejected(served_files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second, more = (
-        shutil.copy(corpus / "a.jsonl", tmp_path / f"{name}.jsonl") for name in "abc"
-    )
-    wanted = keys.DataSource(
-        data_seed=1, tokenizer="characters", validation_tokens=500, shard_tokens=9000
-    )
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        shutil.copy(served_files / "a.jsonl", tmp_path / name)
+    source = pattern_source("a.jsonl", "b.jsonl")
+    source.folder.mkdir(parents=True)
+    with pytest.raises(InterruptedError):
+        prepare.prepare(source, StopAfterSecondShard())
 
-    def source(*names):  # a pattern of the Hub: what it matches may change
-        return FoundSource(wanted, "pattern", {}, files={"train": [*map(str, names)]})
+    for names in (
+        ("a.jsonl", "c.jsonl", "b.jsonl"),
+        ("a.jsonl", "b.jsonl", "c.jsonl"),
+        ("a.jsonl", "c.jsonl"),
+    ):
+        with pytest.raises(BadInput, match=r"file 2 was b\.jsonl"):
+            prepare.prepare(pattern_source(*names))
 
-    source().folder.mkdir(parents=True)
-    stopping = types.SimpleNamespace(
-        wait=lambda found: found and "train_00001" in found[-1].file and 1 / 0
-    )
-    with pytest.raises(ZeroDivisionError):
-        prepare.prepare(source(first, second), stopping)
-    for names in ((first, more, second), (first, second, more), (first, more)):
-        with pytest.raises(BadInput, match="file 2 was b.jsonl. Now it has"):
-            prepare.prepare(source(*names))
-    prepare.prepare(source(first, second))
-    assert is_complete(source().folder)
+    prepare.prepare(source)
+    assert is_complete(source.folder)

@@ -1,4 +1,4 @@
-"""New ids are decoded together with those before them, whatever the tokenizer, all at once or as they come."""
+"""Test the decoding of new ids together with those before them, in one call and one by one."""
 
 import random
 
@@ -25,75 +25,103 @@ PROMPTS = [
     odd_tokenizers.TEXT,
 ]
 TEXTS = [" stone", "the river", "中文 🙂", "'t.", " n't", "  ", "é"]
-INVALID = [0xE4, 0xFF, 0x41]  # bytes that make no character
+INVALID_BYTES = [0xE4, 0xFF, 0x41]  # these form no character
 
 
-def known(tokenizer, text):
-    """The ids of a text, as far as the tokenizer has ids for it."""
-    characters = tokenizer.get_vocab() if len(tokenizer) < 60 else text
-    return encode_prompt(tokenizer, "".join(c for c in text if c in characters))
+def encode_known(tokenizer, text):
+    """Return the ids of the characters of a text for which the tokenizer has ids."""
+    is_character_tokenizer = len(tokenizer) < 60
+    if is_character_tokenizer:
+        vocabulary = tokenizer.get_vocab()
+        text = "".join(character for character in text if character in vocabulary)
+    return encode_prompt(tokenizer, text)
 
 
-def pieces(tokenizer, prompt_ids, new_ids):
+def draw_known_texts(tokenizer, draw, length):
+    """Return the first ids of random texts."""
+    ids = []
+    for _ in range(length):
+        ids += encode_known(tokenizer, draw.choice(TEXTS))
+    return ids[:length]
+
+
+def decode_one_by_one(tokenizer, prompt_ids, new_ids):
+    """Return the piece of text that each new id adds, and the last piece."""
     continuation = Continuation(tokenizer, prompt_ids)
-    return [continuation.add([new]) for new in new_ids] + [continuation.finish()]
+    pieces = [continuation.add([new_id]) for new_id in new_ids]
+    pieces.append(continuation.finish())
+    return pieces
 
 
-@pytest.mark.parametrize("length", [1, 7, 150])
+def byte_token_ids(tokenizer, values):
+    """Return the ids of the tokens of these bytes."""
+    return [tokenizer.convert_tokens_to_ids(f"<0x{value:02X}>") for value in values]
+
+
+@pytest.mark.parametrize("num_new_ids", [1, 7, 150])
 @pytest.mark.parametrize("kind", odd_tokenizers.TOKENIZERS)
-def test_prompt_and_pieces_are_the_text_of_all_ids(kind, length):
-    tokenizer, draw = odd_tokenizers.TOKENIZERS[kind](), random.Random(length)
-    for prompt in PROMPTS[:: 1 + length // 50]:
-        prompt_ids = known(tokenizer, prompt)
-        drawn = [draw.randrange(len(tokenizer)) for _ in range(length)]
-        written = [i for _ in range(length) for i in known(tokenizer, draw.choice(TEXTS))][:length]
-        for new_ids in ([], drawn, written):
-            whole = decode(tokenizer, [*prompt_ids, *new_ids])
-            assert (
-                decode(tokenizer, prompt_ids) + "".join(pieces(tokenizer, prompt_ids, new_ids))
-                == whole
-            )
-            assert (
-                decode(tokenizer, prompt_ids) + decode_continuation(tokenizer, prompt_ids, new_ids)
-                == whole
-            )
-
-
-@pytest.mark.parametrize("kind", ["llama", "metaspace_first", "metaspace_always"])
-def test_the_first_new_word_keeps_its_space(kind):
+def test_prompt_and_pieces_form_the_decoded_text(kind, num_new_ids):
     tokenizer = odd_tokenizers.TOKENIZERS[kind]()
+    draw = random.Random(num_new_ids)
+    prompts = PROMPTS[::4] if num_new_ids == 150 else PROMPTS
+
+    for prompt in prompts:
+        prompt_ids = encode_known(tokenizer, prompt)
+        prompt_text = decode(tokenizer, prompt_ids)
+        random_ids = [draw.randrange(len(tokenizer)) for _ in range(num_new_ids)]
+        text_ids = draw_known_texts(tokenizer, draw, num_new_ids)
+
+        for new_ids in ([], random_ids, text_ids):
+            expected = decode(tokenizer, [*prompt_ids, *new_ids])
+            pieces = decode_one_by_one(tokenizer, prompt_ids, new_ids)
+            new_text = decode_continuation(tokenizer, prompt_ids, new_ids)
+            assert prompt_text + "".join(pieces) == expected
+            assert prompt_text + new_text == expected
+
+
+@pytest.mark.parametrize(
+    "prompt, new_text",
+    [("river", " stone"), ("the river ", " stone"), ("", "stone")],
+    ids=["word", "space", "document start"],
+)
+@pytest.mark.parametrize("kind", ["llama", "metaspace_first", "metaspace_always"])
+def test_first_new_word_keeps_its_space(kind, prompt, new_text):
+    tokenizer = odd_tokenizers.TOKENIZERS[kind]()
+    prompt_ids = encode_prompt(tokenizer, prompt)
     stone = tokenizer.convert_tokens_to_ids("▁stone")
-    for prompt in ("river", "the river "):
-        assert decode_continuation(tokenizer, encode_prompt(tokenizer, prompt), [stone]) == " stone"
-    assert decode_continuation(tokenizer, encode_prompt(tokenizer, ""), [stone]) == "stone", (
-        "a document begins"
-    )
+
+    assert decode_continuation(tokenizer, prompt_ids, [stone]) == new_text
 
 
 @pytest.mark.parametrize("kind", ["llama", "byte_level", "lower_case"])
-def test_a_character_of_several_tokens_is_one_piece(kind):
+def test_character_of_several_tokens_is_one_piece(kind):
     tokenizer = odd_tokenizers.TOKENIZERS[kind]()
-    prompt_ids, new_ids = encode_prompt(tokenizer, "the 中"), encode_prompt(tokenizer, "🙂stone")
-    found = pieces(tokenizer, prompt_ids, new_ids)
-    assert "".join(found).endswith("🙂stone") and not any(
-        REPLACEMENT_CHARACTER in piece for piece in found
-    )
+    prompt_ids = encode_prompt(tokenizer, "the 中")
+    new_ids = encode_prompt(tokenizer, "🙂stone")
+
+    text = "".join(decode_one_by_one(tokenizer, prompt_ids, new_ids))
+
+    assert text.endswith("🙂stone")
+    assert REPLACEMENT_CHARACTER not in text
 
 
-def test_an_incomplete_character_leaves_those_before_it():
-    """Byte fallback makes each byte of a sequence invalid if its last character is."""
+def test_incomplete_character_is_omitted():
+    """With byte fallback, each byte of a sequence is invalid if the last character is."""
     tokenizer = odd_tokenizers.llama_tokenizer()
-    first, *rest = (tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "中".encode())
-    ids = encode_prompt(tokenizer, "the 中文")
-    assert (
-        decode(tokenizer, [*ids, first]) == decode(tokenizer, [*ids, first, rest[0]]) == "the 中文"
-    )
-    assert decode_continuation(tokenizer, ids, [first, *rest, first]) == "中"
+    prompt_ids = encode_prompt(tokenizer, "the 中文")
+    first, second, third = byte_token_ids(tokenizer, "中".encode())
+
+    assert decode(tokenizer, [*prompt_ids, first]) == "the 中文"
+    assert decode(tokenizer, [*prompt_ids, first, second]) == "the 中文"
+    assert decode_continuation(tokenizer, prompt_ids, [first, second, third, first]) == "中"
 
 
-def test_invalid_bytes_after_a_prompt_do_not_repeat_it():
+def test_invalid_bytes_do_not_repeat_the_prompt():
     tokenizer = odd_tokenizers.llama_tokenizer()
-    invalid = [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in INVALID]
+    prompt_ids = encode_prompt(tokenizer, "the 中")
+    invalid_ids = byte_token_ids(tokenizer, INVALID_BYTES)
     stone = tokenizer.convert_tokens_to_ids("▁stone")
-    found = pieces(tokenizer, encode_prompt(tokenizer, "the 中"), [*invalid, stone])
-    assert "".join(found) == f"{REPLACEMENT_CHARACTER * len(INVALID)} stone"
+
+    pieces = decode_one_by_one(tokenizer, prompt_ids, [*invalid_ids, stone])
+
+    assert "".join(pieces) == f"{REPLACEMENT_CHARACTER * len(INVALID_BYTES)} stone"

@@ -1,5 +1,6 @@
-"""A text is cut only where the ids of its pieces, joined, are those of the whole, whatever it is split by."""
+"""Test that a text is split only where this does not change its ids."""
 
+import functools
 import hashlib
 import json
 import random
@@ -13,257 +14,397 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.data.tokens import split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import DocumentEncoder
 from ursa_minor.export import convert
 
-REGEXES = {  # the split, and whether the tokenizer normalizes to NFC
-    "qwen2": (split_points.QWEN2, True),
-    "llama3": (split_points.LLAMA3, False),
-    "qwen35": (split_points.QWEN35, True),
-    "o200k": (split_points.O200K, False),
+END_OF_TEXT = "<|endoftext|>"
+REGEXES = {
+    "qwen2": split_points.QWEN2,
+    "llama3": split_points.LLAMA3,
+    "qwen35": split_points.QWEN35,
+    "o200k": split_points.O200K,
 }
-DIGESTS = "1ff7f4106489 d98f9631be1e 00431aed57e6 2d1b8dc11e89"  # of those that the Hub's tokenizer.json have
+NFC_NAMES = ("qwen2", "qwen35")  # these tokenizers normalize texts to NFC
+TRAINED_SPLITS = {"trained gpt2": "gpt2", "trained qwen35": "qwen35"}
+SPLITTING_NAMES = [*REGEXES, *TRAINED_SPLITS]
+ROUNDS = [10, pytest.param(4000, marks=pytest.mark.slow)]
 
 
-def byte_level(regex, nfc=False):
-    """A byte-level BPE that splits by this regex and has merged much of what the fragments hold."""
-    made = Tokenizer(models.BPE())
-    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(regex), "isolated"), bytes_of]
+def wrap(backend):
+    """Return the tokenizer of a backend with an end-of-text token."""
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT)
+
+
+def train_byte_level_bpe(regex, *, is_nfc=False):
+    """Train a byte-level BPE that splits words by a regex, on the fragments of the tests."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(regex), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
-    made.decoder = decoders.ByteLevel()
-    if nfc:
-        made.normalizer = normalizers.NFC()
-    special, alphabet = ["<|endoftext|>"], pre_tokenizers.ByteLevel.alphabet()
-    how = {
-        "vocab_size": 900,
-        "special_tokens": special,
-        "initial_alphabet": alphabet,
-        "show_progress": False,
-    }
+    backend.decoder = decoders.ByteLevel()
+    if is_nfc:
+        backend.normalizer = normalizers.NFC()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     draw = random.Random(0)
-    made.train_from_iterator([random_text(draw, 60) for _ in range(60)], trainers.BpeTrainer(**how))
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>")
+    backend.train_from_iterator([random_text(draw, 60) for _ in range(60)], trainer)
+    return wrap(backend)
 
 
-def sentencepiece():
-    """Llama 2's kind: spaces are marks, and one stands before each text."""
-    made = byte_level(split_points.QWEN2)
-    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.backend_tokenizer.decoder = decoders.Metaspace()
-    return made
+def make_metaspace_tokenizer():
+    """Return a tokenizer like that of Llama 2, which adds a mark of a space to each text."""
+    tokenizer = train_byte_level_bpe(split_points.QWEN2)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.backend_tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
 
 
-MAKERS = {name: (lambda asked=asked: byte_level(*asked)) for name, asked in REGEXES.items()}
-TEXTS = [random_text(random.Random(i), 60) for i in range(60)]
-MAKERS |= {
-    f"our {split}": (lambda split=split: tokenization.train_bpe(TEXTS, 900, split))
-    for split in ("gpt2", "qwen35")
-}
-MAKERS |= {"metaspace": sentencepiece}
+@functools.cache
+def get_tokenizer(name):
+    """Return a tokenizer, which is trained once. The tests must not change it."""
+    if name == "metaspace":
+        return make_metaspace_tokenizer()
+    if name in TRAINED_SPLITS:
+        texts = [random_text(random.Random(seed), 60) for seed in range(60)]
+        return tokenization.train_bpe(texts, 900, TRAINED_SPLITS[name])
+    return train_byte_level_bpe(REGEXES[name], is_nfc=name in NFC_NAMES)
 
 
-@pytest.fixture(scope="module")
-def made():
-    return {name: make() for name, make in MAKERS.items()}
-
-
-def ids(tokenizer, *texts):
+def encode(tokenizer, *texts):
+    """Return the ids of several texts, joined."""
     return np.concatenate(tokenization.Encoder(tokenizer)(texts)).tolist()
 
 
-def words(tokenizer, *texts):
-    """The words that a tokenizer splits texts into: where these are the same, so are the ids, whatever it has merged."""
-    normalizer, split = (
-        tokenizer.backend_tokenizer.normalizer,
-        tokenizer.backend_tokenizer.pre_tokenizer,
-    )
-    normal = [normalizer.normalize_str(text) if normalizer else text for text in texts]
-    return [word for text in normal for word, _ in split.pre_tokenize_str(text)]
+def split_words(tokenizer, *texts):
+    """Return the words that a tokenizer splits texts into.
+
+    Equal words have equal ids, whatever merges the tokenizer has.
+    """
+    backend = tokenizer.backend_tokenizer
+    words = []
+    for text in texts:
+        if backend.normalizer:
+            text = backend.normalizer.normalize_str(text)
+        words += [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+    return words
 
 
-def changed(tokenizer, change):
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    change(definition)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(definition)), eos_token="<|endoftext|>"
-    )
+def draw_text(tokenizer, draw):
+    """Return a random text that the tokenizer does not change."""
+    text = random_text(draw, 60)
+    if tokenizer.backend_tokenizer.normalizer:
+        text = unicodedata.normalize("NFC", text)
+    return text
 
 
-def assert_pieces_have_the_ids_of_the_whole(tokenizer, encode, draw, folder):
-    content = random_text(draw, 60)
-    last = split_points.split_point_pattern(tokenizer.backend_tokenizer)
-    if tokenizer.backend_tokenizer.normalizer:  # which changes any other text
-        content = unicodedata.normalize("NFC", content)
-    whole = ids(tokenizer, content)
-    if last:
-        every = [m.start() for m in re.finditer(last.pattern.removeprefix("(?s).*"), content)]
-        for places in (every, sorted(draw.sample(every, len(every) // 3))):
-            parts = [
-                content[a:b]
-                for a, b in zip([0, *places], [*places, len(content)], strict=True)
-                if a < b
-            ]
-            assert ids(tokenizer, *parts) == whole and words(tokenizer, *parts) == words(
-                tokenizer, content
-            ), parts
+def cut(text, places):
+    """Return the parts of a text between these places."""
+    parts = []
+    start = 0
+    for end in [*places, len(text)]:
+        if start < end:
+            parts.append(text[start:end])
+        start = end
+    return parts
+
+
+def draw_rows(text, draw, folder):
+    """Return the rows of a text file that is read in small blocks."""
     path = folder / "a.txt"
-    path.write_text(content, newline="")
-    rows = [
-        (text, i == 0)
-        for i, text in enumerate(text_reader.pieces(path, draw.choice([1, 3, 7, 16, 50])))
-    ]
-    if encode:
-        found = [document.ids for document in encode(iter(rows), 0)]
-        assert np.concatenate(found).tolist() == [tokenizer.eos_token_id, *whole]
-    found = list(split_points.pieces(((i, *row) for i, row in enumerate(rows)), last))
-    assert (
-        "".join(text for _, text, _ in found) == content
-        and ids(tokenizer, *(text for _, text, _ in found)) == whole
-    )
-    assert [begins for _, _, begins in found] == [True] + [False] * (len(found) - 1) and {
-        n for n, _, _ in found
-    } == {0}
-    return len(found)
+    path.write_text(text, newline="")
+    pieces = text_reader.pieces(path, draw.choice([1, 3, 7, 16, 50]))
+    return [(piece, index == 0) for index, piece in enumerate(pieces)]
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(4000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", MAKERS)
-def test_ids_of_the_pieces_joined_are_the_ids_of_the_whole_for_every_split(
-    made, tmp_path, name, rounds
-):
-    draw, tokenizer = random.Random(f"{name} {rounds}"), made[name]
-    encode = (
-        DocumentEncoder(tokenizer, name) if name != "metaspace" else None
-    )  # which could not decode these bytes
-    number = sum(
-        assert_pieces_have_the_ids_of_the_whole(tokenizer, encode, draw, tmp_path)
-        for _ in range(rounds)
-    )
-    assert number == rounds if name == "metaspace" else number > 2 * rounds
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("name", SPLITTING_NAMES)
+def test_any_split_points_keep_the_ids(name, rounds):
+    tokenizer = get_tokenizer(name)
+    last_split_point = split_points.split_point_pattern(tokenizer.backend_tokenizer)
+    any_split_point = last_split_point.pattern.removeprefix("(?s).*")
+    draw = random.Random(f"{name} {rounds}")
+
+    for _ in range(rounds):
+        text = draw_text(tokenizer, draw)
+        all_places = [match.start() for match in re.finditer(any_split_point, text)]
+        some_places = sorted(draw.sample(all_places, len(all_places) // 3))
+        for places in (all_places, some_places):
+            parts = cut(text, places)
+            assert encode(tokenizer, *parts) == encode(tokenizer, text), parts
+            assert split_words(tokenizer, *parts) == split_words(tokenizer, text), parts
 
 
-def test_the_regexes_are_those_of_the_tokenizers_on_the_hub():
-    assert (
-        " ".join(hashlib.sha256(regex.encode()).hexdigest()[:12] for regex, _ in REGEXES.values())
-        == DIGESTS
-    )
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("name", [*SPLITTING_NAMES, "metaspace"])
+def test_pieces_of_rows_keep_the_ids(tmp_path, name, rounds):
+    tokenizer = get_tokenizer(name)
+    last_split_point = split_points.split_point_pattern(tokenizer.backend_tokenizer)
+    draw = random.Random(f"{name} {rounds}")
+    num_pieces = 0
+
+    for _ in range(rounds):
+        text = draw_text(tokenizer, draw)
+        rows = draw_rows(text, draw, tmp_path)
+        numbered_rows = [(number, *row) for number, row in enumerate(rows)]
+        pieces = list(split_points.pieces(numbered_rows, last_split_point))
+
+        piece_texts = [piece for _, piece, _ in pieces]
+        assert "".join(piece_texts) == text
+        assert encode(tokenizer, *piece_texts) == encode(tokenizer, text)
+        assert [begins for _, _, begins in pieces] == [True] + [False] * (len(pieces) - 1)
+        assert {number for number, _, _ in pieces} == {0}
+        num_pieces += len(pieces)
+
+    if name == "metaspace":
+        assert num_pieces == rounds
+    else:
+        assert num_pieces > 2 * rounds
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("name", SPLITTING_NAMES)
+def test_document_encoder_keeps_the_ids(tmp_path, monkeypatch, name, rounds):
+    monkeypatch.setattr(tokenization, "SAMPLE_TOKENS", 1000)  # for speed
+    tokenizer = get_tokenizer(name)
+    encoder = DocumentEncoder(tokenizer, name)
+    draw = random.Random(f"{name} {rounds}")
+
+    for _ in range(rounds):
+        text = draw_text(tokenizer, draw)
+        rows = draw_rows(text, draw, tmp_path)
+        ids = np.concatenate([document.ids for document in encoder(iter(rows), 0)])
+
+        assert ids.tolist() == [tokenizer.eos_token_id, *encode(tokenizer, text)]
+
+
+@pytest.mark.parametrize(
+    "name, digest",
+    [
+        ("qwen2", "1ff7f4106489"),
+        ("llama3", "d98f9631be1e"),
+        ("qwen35", "00431aed57e6"),
+        ("o200k", "2d1b8dc11e89"),
+    ],
+)
+def test_regexes_equal_those_on_the_hub(name, digest):
+    """The digests are of the regexes in the files tokenizer.json of the Hub."""
+    assert hashlib.sha256(REGEXES[name].encode()).hexdigest()[:12] == digest
+
+
+def characters_before_split_point(last_split_point):
+    """Return the characters after which a text is split if a space follows.
+
+    Of the characters from U+3400 on, every 16th is tried.
+    """
+    characters = []
+    surrogates = range(0xD800, 0xE000)
+    for code in [*range(0x3400), *range(0x3400, 0x32400, 16)]:
+        if code in surrogates:
+            continue
+        match = last_split_point.match(f"{chr(code)} ")
+        if match and match.end() == 1:
+            characters.append(chr(code))
+    return characters
 
 
 @pytest.mark.parametrize("name", REGEXES)
-def test_every_character_behind_which_a_text_is_cut_ends_a_word_of_the_tokenizers(made, name):
-    """Python and the tokenizer may know different versions of Unicode, and NFC may write a letter with a mark behind."""
-    tokenizer = made[name].backend_tokenizer
-    last = split_points.split_point_pattern(tokenizer)
-    shown = [
-        chr(code)
-        for code in range(0x32400)
-        if not 0xD800 <= code < 0xE000 and (code % 16 == 0 or code < 0x3400)
-    ]
-    behind = [
-        character
-        for character in shown
-        if (found := last.match(f"{character} ")) and found.end() == 1
-    ]
-    assert len(behind) > 5000
-    for start in range(0, len(behind), 500):
-        some = behind[start : start + 500]
-        text = "".join(f"{character}\n" for character in some)
-        normal = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
-        ends = {end for _, (_, end) in tokenizer.pre_tokenizer.pre_tokenize_str(normal)}
-        breaks = [place for place, character in enumerate(normal) if character == "\n"]
-        assert len(breaks) == len(some) and not {place for place in breaks if place not in ends}
+def test_character_before_split_point_ends_a_word(name):
+    """Python and the tokenizer may have different versions of Unicode.
+
+    NFC may replace a letter by a letter and a combining mark.
+    """
+    backend = get_tokenizer(name).backend_tokenizer
+    last_split_point = split_points.split_point_pattern(backend)
+    characters = characters_before_split_point(last_split_point)
+    assert len(characters) > 5000
+
+    for start in range(0, len(characters), 500):
+        group = characters[start : start + 500]
+        text = "".join(f"{character}\n" for character in group)
+        if backend.normalizer:
+            text = backend.normalizer.normalize_str(text)
+        word_ends = {end for _, (_, end) in backend.pre_tokenizer.pre_tokenize_str(text)}
+        line_ends = {place for place, character in enumerate(text) if character == "\n"}
+        assert len(line_ends) == len(group)
+        assert line_ends <= word_ends
 
 
-def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
-    def place(change):
-        return split_points.split_point_pattern(changed(made["qwen2"], change).backend_tokenizer)
+# Which tokenizers have split points
 
-    def with_word(content, **flags):
-        word = {
-            "id": 900,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": False,
-        }
-        return place(lambda d: d["added_tokens"].append(word | {"content": content} | flags))
 
-    assert with_word("<think>") is with_word("   ") is split_points.LINE_SPLIT_POINT
-    assert with_word("a b") is with_word("\n\n") is with_word(" a") is None
-    assert (
-        with_word("<x>", lstrip=True)
-        is with_word("<x>", rstrip=True)
-        is with_word("<x>", single_word=True)
-        is None
-    )
-    changes = {
-        "no regex": lambda d: d["pre_tokenizer"]["pretokenizers"].pop(0),
-        "another regex": lambda d: d["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(
-            Regex=r"\S+\s*"
-        ),
-        "joins": lambda d: d["pre_tokenizer"]["pretokenizers"][0].update(
-            behavior="MergedWithPrevious"
-        ),
-        "matches what is between": lambda d: d["pre_tokenizer"]["pretokenizers"][0].update(
-            invert=True
-        ),
-        "a space before each text": lambda d: d["pre_tokenizer"]["pretokenizers"][1].update(
-            add_prefix_space=True
-        ),
-        "two regexes": lambda d: d["pre_tokenizer"]["pretokenizers"][1].update(use_regex=True),
-        "lower case": lambda d: d.update(normalizer={"type": "Lowercase"}),
-        "none": lambda d: d.update(pre_tokenizer=None),
+def split_point_after(change):
+    """Return the split point pattern of the tokenizer of Qwen2 after a change."""
+    definition = json.loads(get_tokenizer("qwen2").backend_tokenizer.to_str())
+    change(definition)
+    tokenizer = wrap(Tokenizer.from_str(json.dumps(definition)))
+    return split_points.split_point_pattern(tokenizer.backend_tokenizer)
+
+
+def split_point_with_word(content, **flags):
+    """Return the split point pattern of the tokenizer of Qwen2 with an added word."""
+    word = {
+        "id": 900,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": False,
     }
-    assert not [name for name, change in changes.items() if place(change)]
-    assert (
-        split_points.split_point_pattern(tokenization.make_characters(["abc"]).backend_tokenizer)
-        is text_format.GPT2_SPLIT_POINT
-    )
+    return split_point_after(lambda definition: definition["added_tokens"].append(word | flags))
 
 
-def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_refused(
-    made, tmp_path, monkeypatch
-):
-    """Also where no line ends in a letter and no space stands between words, as in Chinese."""
-    for line in ("wie sie kann. ", "中文，漢字。\n", "中文\n\u3000\u3000中文。\r\n"):
-        content = line * 400
-        rows = [
-            (i, content[at : at + 100], at == 0) for i, at in enumerate(range(0, len(content), 100))
-        ]
-        read = []
-        stream = (read.append(row[0]) or row for row in [*rows, (len(rows), "table", True)])
-        for count, (number, text, _) in enumerate(
-            split_points.pieces(stream, split_points.LINE_SPLIT_POINT)
-        ):
-            assert len(text) <= 300 and len(read) <= count + 3 and number in (0, len(rows))
-    for module in (text_reader, split_points):
-        monkeypatch.setattr(module, "MAX_UNSPLIT_CHARACTERS", 1000)
-    words = "row 3 is too long .* 1,000 characters .*Divide the text into several files"
-    for text, place in (("。" * 100, split_points.LINE_SPLIT_POINT), ("a b " * 30, None)):
-        with pytest.raises(BadInput, match=words):
-            list(split_points.pieces(((3 + i, text, i == 0) for i in range(20)), place))
-    whole = [(i, "a" * 2000, True) for i in range(3)]
-    assert (
-        list(split_points.pieces(whole, split_points.LINE_SPLIT_POINT)) == whole
-    )  # rows of a table stay whole
+@pytest.mark.parametrize("word", ["<think>", "   "])
+def test_added_word_inside_piece_is_allowed(word):
+    assert split_point_with_word(word) is split_points.LINE_SPLIT_POINT
+
+
+@pytest.mark.parametrize("word", ["a b", "\n\n", " a"])
+def test_added_word_across_pieces_prevents_splits(word):
+    assert split_point_with_word(word) is None
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_added_word_that_needs_context_prevents_splits(flag):
+    assert split_point_with_word("<x>", **{flag: True}) is None
+
+
+def change_split(**values):
+    """Return a function that changes the regex split of a definition."""
+    return lambda definition: definition["pre_tokenizer"]["pretokenizers"][0].update(values)
+
+
+def change_byte_level(**values):
+    """Return a function that changes the byte-level step of a definition."""
+    return lambda definition: definition["pre_tokenizer"]["pretokenizers"][1].update(values)
+
+
+def remove_regex(definition):
+    definition["pre_tokenizer"]["pretokenizers"].pop(0)
+
+
+def remove_pre_tokenizer(definition):
+    definition["pre_tokenizer"] = None
+
+
+def add_lower_case(definition):
+    definition["normalizer"] = {"type": "Lowercase"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        remove_regex,
+        change_split(pattern={"Regex": r"\S+\s*"}),
+        change_split(behavior="MergedWithPrevious"),
+        change_split(invert=True),
+        change_byte_level(add_prefix_space=True),
+        change_byte_level(use_regex=True),
+        add_lower_case,
+        remove_pre_tokenizer,
+    ],
+    ids=[
+        "no regex",
+        "other regex",
+        "merged",
+        "inverted",
+        "prefix space",
+        "two regexes",
+        "lower case",
+        "no pre-tokenizer",
+    ],
+)
+def test_unknown_tokenizer_has_no_split_points(change):
+    assert split_point_after(change) is None
+
+
+def test_character_tokenizer_has_split_points():
+    backend = tokenization.make_characters(["abc"]).backend_tokenizer
+
+    assert split_points.split_point_pattern(backend) is text_reader.GPT2_SPLIT_POINT
+
+
+# Long texts
+
+
+@pytest.fixture
+def low_character_limit(monkeypatch):
+    """Limit a text without a split point to 1,000 characters."""
+    monkeypatch.setattr(text_reader, "MAX_UNSPLIT_CHARACTERS", 1000)
+    monkeypatch.setattr(split_points, "MAX_UNSPLIT_CHARACTERS", 1000)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["wie sie kann. ", "中文，漢字。\n", "中文\n\u3000\u3000中文。\r\n"],
+    ids=["spaces", "punctuation", "indented"],
+)
+def test_only_few_rows_are_read_ahead(line):
+    """Chinese lines end in punctuation and contain no spaces."""
+    text = line * 400
+    rows = []
+    for number, start in enumerate(range(0, len(text), 100)):
+        rows.append((number, text[start : start + 100], start == 0))
+    table_row = (len(rows), "table", True)
+    num_read = 0
+
+    def read_rows():
+        nonlocal num_read
+        for row in [*rows, table_row]:
+            num_read += 1
+            yield row
+
+    pieces = split_points.pieces(read_rows(), split_points.LINE_SPLIT_POINT)
+    for index, (number, piece, _) in enumerate(pieces):
+        assert len(piece) <= 300
+        assert num_read <= index + 3
+        assert number in (0, len(rows))
+
+
+@pytest.mark.parametrize(
+    "row_text, split_point",
+    [("。" * 100, split_points.LINE_SPLIT_POINT), ("a b " * 30, None)],
+    ids=["no split point", "unknown tokenizer"],
+)
+def test_long_text_without_split_point_is_rejected(low_character_limit, row_text, split_point):
+    rows = [(3 + index, row_text, index == 0) for index in range(20)]
+
+    with pytest.raises(BadInput, match=r"row 3 is too long .*1,000 characters.*several files"):
+        list(split_points.pieces(rows, split_point))
+
+
+def test_long_row_of_table_is_not_split(low_character_limit):
+    rows = [(number, "a" * 2000, True) for number in range(3)]
+
+    assert list(split_points.pieces(rows, split_points.LINE_SPLIT_POINT)) == rows
+
+
+def test_long_file_without_spaces_is_rejected(tmp_path, low_character_limit):
     path = tmp_path / "long.txt"
     path.write_text("words of text\n" + "中" * 2000)
-    words = r"long.txt contains no space and no line break in the 1,000 characters .*fold -w"
-    with pytest.raises(BadInput, match=words):
+
+    with pytest.raises(BadInput, match=r"long\.txt contains no space.* 1,000 characters .*fold -w"):
         list(text_reader.pieces(path, 100))
 
 
-def test_a_text_that_is_measured_has_the_ids_of_the_whole(made, tmp_path, monkeypatch):
-    """Where a block ends between a full stop and a line break, which are one word of Qwen's."""
+def test_text_for_perplexity_has_ids_of_whole(tmp_path, monkeypatch):
+    """A block may end between a full stop and a line break, which are one word of Qwen2."""
     monkeypatch.setattr(text_reader.pieces, "__defaults__", (28,))
-    content = "wie es sein kann.\ncom der Text. " * 30
-    (tmp_path / "a.txt").write_text(content)
-    found = convert.read_text([str(tmp_path / "a.txt")], made["qwen2"], 0)
-    assert found.tolist() == [made["qwen2"].eos_token_id, *ids(made["qwen2"], content)]
+    tokenizer = get_tokenizer("qwen2")
+    text = "wie es sein kann.\ncom der Text. " * 30
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+
+    ids = convert.read_text([str(path)], tokenizer, 0)
+
+    assert ids.tolist() == [tokenizer.eos_token_id, *encode(tokenizer, text)]

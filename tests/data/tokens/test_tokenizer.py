@@ -1,5 +1,6 @@
-"""Text to ids and back, the same after saving, each id's bytes; tiktoken's ids are the tokenizer's, or it is not used."""
+"""Test tokenizers: encoding and decoding, saving, bytes per token, and the use of tiktoken."""
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -15,158 +16,16 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import DocumentEncoder
 
-TEXT = "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 a\u00a0b\u2028c\x85 end\n<|endoftext|> <|en"
-MAKERS = {
-    "bpe": lambda texts: tokenization.train_bpe(texts, 320),
-    "bpe of GPT-2's split": lambda texts: tokenization.train_bpe(texts, 320, "gpt2"),
-    "characters": tokenization.make_characters,
-}
-
-
-@pytest.fixture(params=MAKERS)
-def tokenizer(request):
-    return MAKERS[request.param]([TEXT, TEXT + "other"])
-
-
-def ids_of(tokenizer, text):
-    (ids,) = tokenization.Encoder(tokenizer)([text])
-    return ids
-
-
-def test_text_survives_ids_also_of_a_saved_tokenizer_which_has_the_same_fingerprint(
-    tokenizer, tmp_path
-):
-    wanted, before = ids_of(tokenizer, TEXT), tokenization.fingerprint(tokenizer)
-    tokenizer("end", truncation=True, max_length=5)
-    tokenizer.save_pretrained(tmp_path)
-    assert wanted.dtype == np.uint32
-    for loaded in (
-        tokenizer,
-        tokenization.load(str(tmp_path)),
-        AutoTokenizer.from_pretrained(tmp_path),
-    ):
-        assert (
-            ids_of(loaded, TEXT).tolist() == wanted.tolist()
-            and loaded.decode(wanted.tolist()) == TEXT
-        )
-        assert (
-            len(loaded) == len(tokenizer)
-            and loaded.eos_token == loaded.bos_token == "<|endoftext|>"
-        )
-        assert tokenization.fingerprint(loaded) == before
-
-
-# Both kinds of BPE are encoded by tiktoken in the same way.
-ENCODERS = [(tokenization.Encoder, kind) for kind in MAKERS]
-ENCODERS += [(tokenization.make_encoder, "bpe"), (tokenization.make_encoder, "characters")]
-
-
-@pytest.mark.parametrize(("encode", "tokenizer"), ENCODERS, indirect=["tokenizer"])
-def test_end_of_text_written_in_a_text_is_ordinary_text(encode, tokenizer):
-    encoder = encode(tokenizer)
-    assert (
-        tokenizer.eos_token_id not in encoder([TEXT])[0]
-        and tokenizer.decode(encoder([TEXT])[0].tolist()) == TEXT
+END_OF_TEXT = "<|endoftext|>"
+TEXT = (
+    "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 "
+    "a\u00a0b\u2028c\x85 end\n<|endoftext|> <|en"
+)
+TEXTS = {
+    "prose": (
+        "It wasn't theirs: they'd said so, 'twas  \"ours\".\n\nWe'll see -- in 1984 or '85, "
+        "won't we?  \n Yes. "
     )
-    assert tokenizer.eos_token_id not in tokenization.encode_prompt(tokenizer, "<|endoftext|>")
-    assert encoder([]) == [] and [len(ids) for ids in encoder(["", "a"])] == [0, 1]
-
-
-def test_bytes_of_ids_sum_to_the_bytes_of_the_text(tokenizer):
-    table = tokenization.token_bytes(tokenizer)
-    assert table.dtype == np.int64 and table.shape == (len(tokenizer),)
-    assert table[ids_of(tokenizer, TEXT)].sum() == len(TEXT.encode())
-    assert table[tokenizer.eos_token_id] == 0
-
-
-def test_bytes_of_a_sentencepiece_vocabulary_sum_to_the_bytes_of_the_text_and_its_prefix():
-    """Llama 2's kind: a mark for a space, one more before the text, bytes for what no token holds."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefé"]
-    merges = [("▁", "a"), ("b", "c"), ("▁a", "bc")]
-    vocabulary = {word: i for i, word in enumerate([*words, "▁a", "bc", "▁abc"])}
-    made = Tokenizer(
-        models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
-    )
-    made.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    made.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    text = "abc  é 中\U0001f600\nabc <0xE4> fed"
-    ids = ids_of(tokenizer, text)
-    assert (
-        vocabulary["▁abc"] in ids and vocabulary["<0xE4>"] in ids
-    )  # the second byte of a Chinese character
-    assert tokenization.token_bytes(tokenizer)[ids].sum() == len(text.encode()) + 1
-
-
-def test_characters_stand_in_code_point_order_and_a_bpe_has_every_byte_and_at_most_the_asked_size():
-    made = tokenization.make_characters(["cab", "d"])
-    assert (
-        ids_of(made, "abcd").tolist() == [0, 1, 2, 3] and made.eos_token_id == 4 and len(made) == 5
-    )
-    made = tokenization.train_bpe(["abc abd" * 5], 300)
-    assert 257 <= len(made) <= 300 and made.decode(ids_of(made, TEXT).tolist()) == TEXT
-    assert made.decode(tokenization.encode_prompt(made, "end")) == "end"
-    assert tokenization.encode_prompt(made, "") == [
-        made.eos_token_id
-    ]  # the beginning of a document
-
-
-@pytest.mark.parametrize("content", [None, "{"])
-def test_a_folder_that_holds_no_tokenizer_is_refused_with_a_remedy(tmp_path, content):
-    (tmp_path / ("other.json" if content is None else "tokenizer.json")).write_text(content or "")
-    for of_model, fix in (
-        (False, "with --tokenizer bpe$"),
-        (True, "that this machine can reach$"),
-    ):
-        with pytest.raises(
-            BadInput, match=f"cannot be loaded .*Use a folder with tokenizer.json.*{fix}"
-        ) as caught:
-            tokenization.load(str(tmp_path), of_model)
-        assert (
-            len(caught.value.lines) == 1
-            and "\n" not in caught.value.lines[0]
-            and str(tmp_path) in str(caught.value)
-        )
-
-
-def test_a_tokenizer_without_end_of_text_whose_ids_have_gaps_or_that_changes_the_text_is_refused(
-    tmp_path,
-):
-    made = MAKERS["bpe"]([TEXT])
-    made.backend_tokenizer.normalizer = normalizers.NFC()
-    encode = DocumentEncoder(made, "owner/name")
-    assert next(encode([("\u00e9", True)], 0)).text_bytes == 2
-    with pytest.raises(
-        BadInput,
-        match="owner/name: .* changes the text.*Row 7 has 3 bytes, but its ids represent 2",
-    ):
-        next(encode([("e\u0301", True)], 7))
-    made.eos_token = made.bos_token = None
-    made.save_pretrained(tmp_path)
-    with pytest.raises(BadInput, match="no end-of-text"):
-        tokenization.load(str(tmp_path))
-    backend = Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token=""))
-    with pytest.raises(
-        BadInput, match="tokenizer = owner/name: .* not consecutive. Use another tokenizer"
-    ):
-        DocumentEncoder(
-            PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="b"), "owner/name"
-        )
-
-
-KINDS = {
-    "prose": "It wasn't theirs: they'd said so, 'twas  \"ours\".\n\nWe'll see -- in 1984 or '85, won't we?  \n Yes. "
     * 30,
     "code": Path(__file__).read_text(encoding="utf-8")[:6000],
     "carriage returns": "a\r\nb \r\n \r\n\tc\r d\n\r\n" * 100,
@@ -179,195 +38,506 @@ KINDS = {
 }
 
 
-def test_a_bpe_is_trained_on_a_text_without_a_break_and_no_token_is_longer_than_the_bound():
-    """Without the bound it takes from half a minute to hours."""
-    text = "words " * 50 + "中" * 300_000
-    made = tokenization.train_bpe([text], 400)
-    assert 0 < max(tokenization.token_bytes(made)) <= tokenization.LONGEST_WORD
-    assert made.decode(ids_of(made, text[-5000:]).tolist()) == text[-5000:]
+def train_small_bpe():
+    """Train a BPE tokenizer with the default split on TEXT."""
+    return tokenization.train_bpe([TEXT, TEXT + "other"], 320)
+
+
+def train_small_gpt2_bpe():
+    """Train a BPE tokenizer with the split of GPT-2 on TEXT."""
+    return tokenization.train_bpe([TEXT, TEXT + "other"], 320, "gpt2")
+
+
+def make_character_tokenizer():
+    """Return a tokenizer of the characters of TEXT."""
+    return tokenization.make_characters([TEXT, TEXT + "other"])
+
+
+@functools.cache
+def train_bpe_on_texts(split):
+    """Train a BPE tokenizer on TEXTS. The tests must not change it."""
+    return tokenization.train_bpe(TEXTS.values(), 1000, split)
+
+
+MAKERS = {
+    "bpe": train_small_bpe,
+    "gpt2-bpe": train_small_gpt2_bpe,
+    "characters": make_character_tokenizer,
+}
+# tiktoken encodes both kinds of BPE in the same way, so one of them is sufficient.
+ENCODERS = [
+    (tokenization.Encoder, "bpe"),
+    (tokenization.Encoder, "gpt2-bpe"),
+    (tokenization.Encoder, "characters"),
+    (tokenization.make_encoder, "bpe"),
+    (tokenization.make_encoder, "characters"),
+]
+
+
+@pytest.fixture(params=MAKERS)
+def tokenizer(request):
+    """Return a tokenizer of each kind that this project creates."""
+    return MAKERS[request.param]()
+
+
+def encode(tokenizer, text):
+    """Return the ids of a text from the tokenizers library."""
+    (ids,) = tokenization.Encoder(tokenizer)([text])
+    return ids
+
+
+def wrap(backend):
+    """Return the tokenizer of a backend with an end-of-text token."""
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT)
+
+
+# Encoding and decoding
+
+
+@pytest.mark.parametrize("load", [tokenization.load, AutoTokenizer.from_pretrained])
+def test_loaded_tokenizer_equals_saved_tokenizer(tokenizer, tmp_path, load):
+    ids = encode(tokenizer, TEXT).tolist()
+    fingerprint = tokenization.fingerprint(tokenizer)
+    tokenizer("end", truncation=True, max_length=5)  # settings that must not be saved
+    tokenizer.save_pretrained(tmp_path)
+
+    loaded = load(str(tmp_path))
+
+    assert encode(loaded, TEXT).tolist() == ids
+    assert loaded.decode(ids) == TEXT
+    assert len(loaded) == len(tokenizer)
+    assert loaded.eos_token == END_OF_TEXT
+    assert loaded.bos_token == END_OF_TEXT
+    assert tokenization.fingerprint(loaded) == fingerprint
+
+
+def test_truncation_does_not_change_fingerprint(tokenizer):
+    ids = encode(tokenizer, TEXT)
+    fingerprint = tokenization.fingerprint(tokenizer)
+
+    tokenizer("end", truncation=True, max_length=5)
+
+    assert tokenization.fingerprint(tokenizer) == fingerprint
+    assert encode(tokenizer, TEXT).tolist() == ids.tolist()
+    assert ids.dtype == np.uint32
+    assert tokenizer.decode(ids.tolist()) == TEXT
+
+
+@pytest.mark.parametrize("make_encoder, tokenizer", ENCODERS, indirect=["tokenizer"])
+def test_end_of_text_in_text_is_ordinary_text(make_encoder, tokenizer):
+    (ids,) = make_encoder(tokenizer)([TEXT])
+
+    assert tokenizer.eos_token_id not in ids
+    assert tokenizer.decode(ids.tolist()) == TEXT
+
+
+def test_end_of_text_in_prompt_is_ordinary_text(tokenizer):
+    assert tokenizer.eos_token_id not in tokenization.encode_prompt(tokenizer, END_OF_TEXT)
+
+
+@pytest.mark.parametrize("make_encoder, tokenizer", ENCODERS, indirect=["tokenizer"])
+def test_empty_texts_have_no_ids(make_encoder, tokenizer):
+    encoder = make_encoder(tokenizer)
+
+    assert encoder([]) == []
+    assert [len(ids) for ids in encoder(["", "a"])] == [0, 1]
+
+
+def test_bytes_of_ids_sum_to_text_bytes(tokenizer):
+    num_bytes = tokenization.token_bytes(tokenizer)
+
+    assert num_bytes.dtype == np.int64
+    assert num_bytes.shape == (len(tokenizer),)
+    assert num_bytes[encode(tokenizer, TEXT)].sum() == len(TEXT.encode())
+    assert num_bytes[tokenizer.eos_token_id] == 0
+
+
+def make_sentencepiece_tokenizer():
+    """Return a tokenizer like that of Llama 2.
+
+    Spaces are "▁" tokens, the text gets a prefix of one, and unknown characters are bytes.
+    """
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<unk>", "<s>", "</s>", *byte_tokens, *"▁abcdefé", "▁a", "bc", "▁abc"]
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    merges = [("▁", "a"), ("b", "c"), ("▁a", "bc")]
+    model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    backend = Tokenizer(model)
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def test_bytes_of_sentencepiece_ids_include_prefix():
+    tokenizer = make_sentencepiece_tokenizer()
+    text = "abc  é 中\U0001f600\nabc <0xE4> fed"
+
+    ids = encode(tokenizer, text)
+
+    assert tokenizer.convert_tokens_to_ids("▁abc") in ids
+    assert tokenizer.convert_tokens_to_ids("<0xE4>") in ids  # a byte of the Chinese character
+    assert tokenization.token_bytes(tokenizer)[ids].sum() == len(text.encode()) + 1
+
+
+def test_characters_have_ids_in_code_point_order():
+    tokenizer = tokenization.make_characters(["cab", "d"])
+
+    assert encode(tokenizer, "abcd").tolist() == [0, 1, 2, 3]
+    assert tokenizer.eos_token_id == 4
+    assert len(tokenizer) == 5
+
+
+def test_bpe_encodes_every_byte():
+    tokenizer = tokenization.train_bpe(["abc abd" * 5], 300)
+
+    assert 257 <= len(tokenizer) <= 300
+    assert tokenizer.decode(encode(tokenizer, TEXT).tolist()) == TEXT
+
+
+def test_empty_prompt_starts_a_document(tokenizer):
+    assert tokenization.encode_prompt(tokenizer, "") == [tokenizer.eos_token_id]
+    assert tokenizer.decode(tokenization.encode_prompt(tokenizer, "end")) == "end"
+
+
+@pytest.mark.parametrize("make_encoder, tokenizer", ENCODERS, indirect=["tokenizer"])
+def test_encoder_ignores_settings_of_tokenizer(make_encoder, tokenizer):
+    """And it does not change them."""
+    expected = encode(tokenizer, TEXT).tolist()
+    tokenizer("end", truncation=True, max_length=5)
+    tokenizer.backend_tokenizer.enable_padding(length=4000)
+
+    for setting in (False, True):
+        tokenizer.backend_tokenizer.encode_special_tokens = setting
+        (ids,) = make_encoder(tokenizer)([TEXT])
+        assert ids.tolist() == expected
+        assert tokenizer.backend_tokenizer.encode_special_tokens is setting
+
+
+# Rejected tokenizers and texts
 
 
 @pytest.mark.parametrize(
-    ("split", "wanted"), [("gpt2", "a0c92df654fb"), ("qwen35", "c79832d980b3")]
+    "of_model, fix", [(False, "with --tokenizer bpe"), (True, "that this machine can reach")]
 )
-def test_a_trained_bpe_never_changes_between_versions(split, wanted):
-    """GPT-2's split as it was before words had a bound: a run that is resumed makes its tokenizer again."""
-    texts = [text for kind, text in KINDS.items() if kind != "code"]
-    made = tokenization.train_bpe([*texts, "x" * 1000], 1000, split)
-    assert tokenization.fingerprint(made)[:12] == wanted
+@pytest.mark.parametrize(
+    "name, content", [("other.json", ""), ("tokenizer.json", "{")], ids=["missing", "invalid"]
+)
+def test_folder_without_tokenizer_is_rejected(tmp_path, name, content, of_model, fix):
+    (tmp_path / name).write_text(content)
+
+    with pytest.raises(BadInput, match=f"cannot be loaded .*tokenizer.json.*{fix}$") as caught:
+        tokenization.load(str(tmp_path), of_model)
+
+    (line,) = caught.value.lines
+    assert "\n" not in line
+    assert str(tmp_path) in line
 
 
-def test_a_letter_and_its_marks_stay_in_one_word_of_the_new_split_and_a_token_holds_them():
+def test_tokenizer_that_changes_text_is_rejected():
+    tokenizer = train_small_bpe()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    encoder = DocumentEncoder(tokenizer, "owner/name")
+    document = next(encoder([("\u00e9", True)], 0))
+    assert document.text_bytes == 2
+
+    with pytest.raises(BadInput, match=r"owner/name: .*changes the text.*Row 7 has 3 bytes"):
+        next(encoder([("e\u0301", True)], 7))
+
+
+def test_tokenizer_without_end_of_text_is_rejected(tmp_path):
+    tokenizer = train_small_bpe()
+    tokenizer.eos_token = None
+    tokenizer.bos_token = None
+    tokenizer.save_pretrained(tmp_path)
+
+    with pytest.raises(BadInput, match="no end-of-text"):
+        tokenization.load(str(tmp_path))
+
+
+def test_tokenizer_with_gaps_between_ids_is_rejected():
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token=""))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="b")
+
+    with pytest.raises(BadInput, match=r"tokenizer = owner/name: .*not consecutive"):
+        DocumentEncoder(tokenizer, "owner/name")
+
+
+@pytest.mark.parametrize("make_encoder", [tokenization.Encoder, tokenization.make_encoder])
+def test_character_without_id_is_rejected(make_encoder):
+    encoder = make_encoder(tokenization.make_characters(["abc"]))
+
+    with pytest.raises(BadInput, match="no id for 'x' 'é'"):
+        encoder(["abc", "aéxb"])
+
+
+@pytest.mark.parametrize("make_encoder", [tokenization.Encoder, tokenization.make_encoder])
+def test_lone_surrogate_is_rejected(make_encoder):
+    encoder = make_encoder(train_small_bpe())
+
+    with pytest.raises(BadInput, match=r"'\\ud800' is half of a surrogate pair"):
+        encoder(["fine", "a\ud800b"])
+
+
+# Training of BPE tokenizers
+
+
+def test_token_length_is_bounded():
+    """Without the bound, training on this text takes from half a minute to hours."""
+    text = "words " * 50 + "中" * 300_000
+
+    tokenizer = tokenization.train_bpe([text], 400)
+
+    longest = max(tokenization.token_bytes(tokenizer))
+    assert 0 < longest <= tokenization.LONGEST_WORD
+    assert tokenizer.decode(encode(tokenizer, text[-5000:]).tolist()) == text[-5000:]
+
+
+@pytest.mark.parametrize(
+    "split, fingerprint", [("gpt2", "a0c92df654fb"), ("qwen35", "c79832d980b3")]
+)
+def test_trained_bpe_never_changes_between_versions(split, fingerprint):
+    """A resumed run trains its tokenizer again."""
+    texts = [text for name, text in TEXTS.items() if name != "code"]
+
+    tokenizer = tokenization.train_bpe([*texts, "x" * 1000], 1000, split)
+
+    assert tokenization.fingerprint(tokenizer)[:12] == fingerprint
+
+
+def test_qwen_split_keeps_combining_marks_in_words():
     text = "हिन्दी में लिखा हुआ वाक्य और ភាសាខ្មែរ ในภาษาไทย தமிழ் மொழி "
-    sizes = []
+    num_ids = {}
     for split in ("gpt2", "qwen35"):
-        made = tokenization.train_bpe([text * 40], 400, split)
-        sizes.append(len(text.encode()) / len(ids_of(made, text)))
-        assert made.decode(ids_of(made, text).tolist()) == text
-    assert sizes[1] > 1.5 * sizes[0], sizes
+        tokenizer = tokenization.train_bpe([text * 40], 400, split)
+        ids = encode(tokenizer, text)
+        num_ids[split] = len(ids)
+        assert tokenizer.decode(ids.tolist()) == text
+
+    assert num_ids["gpt2"] > 1.5 * num_ids["qwen35"]
 
 
-def changed(edit):
-    """A BPE of ours after a change of its definition."""
-    made = tokenization.train_bpe(
-        [TEXT * 3, "def define defined other others another"], 320, "gpt2"
-    )
-    definition = json.loads(made.backend_tokenizer.to_str())
-    edit(definition)
-    backend = Tokenizer.from_str(json.dumps(definition))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+# tiktoken
 
 
-def byte_level(merges):
-    """A byte-level BPE of these merges alone, by hand."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {text: i for i, text in enumerate([*alphabet, *map("".join, merges)])}
-    backend = Tokenizer(models.BPE(vocabulary, merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+def assert_same_ids(tokenizer, encoder, texts):
+    """Assert that an encoder returns the ids of the tokenizers library."""
+    expected = tokenization.Encoder(tokenizer)(texts)
+    for ids, expected_ids in zip(encoder(texts), expected, strict=True):
+        assert ids.dtype == np.uint32
+        assert ids.tolist() == expected_ids.tolist()
 
 
-def swap_two_ids(definition):
-    vocabulary, merges = definition["model"]["vocab"], definition["model"]["merges"]
-    one, other = "".join(merges[3]), "".join(merges[40])
-    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+def test_tiktoken_ids_of_gpt2_are_equal():
+    tokenizer = gpt2_tokenizer()
+    assert len(tokenizer) == 50257
 
+    encoder = tokenization.make_encoder(tokenizer)
 
-def add_word(definition):
-    word = dict(
-        definition["added_tokens"][0],
-        content="zebra",
-        id=len(definition["model"]["vocab"]),
-        special=False,
-    )
-    definition["added_tokens"].append(word)
-
-
-CHANGES = {
-    "a space put before": lambda d: d["pre_tokenizer"].update(add_prefix_space=True),
-    "a normalizer": lambda d: d.update(normalizer={"type": "NFC"}),
-    "shuffled ids": swap_two_ids,
-    "a word looked for in the text": add_word,
-    "an unknown token": lambda d: d["model"].update(unk_token="<|endoftext|>"),
-    "a byte that has no id": lambda d: d["model"]["vocab"].pop("ÿ"),
-    "a token that has no merge": lambda d: d["model"]["merges"].pop(),
-}
-UNLIKE_GPT2 = {name: (lambda edit=edit: changed(edit)) for name, edit in CHANGES.items()} | {
-    "two merges to one token": lambda: byte_level(
-        [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]
-    ),
-    "a token that its merges never reach": lambda: byte_level(
-        [("b", "c"), ("a", "b"), ("ab", "c")]
-    ),
-    "one id a character": lambda: tokenization.make_characters([TEXT, *tokenization.HARD_TEXTS]),
-}
-
-
-def test_gpt2_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
-    made = gpt2_tokenizer()
-    encoder = tokenization.make_encoder(made)
-    assert encoder.tiktoken and len(made) == 50257
-    texts = ["Hello world", *KINDS.values(), *tokenization.HARD_TEXTS]
-    assert encoder(texts[:1])[0].tolist() == [15496, 995]  # as GPT-2's own encoder.py gives
-    for got, ids in zip(encoder(texts), tokenization.Encoder(made)(texts), strict=True):
-        assert got.tolist() == ids.tolist() and got.dtype == np.uint32
+    assert encoder.tiktoken
+    assert encoder(["Hello world"])[0].tolist() == [15496, 995]  # as GPT-2's encoder.py
+    assert_same_ids(tokenizer, encoder, [*TEXTS.values(), *tokenization.HARD_TEXTS])
 
 
 @pytest.mark.parametrize("split", ["gpt2", "qwen35"])
-def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids(split):
-    made = tokenization.train_bpe(KINDS.values(), 1000, split)
-    encoder = tokenization.make_encoder(made)
+def test_tiktoken_ids_of_trained_bpe_are_equal(split):
+    tokenizer = train_bpe_on_texts(split)
+    encoder = tokenization.make_encoder(tokenizer)
     assert encoder.tiktoken
-    texts = [
-        text.replace("<|endoftext|>", "") for text in (*KINDS.values(), *tokenization.HARD_TEXTS)
-    ]
-    for text, ids in zip(texts, encoder(texts), strict=True):
-        assert ids.tolist() == made.encode(text, add_special_tokens=False)
-    run = " " * 1_000_000 if split == "gpt2" else ""  # more than tiktoken takes
-    assert encoder([run + "a"])[0].tolist() == ids_of(made, run + "a").tolist()
+
+    for text in (*TEXTS.values(), *tokenization.HARD_TEXTS):
+        text = text.replace(END_OF_TEXT, "")
+        (ids,) = encoder([text])
+        assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
 
 
-@pytest.mark.parametrize("kind", UNLIKE_GPT2)
-def test_a_tokenizer_unlike_gpt2s_is_told_by_its_definition_and_left_to_its_own_library(kind):
-    made = UNLIKE_GPT2[kind]()
-    assert tokenization._as_tiktoken(made) is None
+def test_run_of_spaces_too_long_for_tiktoken():
+    """The tokenizers library encodes it instead."""
+    tokenizer = train_bpe_on_texts("gpt2")
+    encoder = tokenization.make_encoder(tokenizer)
+    text = " " * 1_000_000 + "a"
+
+    (ids,) = encoder([text])
+
+    assert ids.tolist() == encode(tokenizer, text).tolist()
+
+
+def make_byte_level_bpe(merges):
+    """Return a byte-level BPE tokenizer that has only these merges."""
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens += ["".join(merge) for merge in merges]
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return wrap(backend)
+
+
+def add_prefix_space(definition):
+    definition["pre_tokenizer"].update(add_prefix_space=True)
+
+
+def add_normalizer(definition):
+    definition.update(normalizer={"type": "NFC"})
+
+
+def swap_two_ids(definition):
+    model = definition["model"]
+    first = "".join(model["merges"][3])
+    second = "".join(model["merges"][40])
+    vocabulary = model["vocab"]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+
+def add_word(definition):
+    word_id = len(definition["model"]["vocab"])
+    word = definition["added_tokens"][0] | {"content": "zebra", "id": word_id, "special": False}
+    definition["added_tokens"].append(word)
+
+
+def add_unknown_token(definition):
+    definition["model"].update(unk_token=END_OF_TEXT)
+
+
+def remove_byte(definition):
+    del definition["model"]["vocab"]["ÿ"]
+
+
+def remove_last_merge(definition):
+    definition["model"]["merges"].pop()
+
+
+@functools.cache
+def bpe_definition():
+    """Return the JSON definition of a BPE tokenizer that tiktoken can encode."""
+    texts = [TEXT * 3, "def define defined other others another"]
+    return tokenization.train_bpe(texts, 320, "gpt2").backend_tokenizer.to_str()
+
+
+def make_changed_bpe(change):
+    """Return a BPE tokenizer after a change of its definition."""
+    definition = json.loads(bpe_definition())
+    change(definition)
+    return wrap(Tokenizer.from_str(json.dumps(definition)))
+
+
+def assert_tiktoken_is_not_used(tokenizer):
+    """Assert that tiktoken cannot encode a tokenizer, and that its ids are right nevertheless."""
+    assert tokenization._as_tiktoken(tokenizer) is None
     text = "def abc zebra others' defined don't 1234  x\n"
-    assert tokenization.make_encoder(made)([text])[0].tolist() == made.encode(
-        text, add_special_tokens=False
-    )
+    (ids,) = tokenization.make_encoder(tokenizer)([text])
+    assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_tiktoken_with_another_split_is_found_out_and_not_used(monkeypatch):
-    for pattern in (r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", r"'s| ?\S+|\s+"):
-        monkeypatch.setattr(tiktoken_ext.openai_public, "r50k_pat_str", pattern)
-        assert (
-            tokenization.make_encoder(tokenization.train_bpe(KINDS.values(), 1000, "gpt2")).tiktoken
-            is None
-        )
+@pytest.mark.parametrize(
+    "change",
+    [
+        add_prefix_space,
+        add_normalizer,
+        swap_two_ids,
+        add_word,
+        add_unknown_token,
+        remove_byte,
+        remove_last_merge,
+    ],
+)
+def test_tiktoken_is_not_used_for_changed_bpe(change):
+    assert_tiktoken_is_not_used(make_changed_bpe(change))
 
 
-def test_without_tiktoken_or_with_another_merge_table_the_tokenizer_encodes(monkeypatch):
-    right, other = byte_level([("a", "b"), ("c", "d")]), byte_level([("c", "d"), ("a", "b")])
-    with monkeypatch.context() as patched:
-        found = tokenization._as_tiktoken(right)
-        patched.setattr(tokenization, "_as_tiktoken", lambda tokenizer: found)
-        assert tokenization.make_encoder(right).tiktoken
-        assert tokenization.make_encoder(other).tiktoken is None  # its sample shows it
+@pytest.mark.parametrize(
+    "merges",
+    [
+        [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")],
+        [("b", "c"), ("a", "b"), ("ab", "c")],
+    ],
+    ids=["two merges for a token", "unreachable token"],
+)
+def test_tiktoken_is_not_used_for_unusual_merges(merges):
+    assert_tiktoken_is_not_used(make_byte_level_bpe(merges))
+
+
+def test_tiktoken_is_not_used_for_characters():
+    tokenizer = tokenization.make_characters([TEXT, *tokenization.HARD_TEXTS])
+
+    assert_tiktoken_is_not_used(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", r"'s| ?\S+|\s+"],
+)
+def test_tiktoken_with_another_split_is_not_used(monkeypatch, pattern):
+    tokenizer = train_bpe_on_texts("gpt2")
+    monkeypatch.setattr(tiktoken_ext.openai_public, "r50k_pat_str", pattern)
+
+    assert tokenization.make_encoder(tokenizer).tiktoken is None
+
+
+def test_tiktoken_with_other_merges_is_not_used(monkeypatch):
+    tokenizer = make_byte_level_bpe([("a", "b"), ("c", "d")])
+    other_tokenizer = make_byte_level_bpe([("c", "d"), ("a", "b")])
+    encoding = tokenization._as_tiktoken(tokenizer)
+    monkeypatch.setattr(tokenization, "_as_tiktoken", lambda tokenizer: encoding)
+
+    assert tokenization.make_encoder(tokenizer).tiktoken
+    assert tokenization.make_encoder(other_tokenizer).tiktoken is None
+
+
+def test_tokenizers_library_encodes_without_tiktoken(monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    assert tokenization.make_encoder(right).tiktoken is None
+    tokenizer = make_byte_level_bpe([("a", "b"), ("c", "d")])
+
+    encoder = tokenization.make_encoder(tokenizer)
+
+    assert encoder.tiktoken is None
+    assert encoder(["ab"])[0].tolist() == tokenizer.encode("ab")
 
 
-@pytest.mark.slow
-def test_both_libraries_class_every_character_alike():
-    """Each of the merges shows whether a character is split from a letter, a digit, a sign or a space before it."""
-    made = byte_level(
-        [
-            (before, byte)
-            for before in "a1.Ġ"
-            for byte in sorted(pre_tokenizers.ByteLevel.alphabet())
-        ]
-    )
-    encoder = tokenization.make_encoder(made)
-    assert encoder.tiktoken
-    # Letters, digits and spaces end at U+323AF (Unicode 16); of ideographs and private use every eighth is enough.
-    wide = [
+def assigned_characters():
+    """Return the characters that may be letters, digits or spaces in Unicode 16.
+
+    Of ideographs, Hangul and private use, every eighth character is sufficient.
+    """
+    sparse_ranges = [
         range(0x3400, 0xA000),
         range(0xAC00, 0xF900),
         range(0x17000, 0x1AFF0),
         range(0x20000, 0x32400),
     ]
-    codes = [
-        code for code in range(0x32400) if code % 8 == 0 or not any(code in field for field in wide)
-    ]
-    codes = [code for code in codes if not 0xD800 <= code < 0xE000]
-    shown = [
-        "".join(f"a{chr(c)}1{chr(c)}.{chr(c)} {chr(c)}\n" for c in codes[i : i + 1000])
-        for i in range(0, len(codes), 1000)
-    ]
-    for text, got, wanted in zip(
-        shown, encoder(shown), tokenization.Encoder(made)(shown), strict=True
-    ):
-        assert np.array_equal(got, wanted), f"they part between {text[1]!r} and {text[-2]!r}"
+    surrogates = range(0xD800, 0xE000)
+    characters = []
+    for code in range(0x32400):
+        is_sparse = any(code in codes for codes in sparse_ranges)
+        if code in surrogates or (is_sparse and code % 8):
+            continue
+        characters.append(chr(code))
+    return characters
 
 
-@pytest.mark.parametrize(("encode", "tokenizer"), ENCODERS, indirect=["tokenizer"])
-def test_a_tokenizers_settings_do_not_touch_the_ids_nor_the_other_way_round(encode, tokenizer):
-    wanted = ids_of(tokenizer, TEXT).tolist()
-    tokenizer("end", truncation=True, max_length=5)
-    tokenizer.backend_tokenizer.enable_padding(length=4000)
-    for setting in (False, True):
-        tokenizer.backend_tokenizer.encode_special_tokens = setting
-        assert encode(tokenizer)([TEXT])[0].tolist() == wanted
-        assert tokenizer.backend_tokenizer.encode_special_tokens is setting
+@pytest.mark.slow
+def test_both_libraries_classify_characters_alike():
+    """Merges show whether a character is split from a letter, digit, sign or space before it."""
+    merges = []
+    for before in "a1.Ġ":
+        for byte in sorted(pre_tokenizers.ByteLevel.alphabet()):
+            merges.append((before, byte))
+    tokenizer = make_byte_level_bpe(merges)
+    encoder = tokenization.make_encoder(tokenizer)
+    assert encoder.tiktoken
+    characters = assigned_characters()
 
-
-@pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
-def test_what_a_tokenizer_cannot_write_is_refused_in_words(encode):
-    with pytest.raises(
-        BadInput, match="no id for 'x' 'é', because the text that it was created from"
-    ):
-        encode(tokenization.make_characters(["abc"]))(["abc", "aéxb"])
-    with pytest.raises(
-        BadInput, match=r"cannot encode this text, because '\\ud800' is half of a surrogate pair"
-    ):
-        encode(MAKERS["bpe"]([TEXT]))(["fine", "a\ud800b"])
+    for start in range(0, len(characters), 1000):
+        group = characters[start : start + 1000]
+        text = "".join(f"a{c}1{c}.{c} {c}\n" for c in group)
+        (ids,) = encoder([text])
+        assert np.array_equal(ids, encode(tokenizer, text)), f"from {group[0]!r} to {group[-1]!r}"
