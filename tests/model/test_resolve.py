@@ -10,6 +10,7 @@ from conftest import ROOT
 from small_models import build_small_model
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model import pretrained
@@ -147,11 +148,11 @@ def test_model_and_tokenizer_come_from_the_given_revision(two_revisions, server,
         expected = pretrained.load(str(tmp_path / "v1")).state_dict()
         assert all(torch.equal(loaded[key], expected[key]) for key in expected)
         assert not all(torch.equal(loaded[key], newest[key]) for key in expected)
-        assert len(tokenization.load(name, of_model=True)) > 1
+        assert len(pretrained_tokenizer.load(name, of_model=True)) > 1
 
 
 def test_unknown_revision_is_named(two_revisions):
-    for load in (pretrained.load, tokenization.load):
+    for load in (pretrained.load, pretrained_tokenizer.load):
         with pytest.raises(
             BadInput, match="@v9: .*cannot be loaded.*v9 is not a valid git identifier"
         ):

@@ -8,6 +8,7 @@ from conftest import RECIPE
 from small_models import build_small_model
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model import pretrained, vocabulary
@@ -35,7 +36,7 @@ def enlarge(folder, last_id: int, *, gap: bool = False):
     for number in range(first, last_id + 1):
         vocabulary_of[f"token {number}"] = number
     path.write_text(json.dumps(definition))
-    return tokenization.load(str(folder))
+    return pretrained_tokenizer.load(str(folder))
 
 
 @pytest.mark.parametrize(("last_id", "gap"), [(320, False), (320, True), (500, True)])

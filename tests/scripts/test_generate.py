@@ -14,6 +14,7 @@ from small_models import build_small_model, overflowing_model
 
 import generate
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import sampling
 from ursa_minor.export import stock as stock_export
@@ -112,7 +113,7 @@ def test_larger_tokenizer_is_one_error_of_each_script(tmp_path, monkeypatch, com
     stock_export.write(
         build_small_model(vocab_size=16), Path("m"), tokenization.make_characters(["abc"])
     )
-    tokenizer = tokenization.load("m")
+    tokenizer = pretrained_tokenizer.load("m")
     tokenizer.add_tokens([f"<{number}>" for number in range(20)])
     tokenizer.save_pretrained("m")
     Path("items.jsonl").write_text('{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n')

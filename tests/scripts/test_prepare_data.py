@@ -30,7 +30,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation import measure, shard_folder
 from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens import shards
+from ursa_minor.data.tokens import pretrained_tokenizer, shards
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
 
@@ -135,7 +135,7 @@ def prepared_once(*flags: str) -> tuple[Path, dict[str, bytes]]:
 
 def decoded(folder: Path, split: str) -> dict[int, list[str]]:
     """The documents of a split by source file, from its shards, each of which is as the manifest says."""
-    tokenizer = tokenization.load(str(folder / "tokenizer"))
+    tokenizer = pretrained_tokenizer.load(str(folder / "tokenizer"))
     end, sizes = tokenizer.eos_token_id, tokenization.token_bytes(tokenizer)
     ids: dict[int, list[int]] = {}
     for shard in manifests.read_manifest(folder).splits[split]:
@@ -243,7 +243,10 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
     flags = (*source("text of another split"), "--limit_tokens", "3500")
     run_script(ME, *TINY, *flags, PIECES="200")
     (folder,) = Path("data").glob("0-*")
-    train, tokenizer = manifests.read_manifest(folder).splits["train"], tokenization.load("qwen")
+    train, tokenizer = (
+        manifests.read_manifest(folder).splits["train"],
+        pretrained_tokenizer.load("qwen"),
+    )
     found = np.concatenate(
         [shards.open_ids(folder / shard.file, shard.tokens)[0] for shard in train]
     ).tolist()
@@ -614,7 +617,7 @@ def test_a_follower_waits_while_another_process_prepares_the_folder(workspace, m
 
 def test_rows_are_read_a_few_batches_ahead_only(bpe):
     """So that memory does not grow with the stream."""
-    read, encode = [], DocumentEncoder(tokenization.load(bpe), bpe)
+    read, encode = [], DocumentEncoder(pretrained_tokenizer.load(bpe), bpe)
     next(encode(((read.append(6000) or "words " * 1000, True) for _ in range(10**6)), 0))
     assert sum(read) < (2 * encode.threads + 3) * BATCH_CHARACTERS
 
@@ -622,13 +625,13 @@ def test_rows_are_read_a_few_batches_ahead_only(bpe):
 def ids_of_rows(texts: list[str]) -> list[list[int]]:
     (folder,) = Path("data").glob("*/tokenizer")
     shutil.copytree(folder, "tokenizer", dirs_exist_ok=True)
-    encode = tokenization.Encoder(tokenization.load("tokenizer"))
+    encode = tokenization.Encoder(pretrained_tokenizer.load("tokenizer"))
     return [ids.tolist() for ids in encode(texts)]
 
 
 def test_rows_of_ids_make_the_shards_that_their_texts_make(workspace):
     texts = [TEXT[start : start + 40 + start % 37] for start in range(0, 6000, 70)]
-    end = [tokenization.load(str(next(Path("data").glob("*/tokenizer")))).eos_token_id]
+    end = [pretrained_tokenizer.load(str(next(Path("data").glob("*/tokenizer")))).eos_token_id]
     ids = [
         end * (number % 2) + row + end * (number % 3 == 0)
         for number, row in enumerate(ids_of_rows(texts))
