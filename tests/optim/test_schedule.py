@@ -69,9 +69,7 @@ def closed_form(step, schedule):
 @pytest.mark.parametrize(
     ("max_steps", "warmup_steps"), [(1, 0), (1, 1), (2, 1), (20, 0), (20, 4), (20, 19), (20, 20)]
 )
-def test_every_rate_equals_closed_form(
-    shape, min_lr_ratio, max_steps, warmup_steps, decay_ratio
-):
+def test_every_rate_equals_closed_form(shape, min_lr_ratio, max_steps, warmup_steps, decay_ratio):
     schedule = make_schedule(
         lr_scheduler_type=shape,
         min_lr_ratio=min_lr_ratio,
