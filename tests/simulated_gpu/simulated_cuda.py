@@ -349,7 +349,7 @@ def _check_device_index(device: torch.device) -> None:
 
 
 def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-    """Check the devices of an operation, record what matters on a GPU, and compute it on the CPU."""
+    """Check the devices of an operation, record its use of the GPU, and compute on the CPU."""
     if torch.is_inference_mode_enabled():
         # In inference mode, composite operations arrive here before they are decomposed.
         with _FactoryMode():
