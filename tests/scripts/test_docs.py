@@ -200,6 +200,8 @@ def write_documented_files() -> None:
     hellaswag_item = json.dumps(context | endings) + "\n"
     Path("items.jsonl").write_text(hellaswag_item)
     Path("ten.jsonl").write_text(hellaswag_item)
+    piqa_item = {"goal": "the cat", "sol1": "sat", "sol2": "fell", "label": 0}
+    Path("my.jsonl").write_text(json.dumps(piqa_item) + "\n")
 
 
 @pytest.fixture
