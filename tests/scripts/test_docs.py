@@ -143,10 +143,11 @@ def test_dry_runs_of_a_page_print_training_command(page, monkeypatch):
 # Flags that shorten a run to seconds.
 SHORT_RUN = (
     "--max_steps 2 --n_layer 1 --n_head 2 --n_embd 32 --sequence_length 16 --tokens_per_step 64"
-    " --vocab_size 320 --tokenizer_vocab_size 300 --eval_steps 0 --sample_steps 0 --save_steps 0"
+    " --vocab_size 320 --tokenizer_vocab_size 300 --eval_steps 0 --sample_steps 0 --save_steps 2"
     " --per_device_train_batch_size 2"
 )
 ADDED_FLAGS = {
+    "check_setup.py": "--reader_tokens_per_second 1e6",  # measuring it takes a second
     "train.py": SHORT_RUN,
     "eval_hellaswag.py": "--data_files items.jsonl",
     "generate.py": "--max_new_tokens 8",
@@ -221,7 +222,10 @@ def run_command(command: Command) -> str:
         words += ["--validation_tokens", "100"]
     if command.script == "train.py":
         recipe, _, _ = command_line.parse_training(command.words)
-        shutil.rmtree(f"runs/{recipe.saving.name}", ignore_errors=True)
+        if "--eval_only" not in words:
+            shutil.rmtree(f"runs/{recipe.saving.name}", ignore_errors=True)
+        if "--data_files" not in words:  # the recipe's text takes half a minute
+            words += ["--data_files", "my.txt", "--validation_fraction", "0.1"]
     else:
         copy_trained_run(words)
     environment = {"PICTURES": "1"} if command.script == "compare_runs.py" else {}
