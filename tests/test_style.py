@@ -1,16 +1,12 @@
 """Expressions that are hard to read: nested conditions, and comprehensions with several loops."""
 
 import ast
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# Files with violations that are older than the rule, and their number.
-# The list only becomes shorter.
-EXCEPTIONS = ROOT / "tests" / "style_exceptions.json"
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -58,20 +54,9 @@ def test_hard_expression_is_a_violation(code):
     assert hard_expressions(ast.parse(code)) == [1]
 
 
-def test_readable_expression_is_no_violation():
+def test_readable_expression_is_not_a_violation():
     assert not hard_expressions(ast.parse("[x if y else z for x in row if x]"))
 
 
-def test_only_listed_files_have_hard_expressions():
-    exceptions = json.loads(EXCEPTIONS.read_text(encoding="utf-8"))
-    too_many = {}
-    for name, lines in violations().items():
-        if len(lines) > exceptions.get(name, 0):
-            too_many[name] = lines
-    assert not too_many, "write a loop, an if statement or a helper with a name"
-
-
-def test_exceptions_are_removed_when_they_are_fixed():
-    exceptions = json.loads(EXCEPTIONS.read_text(encoding="utf-8"))
-    current = violations()
-    assert exceptions == {name: len(current.get(name, [])) for name in exceptions}
+def test_repository_has_no_hard_expressions():
+    assert not violations(), "write a loop, an if statement or a helper with a name"

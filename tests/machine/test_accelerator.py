@@ -1,8 +1,9 @@
-"""The Accelerator: what a launch is refused, and how it is made."""
+"""The accelerator: which launches are refused, and how the others are configured."""
 
 import dataclasses
 import os
 import types
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -13,33 +14,39 @@ import torch.distributed as dist
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.machine import accelerator
 from ursa_minor.machine import device as hardware
-from ursa_minor.machine.accelerator import check_supported as refuse
-from ursa_minor.machine.accelerator import make_accelerator
+from ursa_minor.machine.accelerator import check_supported, make_accelerator
 from ursa_minor.recipe import keys
 
 CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)
 T4 = hardware.Device("cuda", "Tesla T4", 15 * 2**30, (7, 5), 1, True)
 P4000 = hardware.Device("cuda", "Quadro P4000", 8 * 2**30, (6, 1), 1, True)
 A6000 = hardware.Device("cuda", "NVIDIA RTX A6000", 48 * 2**30, (8, 6), 2, True)
-FAKE = types.SimpleNamespace(
+A6000_WITHOUT_TRITON = dataclasses.replace(A6000, has_triton=False)
+FAKE_ACCELERATOR = types.SimpleNamespace(
     is_fsdp2=False, num_processes=1, wait_for_everyone=lambda: None
-)  # an Accelerator
-LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "bf16"}
-FP16 = {"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_USE_CPU": "true"}
-YAML = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
-SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+)
+
+# Environments that `accelerate launch` sets.
+BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+FP16_CPU = {"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_USE_CPU": "true"}
+FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
+INDUCTOR = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true"}
+ACCUMULATION = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
 
 
 @pytest.fixture(autouse=True)
-def precision_of_products():
-    """An accelerator for a card sets it for the whole process; other tests of this worker have their own."""
-    before = torch.get_float32_matmul_precision()
+def restored_matmul_precision():
+    """Restore the precision of fp32 products, which an accelerator changes for the process."""
+    precision = torch.get_float32_matmul_precision()
     yield
-    torch.set_float32_matmul_precision(before)
+    torch.set_float32_matmul_precision(precision)
 
 
 @pytest.fixture(autouse=True)
-def not_launched(monkeypatch):
+def environment_without_launcher(monkeypatch) -> None:
+    """Remove the variables that a launcher would have set."""
     for name in (
         "MIXED_PRECISION",
         "USE_CPU",
@@ -51,119 +58,165 @@ def not_launched(monkeypatch):
 
 
 @pytest.fixture
-def made(monkeypatch):
-    """What a launch on a device gives Accelerate, and the precision of fp32 products afterwards."""
+def accelerator_options(monkeypatch) -> Callable[..., dict]:
+    """A function that makes an accelerator and returns the arguments that Accelerate receives."""
 
-    def make(device, machine=None, **environment):
-        seen = {}
-        monkeypatch.setattr(accelerator, "Accelerator", lambda **how: seen.update(how) or FAKE)
+    def make(device, machine: keys.Machine | None = None, **environment) -> dict:
+        options = {}
+
+        def fake_accelerator(**kwargs):
+            options.update(kwargs)
+            return FAKE_ACCELERATOR
+
+        monkeypatch.setattr(accelerator, "Accelerator", fake_accelerator)
         monkeypatch.setattr(os, "environ", dict(os.environ) | environment)
         make_accelerator(device, machine)
-        return seen, torch.get_float32_matmul_precision()
+        return options
 
     return make
 
 
-def test_the_compile_mode_is_the_one_asked_for_else_the_yamls(made):
-    launched = YAML | {"ACCELERATE_DYNAMO_MODE": "max-autotune"}
-    for environment, asked, given in (
+@pytest.mark.parametrize(
+    ("environment", "requested", "expected"),
+    [
         ({}, "reduce-overhead", "reduce-overhead"),
-        (launched, "default", "max-autotune"),
-        (launched, "reduce-overhead", "reduce-overhead"),
-    ):
-        how, products = made(A6000, keys.Machine(compile_mode=asked, tf32=False), **environment)
-        assert (how["dynamo_plugin"].backend.value, how["dynamo_plugin"].mode) == (
-            "INDUCTOR",
-            given,
-        )
-        assert products == "highest"
+        (INDUCTOR | {"ACCELERATE_DYNAMO_MODE": "max-autotune"}, "default", "max-autotune"),
+        (
+            INDUCTOR | {"ACCELERATE_DYNAMO_MODE": "max-autotune"},
+            "reduce-overhead",
+            "reduce-overhead",
+        ),
+    ],
+    ids=["recipe only", "YAML only", "recipe overrides YAML"],
+)
+def test_compile_mode_comes_from_recipe_or_yaml(
+    accelerator_options, environment, requested, expected
+):
+    machine = keys.Machine(compile_mode=requested, tf32=False)
+
+    options = accelerator_options(A6000, machine, **environment)
+
+    assert options["dynamo_plugin"].backend.value == "INDUCTOR"
+    assert options["dynamo_plugin"].mode == expected
+
+
+def test_tf32_can_be_disabled(accelerator_options):
+    accelerator_options(A6000, keys.Machine(tf32=False))
+
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+# Refused launches
 
 
 @pytest.mark.parametrize(
-    "device, environment, compile_mode, said",
+    ("device", "environment", "compile_mode", "words"),
     [
-        (
-            CPU,
-            {},
-            "max-autotune",
-            "compile_mode = max-autotune has no effect with dynamo_backend: NO on CPU",
-        ),
-        (A6000, LAUNCHED, "reduce-overhead", "It needs INDUCTOR"),
-        (CPU, YAML, "reduce-overhead", "an NVIDIA GPU. Use --compile_mode default"),
-        (
-            CPU,
-            LAUNCHED,
-            "default",
-            "mixed_precision: bf16: the accelerate YAML is for a GPU, but PyTorch sees none",
-        ),
-        (CPU, FP16, "default", "--config_file accelerate_configs/cpu.yaml"),
-        (T4, LAUNCHED, "default", "Tesla T4 does not support bf16. Write mixed_precision: fp16"),
+        (CPU, {}, "max-autotune", ["compile_mode = max-autotune", "dynamo_backend: NO", "CPU"]),
+        (A6000, BF16, "reduce-overhead", ["INDUCTOR"]),
+        (CPU, INDUCTOR, "reduce-overhead", ["NVIDIA GPU", "--compile_mode default"]),
+        (CPU, BF16, "default", ["mixed_precision: bf16", "PyTorch sees none"]),
+        (CPU, FP16_CPU, "default", ["--config_file accelerate_configs/cpu.yaml"]),
+        (T4, BF16, "default", ["Tesla T4", "bf16", "mixed_precision: fp16"]),
+        (A6000, FP8, "default", ["fp8 is not supported"]),
+        (P4000, INDUCTOR, "default", ["Quadro P4000", "too old for Triton"]),
+        (A6000_WITHOUT_TRITON, INDUCTOR, "default", ["pip install triton"]),
         (
             A6000,
-            {"ACCELERATE_MIXED_PRECISION": "fp8"},
+            BF16 | {"LOCAL_WORLD_SIZE": "4"},
             "default",
-            "fp8 is not supported",
+            ["2 GPUs on this machine", "num_processes: 2"],
         ),
-        (P4000, YAML, "default", "Quadro P4000 is too old for Triton"),
-        (dataclasses.replace(A6000, has_triton=False), YAML, "default", "pip install triton"),
-        (
-            A6000,
-            LAUNCHED | {"LOCAL_WORLD_SIZE": "4"},
-            "default",
-            "sees 2 GPUs on this machine. Write num_processes: 2",
-        ),
-        (A6000, {"ACCELERATE_USE_DEEPSPEED": "true"}, "default", "zero1_x8.yaml"),
-        (A6000, SHARDED | {"FSDP_VERSION": "1"}, "default", "fsdp_version: 2"),
-        (CPU, SHARDED, "default", "needs NVIDIA GPUs"),
-        (T4, SHARDED, "default", "fp16 gradient scaler is not supported"),
-        (
-            A6000,
-            {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
-            "default",
-            "steps is computed from tokens_per_step",
-        ),
+        (A6000, DEEPSPEED, "default", ["zero1_x8.yaml"]),
+        (A6000, FSDP2 | {"FSDP_VERSION": "1"}, "default", ["fsdp_version: 2"]),
+        (CPU, FSDP2, "default", ["NVIDIA GPUs"]),
+        (T4, FSDP2, "default", ["fp16 gradient scaler"]),
+        (A6000, ACCUMULATION, "default", ["tokens_per_step"]),
+    ],
+    ids=[
+        "compile mode without compiler",
+        "compile mode without INDUCTOR",
+        "CUDA graphs on CPU",
+        "bf16 on CPU",
+        "fp16 on CPU",
+        "bf16 on T4",
+        "fp8",
+        "compiler on old GPU",
+        "compiler without Triton",
+        "more processes than GPUs",
+        "DeepSpeed",
+        "FSDP1",
+        "FSDP2 on CPU",
+        "FSDP2 in fp16",
+        "gradient accumulation",
     ],
 )
-def test_what_a_machine_cannot_do_is_refused_with_the_remedy(
-    device, environment, compile_mode, said
-):
-    with pytest.raises(BadInput) as caught:
-        refuse(device, environment, "auto", compile_mode)
-    (line,) = caught.value.lines
-    assert said in line
+def test_unsupported_launch_is_refused(device, environment, compile_mode, words):
+    with pytest.raises(BadInput) as error:
+        check_supported(device, environment, "auto", compile_mode)
+
+    (line,) = error.value.lines
+    for word in words:
+        assert word in line
 
 
-def test_what_a_machine_can_do_is_not_refused():
-    for environment in ({}, YAML):
-        refuse(A6000, environment, "auto", "reduce-overhead")
-    refuse(CPU, YAML, "auto", "max-autotune")
-    refuse(CPU, LAUNCHED | {"ACCELERATE_USE_CPU": "true"})  # slow, and asked for
-    refuse(A6000, LAUNCHED | {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "LOCAL_WORLD_SIZE": "2"})
+@pytest.mark.parametrize(
+    ("device", "environment", "compile_mode"),
+    [
+        (A6000, {}, "reduce-overhead"),
+        (A6000, INDUCTOR, "reduce-overhead"),
+        (CPU, INDUCTOR, "max-autotune"),
+    ],
+)
+def test_supported_compile_mode_is_accepted(device, environment, compile_mode):
+    check_supported(device, environment, "auto", compile_mode)
 
 
-def test_a_version_of_accelerate_that_cannot_shard_tied_embeddings_is_refused_where_a_run_is_sharded(
-    monkeypatch,
-):
-    refuse(A6000, SHARDED)
+def test_bf16_is_accepted_on_requested_cpu():
+    check_supported(CPU, BF16 | {"ACCELERATE_USE_CPU": "true"})
+
+
+def test_one_process_per_gpu_is_accepted():
+    compiler = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+
+    check_supported(A6000, BF16 | compiler | {"LOCAL_WORLD_SIZE": "2"})
+
+
+def test_sharding_is_accepted_with_installed_accelerate():
+    check_supported(A6000, FSDP2)
+
+
+def test_old_accelerate_is_refused_for_sharding(monkeypatch):
+    """It cannot shard tied embeddings."""
     monkeypatch.setattr(accelerator.accelerate, "__version__", "1.14.0")
-    with pytest.raises(
-        BadInput, match=r"accelerate 1\.14\.0.*accelerate#4171.*pip install -r requirements\.txt"
-    ):
-        refuse(A6000, SHARDED)
-    refuse(A6000, {})
+
+    with pytest.raises(BadInput) as error:
+        check_supported(A6000, FSDP2)
+
+    message = str(error.value)
+    assert "accelerate 1.14.0" in message
+    assert "accelerate#4171" in message
+    assert "pip install -r requirements.txt" in message
 
 
-def test_all_faults_are_listed_at_once_and_stop_the_accelerator(made):
-    with pytest.raises(BadInput) as caught:
-        made(T4, keys.Machine(tf32=True), **LAUNCHED, ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4")
-    assert len(caught.value.lines) == 3
-    assert (
-        "tf32 = true: Tesla T4 does not support TF32, which GPUs have from Ampere on. "
-        "Use --tf32 auto" in caught.value.lines
-    )
+def test_old_accelerate_is_accepted_without_sharding(monkeypatch):
+    monkeypatch.setattr(accelerator.accelerate, "__version__", "1.14.0")
+
+    check_supported(A6000, {})
 
 
-def test_processes_that_do_not_know_each_other_are_refused(made):
+def test_all_problems_are_listed_together(accelerator_options):
+    with pytest.raises(BadInput) as error:
+        accelerator_options(T4, keys.Machine(tf32=True), **BF16, **ACCUMULATION)
+
+    assert len(error.value.lines) == 3
+    (tf32_line,) = [line for line in error.value.lines if line.startswith("tf32 = true: ")]
+    assert "Tesla T4 does not support TF32" in tf32_line
+    assert "--tf32 auto" in tf32_line
+
+
+def test_processes_that_would_not_communicate_are_refused(accelerator_options):
+    """The fake accelerator has one process, although the launch has two."""
     launch = {
         "RANK": "0",
         "WORLD_SIZE": "2",
@@ -171,64 +224,89 @@ def test_processes_that_do_not_know_each_other_are_refused(made):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
     }
-    with pytest.raises(BadInput, match="WORLD_SIZE = 2, but Accelerate makes it 1"):
-        made(CPU, **launch)
-    assert os.environ["ACCELERATE_USE_CPU"] == "true"  # so that the real one does know
+
+    with pytest.raises(BadInput, match="WORLD_SIZE = 2, .*Accelerate"):
+        accelerator_options(CPU, **launch)
+
+    # Without this variable, the real Accelerate would make one process too.
+    assert os.environ["ACCELERATE_USE_CPU"] == "true"
 
 
-def test_incomplete_launch_is_rejected_before_connecting(made):
+def test_incomplete_launch_is_rejected_before_connecting(accelerator_options):
     with pytest.raises(BadInput, match="RANK = 1, but without WORLD_SIZE"):
-        made(CPU, RANK="1")
+        accelerator_options(CPU, RANK="1")
 
 
-def test_deterministic_asks_torch_cublas_and_the_compiler_for_kernels_that_repeat_themselves(
-    made, monkeypatch
-):
+# Deterministic algorithms
+
+
+@pytest.fixture
+def restored_determinism(monkeypatch):
+    """Restore the settings of deterministic algorithms."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    monkeypatch.setattr(torch._inductor.config, "deterministic", False)
-    try:
-        made(A6000)
-        assert (
-            not torch.are_deterministic_algorithms_enabled()
-            and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-        )
-        made(A6000, keys.Machine(deterministic=True))
-        assert (
-            torch.are_deterministic_algorithms_enabled()
-            and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-        )
-        assert (
-            torch._inductor.config.deterministic
-            and not torch.utils.deterministic.fill_uninitialized_memory
-        )
-    finally:
-        torch.use_deterministic_algorithms(False)
+    # The undo of monkeypatch would delete this setting.
+    with torch._inductor.config.patch(deterministic=False):
+        yield
+    torch.use_deterministic_algorithms(False)
 
 
-def meet(store, ranks, timeout=20.0):
-    """Start these of three ranks at once; return what each got."""
+def test_algorithms_are_not_deterministic_by_default(accelerator_options, restored_determinism):
+    accelerator_options(A6000)
+
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_deterministic_run_configures_torch_and_cublas(accelerator_options, restored_determinism):
+    accelerator_options(A6000, keys.Machine(deterministic=True))
+
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert torch._inductor.config.deterministic
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+# The rendezvous of restarted processes
+
+
+def meet(store: dist.Store, ranks: list[int], timeout: float = 20.0) -> list[str]:
+    """Start these of three ranks together. Return the rendezvous name of each."""
     store.set_timeout(timedelta(seconds=timeout))
+
+    def name_of(rank: int) -> str:
+        return accelerator.rendezvous_name(store, rank, 3, timeout)
+
     with ThreadPoolExecutor(3) as pool:
-        return list(
-            pool.map(lambda rank: accelerator.rendezvous_name(store, rank, 3, timeout), ranks)
-        )
+        return list(pool.map(name_of, ranks))
 
 
-def test_processes_that_are_started_anew_meet_by_a_name_that_those_before_them_did_not_have():
-    store, names = dist.HashStore(), []
-    for dead in (None, 1, 2):
-        if dead:
-            store.set(f"ask/{dead}", "of one that asked and was killed")
-        first, *others = meet(store, [0, 1, 2])
-        assert others == [first, first] and first not in names
-        names.append(first)
+def kill_after_request(store: dist.Store, rank: int) -> None:
+    """Leave the request of a process that was killed before it got an answer."""
+    store.set(f"ask/{rank}", "the request of a killed process")
+
+
+def test_restarted_processes_meet_by_new_name():
+    store = dist.HashStore()
+
+    first = meet(store, [0, 1, 2])
+    kill_after_request(store, 1)
+    second = meet(store, [0, 1, 2])
+    kill_after_request(store, 2)
+    third = meet(store, [0, 1, 2])
+
+    # In each start, all processes have the same name.
+    names = [set(first), set(second), set(third)]
+    assert [len(start) for start in names] == [1, 1, 1]
+    assert len(set.union(*names)) == 3
 
 
 @pytest.mark.parametrize(
-    "ranks, words", [([0], r"2 processes did not start within 0.3 s"), ([1], "another process of")]
+    ("ranks", "words"),
+    [([0], "2 processes did not start within 0.3 s"), ([1], "another process of")],
 )
-def test_a_process_that_does_not_come_is_waited_for_as_long_as_ddp_timeout(ranks, words):
+def test_missing_process_stops_training_after_timeout(ranks, words):
     store = dist.HashStore()
-    store.set("ask/1", "of one that asked and was killed")
+    kill_after_request(store, 1)
+
     with pytest.raises(TrainingStopped, match=words):
         meet(store, ranks, timeout=0.3)

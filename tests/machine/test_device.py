@@ -1,8 +1,8 @@
-"""What the machine is, has and can do."""
+"""The device of the machine: its precision, compiler, memory and metrics."""
 
-import dataclasses
 import types
 
+import pytest
 import torch
 
 from ursa_minor.machine import device as hardware
@@ -11,80 +11,123 @@ CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)
 T4 = hardware.Device("cuda", "Tesla T4", 15 * 2**30, (7, 5), 1, True)
 P4000 = hardware.Device("cuda", "Quadro P4000", 8 * 2**30, (6, 1), 1, True)
 A6000 = hardware.Device("cuda", "NVIDIA RTX A6000", 48 * 2**30, (8, 6), 2, True)
+A6000_WITHOUT_TRITON = hardware.Device("cuda", "NVIDIA RTX A6000", 48 * 2**30, (8, 6), 2, False)
 
 
-def test_precision_and_compiler_without_a_yaml_are_what_the_device_has():
-    assert [device.precision for device in (CPU, T4, P4000, A6000)] == [
-        "no",
-        "fp16",
-        "fp16",
-        "bf16",
-    ]
-    assert [device.compiles for device in (CPU, T4, P4000, A6000)] == [False, True, False, True]
-    assert not dataclasses.replace(A6000, has_triton=False).compiles
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [(CPU, "no"), (T4, "fp16"), (P4000, "fp16"), (A6000, "bf16")],
+    ids=["CPU", "T4", "P4000", "A6000"],
+)
+def test_default_precision_depends_on_device(device, precision):
+    assert device.precision == precision
 
 
-def test_the_least_capable_of_a_machines_cards_decides_or_processes_would_compute_in_two_precisions(
-    monkeypatch,
-):
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # else it is set for the tests that follow
+@pytest.mark.parametrize(
+    ("device", "compiles"),
+    [(CPU, False), (T4, True), (P4000, False), (A6000, True), (A6000_WITHOUT_TRITON, False)],
+    ids=["CPU", "T4", "P4000", "A6000", "without Triton"],
+)
+def test_default_compilation_depends_on_device(device, compiles):
+    assert device.compiles == compiles
+
+
+# Different GPUs in one machine
+
+
+@pytest.fixture
+def two_different_gpus(monkeypatch) -> None:
+    """Simulate a machine whose second GPU is less capable."""
+    capabilities = [(8, 6), (7, 5)]
+    properties = types.SimpleNamespace(name="NVIDIA RTX A6000", total_memory=48 * 2**30)
+    # this_device would set the variable for all later tests.
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    card = types.SimpleNamespace(name="NVIDIA RTX A6000", total_memory=48 * 2**30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(8, 6), (7, 5)][index])
-    found = hardware.this_device()
-    assert (found.kind, found.name, found.capability, found.count) == (
-        "cuda",
-        "NVIDIA RTX A6000",
-        (7, 5),
-        2,
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+
+
+def test_least_capable_gpu_determines_capability(two_different_gpus):
+    """Otherwise the processes would compute in different precisions."""
+    device = hardware.this_device()
+
+    assert device.kind == "cuda"
+    assert device.name == "NVIDIA RTX A6000"
+    assert device.capability == (7, 5)
+    assert device.count == 2
+
+
+def test_cpu_is_used_if_requested(two_different_gpus, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
     assert hardware.this_device().kind == "cpu"
 
 
-def test_gauges_ask_nvml_once_a_second_and_do_without_it(monkeypatch):
-    card, answers = torch.device("cuda:0"), iter([97, 98])
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=1000)
-    )
+# Metrics of the GPU
+
+
+@pytest.fixture
+def gpu_memory(monkeypatch) -> None:
+    """Simulate a GPU that has used 83% of its memory."""
+    properties = types.SimpleNamespace(total_memory=1000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 830)
+
+
+def test_nvml_is_read_once_per_second(gpu_memory, monkeypatch):
+    gpu = torch.device("cuda:0")
+    answers = iter([97, 98])
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(answers))
     monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 287_500)
-    for now, busy in ((10.0, 0.97), (10.9, 0.97), (11.0, 0.98), (11.5, 0.98)):
+    expected = {10.0: 0.97, 10.9: 0.97, 11.0: 0.98, 11.5: 0.98}
+
+    for now, utilization in expected.items():
         monkeypatch.setattr(hardware.time, "monotonic", lambda now=now: now)
-        assert hardware.gpu_metrics(card) == {
+        assert hardware.gpu_metrics(gpu) == {
             "gpu/memory": 0.83,
-            "gpu/utilization": busy,
+            "gpu/utilization": utilization,
             "gpu/watts": 287.5,
         }
-    monkeypatch.setattr(
-        hardware.time, "monotonic", lambda: 13.0
-    )  # of which nothing is known: an error
-    assert (
-        hardware.gpu_metrics(card) == {"gpu/memory": 0.83}
-        and hardware.gpu_metrics(torch.device("cpu")) == {}
-    )
+
+    # The iterator has no third answer, which is an error as without NVML.
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: 13.0)
+    assert hardware.gpu_metrics(gpu) == {"gpu/memory": 0.83}
 
 
-def test_a_hint_is_given_where_something_is_to_be_had():
+def test_cpu_has_no_gpu_metrics():
+    assert hardware.gpu_metrics(torch.device("cpu")) == {}
+
+
+# Advice
+
+
+def test_waiting_for_data_causes_advice():
     assert "waits for data 20% of the time" in hardware.bottleneck_advice({}, 0.2)
-    assert "busy only 40% of the time" in hardware.bottleneck_advice({"gpu/utilization": 0.4}, 0.0)
-    assert (
-        hardware.bottleneck_advice({"gpu/utilization": 0.9}, 0.0)
-        is hardware.bottleneck_advice({}, 0.0)
-        is None
-    )  # {}: a CPU
 
 
-def test_cpu_is_named_with_its_threads():
+def test_idle_gpu_causes_advice():
+    advice = hardware.bottleneck_advice({"gpu/utilization": 0.4}, 0.0)
+
+    assert "busy only 40% of the time" in advice
+
+
+@pytest.mark.parametrize("metrics", [{"gpu/utilization": 0.9}, {}], ids=["busy GPU", "CPU"])
+def test_busy_device_causes_no_advice(metrics):
+    assert hardware.bottleneck_advice(metrics, 0.0) is None
+
+
+# The CPU
+
+
+@pytest.mark.parametrize(("num_threads", "words"), [(1, "1 thread"), (2, "2 threads")])
+def test_name_of_cpu_includes_its_threads(monkeypatch, num_threads, words):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+
     name = hardware.device_name(torch.device("cpu"))
-    count = torch.get_num_threads()
-    assert name.startswith("CPU (") and name.endswith(
-        f"), {count} thread{'s' if count > 1 else ''}"
-    )
-    assert hardware.processor_name() in name and hardware.processor_name()
+
+    assert hardware.processor_name()
+    assert name == f"CPU ({hardware.processor_name()}), {words}"
 
 
 def test_file_cache_counts_as_available_memory(tmp_path, monkeypatch):

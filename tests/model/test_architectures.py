@@ -1,4 +1,4 @@
-"""An architecture's record describes the model that is built: its config, its names, its sizes."""
+"""The definition of an architecture agrees with the model that is built from it."""
 
 import dataclasses
 
@@ -13,59 +13,88 @@ from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys
 
-OTHERS = {
+OTHER_VALUES = {
     "n_layer": 3,
     "n_head": 8,
     "n_embd": 64,
     "vocab_size": 128,
     "sequence_length": 8,
     "num_key_value_heads": 4,
+    "intermediate_size": 80,
+    "tie_word_embeddings": True,
+    "rope_theta": 1e6,
+    "resid_pdrop": 0.25,
+    "embd_pdrop": 0.25,
+    "attn_pdrop": 0.25,
 }
-OTHERS |= {"intermediate_size": 80, "tie_word_embeddings": True, "rope_theta": 1e6}
-OTHERS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.25)
 
 
 @pytest.fixture(params=ARCHITECTURES)
 def model(request) -> keys.Model:
-    """A recipe's model that states what its architecture needs."""
-    stated = {key: KINDS["untied"][key] for key in keys.ARCHITECTURE_KEYS[request.param]}
+    """The model section of a recipe with the required keys of its architecture."""
+    architecture_keys = keys.ARCHITECTURE_KEYS[request.param]
+    stated = {key: KINDS["untied"][key] for key in architecture_keys}
     return keys.Model(**SHAPE | {"n_head": 4}, architecture=request.param, **stated)
 
 
-def test_the_recipes_names_are_the_records_and_transformers():
+def test_recipe_knows_every_architecture():
     assert set(keys.ARCHITECTURE_KEYS) == set(ARCHITECTURES)
-    assert all(
-        AutoConfig.for_model(name).model_type == record.name == name
-        for name, record in ARCHITECTURES.items()
-    )
 
 
-@pytest.mark.parametrize("key", OTHERS)
-def test_a_key_changes_the_config_unless_the_recipe_refuses_it(model, key):
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture_has_name_of_transformers(name):
+    assert ARCHITECTURES[name].name == name
+    assert AutoConfig.for_model(name).model_type == name
+
+
+def complete_config(model: keys.Model) -> dict:
+    """Return the configuration of Transformers for a model, with its changes for training."""
+    definition = ARCHITECTURES[model.architecture]
+    return definition.config(model) | definition.training_config(model)
+
+
+@pytest.mark.parametrize("key", OTHER_VALUES)
+def test_key_changes_config_where_it_applies(model, key):
     """The conditions of a key name the architectures that have it."""
-
-    def config(asked: keys.Model) -> dict:
-        record = ARCHITECTURES[asked.architecture]
-        return record.config(asked) | record.training_config(asked)
-
-    changes = config(model) != config(dataclasses.replace(model, **{key: OTHERS[key]}))
     conditions = keys.FIELDS[key].metadata["effect"]
-    assert changes == all(condition.holds(vars(model)) for condition in conditions)
+    applies = all(condition.holds(vars(model)) for condition in conditions)
+    changed_model = dataclasses.replace(model, **{key: OTHER_VALUES[key]})
+
+    is_changed = complete_config(changed_model) != complete_config(model)
+
+    assert is_changed == applies
 
 
-def test_names_of_blocks_are_those_of_every_matrix_but_embeddings_and_head(model):
-    built = build.build(model, eos_token_id=0)
-    record, shape = ARCHITECTURES[model.architecture], estimate.shape_of(model)
-    head = built.get_output_embeddings()
-    products = {
-        f"{name}.weight"
-        for name, m in built.named_modules()
-        if type(m) in (nn.Linear, Conv1D) and m is not head
-    }
-    named = dict(built.named_parameters())
-    assert products == {
-        name for name, weight in named.items() if record.blocks in name and weight.dim() == 2
-    }
-    assert shape.hidden == sum(named[name].numel() for name in products)
-    assert shape.vectors == sum(weight.numel() for weight in named.values() if weight.dim() == 1)
-    assert shape.parameters == built.num_parameters()
+def test_block_name_selects_the_hidden_matrices(model):
+    transformer = build.build(model, eos_token_id=0)
+    head = transformer.get_output_embeddings()
+    expected = set()
+    for name, module in transformer.named_modules():
+        if type(module) in (nn.Linear, Conv1D) and module is not head:
+            expected.add(f"{name}.weight")
+
+    blocks = ARCHITECTURES[model.architecture].blocks
+    selected = set()
+    for name, weight in transformer.named_parameters():
+        if blocks in name and weight.dim() == 2:
+            selected.add(name)
+
+    assert selected == expected
+
+
+def test_estimated_shape_equals_built_model(model):
+    transformer = build.build(model, eos_token_id=0)
+    blocks = ARCHITECTURES[model.architecture].blocks
+    num_hidden = 0
+    num_vector_values = 0
+    for name, weight in transformer.named_parameters():
+        if weight.dim() == 1:
+            num_vector_values += weight.numel()
+        elif blocks in name:
+            num_hidden += weight.numel()
+
+    shape = estimate.shape_of(model)
+
+    assert shape.hidden == num_hidden
+    assert shape.vectors == num_vector_values
+    assert shape.parameters == transformer.num_parameters()

@@ -1,4 +1,4 @@
-"""GPT-2's norms go into the next product in half precision under a compiler, and nowhere else."""
+"""GPT-2's norms are folded into the next product under a compiler and autocast, and only there."""
 
 import functools
 
@@ -11,49 +11,60 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 
-def with_stock_norms(model: PreTrainedModel) -> PreTrainedModel:
+def build_model() -> PreTrainedModel:
+    """Build a GPT-2 of one layer with random weights."""
+    return randomize_weights(build_small_model(n_layer=1))
+
+
+def build_stock_model() -> PreTrainedModel:
+    """Build the same model with the norms of PyTorch."""
+    model = build_model()
     for module in model.modules():
         if isinstance(module, torch.nn.LayerNorm | Conv1D):
             vars(module).pop("forward", None)
     return model
 
 
+def compiled_gradients(
+    model: PreTrainedModel, dtype: torch.dtype | None
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """Return the gradients of the compiled model, and whether its norms are folded."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    torch._dynamo.reset()
+    compile_module = functools.partial(torch.compile, backend=backend, fullgraph=True)
+    gradients = gradients_by_name(model, dtype, compile_module)
+
+    is_folded = False
+    for node in graphs[0].graph.nodes:
+        is_folded |= "_Normalized" in str(node.target) or "autograd_function" in str(node)
+    return gradients, is_folded
+
+
 @pytest.mark.slow
-def test_folded_norms_round_no_gradient_worse_than_stock_ones():
-    precisions = {"exact": None, "stock": torch.bfloat16, "folded": torch.bfloat16}
-    found = {}
-    for name, dtype in precisions.items():
-        model = randomize_weights(build_small_model(n_layer=1))
-        graphs = []
-        torch._dynamo.reset()
-        backend = lambda graph, inputs, graphs=graphs: (
-            graphs.append(graph) or aot_eager(graph, inputs)
-        )
-        compiler = functools.partial(torch.compile, backend=backend, fullgraph=True)
-        found[name] = gradients_by_name(
-            model if name == "folded" else with_stock_norms(model), dtype, compiler
-        )
-        folded = any(
-            "_Normalized" in str(one.target) or "autograd_function" in str(one)
-            for one in graphs[0].graph.nodes
-        )
-        assert folded == (name == "folded")
-    for name, exact in found["exact"].items():
-        stock, other = (
-            (found[way][name] - exact).norm() / exact.norm() for way in ("stock", "folded")
-        )
-        assert other < 1.3 * stock + 1e-3, name
+def test_folded_norms_are_as_precise_as_stock_norms():
+    exact, _ = compiled_gradients(build_stock_model(), None)
+    stock, stock_is_folded = compiled_gradients(build_stock_model(), torch.bfloat16)
+
+    folded, is_folded = compiled_gradients(build_model(), torch.bfloat16)
+
+    assert is_folded
+    assert not stock_is_folded
+    for name, reference in exact.items():
+        stock_error = (stock[name] - reference).norm() / reference.norm()
+        folded_error = (folded[name] - reference).norm() / reference.norm()
+        assert folded_error < 1.3 * stock_error + 1e-3, name
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_norms_are_the_stock_ones_outside_a_compiler(dtype):
-    """Compiled, but outside autocast: test_attention.py."""
-    expected = gradients_by_name(
-        with_stock_norms(randomize_weights(build_small_model(n_layer=1))), dtype
-    )
-    assert_close(
-        gradients_by_name(randomize_weights(build_small_model(n_layer=1)), dtype),
-        expected,
-        rtol=0,
-        atol=0,
-    )
+def test_norms_equal_stock_norms_without_compiler(dtype):
+    """test_attention.py tests the compiled model without autocast."""
+    expected = gradients_by_name(build_stock_model(), dtype)
+
+    gradients = gradients_by_name(build_model(), dtype)
+
+    assert_close(gradients, expected, rtol=0, atol=0)

@@ -1,8 +1,9 @@
-"""The loss is the mean over every target, however many logits there are at once."""
+"""The loss is the mean over all targets, however many logits are computed at a time."""
 
 import functools
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,140 +20,44 @@ from small_models import (
 from torch._dynamo.backends.common import aot_autograd
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2LMHeadModel
+from transformers import GPT2LMHeadModel, PreTrainedModel
 
 from ursa_minor.model import attention
 from ursa_minor.model.loss import NextTokenLoss, _ChunkedLoss, loss_module
 from ursa_minor.recipe import keys
 
+SMOOTHING = {"label_smoothing": 0.1}
+Z_LOSS = {"z_loss": 1e-2}
+BOTH_TERMS = SMOOTHING | Z_LOSS
+TERMS = [{}, SMOOTHING, Z_LOSS, BOTH_TERMS]
+TERM_NAMES = ["plain", "smoothing", "z_loss", "both"]
+ALL_ROWS = 1000  # more than the batch has
+FEW_ROWS = 7  # does not divide the 48 rows of the batch
+each_number_of_rows = pytest.mark.parametrize("rows", [ALL_ROWS, FEW_ROWS], ids=["whole", "parts"])
+
 
 @pytest.fixture
 def model() -> GPT2LMHeadModel:
+    """A small GPT-2."""
     return build_small_model()
 
 
-def test_loss_is_the_mean_over_every_target_and_equal_in_evaluation(model):
-    inputs, targets = random_ids(3, 16), random_ids(3, 16).flip(1)
-    expected = F.cross_entropy(stock_copy(model)(inputs).logits.flatten(0, 1), targets.flatten())
-    module = NextTokenLoss(model)
-    assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
-    module.rows = 7  # parts that do not divide the rows
-    assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
-    with torch.no_grad():
-        assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets: 3 sequences of 16 ids."""
+    inputs = random_ids(3, 16)
+    return inputs, inputs.flip(1)
 
 
-TERMS = [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"label_smoothing": 0.1, "z_loss": 1e-2}]
-
-
-@pytest.mark.parametrize("vocab_size, whole", [(2**14, False), (2**14 + 64, True)])
-def test_a_cpu_makes_few_logits_at_once_where_they_fit_its_cache_and_else_many(
-    monkeypatch, vocab_size, whole
-):
-    made, real = [], F.cross_entropy
-    monkeypatch.setattr(
-        F,
-        "cross_entropy",
-        lambda logits, *given, **how: made.append(1) or real(logits, *given, **how),
-    )
-    inputs = random_ids(17, 16)  # 272 rows
-    loss_module(
-        build_small_model(vocab_size=vocab_size, n_head=4, n_embd=8, n_layer=1), keys.Loss(), 0
-    )(inputs, inputs)
-    assert bool(made) == whole
-
-
-@pytest.mark.parametrize("dtype, terms", [(torch.bfloat16, TERMS[0]), (torch.float16, TERMS[-1])])
-def test_loss_in_parts_is_no_less_exact_in_half_precision(model, dtype, terms):
-    """Both differ from fp32 by rounding; the parts' sums are in fp32, the whole's in half precision."""
-    found = []
-    for rows, half in ((1000, None), (1000, dtype), (7, dtype)):
-        module = NextTokenLoss(model, **terms)
-        module.rows = rows
-        with torch.autocast("cpu", half, enabled=half is not None):
-            loss = module(random_ids(3, 16), random_ids(3, 16).flip(1))
-        found.append(backward(loss * 2.0**10, model))
-    for name in ("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight"):
-        exact, *others = (each[name] for each in found)
-        whole, parts = ((other - exact).norm() / exact.norm() for other in others)
-        assert parts < 1.2 * whole + 1e-4 and whole < 0.05, name
-
-
-def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_first():
-    """Each part's logits depend on the part before, so its own can be freed; Inductor hoists what is independent."""
-    graphs, targets, draw = [], random_ids(48), torch.Generator().manual_seed(0)
-    hidden, head = (torch.randn(rows, 32, generator=draw, requires_grad=True) for rows in (48, 64))
-
-    def keep(graph, example_inputs):
-        graphs.append(graph.graph)
-        return make_boxed_func(graph.forward)
-
-    def loss(hidden, head):
-        objective, _ = _ChunkedLoss.apply(hidden, head, targets, 16, 0.1, 1e-2)
-        return objective
-
-    torch._dynamo.reset()
-    compiled = torch.compile(loss, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
-    expected = torch.autograd.grad(loss(hidden, head), (hidden, head))
-    assert_close(
-        torch.autograd.grad(compiled(hidden, head), (hidden, head)), expected, rtol=1e-4, atol=1e-6
-    )
-    logits = [node for node in graphs[0].nodes if node.target == torch.ops.aten.mm.default]
-    logits = [node for node in logits if node.meta["val"].shape == (16, 64)]
-    assert len(logits) == 3
-
-    def before(node):
-        for source in node.all_input_nodes:
-            yield source
-            yield from before(source)
-
-    for earlier, later in itertools.pairwise(logits):
-        assert earlier in before(later)
-
-
-@pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
-@pytest.mark.parametrize(
-    ("kind", "terms"), [*(("gpt2", terms) for terms in TERMS), ("untied", TERMS[-1])]
-)
-def test_smoothing_and_z_loss_are_their_formulas_with_either_head(kind, terms, rows):
-    model = randomize_weights(
-        build_small_model(**KINDS[kind])
-    ).train()  # logits far from even, so that each term matters
-    inputs, targets = random_ids(3, 16), random_ids(3, 16).flip(1)
+def make_loss(model: PreTrainedModel, rows: int, **terms) -> NextTokenLoss:
+    """Return a loss that computes the logits of this many rows at a time."""
     module = NextTokenLoss(model, **terms)
     module.rows = rows
-    loss = module(inputs, targets)
-    ours = backward(loss, model)
-    logits = model(inputs).logits.flatten(0, 1)
-    expected = F.cross_entropy(
-        logits, targets.flatten(), label_smoothing=terms.get("label_smoothing", 0.0)
-    )
-    expected = expected + terms.get("z_loss", 0.0) * logits.exp().sum(-1).log().square().mean()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert_close(ours, backward(expected, model), rtol=1e-4, atol=1e-6)
+    return module
 
 
-@pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
-@pytest.mark.parametrize("terms", TERMS)
-def test_plain_cross_entropy_comes_with_the_objective(terms, rows):
-    model = randomize_weights(build_small_model()).train()
-    batch = random_ids(3, 16), random_ids(3, 16).flip(1)
-    module = NextTokenLoss(model, **terms)
-    module.rows = rows
-    with Operations() as seen:
-        losses = module(*batch, with_cross_entropy=True)
-    assert seen.count["_log_softmax"] <= 1  # one pass over the logits
-    with torch.no_grad():
-        assert losses.cross_entropy.item() == pytest.approx(module(*batch).item(), abs=1e-6)
-    assert (losses.objective is losses.cross_entropy) == (not terms)
-    assert losses.cross_entropy.requires_grad == (not terms)
-    alone = module(*batch)
-    assert torch.equal(losses.objective, alone)
-    assert_close(backward(losses.objective, model), backward(alone, model), rtol=0, atol=0)
-
-
-class Operations(TorchDispatchMode):
-    """How large the largest result is of all that runs, and how often each operation runs."""
+class OperationRecorder(TorchDispatchMode):
+    """Count operations, and record the size of the largest result in numbers."""
 
     def __init__(self):
         super().__init__()
@@ -162,33 +67,233 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **kwargs or {})
         self.count[function.overloadpacket.__name__] += 1
-        for part in result if isinstance(result, tuple | list) else [result]:
-            self.largest = max(self.largest, part.numel() if isinstance(part, torch.Tensor) else 0)
+        parts = result if isinstance(result, tuple | list) else [result]
+        for part in parts:
+            if isinstance(part, torch.Tensor):
+                self.largest = max(self.largest, part.numel())
         return result
 
 
-def test_no_term_makes_all_logits_at_once():
-    model = build_small_model(vocab_size=512)
-    for rows, largest in ((1000, 48 * 512), (7, 512 * 32)):  # every logit; the head itself
-        module = NextTokenLoss(model, **TERMS[-1])
-        module.rows = rows
-        with Operations() as seen:
-            module(random_ids(3, 16), random_ids(3, 16).flip(1)).backward()
-        assert seen.largest == largest
+# The number of logits at a time
 
 
-def test_a_recipes_loss_has_its_terms_in_training_and_reads_documents_alone_always(model):
-    inputs, targets = random_ids(3, 16), random_ids(3, 16).flip(1)
-    asked = keys.Loss(document_mask=True, label_smoothing=0.1, z_loss=1e-2)
-    inputs[:, 7] = 5
-    terms = {"label_smoothing": 0.1, "z_loss": 1e-2}
-    context = functools.partial(attention.within_documents, separator=5)
-    module, expected = loss_module(model, asked, 5), NextTokenLoss(model, context=context, **terms)
-    assert torch.equal(module(inputs, targets), expected(inputs, targets))
+@each_number_of_rows
+def test_loss_is_mean_over_targets(model, batch, rows):
+    inputs, targets = batch
+    logits = stock_copy(model)(inputs).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+    module = make_loss(model, rows)
+
+    loss = module(inputs, targets)
     with torch.no_grad():
-        assert torch.equal(
-            module(inputs, targets), NextTokenLoss(model, context=context)(inputs, targets)
-        )
-    plain = loss_module(model, keys.Loss(), 5)
-    assert torch.equal(plain(inputs, targets), NextTokenLoss(model)(inputs, targets))
-    assert not torch.equal(plain(inputs, targets), module(inputs, targets))
+        evaluation_loss = module(inputs, targets)
+
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    assert evaluation_loss.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_default_number_of_rows_gives_same_loss(model, batch):
+    expected = make_loss(model, ALL_ROWS)(*batch)
+
+    assert NextTokenLoss(model)(*batch).item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "is_whole"),
+    [(2**14, False), (2**14 + 64, True)],
+    ids=["logits fit cache", "logits exceed cache"],
+)
+def test_cpu_splits_logits_that_fit_cache(monkeypatch, vocab_size, is_whole):
+    calls = []
+    real_cross_entropy = F.cross_entropy
+
+    def record_call(*args, **kwargs):
+        calls.append(args)
+        return real_cross_entropy(*args, **kwargs)
+
+    monkeypatch.setattr(F, "cross_entropy", record_call)
+    model = build_small_model(vocab_size=vocab_size, n_head=4, n_embd=8, n_layer=1)
+    inputs = random_ids(17, 16)  # 272 rows
+
+    loss_module(model, keys.Loss(), 0)(inputs, inputs)
+
+    # cross_entropy is called only if the logits are not split.
+    assert bool(calls) == is_whole
+
+
+def scaled_gradients(module: NextTokenLoss, batch, dtype=None) -> dict[str, torch.Tensor]:
+    """Return the gradients of 1024 times the loss, computed with autocast to ``dtype``."""
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        loss = module(*batch)
+    return backward(loss * 2.0**10, module.model)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "terms"),
+    [(torch.bfloat16, {}), (torch.float16, BOTH_TERMS)],
+    ids=["bf16", "fp16"],
+)
+def test_split_loss_is_precise_in_half_precision(model, batch, dtype, terms):
+    """Both losses differ from fp32 by rounding. The sums of the split one are in fp32."""
+    exact = scaled_gradients(make_loss(model, ALL_ROWS, **terms), batch)
+    whole = scaled_gradients(make_loss(model, ALL_ROWS, **terms), batch, dtype)
+
+    split = scaled_gradients(make_loss(model, FEW_ROWS, **terms), batch, dtype)
+
+    for name in ("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight"):
+        whole_error = (whole[name] - exact[name]).norm() / exact[name].norm()
+        split_error = (split[name] - exact[name]).norm() / exact[name].norm()
+        assert split_error < 1.2 * whole_error + 1e-4, name
+        assert whole_error < 0.05, name
+
+
+@pytest.mark.parametrize(
+    ("rows", "largest"),
+    [(ALL_ROWS, 48 * 512), (FEW_ROWS, 512 * 32)],
+    ids=["all logits", "output matrix"],
+)
+def test_split_loss_never_computes_all_logits(batch, rows, largest):
+    model = build_small_model(vocab_size=512)
+    module = make_loss(model, rows, **BOTH_TERMS)
+
+    with OperationRecorder() as recorder:
+        module(*batch).backward()
+
+    assert recorder.largest == largest
+
+
+# The compiled loss
+
+
+def inputs_of(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """Yield all nodes on which a node depends."""
+    for source in node.all_input_nodes:
+        yield source
+        yield from inputs_of(source)
+
+
+def logits_nodes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """Return the nodes that compute logits: 16 rows of a vocabulary of 64."""
+    products = [node for node in graph.nodes if node.target == torch.ops.aten.mm.default]
+    return [node for node in products if node.meta["val"].shape == (16, 64)]
+
+
+def test_compiled_parts_of_logits_depend_on_each_other():
+    """Inductor moves independent products to the front, so that all logits exist together.
+
+    Each part depends on the one before it, whose memory can then be freed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(48, 32, generator=generator, requires_grad=True)
+    head = torch.randn(64, 32, generator=generator, requires_grad=True)
+    targets = random_ids(48)
+    graphs = []
+
+    def record_graph(graph, example_inputs):
+        graphs.append(graph.graph)
+        return make_boxed_func(graph.forward)
+
+    def loss(hidden, head):
+        objective, _ = _ChunkedLoss.apply(hidden, head, targets, 16, 0.1, 1e-2)
+        return objective
+
+    expected = torch.autograd.grad(loss(hidden, head), (hidden, head))
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend=aot_autograd(fw_compiler=record_graph), fullgraph=True)
+
+    gradients = torch.autograd.grad(compiled(hidden, head), (hidden, head))
+
+    assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+    parts = logits_nodes(graphs[0])
+    assert len(parts) == 3
+    for earlier, later in itertools.pairwise(parts):
+        assert earlier in inputs_of(later)
+
+
+# Label smoothing and z-loss
+
+
+def loss_by_formula(logits: torch.Tensor, targets: torch.Tensor, terms: dict) -> torch.Tensor:
+    """Compute the loss from all logits by its definition."""
+    logits = logits.flatten(0, 1)
+    smoothing = terms.get("label_smoothing", 0.0)
+    cross_entropy = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing)
+    z = logits.exp().sum(-1).log()
+    return cross_entropy + terms.get("z_loss", 0.0) * z.square().mean()
+
+
+@each_number_of_rows
+@pytest.mark.parametrize(
+    ("kind", "terms"),
+    [*(("gpt2", terms) for terms in TERMS), ("untied", BOTH_TERMS)],
+    ids=[*TERM_NAMES, "untied"],
+)
+def test_terms_of_loss_equal_their_formulas(batch, kind, terms, rows):
+    # With random weights the logits vary so much that each term matters.
+    model = randomize_weights(build_small_model(**KINDS[kind])).train()
+    inputs, targets = batch
+
+    loss = make_loss(model, rows, **terms)(inputs, targets)
+    gradients = backward(loss, model)
+
+    expected = loss_by_formula(model(inputs).logits, targets, terms)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert_close(gradients, backward(expected, model), rtol=1e-4, atol=1e-6)
+
+
+@each_number_of_rows
+@pytest.mark.parametrize("terms", TERMS, ids=TERM_NAMES)
+def test_cross_entropy_is_returned_with_objective(batch, terms, rows):
+    model = randomize_weights(build_small_model()).train()
+    module = make_loss(model, rows, **terms)
+    objective = module(*batch)
+    with torch.no_grad():
+        cross_entropy = module(*batch)
+
+    with OperationRecorder() as recorder:
+        losses = module(*batch, with_cross_entropy=True)
+
+    assert recorder.count["_log_softmax"] <= 1  # one pass over the logits
+    assert losses.cross_entropy.item() == pytest.approx(cross_entropy.item(), abs=1e-6)
+    is_plain = not terms
+    assert (losses.objective is losses.cross_entropy) == is_plain
+    assert losses.cross_entropy.requires_grad == is_plain
+    assert torch.equal(losses.objective, objective)
+    expected = backward(objective, model)
+    assert_close(backward(losses.objective, model), expected, rtol=0, atol=0)
+
+
+# The loss of a recipe
+
+
+@pytest.fixture
+def document_batch(batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The batch with the separator 5 in the middle of each row."""
+    inputs, targets = batch
+    inputs[:, 7] = 5
+    return inputs, targets
+
+
+def test_recipe_loss_has_its_terms_in_training_only(model, document_batch):
+    settings = keys.Loss(document_mask=True, **BOTH_TERMS)
+    context = functools.partial(attention.within_documents, separator=5)
+    expected = NextTokenLoss(model, context=context, **BOTH_TERMS)(*document_batch)
+    expected_in_evaluation = NextTokenLoss(model, context=context)(*document_batch)
+    module = loss_module(model, settings, 5)
+
+    loss = module(*document_batch)
+    with torch.no_grad():
+        evaluation_loss = module(*document_batch)
+
+    assert torch.equal(loss, expected)
+    assert torch.equal(evaluation_loss, expected_in_evaluation)
+
+
+def test_recipe_loss_is_plain_by_default(model, document_batch):
+    settings = keys.Loss(document_mask=True, **BOTH_TERMS)
+    other_loss = loss_module(model, settings, 5)(*document_batch)
+
+    loss = loss_module(model, keys.Loss(), 5)(*document_batch)
+
+    assert torch.equal(loss, NextTokenLoss(model)(*document_batch))
+    assert not torch.equal(loss, other_loss)

@@ -1,4 +1,4 @@
-"""Each optimizer holds every parameter once, keeps what its record states, and is refused where it cannot run."""
+"""Optimizers contain each parameter once, have the estimated size, and are checked before use."""
 
 import dataclasses
 import importlib.util
@@ -18,6 +18,7 @@ from ursa_minor.optim import optimizers, schedule
 from ursa_minor.preflight import estimate
 from ursa_minor.recipe import keys
 
+CPU = torch.device("cpu")
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes"
 )
@@ -25,103 +26,144 @@ SETTINGS = keys.Optimizer(
     weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0
 )
 SHAPE = small_models.SHAPE | {"n_embd": 128, "vocab_size": 512, "sequence_length": 64}
-EVERY = [
-    pytest.param(name, marks=needs_bitsandbytes if record.package else ())
-    for name, record in optimizers.OPTIMIZERS.items()
+ALL_OPTIMIZERS = [
+    pytest.param(name, marks=needs_bitsandbytes if definition.package else ())
+    for name, definition in optimizers.OPTIMIZERS.items()
 ]
 
 
-def settings(name: str) -> keys.Optimizer:
+def settings_of(name: str) -> keys.Optimizer:
+    """Return the settings of an optimizer by name."""
     return dataclasses.replace(SETTINGS, optimizer=name)
 
 
-def shape(architecture: str) -> keys.Model:
+def model_keys(architecture: str) -> keys.Model:
+    """Return the model keys of a small model."""
     stated = {key: small_models.LLAMA[key] for key in keys.ARCHITECTURE_KEYS[architecture]}
     return keys.Model(**SHAPE, architecture=architecture, **stated)
 
 
-def tiny(architecture: str = "gpt2") -> PreTrainedModel:
-    return build.build(shape(architecture), eos_token_id=0)
+def build_model(architecture: str = "gpt2") -> PreTrainedModel:
+    """Build a small model."""
+    return build.build(model_keys(architecture), eos_token_id=0)
 
 
-def made(model: nn.Module, **changes) -> torch.optim.Optimizer:
-    """AdamW, unless ``changes`` of the settings say otherwise, at a learning rate of 0.01."""
+def build_optimizer(model: nn.Module, **changes) -> torch.optim.Optimizer:
+    """Build an optimizer with a learning rate of 0.01: AdamW, if ``changes`` name no other."""
     optimizer = optimizers.build(model, dataclasses.replace(SETTINGS, **changes))
     schedule.set_lr(optimizer, 0.01)
     return optimizer
 
 
 def fill_gradients(model: nn.Module, seed: int = 0) -> None:
+    """Give each parameter a random gradient."""
     torch.manual_seed(seed)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
 
 
-def test_the_recipes_names_are_the_records():
+def test_recipe_knows_every_optimizer():
     assert set(keys.OPTIMIZER_CAN_SHARD) == set(optimizers.OPTIMIZERS)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", EVERY)
-def test_every_parameter_is_held_once_and_only_matrices_decay(name, architecture):
-    model = tiny(architecture)
-    groups = optimizers.build(model, settings(name)).param_groups
-    held = [id(p) for group in groups for p in group["params"]]
-    assert sorted(held) == sorted(id(p) for p in model.parameters())
+@pytest.mark.parametrize("name", ALL_OPTIMIZERS)
+def test_only_matrices_have_weight_decay(name, architecture):
+    model = build_model(architecture)
+
+    groups = optimizers.build(model, settings_of(name)).param_groups
+
+    optimized_ids = []
     for group in groups:
-        assert {p.dim() for p in group["params"]} == ({2} if group["weight_decay"] else {1})
-        assert group["weight_decay"] in (0.1, 0.0) and group["betas"] == (0.9, 0.95)
+        dimensions = {parameter.dim() for parameter in group["params"]}
+        assert dimensions == ({2} if group["weight_decay"] else {1})
+        assert group["weight_decay"] in (0.1, 0.0)
+        assert group["betas"] == (0.9, 0.95)
+        optimized_ids += [id(parameter) for parameter in group["params"]]
+    # Each parameter belongs to one group.
+    assert sorted(optimized_ids) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of an optimizer's state.
+
+    The number of updates is stored on the host. bitsandbytes uses the same tables of 256 values
+    ("qmap") for all tensors. Neither counts.
+    """
+    total = 0
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.dim() and not name.startswith("qmap"):
+                total += value.nbytes
+    return total
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", EVERY)
-def test_what_an_optimizer_keeps_is_what_its_record_states(name, architecture):
-    model = tiny(architecture)
-    optimizer = optimizers.build(model, settings(name))
+@pytest.mark.parametrize("name", ALL_OPTIMIZERS)
+def test_optimizer_state_has_estimated_size(name, architecture):
+    model = build_model(architecture)
+    optimizer = optimizers.build(model, settings_of(name))
     fill_gradients(model)
+
     optimizer.step()
-    # bitsandbytes shares its tables of 256 values among all tensors; a count of updates lies on the host.
-    held = [
-        item
-        for state in optimizer.state.values()
-        for item in state.items()
-        if not item[0].startswith("qmap")
-    ]
-    allocated = sum(value.nbytes for _, value in held if torch.is_tensor(value) and value.dim())
-    assert allocated == pytest.approx(
-        estimate.moment_bytes(estimate.shape_of(shape(architecture)), name), rel=0.005
-    )
+
+    shape = estimate.shape_of(model_keys(architecture))
+    expected = estimate.moment_bytes(shape, name)
+    assert state_bytes(optimizer) == pytest.approx(expected, rel=0.005)
 
 
-def test_missing_bitsandbytes_is_refused_with_the_command_of_the_version_that_is_tested(
-    monkeypatch,
-):
+# Unusable optimizers
+
+
+def test_missing_bitsandbytes_is_refused_with_install_command(monkeypatch):
     for name in ("bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        BadInput,
-        match=r"adamw_8bit needs .* pip install bitsandbytes==[\d.]+, or use --optimizer adamw$",
-    ):
-        optimizers.check(settings("adamw_8bit"), torch.device("cpu"), sharded=False)
-    assert (
-        optimizers.BITSANDBYTES_REQUIREMENT in (ROOT / "requirements/dev.txt").read_text().split()
-    )
+
+    with pytest.raises(BadInput) as error:
+        optimizers.check(settings_of("adamw_8bit"), CPU, sharded=False)
+
+    message = str(error.value)
+    assert "adamw_8bit" in message
+    assert f"pip install {optimizers.BITSANDBYTES_REQUIREMENT}" in message
+    assert "--optimizer adamw" in message
+
+
+def test_suggested_bitsandbytes_version_is_tested():
+    requirements = (ROOT / "requirements/dev.txt").read_text().split()
+
+    assert optimizers.BITSANDBYTES_REQUIREMENT in requirements
+    assert optimizers.BITSANDBYTES_REQUIREMENT.startswith("bitsandbytes==")
+
+
+@pytest.mark.parametrize(
+    ("name", "sharded"),
+    [
+        ("adamw", True),
+        ("muon", True),
+        pytest.param("adamw_8bit", False, marks=needs_bitsandbytes),
+    ],
+)
+def test_usable_optimizer_is_accepted(name, sharded):
+    optimizers.check(settings_of(name), CPU, sharded=sharded)
 
 
 @needs_bitsandbytes
-def test_8_bits_are_refused_where_bitsandbytes_cannot_work_before_any_training(monkeypatch):
-    device = torch.device("cpu")
-    for name in ("adamw", "muon"):
-        optimizers.check(settings(name), device, sharded=True)
-    optimizers.check(settings("adamw_8bit"), device, sharded=False)
-    with pytest.raises(
-        BadInput, match="--shard_optimizer false and a YAML without FSDP, or --optimizer adamw"
-    ):
-        optimizers.check(settings("adamw_8bit"), device, sharded=True)
+def test_8_bit_adamw_cannot_be_sharded():
+    with pytest.raises(BadInput) as error:
+        optimizers.check(settings_of("adamw_8bit"), CPU, sharded=True)
 
-    def step(self):
+    message = str(error.value)
+    assert "--shard_optimizer false" in message
+    assert "FSDP" in message
+    assert "--optimizer adamw" in message
+
+
+@needs_bitsandbytes
+def test_failure_of_bitsandbytes_is_refused(monkeypatch):
+    def step(optimizer):
         raise RuntimeError("\nno kernels\nmore lines")
 
     monkeypatch.setattr("bitsandbytes.optim.AdamW8bit.step", step)
-    with pytest.raises(BadInput, match=r"does not run on cpu: no kernels.* --optimizer adamw$"):
-        optimizers.check(settings("adamw_8bit"), device, sharded=False)
+
+    with pytest.raises(BadInput, match="cpu: no kernels.* --optimizer adamw$"):
+        optimizers.check(settings_of("adamw_8bit"), CPU, sharded=False)

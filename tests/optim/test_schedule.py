@@ -1,4 +1,4 @@
-"""The learning rate of every update, compared with closed forms and with Transformers' schedules."""
+"""Learning rates of all updates, compared with formulas and with Transformers' schedules."""
 
 import itertools
 import math
@@ -19,8 +19,14 @@ FALLING = ("cosine", "linear", "wsd")
 
 
 def make_schedule(**changes):
-    values = {"learning_rate": PEAK, "min_lr_ratio": 0.1, "lr_scheduler_type": "cosine"}
-    values |= {"warmup_steps": 4, "max_steps": 20}
+    """Make a cosine schedule of 20 updates with 4 warm-up updates, and these changes."""
+    values = {
+        "learning_rate": PEAK,
+        "min_lr_ratio": 0.1,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 4,
+        "max_steps": 20,
+    }
     return keys.Schedule(**values | changes)
 
 
@@ -63,9 +69,7 @@ def closed_form(step, schedule):
 @pytest.mark.parametrize(
     ("max_steps", "warmup_steps"), [(1, 0), (1, 1), (2, 1), (20, 0), (20, 4), (20, 19), (20, 20)]
 )
-def test_every_step_equals_the_closed_form(
-    shape, min_lr_ratio, max_steps, warmup_steps, decay_ratio
-):
+def test_every_rate_equals_closed_form(shape, min_lr_ratio, max_steps, warmup_steps, decay_ratio):
     schedule = make_schedule(
         lr_scheduler_type=shape,
         min_lr_ratio=min_lr_ratio,
@@ -75,7 +79,7 @@ def test_every_step_equals_the_closed_form(
     )
     expected = [closed_form(step, schedule) for step in range(max_steps)]
     assert rates(schedule) == pytest.approx(expected, rel=1e-12)
-    assert min(rates(schedule)) > 0.0  # no update is wasted
+    assert min(rates(schedule)) > 0.0  # every update has an effect
 
 
 @pytest.mark.parametrize("shape", FALLING)
@@ -118,7 +122,7 @@ def test_minimum_is_reached_exactly_at_max_steps(shape, max_steps, warmup_steps)
     assert learning_rate(max_steps - 1, schedule) > PEAK * 0.1
 
 
-def test_wsd_is_exactly_at_the_peak_before_its_decay():
+def test_wsd_is_at_peak_before_its_decay():
     schedule = make_schedule(lr_scheduler_type="wsd", decay_ratio=0.25)
     assert decay_start_step(schedule, Length.of(schedule)) == 15
     assert rates(schedule)[3:16] == [PEAK] * 13
@@ -138,12 +142,12 @@ def test_wsd_is_exactly_at_the_peak_before_its_decay():
         ({"lr_scheduler_type": "linear"}, None),
     ],
 )
-def test_decay_begins_at_the_documented_step(changes, begin):
+def test_decay_begins_at_documented_step(changes, begin):
     schedule = make_schedule(**{"lr_scheduler_type": "wsd"} | changes)
     assert decay_start_step(schedule, Length.of(schedule)) == begin
 
 
-# A length that max_hours has planned.
+# A length that max_hours has planned
 
 LONG = 100_000
 
@@ -151,11 +155,11 @@ LONG = 100_000
 @pytest.mark.parametrize("shape", [*FALLING, "constant"])
 @pytest.mark.parametrize("warmup_steps", [0, 1, 5, 19, 20, 21, 50, 1000])
 @pytest.mark.parametrize("planned_steps", [22, 24, 30, 60, 148, 500, 5000])
-def test_planned_length_keeps_the_learning_rate_continuous(shape, warmup_steps, planned_steps):
+def test_planned_length_keeps_learning_rate_continuous(shape, warmup_steps, planned_steps):
     schedule = make_schedule(
         lr_scheduler_type=shape, max_steps=LONG, warmup_steps=warmup_steps, decay_ratio=0.9
     )
-    made = rates(schedule, stop=20)
+    previous = rates(schedule, stop=20)
     length = shorten(schedule, 20, planned_steps)
     following = [learning_rate(step, schedule, length) for step in range(20, planned_steps + 1)]
 
@@ -165,7 +169,7 @@ def test_planned_length_keeps_the_learning_rate_continuous(shape, warmup_steps, 
     steepest_rise = PEAK / min(10, -(-remaining // 2))
     falling = max(1, planned_steps - max(20, length.warmup_steps))
     steepest_fall = 0.9 * PEAK * math.pi / 2 / falling
-    changes = [after - before for before, after in itertools.pairwise([made[-1], *following])]
+    changes = [after - before for before, after in itertools.pairwise([previous[-1], *following])]
     assert max(changes) <= steepest_rise + 1e-9
     assert min(changes) >= -steepest_fall - 1e-9
     if warmup_steps > 20:
@@ -201,12 +205,13 @@ def test_shortened_warmup_rises_linearly_from_its_rate():
 def test_planned_run_equals_one_given_that_length(changes, planned_steps):
     schedule = make_schedule(**{"max_steps": LONG} | changes)
     length = shorten(schedule, 20, planned_steps)
-    whole = make_schedule(**changes | {"max_steps": planned_steps})
-    assert length == Length.of(whole)
-    assert rates(schedule, length) == rates(whole)
+    expected = make_schedule(**changes | {"max_steps": planned_steps})
+
+    assert length == Length.of(expected)
+    assert rates(schedule, length) == rates(expected)
 
 
-def test_wsd_planned_within_its_decay_can_be_extended_from_there():
+def test_wsd_planned_within_decay_can_be_extended():
     schedule = make_schedule(
         lr_scheduler_type="wsd", max_steps=LONG, warmup_steps=4, decay_ratio=0.5
     )

@@ -18,7 +18,7 @@ class Config:
     output_dir: str | None = None
     learning_rate: float = 1e-6
     num_generations: int | None = 8
-    report_to: None | str | list[str] = None
+    report_to: None | str | list[str] = None  # noqa: RUF036  (in TRL's order)
     deepspeed: dict | str | None = None
     bf16: bool | None = None
     scale_rewards: str = "group"

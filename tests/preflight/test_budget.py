@@ -1,9 +1,10 @@
-"""A plan spends what it was given, says what it expects, and its command is one that train.py reads."""
+"""Plans and estimates of check_setup.py: hours, costs, expected losses, and time for data."""
 
 import json
 import math
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,28 +19,49 @@ from ursa_minor.recipe import command_line, keys, loading
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
 GPT2 = "recipes/gpt2_124m.yaml"
-
-
-measure = preparation_measure.text_bytes_per_core
+measure_core = preparation_measure.text_bytes_per_core
 
 
 @pytest.fixture(autouse=True)
-def core(monkeypatch):
-    """A core encodes 2M tokens a second."""
+def fixed_core_speed(monkeypatch):
+    """Use the repository as the current folder, and let a core encode 2M tokens per second."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(preparation_measure, "text_bytes_per_core", lambda: 9e6)
 
 
 @pytest.fixture
-def said(capsys):
-    """What check_setup.py prints for a line of flags: text, or with --json its value."""
+def check(capsys) -> Callable[[str], str]:
+    """A function that returns the output of check_setup.py for a line of flags."""
 
-    def call(flags: str):
+    def call(flags: str) -> str:
         assert check_setup.main(shlex.split(flags)) == 0
-        out = capsys.readouterr().out
-        return json.loads(out) if "--json" in flags else out
+        return capsys.readouterr().out
 
     return call
+
+
+@pytest.fixture
+def check_json(check) -> Callable[[str], dict]:
+    """A function that returns the output of check_setup.py --json for a line of flags."""
+
+    def call(flags: str) -> dict:
+        return json.loads(check(f"{flags} --json"))
+
+    return call
+
+
+def only_plan(result: dict) -> dict:
+    """Return the plan of a result for a single recipe."""
+    (plan,) = result["plans"].values()
+    return plan
+
+
+def normalize_spaces(text: str) -> str:
+    """Replace line breaks and indentation by single spaces."""
+    return " ".join(text.split())
+
+
+# Plans
 
 
 @pytest.mark.parametrize(
@@ -50,119 +72,206 @@ def said(capsys):
         ("--card a6000 --count 3 --hours 8", 8, 0),
     ],
 )
-def test_a_plan_spends_the_hours_and_its_command_is_read_by_train_py(said, flags, hours, cost):
-    found = said(f"--plan --json {flags}")
-    row, words = found["plans"][found["best"]], shlex.split(found["command"])
-    recipe, *_ = command_line.parse_training(words[words.index("train.py") + 1 :])
-    assert row["tokens"] == recipe.batch.tokens_per_step * recipe.schedule.max_steps
-    assert row["tokens"] / row["tokens_per_second"] / 3600 == pytest.approx(row["hours"])
-    assert [row["all_hours"], row.get("cost", 0)] == pytest.approx([hours, cost], rel=0.01)
-    assert row["expected_loss"] == min(
-        one["expected_loss"] for one in found["plans"].values() if one
-    )
-    text = said(f"--plan {flags}")
-    assert (
-        found["command"] in text
-        and "Besiroglu" in text
-        and f"\n* {Path(found['best']).stem} " in text
-    )
+def test_plan_spends_the_budget(check_json, flags, hours, cost):
+    result = check_json(f"--plan {flags}")
+
+    plan = result["plans"][result["best"]]
+    seconds = plan["tokens"] / plan["tokens_per_second"]
+    assert seconds / 3600 == pytest.approx(plan["hours"])
+    assert plan["all_hours"] == pytest.approx(hours, rel=0.01)
+    assert plan.get("cost", 0) == pytest.approx(cost, rel=0.01)
+    losses = [other["expected_loss"] for other in result["plans"].values() if other]
+    assert plan["expected_loss"] == min(losses)
 
 
-def test_the_law_is_that_of_the_page_and_its_best_size_has_about_twenty_tokens_a_parameter():
+def test_command_of_plan_is_accepted_by_train_py(check, check_json):
+    flags = "--plan --card a6000 --count 3 --hours 8"
+
+    result = check_json(flags)
+    text = check(flags)
+
+    words = shlex.split(result["command"])
+    arguments = words[words.index("train.py") + 1 :]
+    recipe, *_ = command_line.parse_training(arguments)
+    plan = result["plans"][result["best"]]
+    assert plan["tokens"] == recipe.batch.tokens_per_step * recipe.schedule.max_steps
+    assert result["command"] in text
+    assert "Besiroglu" in text
+    assert f"\n* {Path(result['best']).stem} " in text
+
+
+def test_scaling_law_predicts_published_loss():
     assert budget.expected_loss(124e6, 10.3e9) == pytest.approx(3.00, abs=0.01)
-    compute = 5.76e23  # Chinchilla's
-    sizes = [10 ** (9 + step / 200) for step in range(600)]
-    best = min(sizes, key=lambda size: budget.expected_loss(size, compute / 6 / size))
-    assert 15 < compute / 6 / best / best < 25
 
 
-def test_a_short_run_takes_a_smaller_batch_with_its_rate_and_a_shorter_warm_up(said):
-    (row,) = said(f"--plan --json --card rtx3060 --hours 1 --recipe {GPT2}")["plans"].values()
-    assert row["changes"]["tokens_per_step"] == 65536 and row["changes"]["learning_rate"] == 2.1e-4
-    assert (
-        row["updates"] < budget.FEWEST_UPDATES
-        and row["changes"]["warmup_steps"] == row["updates"] // 10
-    )
+def test_best_size_has_about_twenty_tokens_per_parameter():
+    compute = 5.76e23  # FLOPs of Chinchilla
+
+    def loss(parameters: float) -> float:
+        return budget.expected_loss(parameters, compute / 6 / parameters)
+
+    best = min((10 ** (9 + step / 200) for step in range(600)), key=loss)
+
+    tokens = compute / 6 / best
+    assert 15 < tokens / best < 25
 
 
-def test_a_plan_keeps_the_recipes_text_and_says_how_often_it_is_read(said):
-    (row,) = said(f"--plan --json --card h100 --count 8 --hours 24 --recipe {GPT2}")[
-        "plans"
-    ].values()
-    assert row["changes"].keys() == {"run_name", "max_steps"} and row["epochs"] == pytest.approx(
-        row["tokens"] / 10e9, rel=0.01
-    )
+def test_short_plan_has_smaller_batch_and_warmup(check_json):
+    result = check_json(f"--plan --card rtx3060 --hours 1 --recipe {GPT2}")
+
+    plan = only_plan(result)
+    changes = plan["changes"]
+    assert changes["tokens_per_step"] == 65536
+    assert changes["learning_rate"] == 2.1e-4
+    assert plan["updates"] < budget.FEWEST_UPDATES
+    assert changes["warmup_steps"] == plan["updates"] // 10
 
 
-def test_a_text_that_is_read_often_is_warned_of_and_counts_four_times_at_most(said):
-    out = said("--plan --card t4 --hours 1 --recipe recipes/quickstart.yaml")
-    assert "More than 4 epochs hardly improve" in " ".join(out.split())
-    assert (
-        out.split("expected loss\n")[1].splitlines()[0].endswith("  n/a")
-    )  # a model far below those of the law
+def test_long_plan_keeps_recipe_and_counts_epochs(check_json):
+    result = check_json(f"--plan --card h100 --count 8 --hours 24 --recipe {GPT2}")
+
+    plan = only_plan(result)
+    assert plan["changes"].keys() == {"run_name", "max_steps"}
+    assert plan["epochs"] == pytest.approx(plan["tokens"] / 10e9, rel=0.01)
+
+
+def test_plan_warns_of_many_epochs(check):
+    text = check("--plan --card t4 --hours 1 --recipe recipes/quickstart.yaml")
+
+    assert "More than 4 epochs" in normalize_spaces(text)
+    # The model is far smaller than those of the scaling law.
+    first_row = text.split("expected loss\n")[1].splitlines()[0]
+    assert first_row.endswith("  n/a")
+
+
+def test_expected_loss_counts_at_most_four_epochs():
     recipe = keys.replace(loading.load_recipe(Path(GPT2)), dataset_config_name=None)
-    row = budget.plan(recipe, gpus.find("t4"), 1, 100.0, DataThroughput(1e8, 1e6), 0)
-    assert row["expected_loss"] == budget.expected_loss(row["parameters"], MANY_EPOCHS * 1e8)
+    throughput = DataThroughput(1e8, 1e6)
+
+    plan = budget.plan(recipe, gpus.find("t4"), 1, 100.0, throughput, 0)
+
+    expected = budget.expected_loss(plan["parameters"], MANY_EPOCHS * 1e8)
+    assert plan["expected_loss"] == expected
 
 
-def test_a_reader_slower_than_the_cards_costs_hours_and_the_remedy_is_said(said):
-    flags = "--estimate --card h100 --count 8 --cores 9 --price_per_card_hour 2 --tokens 10e9"
-    row = said(f"{flags} --json")
-    assert row["reader_tokens_per_second"] == 2e6 and row["tokens"] == pytest.approx(10e9, rel=1e-4)
-    waiting = 10e9 / 2e6 / 3600 - row["hours"]  # the sample has no more
-    assert row["waiting_hours"] == pytest.approx(waiting) and waiting > 0.5
-    assert row["cost"] == pytest.approx(16 * (row["hours"] + waiting))
-    text = " ".join(said(flags).split())
-    assert "1 core of 9 at 2.0 M each, as measured on this machine): the GPUs wait 0.5" in text
+def test_hours_of_plan_include_waiting(check_json):
+    reader = "--reader_tokens_per_second 1e5"
+
+    result = check_json(f"--plan --card h100 --hours 10 {reader} --recipe {GPT2}")
+
+    plan = only_plan(result)
+    reading_hours = plan["tokens"] / 1e5 / 3600
+    assert reading_hours == pytest.approx(0.9 * 10, rel=1e-3)
+    assert plan["waiting_hours"] > 5
+    assert plan["all_hours"] == pytest.approx(10, rel=1e-3)
+
+
+def test_recipe_too_large_for_gpu_is_refused(capsys):
+    flags = ["--plan", "--card", "rtx4060", "--hours", "1"]
+
+    status = check_setup.main([*flags, "--recipe", "recipes/gpt2_1558m.yaml"])
+
+    message = capsys.readouterr().err
+    assert status == 2
+    assert "rtx4060" in message
+    assert "recipes/gpt2_1558m.yaml" in message
+    assert "memory" in message
+
+
+def test_plan_marks_sizes_that_do_not_fit(check):
+    text = check("--plan --card rtx4060 --hours 1")
+
+    assert re.search(r"\n  gpt2_1558m +does not fit\n", text)
+
+
+# Estimates
+
+
+SLOW_READER = "--estimate --card h100 --count 8 --cores 9 --price_per_card_hour 2 --tokens 10e9"
+
+
+def test_slow_reader_costs_waiting_hours(check_json):
+    result = check_json(SLOW_READER)
+
+    assert result["reader_tokens_per_second"] == 2e6
+    assert result["tokens"] == pytest.approx(10e9, rel=1e-4)
+    waiting_hours = 10e9 / 2e6 / 3600 - result["hours"]
+    assert waiting_hours > 0.5
+    assert result["waiting_hours"] == pytest.approx(waiting_hours)
+    assert result["cost"] == pytest.approx(16 * (result["hours"] + waiting_hours))
+
+
+def test_slow_reader_is_reported_with_fix(check):
+    text = normalize_spaces(check(SLOW_READER))
+
+    assert "1 core of 9 at 2.0 M each" in text
+    assert "the GPUs wait 0.5" in text
     assert "Run prepare_data.py before" in text
-    assert "5,000,000 tokens/s (as given): no waiting" in said(
-        f"{flags} --reader_tokens_per_second 5e6"
-    )
-    linked = said("--card h100 --count 8 --link_megabytes_per_second 2.9")
-    assert "1,000,000 tokens/s (2.9 MB/s, 56 cores of 64 at 2.0 M each," in linked
 
 
-def test_prepared_data_and_ready_tokens_need_no_core_and_else_one_is_measured_here(tmp_path):
-    assert 1e5 < measure() < 1e9
-    token_files = {"data_dir": "hf://datasets/kjj0/fineweb10B-gpt2"}
-    ready = loading.load_recipe(Path("recipes/gpt2_124m_fineweb.yaml"), token_files)
-    given = estimate_throughput(ready.data, trainers=1, cores=2, link=2e6, speed=0)
-    assert (given.speed, given.description) == (1e6, "2 MB/s")
+def test_given_reader_speed_is_used(check):
+    text = check(f"{SLOW_READER} --reader_tokens_per_second 5e6")
+
+    assert "5,000,000 tokens/s" in text
+    assert "no waiting" in text
+
+
+def test_slow_link_limits_the_reader(check):
+    text = check("--card h100 --count 8 --link_megabytes_per_second 2.9")
+
+    assert "1,000,000 tokens/s" in text
+    assert "2.9 MB/s" in text
+    assert "56 cores of 64 at 2.0 M each" in text
+
+
+def test_core_speed_is_measured(monkeypatch):
+    monkeypatch.setattr(preparation_measure, "CORE_SECONDS", 0.05)
+
+    assert 1e5 < measure_core() < 1e9
+
+
+def load_token_file_recipe(data_dir: str) -> keys.Recipe:
+    """Load the FineWeb recipe with another folder of token files."""
+    recipe = Path("recipes/gpt2_124m_fineweb.yaml")
+    return loading.load_recipe(recipe, {"data_dir": data_dir})
+
+
+def test_token_files_are_limited_by_link_only():
+    recipe = load_token_file_recipe("hf://datasets/kjj0/fineweb10B-gpt2")
+
+    throughput = estimate_throughput(recipe.data, trainers=1, cores=2, link=2e6, speed=0)
+
+    assert throughput.speed == 1e6
+    assert throughput.description == "2 MB/s"
+
+
+def test_prepared_data_cause_no_waiting(tmp_path):
     splits = {
         "train": [{"file": "a.bin", "tokens": 500}],
         "validation": [{"file": "b.bin", "tokens": 5}],
     }
-    (tmp_path / "manifest.json").write_text(
-        json.dumps({"splits": splits, "tokenizer": None, "complete": True})
-    )
-    given = estimate_throughput(
-        keys.replace(ready, data_dir=str(tmp_path)).data, trainers=1, cores=2, link=0, speed=0
-    )
-    assert given == DataThroughput(500, math.inf, "prepared") and given.waiting_seconds(1e9, 1) == 0
+    manifest = {"splits": splits, "tokenizer": None, "complete": True}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    recipe = load_token_file_recipe("hf://datasets/kjj0/fineweb10B-gpt2")
+    recipe = keys.replace(recipe, data_dir=str(tmp_path))
+
+    throughput = estimate_throughput(recipe.data, trainers=1, cores=2, link=0, speed=0)
+
+    assert throughput == DataThroughput(500, math.inf, "prepared")
+    assert throughput.waiting_seconds(1e9, 1) == 0
 
 
-def test_the_hours_of_a_plan_hold_the_waiting(said):
-    found = said(
-        f"--plan --json --card h100 --hours 10 --reader_tokens_per_second 1e5 --recipe {GPT2}"
-    )
-    row = found["plans"][GPT2]
-    assert (
-        row["tokens"] / 1e5 / 3600 == pytest.approx(0.9 * 10, rel=1e-3) and row["waiting_hours"] > 5
-    )
-    assert row["all_hours"] == pytest.approx(10, rel=1e-3)
+@pytest.mark.parametrize("length", ["--max_steps 38146", "--tokens 20e9"])
+def test_longer_run_is_estimated_in_proportion(check_json, length):
+    original = check_json("--card a6000")
+
+    result = check_json(f"--card a6000 {length}")
+
+    assert result["tokens"] == pytest.approx(20e9, rel=1e-4)
+    assert result["hours"] == pytest.approx(2 * original["hours"], rel=1e-4)
 
 
-def test_a_card_that_holds_no_size_has_no_plan_and_a_size_that_does_not_fit_is_named(said, capsys):
-    flags = "--plan --card rtx4060 --hours 1"
-    assert check_setup.main([*flags.split(), "--recipe", "recipes/gpt2_1558m.yaml"]) == 2
-    assert "rtx4060 has too little memory for recipes/gpt2_1558m.yaml" in capsys.readouterr().err
-    assert re.search(r"\n  gpt2_1558m +does not fit\n", said(flags))
+def test_missing_text_is_estimated_without_waiting(check_json):
+    result = check_json("--card a6000 --recipe recipes/addition.yaml")
 
-
-def test_more_updates_or_tokens_are_estimated_and_a_text_may_not_be_there_yet(said):
-    one, *twice = (
-        said(f"--json --card a6000 {each}") for each in ("", "--max_steps 38146", "--tokens 20e9")
-    )
-    for row in twice:
-        assert [row["tokens"], row["hours"]] == pytest.approx([20e9, 2 * one["hours"]], rel=1e-4)
-    assert said("--json --card a6000 --recipe recipes/addition.yaml")["waiting_hours"] == 0
+    assert result["waiting_hours"] == 0

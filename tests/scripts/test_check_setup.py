@@ -1,4 +1,7 @@
-"""check_setup.py as a user calls it, and the Makefile's targets around it. No card is here: cards are pretended."""
+"""Command line of check_setup.py, the GPU targets of the Makefile, and scripts/stop.py.
+
+This machine has no GPU, so nvidia-smi is replaced.
+"""
 
 import http.server
 import importlib.util
@@ -19,6 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from _pytest.capture import CaptureResult
 from conftest import ROOT, start_script
 
 import check_setup
@@ -31,231 +35,278 @@ from ursa_minor.preflight import checks, compatibility, estimate, trials
 from ursa_minor.recipe import keys, loading
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
+DEAD_HUB = "http://127.0.0.1:9"
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 @pytest.fixture(autouse=True)
-def core(monkeypatch):
-    """A core encodes 2M tokens a second."""
+def fixed_tokenization_speed(monkeypatch) -> None:
+    """Use 9 MB of text (2M tokens) per second as the speed of a CPU core."""
     monkeypatch.setattr(measure, "text_bytes_per_core", lambda: 9e6)
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """The addresses that were asked for, of a Hub that knows all but what is missing; port 9 is dead."""
-    found = []
+def requested_urls(monkeypatch) -> list[str]:
+    """Replace the network. Port 9 refuses connections, and a URL with "missing" is not found."""
+    urls = []
 
-    def reach(url, seconds):
-        found.append(url)
-        return "HTTP Error 404: Not Found" if "missing" in url else "refused" if ":9" in url else ""
+    def fake_reach(url, seconds):
+        urls.append(url)
+        if "missing" in url:
+            return "HTTP Error 404: Not Found"
+        if ":9" in url:
+            return "refused"
+        return ""
 
-    monkeypatch.setattr(checks, "reach", reach)
-    return found
+    monkeypatch.setattr(checks, "reach", fake_reach)
+    return urls
 
 
-def recipe(**changes) -> keys.Recipe:
+def load_recipe(**changes) -> keys.Recipe:
+    """Return the recipe of GPT-2 124M with these changes."""
     return keys.replace(loading.load_recipe(Path(RECIPE)), **changes)
 
 
-def written(path: Path, **changes) -> str:
-    """That recipe with changes, as a file."""
-    path.write_text(keys.as_yaml(recipe(**changes)))
+def write_recipe(path: Path, **changes) -> str:
+    """Write the recipe of GPT-2 124M with these changes, and return the path of the file."""
+    path.write_text(keys.as_yaml(load_recipe(**changes)))
     return str(path)
 
 
-def called(capsys, *flags: str, expect: int = 0) -> tuple[str, str]:
-    """What main prints on standard output and standard error."""
+def run_check_setup(capsys, *flags: str, expect: int = 0) -> CaptureResult:
+    """Run check_setup.py in this process and return its output."""
     capsys.readouterr()
     assert check_setup.main(once(["--recipe", RECIPE, *flags])) == expect
     return capsys.readouterr()
 
 
-def pretend(folder: Path, monkeypatch, name: str, text: str) -> None:
-    """Put a program of this name before all others."""
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    (folder / name).chmod(0o755)
+def print_estimate(capsys, *flags: str) -> str:
+    """Return the text of an estimate."""
+    return run_check_setup(capsys, *flags).out
+
+
+def read_estimate(capsys, *flags: str):
+    """Return the estimate that --json prints: a row, or with --all_cards a list of rows."""
+    return json.loads(print_estimate(capsys, *flags, "--json"))
+
+
+def install_program(folder: Path, monkeypatch, name: str, text: str) -> None:
+    """Write a shell program and put it before all others on PATH."""
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def here(command: list[str], seconds: float) -> dict:
-    """Run a trial in this process, where torch is imported already."""
-    return {"text": trials.TRIALS[command[-2]](**json.loads(command[-1]))}
+def run_trial_in_process(command: list[str], seconds: float) -> dict:
+    """Run a trial in this process, which has already imported torch."""
+    name, arguments = command[-2:]
+    return {"text": trials.TRIALS[name](**json.loads(arguments))}
 
 
-def test_a_real_machine_is_described_as_json_without_a_secret(asked, monkeypatch, capsys):
-    monkeypatch.setattr(checks, "attempt", here)
-    for name, value in {
-        "HF_ENDPOINT": "http://hub",
-        "HF_HUB_OFFLINE": "0",
-        "HF_TOKEN": "hf_secret",
-    }.items():
-        monkeypatch.setenv(name, value)
+# ---- checks of this machine
+
+
+def test_machine_is_described_as_json(requested_urls, monkeypatch, capsys):
+    monkeypatch.setattr(checks, "attempt", run_trial_in_process)
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+
     status = check_setup.main(["--quick", "--json", "--recipe", RECIPE])
-    out, error = capsys.readouterr()
-    found = {check["name"]: check for check in json.loads(out)["checks"]}
-    levels = {check["level"] for check in found.values()}
-    assert levels <= {"ok", "warning", "error"} and status == int(
-        "error" in levels
-    )  # not what was being tried
-    assert {
-        "python",
-        "packages",
-        "torch",
-        "launch",
-        "fp32",
-        "disk",
-        "data disk",
-        "hub",
-    } <= found.keys()
+
+    printed = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(printed.out)["checks"]}
+    levels = {row["level"] for row in rows.values()}
+    assert levels <= {"ok", "warning", "error"}  # no check that is still in progress
+    assert status == int("error" in levels)
+    expected = {"python", "packages", "torch", "launch", "fp32", "disk", "data disk", "hub"}
+    assert expected <= rows.keys()
     for name in ("fp32", "hub", "data set HuggingFaceFW/fineweb-edu"):
-        assert found[name]["level"] == "ok"
-    # The recipe reports to no tracker.
-    assert asked == ["http://hub", "http://hub/api/datasets/HuggingFaceFW/fineweb-edu"]
-    assert "hf_secret" not in out + error
-    assert not {"compile", "all-reduce"} & found.keys()
-    assert "...      fp32: is being tried, for at most 120 s\n" in error
-    assert (
-        f"torch {version('torch')}" in found["packages"]["text"]
-        and "up to 4.5 GB" in found["disk"]["text"]
+        assert rows[name]["level"] == "ok"
+    assert "compile" not in rows
+    assert "all-reduce" not in rows
+    assert f"torch {version('torch')}" in rows["packages"]["text"]
+    assert "up to 4.5 GB" in rows["disk"]["text"]
+    # The recipe uses no tracker, so only these are requested.
+    assert requested_urls == ["http://hub", "http://hub/api/datasets/HuggingFaceFW/fineweb-edu"]
+    assert "hf_secret" not in printed.out + printed.err
+    assert "fp32: is being tried, for at most 120 s" in printed.err
+
+
+class TestNetworkChecks:
+    """Which URLs checks.examine_network requests, and how serious a failure is."""
+
+    @pytest.fixture
+    def network_levels(self, requested_urls, monkeypatch):
+        """Return a function that examines the network for a data set: levels by check name."""
+
+        def examine(dataset: str, hub: str = "http://hub", offline: str = "0", **changes) -> dict:
+            requested_urls.clear()
+            monkeypatch.setenv("HF_ENDPOINT", hub)
+            monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+            results = checks.examine_network(load_recipe(dataset_name=dataset, **changes))
+            finished = [check for check in results if check.level != compatibility.TRYING]
+            return {check.name: check.level for check in finished}
+
+        return examine
+
+    def test_missing_data_set_is_an_error(self, network_levels):
+        assert network_levels("me/there") == {"hub": "ok", "data set me/there": "ok"}
+        assert network_levels("me/missing")["data set me/missing"] == "error"
+
+    def test_hub_is_requested_for_its_tokenizer(self, network_levels, requested_urls):
+        assert network_levels("python_stdlib") == {"hub": "ok"}
+        assert requested_urls == ["http://hub"]
+
+    def test_local_recipe_requests_no_url(self, network_levels, requested_urls):
+        assert network_levels("python_stdlib", tokenizer="bpe", task_steps=0) == {"hub": "ok"}
+        assert not requested_urls
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            {"push_to_hub": True},
+            {"resume_from_checkpoint": "hub://a/b"},
+            {"data_files": ["hf://a/b/c"]},
+        ],
+        ids=lambda key: next(iter(key)),
     )
+    def test_key_that_needs_hub_requests_it(self, network_levels, requested_urls, key):
+        levels = network_levels("python_stdlib", tokenizer="bpe", task_steps=0, **key)
+
+        assert levels["hub"] == "ok"
+        assert requested_urls == ["http://hub"]
+
+    def test_unreachable_hub_is_an_error_without_local_shards(self, network_levels, monkeypatch):
+        assert network_levels("me/there", DEAD_HUB) == {"hub": "error"}
+        assert network_levels("python_stdlib", DEAD_HUB)["hub"] == "warning"
+
+        monkeypatch.setattr(checks.manifests, "is_complete", lambda folder: True)
+        assert network_levels("me/there", DEAD_HUB)["hub"] == "warning"
+
+    def test_offline_mode_requests_no_url(self, network_levels, requested_urls):
+        assert network_levels("me/there", offline="1") == {"hub": "ok"}
+        assert not requested_urls
 
 
-def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and_offline_asks_nothing(
-    asked, monkeypatch
-):
-    dead, alone = "http://127.0.0.1:9", {"tokenizer": "bpe", "task_steps": 0}
-
-    def levels(name: str, hub: str = "http://hub", offline: str = "0", **changes) -> dict[str, str]:
-        asked.clear()
-        monkeypatch.setenv("HF_ENDPOINT", hub)
-        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-        found = checks.examine_network(recipe(dataset_name=name, **changes))
-        return {check.name: check.level for check in found if check.level != compatibility.TRYING}
-
-    assert levels("me/there") == {"hub": "ok", "data set me/there": "ok"}
-    assert levels("me/missing")["data set me/missing"] == "error"
-    assert levels("python_stdlib") == {"hub": "ok"} and asked == ["http://hub"]  # for its tokenizer
-    assert levels("python_stdlib", **alone) == {"hub": "ok"} and not asked, "nothing needs the Hub"
-    for needed in (
-        {"push_to_hub": True},
-        {"resume_from_checkpoint": "hub://a/b"},
-        {"data_files": ["hf://a/b/c"]},
-    ):
-        assert levels("python_stdlib", **alone | needed)["hub"] == "ok" and asked == ["http://hub"]
-    assert levels("me/there", dead) == {"hub": "error"}, (
-        "its shards are not here: training would stop"
-    )
-    assert levels("python_stdlib", dead)["hub"] == "warning"
-    assert levels("me/there", offline="1") == {"hub": "ok"} and not asked
-    monkeypatch.setattr(checks.manifests, "is_complete", lambda folder: True)
-    assert levels("me/there", dead)["hub"] == "warning"
-
-
-def test_an_address_answers_refuses_hangs_or_is_not_there(monkeypatch):
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
-    ) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+def test_reach_returns_error_of_server():
+    handler = http.server.SimpleHTTPRequestHandler
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        assert reach(url, 5) == "" and reach(f"{url}/missing", 5).startswith("HTTP Error 404: ")
+        root_problem = reach(url, 5)
+        missing_problem = reach(f"{url}/missing", 5)
         server.shutdown()
-    assert reach("http://127.0.0.1:9", 1)
-    never = threading.Event()
-    monkeypatch.setattr(
-        socket, "getaddrinfo", lambda *_, **__: never.wait(30)
-    )  # a name server that does not answer
-    assert reach("http://a.name", 0.1) == "no answer in 0.1 s"
-    never.set()
+
+    assert root_problem == ""
+    assert missing_problem.startswith("HTTP Error 404: ")
+    assert reach(DEAD_HUB, 1)
+
+
+def test_reach_stops_waiting_for_name_server(monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(30))
+
+    problem = reach("http://a.name", 0.1)
+
+    assert problem == "no answer in 0.1 s"
+    released.set()
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")
-def test_a_cpu_build_beside_a_card_ends_with_1_and_the_wheel(capsys, tmp_path, monkeypatch):
-    pretend(tmp_path, monkeypatch, "nvidia-smi", 'echo "NVIDIA GeForce RTX 4090, 550.54.14"')
+def test_cpu_build_on_gpu_machine_is_an_error(capsys, tmp_path, monkeypatch):
+    gpu = "NVIDIA GeForce RTX 4090"
+    install_program(tmp_path, monkeypatch, "nvidia-smi", f'echo "{gpu}, 550.54.14"')
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    out, _ = called(capsys, "--quick", expect=1)
-    assert "--index-url https://download.pytorch.org/whl/cu126" in out
-    assert (
-        "ok       gpu: NVIDIA GeForce RTX 4090. GPT-2 124M on one" in out and "rtx4090.yaml" in out
-    )
-    assert out.splitlines()[-1].startswith("1 error,") and "fp32" not in out
-    assert re.search("^error    torch: .* Fix: pip", out, re.MULTILINE)
+
+    output = run_check_setup(capsys, "--quick", expect=1).out
+
+    assert re.search("^error    torch: .* Fix: pip", output, re.MULTILINE)
+    assert "--index-url https://download.pytorch.org/whl/cu126" in output
+    assert f"ok       gpu: {gpu}. GPT-2 124M on one" in output
+    assert "rtx4090.yaml" in output
+    assert "fp32" not in output
+    assert output.splitlines()[-1].startswith("1 error,")
 
 
-def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
-    pretend(tmp_path, monkeypatch, "nvidia-smi", 'echo "NVIDIA-SMI has failed, 1"; exit 9')
+def test_failing_nvidia_smi_lists_no_gpu(monkeypatch, tmp_path):
+    text = 'echo "NVIDIA-SMI has failed, 1"; exit 9'
+    install_program(tmp_path, monkeypatch, "nvidia-smi", text)
+
     assert checks.nvidia_smi() == []
-    pretend(
-        tmp_path,
-        monkeypatch,
-        "nvidia-smi",
-        "printf 'NVIDIA GB10, 580.95\\n\\nfailed, and says why\\n'",
-    )
+
+
+def test_unreadable_line_of_nvidia_smi_is_skipped(monkeypatch, tmp_path):
+    text = "printf 'NVIDIA GB10, 580.95\\n\\nfailed, and says why\\n'"
+    install_program(tmp_path, monkeypatch, "nvidia-smi", text)
+
     assert checks.nvidia_smi() == [{"name": "NVIDIA GB10", "driver": "580.95"}]
-    version = tmp_path / "version"
-    version.write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
-    )
-    assert (
-        gpus.kernel_driver(version) == "535.183.01" and gpus.kernel_driver(tmp_path / "no") is None
-    )
 
 
-AMPERE, VOLTA = (8, 6), (7, 0)
+def test_kernel_driver_is_read_from_version_file(tmp_path):
+    version_file = tmp_path / "version"
+    module = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01"
+    version_file.write_text(f"{module}  Sun May 12 19:39:15 UTC 2024\n")
+
+    assert gpus.kernel_driver(version_file) == "535.183.01"
+    assert gpus.kernel_driver(tmp_path / "missing") is None
+
+
+AMPERE = (8, 6)
+VOLTA = (7, 0)
 
 
 @pytest.mark.parametrize(
-    "mine, preset, failing, said",
+    ("capabilities", "preset", "failing_trial", "expected"),
     [
-        ([AMPERE, AMPERE], "a6000_x2", "", "bf16 ok, compile ok, all-reduce ok"),
-        ([VOLTA], "v100", "", "fp16 ok, compile ok, all-reduce ok"),
-        ([AMPERE], "a6000", "training_step", "bf16 error"),  # nothing trains
+        ([AMPERE, AMPERE], "a6000_x2", "none", "bf16 ok, compile ok, all-reduce ok"),
+        ([VOLTA], "v100", "none", "fp16 ok, compile ok, all-reduce ok"),
+        ([AMPERE], "a6000", "training_step", "bf16 error"),  # so the other trials are not run
         ([AMPERE, AMPERE], "a6000_x2", "compiled", "bf16 ok, compile error, all-reduce ok"),
         ([AMPERE, AMPERE], "a6000_x2", "nccl", "bf16 ok, compile ok, all-reduce error"),
         ([AMPERE], "a6000", "gloo", "bf16 ok, compile ok, all-reduce warning"),  # not needed
-        ([], "cpu", "", "fp32 ok, compile ok, all-reduce ok"),
+        ([], "cpu", "none", "fp32 ok, compile ok, all-reduce ok"),
     ],
 )
-def test_every_trial_has_its_line_and_one_that_hangs_its_level(
-    monkeypatch, mine, preset, failing, said
-):
-    def attempt(command, seconds):
-        if failing and failing in " ".join(command):
+def test_each_trial_has_a_level(monkeypatch, capabilities, preset, failing_trial, expected):
+    def fake_attempt(command, seconds):
+        if failing_trial in " ".join(command):
             return {"problem": f"no answer in {seconds} s"}
         return {"text": "is fast"}
 
-    monkeypatch.setattr(checks, "attempt", attempt)
-    found = [
-        check
-        for check in checks.examine_trials(mine, preset, False)
-        if check.level != compatibility.TRYING
-    ]
-    assert ", ".join(f"{check.name} {check.level}" for check in found) == said
-    fixes = " ".join(check.fix for check in found)
-    if failing == "compiled":
-        assert "apt install g++ python3-dev" in fixes and "conservative.yaml" in fixes
-    if failing == "nccl":
-        assert all(
-            word in fixes
-            for word in ("NCCL_P2P_DISABLE=1", "NCCL_DEBUG=INFO", "GLOO_SOCKET_IFNAME=lo")
-        )
+    monkeypatch.setattr(checks, "attempt", fake_attempt)
+
+    results = list(checks.examine_trials(capabilities, preset, False))
+
+    finished = [check for check in results if check.level != compatibility.TRYING]
+    assert ", ".join(f"{check.name} {check.level}" for check in finished) == expected
+    fixes = " ".join(check.fix for check in finished)
+    if failing_trial == "compiled":
+        assert "apt install g++ python3-dev" in fixes
+        assert "conservative.yaml" in fixes
+    if failing_trial == "nccl":
+        assert "NCCL_P2P_DISABLE=1" in fixes
+        assert "NCCL_DEBUG=INFO" in fixes
+        assert "GLOO_SOCKET_IFNAME=lo" in fixes
 
 
-def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
-    monkeypatch.setattr(checks, "nvidia_smi", list)
-    for flags, words in (
-        (
-            "--estimate --card rtx4090_x2",
-            "rtx4090_x2 is not a GPU in our table. Use --card with one of rtx4090, ",
-        ),
+# ---- bad flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "phrase"),
+    [
+        ("--estimate --card rtx4090_x2", "rtx4090_x2 is not a GPU in our table"),
+        ("--estimate --card rtx4090_x2", "with one of rtx4090, "),
         ("--estimate --card zzz", "with one of t4, v100"),
-        ("--estimte", "--estimte: no such flag; did you mean --estimate?"),
+        ("--estimte", "did you mean --estimate?"),
         ("--card t4 --count 0", "--count 0: must be greater than 0"),
-        (
-            "--card t4 --price_per_card_hour nan",
-            "--price_per_card_hour nan: must be greater than 0",
-        ),
+        ("--card t4 --price_per_card_hour nan", "--price_per_card_hour nan: must be greater"),
         ("--all_cards --card t4", "--card and --all_cards exclude each other"),
-        ("--card t4 --count 3", "which 3 processes cannot share equally"),
-        ("--estimate", "No NVIDIA GPU found. Use --card with one of t4"),
+        ("--card t4 --count 3", "3 processes cannot share equally"),
+        ("--estimate", "No NVIDIA GPU found. Use --card"),
         ("--recipe none.yaml", "none.yaml"),
         ("--size d11", "must be d12, d24"),
         ("--plan --card t4", "--plan needs --hours or --budget"),
@@ -263,325 +314,408 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
         ("--plan --card t4 --budget 100", "--budget needs --price_per_card_hour"),
         ("--plan --card t4 --hours inf", "--hours inf: must be greater than 0"),
         ("--plan --card t4 --hours 1 --tokens 1e9", "--plan chooses the size"),
-    ):
-        out, error = called(capsys, *flags.split(), expect=2)
-        assert not out and words in error
+    ],
+)
+def test_bad_flags_are_rejected(capsys, monkeypatch, flags, phrase):
+    monkeypatch.setattr(checks, "nvidia_smi", list)
+
+    printed = run_check_setup(capsys, *flags.split(), expect=2)
+
+    assert not printed.out
+    assert phrase in printed.err
+
+
+def test_estimate_for_unknown_gpu_is_rejected(capsys, monkeypatch):
     monkeypatch.setattr(checks, "nvidia_smi", lambda: [{"name": "NVIDIA X"}])
-    assert "NVIDIA X is not a GPU in our table" in called(capsys, "--estimate", expect=2)[1]
+
+    error = run_check_setup(capsys, "--estimate", expect=2).err
+
+    assert "NVIDIA X is not a GPU in our table" in error
 
 
-def test_the_table_has_every_card_from_any_folder(capsys, tmp_path, monkeypatch):
+# ---- estimates
+
+
+def test_table_has_a_line_per_gpu(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    out, _ = called(capsys, "--all_cards")
-    assert "124,475,904 parameters, 10 B tokens" in out and "cost" not in out
-    for card, line in zip(gpus.GPUS, out.splitlines()[3:], strict=False):
-        assert line.startswith(f"{card.name} ") and "%" in line
-    rows = json.loads(
-        called(capsys, "--all_cards", "--json", "--price_per_card_hour", "2", "--count", "4")[0]
-    )
-    for row, card in zip(rows, gpus.GPUS, strict=True):
-        assert (
-            row["card"] == card.name
-            and row["fits"]
-            and row["cost"] == pytest.approx(8 * row["hours"])
-        )
-        assert row["compiled"] == (card.name != "v100")
-        assert row["per_device_train_batch_size"] * 4 * row["gradient_accumulation_steps"] == 512
-        assert sum(row["memory_bytes"].values()) < card.memory_gib * 2**30
+
+    output = print_estimate(capsys, "--all_cards")
+
+    assert "124,475,904 parameters, 10 B tokens" in output
+    assert "cost" not in output
+    lines = output.splitlines()[3:]
+    for gpu, line in zip(gpus.GPUS, lines, strict=False):
+        assert line.startswith(f"{gpu.name} ")
+        assert "%" in line
     assert not list(tmp_path.iterdir())
 
 
-def test_any_size_is_estimated_on_the_fewest_cards_that_hold_it(capsys):
-    gpt3 = ("--size", "gpt3-175b", "--card", "h100")
-    row = json.loads(called(capsys, *gpt3, "--json", "--price_per_machine_hour", "3")[0])
-    assert row["parameters"] == pytest.approx(175e9, rel=0.01) and row["shared_out"] and row["fits"]
-    assert row["count"] * 80 * 2**30 > 16 * row["parameters"] > row["count"] // 2 * 60 * 2**30
-    assert (
-        row["cost"] == pytest.approx(3 * row["hours"])
-        and sum(row["memory_bytes"].values()) < 80 * 2**30
-    )
-    out = called(capsys, *gpt3)[0]
-    assert (
-        "gpt3-175b on 64 x h100" in out
-        and "zero3_x8.yaml" in out
-        and "time to gather" in " ".join(out.split())
-    )
-    assert "does not fit" in called(capsys, *gpt3, "--count", "8")[0]
-    small = json.loads(called(capsys, "--size", "d12", "--card", "h100", "--json")[0])
-    assert small["count"] == 1 and not small["shared_out"] and small["parameters"] == 124_475_904
+def test_json_table_has_a_row_per_gpu(capsys):
+    rows = read_estimate(capsys, "--all_cards", "--price_per_card_hour", "2", "--count", "4")
+
+    for row, gpu in zip(rows, gpus.GPUS, strict=True):
+        assert row["card"] == gpu.name
+        assert row["fits"]
+        assert row["cost"] == pytest.approx(8 * row["hours"])
+        assert row["compiled"] == (gpu.name != "v100")
+        sequences = row["per_device_train_batch_size"] * row["gradient_accumulation_steps"]
+        assert sequences * 4 == 512
+        assert sum(row["memory_bytes"].values()) < gpu.memory_gib * 2**30
 
 
-def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
+def test_large_model_is_estimated_on_sharding_gpus(capsys):
+    flags = ("--size", "gpt3-175b", "--card", "h100")
+
+    row = read_estimate(capsys, *flags, "--price_per_machine_hour", "3")
+    output = print_estimate(capsys, *flags)
+
+    assert row["parameters"] == pytest.approx(175e9, rel=0.01)
+    assert row["shared_out"]
+    assert row["fits"]
+    training_state = 16 * row["parameters"]
+    assert row["count"] * 80 * 2**30 > training_state
+    assert row["count"] // 2 * 60 * 2**30 < training_state  # half of the GPUs is too few
+    assert row["cost"] == pytest.approx(3 * row["hours"])
+    assert sum(row["memory_bytes"].values()) < 80 * 2**30
+    assert "gpt3-175b on 64 x h100" in output
+    assert "zero3_x8.yaml" in output
+    assert "time to gather" in " ".join(output.split())
+    assert "does not fit" in print_estimate(capsys, *flags, "--count", "8")
+
+
+def test_small_model_is_estimated_on_one_gpu(capsys):
+    row = read_estimate(capsys, "--size", "d12", "--card", "h100")
+
+    assert row["count"] == 1
+    assert not row["shared_out"]
+    assert row["parameters"] == 124_475_904
+
+
+def test_estimate_uses_gpus_of_this_machine(capsys, monkeypatch):
     monkeypatch.setattr(checks, "nvidia_smi", lambda: [{"name": "NVIDIA RTX A6000"}] * 4)
-    row = json.loads(called(capsys, "--estimate", "--json")[0])
-    alone = json.loads(called(capsys, "--card", "a6000", "--json")[0])
-    assert (row["card"], row["count"], alone["count"]) == ("a6000", 4, 1)
-    out, _ = called(capsys, "--estimate", "--price_per_machine_hour", "3.2")
-    for word in (
-        "855 M per token",
-        "weights 0.5",
-        "% MFU",
-        " kWh",
-        "at 3.2 per hour",
-        "are estimated (accuracy: docs/cards.md",
-    ):
-        assert word in out
-    assert (
-        "\naccelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe"
-        in out
-    )
+
+    row = read_estimate(capsys, "--estimate")
+    one_gpu_row = read_estimate(capsys, "--card", "a6000")
+    output = print_estimate(capsys, "--estimate", "--price_per_machine_hour", "3.2")
+
+    assert row["card"] == "a6000"
+    assert row["count"] == 4
+    assert one_gpu_row["count"] == 1
+    for phrase in ("855 M per token", "weights 0.5", "% MFU", " kWh", "at 3.2 per hour"):
+        assert phrase in output
+    assert "are estimated (accuracy: docs/cards.md" in output
+    launch = "accelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe"
+    assert f"\n{launch}" in output
 
 
-def test_an_estimate_says_what_others_and_we_measured_and_what_nobody_did(capsys):
-    for card, said in (
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
         ("rtx5090", "GPT-2 124M   196,551 tokens/s measured on one GPU (plain PyTorch GPT-2"),
         ("rtx5090", "products     236 TFLOP/s in matrix products, measured by others\n"),
         ("a30", "GPT-2 124M   never measured on this GPU\n"),
         ("a30", "products     131 TFLOP/s in matrix products, never measured: 79% of the peak"),
         ("h100", "525,116 tokens/s measured on one GPU\n"),
-    ):
-        assert said in called(capsys, "--card", card)[0]
+    ],
+)
+def test_estimate_names_source_of_each_speed(capsys, gpu, expected):
+    assert expected in print_estimate(capsys, "--card", gpu)
 
 
-def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(
-    capsys, tmp_path
-):
+def test_gradient_checkpointing_is_proposed_where_needed(capsys, tmp_path):
     model = {"n_layer": 36, "n_embd": 1280, "n_head": 20, "sequence_length": 8192}
-    large = written(tmp_path / "large.yaml", **model, run_name="large")
-    rows = json.loads(called(capsys, "--all_cards", "--json", "--recipe", large)[0])
-    kinds = {row["card"]: row["fits"] and row["gradient_checkpointing"] for row in rows}
-    assert kinds["rtx4060"] is False and kinds["h200"] == "none" and "full" in kinds.values()
-    out, _ = called(capsys, "--all_cards", "--recipe", large)
-    assert "does not fit" in out and " *  " in out and "* with --gradient_checkpointing full" in out
-    card = next(name for name, kind in kinds.items() if kind == "full")
-    proposed = called(capsys, "--card", card, "--recipe", large)[0]
-    assert ", --gradient_checkpointing full\n" in proposed and proposed.endswith(
-        " --gradient_checkpointing full\n"
-    )
-    assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", large)[0]
+    recipe = write_recipe(tmp_path / "large.yaml", **model, run_name="large")
+
+    rows = read_estimate(capsys, "--all_cards", "--recipe", recipe)
+
+    rows_by_gpu = {row["card"]: row for row in rows}
+    assert not rows_by_gpu["rtx4060"]["fits"]
+    assert rows_by_gpu["h200"]["fits"]
+    assert rows_by_gpu["h200"]["gradient_checkpointing"] == "none"
+    fitting = [row for row in rows if row["fits"]]
+    checkpointed = [row["card"] for row in fitting if row["gradient_checkpointing"] == "full"]
+    assert checkpointed
+    table = print_estimate(capsys, "--all_cards", "--recipe", recipe)
+    assert "does not fit" in table
+    assert " *  " in table
+    assert "* with --gradient_checkpointing full" in table
+    output = print_estimate(capsys, "--card", checkpointed[0], "--recipe", recipe)
+    assert ", --gradient_checkpointing full\n" in output
+    assert output.endswith(" --gradient_checkpointing full\n")
+    assert "does not fit" in print_estimate(capsys, "--card", "rtx4060", "--recipe", recipe)
 
 
-def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_size(
-    capsys, tmp_path
-):
-    llama = {
+def test_estimate_of_llama_equals_that_of_init_from(capsys, tmp_path):
+    shape = {
         "architecture": "llama",
-        "num_key_value_heads": 4,
-        "intermediate_size": 2048,
-        "rope_theta": 1e4,
-    }
-    sizes = {
         "n_layer": 2,
         "n_head": 8,
+        "num_key_value_heads": 4,
         "n_embd": 64,
+        "intermediate_size": 2048,
         "vocab_size": 512,
+        "rope_theta": 1e4,
         "tie_word_embeddings": False,
-    } | llama
-    asked = tmp_path / "a.yaml"
-    row = json.loads(
-        called(capsys, "--card", "a6000", "--json", "--recipe", written(asked, **sizes))[0]
-    )
-    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = build(keys.Model(**sizes, sequence_length=1024, **no_dropout, seed=1), eos_token_id=0)
+    }
+    model = build(keys.Model(**shape, sequence_length=1024, **NO_DROPOUT, seed=1), eos_token_id=0)
+    source = tmp_path / "source"
+    model.save_pretrained(source)
+    recipe = write_recipe(tmp_path / "llama.yaml", **shape)
+    values = yaml.safe_load(keys.as_yaml(load_recipe()))
+    for key in keys.MODEL_KEYS:
+        values.pop(key, None)
+    values["init_from"] = str(source)
+    values["tokenizer"] = "gpt2"
+    continued_recipe = tmp_path / "continued.yaml"
+    continued_recipe.write_text(yaml.safe_dump(values))
+
+    row = read_estimate(capsys, "--card", "a6000", "--recipe", recipe)
+    continued_row = read_estimate(capsys, "--card", "a6000", "--recipe", str(continued_recipe))
+
     assert row["parameters"] == model.num_parameters()
-
-    model.save_pretrained(tmp_path / "source")
-    values = yaml.safe_load(keys.as_yaml(recipe()))
-    for name in keys.MODEL_KEYS:
-        values.pop(name, None)
-    asked.write_text(
-        yaml.safe_dump(values | {"init_from": str(tmp_path / "source"), "tokenizer": "gpt2"})
-    )
-    assert json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0]) == row
+    assert continued_row == row
 
 
-def test_what_a_run_writes_is_counted():
-    checkpoint = 12 * 124_475_904
-    assert estimate.written_bytes(recipe(save_total_limit=2)) == (
-        3 * checkpoint,
-        2 * 19073 * 524288,
-    )
-    assert estimate.written_bytes(recipe(save_total_limit=0, save_steps=9000))[0] == 3 * checkpoint
-    assert estimate.written_bytes(recipe(vocab_size=100_000, limit_tokens=10**6))[1] == 4e6
-    assert estimate.written_bytes(recipe(data_dir="shards"))[1] == 0
+def test_written_bytes_are_checkpoints_and_shards():
+    checkpoint_bytes = 12 * 124_475_904
+    token_bytes = 2 * 19073 * 524288
+
+    two_kept = estimate.written_bytes(load_recipe(save_total_limit=2))
+    all_kept = estimate.written_bytes(load_recipe(save_total_limit=0, save_steps=9000))
+    large_ids = estimate.written_bytes(load_recipe(vocab_size=100_000, limit_tokens=10**6))
+    existing_shards = estimate.written_bytes(load_recipe(data_dir="shards"))
+
+    assert two_kept == (3 * checkpoint_bytes, token_bytes)
+    assert all_kept[0] == 3 * checkpoint_bytes
+    assert large_ids[1] == 4e6
+    assert existing_shards[1] == 0
 
 
-# ---- the Makefile's targets
+# ---- targets of the Makefile
 
 
-def test_make_gpu_status_is_a_table_or_one_line(tmp_path, monkeypatch):
-    pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
-    command = ["make", "-s", "-C", str(ROOT), "gpu-status"]
-    assert subprocess.check_output(command, text=True) == "no NVIDIA driver was found\n"
+def run_make(*words: str) -> str:
+    """Run make in the repository and return its output."""
+    return subprocess.check_output(["make", "-C", str(ROOT), *words], text=True)
+
+
+def print_recipe_of(target: str, *variables: str) -> list[str]:
+    """Return the words of the commands that a target would run."""
+    printed = run_make("-n", "-o", ".venv/.installed", target, *variables)
+    return shlex.split(printed)
+
+
+def test_make_gpu_status_reports_missing_driver(tmp_path, monkeypatch):
+    install_program(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
+
+    assert run_make("-s", "gpu-status") == "no NVIDIA driver was found\n"
+
+
+def test_make_gpu_status_prints_a_table(tmp_path, monkeypatch):
     row = "0, NVIDIA RTX A6000, 98 %, 40000 MiB, 49140 MiB, 299.10 W, 71"
-    pretend(tmp_path, monkeypatch, "nvidia-smi", f'echo "{row}"')
-    head, line = subprocess.check_output(command, text=True).splitlines()
-    assert (
-        head.split()[:3] == ["GPU", "name", "use"]
-        and "NVIDIA RTX A6000" in line
-        and line.endswith("71")
-    )
+    install_program(tmp_path, monkeypatch, "nvidia-smi", f'echo "{row}"')
+
+    header, line = run_make("-s", "gpu-status").splitlines()
+
+    assert header.split()[:3] == ["GPU", "name", "use"]
+    assert "NVIDIA RTX A6000" in line
+    assert line.endswith("71")
 
 
-def test_make_takes_only_the_cards_that_gpus_names(tmp_path, monkeypatch):
-    asked = 'echo "NVIDIA RTX A6000"; case "$*" in *--id=1,3*) echo "NVIDIA RTX A6000";; *) exit 3;; esac'
-    pretend(tmp_path, monkeypatch, "nvidia-smi", asked)
-    command = ["make", "-n", "-C", str(ROOT), "-o", ".venv/.installed", "GPUS=1,3"]
-    shown = subprocess.check_output([*command, "ddp-train"], text=True)
-    wanted = "accelerate_configs/a6000_x2.yaml train.py --recipe recipes/gpt2_124m_openwebtext.yaml"
-    assert wanted in " ".join(shlex.split(shown))
-    (tmp_path / "show.mk").write_text(
-        "cards:\n\t@echo $$CUDA_DEVICE_ORDER $$CUDA_VISIBLE_DEVICES\n"
-    )
-    command = [
-        "make",
-        "-s",
-        "-C",
-        str(ROOT),
-        "-f",
-        "Makefile",
-        "-f",
-        str(tmp_path / "show.mk"),
-        "cards",
-        "GPUS=1,3",
-    ]
-    assert subprocess.check_output(command, text=True) == "PCI_BUS_ID 1,3\n"
+def test_make_uses_only_the_gpus_in_gpus(tmp_path, monkeypatch):
+    gpu = 'echo "NVIDIA RTX A6000"'
+    text = f'{gpu}; case "$*" in *--id=1,3*) {gpu};; *) exit 3;; esac'
+    install_program(tmp_path, monkeypatch, "nvidia-smi", text)
+    makefile = tmp_path / "show.mk"
+    makefile.write_text("gpus:\n\t@echo $$CUDA_DEVICE_ORDER $$CUDA_VISIBLE_DEVICES\n")
+
+    words = print_recipe_of("ddp-train", "GPUS=1,3")
+    visible = run_make("-s", "-f", "Makefile", "-f", str(makefile), "gpus", "GPUS=1,3")
+
+    launch = "accelerate_configs/a6000_x2.yaml train.py --recipe"
+    assert f"{launch} recipes/gpt2_124m_openwebtext.yaml" in " ".join(words)
+    assert visible == "PCI_BUS_ID 1,3\n"
 
 
-def test_make_gives_a_value_on_as_one_word_and_flags_as_the_words_of_a_shell(tmp_path, monkeypatch):
-    pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
-    given = [
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("train", ["--config_file", "a b;c.yaml", "train.py"]),
+        ("train", ["train.py", "--recipe", "my recipes/it's $a.yaml"]),
+        ("train", ["--run_name", "a b"]),
+        ("ddp-train", ["--nproc_per_node", "3", "train.py"]),
+        ("ddp-train", ["train.py", "--recipe", "my recipes/it's $a.yaml"]),
+    ],
+)
+def test_make_quotes_its_variables(tmp_path, monkeypatch, target, expected):
+    install_program(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
+    variables = [
         "RECIPE=my recipes/it's $a.yaml",
         "ACCELERATE_CONFIG=a b;c.yaml",
         'FLAGS=--run_name "a b"',
         "NGPUS=3",
     ]
-    for target, words in (
-        (
-            "train",
-            ["--config_file", "a b;c.yaml", "train.py", "--recipe", "my recipes/it's $a.yaml"],
-        ),
-        ("train", ["--run_name", "a b"]),
-        ("ddp-train", ["--nproc_per_node", "3", "train.py", "--recipe", "my recipes/it's $a.yaml"]),
-    ):
-        command = ["make", "-n", "-C", str(ROOT), "-o", ".venv/.installed", target, *given]
-        shown = shlex.split(subprocess.check_output(command, text=True))
-        assert any(shown[place:][: len(words)] == words for place in range(len(shown))), shown
+
+    words = print_recipe_of(target, *variables)
+
+    starts = range(len(words))
+    assert any(words[start : start + len(expected)] == expected for start in starts), words
 
 
 # ---- scripts/stop.py
 
 
-def stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
+def run_stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run scripts/stop.py in a process."""
     command = [sys.executable, str(ROOT / "scripts" / "stop.py"), *runs]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
 
-def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workspace):
-    assert stop().stdout == "No run of yours is running in runs/ on this machine.\n"
-    assert stop("runs/none").returncode == 1
+def start_long_run(name: str) -> int:
+    """Start a training run in the background, wait for its first metrics, and return its pid."""
+    steps = "--max_steps 1000000 --eval_steps 0 --sample_steps 0 --save_steps 0"
+    flags = ("--recipe", "tiny.yaml", *steps.split(), "--run_name", name)
+    pid, _, _ = start_script("train.py", flags, {"ACCELERATE_USE_CPU": "true"})
+    log = Path("runs", name, "metrics.jsonl")
+    deadline = time.monotonic() + 60
+    while not log.exists() or not log.stat().st_size:
+        assert time.monotonic() < deadline, "the run has not started"
+        time.sleep(0.05)
+    return pid
+
+
+def test_stop_ends_real_run_after_its_checkpoint(workspace):
+    # A lock that was left behind, and whose number now belongs to another process
     Path("runs/old").mkdir(parents=True)
-    Path("runs/old/.lock").write_text(
-        f"{os.getpid()}\n"
-    )  # left behind, and its number is another's by now
-    flags = "--recipe tiny.yaml --max_steps 1000000 --eval_steps 0 --sample_steps 0 --save_steps 0 --run_name r"
-    pid, _, _ = start_script(
-        "train.py", tuple(flags.split()), {"ACCELERATE_USE_CPU": "true"}
-    )  # which ends within 600 s
-    log = Path("runs/r/metrics.jsonl")
-    for _ in range(300):
-        if log.exists() and log.stat().st_size:
-            break
-        time.sleep(0.1)
-    done = stop()
-    assert done.returncode == 0 and "runs/old" not in done.stdout, done.stderr
-    assert (
-        f"'runs/r': process {pid} was asked to stop" in done.stdout
-        and "'runs/r': stopped" in done.stdout
-    )
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
-    assert list(Path("runs/r/checkpoints").glob("step-*")) and stop("runs/r").returncode == 0
+    Path("runs/old/.lock").write_text(f"{os.getpid()}\n")
+    pid = start_long_run("r")
+
+    process = run_stop()
+
+    assert process.returncode == 0, process.stderr
+    assert f"'runs/r': process {pid} was asked to stop" in process.stdout
+    assert "'runs/r': stopped" in process.stdout
+    assert "runs/old" not in process.stdout
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM
+    assert list(Path("runs/r/checkpoints").glob("step-*"))
+    assert run_stop("runs/r").returncode == 0
 
 
-HOLDER = """
+def test_stop_without_runs_reports_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert run_stop().stdout == "No run of yours is running in runs/ on this machine.\n"
+    assert run_stop("runs/none").returncode == 1
+
+
+LOCK_HOLDER = """
 import fcntl, os, signal, sys, time
-name, recorded, how = sys.argv[1:]
-if "stubborn" in how:
+name, recorded_pid, mode = sys.argv[1:]
+if mode == "ignores SIGTERM":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.makedirs(name, exist_ok=True)
 file = open(os.path.join(name, ".lock"), "w")
-if "open" not in how:
+if mode != "without lock":
     fcntl.flock(file, fcntl.LOCK_EX)
-print(recorded or os.getpid(), file=file, flush=True)
+print(recorded_pid or os.getpid(), file=file, flush=True)
 print(flush=True)
 time.sleep(60)
 """
-ODD_NAMES = ["my runs/a", "it's a\"b", "a$b`id`$(id)", "new\nline", "-x", "größe #*;"]
+SPECIAL_NAMES = ["my runs/a", "it's a\"b", "a$b`id`$(id)", "new\nline", "-x", "größe #*;"]
 
 
 @pytest.fixture
-def hold(tmp_path, monkeypatch):
-    """Start a process that holds the lock of a run, as a trainer does; it ends with the test."""
+def hold_lock(tmp_path, monkeypatch):
+    """Return a function that starts a process with the lock of a run."""
     monkeypatch.chdir(tmp_path)
-    started = []
+    processes = []
 
-    def start(name: str, recorded: str = "", how: str = "") -> subprocess.Popen:
-        command = [sys.executable, "-S", "-E", "-c", HOLDER, name, recorded, how]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
-        started[-1].stdout.readline()
-        return started[-1]
+    def start(name: str, recorded_pid: str = "", mode: str = "") -> subprocess.Popen:
+        command = [sys.executable, "-S", "-E", "-c", LOCK_HOLDER, name, recorded_pid, mode]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        processes.append(process)
+        process.stdout.readline()
+        return process
 
     yield start
-    for process in started:
+    for process in processes:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def test_stop_ends_the_run_of_that_name_and_no_other(hold):
+def test_stop_ends_only_the_named_run(hold_lock):
     for name in ("Makefile", "scripts"):
         Path(name).symlink_to(ROOT / name)
-    runs = {name: hold(name) for name in ["runs/a", "a", "my", "x", *ODD_NAMES]}
-    before = sorted(os.listdir())
-    for name in ODD_NAMES:
+    runs = {name: hold_lock(name) for name in ["runs/a", "a", "my", "x", *SPECIAL_NAMES]}
+    files = sorted(os.listdir())
+
+    for name in SPECIAL_NAMES:
         command = ["make", "-s", "stop", f"PYTHON={sys.executable}", f"RUN={name}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0 and "stopped" in done.stdout, done.stderr
+        process = subprocess.run(command, capture_output=True, text=True)
+
+        assert process.returncode == 0, process.stderr
+        assert "stopped" in process.stdout
         assert runs.pop(name).wait(20) == -signal.SIGTERM
-        assert [other for other, process in runs.items() if process.poll() is not None] == []
-    assert sorted(os.listdir()) == before
+        assert [other for other, holder in runs.items() if holder.poll() is not None] == []
+    assert sorted(os.listdir()) == files
 
 
-def test_stop_touches_no_process_that_does_not_hold_the_lock_and_does_not_wait_for_ever(hold):
-    other, reader = hold("another/program"), hold("runs/read", how="open")
-    for recorded, words in ((str(other.pid), f"names '{other.pid}'"), ("", "after 1 s")):
-        holder = hold("runs/r", recorded, "stubborn")
-        done = stop(LIMIT="1")
-        holder.kill()
-        holder.wait()
-        assert done.returncode == 1 and words in done.stderr
+def test_stop_spares_process_that_lock_does_not_name(hold_lock):
+    other = hold_lock("another/program")
+    holder = hold_lock("runs/r", recorded_pid=str(other.pid))
+
+    process = run_stop()
+
+    assert process.returncode == 1
+    assert f"names '{other.pid}'" in process.stderr
+    assert other.poll() is None
+    assert holder.poll() is None
+
+
+def test_stop_gives_up_after_limit(hold_lock):
+    hold_lock("runs/r", mode="ignores SIGTERM")
+
+    process = run_stop(LIMIT="1")
+
+    assert process.returncode == 1
+    assert "after 1 s" in process.stderr
+    assert run_stop(LIMIT="ever").returncode == 2
+
+
+def test_stop_spares_linked_and_unlocked_files(hold_lock):
+    other = hold_lock("another/program")
+    reader = hold_lock("runs/read", mode="without lock")
     Path("runs/linked").mkdir()
     Path("runs/linked/.lock").symlink_to(Path("another/program/.lock").resolve())
-    done = stop("runs/linked", "runs/read")
-    assert (
-        done.returncode == 1
-        and "is a link" in done.stderr
-        and other.poll() is reader.poll() is None
-    )
-    assert stop(LIMIT="ever").returncode == 2
-    assert (
-        "flock" not in (ROOT / "scripts" / "stop.py").read_text()
-    )  # a trainer that starts meanwhile would be refused
+
+    process = run_stop("runs/linked", "runs/read")
+
+    assert process.returncode == 1
+    assert "is a link" in process.stderr
+    assert other.poll() is None
+    assert reader.poll() is None
+
+
+def test_stop_never_takes_the_lock():
+    # A trainer that starts at this moment would be refused.
+    assert "flock" not in (ROOT / "scripts" / "stop.py").read_text()
 
 
 @pytest.mark.skipif(not shutil.which("lsof"), reason="lsof is not installed; macOS has it")
-def test_stop_finds_a_run_where_the_system_does_not_list_locks(hold, monkeypatch, capsys):
+def test_stop_finds_lock_holder_with_lsof(hold_lock, monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("stop", ROOT / "scripts" / "stop.py")
-    spec.loader.exec_module(stop := importlib.util.module_from_spec(spec))
+    stop = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stop)
     monkeypatch.setattr(stop, "LOCKS", Path("none"))
-    other, run = hold("runs/a"), hold("my runs/a")
-    assert (
-        stop.main(["my runs/a"]) == 0 and run.wait(20) == -signal.SIGTERM and other.poll() is None
-    )
+    other = hold_lock("runs/a")
+    run = hold_lock("my runs/a")
+
+    assert stop.main(["my runs/a"]) == 0
+
+    assert run.wait(20) == -signal.SIGTERM
+    assert other.poll() is None
     assert "'my runs/a': stopped" in capsys.readouterr().out
-    assert stop.main(["my runs/a"]) == 0 and "No run of yours is running" in capsys.readouterr().out
+    assert stop.main(["my runs/a"]) == 0
+    assert "No run of yours is running" in capsys.readouterr().out

@@ -108,7 +108,7 @@ def scoring_folder(prepared_folder, tmp_path_factory) -> Path:
         run_script("prepare_data.py", "--recipe", "tiny.yaml", *BPE_FLAGS)
         run_script("prepare_data.py", "--recipe", "tiny.yaml", "--init_from", "runs/r/model")
 
-    return create_shared_folder(tmp_path_factory, "scoring", make, of=prepared_folder)
+    return create_shared_folder(tmp_path_factory, "scoring", make, template=prepared_folder)
 
 
 @pytest.fixture

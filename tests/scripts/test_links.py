@@ -1,4 +1,4 @@
-"""Links of the documentation: each file that a page links to exists, and each anchor in it."""
+"""Every file and anchor that a page of the documentation links to exists."""
 
 import re
 import subprocess
@@ -9,30 +9,35 @@ from conftest import ROOT
 
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 EXTERNAL = ("http://", "https://", "mailto:")
+CODE_BLOCK = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 
 
 def list_pages() -> list[Path]:
     """Return the Markdown files of the repository."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if listed.returncode:
+    command = ["git", "ls-files", "-z", "*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:  # not a git checkout
         return sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md"))
-    return [ROOT / name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+    paths = [ROOT / name for name in listed.stdout.split("\0")]
+    return [path for path in paths if path.is_file()]
+
+
+def remove_code_blocks(page: Path) -> str:
+    """Return the text of a page without its fenced code blocks."""
+    return CODE_BLOCK.sub("", page.read_text(encoding="utf-8"))
 
 
 def read_prose(page: Path) -> str:
-    """Return the text of a page without its blocks and spans of code."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    """Return the text of a page without any code."""
+    text = remove_code_blocks(page)
     text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
     return re.sub(r"`[^`\n]*`", "", text)
 
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub gives to the headings of a page."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     names: set[str] = set()
-    for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE):
+    for heading in re.findall(r"^#+ (.+)$", remove_code_blocks(page), flags=re.MULTILINE):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         name = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
         number = 0
@@ -50,14 +55,17 @@ def has_target(page: Path, link: str) -> bool:
     target = (page.parent / name).resolve() if name else page
     if not target.exists():
         return False
-    return not anchor or target.suffix != ".md" or anchor in anchors(target)
+    if not anchor or target.suffix != ".md":
+        return True
+    return anchor in anchors(target)
 
 
 @pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_linked_files_and_anchors_exist(page):
-    links = [link for link in LINK.findall(read_prose(page)) if not link.startswith(EXTERNAL)]
+    links = LINK.findall(read_prose(page))
 
-    assert not [link for link in links if not has_target(page, link)]
+    local_links = [link for link in links if not link.startswith(EXTERNAL)]
+    assert not [link for link in local_links if not has_target(page, link)]
 
 
 def test_repeated_headings_have_numbered_anchors(tmp_path):

@@ -1,4 +1,7 @@
-"""prepare_data.py turns documents into shards once: exactly them, and the same after any kill."""
+"""prepare_data.py writes exactly the documents of its sources as shards.
+
+An interrupted preparation, repeated, writes the same bytes.
+"""
 
 import contextlib
 import gzip
@@ -12,6 +15,7 @@ import shutil
 import signal
 import sys
 import types
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,647 +38,923 @@ from ursa_minor.data.tokens import pretrained_tokenizer, shards
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
 
-TINY = ("--recipe", "tiny.yaml")
-FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
-ME = __file__
+TINY_RECIPE = ("--recipe", "tiny.yaml")
+SMALL_SHARDS = ("--validation_tokens", "300", "--shard_tokens", "400")
+THIS_SCRIPT = __file__
 
 
 @pytest.fixture(autouse=True)
-def short_proof(monkeypatch):
-    """That tiktoken gives the tokenizer's ids takes a second to show, in each process, and is test_tokenization's."""
+def short_tiktoken_check(monkeypatch) -> None:
+    """Shorten the comparison of tiktoken with the tokenizer, which takes a second per process.
+
+    test_tokenization.py tests the comparison itself.
+    """
     monkeypatch.setattr(tokenization, "SAMPLE_TOKENS", 100)
     monkeypatch.setattr(tokenization, "HARD_TEXTS", [])
 
 
-# A process that dies on the way, or is fed through a pipe: ``main`` of this file, run by ``fork``.
+# ---- prepare_data.py in a process that is killed, or that reads from a pipe
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prepare data as the environment says.
+    """Prepare data in a fork, as the environment variables specify.
 
-    KILL_AT = "op:N" kills before the N-th step that lasts (an id written, a file synced, renamed or deleted), "shard:N"
-    after the N-th shard. STDIN = "R,W": a pipe to read. PIECES = bytes of a text file that are read at a time.
+    - KILL_AT=operation:N kills the process before its N-th lasting operation (an id is written,
+      a file is synced, renamed or deleted). KILL_AT=shard:N kills it after the N-th shard.
+    - STDIN=R,W: the file descriptors of a pipe. Standard input is its reading end.
+    - PIECES: the number of bytes of a text file that are read at a time.
     """
-    what, _, number = os.environ.pop("KILL_AT", "").partition(":")
-    if what:
-        kill_at(what, int(number))
-    if pipe := os.environ.pop("STDIN", None):
-        reading, writing = map(int, pipe.split(","))
-        os.close(writing)
-        os.dup2(reading, 0)
-        sys.stdin = os.fdopen(0)
-    if size := os.environ.pop("PIECES", None):
-        text_reader.pieces.__defaults__ = (int(size),)
+    kind, _, number = os.environ.pop("KILL_AT", "").partition(":")
+    if kind == "operation":
+        kill_before_operation(int(number))
+    elif kind == "shard":
+        kill_after_shard(int(number))
+    pipe = os.environ.pop("STDIN", None)
+    if pipe:
+        read_standard_input_from(pipe)
+    piece_bytes = os.environ.pop("PIECES", None)
+    if piece_bytes:
+        text_reader.pieces.__defaults__ = (int(piece_bytes),)
     return prepare_data.main(argv)
 
 
-def kill_at(what: str, number: int) -> None:
-    """Arrange for death by SIGKILL."""
-    left = [number]
+def read_standard_input_from(pipe: str) -> None:
+    """Replace standard input by the reading end of a pipe."""
+    read_end, write_end = map(int, pipe.split(","))
+    os.close(write_end)
+    os.dup2(read_end, 0)
+    sys.stdin = os.fdopen(0)
 
-    def counted(owner, name, *, after=False) -> None:
-        real = getattr(owner, name)
 
-        def replaced(*args, **kwargs):
-            result = real(*args, **kwargs) if after else None
-            left[0] -= not after or result is not None
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result if after else real(*args, **kwargs)
+class Countdown:
+    """Kills this process with SIGKILL when ``count`` has been called ``number`` times."""
 
-        setattr(owner, name, replaced)
+    def __init__(self, number: int):
+        self.remaining = number
 
-    steps = [
+    def count(self) -> None:
+        self.remaining -= 1
+        if self.remaining == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_before_operation(number: int) -> None:
+    """Kill this process before its lasting operation of this number."""
+    countdown = Countdown(number)
+    operations = [
         (Path, "replace"),
         (Path, "rename"),
         (Path, "unlink"),
         (shutil, "rmtree"),
         (files, "fsync"),
+        (shards.ShardWriter, "fill"),
     ]
-    for owner, name in [*steps, (shards.ShardWriter, "fill")] if what == "op" else []:
-        counted(owner, name)
-    if what == "shard":
-        counted(shards.ShardWriter, "finish", after=True)
+    for owner, name in operations:
+        setattr(owner, name, count_calls(getattr(owner, name), countdown))
 
 
-def killed(kill: str, *flags: str) -> bool:
-    """Run until death; return whether it died."""
-    code = run_script(ME, *TINY, *flags, expect=None, KILL_AT=kill, PIECES="200").returncode
-    assert code in (0, -signal.SIGKILL)
-    return code != 0
+def count_calls(function: Callable, countdown: Countdown) -> Callable:
+    """Return the function with a countdown before each call."""
+
+    def counted(*args, **kwargs):
+        countdown.count()
+        return function(*args, **kwargs)
+
+    return counted
 
 
-# What was written.
+def kill_after_shard(number: int) -> None:
+    """Kill this process after the shard of this number."""
+    countdown = Countdown(number)
+    finish = shards.ShardWriter.finish
+
+    def counted_finish(*args, **kwargs):
+        shard = finish(*args, **kwargs)
+        if shard is not None:
+            countdown.count()
+        return shard
+
+    shards.ShardWriter.finish = counted_finish
 
 
-def called(*flags: str, expect: int = 0) -> str:
-    """Prepare in this process; return what was printed, or where it is refused, the one line that says why."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        assert prepare_data.main([*once((*TINY, *flags))]) == expect, err.getvalue()
-    return out.getvalue() if expect == 0 else err.getvalue()
+def is_killed(kill_at: str, *flags: str) -> bool:
+    """Prepare in a process with this KILL_AT, and return whether it was killed before its end."""
+    flags = (*TINY_RECIPE, *flags)
+    result = run_script(THIS_SCRIPT, *flags, expect=None, KILL_AT=kill_at, PIECES="200")
+    assert result.returncode in (0, -signal.SIGKILL)
+    return result.returncode != 0
 
 
-def folder_of(*flags: str) -> Path:
-    return Path(called(*flags).strip().splitlines()[-1])
+# ---- helpers: prepare, and read the shards
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file; of a lock only that it is there."""
-    files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    return {name: b"" if name.startswith(".lock") else data for name, data in files.items()}
+def run_prepare(*flags: str, expect: int = 0) -> str:
+    """Prepare in this process. Return the output, or the error message if ``expect`` is not 0."""
+    output = io.StringIO()
+    error = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
+        status = prepare_data.main(list(once((*TINY_RECIPE, *flags))))
+    assert status == expect, error.getvalue()
+    if expect:
+        return error.getvalue()
+    return output.getvalue()
 
 
-def prepared_once(*flags: str) -> tuple[Path, dict[str, bytes]]:
-    """The folder of these flags and what is in it when it is done at once; it is gone again."""
-    folder = folder_of(*flags)
-    whole = contents(folder)
+def prepare(*flags: str) -> Path:
+    """Prepare in this process and return the folder of the shards."""
+    last_line = run_prepare(*flags).strip().splitlines()[-1]
+    return Path(last_line)
+
+
+def read_all_files(folder: Path) -> dict[str, bytes]:
+    """Return the contents of every file by its name. The contents of a lock do not count."""
+    contents = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if name.startswith(".lock"):
+            contents[name] = b""
+        elif path.is_file():
+            contents[name] = path.read_bytes()
+    return contents
+
+
+def prepare_and_remove(*flags: str) -> tuple[Path, dict[str, bytes]]:
+    """Prepare without interruption, and remove the folder.
+
+    Returns:
+        The folder, and the contents that it had.
+    """
+    folder = prepare(*flags)
+    contents = read_all_files(folder)
     shutil.rmtree(folder)
-    return folder, whole
+    return folder, contents
 
 
-def decoded(folder: Path, split: str) -> dict[int, list[str]]:
-    """The documents of a split by source file, from its shards, each of which is as the manifest says."""
+def read_documents(folder: Path, split: str) -> dict[int, list[str]]:
+    """Return the documents of a split by source file, and check each shard with the manifest."""
     tokenizer = pretrained_tokenizer.load(str(folder / "tokenizer"))
-    end, sizes = tokenizer.eos_token_id, tokenization.token_bytes(tokenizer)
-    ids: dict[int, list[int]] = {}
+    bytes_of_token = tokenization.token_bytes(tokenizer)
+    ids_by_part: dict[int, list[int]] = {}
     for shard in manifests.read_manifest(folder).splits[split]:
-        found, _ = shards.open_ids(folder / shard.file, shard.tokens)
-        assert shards.files.sha256(folder / shard.file) == shard.sha256
-        assert shard.text_bytes == sizes[found[found != end]].sum()
-        ids.setdefault(shard.part, []).extend(found.tolist())
-    documents = {}
-    for part, found in ids.items():
-        begins = [i for i, token in enumerate(found) if token == end]
-        assert not begins or begins[0] == 0, "a file's first shard begins with a document"
-        documents[part] = [
-            tokenizer.decode(found[a + 1 : b]) for a, b in pairwise([*begins, len(found)])
-        ]
+        ids, _ = shards.open_ids(folder / shard.file, shard.tokens)
+        text_ids = ids[ids != tokenizer.eos_token_id]
+        assert files.sha256(folder / shard.file) == shard.sha256
+        assert shard.text_bytes == bytes_of_token[text_ids].sum()
+        ids_by_part.setdefault(shard.part, []).extend(ids.tolist())
+    return {part: split_into_documents(ids, tokenizer) for part, ids in ids_by_part.items()}
+
+
+def split_into_documents(ids: list[int], tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """Return the texts between the end-of-text ids, the first of which is at the start."""
+    starts = [index for index, token in enumerate(ids) if token == tokenizer.eos_token_id]
+    assert not starts or starts[0] == 0
+    bounds = pairwise([*starts, len(ids)])
+    return [tokenizer.decode(ids[start + 1 : end]) for start, end in bounds]
+
+
+def read_counts(folder: Path, split: str = "train") -> dict[str, int]:
+    """Return the counts of a split that are not 0."""
+    counts = manifests.read_manifest(folder).counts[split]
+    return {name: count for name, count in counts.items() if count}
+
+
+# ---- helpers: documents and source files
+
+
+def make_texts(number: int, seed: int = 0) -> list[str]:
+    """Return different documents of one to sixty words."""
+    generator = random.Random(seed)
+    documents = []
+    for index in range(number):
+        words = generator.choices(WORDS, k=generator.randrange(1, 60))
+        documents.append(f"{seed} {index} {' '.join(words)}")
     return documents
 
 
-def counts(folder: Path, split: str = "train") -> dict[str, int]:
-    return {name: n for name, n in manifests.read_manifest(folder).counts[split].items() if n}
-
-
-def texts(number: int, seed: int = 0) -> list[str]:
-    """Documents of one to sixty words, all different."""
-    drawn = random.Random(seed)
-    return [
-        f"{seed} {i} " + " ".join(drawn.choices(WORDS, k=drawn.randrange(1, 60)))
-        for i in range(number)
-    ]
-
-
 def write_table(path: Path, rows: list) -> str:
+    """Write a Parquet or JSON lines file, compressed if it ends in .gz, and return its path."""
     if path.suffix == ".parquet":
-        pq.write_table(pa.table({"text": rows}), path, row_group_size=7 if len(rows) < 100 else 500)
-    else:
-        lines = b"".join(json.dumps({"text": row}).encode() + b"\n" for row in rows)
-        path.write_bytes(gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines)
+        row_group_size = 7 if len(rows) < 100 else 500
+        pq.write_table(pa.table({"text": rows}), path, row_group_size=row_group_size)
+        return str(path)
+    lines = b"".join(json.dumps({"text": row}).encode() + b"\n" for row in rows)
+    if path.suffix == ".gz":
+        lines = gzip.compress(lines, mtime=0)
+    path.write_bytes(lines)
     return str(path)
 
 
 def write_tables(kind: str, *sizes: int) -> tuple[list[list[str]], tuple[str, ...]]:
-    """Write files of documents; return these, and the flags to read them."""
-    rows = [texts(size, seed) for seed, size in enumerate(sizes)]
-    return rows, (
-        "--data_files",
-        *(write_table(Path(f"{i}.{kind}"), found) for i, found in enumerate(rows)),
-    )
+    """Write one file of documents for each size.
+
+    Returns:
+        The documents of each file, and the flags that read the files.
+    """
+    documents = [make_texts(size, seed) for seed, size in enumerate(sizes)]
+    paths = [write_table(Path(f"{i}.{kind}"), texts) for i, texts in enumerate(documents)]
+    return documents, ("--data_files", *paths)
 
 
-def split_in_two(rows: list[list[str]], tokens: int) -> tuple[list[str], dict[int, list[str]]]:
-    """The rule: the first documents, to so many tokens (characters and one more), are the validation split."""
-    held, train, done = [], {}, 0
-    for part, documents in enumerate(rows):
-        for document in documents:
-            if done < tokens:
-                held.append(document)
-                done += len(document) + 1
+def split_documents(
+    documents: list[list[str]], validation_tokens: int
+) -> tuple[list[str], dict[int, list[str]]]:
+    """Split documents by the rule: the first ones, up to this many tokens, are for validation.
+
+    A document has one token per character and one more.
+
+    Returns:
+        The validation documents, and the train documents by source file.
+    """
+    validation = []
+    train: dict[int, list[str]] = {}
+    tokens = 0
+    for part, texts in enumerate(documents):
+        for text in texts:
+            if tokens < validation_tokens:
+                validation.append(text)
+                tokens += len(text) + 1
             else:
-                train.setdefault(part, []).append(document)
-    return held, train
-
-
-def test_shards_hold_exactly_the_documents_of_tables(workspace):
-    rows, files = write_tables("jsonl.gz", 12, 30, 1, 9)
-    whole = sum(len(text) + 1 for text in rows[0])  # to the last token of the first file
-    for tokens in (300, whole, whole + 1):
-        folder = folder_of(*files, "--validation_tokens", str(tokens), "--shard_tokens", "400")
-        held, train = split_in_two(rows, tokens)
-        found = decoded(folder, "validation")
-        assert (
-            sum((found[part] for part in sorted(found)), []) == held
-            and decoded(folder, "train") == train
-        )
-        assert counts(folder) == {"documents": sum(map(len, train.values()))}
-        assert counts(folder, "validation") == {"documents": len(held)}
-        sizes: dict[int, list[int]] = {}
-        for shard in manifests.read_manifest(folder).splits["train"]:
-            sizes.setdefault(shard.part, []).append(shard.tokens)
-        assert len(sizes) == len(train), "shards are cut where files end"
-        assert all(set(found[:-1]) <= {400} and found[-1] <= 400 for found in sizes.values())
+                train.setdefault(part, []).append(text)
+    return validation, train
 
 
 def split_by_lines() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of the new split: a full stop and the line break behind it are one word."""
-    made = json.loads(tokenization.train_bpe(texts(50), 400).backend_tokenizer.to_str())
-    model = made["model"]
+    """Return a byte-level tokenizer that merges a full stop and the line break after it."""
+    trained = tokenization.train_bpe(make_texts(50), 400)
+    definition = json.loads(trained.backend_tokenizer.to_str())
+    model = definition["model"]
     model["vocab"][".\u010a"] = len(model["vocab"])
     model["merges"].append([".", "\u010a"])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(made)), eos_token="<|endoftext|>"
-    )
+    tokenizer = Tokenizer.from_str(json.dumps(definition))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
 
 
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory) -> str:
-    """A byte-level tokenizer that knows every text."""
+    """A folder with a byte-level tokenizer, which encodes every text."""
     folder = tmp_path_factory.mktemp("bpe")
-    tokenization.train_bpe(texts(50), 400).save_pretrained(folder)
+    tokenization.train_bpe(make_texts(50), 400).save_pretrained(folder)
     return str(folder)
 
 
-def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt2s_after_kills_too(
-    workspace,
-):
-    """Where the pieces end between a full stop and a line break."""
-    flags = (*source("text of another split"), "--limit_tokens", "3500")
-    run_script(ME, *TINY, *flags, PIECES="200")
-    (folder,) = Path("data").glob("0-*")
-    train, tokenizer = (
-        manifests.read_manifest(folder).splits["train"],
-        pretrained_tokenizer.load("qwen"),
-    )
-    found = np.concatenate(
-        [shards.open_ids(folder / shard.file, shard.tokens)[0] for shard in train]
-    ).tolist()
-    first, second = (Path(name).read_text() for name in flags[1:3])
-    train = second[: int(len(first + second) * 0.9) - len(first)]
-    wanted = [
-        [tokenizer.eos_token_id, *ids] for ids in tokenization.Encoder(tokenizer)([first, train])
-    ]
-    assert counts(folder) == {"documents": 2} and found == sum(wanted, [])[: len(found)]
-    assert 3500 <= len(found) < 3700
-    whole, drawn = contents(folder), random.Random(3500)
-    shutil.rmtree(folder)
-    assert not all(killed(f"op:{drawn.randint(20, 120)}", *flags) for _ in range(60)), "no end"
-    assert contents(folder) == whole
+def write_tables_source() -> tuple[str, ...]:
+    """Write three files with short documents."""
+    _, flags = write_tables("jsonl", 12, 16, 7)
+    return (*flags, *SMALL_SHARDS)
 
 
-def test_odd_documents_are_counted_and_kept_as_they_are(workspace, bpe, monkeypatch):
-    monkeypatch.setattr("ursa_minor.data.tokens.encoder.BATCH_CHARACTERS", 2000)
-    long = " ".join(random.Random(1).choices(WORDS, k=5000))
-    rows = [
-        "first " * 100,
-        "",
-        " \n\t",
-        None,
-        "NUL \0 in it",
-        "half \ud83d",
-        "a <|endoftext|> b",
-        "\udc00\ud800",
-    ]
-    rows += [long, "é \u2028 \U0001f600 \r\n end", "last"]
-    path = write_table(Path("odd.jsonl"), rows)
-    folder = folder_of("--data_files", path, "--tokenizer", bpe, "--validation_tokens", "10")
-    kept = [
-        "NUL \0 in it",
-        "half \ufffd",
-        "a <|endoftext|> b",
-        "\ufffd\ufffd",
-        long,
-        rows[-2],
-        "last",
-    ]
-    assert decoded(folder, "validation") == {0: rows[:1]}
-    assert decoded(folder, "train") == {0: kept}
-    assert counts(folder) == {"documents": 7, "without_text": 3, "surrogates_replaced": 2}
+def write_long_documents_source() -> tuple[str, ...]:
+    """Write two files whose documents are longer than a shard."""
+    _, flags = write_tables("parquet", 7, 9)
+    return (*flags, "--validation_tokens", "100", "--shard_tokens", "60")
 
 
-def test_limit_tokens_ends_after_the_document_that_reaches_it(workspace):
-    rows, files = write_tables("parquet", 12, 30, 9)
-    held, train = split_in_two(rows, 300)
-    documents = [(part, text) for part, found in train.items() for text in found]
-    for limit in (1, 400, 3000):
-        folder = folder_of(*files, *FEW, "--limit_tokens", str(limit))
-        found = decoded(folder, "train")
-        number = sum(map(len, found.values()))
-        assert [(part, text) for part, texts in found.items() for text in texts] == documents[
-            :number
-        ]
-        before = sum(len(text) + 1 for _, text in documents[: number - 1])
-        assert before < limit <= before + len(documents[number - 1][1]) + 1
-        assert counts(folder) == {"documents": number} and decoded(folder, "validation") == {
-            0: held
-        }
+def write_limited_source() -> tuple[str, ...]:
+    """Write three files, of which a limited number of tokens is prepared."""
+    _, flags = write_tables("jsonl", 12, 16, 7)
+    limits = ("--validation_tokens", "90", "--shard_tokens", "60", "--limit_tokens", "720")
+    return (*flags, *limits)
 
 
+def write_text_source() -> tuple[str, ...]:
+    """Write one text file."""
+    Path("own.txt").write_text(" ".join(make_texts(200)))
+    limits = ("--validation_fraction", "0.1", "--shard_tokens", "900")
+    return ("--data_files", "own.txt", *limits)
+
+
+def write_lines_source() -> tuple[str, ...]:
+    """Write two text files and a tokenizer that splits text differently from GPT-2's."""
+    for number, size in enumerate((90, 60)):
+        Path(f"{number}.txt").write_text(".\n".join(make_texts(size, number)))
+    split_by_lines().save_pretrained("lines_tokenizer")
+    flags = ("--tokenizer", "lines_tokenizer", "--shard_tokens", "500")
+    return ("--data_files", "0.txt", "1.txt", *flags)
+
+
+# Each function writes the source into the current folder and returns the flags that read it.
 SOURCES = {
-    "tables": ("jsonl", (12, 16, 7), FEW),
-    "long documents": ("parquet", (7, 9), ("--validation_tokens", "100", "--shard_tokens", "60")),
-    "limit": (
-        "jsonl",
-        (12, 16, 7),
-        ("--validation_tokens", "90", "--shard_tokens", "60", "--limit_tokens", "720"),
-    ),
-    "text": ("txt", (200,), ("--validation_fraction", "0.1", "--shard_tokens", "900")),
-    "text of another split": ("lines", (90, 60), ("--shard_tokens", "500")),
+    "tables": write_tables_source,
+    "limit": write_limited_source,
+    "long_documents": write_long_documents_source,
+    "text": write_text_source,
+    "lines": write_lines_source,
 }
-LONG = ("long documents", "text", "text of another split")
 
 
-def source(name: str) -> tuple[str, ...]:
-    kind, sizes, flags = SOURCES[name]
-    if kind == "txt":
-        Path("own.txt").write_text(" ".join(texts(*sizes)))
-        return ("--data_files", "own.txt", *flags)
-    if kind == "lines":  # of documents that come in several pieces
-        names = [f"{number}.txt" for number in range(len(sizes))]
-        for number, name in enumerate(names):
-            Path(name).write_text(".\n".join(texts(sizes[number], number)))
-        split_by_lines().save_pretrained("qwen")
-        return ("--data_files", *names, "--tokenizer", "qwen", *flags)
-    return (*write_tables(kind, *sizes)[1], *flags)
+def parametrize_sources(*fast: str) -> pytest.MarkDecorator:
+    """Parametrize a test by the sources. Those that are not named here are slow."""
+    values = []
+    for name in SOURCES:
+        marks = () if name in fast else pytest.mark.slow
+        values.append(pytest.param(name, marks=marks))
+    return pytest.mark.parametrize("source", values)
+
+
+# ---- contents of the shards
+
+FIRST_FILE_TOKENS = sum(len(text) + 1 for text in make_texts(12))
+
+
+@pytest.mark.parametrize(
+    "validation_tokens",
+    [300, FIRST_FILE_TOKENS, FIRST_FILE_TOKENS + 1],
+    ids=["inside_first_file", "end_of_first_file", "start_of_second_file"],
+)
+def test_shards_contain_exactly_the_documents(workspace, validation_tokens):
+    documents, flags = write_tables("jsonl.gz", 12, 30, 1, 9)
+    validation, train = split_documents(documents, validation_tokens)
+    limits = ("--validation_tokens", str(validation_tokens), "--shard_tokens", "400")
+
+    folder = prepare(*flags, *limits)
+
+    validation_by_part = read_documents(folder, "validation")
+    validation_texts = []
+    for part in sorted(validation_by_part):
+        validation_texts += validation_by_part[part]
+    assert validation_texts == validation
+    assert read_documents(folder, "train") == train
+    train_documents = sum(len(texts) for texts in train.values())
+    assert read_counts(folder) == {"documents": train_documents}
+    assert read_counts(folder, "validation") == {"documents": len(validation)}
+
+
+def test_shards_end_at_file_ends(workspace):
+    _, flags = write_tables("jsonl.gz", 12, 30, 1, 9)
+
+    folder = prepare(*flags, *SMALL_SHARDS)
+
+    sizes: dict[int, list[int]] = {}
+    for shard in manifests.read_manifest(folder).splits["train"]:
+        sizes.setdefault(shard.part, []).append(shard.tokens)
+    assert len(sizes) == 4
+    for tokens in sizes.values():
+        assert set(tokens[:-1]) <= {400}
+        assert tokens[-1] <= 400
+
+
+def prepare_in_pieces(*flags: str) -> Path:
+    """Prepare text files in pieces of 200 bytes and return the folder of the shards."""
+    run_script(THIS_SCRIPT, *TINY_RECIPE, *flags, PIECES="200")
+    (folder,) = Path("data").glob("0-*")
+    return folder
+
+
+def test_text_in_pieces_has_ids_of_whole_text(workspace):
+    # Some pieces end between a full stop and a line break, which this tokenizer merges.
+    flags = (*write_lines_source(), "--limit_tokens", "3500")
+
+    folder = prepare_in_pieces(*flags)
+
+    ids = []
+    for shard in manifests.read_manifest(folder).splits["train"]:
+        ids += shards.open_ids(folder / shard.file, shard.tokens)[0].tolist()
+    first = Path("0.txt").read_text()
+    second = Path("1.txt").read_text()
+    train_characters = int(len(first + second) * 0.9)
+    tokenizer = pretrained_tokenizer.load("lines_tokenizer")
+    encode = tokenization.Encoder(tokenizer)
+    expected = []
+    for document_ids in encode([first, second[: train_characters - len(first)]]):
+        expected += [tokenizer.eos_token_id, *document_ids]
+    assert read_counts(folder) == {"documents": 2}
+    assert ids == expected[: len(ids)]
+    assert 3500 <= len(ids) < 3700
+
+
+def test_text_in_pieces_is_resumed_bitwise(workspace):
+    flags = (*write_lines_source(), "--limit_tokens", "3500")
+    folder = prepare_in_pieces(*flags)
+    contents = read_all_files(folder)
+    shutil.rmtree(folder)
+    generator = random.Random(3500)
+
+    kills = 0
+    while is_killed(f"operation:{generator.randint(20, 120)}", *flags):
+        kills += 1
+        assert kills < 60, "the preparation makes no progress"
+
+    assert kills
+    assert read_all_files(folder) == contents
+
+
+def test_special_characters_are_kept(workspace, bpe, monkeypatch):
+    monkeypatch.setattr("ursa_minor.data.tokens.encoder.BATCH_CHARACTERS", 2000)
+    validation = "first " * 100
+    long = " ".join(random.Random(1).choices(WORDS, k=5000))
+    unchanged = ["NUL \0 in it", "a <|endoftext|> b", long, "é \u2028 \U0001f600 \r\n end", "last"]
+    without_text = ["", " \n\t", None]
+    lone_surrogates = ["half \ud83d", "\udc00\ud800"]
+    rows = [validation, *without_text, *unchanged, *lone_surrogates]
+    path = write_table(Path("odd.jsonl"), rows)
+
+    folder = prepare("--data_files", path, "--tokenizer", bpe, "--validation_tokens", "10")
+
+    assert read_documents(folder, "validation") == {0: [validation]}
+    assert read_documents(folder, "train") == {0: [*unchanged, "half \ufffd", "\ufffd\ufffd"]}
+    expected = {"documents": 7, "without_text": 3, "surrogates_replaced": 2}
+    assert read_counts(folder) == expected
+
+
+@pytest.mark.parametrize("limit", [1, 400, 3000])
+def test_limit_tokens_ends_after_a_document(workspace, limit):
+    documents, flags = write_tables("parquet", 12, 30, 9)
+    validation, train = split_documents(documents, 300)
+
+    folder = prepare(*flags, *SMALL_SHARDS, "--limit_tokens", str(limit))
+
+    prepared = read_documents(folder, "train")
+    texts = []
+    for part in prepared:
+        texts += prepared[part]
+        assert prepared[part] == train[part][: len(prepared[part])]
+    expected = []
+    for part in train:
+        expected += train[part]
+    assert texts == expected[: len(texts)]
+    last_tokens = len(texts[-1]) + 1
+    tokens = sum(len(text) + 1 for text in texts)
+    assert tokens - last_tokens < limit <= tokens
+    assert read_counts(folder) == {"documents": len(texts)}
+    assert read_documents(folder, "validation") == {0: validation}
+
+
+def test_mixture_is_prepared_source_by_source(workspace, bpe):
+    sources = []
+    for number in range(2):
+        path = write_table(Path(f"{number}.jsonl"), make_texts(9, number))
+        sources.append({"weight": number + 1, "data_files": [path]})
+    recipe = RECIPE.replace("tokenizer: characters", f"tokenizer: {bpe}")
+    own_keys = f"sources: {json.dumps(sources)}\nvalidation_tokens: 30\n"
+    Path("tiny.yaml").write_text(recipe + own_keys)
+
+    second_folder = run_prepare("--source", "1").strip()
+    folders = run_prepare().split()
+
+    assert len(folders) == 2
+    assert folders[1] == second_folder
+    for number, folder in enumerate(folders):
+        (validation,) = read_documents(Path(folder), "validation").values()
+        (train,) = read_documents(Path(folder), "train").values()
+        assert validation + train == make_texts(9, number)
+    assert "has 2 sources" in run_prepare("--source", "2", expect=2)
+
+
+# ---- interrupted preparations and damaged shards
 
 
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
 )
-@pytest.mark.parametrize(
-    "name", ["tables", "limit", *(pytest.param(n, marks=pytest.mark.slow) for n in LONG)]
-)
-def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workspace, name, seed):
-    flags = source(name)
-    folder, whole = prepared_once(*flags)
-    drawn, kills = random.Random(f"{name} {seed}"), 0
-    while killed(f"op:{drawn.randint(8, 100 if name.startswith('text') else 50)}", *flags):
+@parametrize_sources("tables", "limit")
+def test_repeatedly_killed_preparation_writes_same_bytes(workspace, source, seed):
+    flags = SOURCES[source]()
+    folder, contents = prepare_and_remove(*flags)
+    generator = random.Random(f"{source} {seed}")
+    last_operation = 100 if source in ("text", "lines") else 50
+
+    kills = 0
+    while is_killed(f"operation:{generator.randint(8, last_operation)}", *flags):
         kills += 1
-        assert kills < 60, "no end"
-    assert kills >= 2 and contents(folder) == whole
+        assert kills < 60, "the preparation makes no progress"
+
+    assert kills >= 2
+    assert read_all_files(folder) == contents
 
 
-@pytest.mark.parametrize(
-    "name", ["tables", *(pytest.param(n, marks=pytest.mark.slow) for n in SOURCES)]
-)
-def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(
-    workspace, request, monkeypatch, name
-):
-    """In a complete folder and in one of a killed process; killed on the way, too."""
-    flags, drawn = source(name), random.Random(name)
-    folder, whole = prepared_once(*flags)
-    numbers = (1, 3, None) if request.node.get_closest_marker("slow") else (3,)
-    for kill in ("shard:6", "op:999"):  # the second comes too late
-        shutil.rmtree(folder, ignore_errors=True)
-        assert killed(kill, *flags) == (kill == "shard:6")
-        for number in numbers:
-            names = [shard.file for shard in manifests.read_manifest(folder).shards]
-            before = {name: (folder / name).stat().st_mtime_ns for name in names}
-            wrong = drawn.sample(sorted(before), number or len(names))
-            for i, file in enumerate(wrong):
-                damage(folder / file, i % 3)
-            assert number != 3 or killed(f"op:{drawn.randint(2, 4)}", *flags)
-            with monkeypatch.context() as patched:
-                patched.setattr(text_reader.pieces, "__defaults__", (200,))
-                called(*flags)
-            after = {file: (folder / file).stat().st_mtime_ns for file in before}
-            assert contents(folder) == whole
-            assert {file for file in before if before[file] != after[file]} <= {*wrong}
-            assert max(after.values()) <= (folder / "manifest.json").stat().st_mtime_ns, (
-                "else they are hashed each time"
-            )
-
-
-def damage(path: Path, how: int) -> None:
-    """Take a shard away, cut it, or change its last byte and leave its size and time."""
-    if how == 0:
+def damage(path: Path, kind: int) -> None:
+    """Delete a shard (0), truncate it (1), or change its last byte but not its time (2)."""
+    if kind == 0:
         path.unlink()
-    elif how == 1:
+    elif kind == 1:
         os.truncate(path, path.stat().st_size - 2)
     else:
-        times = path.stat()
-        path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        status = path.stat()
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(workspace):
-    path = write_table(Path("0.jsonl"), texts(30))
-    flags = ("--data_files", path, *FEW, "--stream_keep", "consumed")
-    folder = folder_of(*flags)
-    (folder / "train_00000_00000.bin").unlink()
-    damage(folder / "train_00000_00001.bin", 2)
-    called(*flags)
-    (first, *others) = manifests.read_manifest(folder).splits["train"]
-    assert not (folder / first.file).exists() and not [*manifests.find_problems(folder, others)]
-    stat = Path(path).stat()
-    write_table(Path("0.jsonl"), texts(30)[::-1])
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # of the same size: taken for the same
-    called(*flags)
-    (folder / others[1].file).write_bytes(b"")
-    refused = called(*flags, expect=2)
-    assert re.search(
-        rf"{folder}/{others[1].file} is missing or damaged, .* or delete {folder}", refused
-    )
+def modification_times(folder: Path, names: list[str]) -> dict[str, int]:
+    """Return the modification time of each file in ns."""
+    return {name: (folder / name).stat().st_mtime_ns for name in names}
 
 
-def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workspace):
-    flags = source("tables")
-    assert killed("shard:6", *flags)
-    (path,) = Path("data").glob("0-*/tokenizer/tokenizer.json")
-    named = json.loads(path.read_text())
-    named["model"]["vocab"] = {
-        text: len(named["model"]["vocab"]) - i for text, i in named["model"]["vocab"].items()
-    }
-    path.write_text(json.dumps(named))
-    assert "is not the tokenizer that the shards in this folder were encoded with" in called(
-        *flags, expect=2
-    )
+def damage_some_shards(folder: Path, names: list[str], number: int | None) -> set[str]:
+    """Damage this many shards (all if None), each in another way, and return their names."""
+    generator = random.Random(f"{folder.name} {number}")
+    damaged = generator.sample(sorted(names), number or len(names))
+    for index, name in enumerate(damaged):
+        damage(folder / name, index % 3)
+    return set(damaged)
 
 
-# What is refused.
-
-
-def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_the_column(workspace):
-    rows, files = write_tables("jsonl", 9)
-    refused = called(*files, "--validation_tokens", "100000", expect=2)
-    (number,) = re.findall(
-        r"text_column = text has \d+ tokens in total, .* --validation_tokens (\d+), ", refused
-    )
-    assert decoded(folder_of(*files, "--validation_tokens", number), "train")
-    refused = called(
-        *files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])), expect=2
-    )
-    assert "the train split is empty" in refused
-    path = write_table(Path("a.jsonl"), [None, "", " "])
-    for tokenizer in ("characters", "bpe"):
-        refused = called("--data_files", path, "--tokenizer", tokenizer, expect=2)
-        assert (
-            refused.count("error: ") == 1
-            and "column text_column = text has 0 tokens in total" in refused
-        )
-
-
-def test_a_mixture_is_prepared_source_by_source(workspace, bpe):
-    mixture = [
-        {"weight": i + 1, "data_files": [write_table(Path(f"{i}.jsonl"), texts(9, i))]}
-        for i in range(2)
-    ]
-    own = f"sources: {json.dumps(mixture)}\nvalidation_tokens: 30\n"
-    Path("tiny.yaml").write_text(RECIPE.replace("tokenizer: characters", f"tokenizer: {bpe}") + own)
-    only, both = called("--source", "1").split(), called().split()
-    assert len(both) == 2 and only == both[1:]
-    for i, folder in enumerate(both):
-        documents = decoded(Path(folder), "validation")[0] + decoded(Path(folder), "train")[0]
-        assert documents == texts(9, i)
-    assert "has 2 sources" in called("--source", "2", expect=2)
-
-
-# Looking without writing.
-
-
-@pytest.mark.parametrize(("kind", "tokenizer"), [("parquet", "bpe"), ("txt", "characters")])
-def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(
-    workspace, monkeypatch, kind, tokenizer
+@pytest.mark.parametrize("is_interrupted", [True, False], ids=["interrupted", "complete"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        3,
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(None, marks=pytest.mark.slow, id="all"),
+    ],
+)
+@parametrize_sources("tables")
+def test_only_damaged_shards_are_written_again(
+    workspace, monkeypatch, source, number, is_interrupted
 ):
+    flags = SOURCES[source]()
+    folder, contents = prepare_and_remove(*flags)
+    kill_at = "shard:6" if is_interrupted else "operation:999"
+    assert is_killed(kill_at, *flags) == is_interrupted
+    names = [shard.file for shard in manifests.read_manifest(folder).shards]
+    times = modification_times(folder, names)
+    damaged = damage_some_shards(folder, names, number)
+    if number == 3:
+        operation = random.Random(f"{source} {kill_at}").randint(2, 4)
+        assert is_killed(f"operation:{operation}", *flags)
+    monkeypatch.setattr(text_reader.pieces, "__defaults__", (200,))
+
+    prepare(*flags)
+
+    assert read_all_files(folder) == contents
+    new_times = modification_times(folder, names)
+    rewritten = {name for name in names if times[name] != new_times[name]}
+    assert rewritten <= damaged
+    # A shard that is newer than the manifest would be hashed at each start.
+    manifest_time = (folder / "manifest.json").stat().st_mtime_ns
+    assert max(new_times.values()) <= manifest_time
+
+
+@pytest.fixture
+def consumed_shards(workspace) -> tuple[Path, tuple[str, ...]]:
+    """A folder whose first train shard was consumed and deleted, and the flags that made it."""
+    path = write_table(Path("0.jsonl"), make_texts(30))
+    flags = ("--data_files", path, *SMALL_SHARDS, "--stream_keep", "consumed")
+    folder = prepare(*flags)
+    (folder / "train_00000_00000.bin").unlink()
+    return folder, flags
+
+
+def test_consumed_shard_is_not_written_again(consumed_shards):
+    folder, flags = consumed_shards
+    damage(folder / "train_00000_00001.bin", 2)
+
+    prepare(*flags)
+
+    first, *others = manifests.read_manifest(folder).splits["train"]
+    assert not (folder / first.file).exists()
+    assert not list(manifests.find_problems(folder, others))
+
+
+def test_complete_folder_needs_no_source(consumed_shards):
+    folder, flags = consumed_shards
+    source = Path("0.jsonl")
+    status = source.stat()
+    write_table(source, make_texts(30)[::-1])
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    # The source has the same size and time, so it counts as unchanged.
+    prepare(*flags)
+    shard = folder / manifests.read_manifest(folder).splits["train"][2].file
+    shard.write_bytes(b"")
+    error = run_prepare(*flags, expect=2)
+
+    assert f"{shard} is missing or damaged" in error
+    assert f"or delete {folder}" in error
+
+
+def test_tokenizer_changed_after_a_kill_is_rejected(workspace):
+    flags = write_tables_source()
+    assert is_killed("shard:6", *flags)
+    (path,) = Path("data").glob("0-*/tokenizer/tokenizer.json")
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    reversed_ids = {text: len(vocabulary) - number for text, number in vocabulary.items()}
+    tokenizer["model"]["vocab"] = reversed_ids
+    path.write_text(json.dumps(tokenizer))
+
+    error = run_prepare(*flags, expect=2)
+
+    assert "is not the tokenizer that the shards in this folder were encoded with" in error
+
+
+# ---- too little text
+
+
+def test_too_little_text_suggests_validation_tokens(workspace):
+    _, flags = write_tables("jsonl", 9)
+
+    error = run_prepare(*flags, "--validation_tokens", "100000", expect=2)
+
+    assert re.search(r"text_column = text has \d+ tokens in total", error)
+    suggestion = re.search(r"--validation_tokens (\d+), ", error).group(1)
+    folder = prepare(*flags, "--validation_tokens", suggestion)
+    assert read_documents(folder, "train")
+
+
+def test_empty_train_split_is_rejected(workspace):
+    ((*texts,),), flags = write_tables("jsonl", 9)
+    tokens = sum(len(text) + 1 for text in texts)
+
+    error = run_prepare(*flags, "--validation_tokens", str(tokens), expect=2)
+
+    assert "the train split is empty" in error
+
+
+@pytest.mark.parametrize("tokenizer", ["characters", "bpe"])
+def test_source_without_text_is_rejected(workspace, tokenizer):
+    path = write_table(Path("a.jsonl"), [None, "", " "])
+
+    error = run_prepare("--data_files", path, "--tokenizer", tokenizer, expect=2)
+
+    assert error.count("error: ") == 1
+    assert "column text_column = text has 0 tokens" in error
+
+
+# ---- --dry_run and --verify
+
+
+def write_dry_run_source(kind: str) -> tuple[str, ...]:
+    """Write 2,000 similar documents, so that a part of them is representative."""
+    texts = make_texts(2000)
+    if kind == "txt":
+        Path("0.txt").write_text(" ".join(texts))
+        return ("--data_files", "0.txt", "--tokenizer", "characters")
+    paths = [
+        write_table(Path("0.parquet"), texts[:1200]),
+        write_table(Path("1.parquet"), texts[1200:]),
+    ]
+    tokenizer = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300")
+    return ("--data_files", *paths, "--validation_tokens", "300", *tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "txt"])
+def test_dry_run_estimates_without_writing_files(workspace, monkeypatch, kind):
     monkeypatch.setattr(measure, "DRY_RUN_SECONDS", 0.05)
     shutil.rmtree("data")
-    rows = texts(2000)  # uniform: any part of it tells of the whole
-    if kind == "txt":
-        Path("0.txt").write_text(" ".join(rows))
-        flags = ("--data_files", "0.txt", "--tokenizer", tokenizer)
-    else:
-        halves = enumerate((rows[:1200], rows[1200:]))
-        names = [write_table(Path(f"{i}.{kind}"), half) for i, half in halves]
-        flags = ("--data_files", *names, "--validation_tokens", "300", "--tokenizer", tokenizer)
-        flags += ("--tokenizer_vocab_size", "300")
-    before = {*Path().rglob("*")}
-    told, limited = (
-        called(*flags, "--dry_run"),
-        called(*flags, "--dry_run", "--limit_tokens", "5000"),
+    flags = write_dry_run_source(kind)
+    files_before = set(Path().rglob("*"))
+
+    output = run_prepare(*flags, "--dry_run")
+    limited_output = run_prepare(*flags, "--dry_run", "--limit_tokens", "5000")
+
+    assert set(Path().rglob("*")) == files_before
+    assert " 5,000 tokens (estimated)" in limited_output
+    tokens = re.search(r"([\d,]+) tokens \(estimated\)", output).group(1)
+    megabytes = re.search(r"([\d.,]+) MB on disk \(estimated", output).group(1)
+    speed = (
+        r"[\d.,]+ s at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread"
     )
-    assert {*Path().rglob("*")} == before and " 5,000 tokens (estimated)" in limited
-    tokens = int(re.search(r"([\d,]+) tokens \(estimated\)", told)[1].replace(",", ""))
-    megabytes = float(re.search(r"([\d.,]+) MB on disk \(estimated", told)[1].replace(",", ""))
-    folder = folder_of(*flags)
-    assert f"{folder}: " in told
-    true = shards.count_tokens(manifests.read_manifest(folder).shards)
-    assert 0.8 * true < tokens < 1.2 * true and 0.8 * true < megabytes * 1e6 / 2 < 1.2 * true
-    assert re.search(
-        r"[\d.,]+ s at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread",
-        told,
-    )
+    assert re.search(speed, output)
+    folder = prepare(*flags)
+    assert f"{folder}: " in output
+    prepared_tokens = shards.count_tokens(manifests.read_manifest(folder).shards)
+    estimated_bytes = float(megabytes.replace(",", "")) * 1e6
+    assert int(tokens.replace(",", "")) == pytest.approx(prepared_tokens, rel=0.2)
+    assert estimated_bytes / 2 == pytest.approx(prepared_tokens, rel=0.2)
 
 
-def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_tokenizer_is_found(
-    workspace, tmp_path_factory, monkeypatch
-):
-    (ours,) = workspace.glob("data/text-*")
-    for name in ("theirs", "nano"):
-        Path(name).mkdir()
-    for name, number in (("train_000001", 50), ("val_000000", 20)):
-        np.save(f"theirs/fineweb_{name}.npy", np.arange(number, dtype="<u2"))
-    for name in ("train", "val"):
-        np.arange(60, dtype="<u2").tofile(f"nano/{name}.bin")
-    for name, number in (("theirs", 70), ("nano", 120)):
-        whole = (
-            f"{name}: 2 shards with {number} tokens are intact (checked: sizes (the folder has no"
-        )
-        assert whole in measure.verify(Path(name), 64)
+def write_shards_of_llm_c(folder: Path) -> None:
+    """Write 70 tokens with the file names of llm.c, as NumPy files."""
+    folder.mkdir()
+    np.save(folder / "fineweb_train_000001.npy", np.arange(50, dtype="<u2"))
+    np.save(folder / "fineweb_val_000000.npy", np.arange(20, dtype="<u2"))
+
+
+def write_shards_of_nano_gpt(folder: Path) -> None:
+    """Write 120 tokens with the file names of nanoGPT."""
+    folder.mkdir()
+    for name in ("train.bin", "val.bin"):
+        np.arange(60, dtype="<u2").tofile(folder / name)
+
+
+def test_shards_of_other_tools_are_verified(tmp_path):
+    write_shards_of_llm_c(tmp_path / "llm_c")
+    write_shards_of_nano_gpt(tmp_path / "nano_gpt")
+
+    llm_c = measure.verify(tmp_path / "llm_c", 64)
+    nano_gpt = measure.verify(tmp_path / "nano_gpt", 64)
+
+    checked = "are intact (checked: sizes (the folder has no"
+    assert f"llm_c: 2 shards with 70 tokens {checked}" in llm_c
+    assert f"nano_gpt: 2 shards with 120 tokens {checked}" in nano_gpt
+
+
+def test_id_beyond_vocabulary_fails_verification(tmp_path):
+    write_shards_of_llm_c(tmp_path / "llm_c")
+
     with pytest.raises(BadInput, match=r"has the id \d+"):
-        measure.verify(Path("theirs"), 5)
-    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
-    tokens = shards.count_tokens(manifests.read_manifest(ours).shards)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert (
-            prepare_data.main(["--verify", str(ours)])
-            == prepare_data.main([f"--verify={ours}"])
-            == 0
-        )
-    assert out.getvalue().count(f"{tokens:,} tokens are intact (checked: sizes, hashes") == 2
-    assert "no such recipe" in called("--verify", str(ours), expect=2)
+        measure.verify(tmp_path / "llm_c", 5)
 
 
-# Followed by train.py.
+@pytest.mark.parametrize("form", ["separate", "joined"])
+def test_folder_is_verified_from_another_folder(
+    prepared_folder, tmp_path, monkeypatch, capsys, form
+):
+    (folder,) = prepared_folder.glob("data/text-*")
+    tokens = shards.count_tokens(manifests.read_manifest(folder).shards)
+    monkeypatch.chdir(tmp_path)
+    flags = ["--verify", str(folder)] if form == "separate" else [f"--verify={folder}"]
+
+    assert prepare_data.main(flags) == 0
+
+    output = capsys.readouterr().out
+    assert f"{tokens:,} tokens are intact (checked: sizes, hashes" in output
+
+
+def test_verify_with_missing_recipe_is_rejected(prepared_folder, tmp_path, monkeypatch):
+    (folder,) = prepared_folder.glob("data/text-*")
+    monkeypatch.chdir(tmp_path)
+
+    assert "no such recipe" in run_prepare("--verify", str(folder), expect=2)
+
+
+# ---- --follow: prepare a few shards ahead of train.py
 
 
 class Follower:
-    """prepare_data.py --follow in a fork, with a pipe for its standard input."""
+    """prepare_data.py --follow in a fork, with a pipe as its standard input."""
 
     def __init__(self, *flags: str):
-        reading, self.writing = os.pipe()
-        self.pid, self.out, self.err = start_script(
-            ME, (*TINY, *flags, "--follow"), {"STDIN": f"{reading},{self.writing}"}
-        )
-        os.close(reading)
-        self.prefetch(0)  # until then it only imports
+        read_end, self.write_end = os.pipe()
+        environment = {"STDIN": f"{read_end},{self.write_end}"}
+        arguments = (*TINY_RECIPE, *flags, "--follow")
+        self.pid, self.output, self.errors = start_script(THIS_SCRIPT, arguments, environment)
+        os.close(read_end)
+        self.request(0)  # before the first request it only imports
 
-    def prefetch(self, windows: int) -> None:
-        os.write(self.writing, f"{windows}\n".encode())
+    def request(self, windows: int) -> None:
+        """Request shards for windows up to this number, as train.py does."""
+        os.write(self.write_end, f"{windows}\n".encode())
 
-    def close(self) -> int:
-        os.close(self.writing)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    def close_pipe(self) -> None:
+        """Close the pipe, as the end of train.py does."""
+        os.close(self.write_end)
 
-    def wait_for(self, number: int) -> None:
-        """Wait until so many train shards are there, and see that it waits with them."""
+    def wait(self) -> int:
+        """Wait for the end of the process and return its exit status."""
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def wait_for_shards(self, number: int) -> None:
+        """Wait until this many train shards exist, and check that no other one follows."""
         for _ in range(3000):
-            if ready() >= number:
+            if count_train_shards() >= number:
                 break
             ended, status = os.waitpid(self.pid, os.WNOHANG)
-            assert not ended, (status, Path(self.err).read_text())
+            assert not ended, (status, Path(self.errors).read_text())
             select.select([], [], [], 0.01)
         select.select([], [], [], 0.3)
-        assert ready() == number
+        assert count_train_shards() == number
 
 
-def ready() -> int:
-    """How many train shards the only manifest names."""
-    found = [json.loads(path.read_text()) for path in Path("data").glob("*/manifest.json")]
-    return len(found[0]["splits"]["train"]) if found else 0
+def count_train_shards() -> int:
+    """Return the number of train shards in the only manifest, 0 if none exists."""
+    for path in Path("data").glob("*/manifest.json"):
+        return len(json.loads(path.read_text())["splits"]["train"])
+    return 0
 
 
-def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trainer(workspace):
+@pytest.fixture
+def follower_flags(workspace) -> tuple[str, ...]:
+    """The flags of a source whose shards contain 799 // 16 = 49 windows each."""
     shutil.rmtree("data")
-    flags = (*write_tables("jsonl", 120)[1], "--validation_tokens", "100", "--shard_tokens", "800")
-    folder, whole = prepared_once(*flags)
-    # A shard holds 799 // 16 = 49 windows; two shards ahead are 100: it waits with the third, and so on.
-    follower = Follower(*flags, "--stream_keep", "consumed")
-    follower.wait_for(3)
-    busy = called(*flags, expect=75)
-    assert f"{folder} is being prepared by process {follower.pid}. Wait" in busy
+    _, flags = write_tables("jsonl", 120)
+    return (*flags, "--validation_tokens", "100", "--shard_tokens", "800")
+
+
+def test_follower_prepares_two_shards_ahead(follower_flags):
+    # Two shards ahead are 100 windows, which end in the third shard.
+    follower = Follower(*follower_flags, "--stream_keep", "consumed")
+    follower.wait_for_shards(3)
+
+    busy_error = run_prepare(*follower_flags, expect=75)
     for windows, number in ((48, 3), (100, 5), (300, 9)):
-        follower.prefetch(windows)
-        follower.wait_for(number)
-    assert follower.close() not in (0, 2, 75)
+        follower.request(windows)
+        follower.wait_for_shards(number)
+    follower.close_pipe()
+    status = follower.wait()
+
+    assert f"is being prepared by process {follower.pid}. Wait" in busy_error
+    assert status not in (0, 2, 75)
+    (folder,) = Path("data").iterdir()
     manifest = manifests.read_manifest(folder)
-    named = {shard.file for shard in manifest.splits["train"]}
-    assert {path.name for path in folder.glob("train_*")} == named, (
-        "nothing half-made has a shard's name"
-    )
-    assert len(named) == 9 and not manifest.complete
-    follower = Follower(*flags)  # one that keeps all goes to the end by itself
-    assert (
-        os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]) == 0 and contents(folder) == whole
-    )
-    os.close(follower.writing)
-    assert "prepared in" in Path(follower.out).read_text() and not Path(follower.err).read_text()
+    names = {shard.file for shard in manifest.splits["train"]}
+    assert len(names) == 9
+    assert {path.name for path in folder.glob("train_*")} == names
+    assert not manifest.complete
 
 
-def test_a_follower_waits_while_another_process_prepares_the_folder(workspace, monkeypatch):
+def test_follower_that_keeps_shards_prepares_all(follower_flags):
+    folder, contents = prepare_and_remove(*follower_flags)
+
+    follower = Follower(*follower_flags)
+    status = follower.wait()
+
+    follower.close_pipe()
+    assert status == 0
+    assert read_all_files(folder) == contents
+    assert "prepared in" in Path(follower.output).read_text()
+    assert not Path(follower.errors).read_text()
+
+
+def test_follower_waits_while_folder_is_locked(workspace, monkeypatch):
     (folder,) = workspace.glob("data/text-*")
     (folder / shards.MANIFEST).unlink()
-    monkeypatch.setattr(
-        prepare_data, "PrefetchTarget", lambda recipe: types.SimpleNamespace(wait=lambda rows: None)
-    )
-    with contextlib.ExitStack() as held:
-        held.enter_context(files.locked(folder / ".lock", ""))
-        monkeypatch.setattr(shard_folder.time, "sleep", lambda seconds: held.close())
-        assert f"is being prepared by process {os.getpid()}" in called("--follow")
+    no_target = types.SimpleNamespace(wait=lambda rows: None)
+    monkeypatch.setattr(prepare_data, "PrefetchTarget", lambda recipe: no_target)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(files.locked(folder / ".lock", ""))
+        monkeypatch.setattr(shard_folder.time, "sleep", lambda seconds: stack.close())
+
+        output = run_prepare("--follow")
+
+    assert f"is being prepared by process {os.getpid()}" in output
     assert manifests.is_complete(folder)
 
 
-def test_rows_are_read_a_few_batches_ahead_only(bpe):
-    """So that memory does not grow with the stream."""
-    read, encode = [], DocumentEncoder(pretrained_tokenizer.load(bpe), bpe)
-    next(encode(((read.append(6000) or "words " * 1000, True) for _ in range(10**6)), 0))
-    assert sum(read) < (2 * encode.threads + 3) * BATCH_CHARACTERS
+def test_encoder_reads_only_some_batches_ahead(bpe):
+    # Otherwise the memory grows with the stream.
+    encode = DocumentEncoder(pretrained_tokenizer.load(bpe), bpe)
+    document = "words " * 1000
+    characters_read = 0
+
+    def stream() -> Iterator[tuple[str, bool]]:
+        nonlocal characters_read
+        for _ in range(10**6):
+            characters_read += len(document)
+            yield document, True
+
+    next(encode(stream(), 0))
+
+    assert characters_read < (2 * encode.threads + 3) * BATCH_CHARACTERS
 
 
-def ids_of_rows(texts: list[str]) -> list[list[int]]:
+# ---- --token_column: a column of ids
+
+
+@pytest.fixture
+def saved_tokenizer(workspace) -> PreTrainedTokenizerFast:
+    """The tokenizer of the workspace, copied to the folder tokenizer."""
     (folder,) = Path("data").glob("*/tokenizer")
-    shutil.copytree(folder, "tokenizer", dirs_exist_ok=True)
-    encode = tokenization.Encoder(pretrained_tokenizer.load("tokenizer"))
-    return [ids.tolist() for ids in encode(texts)]
+    shutil.copytree(folder, "tokenizer")
+    return pretrained_tokenizer.load("tokenizer")
 
 
-def test_rows_of_ids_make_the_shards_that_their_texts_make(workspace):
+def make_token_rows(tokenizer: PreTrainedTokenizerFast) -> list[dict]:
+    """Return rows of texts and their ids, some of which begin or end with the end-of-text id."""
     texts = [TEXT[start : start + 40 + start % 37] for start in range(0, 6000, 70)]
-    end = [pretrained_tokenizer.load(str(next(Path("data").glob("*/tokenizer")))).eos_token_id]
-    ids = [
-        end * (number % 2) + row + end * (number % 3 == 0)
-        for number, row in enumerate(ids_of_rows(texts))
-    ]
-    rows = [{"text": text, "tokens": each} for text, each in zip(texts, ids, strict=True)]
+    rows = []
+    for number, ids in enumerate(tokenization.Encoder(tokenizer)(texts)):
+        tokens = ids.tolist()
+        if number % 2:
+            tokens = [tokenizer.eos_token_id, *tokens]
+        if number % 3 == 0:
+            tokens = [*tokens, tokenizer.eos_token_id]
+        rows.append({"text": texts[number], "tokens": tokens})
     rows.insert(3, {"text": None, "tokens": None})
     rows.insert(9, {"text": "", "tokens": []})
+    return rows
+
+
+def read_shard_files(folder: Path) -> dict[str, bytes]:
+    """Return the contents of the shards by name."""
+    return {path.name: path.read_bytes() for path in folder.glob("*.bin")}
+
+
+def test_token_column_gives_shards_of_its_texts(saved_tokenizer):
+    rows = make_token_rows(saved_tokenizer)
     pq.write_table(pa.Table.from_pylist(rows), "rows.parquet", row_group_size=20)
     shutil.rmtree("data")
-    flags = (*FEW, "--data_files", "rows.parquet", "--tokenizer", "tokenizer")
-    plain, given = folder_of(*flags), folder_of(*flags, "--token_column", "tokens")
-    assert plain != given and len(list(plain.glob("*.bin"))) > 5
-    assert {p.name: p.read_bytes() for p in plain.glob("*.bin")} == {
-        p.name: p.read_bytes() for p in given.glob("*.bin")
-    }
-    one, two = (manifests.read_manifest(folder) for folder in (plain, given))
+    flags = (*SMALL_SHARDS, "--data_files", "rows.parquet", "--tokenizer", "tokenizer")
+
+    text_folder = prepare(*flags)
+    token_folder = prepare(*flags, "--token_column", "tokens")
+
+    assert text_folder != token_folder
+    shard_files = read_shard_files(text_folder)
+    assert len(shard_files) > 5
+    assert read_shard_files(token_folder) == shard_files
+    text_manifest = manifests.read_manifest(text_folder)
+    token_manifest = manifests.read_manifest(token_folder)
     for key in ("splits", "counts", "tokenizer", "complete"):
-        assert getattr(one, key) == getattr(two, key)
+        assert getattr(text_manifest, key) == getattr(token_manifest, key)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "flags", "words"),
+    ("tokens", "column", "phrase"),
     [
-        (
-            [1, 2],
-            "--token_column tokenz",
-            "has no column 'tokenz'. Choose a column that contains lists of ids",
-        ),
-        (
-            [0.5, 1.5],
-            "--token_column tokens",
-            "column 'tokens' contains lists, not lists of ids",
-        ),
-        ([1, -2], "--token_column tokens", "row 0 is not a list of ids (integers from 0"),
-        (
-            [1, 99_999],
-            "--token_column tokens",
-            "contains the id 99999, but this tokenizer has",
-        ),
+        ([1, 2], "tokenz", "has no column 'tokenz'"),
+        ([0.5, 1.5], "tokens", "contains lists, not lists of ids"),
+        ([1, -2], "tokens", "row 0 is not a list of ids"),
+        ([1, 99_999], "tokens", "contains the id 99999"),
     ],
+    ids=["missing_column", "fractions", "negative", "beyond_vocabulary"],
 )
-def test_a_column_that_holds_no_ids_of_the_tokenizer_is_refused(workspace, tokens, flags, words):
-    ids_of_rows([])
+def test_invalid_token_column_is_rejected(saved_tokenizer, tokens, column, phrase):
     Path("rows.jsonl").write_text(json.dumps({"tokens": tokens}) + "\n")
-    asked = ("--data_files", "rows.jsonl", "--tokenizer", "tokenizer", *flags.split())
-    assert words in called(*FEW, *asked, expect=2)
+    flags = ("--data_files", "rows.jsonl", "--tokenizer", "tokenizer", "--token_column", column)
+
+    error = run_prepare(*SMALL_SHARDS, *flags, expect=2)
+
+    assert phrase in error

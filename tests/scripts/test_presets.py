@@ -1,4 +1,4 @@
-"""The presets that are for no single card, as `accelerate launch` reads them; the large recipes; pages that name both."""
+"""Presets of accelerate_configs for several GPUs, large recipes, and the pages that name them."""
 
 import re
 
@@ -11,118 +11,163 @@ from ursa_minor.preflight import estimate
 from ursa_minor.recipe import command_line, keys, loading
 
 GPT2_XL = estimate.Shape(48, 1600, 50304, 1024)
-MOMENTS, SHARED = {"moments"}, {"weights", "gradients", "moments"}
+PRESETS = ROOT / "accelerate_configs"
 
 
-def launched(name, *flags):
-    """The flags of ``accelerate launch`` with this preset, and the environment that its processes get."""
-    words = ["--config_file", str(ROOT / "accelerate_configs" / f"{name}.yaml"), *flags, "train.py"]
+def parse_launch(preset: str):
+    """Return the arguments of accelerate launch with a preset, and the environment that it sets."""
+    config = str(PRESETS / f"{preset}.yaml")
+    words = ["--config_file", config, "--main_process_port", "0", "train.py"]
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     return args, prepare_multi_gpu_env(args)
 
 
 @pytest.mark.parametrize(
-    "name, reshard", [("zero2_x8", "false"), ("zero3_x8", "true"), ("fsdp2_x8", "true")]
+    ("preset", "reshard"), [("zero2_x8", "false"), ("zero3_x8", "true"), ("fsdp2_x8", "true")]
 )
-def test_a_sharded_preset_is_fsdp2_over_gpt2_blocks(name, reshard):
-    args, environment = launched(name, "--main_process_port", "0")
-    wanted = {
+def test_sharded_preset_wraps_blocks_with_fsdp2(preset, reshard):
+    args, environment = parse_launch(preset)
+
+    expected = {
         "ACCELERATE_USE_FSDP": "true",
         "ACCELERATE_MIXED_PRECISION": "bf16",
         "ACCELERATE_DYNAMO_BACKEND": "NO",
-    }
-    wanted |= {
         "FSDP_VERSION": "2",
         "FSDP_RESHARD_AFTER_FORWARD": reshard,
         "FSDP_OFFLOAD_PARAMS": "false",
-    }
-    wanted |= {
         "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
         "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
     }
-    assert wanted.items() <= environment.items()
-    assert args.num_processes == 8 and args.nproc_per_node == "8" and not args.multi_gpu
+    assert expected.items() <= environment.items()
+    assert args.num_processes == 8
+    assert args.nproc_per_node == "8"
+    assert not args.multi_gpu
 
 
-def test_zero1_is_ddp_and_its_head_gives_the_flag_that_shards():
-    args, environment = launched("zero1_x8", "--main_process_port", "0")
-    assert args.multi_gpu and args.num_processes == 8 and "ACCELERATE_USE_FSDP" not in environment
+def test_zero1_preset_is_ddp_with_sharded_optimizer():
+    args, environment = parse_launch("zero1_x8")
+
+    assert args.multi_gpu
+    assert args.num_processes == 8
+    assert "ACCELERATE_USE_FSDP" not in environment
     assert environment["ACCELERATE_DYNAMO_BACKEND"] == "INDUCTOR"
-    head = (ROOT / "accelerate_configs/zero1_x8.yaml").read_text().splitlines()[0]
-    assert "zero1_x8.yaml" in head and "--shard_optimizer true" in head
+    first_line = (PRESETS / "zero1_x8.yaml").read_text().splitlines()[0]
+    assert "zero1_x8.yaml" in first_line
+    assert "--shard_optimizer true" in first_line
+
+
+def estimate_gpt2_xl_gib(checkpointing: str, *, is_compiled: bool, shards: dict) -> str:
+    """Return the estimated memory of GPT-2 XL per GPU in GiB, with one decimal."""
+    memory = estimate.memory(
+        GPT2_XL,
+        checkpointing=checkpointing,
+        micro_batch=1,
+        half=True,
+        compiled=is_compiled,
+        shards=shards,
+    )
+    return f"{sum(memory.values()) / 2**30:.1f}"
+
+
+# The buckets of DDP contain a second copy of the gradients.
+ZERO1_SHARDS = {"moments": 8} | estimate.IN_BUCKETS
+ZERO2_SHARDS = {"weights": 8, "gradients": 8, "moments": 8}
+ZERO3_SHARDS = ZERO2_SHARDS | {"half copies": 8}
 
 
 @pytest.mark.parametrize(
-    "name, sharded, compiled",
+    ("preset", "shards", "is_compiled"),
     [
-        ("zero1_x8", MOMENTS, True),
-        ("zero2_x8", SHARED, False),
-        ("zero3_x8", SHARED | {"half copies"}, False),
+        ("zero1_x8", ZERO1_SHARDS, True),
+        ("zero2_x8", ZERO2_SHARDS, False),
+        ("zero3_x8", ZERO3_SHARDS, False),
     ],
 )
-def test_the_memory_in_a_head_is_the_formulas(name, sharded, compiled):
-    shards = dict.fromkeys(sharded, 8)
-    if name == "zero1_x8":  # the buckets of DDP contain a second copy of the gradients
-        shards |= estimate.IN_BUCKETS
-    how = {"micro_batch": 1, "half": True, "compiled": compiled, "shards": shards}
-    without, with_it = (
-        f"{sum(estimate.memory(GPT2_XL, checkpointing=on, **how).values()) / 2**30:.1f}"
-        for on in ("none", "full")
-    )
-    text = (ROOT / "accelerate_configs" / f"{name}.yaml").read_text()
-    assert f"{without} GiB per GPU, {with_it} with gradient checkpointing" in text
-    assert (
-        f"| {without} GiB | {with_it} GiB |" in (ROOT / "accelerate_configs/README.md").read_text()
-    )
+def test_documented_memory_equals_estimate(preset, shards, is_compiled):
+    gib = estimate_gpt2_xl_gib("none", is_compiled=is_compiled, shards=shards)
+    checkpointed_gib = estimate_gpt2_xl_gib("full", is_compiled=is_compiled, shards=shards)
+
+    text = (PRESETS / f"{preset}.yaml").read_text()
+    assert f"{gib} GiB per GPU, {checkpointed_gib} with gradient checkpointing" in text
+    assert f"| {gib} GiB | {checkpointed_gib} GiB |" in (PRESETS / "README.md").read_text()
 
 
 PAGES = ["README.md", "accelerate_configs/README.md", "recipes/README.md"]
 PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("accelerate_configs", "recipes", "docs", "scripts", "benchmarks", "tests", "ursa_minor")
+# Placeholders, files of a run or that the reader writes, and files of other projects.
+OTHER_FILES = {
+    "accelerate_configs/MACHINE.yaml",
+    "accelerate_configs/CARD.yaml",
+    "scripts/run_gpt2_124M.sh",
+    "recipe.yaml",
+    "X.yaml",
+    "h100_fp8.yaml",
+    "dvc.yaml",
+}
+
+
+def file_exists(name: str) -> bool:
+    """Return whether a file exists. A YAML file without a folder is a preset or a recipe."""
+    if "/" in name:
+        return (ROOT / name).is_file()
+    folders = ("accelerate_configs", "recipes", "recipes/post")
+    return any((ROOT / folder / name).is_file() for folder in folders)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_names_exist(page):
     text = (ROOT / page).read_text()
-    named = set(re.findall(r"(?<![\w/.:-])((?:[\w-]+/)*[\w-]+\.(?:py|yaml|sh|md|ipynb))\b", text))
-    ours = {"accelerate_configs", "recipes", "docs", "scripts", "benchmarks", "tests", "ursa_minor"}
-    missing = {
-        name for name in named if name.partition("/")[0] in ours and not (ROOT / name).is_file()
-    }
-    folders = [ROOT / name for name in ("accelerate_configs", "recipes", "recipes/post")]
-    yamls = {name for name in named if name.endswith(".yaml") and "/" not in name}
-    missing |= {name for name in yamls if not any((folder / name).is_file() for folder in folders)}
-    # Two stand for any, one is llm.c's; a run's, one to be written, one that was left out.
-    known = {
-        "accelerate_configs/MACHINE.yaml",
-        "accelerate_configs/CARD.yaml",
-        "scripts/run_gpt2_124M.sh",
-    }
-    assert named and missing <= known | {"recipe.yaml", "X.yaml", "h100_fp8.yaml", "dvc.yaml"}
-    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
-        assert (ROOT / page).parent.joinpath(target).exists(), target
+    pattern = r"(?<![\w/.:-])((?:[\w-]+/)*[\w-]+\.(?:py|yaml|sh|md|ipynb))\b"
+
+    names = set(re.findall(pattern, text))
+
+    assert names
+    yaml_names = {name for name in names if name.endswith(".yaml") and "/" not in name}
+    names_in_folders = {name for name in names if name.partition("/")[0] in FOLDERS}
+    missing = {name for name in yaml_names | names_in_folders if not file_exists(name)}
+    assert missing <= OTHER_FILES
 
 
-def test_the_tuning_page_names_only_recipe_keys_that_exist_and_its_short_run_is_a_valid_one():
+def test_tuning_page_names_only_existing_recipe_keys():
     text = (ROOT / "docs/gpu_tuning.md").read_text()
-    others = {"all_cards", "config_file", "dynamo_backend", "main_process_port", "mixed_precision"}
-    assert set(re.findall(r"--([a-z]+_[a-z_]+)", text)) - others <= set(keys.FIELDS)
-    words = re.search(r"^ +(--max_steps 70 .+)$", text, re.MULTILINE)[1].split()
-    recipe, _, _ = command_line.parse_training(
-        ["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words]
-    )
-    assert recipe.schedule.max_steps == 70 and recipe.saving.output_dir == "runs/try1"
+    flags_of_other_programs = {
+        "all_cards",
+        "config_file",
+        "dynamo_backend",
+        "main_process_port",
+        "mixed_precision",
+    }
+
+    names = set(re.findall(r"--([a-z]+_[a-z_]+)", text))
+
+    assert names - flags_of_other_programs <= set(keys.FIELDS)
+
+
+def test_short_run_of_tuning_page_is_valid():
+    text = (ROOT / "docs/gpu_tuning.md").read_text()
+    words = re.search(r"^ +(--max_steps 70 .+)$", text, re.MULTILINE).group(1).split()
+    recipe_flags = ["--recipe", str(ROOT / "recipes/gpt2_124m.yaml")]
+
+    recipe, _, _ = command_line.parse_training([*recipe_flags, *words])
+
+    assert recipe.schedule.max_steps == 70
+    assert recipe.saving.output_dir == "runs/try1"
 
 
 @pytest.mark.parametrize("name", ["gpt2_small", "gpt2_350m", "gpt2_774m", "gpt2_1558m"])
-def test_a_big_recipes_arithmetic_is_the_formulas(name):
-    recipe = loading.load_recipe(ROOT / "recipes" / f"{name}.yaml")
+def test_documented_flops_of_recipe_equal_formula(name):
+    path = ROOT / "recipes" / f"{name}.yaml"
+
+    recipe = loading.load_recipe(path)
+
+    text = path.read_text()
     shape = estimate.shape_of(recipe.model)
     tokens = recipe.schedule.max_steps * recipe.batch.tokens_per_step
-    text = (ROOT / "recipes" / f"{name}.yaml").read_text()
-    assert f"= {shape.flops_per_token * tokens:.2e} FLOP (estimated".replace("e+", "e") in text
+    flops = f"{shape.flops_per_token * tokens:.2e}".replace("e+", "e")
+    assert f"= {flops} FLOP (estimated" in text
     assert f"{tokens / shape.parameters:.0f} tokens per parameter" in text
-    assert (
-        tokens <= recipe.data.limit_tokens
-        and recipe.batch.tokens_per_step // recipe.model.sequence_length % 16 == 0
-    )
     assert tokens / shape.parameters >= 20
+    assert tokens <= recipe.data.limit_tokens
+    sequences_per_step = recipe.batch.tokens_per_step // recipe.model.sequence_length
+    assert sequences_per_step % 16 == 0

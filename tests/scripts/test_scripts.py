@@ -1,4 +1,7 @@
-"""What the launch scripts do, in which order, and when they stop; the programs that they start are pretended."""
+"""Launch scripts: which commands they run, in which order, and which errors stop them.
+
+The programs that they start are replaced by shell programs that record their arguments.
+"""
 
 import re
 import shlex
@@ -6,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import pytest
@@ -18,16 +23,21 @@ from huggingface_hub.cli.hf import app
 
 from ursa_minor.recipe import command_line
 
-RUN, SLURM = ROOT / "scripts/run_gpt2_124m.sh", ROOT / "scripts/slurm.sh"
-HF_JOBS, SKY = ROOT / "scripts/hf_jobs.sh", ROOT / "scripts/skypilot.yaml"
+RUN = ROOT / "scripts/run_gpt2_124m.sh"
+SLURM = ROOT / "scripts/slurm.sh"
+HF_JOBS = ROOT / "scripts/hf_jobs.sh"
+SKYPILOT = ROOT / "scripts/skypilot.yaml"
+SIGNED_URL = "https://me:PW@forge.example/x?token=SECRET"
+REDACTED_URL = "https://redacted@forge.example/x?redacted"
 
+FAILED_DRIVER = "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."
 NVIDIA_SMI = """#!/bin/bash
-[[ {count} == 0 ]] && {{ echo "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."; exit 9; }}
+[[ {count} == 0 ]] && {{ echo "{failed}"; exit 9; }}
 for ((i = 0; i < {count}; i++)); do
     if [[ $1 == -L ]]; then echo "GPU $i: {name} (UUID: GPU-$i)"; else echo "{name}"; fi
 done
 """
-NOTE = """#!/bin/bash
+RECORDER = """#!/bin/bash
 echo "{program} $*" >>"$LOG"
 exit "${{{program}_status:-0}}"
 """
@@ -38,161 +48,240 @@ exit "${{python_status:-0}}"
 """
 
 
-def pretend(folder: Path, **programs: str) -> dict[str, str]:
-    """Put programs in place of others; return the environment of a script among them, which has LOG to write to."""
+def install_programs(folder: Path, **programs: str) -> dict[str, str]:
+    """Write shell programs into a folder.
+
+    Returns:
+        The environment of a script that uses them. They write to the file LOG.
+    """
     for name, text in programs.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    (folder / "log").write_text("")
-    return {"PATH": f"{folder}:/usr/bin:/bin", "LOG": str(folder / "log")}
+        program = folder / name
+        program.write_text(text)
+        program.chmod(0o755)
+    log = folder / "log"
+    log.write_text("")
+    return {"PATH": f"{folder}:/usr/bin:/bin", "LOG": str(log)}
+
+
+def run_bash(
+    script: Path, *flags: str, env: dict[str, str], cwd: Path = ROOT
+) -> subprocess.CompletedProcess:
+    """Run a shell script and return its exit status and output."""
+    command = ["bash", str(script), *flags]
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
+
+
+# ---- all shell scripts
+
+SHELL_SCRIPTS = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("benchmarks/*.sh")]
+SHELL_SCRIPTS += [ROOT / ".ci/run", SKYPILOT]
+BASH_4_SYNTAX = (
+    r"(declare|local|typeset) -[An]|mapfile|readarray|\$\{\w+(,|\^|@)|&>>|\|&|coproc|=~ .*\("
+)
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
+def test_script_runs_under_bash_of_macos(script):
+    """In bash 3.2 an empty array is unset, and a pattern with a bracket must be in a variable."""
+    text = script.read_text()
+
+    assert not re.findall(BASH_4_SYNTAX, text)
+    for array in re.findall(r"\b(\w+)=\(\)", text):
+        assert not re.findall(rf'(?<!\+)"\$\{{{array}\[[@*]\]\}}"', text), array
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
+def test_script_stops_at_first_error(script):
+    text = script.read_text()
+
+    assert "\nset -euo pipefail\n" in text or script == SKYPILOT
+
+
+# ---- run_gpt2_124m.sh
+
+
+class ScriptRun(NamedTuple):
+    """A finished script and the commands that it ran."""
+
+    process: subprocess.CompletedProcess
+    commands: list[str]
 
 
 @pytest.fixture
-def machine(tmp_path):
-    """A copy of the script beside the real ursa_minor/ and YAMLs; ``run`` starts it among pretended programs."""
+def run_training_script(tmp_path) -> Callable[..., ScriptRun]:
+    """Return a function that runs a copy of run_gpt2_124m.sh on a machine with these GPUs."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "bin").mkdir()
     for name in ("ursa_minor", "accelerate_configs", "recipes"):
         (tmp_path / name).symlink_to(ROOT / name)
     script = tmp_path / "scripts" / RUN.name
     script.write_text(RUN.read_text())
-    programs = {name: NOTE.format(program=name) for name in ("accelerate", "hf")} | {
-        "python": PYTHON
-    }
+    programs = {name: RECORDER.format(program=name) for name in ("accelerate", "hf")}
+    programs["python"] = PYTHON
 
-    def run(card="NVIDIA RTX A6000", count=1, flags=(), **environment):
-        given = {"nvidia-smi": NVIDIA_SMI.format(name=card, count=count), **programs}
-        kept = pretend(tmp_path / "bin", **given) | {"HOME": str(tmp_path)}
-        done = subprocess.run(
-            ["bash", str(script), *flags], env=kept | environment, capture_output=True, text=True
-        )
-        return done, Path(kept["LOG"]).read_text().splitlines()
+    def run(gpu="NVIDIA RTX A6000", count=1, flags=(), **environment) -> ScriptRun:
+        programs["nvidia-smi"] = NVIDIA_SMI.format(name=gpu, count=count, failed=FAILED_DRIVER)
+        env = install_programs(tmp_path / "bin", **programs) | {"HOME": str(tmp_path)}
+        process = run_bash(script, *flags, env=env | environment)
+        return ScriptRun(process, Path(env["LOG"]).read_text().splitlines())
 
     return run
 
 
 CHECK = "python check_setup.py --recipe recipes/gpt2_124m.yaml"
-TRAIN = "accelerate launch --config_file accelerate_configs/{}.yaml{} train.py --recipe recipes/gpt2_124m.yaml"
-PUSH = " --push_to_hub true --hub_model_id {}"
 
 
-SHELL_SCRIPTS = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("benchmarks/*.sh"), ROOT / ".ci/run", SKY]
-SINCE_BASH_4 = (
-    r"(declare|local|typeset) -[An]|mapfile|readarray|\$\{\w+(,|\^|@)|&>>|\|&|coproc|=~ .*\("
+def train_command(preset: str, launch_flags: str = "") -> str:
+    """Return the training command with a preset of accelerate_configs."""
+    launch = f"accelerate launch --config_file accelerate_configs/{preset}.yaml{launch_flags}"
+    return f"{launch} train.py --recipe recipes/gpt2_124m.yaml"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "expected"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 8, train_command("a100_x8")),
+        ("NVIDIA H200", 8, train_command("h200", " --multi_gpu --num_processes 8")),
+        ("none", 0, train_command("cpu")),
+    ],
 )
+def test_dry_run_prints_commands_for_these_gpus(
+    run_training_script, tmp_path, gpu, count, expected
+):
+    process, commands = run_training_script(gpu, count, DRY_RUN="1")
+
+    assert process.returncode == 0
+    assert process.stdout.splitlines() == [CHECK, expected]
+    assert not commands
+    assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
-def test_a_script_stops_at_the_first_error_and_runs_under_the_bash_of_macos(script):
-    """3.2: an empty array is unset there, and a pattern with a bracket is read from a variable only."""
-    text = script.read_text()
-    assert "\nset -euo pipefail\n" in text or script == SKY
-    assert not re.findall(SINCE_BASH_4, text)
-    for name in re.findall(r"\b(\w+)=\(\)", text):
-        assert not re.findall(rf'(?<!\+)"\$\{{{name}\[[@*]\]\}}"', text), name
-
-
-def test_a_dry_run_prints_the_commands_for_these_cards_and_runs_none(machine, tmp_path):
-    for card, count, preset, more in [
-        ("NVIDIA A100-SXM4-80GB", 8, "a100_x8", ""),
-        ("NVIDIA H200", 8, "h200", " --multi_gpu --num_processes 8"),
-        ("none", 0, "cpu", ""),
-    ]:
-        done, ran = machine(card, count, DRY_RUN="1")
-        assert done.returncode == 0 and not ran and not (tmp_path / "runs").exists()
-        assert done.stdout.splitlines() == [CHECK, TRAIN.format(preset, more)]
-
-
-def test_another_recipe_has_its_own_check_data_run_folder_lock_and_repository(machine, tmp_path):
+def test_commands_use_the_given_recipe(run_training_script, tmp_path):
     recipe = "recipes/gpt2_350m.yaml"
-    wanted = [
-        line.replace("recipes/gpt2_124m.yaml", recipe)
-        for line in (CHECK, TRAIN.format("a6000", ""))
+    environment = {"PUSH": "1", "RECIPE": recipe, "PREPARE": "1"}
+
+    dry_run = run_training_script(DRY_RUN="1", **environment)
+    run = run_training_script(HF_TOKEN="x", **environment)
+
+    train = f"{train_command('a6000')} --push_to_hub true --hub_model_id gpt2_350m"
+    expected = [
+        CHECK.replace("recipes/gpt2_124m.yaml", recipe),
+        f"python prepare_data.py --recipe {recipe}",
+        train.replace("recipes/gpt2_124m.yaml", recipe),
     ]
-    wanted[1] += PUSH.format("gpt2_350m")
-    wanted.insert(1, f"python prepare_data.py --recipe {recipe}")
-    given = {"PUSH": "1", "RECIPE": recipe, "PREPARE": "1"}
-    assert machine(DRY_RUN="1", **given)[0].stdout.splitlines() == wanted
-    assert machine(HF_TOKEN="x", **given)[1] == wanted
+    assert dry_run.process.stdout.splitlines() == expected
+    assert run.commands == expected
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["gpt2_350m.lock"]
 
 
-SIGNED, SHOWN = (
-    "https://me:PW@forge.example/x?token=SECRET",
-    "https://redacted@forge.example/x?redacted",
+def test_dry_run_is_quoted_and_redacted(run_training_script):
+    flags = ["--data_files", SIGNED_URL, "--x", "a b's $c\nd"]
+
+    process, _ = run_training_script(DRY_RUN="1", HF_TOKEN="hf_secret_of_mine", flags=flags)
+
+    words = shlex.split(process.stdout)
+    assert words[-4:] == ["--data_files", REDACTED_URL, "--x", "a b's $c\nd"]
+    assert not re.search("PW|SECRET", process.stdout + process.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        ({"flags": ["--recipe=recipes/gpt2_350m.yaml"]}, "RECIPE=FILE in the environment"),
+        ({"RECIPE": "recipes/none.yaml"}, "RECIPE=recipes/none.yaml: there is no such file"),
+        ({"HUB_MODEL_ID": "me/-x"}, "error: HUB_MODEL_ID: "),
+        ({"RECIPE": "recipes/--x.yaml"}, "error: RECIPE: "),
+    ],
+    ids=["recipe_flag", "missing_recipe", "model_id_like_a_flag", "recipe_like_a_flag"],
+)
+def test_bad_argument_is_rejected_before_any_command(run_training_script, arguments, phrase):
+    process, commands = run_training_script(HF_TOKEN="x", **arguments)
+
+    assert process.returncode == 2
+    assert not process.stdout
+    assert process.stderr.count("\n") == 1
+    assert phrase in process.stderr
+    assert not commands
+
+
+PUSHED_TRAIN = (
+    f"{train_command('a6000')} --push_to_hub true --hub_model_id you/gpt2 --save_steps 500"
 )
 
 
-def test_a_dry_run_prints_what_can_be_pasted_and_no_secret(machine):
-    done, _ = machine(
-        DRY_RUN="1",
-        HF_TOKEN="hf_secret_of_mine",
-        flags=["--data_files", SIGNED, "--x", "a b's $c\nd"],
-    )
-    assert shlex.split(done.stdout)[-4:] == ["--data_files", SHOWN, "--x", "a b's $c\nd"]
-    assert not re.search("PW|SECRET", done.stdout + done.stderr)
+@pytest.mark.parametrize(
+    ("environment", "status", "expected"),
+    [
+        ({"python_status": "1"}, 1, [CHECK]),
+        ({"accelerate_status": "143"}, 143, [CHECK, PUSHED_TRAIN]),
+        ({}, 0, [CHECK, PUSHED_TRAIN]),
+    ],
+    ids=["failing_check", "interrupted_training", "finished_training"],
+)
+def test_status_is_that_of_last_command(run_training_script, environment, status, expected):
+    environment = environment | {"HUB_MODEL_ID": "you/gpt2", "HF_TOKEN": "hf_secret"}
+
+    process, commands = run_training_script(flags=["--save_steps", "500"], **environment)
+
+    assert process.returncode == status
+    assert commands == expected
+    assert "hf_secret" not in process.stdout + process.stderr
 
 
-def test_a_recipe_or_a_name_that_a_command_would_not_hear_of_or_take_for_a_flag_is_refused(machine):
-    for given, words in [
-        ({"flags": ["--recipe=recipes/gpt2_350m.yaml"]}, "give RECIPE=FILE in the environment"),
-        ({"RECIPE": "recipes/none.yaml"}, "RECIPE=recipes/none.yaml: there is no such file"),
-        ({"HUB_MODEL_ID": "me/-x"}, "error: HUB_MODEL_ID: a name that begins with -"),
-        ({"RECIPE": "recipes/--x.yaml"}, "error: RECIPE: a name that begins with -"),
-    ]:
-        done, ran = machine(HF_TOKEN="x", **given)
-        assert done.returncode == 2 and not ran and not done.stdout
-        assert done.stderr.count("\n") == 1 and words in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        ({"count": 0}, "no GPU"),
+        ({"HUB_MODEL_ID": "me/x"}, "HF_TOKEN"),
+        ({"PUSH": "1"}, "HF_TOKEN"),
+    ],
+    ids=["no_gpu", "model_id_without_token", "push_without_token"],
+)
+def test_missing_requirement_stops_before_any_command(run_training_script, arguments, phrase):
+    process, commands = run_training_script(**arguments)
+
+    assert process.returncode == 1
+    assert phrase in process.stderr
+    assert not commands
 
 
-def test_a_failing_check_stops_before_training_whose_status_is_the_scripts_and_which_may_be_started_again(
-    machine,
-):
-    hub, train = (
-        {"HUB_MODEL_ID": "you/gpt2", "HF_TOKEN": "hf_secret"},
-        TRAIN.format("a6000", "") + PUSH.format("you/gpt2"),
-    )
-    for status, more, wanted in (
-        (1, {"python_status": "1"}, [CHECK]),
-        (143, {"accelerate_status": "143"}, [CHECK, f"{train} --save_steps 500"]),
-        (0, {}, [CHECK, f"{train} --save_steps 500"]),
-    ):
-        done, ran = machine(**hub, **more, flags=["--save_steps", "500"])
-        assert (
-            done.returncode == status
-            and ran == wanted
-            and "hf_secret" not in done.stdout + done.stderr
-        )
-
-
-def test_what_would_waste_the_hours_is_refused_first_and_the_price_of_the_others_is_shown(
-    machine, tmp_path
-):
+def test_second_start_of_a_run_is_rejected(run_training_script, tmp_path):
     (tmp_path / "runs").mkdir()
     with open(tmp_path / "runs/gpt2_124m.lock", "w") as lock:
-        subprocess.run(["flock", "-n", str(lock.fileno())], pass_fds=[lock.fileno()], check=True)
-        refused = [("another run", machine())]
-    refused += [
-        ("no GPU", machine(count=0)),
-        ("HF_TOKEN", machine(HUB_MODEL_ID="me/x")),
-        ("HF_TOKEN", machine(PUSH="1")),
-    ]
-    for words, (done, ran) in refused:
-        assert done.returncode == 1 and not ran and words in done.stderr
-    assert re.search(
-        r"this call: 0\.0\d h x 2\.5 = 0\.0", machine(PRICE_PER_MACHINE_HOUR="2.5")[0].stdout
-    )
+        descriptor = lock.fileno()
+        subprocess.run(["flock", "-n", str(descriptor)], pass_fds=[descriptor], check=True)
 
+        process, commands = run_training_script()
+
+    assert process.returncode == 1
+    assert "another run" in process.stderr
+    assert not commands
+
+
+def test_price_of_a_call_is_printed(run_training_script):
+    process, _ = run_training_script(PRICE_PER_MACHINE_HOUR="2.5")
+
+    assert re.search(r"this call: 0\.0\d h x 2\.5 = 0\.0", process.stdout)
+
+
+# ---- slurm.sh
 
 SRUN = """#!/bin/bash
 printf '%s\\n' "srun $*" >>"$LOG"
 while [[ $1 == -* ]]; do shift; done
 SLURM_NODEID=1 exec "$@"
 """
+# With wait=1 it runs until SIGTERM, as a trainer does. With saves=1 it then writes the file that
+# reports an interrupted run.
 TRAINER = """#!/bin/bash
 echo "${0##*/} $*" >>"$LOG"
 [[ -z ${wait:-} ]] && exit 0
-trap 'echo stopped >>"$LOG"; [[ -n ${saves:-} ]] && touch "$URSA_MINOR_STOPPED_FILE"; exit "${ends_with:-143}"' TERM
+stop() {
+    echo stopped >>"$LOG"
+    [[ -n ${saves:-} ]] && touch "$URSA_MINOR_STOPPED_FILE"
+    exit "${ends_with:-143}"
+}
+trap stop TERM
 echo ready >>"$LOG"
 for ((i = 0; i < 200; i++)); do sleep 0.05; done
 """
@@ -204,87 +293,106 @@ exit 0
 """
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    """Start the Slurm script among a pretended srun, scontrol and accelerate."""
-    kept = pretend(tmp_path, srun=SRUN, accelerate=TRAINER, python=TRAINER, scontrol=SCONTROL)
-    log = Path(kept["LOG"])
-    kept |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "4711", "SLURM_CPUS_PER_TASK": "32"}
+class SlurmJob(NamedTuple):
+    """A running Slurm script and the log of the commands that it runs."""
 
-    def start(*flags, **environment):
-        return subprocess.Popen(
-            ["bash", str(SLURM), *flags], env=kept | environment, cwd=ROOT, text=True
-        ), log
+    process: subprocess.Popen
+    log: Path
+
+    def finish(self) -> list[str]:
+        """Wait for a successful end and return the commands."""
+        assert self.process.wait(20) == 0
+        return self.log.read_text().splitlines()
+
+    def requeues(self) -> list[str]:
+        """Return the commands that requeued the job."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if line.startswith("scontrol requeue")]
+
+
+@pytest.fixture
+def start_slurm_job(tmp_path) -> Callable[..., SlurmJob]:
+    """Return a function that starts slurm.sh as job 4711 on two nodes."""
+    env = install_programs(
+        tmp_path, srun=SRUN, accelerate=TRAINER, python=TRAINER, scontrol=SCONTROL
+    )
+    env["SLURM_JOB_NODELIST"] = "node[1-2]"
+    env["SLURM_JOB_ID"] = "4711"
+    env["SLURM_CPUS_PER_TASK"] = "32"
+
+    def start(*flags, **environment) -> SlurmJob:
+        command = ["bash", str(SLURM), *flags]
+        process = subprocess.Popen(command, env=env | environment, cwd=ROOT, text=True)
+        return SlurmJob(process, Path(env["LOG"]))
 
     return start
 
 
-def test_slurm_starts_one_launcher_a_node_with_its_rank_and_flags_that_exist(cluster):
-    for nodes, count in [(1, 1), (1, 8), (4, 4)]:
-        size = {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_GPUS_PER_NODE": f"h100:{count}"}
-        process, log = cluster("--recipe", "recipes/gpt2_1558m.yaml", "--run_name", "a b", **size)
-        assert process.wait(20) == 0
-        assert "srun --cpus-per-task=32 --kill-on-bad-exit=1 bash -c" in log.read_text()
-        line = log.read_text().splitlines()[-1]
-        assert line.endswith("train.py --recipe recipes/gpt2_1558m.yaml --run_name a b")
-        if nodes * count == 1:
-            assert line.startswith("python train.py ")  # it needs no launcher
-            continue
-        args = launch_command_parser().parse_args(line.removeprefix("accelerate launch ").split())
-        assert (ROOT / args.config_file).is_file() and args.config_file.endswith(
-            "multi_node_2x8.yaml"
-        )
-        assert (args.num_machines, args.num_processes, args.max_restarts) == (
-            nodes,
-            nodes * count,
-            3,
-        )
-        assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (
-            1,
-            "node1",
-            24711,
-        )
-        assert args.rdzv_backend == ("c10d" if nodes > 1 else "static")
+TRAIN_FLAGS = ("--recipe", "recipes/gpt2_1558m.yaml", "--run_name", "a b")
 
 
-def test_slurms_dry_run_prints_the_command_with_container_and_needs_no_slurm():
-    given = {
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (4, 4)])
+def test_slurm_starts_one_launcher_per_node(start_slurm_job, nodes, gpus):
+    size = {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_GPUS_PER_NODE": f"h100:{gpus}"}
+
+    commands = start_slurm_job(*TRAIN_FLAGS, **size).finish()
+
+    assert any("srun --cpus-per-task=32 --kill-on-bad-exit=1 bash -c" in line for line in commands)
+    assert commands[-1].endswith(f"train.py {' '.join(TRAIN_FLAGS)}")
+    words = commands[-1].removeprefix("accelerate launch ").split()
+    args = launch_command_parser().parse_args(words)
+    assert args.config_file.endswith("multi_node_2x8.yaml")
+    assert (ROOT / args.config_file).is_file()
+    assert args.num_machines == nodes
+    assert args.num_processes == nodes * gpus
+    assert args.max_restarts == 3
+    assert args.machine_rank == 1
+    assert args.main_process_ip == "node1"
+    assert args.main_process_port == 24711
+    assert args.rdzv_backend == ("c10d" if nodes > 1 else "static")
+
+
+def test_slurm_starts_one_gpu_without_launcher(start_slurm_job):
+    size = {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_PER_NODE": "h100:1"}
+
+    commands = start_slurm_job(*TRAIN_FLAGS, **size).finish()
+
+    assert commands[-1] == f"python train.py {' '.join(TRAIN_FLAGS)}"
+
+
+def test_slurm_dry_run_prints_command_with_container():
+    environment = {
         "DRY_RUN": "1",
         "SLURM_JOB_NUM_NODES": "4",
         "SLURM_GPUS_PER_NODE": "4",
-        "PATH": "/usr/bin:/bin",
-    }
-    given |= {
         "CONTAINER": "our image.sqsh",
         "CONTAINER_MOUNTS": "/scratch:/scratch",
         "ACCELERATE_YAML": "x.yaml",
+        "PATH": "/usr/bin:/bin",  # without Slurm
     }
-    done = subprocess.run(
-        ["bash", SLURM, "--run_name", "a b"], env=given, cwd=ROOT, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    words = shlex.split(done.stdout)
+
+    process = run_bash(SLURM, "--run_name", "a b", env=environment)
+
+    assert process.returncode == 0
+    assert process.stderr == ""
+    words = shlex.split(process.stdout)
     assert words[:3] == ["srun", "--cpus-per-task=32", "--kill-on-bad-exit=1"]
-    assert {
-        "--container-image=our image.sqsh",
-        f"--container-mounts={ROOT}:{ROOT},/scratch:/scratch",
-    } < {*words}
-    assert (
-        words[-3:] == ["train.py", "--run_name", "a b"]
-        and words[words.index("--config_file") + 1] == "x.yaml"
-    )
+    assert "--container-image=our image.sqsh" in words
+    assert f"--container-mounts={ROOT}:{ROOT},/scratch:/scratch" in words
+    assert words[words.index("--config_file") + 1] == "x.yaml"
+    assert words[-3:] == ["train.py", "--run_name", "a b"]
 
 
-def test_slurms_variables_reach_the_trainer_on_its_node(cluster, tmp_path):
+def test_slurm_sets_environment_of_trainer(start_slurm_job, tmp_path):
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "activate").write_text('echo "venv" >>"$LOG"\n')
-    (tmp_path / "accelerate").write_text(
-        '#!/bin/bash\nenv | grep -E "IFNAME|CACHE_DIR|ELASTIC" | sort >>"$LOG"\n'
-    )
-    given = {"INTERFACE": "ib0", "NODE_CACHE": "/local", "VENV": str(tmp_path / "venv")}
-    process, log = cluster(**given)
-    assert process.wait(20) == 0
-    assert log.read_text().splitlines()[-6:] == [
+    print_environment = 'env | grep -E "IFNAME|CACHE_DIR|ELASTIC" | sort >>"$LOG"'
+    (tmp_path / "accelerate").write_text(f"#!/bin/bash\n{print_environment}\n")
+    settings = {"INTERFACE": "ib0", "NODE_CACHE": "/local", "VENV": str(tmp_path / "venv")}
+
+    lines = start_slurm_job(**settings).finish()
+
+    assert lines[-6:] == [
         "venv",
         "GLOO_SOCKET_IFNAME=ib0",
         "NCCL_SOCKET_IFNAME=ib0",
@@ -294,63 +402,63 @@ def test_slurms_variables_reach_the_trainer_on_its_node(cluster, tmp_path):
     ]
 
 
-def warn_slurm(cluster, number=signal.SIGUSR1, **environment):
-    """Send a signal to the batch script while the trainer runs; return the script's exit status and its requeues."""
-    process, log = cluster(wait="1", **environment)
-    deadline = time.monotonic() + 20
-    while not log.read_text().endswith("ready\n") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(number)
-    status = process.wait(20)
-    lines = log.read_text().splitlines()
-    assert "stopped" in lines
-    return status, [line for line in lines if line.startswith("scontrol requeue")]
-
-
-AGAIN = ["scontrol requeue 4711"]
-TASK = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
+REQUEUED = ["scontrol requeue 4711"]
+ARRAY_TASK = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("environment", "status", "requeues"),
     [
-        ({"ends_with": "143"}, (0, AGAIN)),
-        ({"ends_with": "1", "saves": "1"}, (0, AGAIN)),  # as accelerate launch ends after SIGTERM
-        ({"ends_with": "143", "REQUEUE": "0"}, (0, [])),
-        ({"ends_with": "143", **TASK}, (0, ["scontrol requeue 4700_3"])),
-        ({"ends_with": "0"}, (0, [])),  # it finished in the last minutes
-        ({"ends_with": "1"}, (1, [])),
-        ({"ends_with": "2"}, (2, [])),
+        ({"ends_with": "143"}, 0, REQUEUED),
+        ({"ends_with": "1", "saves": "1"}, 0, REQUEUED),  # accelerate launch after SIGTERM
+        ({"ends_with": "143", "REQUEUE": "0"}, 0, []),
+        ({"ends_with": "143", **ARRAY_TASK}, 0, ["scontrol requeue 4700_3"]),
+        ({"ends_with": "0"}, 0, []),  # the training ended in the last minutes
+        ({"ends_with": "1"}, 1, []),
+        ({"ends_with": "2"}, 2, []),
     ],
+    ids=["stopped", "saved", "requeue_off", "array_task", "finished", "failed", "bad_input"],
 )
-def test_slurm_requeues_only_an_interrupted_job(cluster, environment, expected):
-    assert warn_slurm(cluster, **environment) == expected
+def test_slurm_requeues_only_an_interrupted_job(start_slurm_job, environment, status, requeues):
+    job = start_slurm_job(wait="1", **environment)
+    deadline = time.monotonic() + 20
+    while not job.log.read_text().endswith("ready\n") and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+    job.process.send_signal(signal.SIGUSR1)
+
+    assert job.process.wait(20) == status
+    assert "stopped" in job.log.read_text().splitlines()
+    assert job.requeues() == requeues
     assert not list(ROOT.glob(".stopped-*"))
 
 
-@pytest.mark.parametrize(
-    ("status", "requeues"),
-    [(0, []), (1, []), (143, []), (137, []), (138, AGAIN), (140, AGAIN), (152, AGAIN)],
-)
-def test_slurm_requeues_a_step_that_was_warned_itself(cluster, tmp_path, status, requeues):
-    """With --signal=USR1 instead of B:USR1. A step that ends by itself, or by scancel, is not queued again."""
+@pytest.mark.parametrize("status", [138, 140, 152])
+def test_slurm_requeues_a_warned_step(start_slurm_job, tmp_path, status):
+    """With --signal=USR1 instead of B:USR1, the signal ends the step."""
     (tmp_path / "accelerate").write_text(f"#!/bin/bash\nexit {status}\n")
-    process, log = cluster()
-    assert process.wait(20) == (0 if requeues else status)
-    assert [
-        line for line in log.read_text().splitlines() if line.startswith("scontrol requeue")
-    ] == requeues
+
+    job = start_slurm_job()
+
+    assert job.process.wait(20) == 0
+    assert job.requeues() == REQUEUED
 
 
-def test_slurm_asks_for_a_warning_before_the_time_limit():
-    asked = set(re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE))
-    assert {
-        "nodes=2",
-        "ntasks-per-node=1",
-        "gpus-per-node=8",
-        "requeue",
-        "signal=B:USR1@300",
-    } <= asked
+@pytest.mark.parametrize("status", [0, 1, 143, 137])
+def test_slurm_does_not_requeue_an_ended_step(start_slurm_job, tmp_path, status):
+    (tmp_path / "accelerate").write_text(f"#!/bin/bash\nexit {status}\n")
+
+    job = start_slurm_job()
+
+    assert job.process.wait(20) == status
+    assert job.requeues() == []
+
+
+def test_slurm_requests_warning_before_time_limit():
+    directives = re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE)
+
+    expected = {"nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"}
+    assert expected <= set(directives)
 
 
 @pytest.mark.parametrize(
@@ -365,115 +473,132 @@ def test_slurm_asks_for_a_warning_before_the_time_limit():
         ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "a100:8"}, 4),
     ],
 )
-def test_slurm_starts_one_process_per_allocated_gpu(environment, gpus):
-    given = {"DRY_RUN": "1", "PATH": "/usr/bin:/bin", **environment}
-    done = subprocess.run(["bash", SLURM], env=given, cwd=ROOT, capture_output=True, text=True)
-    words = shlex.split(done.stdout)
-    assert words[words.index("--num_processes") + 1] == str(2 * gpus), done.stderr
+def test_slurm_starts_one_process_per_gpu(environment, gpus):
+    environment = environment | {"DRY_RUN": "1", "PATH": "/usr/bin:/bin"}
+
+    process = run_bash(SLURM, env=environment)
+
+    words = shlex.split(process.stdout)
+    assert words[words.index("--num_processes") + 1] == str(2 * gpus), process.stderr
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    ("environment", "phrase"),
     [
-        ({"SLURM_GPUS_ON_NODE": "0"}, "error: Slurm allocated no GPU on this node."),
-        ({"SLURM_GPUS_PER_NODE": "a100"}, "error: cannot read the number of GPUs from 'a100'"),
-        (
-            {"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "6"},
-            "error: the 6 GPUs are not divided evenly among 2 nodes.",
-        ),
+        ({"SLURM_GPUS_ON_NODE": "0"}, "allocated no GPU"),
+        ({"SLURM_GPUS_PER_NODE": "a100"}, "number of GPUs from 'a100'"),
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "6"}, "6 GPUs are not divided evenly"),
     ],
 )
-def test_slurm_rejects_gpus_that_it_cannot_use(environment, message):
-    given = {"DRY_RUN": "1", "PATH": "/usr/bin:/bin", **environment}
-    done = subprocess.run(["bash", SLURM], env=given, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1
+def test_slurm_rejects_unusable_gpu_counts(environment, phrase):
+    environment = environment | {"DRY_RUN": "1", "PATH": "/usr/bin:/bin"}
+
+    process = run_bash(SLURM, env=environment)
+
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr.startswith("error: ")
+    assert phrase in process.stderr
+    assert process.stderr.count("\n") == 1
 
 
-# A job of Hugging Face, and a spot machine: read by the programs that would start them, and not run on a cloud.
+# ---- hf_jobs.sh, read by the parser of hf
 
-WORDS = """#!/bin/bash
+# Records the name of the program and its arguments, separated by NUL. hf also prints them.
+WORD_RECORDER = """#!/bin/bash
 printf '%s\\0' "${0##*/}" "$@" >"$LOG"
 [[ $0 != */hf ]] || echo "$@" >&2
 exit "${hf_status:-0}"
 """
-STARTS = (
+TRAIN_FROM_HUB = (
     "bash scripts/run_gpt2_124m.sh --hub_strategy checkpoint --resume_from_checkpoint hub://me/gpt2"
 )
 IMAGE = "python:3.12"
+JOB = {"GIT_URL": "https://forge.example/ursa-minor", "HUB_MODEL_ID": "me/gpt2"}
 
 
-def submit(tmp_path, *flags, **environment):
-    """Start hf_jobs.sh with a pretended hf; return what came of it and the words that hf got."""
-    kept = pretend(tmp_path, hf=WORDS) | {"HF_TOKEN": "hf_secret"}
-    done = subprocess.run(
-        ["bash", str(HF_JOBS), *flags], env=kept | environment, capture_output=True, text=True
-    )
-    return done, Path(kept["LOG"]).read_text().split("\0")[1:-1]
+class Submission(NamedTuple):
+    """A finished hf_jobs.sh and the arguments that hf got."""
+
+    process: subprocess.CompletedProcess
+    words: list[str]
 
 
-def read_by_hf(words):
-    """What the parser of huggingface_hub's own hf makes of a command; it is not run."""
+def submit(tmp_path: Path, *flags: str, **environment: str) -> Submission:
+    """Run hf_jobs.sh with a replaced hf."""
+    env = install_programs(tmp_path, hf=WORD_RECORDER) | {"HF_TOKEN": "hf_secret"}
+    process = run_bash(HF_JOBS, *flags, env=env | environment)
+    recorded = Path(env["LOG"]).read_text().split("\0")
+    return Submission(process, recorded[1:-1])
+
+
+def parse_with_hf(words: list[str]) -> dict:
+    """Return the parameters that the command line of huggingface_hub reads from these arguments."""
     command = app
     while isinstance(command, click.Group):
         word, *words = words
         command = command.get_command(click.Context(command), word)
-        assert command, f"hf knows no {word}"
+        assert command, f"hf has no command {word}"
     params = command.make_context("hf", words).params
-    assert params["image"] == IMAGE, (
-        f"hf takes {params['image']} for the image"
-    )  # as it does an unknown flag
+    # hf takes an unknown flag for the image.
+    assert params["image"] == IMAGE
     return params
 
 
-WHERE = {"GIT_URL": "https://forge.example/ursa-minor", "HUB_MODEL_ID": "me/gpt2"}
-
-
-def test_hf_reads_the_job_with_its_limit_and_shows_no_secret_and_its_status_is_kept(tmp_path):
-    done, words = submit(tmp_path, "--save_steps", "500", "--run_name", "a b", **WHERE)
-    job = read_by_hf(words)
-    assert done.returncode == 0 and not job["dry_run"] and job["attempts"] == 3
-    assert job["timeout"] == "12h" and job["flavor"] in [one.value for one in JobHardware]
-    assert (
-        job["secrets"] == ["HF_TOKEN"]
-        and "hf_secret" not in " ".join(words) + done.stdout + done.stderr
-    )
-    assert set(job["env"]) >= {
-        "HUB_MODEL_ID=me/gpt2",
-        "RECIPE=recipes/gpt2_124m.yaml",
-        "GIT_REVISION=main",
-    }
+def test_hf_parses_the_submitted_job(tmp_path):
     flags = ("--save_steps", "500", "--run_name", "a b")
-    assert job["command"][:2] == ("bash", "-c") and job["command"][3:] == ("job", *flags)
-    assert read_by_hf(submit(tmp_path, **WHERE, DRY_RUN="1", TIMEOUT="2h")[1])["dry_run"]
-    done, words = submit(tmp_path, "--data_files", SIGNED, **WHERE, hf_status="3")
-    assert done.returncode == 3 and words[-1] == SIGNED
-    assert done.stdout.endswith(f"--data_files {SHOWN}\n") and not re.search(
-        "PW|SECRET", done.stdout + done.stderr
-    )
+
+    process, words = submit(tmp_path, *flags, **JOB)
+
+    assert process.returncode == 0
+    job = parse_with_hf(words)
+    assert not job["dry_run"]
+    assert job["attempts"] == 3
+    assert job["timeout"] == "12h"
+    assert job["flavor"] in [hardware.value for hardware in JobHardware]
+    assert job["secrets"] == ["HF_TOKEN"]
+    expected = {"HUB_MODEL_ID=me/gpt2", "RECIPE=recipes/gpt2_124m.yaml", "GIT_REVISION=main"}
+    assert expected <= set(job["env"])
+    assert job["command"][:2] == ("bash", "-c")
+    assert job["command"][3:] == ("job", *flags)
+    assert "hf_secret" not in " ".join(words) + process.stdout + process.stderr
 
 
-def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
-    """Its own shell, among pretended programs."""
-    command = read_by_hf(submit(tmp_path, "--save_steps", "500", **WHERE)[1])["command"]
+def test_dry_run_of_job_is_passed_to_hf(tmp_path):
+    _, words = submit(tmp_path, **JOB, DRY_RUN="1", TIMEOUT="2h")
+
+    assert parse_with_hf(words)["dry_run"]
+
+
+def test_status_and_redacted_command_of_hf_are_reported(tmp_path):
+    process, words = submit(tmp_path, "--data_files", SIGNED_URL, **JOB, hf_status="3")
+
+    assert process.returncode == 3
+    assert words[-1] == SIGNED_URL
+    assert process.stdout.endswith(f"--data_files {REDACTED_URL}\n")
+    assert not re.search("PW|SECRET", process.stdout + process.stderr)
+
+
+def test_job_installs_environment_and_trains_from_hub(tmp_path):
+    _, words = submit(tmp_path, "--save_steps", "500", **JOB)
+    command = parse_with_hf(words)["command"]
     (tmp_path / "bin").mkdir()
-    note = '#!/bin/sh\necho "${0##*/} $*" >>"$LOG"\n'
-    made = "mkdir -p ursa-minor/.venv/bin && touch ursa-minor/.venv/bin/activate\n"
-    job = (
-        pretend(tmp_path / "bin", git=note + made, make=note, bash=note)
-        | WHERE
-        | {"GIT_REVISION": "v1"}
-    )
-    subprocess.run(["/bin/bash", *command[1:]], env=job, cwd=tmp_path, check=True)
-    clone = f"git clone --depth 1 --branch v1 -- {WHERE['GIT_URL']} ursa-minor"
-    assert Path(job["LOG"]).read_text().splitlines() == [
-        clone,
+    recorder = '#!/bin/sh\necho "${0##*/} $*" >>"$LOG"\n'
+    venv = "ursa-minor/.venv/bin"
+    git = f"{recorder}mkdir -p {venv} && touch {venv}/activate\n"
+    env = install_programs(tmp_path / "bin", git=git, make=recorder, bash=recorder)
+
+    env = env | JOB | {"GIT_REVISION": "v1"}
+    subprocess.run(["/bin/bash", *command[1:]], env=env, cwd=tmp_path, check=True)
+
+    assert Path(env["LOG"]).read_text().splitlines() == [
+        f"git clone --depth 1 --branch v1 -- {JOB['GIT_URL']} ursa-minor",
         "make environment",
-        f"{STARTS} --save_steps 500",
+        f"{TRAIN_FROM_HUB} --save_steps 500",
     ]
 
 
-BAD_URLS = [
+UNSAFE_URLS = [
     "ext::sh -c id",
     "file:///etc",
     "../x",
@@ -481,73 +606,84 @@ BAD_URLS = [
     "git@-oX:x",
     "https://-x/y",
     "https://",
-]
-BAD_URLS += [
     "ssh://git@-oProxyCommand=id/x",
     "https://forge.example/x\n--x",
     "https://secret@forge.example/x",
+    "ssh://me:secret@forge.example/x",
+    "https://forge.example/x?token=secret@",
 ]
-BAD_URLS += ["ssh://me:secret@forge.example/x", "https://forge.example/x?token=secret@"]
-NAMES = ["GIT_URL", "GIT_REVISION", "HUB_MODEL_ID", "RECIPE", "FLAVOR", "TIMEOUT", "ATTEMPTS"]
+VARIABLES = ["GIT_URL", "GIT_REVISION", "HUB_MODEL_ID", "RECIPE", "FLAVOR", "TIMEOUT", "ATTEMPTS"]
 
 
-def test_a_value_that_git_would_run_that_shows_a_password_or_is_a_flag_is_refused_and_an_address_of_ssh_is_not(
-    tmp_path,
-):
-    values = [
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
         ("GIT_URL", ""),
         ("HUB_MODEL_ID", ""),
-        *((name, "--upload-pack=id") for name in NAMES),
-    ]
-    for name, value in values + [("GIT_URL", url) for url in BAD_URLS]:
-        done, got = submit(tmp_path, **WHERE | {name: value})
-        assert done.returncode == 2 and not got and done.stderr.startswith(f"error: {name}: "), (
-            value
-        )
-        assert "secret@" not in done.stderr
-    for address in ("ssh://git@forge.example:22/me/x.git", "git@forge.example:me/x.git"):
-        assert f"GIT_URL={address}" in submit(tmp_path, **WHERE | {"GIT_URL": address})[1]
+        *((name, "--upload-pack=id") for name in VARIABLES),
+        *(("GIT_URL", url) for url in UNSAFE_URLS),
+    ],
+)
+def test_unsafe_value_of_a_job_is_rejected(tmp_path, name, value):
+    process, words = submit(tmp_path, **JOB | {name: value})
+
+    assert process.returncode == 2
+    assert process.stderr.startswith(f"error: {name}: ")
+    assert "secret@" not in process.stderr
+    assert not words
+
+
+@pytest.mark.parametrize(
+    "url", ["ssh://git@forge.example:22/me/x.git", "git@forge.example:me/x.git"]
+)
+def test_ssh_url_of_a_job_is_accepted(tmp_path, url):
+    _, words = submit(tmp_path, **JOB | {"GIT_URL": url})
+
+    assert f"GIT_URL={url}" in words
+
+
+# ---- skypilot.yaml
 
 
 @pytest.fixture
-def spot(tmp_path):
-    """Start what skypilot.yaml runs on a machine, among pretended programs; return its commands' words."""
-    task = yaml.safe_load(SKY.read_text())
+def run_on_spot_machine(tmp_path) -> Callable[..., list[str]]:
+    """Return a function that runs skypilot.yaml and returns the words of its last command."""
+    task = yaml.safe_load(SKYPILOT.read_text())
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/activate").touch()
-    kept = pretend(tmp_path, bash=WORDS, accelerate=WORDS) | {"HUB_MODEL_ID": "me/gpt2"}
-    kept |= {name: value for name, value in task["envs"].items() if value}
+    env = install_programs(tmp_path, bash=WORD_RECORDER, accelerate=WORD_RECORDER)
+    env["HUB_MODEL_ID"] = "me/gpt2"
+    env |= {name: value for name, value in task["envs"].items() if value}
 
-    def run(**sky):
-        subprocess.run(["/bin/bash", "-c", task["run"]], env=kept | sky, cwd=tmp_path, check=True)
-        return Path(kept["LOG"]).read_text().split("\0")[:-1]
+    def run(**environment) -> list[str]:
+        command = ["/bin/bash", "-c", task["run"]]
+        subprocess.run(command, env=env | environment, cwd=tmp_path, check=True)
+        return Path(env["LOG"]).read_text().split("\0")[:-1]
 
     return run
 
 
-def test_a_spot_machine_checks_and_trains_from_the_hub_and_two_are_launched_as_the_yaml_for_two_says(
-    spot, monkeypatch
-):
-    assert spot(SKYPILOT_NUM_NODES="1") == STARTS.split()
-    given = {
-        "SKYPILOT_NUM_NODES": "2",
-        "SKYPILOT_NODE_RANK": "1",
-        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
-    }
-    _, _, *words = spot(**given)
-    args = launch_command_parser().parse_args(words)
-    assert (
-        args.config_file == "accelerate_configs/multi_node_2x8.yaml" and args.rdzv_backend == "c10d"
-    )
-    assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (
-        1,
-        "10.0.0.1",
-        29500,
-    )
+def test_one_spot_machine_trains_from_hub(run_on_spot_machine):
+    assert run_on_spot_machine(SKYPILOT_NUM_NODES="1") == TRAIN_FROM_HUB.split()
+
+
+def test_two_spot_machines_are_launched_together(run_on_spot_machine, monkeypatch):
     monkeypatch.chdir(ROOT)
-    recipe, _, _ = command_line.parse_training(args.training_script_args)
-    assert recipe.hub.pushes_checkpoints and recipe.hub.hub_model_id == "me/gpt2"
-    assert (
-        recipe.saving.resume_from_checkpoint == "hub://me/gpt2"
-        and recipe.saving.name == "gpt2_124m"
+
+    words = run_on_spot_machine(
+        SKYPILOT_NUM_NODES="2",
+        SKYPILOT_NODE_RANK="1",
+        SKYPILOT_NODE_IPS="10.0.0.1\n10.0.0.2",
     )
+
+    args = launch_command_parser().parse_args(words[2:])
+    assert args.config_file == "accelerate_configs/multi_node_2x8.yaml"
+    assert args.rdzv_backend == "c10d"
+    assert args.machine_rank == 1
+    assert args.main_process_ip == "10.0.0.1"
+    assert args.main_process_port == 29500
+    recipe, _, _ = command_line.parse_training(args.training_script_args)
+    assert recipe.hub.pushes_checkpoints
+    assert recipe.hub.hub_model_id == "me/gpt2"
+    assert recipe.saving.resume_from_checkpoint == "hub://me/gpt2"
+    assert recipe.saving.name == "gpt2_124m"

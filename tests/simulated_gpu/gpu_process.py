@@ -1,8 +1,14 @@
-"""A script of the product in a process that has a pretended card.
+"""Run a script of the product in a process with a simulated GPU.
 
-Environment: SCRIPT = its name; CARD = a ``simulated_cuda.GpuModel`` as JSON. KILL_AT = N kills the process with SIGKILL at the
-N-th update, when a checkpoint is on disk; SCALE = what fp16 gradients are multiplied by at first; ROWS = of the logits that
-are made at once. What became known of the card is written to card.json.
+Environment variables:
+
+- SCRIPT: the script's name without .py
+- GPU_MODEL: a ``simulated_cuda.GpuModel`` as JSON
+- KILL_AT: kill the process with SIGKILL at this update, as soon as a checkpoint is on disk
+- INIT_SCALE: initial scale of fp16 gradients
+- LOSS_ROWS: rows of logits that are computed at a time
+
+The record of the simulated GPU is written to gpu.json (gpuN.json for rank N).
 """
 
 import importlib
@@ -16,68 +22,98 @@ from pathlib import Path
 
 import torch
 from recorded_training import call_after, kill_this_process
-from simulated_cuda import GpuModel, Machine, simulate
+from simulated_cuda import GpuModel, SimulatedGpu, simulate
 
 from ursa_minor.model import loss
 from ursa_minor.optim import update
 from ursa_minor.preflight import checks, trials
 
-OF_THE_CARD = ("allocator", "backend", "compiled", "exchanged", "profiled", "wrapped")
+RECORDED_VALUES = (
+    "allocator_settings",
+    "backend",
+    "compile_calls",
+    "ddp_arguments",
+    "exchanged_bytes",
+    "profiled_activities",
+)
+RECORDED_COUNTERS = ("waits", "kernels", "products", "watched")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the script with the card."""
-    given = json.loads(os.environ["CARD"])
-    machine = simulate(GpuModel(**given | {"capability": tuple(given["capability"])}))
-    updates = []  # of each: the waits until then
+    """Run the script on the simulated GPU."""
+    gpu = simulate(read_gpu_model())
+    waits_at_updates: list[Counter] = []
 
-    def count(_) -> None:
-        updates.append(Counter(machine.waits))
-        if len(updates) == int(os.environ.get("KILL_AT", "0")):
-            run_name = sys.argv[sys.argv.index("--run_name") + 1]
-            while not list(Path("runs", run_name, "checkpoints").glob("step-*")):
-                time.sleep(0.01)  # the one that was begun
+    def after_update(_) -> None:
+        waits_at_updates.append(Counter(gpu.waits))
+        if len(waits_at_updates) == int(os.environ.get("KILL_AT", "0")):
+            wait_for_checkpoint()
             kill_this_process()
 
-    call_after(update, "update", count)
-    loss.NextTokenLoss.rows = int(os.environ["ROWS"]) if "ROWS" in os.environ else None
-    device, scale, *rest = torch.amp.GradScaler.__init__.__defaults__
-    torch.amp.GradScaler.__init__.__defaults__ = (
-        device,
-        float(os.environ.get("SCALE", scale)),
-        *rest,
-    )
+    call_after(update, "update", after_update)
+    loss.NextTokenLoss.rows = None
+    if "LOSS_ROWS" in os.environ:
+        loss.NextTokenLoss.rows = int(os.environ["LOSS_ROWS"])
+    if "INIT_SCALE" in os.environ:
+        set_initial_scale(float(os.environ["INIT_SCALE"]))
     shrink_trials()
+
+    script = importlib.import_module(os.environ["SCRIPT"])
     try:
-        return importlib.import_module(os.environ["SCRIPT"]).main(argv)
+        return script.main(argv)
     finally:
-        Path(f"card{os.environ.get('RANK', '')}.json").write_text(
-            json.dumps(collected_counts(machine, updates), default=str)
-        )
+        rank = os.environ.get("RANK", "")
+        record = recorded_use(gpu, waits_at_updates)
+        Path(f"gpu{rank}.json").write_text(json.dumps(record, default=str))
+
+
+def read_gpu_model() -> GpuModel:
+    """Return the simulated model that the environment requests."""
+    fields = json.loads(os.environ["GPU_MODEL"])
+    fields["capability"] = tuple(fields["capability"])
+    return GpuModel(**fields)
+
+
+def wait_for_checkpoint() -> None:
+    """Wait until the checkpoint that is being written is on disk."""
+    run_name = sys.argv[sys.argv.index("--run_name") + 1]
+    checkpoints = Path("runs", run_name, "checkpoints")
+    while not list(checkpoints.glob("step-*")):
+        time.sleep(0.01)
+
+
+def set_initial_scale(scale: float) -> None:
+    """Change the default initial scale of torch's gradient scaler."""
+    device, _, *rest = torch.amp.GradScaler.__init__.__defaults__
+    torch.amp.GradScaler.__init__.__defaults__ = (device, scale, *rest)
 
 
 def shrink_trials() -> None:
-    """Let the set-up check's trials be small, and run in this process, which has the card."""
+    """Make the trials of the setup check short, and run them in this process, which has the GPU."""
     trials.TURNS = 2
-    works = trials.TRIALS | {"all_reduce": lambda **_: "is tried with two cards"}
-    checks.attempt = lambda command, seconds: {
-        "text": works[command[-2]](**json.loads(command[-1]))
-    }
+    functions = trials.TRIALS | {"all_reduce": lambda **_: "is tested with two GPUs"}
+
+    def attempt(command: list[str], seconds: float) -> dict:
+        name, arguments = command[-2:]
+        return {"text": functions[name](**json.loads(arguments))}
+
+    checks.attempt = attempt
 
 
-def collected_counts(machine: Machine, updates: list[Counter]) -> dict:
-    """Return what became known of the card; ``updates``: what the host waited for in each."""
-    named = lambda counts: {f"{what} {place}": count for (what, place), count in counts.items()}  # noqa: E731
-    return {
-        **{name: getattr(machine, name) for name in OF_THE_CARD},
-        **{
-            name: named(getattr(machine, name))
-            for name in ("waits", "kernels", "products", "watched")
-        },
-        "updates": [
-            named(now - before) for before, now in itertools.pairwise([Counter(), *updates])
-        ],
-    }
+def recorded_use(gpu: SimulatedGpu, waits_at_updates: list[Counter]) -> dict:
+    """Return the record of the GPU, and the waits of each update in addition."""
+    record = {name: getattr(gpu, name) for name in RECORDED_VALUES}
+    for name in RECORDED_COUNTERS:
+        record[name] = with_text_keys(getattr(gpu, name))
+    record["updates"] = []
+    for before, after in itertools.pairwise([Counter(), *waits_at_updates]):
+        record["updates"].append(with_text_keys(after - before))
+    return record
+
+
+def with_text_keys(counts: Counter) -> dict[str, int]:
+    """Return a counter with keys (what, place) as a dict with keys "what place"."""
+    return {f"{what} {place}": count for (what, place), count in counts.items()}
 
 
 if __name__ == "__main__":

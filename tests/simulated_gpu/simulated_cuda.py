@@ -1,17 +1,32 @@
-"""An ordinary CPU build of torch passes for NVIDIA cards, so that lines which only a card reaches are run without one.
+"""Simulate NVIDIA GPUs with a CPU build of PyTorch, so that code for GPUs is tested without one.
 
-``pretend(A6000)`` changes the process for good: call it in one that is thrown away (a fork, a child).
+``simulate(A6000)`` changes the process permanently. Call it only in a process that ends with the
+test, a fork or a child. ``run_on_gpu`` does that.
 
-What it finds: a tensor on the wrong side, a torch.cuda function that is called wrongly or is not answered here, each place
-where the host waits for the card, host memory that is read while a copy is under way, memory that runs out. Of several
-cards, one a process: which backend is asked for, what DDP is given, how often gradients are exchanged. What it cannot
-find: anything of kernels (it computes on the CPU), of the compiler, of speed, of shards.
+The simulation finds:
 
-How: a tensor of the card is a ``CudaTensor``, which holds a CPU tensor and says that it is on cuda:0. A dispatch mode
-brings every operation to ``_operate``, below autograd and autocast, which checks the sides and computes on the CPU. C++
-takes such a tensor for one of XLA: a device that a CPU build needs no streams for, and whose tensors CUDA's autocast casts.
-torch.cuda stays PyTorch's own Python, with its signatures and checks; the C functions beneath it, which a CPU build lacks,
-are answered here, and any other raises AttributeError. NCCL is gloo, between the CPU tensors.
+- a tensor on the wrong device
+- a torch.cuda function that is called with wrong arguments or is not simulated here
+- each place where the host waits for the GPU
+- host memory that is read while an asynchronous copy is in progress
+- running out of memory
+- with several GPUs, one per process: the backend, the arguments of DDP, and how often gradients are
+  exchanged
+
+It cannot find errors in kernels (it computes on the CPU), in the compiler, in sharding or in
+speed.
+
+How it works:
+
+- A tensor of the GPU is a ``CudaTensor``. It contains a CPU tensor and reports the device cuda:0.
+- A dispatch mode passes every operation to ``_operate``, below autograd and autocast. ``_operate``
+  checks the devices and computes on the CPU.
+- For C++, such a tensor is an XLA tensor: a device for which a CPU build needs no streams, and to
+  which CUDA's autocast applies.
+- torch.cuda remains PyTorch's own Python code, with its signatures and checks. The C functions that
+  it calls do not exist in a CPU build. They are replaced here, and any other one raises
+  AttributeError.
+- NCCL is replaced by gloo, which exchanges the CPU tensors.
 """
 
 import contextlib
@@ -26,7 +41,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -42,22 +57,27 @@ from transformers import masking_utils
 from ursa_minor.base.gpus import AMPERE
 from ursa_minor.machine import device as hardware
 
-PRODUCT = str(Path(__file__).resolve().parents[2])
-CPU, CUDA, XLA = torch.device("cpu"), torch.device("cuda", 0), torch.device("xla", 0)
-aten, Tensor = torch.ops.aten, torch.Tensor
-attend = F.scaled_dot_product_attention  # PyTorch's own
+REPOSITORY = str(Path(__file__).resolve().parents[2])
+PACKAGE = os.path.join(REPOSITORY, "ursa_minor")
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+XLA = torch.device("xla", 0)
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+Tensor = torch.Tensor
+aten = torch.ops.aten
+real_attention = F.scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
 class GpuModel:
-    """A card to pretend.
+    """The properties of a GPU to simulate.
 
     Attributes:
-        name: as the driver says it.
-        capability: compute capability.
-        memory: bytes.
-        most_sequences: a micro-batch of more runs out of memory; None: only ``memory`` is a limit.
-        count: cards of the machine, all alike.
+        name: The name that the driver reports.
+        capability: Compute capability.
+        memory: Memory in bytes.
+        most_sequences: Maximum size of a micro-batch, or None. A larger one runs out of memory.
+        count: Number of GPUs in the machine, all of the same model.
     """
 
     name: str
@@ -72,28 +92,29 @@ RTX_3060 = GpuModel("NVIDIA GeForce RTX 3060", (8, 6), 12_625_379_328)
 A6000 = GpuModel("NVIDIA RTX A6000", (8, 6), 51_033_931_776)
 H200 = GpuModel("NVIDIA H200", (9, 0), 150_109_880_320)
 UNKNOWN = GpuModel("NVIDIA Graphics Device", (12, 1), 20 * 2**30)
-AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
 class CudaTensor(Tensor):
-    """A tensor of the card; ``host`` is the CPU tensor with its values, in the same memory."""
+    """A tensor of the GPU. ``host`` is the CPU tensor with its values, in the same memory."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
-    device = property(lambda self: machine.device)
-    is_cuda, is_cpu = property(lambda self: True), property(lambda self: False)
+    device = property(lambda self: gpu.device)
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
 
     @staticmethod
     def __new__(cls, host: Tensor) -> "CudaTensor":
-        how = {
-            "strides": host.stride(),
-            "storage_offset": host.storage_offset(),
-            "dtype": host.dtype,
-            "device": XLA,
-        }
         tensor = Tensor._make_wrapper_subclass(
-            cls, host.size(), **how, _extra_dispatch_keys=AUTOCAST
+            cls,
+            host.size(),
+            strides=host.stride(),
+            storage_offset=host.storage_offset(),
+            dtype=host.dtype,
+            device=XLA,
+            _extra_dispatch_keys=AUTOCAST,
         )
-        tensor.host, tensor.block = host, machine.allocate(host.untyped_storage())
+        tensor.host = host
+        tensor.block = gpu.allocate(host.untyped_storage())
         return tensor
 
     @classmethod
@@ -101,151 +122,172 @@ class CudaTensor(Tensor):
         return _operate(func, args, kwargs or {})
 
     def get_device(self) -> int:
-        return machine.device.index
+        return gpu.device.index
 
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
 
-class _Making(TorchDispatchMode):
-    """Brings what has no tensor of the card among its arguments to ``_operate`` too: it may make one."""
+class _FactoryMode(TorchDispatchMode):
+    """Pass operations without a GPU tensor to ``_operate`` too, because they may create one."""
 
     def __torch_dispatch__(self, func, kinds, args=(), kwargs=None):
         return _operate(func, args, kwargs or {})
 
 
 class _Block:
-    """A piece of the card's memory, which is free when no tensor of it is left."""
+    """A block of GPU memory. It is freed when no tensor uses it any more."""
 
     def __init__(self, size: int):
         self.size = size
-        machine.allocated += size
-        machine.peak = max(machine.peak, machine.allocated)
-        machine.reserved = max(machine.reserved, machine.allocated)
+        gpu.allocated += size
+        gpu.peak = max(gpu.peak, gpu.allocated)
+        gpu.reserved = max(gpu.reserved, gpu.allocated)
 
     def __del__(self):
-        if machine is not None:  # the interpreter ends
-            machine.allocated -= self.size
+        if gpu is not None:  # None while the interpreter shuts down
+            gpu.allocated -= self.size
 
 
-class Machine:
-    """The one card of this process: what is on it, what is on the way, and where the host has waited for it.
+class SimulatedGpu:
+    """The GPU of this process: its memory, its copies in progress, and a record of its use.
+
+    The counters have keys (what, place), where ``place`` is the function of the product that was
+    running, as "file.function".
 
     Attributes:
-        device: where it is among the machine's cards.
-        backend: of the process group, as it was asked for.
-        wrapped: the arguments that DDP was given.
-        exchanged: bytes of gradients.
-        waits: how often the host waited: (for "read", "write" or "synchronize", the product's function) to a count.
-        kernels: (attention kernel that would have run, the product's function) to a count.
-        products: (type of a matrix product, tf32 included, the product's function) to a count.
-        watched: (an operation of ``WATCHED`` and the type that it computes, the product's function) to a count.
-        compiled: the arguments of each torch.compile.
-        allocator: its settings when CUDA was initialized; what is set later has no effect.
-        emptied: how often unused memory was given back.
-        profiled: the activities that a profiler was asked for.
-        allocated, peak, reserved: bytes.
-        others: bytes that other programs hold.
-        fraction: of the card's memory that this process may take.
+        model: The simulated model.
+        device: Which GPU of the machine it is.
+        backend: The backend that was requested for the process group.
+        ddp_arguments: The arguments of DistributedDataParallel.
+        exchanged_bytes: Bytes of gradients that were exchanged.
+        waits: How often the host waited. "what" is "read", "write" or "synchronize".
+        kernels: The attention kernels that a real GPU would have run.
+        products: The data types of matrix products, tf32 included.
+        watched: Operations in ``WATCHED``, each with the data type that it computes.
+        compile_calls: The arguments of each call of torch.compile.
+        allocator_settings: Settings at CUDA's initialization. Later ones have no effect.
+        cache_clears: How often unused memory was returned.
+        profiled_activities: The activities that profilers should record.
+        allocated, peak, reserved: Memory in bytes.
+        used_by_others: Bytes that other programs occupy.
+        memory_fraction: Share of the GPU's memory that this process may use.
     """
 
-    def __init__(self, card: GpuModel):
-        self.card, self.device = card, CUDA
-        self.waits, self.kernels, self.products, self.watched = (
-            Counter(),
-            Counter(),
-            Counter(),
-            Counter(),
-        )
-        self.compiled: list[dict] = []
-        self.profiled: list[str] = []
-        self.wrapped: dict = {}
+    def __init__(self, model: GpuModel):
+        self.model = model
+        self.device = CUDA
         self.backend: str | None = None
-        self.allocator: str | None = None
-        self.allocated = self.peak = self.reserved = self.others = self.emptied = self.exchanged = 0
-        self.fraction = 1.0
+        self.ddp_arguments: dict = {}
+        self.exchanged_bytes = 0
+        self.waits = Counter()
+        self.kernels = Counter()
+        self.products = Counter()
+        self.watched = Counter()
+        self.compile_calls: list[dict] = []
+        self.allocator_settings: str | None = None
+        self.cache_clears = 0
+        self.profiled_activities: list[str] = []
+        self.allocated = 0
+        self.peak = 0
+        self.reserved = 0
+        self.used_by_others = 0
+        self.memory_fraction = 1.0
         self.generator = torch.Generator()
         self._blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
-        self._pinned: dict[
-            int, torch.UntypedStorage
-        ] = {}  # kept, so that no address is another memory's later
+        # A reference to each storage is kept, so that its address is not used again.
+        self._pinned: dict[int, torch.UntypedStorage] = {}
         self._downloads: list[tuple[Tensor, Tensor]] = []
 
     def allocate(self, storage: torch.UntypedStorage) -> _Block:
-        """Return the piece of memory that stands for a storage; views share one."""
+        """Return the block of GPU memory for a storage. Views share one block."""
         block = self._blocks.get(storage._cdata)
         if block is None:
-            if self.allocated + storage.nbytes() > self.fraction * self.card.memory:
+            if self.allocated + storage.nbytes() > self.memory_fraction * self.model.memory:
                 raise _out_of_memory()
-            block = self._blocks[storage._cdata] = _Block(storage.nbytes())
+            block = _Block(storage.nbytes())
+            self._blocks[storage._cdata] = block
         return block
 
     def wait(self, what: str) -> None:
-        """The host waits: all copies are done."""
+        """Make the host wait until all copies are complete."""
         self.waits[what, _place()] += 1
-        downloads, self._downloads = self._downloads, []
+        downloads = self._downloads
+        self._downloads = []
         for host, values in downloads:
             host.copy_(values)
 
     def pin(self, host: Tensor) -> Tensor:
-        """Call a CPU tensor's memory pinned."""
-        self._pinned[host.untyped_storage().data_ptr()] = host.untyped_storage()
+        """Mark the memory of a CPU tensor as pinned."""
+        storage = host.untyped_storage()
+        self._pinned[storage.data_ptr()] = storage
         return host
 
     def is_pinned(self, host: Tensor) -> bool:
-        """Return whether a CPU tensor lies in pinned memory."""
+        """Return whether a CPU tensor is in pinned memory."""
         return host.untyped_storage().data_ptr() in self._pinned
 
     def download(self, values: Tensor, host: Tensor, non_blocking: bool) -> Tensor:
-        """Copy into a CPU tensor. Into pinned memory, with non_blocking, the values come when the host has waited."""
+        """Copy values to a CPU tensor.
+
+        A non-blocking copy to pinned memory is complete only after the host has waited. Until then
+        the tensor contains NaN or -1.
+        """
         if non_blocking and self.is_pinned(host):
             self._downloads.append((host, values.to(host.dtype, copy=True)))
-            return host.fill_(float("nan") if host.is_floating_point() else -1)
+            placeholder = float("nan") if host.is_floating_point() else -1
+            return host.fill_(placeholder)
         self.wait("read")
         return host.copy_(values)
 
     @contextlib.contextmanager
     def random(self) -> Iterator[None]:
-        """Draw from the card's generator inside the block, and leave the CPU's as it was."""
-        cpu = torch.get_rng_state()
+        """Draw from the GPU's generator inside the block, and keep the CPU's state unchanged."""
+        cpu_state = torch.get_rng_state()
         torch.set_rng_state(self.generator.get_state())
         try:
             yield
         finally:
             self.generator.set_state(torch.get_rng_state())
-            torch.set_rng_state(cpu)
+            torch.set_rng_state(cpu_state)
 
 
-machine: Machine | None = None  # pretend() sets it
+gpu: SimulatedGpu | None = None  # simulate() sets it
 
 
 def _out_of_memory() -> torch.OutOfMemoryError:
-    return torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no room for it."
-    )
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB on GPU 0.")
 
 
 def _place() -> str:
-    """Return the innermost function of the product that is running, as file.function."""
+    """Return the innermost running function of the product as "file.function"."""
     frame = sys._getframe(1)
     while frame is not None:
         folder, file = os.path.split(frame.f_code.co_filename)
-        if folder == PRODUCT or folder.startswith(os.path.join(PRODUCT, "ursa_minor")):
-            return (
-                f"{file.removesuffix('.py')}.{frame.f_code.co_qualname.partition('.<locals>')[0]}"
-            )
+        if folder == REPOSITORY or folder.startswith(PACKAGE):
+            module = file.removesuffix(".py")
+            function = frame.f_code.co_qualname.partition(".<locals>")[0]
+            return f"{module}.{function}"
         frame = frame.f_back
     return "elsewhere"
 
 
-# ---- operations
+# Operations
 
-# In these the host learns what or how many.
-WAITING = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.bincount, aten.equal}
-WAITING |= {aten._unique2, aten.unique_dim, aten.unique_consecutive}
+# The result of these operations, or its size, is needed on the host.
+WAITING = {
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.masked_select,
+    aten.bincount,
+    aten.equal,
+    aten._unique2,
+    aten.unique_dim,
+    aten.unique_consecutive,
+}
 INDEXING = {aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 MULTIPLYING = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
-# Whose type, or whose being used at all, the product chooses.
+# The product chooses the data type of these, or whether they are used.
 WATCHED = {
     aten._fused_adamw_,
     aten._log_softmax,
@@ -253,253 +295,362 @@ WATCHED = {
     aten.linalg_vector_norm,
     aten.logsumexp,
 }
-VARYING = {
-    aten.cumsum,
-    aten.kthvalue,
-    aten.histc,
-    aten.median,
-    aten.put_,
-}  # of what language models use
+# The operations of language models that have no deterministic implementation on a GPU.
+NONDETERMINISTIC = {aten.cumsum, aten.kthvalue, aten.histc, aten.median, aten.put_}
+
+
+class _Call(NamedTuple):
+    """A dispatched operation with its arguments.
+
+    Attributes:
+        func: The operation.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments. A GPU as the device is replaced by the CPU.
+        gpu_tensors: The arguments that are GPU tensors, also those inside lists.
+        cpu_tensors: The arguments that are CPU tensors.
+        on_gpu: Whether the result is on the GPU.
+    """
+
+    func: torch._ops.OpOverload
+    args: tuple
+    kwargs: dict
+    gpu_tensors: list[CudaTensor]
+    cpu_tensors: list[Tensor]
+    on_gpu: bool
+
+    @property
+    def name(self) -> torch._ops.OpOverloadPacket:
+        return self.func.overloadpacket
+
+
+def _describe_call(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> _Call:
+    gpu_tensors = []
+    cpu_tensors = []
+    for value in arg_tree_leaves(*args, **kwargs):
+        if isinstance(value, CudaTensor):
+            gpu_tensors.append(value)
+        elif isinstance(value, Tensor):
+            cpu_tensors.append(value)
+
+    device = kwargs.get("device")
+    if device is None:
+        on_gpu = bool(gpu_tensors)
+    else:
+        on_gpu = device.type == "cuda" or device == XLA
+        if on_gpu:
+            _check_device_index(device)
+            kwargs = kwargs | {"device": CPU}
+    return _Call(func, args, kwargs, gpu_tensors, cpu_tensors, on_gpu)
+
+
+def _check_device_index(device: torch.device) -> None:
+    if device.type == "cuda" and device.index not in (None, gpu.device.index):
+        raise RuntimeError(f"CUDA error: {device} is not the GPU of this process, {gpu.device}")
 
 
 def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-    """Check the sides of an operation, note what a card would do, and compute it on the CPU."""
-    if torch.is_inference_mode_enabled():  # what is made of other operations arrives whole
-        with _Making():
-            if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
-                return out
-    name, device = func.overloadpacket, kwargs.get("device")
-    tensors = [value for value in arg_tree_leaves(*args, **kwargs) if isinstance(value, Tensor)]
-    cards = [tensor for tensor in tensors if isinstance(tensor, CudaTensor)]
-    on_card = bool(cards) if device is None else device.type == "cuda" or device == XLA
-    if on_card and device is not None:
-        if device.type == "cuda" and device.index not in (None, machine.device.index):
-            raise RuntimeError(
-                f"CUDA error: {device} is not the card of this process, {machine.device}"
-            )
-        kwargs = kwargs | {"device": CPU}
-    if name is aten.is_pinned:
-        return not cards and machine.is_pinned(args[0])
-    if name is aten._pin_memory:
-        return machine.pin(args[0].clone())
-    if name is aten.copy_:
-        return _copy(*args, **kwargs)
-    if not cards and not on_card:
-        pinned = kwargs.get("pin_memory")
-        out = func(*args, **kwargs | ({"pin_memory": False} if pinned else {}))
-        return machine.pin(out) if pinned else out
-    if name is aten._to_copy and bool(cards) != on_card:
-        return _move(func, args[0], kwargs)
-    if (torch.Tag.inplace_view in func.tags and name is not aten.detach_) or name in (
-        aten.set_,
-        aten.resize_,
-    ):
-        raise NotImplementedError(f"simulated_cuda: no tensor changes its shape in place: {func}")
-    if kwargs.get("generator") is not None:  # a card's own cannot be made here
-        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-    if len(cards) < len(tensors) or name in INDEXING:
-        _check_one_side(
-            func, args, [tensor for tensor in tensors if not isinstance(tensor, CudaTensor)]
+    """Check the devices of an operation, record its use of the GPU, and compute on the CPU."""
+    if torch.is_inference_mode_enabled():
+        # In inference mode, composite operations arrive here before they are decomposed.
+        with _FactoryMode():
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+
+    call = _describe_call(func, args, kwargs)
+    if call.name is aten.is_pinned:
+        return not call.gpu_tensors and gpu.is_pinned(args[0])
+    if call.name is aten._pin_memory:
+        return gpu.pin(args[0].clone())
+    if call.name is aten.copy_:
+        return _copy(*args, **call.kwargs)
+    if not call.gpu_tensors and not call.on_gpu:
+        return _compute_on_cpu(func, args, call.kwargs)
+    if call.name is aten._to_copy and bool(call.gpu_tensors) != call.on_gpu:
+        return _move(func, args[0], call.kwargs)
+    return _compute_on_gpu(call)
+
+
+def _compute_on_cpu(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
+    if not kwargs.get("pin_memory"):
+        return func(*args, **kwargs)
+    result = func(*args, **kwargs | {"pin_memory": False})
+    return gpu.pin(result)
+
+
+def _compute_on_gpu(call: _Call) -> Any:
+    """Check and record an operation of the GPU, and compute it with the CPU tensors."""
+    _check_supported(call)
+    if call.cpu_tensors or call.name in INDEXING:
+        _check_same_device(call)
+    _check_deterministic(call)
+    if call.name in WAITING or call.func is aten.repeat_interleave.Tensor:
+        gpu.wait("read")
+    if call.name in MULTIPLYING:
+        gpu.products[_product_type(call.gpu_tensors[0].dtype), _place()] += 1
+    _check_batch_size(call)
+
+    result = _compute_with_hosts(call)
+
+    if call.name in WATCHED:
+        _record_watched(call, result)
+    if not call.on_gpu:
+        return result
+    # An in-place operation returns the tensor that it was given.
+    arguments = {id(tensor.host): tensor for tensor in call.gpu_tensors}
+
+    def wrap(host: Tensor) -> CudaTensor:
+        if id(host) in arguments:
+            return arguments[id(host)]
+        return CudaTensor(host)
+
+    return _convert(result, Tensor, wrap)
+
+
+def _check_supported(call: _Call) -> None:
+    changes_shape = torch.Tag.inplace_view in call.func.tags and call.name is not aten.detach_
+    if changes_shape or call.name in (aten.set_, aten.resize_):
+        raise NotImplementedError(
+            f"simulated_cuda does not support shape changes in place: {call.func}"
         )
-    if (
-        name in VARYING
-        and torch.are_deterministic_algorithms_enabled()
-        and cards[0].is_floating_point()
-    ):
-        raise RuntimeError(f"{func} does not have a deterministic implementation")
-    if name in WAITING or func is aten.repeat_interleave.Tensor:
-        machine.wait("read")
-    if name in MULTIPLYING:
-        machine.products[_product_type(cards[0].dtype), _place()] += 1
-    most = machine.card.most_sequences
-    if most is not None and name is aten.embedding and args[1].dim() == 2 and len(args[1]) > most:
+    if call.kwargs.get("generator") is not None:  # a GPU generator cannot be created here
+        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+
+
+def _check_same_device(call: _Call) -> None:
+    """Raise the RuntimeError of a GPU if the operation does not accept its CPU tensors."""
+    cpu_tensors = call.cpu_tensors
+    if call.name in INDEXING and isinstance(call.args[0], CudaTensor):
+        indices = [index for index in call.args[1] if index is not None]
+        if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+            gpu.wait("read")
+        elif cpu_tensors:
+            gpu.wait("write")  # PyTorch moves indices to the GPU automatically
+        cpu_tensors = _without(cpu_tensors, indices)
+
+    # A number may be on either device as an operand of a pointwise operation.
+    is_written = call.func._schema.is_mutable and bool(_with(cpu_tensors, call.args[0]))
+    if torch.Tag.pointwise in call.func.tags and not is_written:
+        cpu_tensors = [tensor for tensor in cpu_tensors if tensor.dim()]
+    if cpu_tensors:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"cuda:0 and cpu! ({call.func})"
+        )
+
+
+def _with(tensors: list[Tensor], wanted: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is wanted]
+
+
+def _without(tensors: list[Tensor], excluded: list[Tensor]) -> list[Tensor]:
+    return [tensor for tensor in tensors if not _with(excluded, tensor)]
+
+
+def _check_deterministic(call: _Call) -> None:
+    if call.name not in NONDETERMINISTIC or not torch.are_deterministic_algorithms_enabled():
+        return
+    if call.gpu_tensors[0].is_floating_point():
+        raise RuntimeError(f"{call.func} does not have a deterministic implementation")
+
+
+def _check_batch_size(call: _Call) -> None:
+    """Run out of memory if a batch has more sequences than the simulated model allows."""
+    limit = gpu.model.most_sequences
+    if limit is None or call.name is not aten.embedding:
+        return
+    ids = call.args[1]
+    if ids.dim() == 2 and len(ids) > limit:
         raise _out_of_memory()
-    hosts, named = _convert([args, list(kwargs.values())], CudaTensor, _host)
-    with (
-        machine.random()
-        if torch.Tag.nondeterministic_seeded in func.tags
-        else contextlib.nullcontext()
-    ):
-        out = func(*hosts, **dict(zip(kwargs, named, strict=True)))
-    if name in WATCHED:
-        made = next(value for value in (out, *cards) if isinstance(value, Tensor))
-        machine.watched[f"{name.__name__} {_named(made.dtype)}", _place()] += 1
-    if not on_card:
-        return out
-    given = {id(card.host): card for card in cards}  # what works in place returns what it was given
-    return _convert(
-        out, Tensor, lambda host: given[id(host)] if id(host) in given else CudaTensor(host)
-    )
 
 
-def _convert(value: Any, kind: type, how: Callable) -> Any:
-    """Return ``value`` with ``how`` of each ``kind`` in it, also within lists."""
+def _compute_with_hosts(call: _Call) -> Any:
+    hosts, values = _convert([call.args, list(call.kwargs.values())], CudaTensor, _host)
+    kwargs = dict(zip(call.kwargs, values, strict=True))
+    if torch.Tag.nondeterministic_seeded in call.func.tags:
+        with gpu.random():
+            return call.func(*hosts, **kwargs)
+    return call.func(*hosts, **kwargs)
+
+
+def _record_watched(call: _Call, result: Any) -> None:
+    computed = result if isinstance(result, Tensor) else call.gpu_tensors[0]
+    gpu.watched[f"{call.name.__name__} {_dtype_name(computed.dtype)}", _place()] += 1
+
+
+def _convert(value: Any, kind: type, function: Callable) -> Any:
+    """Return ``value`` with ``function`` applied to each ``kind`` in it, also inside lists."""
     if isinstance(value, kind):
-        return how(value)
-    return (
-        type(value)(_convert(item, kind, how) for item in value)
-        if type(value) in (list, tuple)
-        else value
-    )
+        return function(value)
+    if type(value) in (list, tuple):
+        return type(value)(_convert(item, kind, function) for item in value)
+    return value
 
 
 def _host(tensor: CudaTensor) -> Tensor:
     return tensor.host
 
 
-def _named(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _product_type(dtype: torch.dtype) -> str:
-    """Return what a product's factors are rounded to."""
-    allowed = (
-        torch.get_float32_matmul_precision() != "highest" and machine.card.capability >= AMPERE
-    )
-    return "tf32" if dtype == torch.float32 and allowed else _named(dtype)
+    """Return the data type to which the factors of a matrix product are rounded."""
+    tf32_requested = torch.get_float32_matmul_precision() != "highest"
+    if dtype == torch.float32 and tf32_requested and gpu.model.capability >= AMPERE:
+        return "tf32"
+    return _dtype_name(dtype)
 
 
-def _check_one_side(func: torch._ops.OpOverload, args: tuple, others: list[Tensor]) -> None:
-    """Raise RuntimeError as a card does for ``others``, the CPU's tensors, unless the operation takes them."""
-    if func.overloadpacket in INDEXING and isinstance(args[0], CudaTensor):
-        indices = [index for index in args[1] if index is not None]
-        if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-            machine.wait("read")
-        elif others:
-            machine.wait("write")  # it moves indices to the card by itself
-        others = [tensor for tensor in others if all(tensor is not index for index in indices)]
-    written = func._schema.is_mutable and any(args[0] is tensor for tensor in others)
-    if torch.Tag.pointwise in func.tags and not written:  # where a number may be on either side
-        others = [tensor for tensor in others if tensor.dim()]
-    if others:
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({func})"
-        )
+# Copies
 
 
-def _copy(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    if isinstance(source, CudaTensor) and not isinstance(to, CudaTensor):
-        return machine.download(source.host, to, non_blocking)
-    if isinstance(to, CudaTensor) and not isinstance(source, CudaTensor):
+def _copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if isinstance(source, CudaTensor) and not isinstance(destination, CudaTensor):
+        return gpu.download(source.host, destination, non_blocking)
+    if isinstance(destination, CudaTensor) and not isinstance(source, CudaTensor):
         _upload(source, non_blocking)
-    getattr(to, "host", to).copy_(getattr(source, "host", source))
-    return to
+    destination_host = getattr(destination, "host", destination)
+    source_host = getattr(source, "host", source)
+    destination_host.copy_(source_host)
+    return destination
 
 
 def _upload(host: Tensor, non_blocking: bool) -> None:
-    if not (
-        non_blocking and machine.is_pinned(host)
-    ):  # from pageable memory the host waits all the same
-        machine.wait("write")
+    # The host always waits for a copy from pageable memory.
+    if not (non_blocking and gpu.is_pinned(host)):
+        gpu.wait("write")
 
 
 def _move(func: torch._ops.OpOverload, tensor: Tensor, kwargs: dict) -> Tensor:
-    """Return a copy on the other side."""
+    """Return a copy on the other device."""
     non_blocking = kwargs.get("non_blocking", False)
     if not isinstance(tensor, CudaTensor):
         _upload(tensor, non_blocking)
         return CudaTensor(func(tensor, **kwargs))
-    out = func(tensor.host, **kwargs)
-    if out.device == CPU:
-        machine.download(tensor.host, machine.pin(out) if non_blocking else out, non_blocking)
-    return out
+    result = func(tensor.host, **kwargs)
+    if result.device == CPU:
+        if non_blocking:
+            gpu.pin(result)
+        gpu.download(tensor.host, result, non_blocking)
+    return result
 
 
-# ---- attention
+# Attention
 
 
-@functools.wraps(attend)
+@functools.wraps(real_attention)
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args, **kwargs
 ) -> Tensor:
-    """Note the kernel that a card would have taken, and have PyTorch compute attention by its definition."""
+    """Record the kernel that a GPU would have run, and compute attention by its definition."""
     if isinstance(query, CudaTensor):
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        kernel = _kernel(query, attn_mask)
-        machine.kernels[kernel, _place()] += 1
+            query = query.to(dtype)
+            key = key.to(dtype)
+            value = value.to(dtype)
+        kernel = _attention_kernel(query, attn_mask)
+        gpu.kernels[kernel, _place()] += 1
         with torch.profiler.record_function(f"aten::_scaled_dot_product_{kernel}_attention"):
             pass
-    return attend(query, key, value, attn_mask, *args, **kwargs)
+    return real_attention(query, key, value, attn_mask, *args, **kwargs)
 
 
-def _kernel(query: Tensor, mask: Tensor | None) -> str:
-    """Return the kernel that PyTorch would take: its sdp_utils.cpp, in short. Raises RuntimeError where none may run."""
-    capability, settings = machine.card.capability, torch.backends.cuda
-    modern, half = capability >= AMPERE, query.dtype in (torch.float16, torch.bfloat16)
-    able = {
-        "flash": settings.flash_sdp_enabled()
-        and modern
-        and half
-        and mask is None
-        and query.shape[-1] <= 256,
-        "efficient": settings.mem_efficient_sdp_enabled()
-        and (modern or query.dtype != torch.bfloat16),
+def _attention_kernel(query: Tensor, mask: Tensor | None) -> str:
+    """Return the kernel that PyTorch would select. The rules are a summary of its sdp_utils.cpp.
+
+    Raises:
+        RuntimeError: No enabled kernel supports these arguments.
+    """
+    settings = torch.backends.cuda
+    capability = gpu.model.capability
+    is_ampere = capability >= AMPERE
+    is_half = query.dtype in (torch.float16, torch.bfloat16)
+    is_tensor_core = is_ampere and is_half
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+
+    flash_supported = is_tensor_core and mask is None and query.shape[-1] <= 256
+    efficient_supported = is_ampere or query.dtype != torch.bfloat16
+    cudnn_supported = is_tensor_core and not is_deterministic
+    supported = {
+        "flash": settings.flash_sdp_enabled() and flash_supported,
+        "efficient": settings.mem_efficient_sdp_enabled() and efficient_supported,
         "math": settings.math_sdp_enabled(),
-        "cudnn": settings.cudnn_sdp_enabled()
-        and modern
-        and half
-        and not torch.are_deterministic_algorithms_enabled(),
+        "cudnn": settings.cudnn_sdp_enabled() and cudnn_supported,
     }
-    if not any(able.values()):
-        raise RuntimeError("No available kernel. Aborting execution.")
-    order = ["cudnn", *able] if capability[0] in (9, 10) else able
-    return next(name for name in order if able[name])
+
+    order = ["flash", "efficient", "math", "cudnn"]
+    if capability[0] in (9, 10):
+        order = ["cudnn", "flash", "efficient", "math"]
+    for name in order:
+        if supported[name]:
+            return name
+    raise RuntimeError("No available kernel. Aborting execution.")
 
 
-# ---- what torch.cuda and NVML are asked
+# Functions of torch.cuda and NVML
 
 
 def _ordinal(index: int) -> int:
-    if not 0 <= index < machine.card.count:
+    if not 0 <= index < gpu.model.count:
         raise RuntimeError("CUDA error: invalid device ordinal")
     return index
 
 
 def _initialize() -> None:
-    machine.allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get(
-        "PYTORCH_ALLOC_CONF", ""
-    )
-    torch.cuda.default_generators = (machine.generator,) * machine.card.count
+    old_variable = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    new_variable = os.environ.get("PYTORCH_ALLOC_CONF", "")
+    gpu.allocator_settings = old_variable + new_variable
+    torch.cuda.default_generators = (gpu.generator,) * gpu.model.count
+
+
+def _set_device(index: int) -> None:
+    gpu.device = torch.device("cuda", _ordinal(index))
+
+
+def _set_memory_fraction(fraction: float, index: int) -> None:
+    gpu.memory_fraction = fraction
+
+
+def _reset_peak(index: int) -> None:
+    gpu.peak = gpu.allocated
 
 
 def _properties(index: int) -> types.SimpleNamespace:
-    card, (major, minor) = machine.card, machine.card.capability
-    return types.SimpleNamespace(name=card.name, major=major, minor=minor, total_memory=card.memory)
+    major, minor = gpu.model.capability
+    return types.SimpleNamespace(
+        name=gpu.model.name, major=major, minor=minor, total_memory=gpu.model.memory
+    )
 
 
 def _memory_stats(index: int) -> dict:
-    bytes_of = {
-        "allocated": (machine.allocated, machine.peak),
-        "reserved": (machine.reserved, machine.reserved),
-    }
     return {
-        f"{name}_bytes": {"all": {"current": now, "peak": most}}
-        for name, (now, most) in bytes_of.items()
+        "allocated_bytes": {"all": {"current": gpu.allocated, "peak": gpu.peak}},
+        "reserved_bytes": {"all": {"current": gpu.reserved, "peak": gpu.reserved}},
     }
 
 
-def _free_memory(index: int) -> tuple[int, int]:
-    return machine.card.memory - machine.reserved - machine.others, machine.card.memory
+def _free_and_total_memory(index: int) -> tuple[int, int]:
+    free = gpu.model.memory - gpu.reserved - gpu.used_by_others
+    return free, gpu.model.memory
 
 
 def _empty_cache() -> None:
-    machine.emptied += 1
-    machine.reserved = machine.allocated
+    gpu.cache_clears += 1
+    gpu.reserved = gpu.allocated
 
 
 C_FUNCTIONS = {
     "_cuda_init": _initialize,
-    "_cuda_getDeviceCount": lambda: machine.card.count,
-    "_cuda_getDevice": lambda: machine.device.index,
-    "_cuda_setDevice": lambda index: setattr(
-        machine, "device", torch.device("cuda", _ordinal(index))
-    ),
-    "_cuda_synchronize": lambda: machine.wait("synchronize"),
+    "_cuda_getDeviceCount": lambda: gpu.model.count,
+    "_cuda_getDevice": lambda: gpu.device.index,
+    "_cuda_setDevice": _set_device,
+    "_cuda_synchronize": lambda: gpu.wait("synchronize"),
     "_cuda_memoryStats": _memory_stats,
-    "_cuda_setMemoryFraction": lambda fraction, index: setattr(machine, "fraction", fraction),
-    "_cuda_resetPeakMemoryStats": lambda index: setattr(machine, "peak", machine.allocated),
+    "_cuda_setMemoryFraction": _set_memory_fraction,
+    "_cuda_resetPeakMemoryStats": _reset_peak,
     "_cuda_emptyCache": _empty_cache,
     "_cuda_getArchFlags": lambda: "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",
     "_cuda_getCurrentRawStream": None,  # the compiler imports it
@@ -513,67 +664,69 @@ NVML_FUNCTIONS = {
 }
 
 
-def _compile(model: Any, **how) -> Any:
-    """Note the arguments, and compile nothing."""
-    machine.compiled.append(how)
-    if isinstance(
-        model, nn.Module
-    ):  # a compiled forward pass asks no values of a mask: each would be a wait
+def _compile(model: Any, **kwargs) -> Any:
+    """Record the arguments, and compile nothing."""
+    gpu.compile_calls.append(kwargs)
+    if isinstance(model, nn.Module):
+        # While tracing, Transformers does not read the values of a mask. Each read would be a wait.
         tracing = mock.patch.object(masking_utils, "is_tracing", lambda tensor=None: True)
         model.forward = tracing(model.forward)
     return model
 
 
-def _profile() -> Callable:
-    """Return a beginning of torch.profiler.profile that leaves the card out, of which a CPU build cannot record."""
-    real = torch.profiler.profile.__init__
+def _profiler_init() -> Callable:
+    """Return a torch.profiler.profile.__init__ without CUDA, which a CPU build cannot record."""
+    real_init = torch.profiler.profile.__init__
 
-    def begin(self, *, activities: Iterable | None = None, **kwargs) -> None:
-        machine.profiled += [activity.name for activity in activities or ()]
-        cpu = [
-            activity
-            for activity in activities or ()
-            if activity != torch.profiler.ProfilerActivity.CUDA
-        ]
-        real(self, activities=cpu or None, **kwargs)
+    def init(self, *, activities: Iterable | None = None, **kwargs) -> None:
+        cpu_activities = []
+        for activity in activities or ():
+            gpu.profiled_activities.append(activity.name)
+            if activity != torch.profiler.ProfilerActivity.CUDA:
+                cpu_activities.append(activity)
+        real_init(self, activities=cpu_activities or None, **kwargs)
 
-    return begin
-
-
-# ---- several cards
+    return init
 
 
-def _join() -> Callable:
-    """Return a torch.distributed.init_process_group that has gloo where NCCL is asked for."""
-    real = dist.init_process_group
-    signature = inspect.signature(real)
+# Several GPUs
 
-    def join(*args, **kwargs) -> None:
-        given = signature.bind(*args, **kwargs).arguments
-        machine.backend = given.get("backend")
-        real(
-            **given | ({"backend": "gloo", "device_id": None} if machine.backend == "nccl" else {})
-        )
 
-    return join
+def _process_group_init() -> Callable:
+    """Return a torch.distributed.init_process_group that uses gloo instead of NCCL."""
+    real_init = dist.init_process_group
+    signature = inspect.signature(real_init)
+
+    def init_process_group(*args, **kwargs) -> None:
+        arguments = signature.bind(*args, **kwargs).arguments
+        gpu.backend = arguments.get("backend")
+        if gpu.backend == "nccl":
+            arguments = arguments | {"backend": "gloo", "device_id": None}
+        real_init(**arguments)
+
+    return init_process_group
 
 
 class DataParallel(nn.Module):
-    """DistributedDataParallel, whose C++ knows no tensors of ours: gradients are averaged as each becomes whole."""
+    """A DistributedDataParallel that averages each gradient as soon as it is complete.
+
+    The C++ code of PyTorch's own class does not support ``CudaTensor``.
+    """
 
     signature = inspect.signature(nn.parallel.DistributedDataParallel)
 
     def __init__(self, *args, **kwargs):
         super().__init__()
-        machine.wrapped = self.signature.bind(*args, **kwargs).arguments
-        self.module, self.wanted = machine.wrapped.pop("module"), True
+        gpu.ddp_arguments = self.signature.bind(*args, **kwargs).arguments
+        self.module = gpu.ddp_arguments.pop("module")
+        self.sync_gradients = True
         for parameter in self.module.parameters():
             dist.broadcast(parameter.detach(), 0)
             parameter.register_post_accumulate_grad_hook(self.average)
 
     def average(self, parameter: nn.Parameter) -> None:
-        if self.wanted:
-            machine.exchanged += parameter.nbytes
+        if self.sync_gradients:
+            gpu.exchanged_bytes += parameter.nbytes
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
 
@@ -582,77 +735,120 @@ class DataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        self.wanted = False
+        self.sync_gradients = False
         try:
             yield
         finally:
-            self.wanted = True
+            self.sync_gradients = True
 
 
-def simulate(card: GpuModel) -> Machine:
-    """Make this process one that has ``card``; return what becomes known of it from here on."""
-    global machine
-    machine = Machine(card)
-    for name, function in list(vars(torch._C).items()):  # of a CUDA build
+# The simulation
+
+
+def simulate(model: GpuModel) -> SimulatedGpu:
+    """Give this process a simulated GPU. Return the object that records its use."""
+    global gpu
+    gpu = SimulatedGpu(model)
+    # A fork replaces PyTorch's thread pool at its first use. It must not be used first by two of
+    # autograd's threads at the same time: one of them would find no pool.
+    torch.set_num_threads(1)
+    _replace_c_functions()
+    _replace_torch_cuda()
+    _replace_nvml()
+    _replace_device_guards()
+    _adapt_tensor_operations()
+    _replace_attention()
+    _replace_distributed()
+    torch.profiler.profile.__init__ = _profiler_init()
+    torch.compile = _compile
+    hardware.has_triton_package = lambda: True
+    hardware.kernel_driver = lambda: "580.1"
+    _FactoryMode().__enter__()
+    return gpu
+
+
+def _replace_c_functions() -> None:
+    for name, function in list(vars(torch._C).items()):
+        # These functions exist only in a CUDA build.
         if name.startswith("_cuda_") and isinstance(function, types.BuiltinFunctionType):
             delattr(torch._C, name)
     for name, function in C_FUNCTIONS.items():
         setattr(torch._C, name, function)
-    torch.cuda._get_device_properties = _properties
-    torch.cuda._cudart = types.SimpleNamespace(cudaMemGetInfo=_free_memory)
-    torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = lambda index: max(index, 0)
-    torch.cuda._is_in_bad_fork = torch.cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
-    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-    torch.accelerator.current_stream = lambda device=None: types.SimpleNamespace(
-        is_capturing=lambda: False
-    )
+
+
+def _replace_torch_cuda() -> None:
     torch.version.cuda = "13.0"
-    sys.modules["pynvml"] = torch.cuda.pynvml = types.ModuleType("pynvml")
-    vars(torch.cuda.pynvml).update(NVML_FUNCTIONS)
+    torch.cuda._get_device_properties = _properties
+    torch.cuda._cudart = types.SimpleNamespace(cudaMemGetInfo=_free_and_total_memory)
+    torch.cuda._exchange_device = lambda index: max(index, 0)
+    torch.cuda._maybe_exchange_device = torch.cuda._exchange_device
+    torch.cuda._is_in_bad_fork = lambda: False
+    torch.cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
+
+    def current_accelerator(check_available: bool = False) -> torch.device:
+        return torch.device("cuda")
+
+    def current_stream(device: torch.device | None = None) -> types.SimpleNamespace:
+        return types.SimpleNamespace(is_capturing=lambda: False)
+
+    torch.accelerator.current_accelerator = current_accelerator
+    torch.accelerator.current_stream = current_stream
+
+
+def _replace_nvml() -> None:
+    pynvml = types.ModuleType("pynvml")
+    vars(pynvml).update(NVML_FUNCTIONS)
+    sys.modules["pynvml"] = pynvml
+    torch.cuda.pynvml = pynvml
     torch.cuda._HAS_PYNVML = True
 
-    _guard()
-    torch._C._set_only_lift_cpu_tensors(
-        True
-    )  # torch.tensor makes its values on the CPU and moves them
-    torch.__future__.set_swap_module_params_on_conversion(
-        True
-    )  # Module.to would set .data of others
-    torch.autograd.set_multithreading_enabled(False)
-    F.scaled_dot_product_attention = _attention
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(
-        True
-    )  # by its definition, in half precision
-    dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = _join()
-    nn.parallel.DistributedDataParallel = DataParallel
-    _foreach_utils._foreach_supported_types.append(CudaTensor)  # as the plain tensors of a card are
-    torch.profiler.profile.__init__ = _profile()
-    torch.compile, hardware.has_triton_package, hardware.kernel_driver = (
-        _compile,
-        lambda: True,
-        lambda: "580.1",
-    )
-    _Making().__enter__()
-    return machine
 
+def _replace_device_guards() -> None:
+    """Give CUDA and XLA, which a CPU build does not support, device guards that do nothing.
 
-def _guard() -> None:
-    """Give CUDA and XLA, of which a CPU build knows nothing, device guards of PyTorch's that do nothing.
-
-    PyTorch makes CUDA's itself, in the place of one that has no devices, as that of lazy tensors.
+    PyTorch creates the guard of CUDA itself if it finds one without devices there, such as that of
+    lazy tensors.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = (ctypes.c_void_p * 18).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    cuda, xla, meta, lazy = 1, 9, 14, 17  # of c10::DeviceType
+    registry = "_ZN3c104impl26device_guard_impl_registryE"
+    guards = (ctypes.c_void_p * 18).in_dll(library, registry)
+    # Values of the enumeration c10::DeviceType.
+    cuda = 1
+    xla = 9
+    meta = 14
+    lazy = 17
     guards[cuda] = guards[lazy]
     torch._C._ensureCUDADeviceGuardSet()
     guards[xla] = guards[meta]
 
 
-def run_on_gpu(card: GpuModel, work: Callable[[Machine], None]) -> None:
-    """Call ``work`` in a fork that has the card; what it raises fails the test."""
+def _adapt_tensor_operations() -> None:
+    # torch.tensor creates its values on the CPU and moves them.
+    torch._C._set_only_lift_cpu_tensors(True)
+    # Otherwise Module.to would assign .data of a tensor of another type.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.autograd.set_multithreading_enabled(False)
+    # As for the plain tensors of a real GPU.
+    _foreach_utils._foreach_supported_types.append(CudaTensor)
+
+
+def _replace_attention() -> None:
+    F.scaled_dot_product_attention = _attention
+    # Compute attention by its definition in half precision.
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+
+
+def _replace_distributed() -> None:
+    init_process_group = _process_group_init()
+    dist.init_process_group = init_process_group
+    torch.distributed.distributed_c10d.init_process_group = init_process_group
+    nn.parallel.DistributedDataParallel = DataParallel
+
+
+def run_on_gpu(model: GpuModel, work: Callable[[SimulatedGpu], None]) -> None:
+    """Call ``work`` in a fork with a simulated GPU. An exception in it fails the test."""
 
     def call() -> None:
-        work(simulate(card))
+        work(simulate(model))
 
     run_in_fork(call)

@@ -1,4 +1,4 @@
-"""What is chosen on a card: sizes, types, kernels, backends and counts, each asked of what was done."""
+"""The choice of batch sizes, data types, kernels and backends on a simulated GPU."""
 
 import dataclasses
 import functools
@@ -30,17 +30,41 @@ from ursa_minor.recipe import command_line, keys, loading
 from ursa_minor.run import setup
 
 MIB = 2**20
-SHAPE = {"vocab_size": 64, "sequence_length": 16, "n_layer": 1, "n_head": 1, "n_embd": 8, "seed": 1}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GPT2_124M_RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
+SHAPE = {
+    "vocab_size": 64,
+    "sequence_length": 16,
+    "n_layer": 1,
+    "n_head": 1,
+    "n_embd": 8,
+    "seed": 1,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
 
 
-def gpt2(**shape) -> NextTokenLoss:
-    """Build a GPT-2 of one layer, 8 wide, on the card, and its loss."""
-    return NextTokenLoss(build(keys.Model(**SHAPE | shape), eos_token_id=0)).to(CUDA)
+def build_gpt2_loss(**shape) -> NextTokenLoss:
+    """Build a GPT-2 with one layer of width 8 on the GPU, and its loss."""
+    model = build(keys.Model(**SHAPE | shape), eos_token_id=0)
+    return NextTokenLoss(model).to(CUDA)
+
+
+def zero_ids(*shape: int) -> torch.Tensor:
+    """Return token ids on the GPU, all 0."""
+    return torch.zeros(*shape, dtype=torch.int64, device="cuda")
+
+
+def recorded_at(counts: dict, place: str) -> set[str]:
+    """Return the entries of a counter that belong to a function of the product."""
+    return {what for what, where in counts if where == place}
+
+
+# cuDNN
 
 
 @pytest.mark.parametrize(
-    ("card", "version", "variable", "level"),
+    ("model", "version", "variable", "level"),
     [
         (H200, 92000, None, "warning"),
         (H200, 92000, "1", "ok"),
@@ -49,330 +73,421 @@ def gpt2(**shape) -> NextTokenLoss:
         (A6000, 92000, None, "ok"),
     ],
 )
-def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, card, version, variable, level):
+def test_check_setup_warns_of_old_cudnn_on_hopper(monkeypatch, model, version, variable, level):
+    monkeypatch.setattr(checks, "examine_trials", lambda *_: iter(()))
     monkeypatch.delenv(cudnn.DEPRIORITIZED_VARIABLE, raising=False)
     if variable:
         monkeypatch.setenv(cudnn.DEPRIORITIZED_VARIABLE, variable)
 
-    def work(machine):
+    def work(gpu):
         with mock.patch.object(torch.backends.cudnn, "version", lambda: version):
-            results = {
-                check.name: check for check in checks.examine_gpus("recipe.yaml", quick=True)
-            }
-        assert results["cudnn"].level == level, results["cudnn"]
+            results = checks.examine_gpus("recipe.yaml", quick=True)
+            by_name = {check.name: check for check in results}
+        assert by_name["cudnn"].level == level, by_name["cudnn"]
 
-    monkeypatch.setattr(checks, "examine_trials", lambda *_: iter(()))
-    run_on_gpu(card, work)
+    run_on_gpu(model, work)
 
 
-def test_check_setup_reports_a_cudnn_that_torch_refuses(monkeypatch):
+def test_check_setup_reports_incompatible_cudnn():
     def refuse():
         raise RuntimeError(
             "cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0)\nbut linked"
         )
 
-    def work(machine):
+    def work(gpu):
         with mock.patch.object(torch.backends.cudnn, "version", refuse):
             (check,) = checks.examine_cudnn([(9, 0)])
-        assert check.level == "error" and check.text.startswith("cuDNN version incompatibility")
+        assert check.level == "error"
+        assert check.text.startswith("cuDNN version incompatibility")
         assert "LD_LIBRARY_PATH" in check.fix
 
     run_on_gpu(H200, work)
 
 
-def test_libraries_are_found_where_they_are_loaded_and_searched(tmp_path, monkeypatch):
+def test_library_is_found_in_search_path(tmp_path, monkeypatch):
     (tmp_path / "libcudnn.so.9").touch()
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}:{tmp_path}/empty:/nowhere")
-    assert checks.library_folders("libcudnn") == [str(tmp_path.resolve())]
-    assert any("torch" in path for path in checks.loaded_libraries("libc10"))
+
+    folders = checks.library_folders("libcudnn")
+
+    assert folders == [str(tmp_path.resolve())]
+
+
+def test_loaded_library_is_found():
+    loaded = checks.loaded_libraries("libc10")
+
+    assert any("torch" in path for path in loaded)
     assert checks.loaded_libraries("libcudnn") == []
 
 
-@pytest.mark.parametrize(
-    ("card", "precision", "kernel"),
-    [(H200, "bf16", "cudnn"), (A6000, "bf16", "flash"), (H200, "no", "efficient")],
-)
-def test_attention_kernel_of_a_run_is_the_gpus(card, precision, kernel):
-    def work(machine):
-        recipe = keys.replace(
-            loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), sequence_length=16
-        )
-        accelerator = make_accelerator(hardware.this_device(), keys.Machine(), precision=precision)
-        plan = types.SimpleNamespace(per_device_train_batch_size=1)
-        assert setup.attention_kernel(recipe, plan, accelerator) == kernel
-
-    run_on_gpu(card, work)
+# The device and the accelerator
 
 
-def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_program():
-    recipe, _, _ = command_line.parse_training(
-        ["--recipe", str(ROOT / "recipes" / "gpt2_124m.yaml")]
-    )
+@pytest.mark.parametrize("model", [T4, A6000, UNKNOWN], ids=lambda model: model.name)
+def test_device_has_properties_of_gpu(model):
+    is_modern = model.capability >= (8, 0)
 
-    def work(machine):
-        accelerator = make_accelerator(hardware.this_device(), keys.Machine())
+    def work(gpu):
+        device = hardware.this_device()
+        assert device.kind == "cuda"
+        assert device.name == model.name
+        assert device.memory_bytes == model.memory
+        assert device.capability == model.capability
+        assert device.count == 1
+        assert device.compiles
+        assert device.precision == ("bf16" if is_modern else "fp16")
+        assert device.has_tf32 == is_modern
+        assert hardware.device_name(CUDA) == model.name
+        assert hardware.free_memory_bytes(CUDA) == model.memory
 
-        def proposed() -> int:
-            return micro_batch.propose_micro_batch(
-                recipe, hardware.free_memory_bytes(CUDA), accelerator
-            )
-
-        free = proposed()
-        machine.others = machine.card.memory // 2
-        assert (free, proposed()) == (26, 6)
-
-    run_on_gpu(RTX_3060, work)
-
-
-def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither_memory_nor_a_peak():
-    def work(machine):
-        layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
-        before, seen = machine.allocated, []
-
-        def step():
-            seen.append(machine.allocated)
-            (layer.weight * layer.weight).sum().backward()
-
-        assert not micro_batch.runs_out_of_memory(
-            step, layer, micro_batches=2, reserved_bytes=64 * MIB, device=CUDA
-        )
-        assert min(seen) >= before + 64 * MIB
-        assert machine.allocated == machine.peak == machine.reserved == before
-
-    run_on_gpu(A6000, work)
+    run_on_gpu(model, work)
 
 
-def test_a_try_gets_what_the_fullest_of_several_cards_has_and_the_log_the_peak_of_memory():
-    def work(machine):
-        with micro_batch.equal_memory(MIB, CUDA), pytest.raises(torch.OutOfMemoryError):
-            torch.zeros(MIB, device="cuda")
-        torch.zeros(MIB, device="cuda")  # it is given back at once
-        assert hardware.gpu_metrics(CUDA)["gpu/memory"] == machine.peak / machine.card.memory > 0
+@pytest.mark.parametrize("model", [T4, A6000, UNKNOWN], ids=lambda model: model.name)
+def test_accelerator_uses_capabilities_of_gpu(model):
+    is_modern = model.capability >= (8, 0)
 
-    run_on_gpu(A6000, work)
+    def work(gpu):
+        device = hardware.this_device()
+        accelerator = make_accelerator(device)
+        assert accelerator.device.type == "cuda"
+        assert accelerator.mixed_precision == device.precision
+        assert (accelerator.scaler is not None) == (not is_modern)
+        assert accelerator.state.dynamo_plugin.backend.value == "INDUCTOR"
+        assert gpu.allocator_settings == "expandable_segments:True"
 
+        products = torch.get_float32_matmul_precision()
+        assert products == ("high" if is_modern else "highest")
+        # The value above is still set when the second accelerator is created.
+        make_accelerator(device, keys.Machine(tf32=False))
+        assert torch.get_float32_matmul_precision() == "highest"
 
-def test_a_card_makes_more_logits_at_once_than_a_cpu_keeps_in_its_cache():
-    def work(machine):
-        module, ids = (
-            gpt2(vocab_size=8192, sequence_length=600),
-            torch.zeros(1, 600, dtype=torch.int64, device="cuda"),
-        )
-        module(ids, ids)
-        assert (
-            machine.watched["_log_softmax float32", "loss.NextTokenLoss._losses_of_logits"] == 1
-        )  # 2**20 / 8192 rows on a CPU
-
-    run_on_gpu(A6000, work)
+    run_on_gpu(model, work)
 
 
-def test_a_loss_by_parts_and_muons_norms_are_computed_in_fp32_from_half_precision_products():
-    def work(machine):
-        module, ids = gpt2(), torch.zeros(2, 16, dtype=torch.int64, device="cuda")
-        module.rows = 8
-        with torch.autocast("cuda", torch.bfloat16):
-            module(ids, ids)
-        orthogonalize(torch.ones(1, 8, 8, dtype=torch.float16, device="cuda"))
-        for place, watched, product in (
-            ("loss._ChunkedLoss.forward", {"exp_ float32", "logsumexp float32"}, "bfloat16"),
-            ("muon.orthogonalize", {"linalg_vector_norm float32"}, "float16"),
-        ):
-            assert {what for what, where in machine.watched if where == place} == watched
-            assert {what for what, where in machine.products if where == place} == {product}
+@pytest.mark.parametrize("model", [T4, A6000], ids=lambda model: model.name)
+def test_known_gpu_is_found_in_table(model):
+    precision = "bf16" if model.capability >= (8, 0) else "fp16"
 
-    run_on_gpu(A6000, work)
+    row = gpus.find(model.name)
+
+    assert row.precision == precision
+    assert model.memory / 2**30 == pytest.approx(row.memory_gib, rel=0.1)
+    assert gpus.peak_flops(model.name, precision) is not None
 
 
-@pytest.mark.parametrize(
-    ("document_mask", "compiled", "kernel"),
-    [(False, True, "flash"), (True, True, "flex"), (True, False, "efficient")],
-)
-def test_documents_apart_take_flex_attention_in_a_compiled_step(document_mask, compiled, kernel):
-    def work(machine):
-        wide = keys.Model(**SHAPE | {"n_embd": 64})
-        how = {"document_mask": document_mask, "compiled": compiled}
-        assert find_kernel(wide, 2, CUDA, torch.bfloat16, **how) == kernel
+def test_unknown_gpu_has_no_peak():
+    assert gpus.find(UNKNOWN.name) is None
+    assert gpus.peak_flops(UNKNOWN.name, "bf16") is None
+
+
+def test_allocator_settings_of_user_are_kept(monkeypatch):
+    # An earlier test of this process may have set the old variable.
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
+
+    def work(gpu):
+        hardware.this_device()
+        assert gpu.allocator_settings == "max_split_size_mb:128"
 
     run_on_gpu(A6000, work)
 
 
 @pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
 def test_cuda_graphs_are_refused_for_several_micro_batches(mode):
-    def work(machine):
+    def work(gpu):
         accelerator = make_accelerator(hardware.this_device(), keys.Machine(compile_mode=mode))
         check_cuda_graphs(1, accelerator)
-        words = f"compile_mode = {mode}.* of 2 micro-batches.* --compile_mode max-autotune-no-cudagraphs"
-        with pytest.raises(BadInput, match=words):
+        with pytest.raises(BadInput) as error:
             check_cuda_graphs(2, accelerator)
+        message = str(error.value)
+        assert f"compile_mode = {mode}" in message
+        assert "2 micro-batches" in message
+        assert "--compile_mode max-autotune-no-cudagraphs" in message
 
     run_on_gpu(A6000, work)
 
 
-def test_modes_without_cuda_graphs_take_several_micro_batches():
-    def work(machine):
-        machine_keys = keys.Machine(compile_mode="max-autotune-no-cudagraphs")
-        check_cuda_graphs(2, make_accelerator(hardware.this_device(), machine_keys))
+def test_modes_without_cuda_graphs_accept_several_micro_batches():
+    def work(gpu):
+        settings = keys.Machine(compile_mode="max-autotune-no-cudagraphs")
+        check_cuda_graphs(2, make_accelerator(hardware.this_device(), settings))
 
     run_on_gpu(A6000, work)
 
 
-def test_a_card_scores_a_cards_batches_and_gives_back_what_too_large_a_one_took():
-    questions = [([1, 2, 3 + i % 5], [[4], [5, 6]]) for i in range(80)]
+# Memory
 
-    def work(machine):
-        model, sizes = gpt2().model, []
-        score = functools.partial(likelihood.log_likelihoods, model, questions, context_length=16)
-        whole = score(progress=lambda batch: sizes.append(len(batch)))
-        assert sizes == [40, 40] and machine.emptied == 0
-        machine.card = dataclasses.replace(machine.card, most_sequences=32)
-        halved = score(progress=lambda batch: sizes.append(len(batch)))
-        assert sizes[2:] == [27, 27, 26] and machine.emptied == 1
-        assert all(
-            numpy.allclose(one.nats, other.nats, atol=1e-5)
-            for one, other in zip(whole, halved, strict=True)
+
+def test_proposed_micro_batch_fits_free_memory():
+    recipe, _, _ = command_line.parse_training(["--recipe", str(GPT2_124M_RECIPE)])
+
+    def work(gpu):
+        accelerator = make_accelerator(hardware.this_device(), keys.Machine())
+
+        def propose() -> int:
+            free = hardware.free_memory_bytes(CUDA)
+            return micro_batch.propose_micro_batch(recipe, free, accelerator)
+
+        assert propose() == 26
+        gpu.used_by_others = gpu.model.memory // 2
+        assert propose() == 6
+
+    run_on_gpu(RTX_3060, work)
+
+
+def test_memory_trial_leaves_no_memory_allocated():
+    def work(gpu):
+        layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+        before = gpu.allocated
+        allocated_in_step = []
+
+        def step():
+            allocated_in_step.append(gpu.allocated)
+            (layer.weight * layer.weight).sum().backward()
+
+        failed = micro_batch.runs_out_of_memory(
+            step, layer, micro_batches=2, reserved_bytes=64 * MIB, device=CUDA
         )
 
-    run_on_gpu(A6000, work)
-
-
-def test_a_sample_leaves_the_cards_generator_as_it_was():
-    class Words:
-        eos_token_id, all_special_ids = 0, [0]
-
-        def __len__(self) -> int:
-            return 64
-
-    def work(machine):
-        model, before = gpt2().model, machine.generator.get_state()
-        how = sampling.Sampling(max_new_tokens=4, temperature=1.0, top_k=0, top_p=1.0, seed=3)
-        assert len(sampling.sample(model, [1, 2], Words(), how)) <= 4
-        assert torch.equal(machine.generator.get_state(), before)
+        assert not failed
+        assert min(allocated_in_step) >= before + 64 * MIB
+        assert gpu.allocated == before
+        assert gpu.peak == before
+        assert gpu.reserved == before
 
     run_on_gpu(A6000, work)
 
 
-def test_a_reward_model_judges_on_the_card(tmp_path):
-    characters = tokenization.make_characters(["ab"])
-    shape = {
-        "vocab_size": len(characters),
-        "n_positions": 8,
-        "n_layer": 1,
-        "n_head": 1,
-        "n_embd": 8,
-    }
-    GPT2ForSequenceClassification(
-        GPT2Config(**shape, num_labels=1, pad_token_id=characters.eos_token_id)
-    ).save_pretrained(tmp_path)
-    characters.save_pretrained(tmp_path)
+def test_memory_trial_is_limited_to_equal_memory():
+    """The limit is the free memory of the fullest GPU."""
 
-    def work(machine):
-        assert len(rewards.ModelReward(str(tmp_path), None)(["a", "b"], ["b", "ab"])) == 2
-        assert machine.products  # of this process nothing else multiplies
+    def work(gpu):
+        with micro_batch.equal_memory(MIB, CUDA), pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(MIB, device="cuda")
+        # The limit does not apply after the block.
+        torch.zeros(MIB, device="cuda")
 
     run_on_gpu(A6000, work)
 
 
-@pytest.mark.parametrize("card, kind", [(A6000, "bfloat16"), (T4, "float16")])
-def test_gpu_hot_multiplies_on_every_card_in_the_half_precision_that_it_has(
-    monkeypatch, capfd, card, kind
-):
+def test_memory_metric_is_the_peak():
+    def work(gpu):
+        torch.zeros(MIB, device="cuda")  # freed immediately
+        assert gpu.allocated == 0
+        expected = gpu.peak / gpu.model.memory
+        assert expected > 0
+        assert hardware.gpu_metrics(CUDA)["gpu/memory"] == expected
+
+    run_on_gpu(A6000, work)
+
+
+# Data types and kernels
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "kernel"),
+    [(H200, "bf16", "cudnn"), (A6000, "bf16", "flash"), (H200, "no", "efficient")],
+)
+def test_attention_kernel_depends_on_gpu_and_precision(model, precision, kernel):
+    recipe = keys.replace(loading.load_recipe(GPT2_124M_RECIPE), sequence_length=16)
+    plan = types.SimpleNamespace(per_device_train_batch_size=1)
+
+    def work(gpu):
+        accelerator = make_accelerator(hardware.this_device(), keys.Machine(), precision=precision)
+        assert setup.attention_kernel(recipe, plan, accelerator) == kernel
+
+    run_on_gpu(model, work)
+
+
+@pytest.mark.parametrize(
+    ("document_mask", "compiled", "kernel"),
+    [(False, True, "flash"), (True, True, "flex"), (True, False, "efficient")],
+)
+def test_compiled_document_mask_uses_flex_attention(document_mask, compiled, kernel):
+    wide_model = keys.Model(**SHAPE | {"n_embd": 64})
+    options = {"document_mask": document_mask, "compiled": compiled}
+
+    def work(gpu):
+        assert find_kernel(wide_model, 2, CUDA, torch.bfloat16, **options) == kernel
+
+    run_on_gpu(A6000, work)
+
+
+def test_gpu_computes_all_logits_together():
+    """A CPU would compute 2**20 / 8192 = 128 of the 600 rows at a time."""
+
+    def work(gpu):
+        module = build_gpt2_loss(vocab_size=8192, sequence_length=600)
+        ids = zero_ids(1, 600)
+        module(ids, ids)
+        calls = gpu.watched["_log_softmax float32", "loss.NextTokenLoss._losses_of_logits"]
+        assert calls == 1
+
+    run_on_gpu(A6000, work)
+
+
+def test_chunked_loss_is_computed_in_fp32():
+    def work(gpu):
+        module = build_gpt2_loss()
+        module.rows = 8
+        ids = zero_ids(2, 16)
+        with torch.autocast("cuda", torch.bfloat16):
+            module(ids, ids)
+        place = "loss._ChunkedLoss.forward"
+        assert recorded_at(gpu.watched, place) == {"exp_ float32", "logsumexp float32"}
+        assert recorded_at(gpu.products, place) == {"bfloat16"}
+
+    run_on_gpu(A6000, work)
+
+
+def test_muon_norm_is_computed_in_fp32():
+    def work(gpu):
+        orthogonalize(torch.ones(1, 8, 8, dtype=torch.float16, device="cuda"))
+        place = "muon.orthogonalize"
+        assert recorded_at(gpu.watched, place) == {"linalg_vector_norm float32"}
+        assert recorded_at(gpu.products, place) == {"float16"}
+
+    run_on_gpu(A6000, work)
+
+
+@pytest.mark.parametrize(("model", "dtype"), [(A6000, "bfloat16"), (T4, "float16")])
+def test_gpu_hot_multiplies_in_supported_half_precision(monkeypatch, capfd, model, dtype):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import gpu_hot
 
-    def work(machine):
+    def work(gpu):
         times = iter([0.0, 1.0, 3.0, 4.0])
-        gpu_hot.SIZE, gpu_hot.ROUND, gpu_hot.time = (
-            8,
-            5,
-            types.SimpleNamespace(perf_counter=lambda: next(times)),
-        )
+        gpu_hot.SIZE = 8
+        gpu_hot.ROUND = 5
+        gpu_hot.time = types.SimpleNamespace(perf_counter=lambda: next(times))
         assert gpu_hot.main(2) == 0
-        assert {what: count for (what, _), count in machine.products.items()} == {kind: 5}
+        products = {what: count for (what, _), count in gpu.products.items()}
+        assert products == {dtype: 5}
 
-    run_on_gpu(card, work)
-    assert capfd.readouterr().out.startswith(f"cuda:0 {card.name}  ")
+    run_on_gpu(model, work)
+    assert capfd.readouterr().out.startswith(f"cuda:0 {model.name}  ")
 
 
-def test_the_users_own_settings_of_the_allocator_stay(monkeypatch):
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)  # which a test before may have set
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
+# Evaluation
 
-    def work(machine):
-        hardware.this_device()
-        assert machine.allocator == "max_split_size_mb:128"
+
+def test_scoring_halves_batch_when_memory_runs_out():
+    questions = [([1, 2, 3 + number % 5], [[4], [5, 6]]) for number in range(80)]
+    batch_sizes = []
+
+    def progress(batch):
+        batch_sizes.append(len(batch))
+
+    def work(gpu):
+        score = functools.partial(
+            likelihood.log_likelihoods,
+            build_gpt2_loss().model,
+            questions,
+            context_length=16,
+            progress=progress,
+        )
+        expected = score()
+        assert batch_sizes == [40, 40]
+        assert gpu.cache_clears == 0
+        batch_sizes.clear()
+
+        gpu.model = dataclasses.replace(gpu.model, most_sequences=32)
+        scores = score()
+        assert batch_sizes == [27, 27, 26]
+        assert gpu.cache_clears == 1
+        for answer, reference in zip(scores, expected, strict=True):
+            assert numpy.allclose(answer.nats, reference.nats, atol=1e-5)
 
     run_on_gpu(A6000, work)
 
 
-@pytest.mark.parametrize("card", [T4, A6000, UNKNOWN], ids=lambda card: card.name)
-def test_the_product_chooses_for_each_card_what_it_can(card):
-    def work(machine):
-        device = hardware.this_device()
-        modern = card.capability >= (8, 0)
-        assert (device.kind, device.name, device.memory_bytes) == ("cuda", card.name, card.memory)
-        assert (device.capability, device.count, device.compiles) == (card.capability, 1, True)
-        assert device.precision == ("bf16" if modern else "fp16") and device.has_tf32 == modern
-        accelerator = make_accelerator(device)
-        assert accelerator.device.type == "cuda" and accelerator.mixed_precision == device.precision
-        assert (accelerator.scaler is not None) != modern
-        assert accelerator.state.dynamo_plugin.backend.value == "INDUCTOR"
-        assert torch.get_float32_matmul_precision() == (
-            "high" if modern else "highest"
-        )  # Accelerate has set it before
-        make_accelerator(device, keys.Machine(tf32=False))
-        assert torch.get_float32_matmul_precision() == "highest"
-        assert machine.allocator == "expandable_segments:True"
-        assert (
-            hardware.device_name(CUDA) == card.name
-            and hardware.free_memory_bytes(CUDA) == card.memory
-        )
-        known = gpus.find(card.name)
-        assert (known is None) == (card is UNKNOWN)
-        assert (gpus.peak_flops(card.name, device.precision) is None) == (known is None)
-        if known:
-            assert (
-                known.precision == device.precision
-                and abs(card.memory / 2**30 / known.memory_gib - 1) < 0.1
-            )
+class Words:
+    """A tokenizer of 64 words."""
 
-    run_on_gpu(card, work)
+    eos_token_id = 0
+    all_special_ids = (0,)
+
+    def __len__(self) -> int:
+        return 64
 
 
-def check_no_float64() -> None:
-    """Make the simulated GPU one without float64, as Apple's are."""
-    real = CudaTensor.__new__
+def test_sampling_does_not_change_gpu_generator():
+    settings = sampling.Sampling(max_new_tokens=4, temperature=1.0, top_k=0, top_p=1.0, seed=3)
+
+    def work(gpu):
+        model = build_gpt2_loss().model
+        before = gpu.generator.get_state()
+        sample = sampling.sample(model, [1, 2], Words(), settings)
+        assert len(sample) <= 4
+        assert torch.equal(gpu.generator.get_state(), before)
+
+    run_on_gpu(A6000, work)
+
+
+@pytest.fixture
+def reward_model(tmp_path) -> str:
+    """The folder of a tiny reward model with its tokenizer."""
+    tokenizer = tokenization.make_characters(["ab"])
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=8,
+        n_layer=1,
+        n_head=1,
+        n_embd=8,
+        num_labels=1,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_reward_model_runs_on_gpu(reward_model):
+    def work(gpu):
+        reward = rewards.ModelReward(reward_model, None)
+        assert len(reward(["a", "b"], ["b", "ab"])) == 2
+        # Nothing else in this process multiplies matrices.
+        assert gpu.products
+
+    run_on_gpu(A6000, work)
+
+
+def remove_float64_support() -> None:
+    """Make the simulated GPU reject float64, as Apple's GPUs do."""
+    real_new = CudaTensor.__new__
 
     def new(cls, host):
         if host.dtype == torch.float64:
             raise TypeError(
-                "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64"
+                "Cannot convert a MPS Tensor to float64 dtype as the MPS framework "
+                "doesn't support float64"
             )
-        return real(cls, host)
+        return real_new(cls, host)
 
     CudaTensor.__new__ = staticmethod(new)
     hardware.NO_FLOAT64 = ("cuda",)
 
 
-@pytest.mark.parametrize("endings", [1, 2])
-def test_sums_need_no_float64_on_the_gpu(endings):
-    def work(machine):
-        module = gpt2()
-        ids = torch.arange(32).reshape(2, 16) % 64
-        bytes_per_token = numpy.arange(64)
-        question = ([1, 2, 3], [[4, 5], [6]][:endings])
+@pytest.mark.parametrize("num_endings", [1, 2])
+def test_sums_need_no_float64_on_gpu(num_endings):
+    ids = torch.arange(32).reshape(2, 16) % 64
+    question = ([1, 2, 3], [[4, 5], [6]][:num_endings])
 
-        def scores():
-            loss = validation_loss(
-                module, [(ids, ids)], device=CUDA, bytes_per_token=bytes_per_token
-            )
-            (answer,) = likelihood.log_likelihoods(module.model, [question], context_length=16)
-            return [*loss.values(), *answer.nats]
+    def compute_scores(module: NextTokenLoss) -> list[float]:
+        losses = validation_loss(
+            module, [(ids, ids)], device=CUDA, bytes_per_token=numpy.arange(64)
+        )
+        (answer,) = likelihood.log_likelihoods(module.model, [question], context_length=16)
+        return [*losses.values(), *answer.nats]
 
-        expected = scores()
-        check_no_float64()
+    def work(gpu):
+        module = build_gpt2_loss()
+        expected = compute_scores(module)
+        remove_float64_support()
         with pytest.raises(TypeError):
             torch.zeros(1, dtype=torch.float64, device=CUDA)
-        assert scores() == pytest.approx(expected, rel=1e-12)
+        assert compute_scores(module) == pytest.approx(expected, rel=1e-12)
 
     run_on_gpu(A6000, work)

@@ -1,6 +1,5 @@
-"""The scripts on a pretended card: what only a card reaches is run, on the right side, and the host seldom waits."""
+"""The scripts on a simulated GPU: devices, precisions, kernels, and how often the host waits."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -15,7 +14,15 @@ from pathlib import Path
 import pytest
 import simulated_cuda
 import torch
-from conftest import RECIPE, ROOT, WORDS, CompletedScript, run_script, torchrun_environments
+from conftest import (
+    RECIPE,
+    ROOT,
+    WORDS,
+    CompletedScript,
+    create_shared_folder,
+    run_script,
+    torchrun_environments,
+)
 from run_results import TINY_RECIPE, final_state, losses_by_step, metrics_rows
 from simulated_cuda import A6000, H200, T4, GpuModel, run_on_gpu
 
@@ -24,8 +31,9 @@ from ursa_minor.preflight import estimate, trials
 from ursa_minor.recipe import command_line
 
 HAS_EVALUATE = importlib.util.find_spec("evaluate") is not None
-CHILD = str(ROOT / "tests" / "simulated_gpu" / "gpu_process.py")
-SMALL = {
+GPU_PROCESS = str(ROOT / "tests" / "simulated_gpu" / "gpu_process.py")
+TWO_A6000 = dataclasses.replace(A6000, count=2)
+RECIPE_CHANGES = {
     "tokenizer: characters": "tokenizer: bpe\ntokenizer_vocab_size: 300",
     "vocab_size: 64": "vocab_size: 320",
     "tokens_per_step: 128": "tokens_per_step: 64",
@@ -35,327 +43,410 @@ SMALL = {
     "tokens: 4": "tokens: 6",
 }
 NOTHING_ELSE = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "0")
+WHOLE_RUN = (
+    *TINY_RECIPE,
+    *("--tasks", "hellaswag"),
+    *("--task_steps", "6"),
+    *("--task_files", "hellaswag=items.jsonl"),
+    *("--data_device", "cpu"),
+)
 
 
 @dataclasses.dataclass
-class Seen(CompletedScript):
-    """What came of a run on a card, and what became known of the card."""
+class GpuRun(CompletedScript):
+    """The result of a script, and the record of the simulated GPU."""
 
-    card: dict
+    gpu: dict
 
 
 @functools.cache
-def import_what_cards_need() -> None:
-    """Import once what each run on a card would otherwise on its own, for it is a fork of this process."""
+def import_modules_for_gpu_runs() -> None:
+    """Import the modules of the scripts once, because each run is a fork of this process."""
     for name in ("check_setup", "eval_hellaswag", "export_model", "generate", "matplotlib.figure"):
         importlib.import_module(name)
-    importlib.import_module(
-        "torch._inductor.cudagraph_trees"
-    )  # the compiler, which torch._dynamo.reset brings
+    # torch._dynamo.reset imports the compiler.
+    importlib.import_module("torch._inductor.cudagraph_trees")
     if HAS_EVALUATE:
         importlib.import_module("evaluate")
 
 
-def run_on(
-    card: GpuModel, script: str, *flags: str, expect: int | None = 0, **environment: str
-) -> Seen:
-    """Run a script on a pretended card, or on ``card.count`` of them, a process each; ``card`` is then that of rank 1."""
-    import_what_cards_need()
-    given = {
-        "CARD": json.dumps(dataclasses.asdict(card)),
+def run_script_on_gpu(
+    model: GpuModel, script: str, *flags: str, expect: int | None = 0, **environment: str
+) -> GpuRun:
+    """Run a script on simulated GPUs, one process per GPU.
+
+    The result contains the record of rank 1 if there are several GPUs.
+    """
+    import_modules_for_gpu_runs()
+    environment = {
+        "GPU_MODEL": json.dumps(dataclasses.asdict(model)),
         "SCRIPT": script,
         "ACCELERATE_USE_CPU": "false",
-    }
-    done = run_script(CHILD, *flags, processes=card.count, expect=expect, **given | environment)
-    known = Path("card.json" if card.count == 1 else "card1.json")
-    return Seen(**vars(done), card=json.loads(known.read_text()) if known.exists() else {})
+    } | environment
+    result = run_script(GPU_PROCESS, *flags, processes=model.count, expect=expect, **environment)
+    record = Path("gpu.json" if model.count == 1 else "gpu1.json")
+    recorded = json.loads(record.read_text()) if record.exists() else {}
+    return GpuRun(**vars(result), gpu=recorded)
 
 
-@pytest.fixture(scope="module")
-def gpu_run_folder(tmp_path_factory) -> Path:
-    """A folder with tiny.yaml, short documents, HellaSwag's kind of items, and a finished run on an H200: runs/whole."""
-    folder, draw, recipe = tmp_path_factory.mktemp("card"), random.Random(1), RECIPE
+def train_on_gpu(model: GpuModel, *flags: str, **kwargs) -> GpuRun:
+    """Train run "r" without evaluations, samples and checkpoints, unless flags request them."""
+    flags = (*TINY_RECIPE, *NOTHING_ELSE, "--run_name", "r", *flags)
+    return run_script_on_gpu(model, "train", *flags, **kwargs)
 
-    def words(count: int) -> str:
-        return " ".join(draw.choices(WORDS, k=count))
 
-    for old, new in SMALL.items():
+def write_gpu_recipe() -> None:
+    """Write tiny.yaml: the tests' recipe with a BPE tokenizer and fewer steps."""
+    recipe = RECIPE
+    for old, new in RECIPE_CHANGES.items():
         assert old in recipe
         recipe = recipe.replace(old, new)
-    with contextlib.chdir(folder):
-        Path("tiny.yaml").write_text('data_files: ["text/*.txt"]\n' + recipe, encoding="utf-8")
-        Path("text").mkdir()
-        for number in range(150):  # a document each
-            Path(f"text/{number:03}.txt").write_text(words(14))
-        items = [
-            {"ind": i, "activity_label": "cat", "ctx_a": words(3 + i), "ctx_b": "", "label": i % 4}
-            for i in range(8)
-        ]
-        rows = [
-            item | {"ctx": item["ctx_a"], "endings": [words(2) for _ in range(4)]} for item in items
-        ]
-        Path("items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("tiny.yaml").write_text('data_files: ["text/*.txt"]\n' + recipe, encoding="utf-8")
+
+
+def write_documents_and_items() -> None:
+    """Write 150 short documents into text/ and 8 items in HellaSwag's format into items.jsonl."""
+    generator = random.Random(1)
+
+    def words(count: int) -> str:
+        return " ".join(generator.choices(WORDS, k=count))
+
+    Path("text").mkdir()
+    for number in range(150):
+        Path(f"text/{number:03}.txt").write_text(words(14))
+
+    contexts = [words(3 + number) for number in range(8)]
+    with Path("items.jsonl").open("w") as items:
+        for number, context in enumerate(contexts):
+            item = {
+                "ind": number,
+                "activity_label": "cat",
+                "ctx_a": context,
+                "ctx_b": "",
+                "ctx": context,
+                "label": number % 4,
+                "endings": [words(2) for _ in range(4)],
+            }
+            items.write(json.dumps(item) + "\n")
+
+
+@pytest.fixture(scope="session")
+def gpu_run_folder(tmp_path_factory) -> Path:
+    """A folder with tiny.yaml, its text, HellaSwag items and runs/whole, a finished H200 run."""
+
+    def make() -> None:
+        write_gpu_recipe()
+        write_documents_and_items()
         run_script("prepare_data.py", *TINY_RECIPE)
-        done = run_on(H200, "train", *WHOLE, "--run_name", "whole")
-        Path("whole.json").write_text(json.dumps(vars(done)))
-    return folder
+        result = run_script_on_gpu(H200, "train", *WHOLE_RUN, "--run_name", "whole")
+        Path("whole.json").write_text(json.dumps(vars(result)))
 
-
-SCORED = "--tasks hellaswag --task_steps 6 --task_files hellaswag=items.jsonl --data_device cpu"
-WHOLE = (*TINY_RECIPE, *SCORED.split())
+    return create_shared_folder(tmp_path_factory, "simulated_gpu", make)
 
 
 @pytest.fixture
-def whole(gpu_run_folder, tmp_path, monkeypatch) -> Seen:
-    """What came of that run, in a folder of one's own that holds it."""
+def gpu_run(gpu_run_folder, tmp_path, monkeypatch) -> GpuRun:
+    """The finished H200 run. The current folder is a copy of ``gpu_run_folder``."""
     shutil.copytree(gpu_run_folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    return Seen(**json.loads(Path("whole.json").read_text()))
+    return GpuRun(**json.loads(Path("whole.json").read_text()))
 
 
-def train(card: GpuModel, *flags: str, **given) -> Seen:
-    return run_on(card, "train", *TINY_RECIPE, *NOTHING_ELSE, "--run_name", "r", *flags, **given)
+def dtypes_of(products: dict[str, int], place: str) -> set[str]:
+    """Return the data types of the matrix products in functions whose name contains ``place``."""
+    return {key.split()[0] for key in products if place in key}
 
 
-# Transformers asks of a forward pass that is not compiled, as in validation, whether its positions are packed.
-PACKED = "read loss.NextTokenLoss.forward"
-
-
-def test_a_bf16_run_is_trained_scored_and_sampled_on_the_card(whole):
-    assert "device   NVIDIA H200, precision bf16, TF32, compile inductor" in whole.stderr
-    assert re.search(r"loss [\d.]+  [\d,]+ tokens/s  mfu \d+%  memory \d+%  left ", whole.stderr)
-    assert (
-        "speed    GPT-2 124M on one GPU: tokens/s " in whole.stderr
-        and "MFU good from" in whole.stderr
-    )
-    assert losses_by_step("whole")[6] < losses_by_step("whole")[1]
-    steps = {
-        name: [row["step"] for row in metrics_rows("whole") if name in row]
-        for name in ("eval/loss", "hellaswag/acc")
-    }
-    assert steps == {"eval/loss": [0, 3, 6], "hellaswag/acc": [0, 6]}
-    assert "the " in Path("runs/whole/samples.txt").read_text()
-    assert (
-        whole.card["compiled"] == [{"backend": "inductor"}]
-        and whole.card["allocator"] == "expandable_segments:True"
-    )
-    update = [row for row in metrics_rows("whole") if "train/loss" in row][-1]
-    assert (update["gpu/utilization"], update["gpu/watts"]) == (0.97, 287.5) and 0 < update[
-        "gpu/memory"
-    ] < 1e-4
-
-
-def test_the_host_reads_the_card_once_an_update_and_waits_for_no_batch(whole):
-    updates, waits = whole.card["updates"], whole.card["waits"]
-    assert updates.count({"read update.update": 1}) == 4  # where nothing else was due
-    assert all(update["read update.update"] == 1 for update in updates) and "windows." not in str(
-        waits
-    )
-    assert waits["read validation.validation_loss"] == 3  # one a look, however many batches
-
-
-def test_training_takes_the_cards_fast_attention_and_scores_none_that_prepares_itself_for_each_shape(
-    whole,
-):
-    forward_passes = (
-        6 * 2 + 2 + whole.card["waits"][PACKED]
-    )  # the try before has two micro-batches too
-    # Of two layers, and one for the log.
-    assert whole.card["kernels"]["cudnn attention._causal_attention"] == 2 * forward_passes + 1
-    assert whole.card["kernels"].keys() == {
-        f"{name} attention._causal_attention" for name in ("cudnn", "efficient")
-    }
-    assert f"kernels  attention cudnn; torch {torch.__version__}, CUDA 13.0, cuDNN" in whole.stderr
-    assert ", driver 580.1\n" in whole.stderr
-    assert {key.split()[0] for key in whole.card["products"] if "train.train" in key} == {
-        "bfloat16"
-    }
-
-
-def test_evaluations_compute_in_the_runs_precision_and_an_update_is_one_fused_kernel_a_parameter_group(
-    whole,
-):
-    products = whole.card["products"].keys()
-    assert whole.card["watched"]["_fused_adamw_ float32 update.update"] == 6 * 2
-    assert {key.split()[0] for key in products if "loss." in key} == {
-        "bfloat16"
-    }  # validation's too
-    assert {key.split()[0] for key in products if "likelihood." in key} == {"bfloat16"}
+def steps_with(run_name: str, metric: str) -> list[int]:
+    """Return the steps at which a run logged a metric."""
+    return [row["step"] for row in metrics_rows(run_name) if metric in row]
 
 
 def tiny_shape() -> estimate.Shape:
-    return estimate.shape_of(
-        command_line.parse_training([*TINY_RECIPE, "--vocab_size", "320"])[0].model
-    )
+    """Return the model shape of tiny.yaml."""
+    recipe = command_line.parse_training([*TINY_RECIPE, "--vocab_size", "320"])[0]
+    return estimate.shape_of(recipe.model)
 
 
-def test_mfu_is_a_share_of_the_cards_peak_in_the_runs_precision(whole):
+# Training
+
+
+def test_bf16_run_trains_scores_and_samples(gpu_run):
+    assert "device   NVIDIA H200, precision bf16, TF32, compile inductor" in gpu_run.stderr
+    assert gpu_run.gpu["compile_calls"] == [{"backend": "inductor"}]
+    assert gpu_run.gpu["allocator_settings"] == "expandable_segments:True"
+    losses = losses_by_step("whole")
+    assert losses[6] < losses[1]
+    assert steps_with("whole", "eval/loss") == [0, 3, 6]
+    assert steps_with("whole", "hellaswag/acc") == [0, 6]
+    assert "the " in Path("runs/whole/samples.txt").read_text()
+
+
+def test_log_shows_speed_and_memory(gpu_run):
+    progress = r"loss [\d.]+  [\d,]+ tokens/s  mfu \d+%  memory \d+%  left "
+    assert re.search(progress, gpu_run.stderr)
+    assert "speed    GPT-2 124M on one GPU: tokens/s " in gpu_run.stderr
+    assert "MFU good from" in gpu_run.stderr
+    last_update = [row for row in metrics_rows("whole") if "train/loss" in row][-1]
+    assert last_update["gpu/utilization"] == 0.97
+    assert last_update["gpu/watts"] == 287.5
+    assert 0 < last_update["gpu/memory"] < 1e-4
+
+
+def test_host_reads_gpu_once_per_update(gpu_run):
+    updates = gpu_run.gpu["updates"]
+    waits = gpu_run.gpu["waits"]
+
+    # Other work is due in the remaining two updates.
+    assert updates.count({"read update.update": 1}) == 4
+    assert {update["read update.update"] for update in updates} == {1}
+    assert "windows." not in str(waits)
+    # Once per validation, not once per batch.
+    assert waits["read validation.validation_loss"] == 3
+
+
+def test_training_uses_cudnn_attention_on_h200(gpu_run):
+    kernels = gpu_run.gpu["kernels"]
+
+    # Validation's forward pass is not compiled. There Transformers reads whether positions are
+    # packed, once per pass.
+    validation_passes = gpu_run.gpu["waits"]["read loss.NextTokenLoss.forward"]
+    # Six updates and the trial before the first one have two micro-batches each.
+    forward_passes = 6 * 2 + 2 + validation_passes
+    # Two layers, and one call for the log.
+    assert kernels["cudnn attention._causal_attention"] == 2 * forward_passes + 1
+    assert f"kernels  attention cudnn; torch {torch.__version__}, CUDA 13.0" in gpu_run.stderr
+    assert ", cuDNN" in gpu_run.stderr
+    assert ", driver 580.1\n" in gpu_run.stderr
+
+
+def test_scoring_avoids_cudnn_attention(gpu_run):
+    """The cuDNN kernel is set up again for each shape, and task items have many shapes."""
+    kernels = set(gpu_run.gpu["kernels"])
+
+    assert kernels == {
+        "cudnn attention._causal_attention",
+        "efficient attention._causal_attention",
+    }
+
+
+def test_training_and_evaluations_compute_in_run_precision(gpu_run):
+    products = gpu_run.gpu["products"]
+
+    assert dtypes_of(products, "train.train") == {"bfloat16"}
+    assert dtypes_of(products, "loss.") == {"bfloat16"}
+    assert dtypes_of(products, "likelihood.") == {"bfloat16"}
+
+
+def test_update_is_one_fused_kernel_per_group(gpu_run):
+    num_updates = 6
+    num_groups = 2
+
+    calls = gpu_run.gpu["watched"]["_fused_adamw_ float32 update.update"]
+
+    assert calls == num_updates * num_groups
+
+
+def test_mfu_is_relative_to_peak_of_precision(gpu_run):
     row = next(row for row in metrics_rows("whole") if "mfu" in row)
+
     peak = row["tokens_per_second"] * tiny_shape().flops_per_token / row["mfu"]
+
     assert peak == pytest.approx(gpus.peak_flops("NVIDIA H200", "bf16"))
 
 
-def test_a_deterministic_run_takes_no_kernel_that_varies(whole):
-    done = run_on(H200, "train", *WHOLE, "--run_name", "d", "--deterministic", "true")
-    assert done.card["kernels"].keys() == {
-        f"{name} attention._causal_attention" for name in ("flash", "efficient")
+def test_deterministic_run_uses_deterministic_kernels(gpu_run):
+    flags = (*WHOLE_RUN, "--run_name", "d", "--deterministic", "true")
+
+    result = run_script_on_gpu(H200, "train", *flags)
+
+    assert set(result.gpu["kernels"]) == {
+        "flash attention._causal_attention",
+        "efficient attention._causal_attention",
     }
-    assert done.card["waits"] == whole.card["waits"] and losses_by_step("d") == losses_by_step(
-        "whole"
-    )
+    assert result.gpu["waits"] == gpu_run.gpu["waits"]
+    assert losses_by_step("d") == losses_by_step("whole")
 
 
-def test_fp16_skips_an_overflow_muon_computes_in_what_the_card_has_and_a_killed_run_resumes_with_its_scale(
-    whole,
-):
-    flags, scale = (
-        ("--optimizer", "muon", "--max_steps", "6", "--save_steps", "3"),
-        {"SCALE": str(2.0**19)},
-    )
-    done = train(T4, *flags, "--run_name", "u", **scale)
-    assert "device   Tesla T4, precision fp16, compile inductor" in done.stderr
-    skipped = [0, *(row["skipped_updates"] for row in metrics_rows("u"))]
-    lost = [after - before for before, after in itertools.pairwise(skipped)]
-    assert done.stderr.count("update skipped: fp16 overflow; the loss scale was lowered") == sum(
-        lost
-    )
-    assert 0 < sum(lost) < 6
-    assert [update["read update.update"] for update in done.card["updates"]] == [
-        3 if each else 1 for each in lost
-    ]
-    assert done.card["products"].keys() >= {
-        "float16 muon.orthogonalize",
-        "float16 loss.NextTokenLoss.forward",
-    }
-    assert not [key for key in done.card["products"] if "bfloat16" in key]
-    assert final_state("u", 6)["state"]["scaler"]["scale"] == 2.0 ** (19 - sum(lost))
-    train(T4, *flags, expect=-9, KILL_AT="5", **scale)
-    train(T4, *flags, **scale)
-    assert final_state("r", 6) == final_state("u", 6) and losses_by_step("r") == losses_by_step("u")
+# A scale at which the first updates overflow.
+INIT_SCALE = 2.0**19
+FP16_MUON = ("--optimizer", "muon", "--max_steps", "4", "--save_steps", "2")
 
 
-def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(whole):
+def skipped_per_update(run_name: str) -> list[int]:
+    """Return for each update of a run how many updates it skipped: 0 or 1."""
+    totals = [row["skipped_updates"] for row in metrics_rows(run_name)]
+    return [after - before for before, after in itertools.pairwise([0, *totals])]
+
+
+def test_killed_fp16_run_resumes_with_its_loss_scale(gpu_run):
+    environment = {"INIT_SCALE": str(INIT_SCALE)}
+
+    result = train_on_gpu(T4, *FP16_MUON, "--run_name", "u", **environment)
+    train_on_gpu(T4, *FP16_MUON, expect=-9, KILL_AT="3", **environment)
+    train_on_gpu(T4, *FP16_MUON, **environment)
+
+    check_overflows_were_skipped(result)
+    check_products_are_fp16(result)
+    assert final_state("r", 4) == final_state("u", 4)
+    assert losses_by_step("r") == losses_by_step("u")
+
+
+def check_overflows_were_skipped(result: GpuRun) -> None:
+    """Check that run "u" skipped its overflows and lowered the loss scale each time."""
+    skipped = skipped_per_update("u")
+    total = sum(skipped)
+    message = "update skipped: fp16 overflow; the loss scale was lowered"
+    assert 0 < total < 4
+    assert result.stderr.count(message) == total
+    assert final_state("u", 4)["state"]["scaler"]["scale"] == INIT_SCALE / 2**total
+
+    reads = [update["read update.update"] for update in result.gpu["updates"]]
+    assert reads == [3 if is_skipped else 1 for is_skipped in skipped]
+
+
+def check_products_are_fp16(result: GpuRun) -> None:
+    """Check that the model and Muon multiply in fp16, and nothing in bf16, which a T4 lacks."""
+    products = result.gpu["products"]
+    assert "device   Tesla T4, precision fp16, compile inductor" in result.stderr
+    assert "float16 muon.orthogonalize" in products
+    assert "float16 loss.NextTokenLoss.forward" in products
+    assert "bfloat16" not in str(products)
+
+
+def test_masked_checkpointed_run_with_resident_data_is_profiled(gpu_run):
     flags = ("--document_mask", "true", "--gradient_checkpointing", "full", "--profile")
-    done = train(A6000, *flags, "--max_steps", "14", "--tokens_per_step", "32", ROWS="5")
-    assert "precision bf16, TF32, compile inductor, full gradient checkpointing" in done.stderr
-    # Two layers, each twice for it is computed again, in 14 steps and a try; once more for the log.
-    assert done.card["kernels"] == {"efficient attention._causal_attention": 2 * 2 * 15 + 1}
-    assert done.card["updates"][1:] == [{"read update.update": 1}] * 13
-    assert (
-        done.card["waits"]["write batches.Resident.__init__"] == 1
-    )  # data_device auto, and little data
-    assert done.card["profiled"] == ["CPU", "CPU", "CUDA"]  # the first for the log
-    assert "kernels  attention efficient;" in done.stderr  # dropout rules FlexAttention out
+    num_updates = 14
+    sizes = ("--max_steps", str(num_updates), "--tokens_per_step", "32")
+
+    result = train_on_gpu(A6000, *flags, *sizes, LOSS_ROWS="5")
+
+    device = "precision bf16, TF32, compile inductor, full gradient checkpointing"
+    assert device in result.stderr
+    # Dropout excludes FlexAttention.
+    assert "kernels  attention efficient;" in result.stderr
+    # Two layers, computed twice because of checkpointing, in the updates and in the trial before
+    # them. One more call for the log.
+    num_calls = 2 * 2 * (num_updates + 1) + 1
+    assert result.gpu["kernels"] == {"efficient attention._causal_attention": num_calls}
+    assert result.gpu["updates"][1:] == [{"read update.update": 1}] * (num_updates - 1)
+    # data_device is auto, and the data are small enough for the GPU.
+    assert result.gpu["waits"]["write batches.Resident.__init__"] == 1
+    # The first profile is for the log.
+    assert result.gpu["profiled_activities"] == ["CPU", "CPU", "CUDA"]
     assert "attention" in Path("runs/r/profile/table.txt").read_text()
 
 
-def test_generate_writes_what_it_writes_on_a_cpu(whole):
-    flags = (
-        "--model",
-        "runs/whole",
-        "--prompt",
-        "the ",
-        "--max_new_tokens",
-        "12",
-        "--temperature",
-        "0",
-    )
-    done = run_on(A6000, "generate", *flags)
-    assert done.stdout == run_script("generate.py", *flags).stdout and done.stdout.startswith(
-        "the "
-    )
-    assert (
-        "write generate.print_samples" in done.card["waits"]
-        and "float32 sampling.sample" in done.card["products"]
-    )
+# Other scripts
+
+
+def test_generate_writes_same_text_as_on_cpu(gpu_run):
+    sampling = ("--max_new_tokens", "12", "--temperature", "0")
+    flags = ("--model", "runs/whole", "--prompt", "the ", *sampling)
+    expected = run_script("generate.py", *flags)
+
+    result = run_script_on_gpu(A6000, "generate", *flags)
+
+    assert result.stdout == expected.stdout
+    assert result.stdout.startswith("the ")
+    assert "write generate.print_samples" in result.gpu["waits"]
+    assert "float32 sampling.sample" in result.gpu["products"]
+
+
+HELLASWAG_FLAGS = ("--model", "runs/whole", "--data_files", "items.jsonl")
 
 
 @pytest.mark.skipif(not HAS_EVALUATE, reason="needs the evaluate package")
-def test_eval_hellaswag_halves_its_batch_and_scores_what_a_cpu_scores(whole):
-    flags = ("--model", "runs/whole", "--data_files", "items.jsonl")
-    card = dataclasses.replace(T4, most_sequences=4)
-    found, there = (
-        json.loads(done.stdout)
-        for done in (
-            run_script("eval_hellaswag.py", *flags),
-            run_on(card, "eval_hellaswag", *flags),
-        )
-    )
-    assert {name: there[name] for name in found if name != "seconds"} == {
-        n: found[n] for n in found if n != "seconds"
-    }
-    half = run_on(A6000, "eval_hellaswag", *flags, ACCELERATE_MIXED_PRECISION="bf16")
-    assert (
-        "bfloat16 likelihood._score" in half.card["products"]
-        and json.loads(half.stdout)["precision"] == "bf16"
-    )
-    assert "score_model.run" in str(json.loads(Path("card.json").read_text())["waits"])
+def test_hellaswag_scores_with_halved_batch_equal_cpu(gpu_run):
+    small_gpu = dataclasses.replace(T4, most_sequences=4)
+
+    on_cpu = run_script("eval_hellaswag.py", *HELLASWAG_FLAGS)
+    on_gpu = run_script_on_gpu(small_gpu, "eval_hellaswag", *HELLASWAG_FLAGS)
+
+    expected = json.loads(on_cpu.stdout)
+    scores = json.loads(on_gpu.stdout)
+    for timed in (expected, scores):
+        timed.pop("seconds", None)
+    assert {name: scores[name] for name in expected} == expected
 
 
-def test_export_model_measures_both_models_on_the_card(whole):
-    done = run_on(A6000, "export_model", "runs/whole", "--out", "out", "--dtype", "bf16")
+@pytest.mark.skipif(not HAS_EVALUATE, reason="needs the evaluate package")
+def test_hellaswag_scores_in_requested_precision(gpu_run):
+    precision = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+
+    result = run_script_on_gpu(A6000, "eval_hellaswag", *HELLASWAG_FLAGS, **precision)
+
+    assert "bfloat16 likelihood._score" in result.gpu["products"]
+    assert json.loads(result.stdout)["precision"] == "bf16"
+    assert "score_model.run" in str(result.gpu["waits"])
+
+
+def test_export_measures_both_models_on_gpu(gpu_run):
+    flags = ("runs/whole", "--out", "out", "--dtype", "bf16")
+
+    result = run_script_on_gpu(A6000, "export_model", *flags)
+
     record = json.loads(Path("out/export.json").read_text())
-    assert (
-        abs(record["after"]["loss"] - record["before"]["loss"]) < 0.01
-        and "this is a CPU" not in done.stdout
-    )
-    products = {f"{each} convert.LogitsLoss.forward" for each in ("float32", "bfloat16")}
-    assert products <= done.card["products"].keys()
+    assert record["after"]["loss"] == pytest.approx(record["before"]["loss"], abs=0.01)
+    assert "this is a CPU" not in result.stdout
+    assert "float32 convert.LogitsLoss.forward" in result.gpu["products"]
+    assert "bfloat16 convert.LogitsLoss.forward" in result.gpu["products"]
 
 
-def test_check_setup_tries_what_training_takes(whole):
-    offline = {
-        "HF_HUB_OFFLINE": "1",
-        "WANDB_MODE": "offline",
-        "expect": None,
-    }  # a missing package is an error too
-    done = run_on(A6000, "check_setup", "--recipe", "tiny.yaml", "--json", **offline)
-    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+def test_check_setup_tries_what_training_uses(gpu_run):
+    flags = ("--recipe", "tiny.yaml", "--json")
+    offline = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
+
+    # The exit status also depends on the packages that are installed.
+    result = run_script_on_gpu(A6000, "check_setup", *flags, expect=None, **offline)
+
+    assert result.stdout, result.stderr
+    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
     for name in ("gpu", "kernels", "bf16", "compile"):
-        assert found[name]["level"] == "ok", found[name]
-    assert "a6000.yaml" in found["launch"]["text"] and "ms on cuda" in found["bf16"]["text"]
-    assert {f"{each} loss.NextTokenLoss.forward" for each in ("float32", "bfloat16")} <= done.card[
-        "products"
-    ].keys()
-    assert done.card["waits"]["synchronize trials._finish"] == 2 * 2 * 2  # trials, models, turns
+        assert checks[name]["level"] == "ok", checks[name]
+    assert "a6000.yaml" in checks["launch"]["text"]
+    assert "ms on cuda" in checks["bf16"]["text"]
+    assert "float32 loss.NextTokenLoss.forward" in result.gpu["products"]
+    assert "bfloat16 loss.NextTokenLoss.forward" in result.gpu["products"]
+    # Two trials with two models and two turns each.
+    assert result.gpu["waits"]["synchronize trials._finish"] == 2 * 2 * 2
 
 
-# Two cards.
-
-TWO = dataclasses.replace(A6000, count=2)
-ACCUMULATING = (
-    "--max_steps",
-    "4",
-    "--per_device_train_batch_size",
-    "1",
-)  # 2 micro-batches on each of two cards
+# Two GPUs
 
 
-def test_two_cards_exchange_each_gradient_once_an_update_over_nccl(whole):
-    """Also where the launcher starts lost processes anew, and they meet by a name of their own."""
+def test_ddp_exchanges_gradients_once_per_update(gpu_run):
+    """The processes meet by a new name, as they do when a launcher restarts them."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    launcher = {"TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    done = train(TWO, *ACCUMULATING, MASTER_PORT=str(store.port), **launcher)
-    assert (
-        "2 processes x 2 micro-batches x 1 sequence" in done.stderr
-        and done.card["backend"] == "nccl"
-    )
-    assert (
-        done.card["wrapped"]["device_ids"] == [1]
-        and done.card["wrapped"]["gradient_as_bucket_view"] is True
-    )
-    assert done.card["exchanged"] == 4 * 4 * tiny_shape().parameters  # of 4 updates, in fp32
+    launcher = {
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_MAX_RESTARTS": "1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    # Each GPU accumulates the gradients of 2 micro-batches.
+    num_updates = 4
+    sizes = ("--max_steps", str(num_updates), "--per_device_train_batch_size", "1")
+
+    result = train_on_gpu(TWO_A6000, *sizes, **launcher)
+
+    assert "2 processes x 2 micro-batches x 1 sequence" in result.stderr
+    assert result.gpu["backend"] == "nccl"
+    assert result.gpu["ddp_arguments"]["device_ids"] == [1]
+    assert result.gpu["ddp_arguments"]["gradient_as_bucket_view"] is True
+    fp32_bytes = 4 * tiny_shape().parameters
+    assert result.gpu["exchanged_bytes"] == num_updates * fp32_bytes
 
 
-def test_check_setups_all_reduce_takes_a_card_a_process():
+def test_all_reduce_trial_uses_one_gpu_per_process():
     environments = torchrun_environments(2)
 
-    def one(rank):
+    def run_trial(rank: int) -> None:
         os.environ.update(environments[rank])
-        assert trials.all_reduce(backend="nccl", megabytes=1).startswith("nccl, 2 processes: ")
-        assert simulated_cuda.machine.device.index == rank
+        result = trials.all_reduce(backend="nccl", megabytes=1)
+        assert result.startswith("nccl, 2 processes: ")
+        assert simulated_cuda.gpu.device.index == rank
 
-    run_on_gpu(
-        TWO,
-        lambda machine: torch.multiprocessing.start_processes(one, nprocs=2, start_method="fork"),
-    )
+    def work(gpu) -> None:
+        torch.multiprocessing.start_processes(run_trial, nprocs=2, start_method="fork")
+
+    run_on_gpu(TWO_A6000, work)
