@@ -81,6 +81,12 @@ def tokenizer(request):
     return MAKERS[request.param]()
 
 
+@pytest.fixture
+def small_sample(monkeypatch):
+    """Compare tiktoken with the tokenizers library on a small sample, for speed."""
+    monkeypatch.setattr(tokenization, "SAMPLE_TOKENS", 1000)
+
+
 def encode(tokenizer, text):
     """Return the ids of a text from the tokenizers library."""
     (ids,) = tokenization.Encoder(tokenizer)([text])
@@ -124,6 +130,7 @@ def test_truncation_does_not_change_fingerprint(tokenizer):
     assert tokenizer.decode(ids.tolist()) == TEXT
 
 
+@pytest.mark.usefixtures("small_sample")
 @pytest.mark.parametrize("make_encoder, tokenizer", ENCODERS, indirect=["tokenizer"])
 def test_end_of_text_in_text_is_ordinary_text(make_encoder, tokenizer):
     (ids,) = make_encoder(tokenizer)([TEXT])
@@ -136,6 +143,7 @@ def test_end_of_text_in_prompt_is_ordinary_text(tokenizer):
     assert tokenizer.eos_token_id not in tokenization.encode_prompt(tokenizer, END_OF_TEXT)
 
 
+@pytest.mark.usefixtures("small_sample")
 @pytest.mark.parametrize("make_encoder, tokenizer", ENCODERS, indirect=["tokenizer"])
 def test_empty_texts_have_no_ids(make_encoder, tokenizer):
     encoder = make_encoder(tokenizer)
@@ -211,6 +219,7 @@ def test_empty_prompt_starts_a_document(tokenizer):
     assert tokenizer.decode(tokenization.encode_prompt(tokenizer, "end")) == "end"
 
 
+@pytest.mark.usefixtures("small_sample")
 @pytest.mark.parametrize("make_encoder, tokenizer", ENCODERS, indirect=["tokenizer"])
 def test_encoder_ignores_settings_of_tokenizer(make_encoder, tokenizer):
     """And it does not change them."""
@@ -329,7 +338,7 @@ def assert_same_ids(tokenizer, encoder, texts):
         assert ids.tolist() == expected_ids.tolist()
 
 
-def test_tiktoken_ids_of_gpt2_are_equal():
+def test_tiktoken_ids_of_gpt2_are_equal(small_sample):
     tokenizer = gpt2_tokenizer()
     assert len(tokenizer) == 50257
 
@@ -352,7 +361,7 @@ def test_tiktoken_ids_of_trained_bpe_are_equal(split):
         assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_run_of_spaces_too_long_for_tiktoken():
+def test_run_of_spaces_too_long_for_tiktoken(small_sample):
     """The tokenizers library encodes it instead."""
     tokenizer = train_bpe_on_texts("gpt2")
     encoder = tokenization.make_encoder(tokenizer)
