@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import prepare_data
 from ursa_minor.base.run_files import read_metrics
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import task_data
 from ursa_minor.model import pretrained
@@ -132,7 +133,7 @@ def requests(monkeypatch) -> list[str]:
         names.append(getattr(source, "name", source))
 
     monkeypatch.setattr(pretrained, "load", record)
-    monkeypatch.setattr(tokenization, "load", record)
+    monkeypatch.setattr(pretrained_tokenizer, "load", record)
     monkeypatch.setattr(task_data, "fetch", record)
     return names
 
