@@ -50,13 +50,3 @@ def test_sample_has_share_of_each_file(suffix, tmp_path):
     assert letters["a"] == pytest.approx(90, abs=30)
     assert letters["b"] == pytest.approx(210, abs=30)
     assert letters["c"] == pytest.approx(300, abs=30)
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
-def test_short_text_is_used_completely(suffix, tmp_path):
-    names = write_files(tmp_path, suffix, {"a": 120, "b": 240})
-
-    letters = sampled_letters(names)
-
-    assert letters["a"] == 120
-    assert letters["b"] in (239, 240)  # of text files, one character is the validation split

@@ -37,28 +37,11 @@ def write_index(path: Path, dtype: str) -> None:
     path.with_suffix(".idx").write_bytes(head + bytes(100))
 
 
-@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
-def test_headerless_file_is_read_as_uint16(name, tmp_path):
-    path = write(tmp_path, "<u2", name)
-
-    ids, offset = shards.open_ids(path)
-
-    assert offset == 0
-    assert np.array_equal(ids, IDS)
-
-
 @pytest.mark.parametrize(
     ("dtype", "width"),
-    [
-        ("<u4", "32 bits"),
-        ("<i4", "32 bits"),
-        ("<i8", "64 bits"),
-        (">i8", "64 bits"),
-        (">u4", "big-endian"),
-    ],
+    [("<u4", "32 bits"), ("<i8", "64 bits"), (">i8", "64 bits"), (">u4", "big-endian")],
 )
-def test_wider_ids_are_rejected(dtype, width, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_wider_ids_are_rejected_with_conversion(dtype, width, tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()
     path = write(folder, dtype)
@@ -69,21 +52,8 @@ def test_wider_ids_are_rejected(dtype, width, tmp_path, monkeypatch):
     message = str(caught.value)
     assert str(path) in message
     assert width in message
-    assert "np.save" in message
-    assert "Restore" not in message
-
-
-@pytest.mark.parametrize("dtype", ["<u4", "<i8", ">u4", ">i8"])
-def test_suggested_conversion_works(dtype, tmp_path):
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    path = write(folder, dtype)
-    with pytest.raises(BadInput) as caught:
-        shards.open_ids(path)
-    command = str(caught.value).partition("Convert it: ")[2].partition(", and use")[0]
-
+    command = message.partition("Convert it: ")[2].partition(", and use")[0]
     subprocess.run(command, shell=True, check=True, env=python_environment(tmp_path))
-
     ids, _ = shards.open_ids(tmp_path / "shards-npy" / "train.npy")
     assert np.array_equal(ids, IDS)
 
@@ -99,11 +69,9 @@ def test_large_vocabulary_needs_a_header(tmp_path):
         shards.check_vocabulary_of_headerless(headerless, 70_000)
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "int32"])
-@pytest.mark.parametrize("name", ["train.bin", "text_train_document.bin"])
-def test_megatron_index_decides_type(name, dtype, tmp_path):
-    path = write(tmp_path, dtype, name)
-    write_index(path, dtype)
+def test_megatron_index_decides_type(tmp_path):
+    path = write(tmp_path, "int32", "text_train_document.bin")
+    write_index(path, "int32")
 
     ids, _ = shards.open_ids(path)
 
@@ -111,18 +79,9 @@ def test_megatron_index_decides_type(name, dtype, tmp_path):
     shards.check_vocabulary_of_headerless(path, 70_000)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint8"])
-def test_unsupported_megatron_type_is_rejected(dtype, tmp_path):
-    path = write(tmp_path, dtype)
-    write_index(path, dtype)
+def test_unsupported_megatron_type_is_rejected(tmp_path):
+    path = write(tmp_path, "int64")
+    write_index(path, "int64")
 
-    with pytest.raises(BadInput, match=dtype):
+    with pytest.raises(BadInput, match="int64"):
         shards.open_ids(path)
-
-
-def test_short_file_is_not_judged(tmp_path):
-    path = write(tmp_path, "<u2", ids=np.array([5, 0]))
-
-    ids, _ = shards.open_ids(path)
-
-    assert ids.tolist() == [5, 0]

@@ -10,13 +10,7 @@ from ursa_minor.data.tokens.encoder import CHANGED_BY_NFC, DocumentEncoder
 
 LOSSY = {
     "Lowercase": normalizers.Lowercase(),
-    "StripAccents": normalizers.StripAccents(),
-    "BertNormalizer": normalizers.BertNormalizer(),
     "NFKC": normalizers.NFKC(),
-    "NFD": normalizers.NFD(),
-    "Nmt": normalizers.Nmt(),
-    "Strip": normalizers.Strip(),
-    "Prepend": normalizers.Prepend(" "),
     "Replace": normalizers.Replace(Regex(" {2,}"), " "),
 }
 
@@ -77,23 +71,14 @@ def tokenizers_nfc(text: str) -> str:
 
 def test_pieces_of_changed_document_count_once():
     tokenizer = byte_level(normalizers.NFC())
-    rows = [("e\u0301 " * 400_000, True), (" e\u0301" * 400_000, False), ("e\u0301", True)]
+    rows = [("e\u0301 e", True), (" e\u0301 e", False), (" e\u0301", False), ("e\u0301", True)]
 
     documents = list(DocumentEncoder(tokenizer, "nfc")(iter(rows), 0))
 
+    assert len(documents) > 2
+
     assert sum(document.counts[CHANGED_BY_NFC] for document in documents) == 2
     assert sum(document.counts["documents"] for document in documents) == 2
-
-
-@pytest.mark.parametrize("kind", ["llama", "metaspace_first", "byte_level", "characters"])
-def test_lossless_tokenizer_is_accepted(kind):
-    tokenizer = odd_tokenizers.TOKENIZERS[kind]()
-    text = "the river's bank"
-
-    (document,) = encode(tokenizer, text)
-
-    assert document.text_bytes - len(text) in (0, 1)  # SentencePiece may add a space
-    assert CHANGED_BY_NFC not in document.counts
 
 
 def test_word_as_end_of_text_is_named():

@@ -11,12 +11,10 @@ from tokenizers import (
     Regex,
     Tokenizer,
     decoders,
-    models,
     normalizers,
     pre_tokenizers,
     processors,
 )
-from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import pretrained_tokenizer, split_points
@@ -24,12 +22,6 @@ from ursa_minor.data.tokens import tokenizer as tokenization
 
 TEXT = odd_tokenizers.TEXT
 HINDI = "हिन्दी में नदी का किनारा, 中文 don't 12345\n\n  two spaces "
-# Regexes of other models, which the classes GPT2Tokenizer and Qwen2Tokenizer would replace.
-SPLITS = {
-    "qwen35": split_points.QWEN35,
-    "llama3": split_points.LLAMA3,
-    "o200k": split_points.O200K,
-}
 
 
 def with_split(regex: str) -> Tokenizer:
@@ -60,11 +52,14 @@ def edit_json(folder, change) -> None:
     path.write_text(json.dumps(definition))
 
 
-@pytest.mark.parametrize("class_name", ["GPT2Tokenizer", "Qwen2Tokenizer"])
-@pytest.mark.parametrize("split", SPLITS)
-def test_file_wins_over_class(split, class_name, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("class_name", "split"),
+    [("GPT2Tokenizer", split_points.QWEN35), ("Qwen2Tokenizer", split_points.LLAMA3)],
+    ids=["GPT2Tokenizer", "Qwen2Tokenizer"],
+)
+def test_file_wins_over_class(class_name, split, tmp_path, caplog):
     # Transformers 5.23.0, huggingface/transformers#45701
-    backend = with_split(SPLITS[split])
+    backend = with_split(split)
     name = write_folder(
         tmp_path / "tok", backend, tokenizer_class=class_name, eos_token="<|endoftext|>"
     )
@@ -76,6 +71,9 @@ def test_file_wins_over_class(split, class_name, tmp_path, caplog):
     assert tokenizer(HINDI)["input_ids"] == backend.encode(HINDI).ids
     assert tokenizer.eos_token == "<|endoftext|>"
     (line,) = caplog.messages
+    tokenizer.save_pretrained(tmp_path / "copy")
+    copy = pretrained_tokenizer.load(str(tmp_path / "copy"))
+    assert tokenization.fingerprint(copy) == tokenization.fingerprint(tokenizer)
     assert class_name in line
     assert "pre_tokenizer" in line
 
@@ -130,18 +128,6 @@ def test_config_without_class_does_not_win(tmp_path):
     assert tokenization.encode_prompt(tokenizer, HINDI) == backend.encode(HINDI).ids
 
 
-def test_saved_copy_is_read_like_its_file(tmp_path):
-    backend = with_split(split_points.QWEN35)
-    name = write_folder(tmp_path / "tok", backend, tokenizer_class="GPT2Tokenizer")
-    tokenizer = pretrained_tokenizer.load(name)
-
-    tokenizer.save_pretrained(tmp_path / "copy")
-    copy = pretrained_tokenizer.load(str(tmp_path / "copy"))
-
-    assert type(copy) is PreTrainedTokenizerFast
-    assert tokenization.fingerprint(copy) == tokenization.fingerprint(tokenizer)
-
-
 def test_unchanged_class_is_kept_silently(tmp_path, caplog):
     backend = tokenization.train_bpe([TEXT], 300, "gpt2").backend_tokenizer
     name = write_folder(
@@ -154,17 +140,13 @@ def test_unchanged_class_is_kept_silently(tmp_path, caplog):
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("setting", ["dropout", "truncation", "padding"])
-def test_encoding_is_deterministic(setting, tmp_path):
+def test_encoding_is_deterministic(tmp_path):
     backend = tokenization.train_bpe([TEXT], 300, "gpt2").backend_tokenizer
     expected_ids = backend.encode(TEXT).ids
-    if setting == "truncation":
-        backend.enable_truncation(5)
-    if setting == "padding":
-        backend.enable_padding(length=500)
+    backend.enable_truncation(5)
+    backend.enable_padding(length=500)
     name = write_folder(tmp_path / "tok", backend)
-    if setting == "dropout":
-        edit_json(tmp_path / "tok", lambda definition: definition["model"].update(dropout=0.5))
+    edit_json(tmp_path / "tok", lambda definition: definition["model"].update(dropout=0.5))
 
     tokenizer = pretrained_tokenizer.load(name)
 
@@ -173,7 +155,7 @@ def test_encoding_is_deterministic(setting, tmp_path):
     assert encode([TEXT])[0].tolist() == expected_ids
 
 
-@pytest.mark.parametrize("token", pretrained_tokenizer.END_OF_TEXT_NAMES)
+@pytest.mark.parametrize("token", ["</s>", "<eos>"])
 def test_only_end_of_text_name_is_used(token, tmp_path):
     backend = with_split(split_points.QWEN35)
     definition = backend.to_str().replace("<|endoftext|>", token)
@@ -185,29 +167,19 @@ def test_only_end_of_text_name_is_used(token, tmp_path):
     assert tokenizer.eos_token_id == backend.token_to_id("<|endoftext|>")
 
 
-@pytest.mark.parametrize("other", ["</s>", "<|im_end|>"])
-def test_ambiguous_end_of_text_is_an_error(other, tmp_path):
+def test_ambiguous_end_of_text_is_an_error(tmp_path):
     backend = with_split(split_points.QWEN35)
-    backend.add_special_tokens([other])
-    if other not in pretrained_tokenizer.END_OF_TEXT_NAMES:
-        backend = Tokenizer.from_str(backend.to_str().replace("<|endoftext|>", "<|stop|>"))
+    backend.add_special_tokens(["</s>"])
+    backend.add_tokens([AddedToken("<eos>", special=False)])
     name = write_folder(tmp_path / "tok", backend)
 
     with pytest.raises(BadInput) as caught:
         pretrained_tokenizer.load(name)
 
     message = str(caught.value)
+    assert "<|endoftext|>, </s>." in message
     assert "tokenizer_config.json" in message
-    assert '{"eos_token": "' in message
-
-
-def test_ordinary_token_is_not_end_of_text(tmp_path):
-    backend = Tokenizer(models.BPE({"a": 0}, []))
-    backend.add_tokens([AddedToken("</s>", special=False)])
-    name = write_folder(tmp_path / "tok", backend)
-
-    with pytest.raises(BadInput, match="eos_token"):
-        pretrained_tokenizer.load(name)
+    assert '{"eos_token": "<|endoftext|>"}' in message
 
 
 def test_sentencepiece_model_alone_is_rejected(tmp_path):
@@ -221,33 +193,6 @@ def test_sentencepiece_model_alone_is_rejected(tmp_path):
     message = str(caught.value)
     assert "tokenizer.model" in message
     assert "save_pretrained" in message
-
-
-@pytest.mark.parametrize("add_dummy_prefix", [True, False])
-def test_sentencepiece_ids_decide(add_dummy_prefix, tmp_path):
-    # Transformers 5.23.0 ignores add_dummy_prefix of a model without a tokenizer class.
-    sentencepiece = pytest.importorskip("sentencepiece", reason="needs sentencepiece")
-    folder = tmp_path / "tok"
-    folder.mkdir()
-    (tmp_path / "text.txt").write_text("the river stone bank isn't 123 é\n" * 200)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=320,
-        model_type="bpe",
-        hard_vocab_limit=False,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=add_dummy_prefix,
-        minloglevel=2,
-    )
-
-    if add_dummy_prefix:
-        with pytest.raises(BadInput, match="SentencePiece"):
-            pretrained_tokenizer.load(str(folder))
-    else:
-        assert pretrained_tokenizer.load(str(folder)).eos_token == "</s>"
 
 
 class OtherProcessor:
