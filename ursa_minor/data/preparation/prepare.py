@@ -130,7 +130,8 @@ class SourceEncoder:
                 if len(document.ids) < skipped:
                     skipped -= len(document.ids)
                     continue
-                for shard, num_written in writer.fill(document.ids, skipped):
+                filled = writer.fill(document.ids, document.text_bytes, skipped)
+                for shard, num_written in filled:
                     position = Position(part, current_row, first_token + num_written)
                     yield Written(shard, position, None)
                 num_tokens += len(document.ids) - skipped

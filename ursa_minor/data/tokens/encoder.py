@@ -14,8 +14,10 @@ from ursa_minor.data.sources.find import SourceRow
 from ursa_minor.data.sources.formats.text import GPT2_SPLIT_POINT
 from ursa_minor.data.tokens import normalizers, split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.shards import id_dtype
 from ursa_minor.data.tokens.split_points import NumberedRow
 from ursa_minor.data.tokens.token_rows import NO_IDS, TokenRows
+from ursa_minor.data.tokens.tokenizer import EncodedTexts
 
 BATCH_CHARACTERS = 2**20  # size of the text that a thread encodes at a time
 CHANGED_BY_NFC = "changed_by_nfc"  # the key of ``Document.counts``
@@ -26,7 +28,7 @@ class Document(NamedTuple):
 
     Attributes:
         row: number of the row.
-        ids: (tokens,) uint32. The first piece of a document starts with the end-of-text token. A
+        ids: (tokens,) uint16 or uint32, see ``id_dtype``. The first piece of a document starts with the end-of-text token. A
             row without text has no ids.
         text_bytes: size of the text that the ids represent, after normalization.
         counts: statistics: documents, rows without text, texts with replaced surrogates, and
@@ -36,6 +38,20 @@ class Document(NamedTuple):
     row: int
     ids: np.ndarray
     text_bytes: int
+    counts: dict[str, int]
+
+
+class _Text(NamedTuple):
+    """A text as it is encoded.
+
+    Attributes:
+        text: the text without lone surrogates.
+        num_bytes: its size in UTF-8, after normalization.
+        counts: see ``Document``.
+    """
+
+    text: str
+    num_bytes: int
     counts: dict[str, int]
 
 
@@ -80,6 +96,7 @@ class DocumentEncoder:
         self._encode = tokenization.make_encoder(tokenizer)
         self._name = name
         self._end_of_text = np.array([tokenizer.eos_token_id], dtype=np.uint32)
+        self._dtype = id_dtype(len(self.bytes_per_token))
         self._uses_nfc = normalizers.uses_nfc(tokenizer)
         self._last_changed_row = -1  # the last row that NFC changed
         # SentencePiece may add a space before a text.
@@ -130,45 +147,89 @@ class DocumentEncoder:
             return [
                 self._document_of_ids(self._token_rows, number, ids) for number, ids, _ in batch
             ]
-        texts = [replace_surrogates(text) for _, text, _ in batch if text is not None]
-        encoded_texts = zip(texts, self._encode(texts), strict=True)
+        rows_with_text = [row for row in batch if row[1] is not None]
+        texts = [self._text(text, begins_document) for _, text, begins_document in rows_with_text]
+        encoded = self._encode.encode([text.text for text in texts])
+        sizes = self._sizes(encoded)
+        self._check_sizes(rows_with_text, texts, encoded, sizes)
+
+        begins = np.array([begins_document for _, _, begins_document in rows_with_text], dtype=bool)
+        encoded = self._with_separators(encoded, begins)
         documents = []
-        for number, original_text, begins_document in batch:
-            if original_text is None:
-                documents.append(Document(number, NO_IDS, 0, _counts(without_text=True)))
+        position = 0  # in the lists of texts
+        for row, text, _ in batch:
+            if text is None:
+                documents.append(Document(row, NO_IDS, 0, _counts(without_text=True)))
                 continue
-            text, ids = next(encoded_texts)
-            counts = _counts(documents=begins_document, surrogates_replaced=text != original_text)
-            normalized = text
-            if self._uses_nfc:
-                normalized = normalizers.to_nfc(text)
-                counts[CHANGED_BY_NFC] = int(normalized != text)
-            text_bytes = self._text_bytes(number, normalized, ids)
-            if begins_document:
-                ids = np.concatenate([self._end_of_text, ids])
-            documents.append(Document(number, ids, text_bytes, counts))
+            begin = encoded.offsets[position]
+            end = encoded.offsets[position + 1]
+            counts = texts[position].counts
+            documents.append(Document(row, encoded.ids[begin:end], int(sizes[position]), counts))
+            position += 1
         return documents
 
-    def _text_bytes(self, row: int, text: str, ids: np.ndarray) -> int:
-        """Return the number of bytes that ids represent, after comparing it with the text.
+    def _text(self, text: str, begins_document: bool) -> _Text:
+        """Return a text without lone surrogates, with its size and statistics."""
+        try:
+            num_bytes = len(text.encode())
+            counts = _counts(documents=int(begins_document))
+        except UnicodeEncodeError:
+            text = replace_surrogates(text)
+            num_bytes = len(text.encode())
+            counts = _counts(documents=int(begins_document), surrogates_replaced=True)
+        if self._uses_nfc:
+            normalized = normalizers.to_nfc(text)
+            num_bytes = len(normalized.encode())
+            counts[CHANGED_BY_NFC] = int(normalized != text)
+        return _Text(text, num_bytes, counts)
+
+    def _sizes(self, encoded: EncodedTexts) -> np.ndarray:
+        """Return the number of bytes that the ids of each text represent, (texts,) int64."""
+        ends = np.concatenate([[0], np.cumsum(self.bytes_per_token[encoded.ids])])
+        return np.diff(ends[encoded.offsets])
+
+    def _check_sizes(
+        self,
+        rows: list[NumberedRow],
+        texts: list[_Text],
+        encoded: EncodedTexts,
+        sizes: np.ndarray,
+    ) -> None:
+        """Raise BadInput if the ids of a text represent another number of bytes than it has.
 
         Args:
-            row: number of the row, for the message.
-            text: the normalized text.
-            ids: (tokens,) its ids.
+            rows: the rows of the texts.
+            texts: the texts.
+            encoded: their ids.
+            sizes: (texts,) the number of bytes that the ids of each text represent.
         """
-        text_bytes = int(self.bytes_per_token[ids].sum())
-        size = len(text.encode())
-        if not 0 <= text_bytes - size <= self._max_prefix_bytes:
-            reason = "this tokenizer changes the text"
-            if self._end_of_text in ids:
-                reason = "its end-of-text (eos) token is also a word of the text"
-            raise BadInput(
-                f"tokenizer = {self._name}: {reason}, so bits per byte would be wrong. Row {row} "
-                f"has {size} bytes, but its ids represent {text_bytes}. Use a tokenizer that keeps "
-                f"the text, or train one: --tokenizer bpe"
-            )
-        return text_bytes
+        added_bytes = sizes - np.array([text.num_bytes for text in texts], dtype=np.int64)
+        is_wrong = (added_bytes < 0) | (added_bytes > self._max_prefix_bytes)
+        if not is_wrong.any():
+            return
+        position = int(np.argmax(is_wrong))
+        row, _, _ = rows[position]
+        ids = encoded.ids[encoded.offsets[position] : encoded.offsets[position + 1]]
+        reason = "this tokenizer changes the text"
+        if self._end_of_text in ids:
+            reason = "its end-of-text (eos) token is also a word of the text"
+        raise BadInput(
+            f"tokenizer = {self._name}: {reason}, so bits per byte would be wrong. Row {row} has "
+            f"{texts[position].num_bytes} bytes, but its ids represent {sizes[position]}. Use a "
+            f"tokenizer that keeps the text, or train one: --tokenizer bpe"
+        )
+
+    def _with_separators(self, encoded: EncodedTexts, begins: np.ndarray) -> EncodedTexts:
+        """Insert the end-of-text token in front of each text that begins a document.
+
+        Args:
+            encoded: the ids of the texts.
+            begins: (texts,) bool, whether a text begins a document.
+        """
+        text_begins = encoded.offsets[:-1]
+        ids = np.insert(encoded.ids, text_begins[begins], self._end_of_text[0])
+        num_inserted = np.concatenate([[0], np.cumsum(begins)])
+        return EncodedTexts(ids.astype(self._dtype), encoded.offsets + num_inserted)
 
     def _document_of_ids(self, token_rows: TokenRows, row: int, ids: np.ndarray | None) -> Document:
         if ids is None:
@@ -183,7 +244,7 @@ class DocumentEncoder:
         text_bytes = int(self.bytes_per_token[text_ids].sum())
         document_ids = token_rows.with_separator(text_ids)
         counts = _counts(documents=token_rows.count_documents(document_ids))
-        return Document(row, document_ids, text_bytes, counts)
+        return Document(row, document_ids.astype(self._dtype), text_bytes, counts)
 
 
 def _counts(

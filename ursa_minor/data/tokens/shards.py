@@ -55,6 +55,7 @@ SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation"
 # The name of a shard that ShardWriter writes.
 OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
 MAX_PART = 99_999  # the number of a part has five digits in the name of a shard
+WRITE_BUFFER_BYTES = 2**20
 CHECK_TOKENS = 2**24  # number of ids that are checked at a time, to limit the memory of a check
 # FUSE with direct_io supports private mappings ("c") but not shared ones ("r").
 MAPPING_MODES: tuple[Literal["r", "c"], ...] = ("r", "c")
@@ -309,6 +310,11 @@ def _conversion(path: Path, dtype: str, new_dtype: str) -> str:
     )
 
 
+def id_dtype(num_ids: int) -> np.dtype:
+    """Return the type in which the ids of a tokenizer are stored."""
+    return np.dtype("<u2") if num_ids <= 2**16 else np.dtype("<u4")
+
+
 def check_ids(path: Path, ids: np.ndarray, offset: int, vocab_size: int) -> int:
     """Check every id of a token file, and return the largest one.
 
@@ -439,13 +445,17 @@ class ShardWriter:
         self.number = first_number
         self.bytes_per_token = bytes_per_token
         self.shard_tokens = shard_tokens
-        uint16_format, uint32_format = SHARD_HEADERS.items()
-        needs_uint32 = len(bytes_per_token) > 2**16
-        self.format, self.dtype = uint32_format if needs_uint32 else uint16_format
+        self.dtype = id_dtype(len(bytes_per_token))
+        self.format = next(key for key, dtype in SHARD_HEADERS.items() if dtype == self.dtype)
         self._file: BinaryIO | None = None  # file of the current shard
 
-    def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[Shard, int]]:
+    def fill(self, ids: np.ndarray, text_bytes: int, begin: int = 0) -> Iterator[tuple[Shard, int]]:
         """Write the ids of a document from index ``begin`` on.
+
+        Args:
+            ids: (tokens,) the ids of the document.
+            text_bytes: size of the text that all of them represent.
+            begin: index of the first id to write.
 
         Yields:
             Each shard that becomes complete, and the index of the first id after it.
@@ -455,7 +465,9 @@ class ShardWriter:
                 self._open_shard()
             num_free = self.shard_tokens - self._tokens
             end = min(len(ids), begin + num_free)
-            self._write(ids[begin:end])
+            part = ids[begin:end]
+            is_complete = len(part) == len(ids)
+            self._write(part, text_bytes if is_complete else self.bytes_per_token[part].sum())
             begin = end
             if self._tokens == self.shard_tokens:
                 shard = self.finish()
@@ -468,14 +480,13 @@ class ShardWriter:
         self._temporary = self.folder / f".{name}.tmp"
         self._tokens = 0
         self._text_bytes = 0
-        self._file = open(self._temporary, "wb")
+        self._file = open(self._temporary, "wb", buffering=WRITE_BUFFER_BYTES)
         self._file.seek(HEADER_BYTES)  # leaves zeros, which ``finish`` replaces
 
-    def _write(self, ids: np.ndarray) -> None:
+    def _write(self, ids: np.ndarray, text_bytes: int) -> None:
         assert self._file is not None
         with files.naming(self._path):
-            self._file.write(ids.astype(self.dtype).data)
-        text_bytes = self.bytes_per_token[ids].sum()
+            self._file.write(ids.astype(self.dtype, copy=False).data)
         self._tokens += len(ids)
         self._text_bytes += int(text_bytes)
 

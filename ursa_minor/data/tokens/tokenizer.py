@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -32,7 +32,7 @@ CONTEXT_TOKENS = 64  # earlier tokens that are decoded together with new ones
 # Longer words (in bytes) are split before a tokenizer is trained, because the training time grows
 # with the square of the length of a word. Natural words and identifiers are shorter.
 LONGEST_WORD = 1024
-SAMPLE_TOKENS = 100_000  # minimum number of tokens for which tiktoken is compared with tokenizers
+SAMPLE_TOKENS = 100_000  # number of tokens for which fastokens is compared with tokenizers
 SAMPLE_TEXT_TOKENS = 500  # tokens of each text in this sample
 MAX_SHOWN_CHARACTERS = 10  # characters that a message lists
 # Texts that two implementations of a regex or of BPE could encode differently.
@@ -106,6 +106,22 @@ def make_characters(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     return _wrap(tokenizer)
 
 
+class EncodedTexts(NamedTuple):
+    """The ids of several texts.
+
+    Attributes:
+        ids: (tokens,) uint32, the ids of all texts. The array may be read-only.
+        offsets: (texts + 1,) int64. The ids of text i are ``ids[offsets[i] : offsets[i + 1]]``.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+    def of_each_text(self) -> list[np.ndarray]:
+        """Return the ids of each text, (tokens,) uint32."""
+        return [self.ids[begin:end] for begin, end in pairwise(self.offsets)]
+
+
 class Encoder:
     """Encode texts without adding special tokens. Those that occur in a text are ordinary text.
 
@@ -113,12 +129,12 @@ class Encoder:
     encoder at the same time, because a call changes no setting.
 
     Attributes:
-        tiktoken: a faster encoding with the same ids, which ``make_encoder`` sets, or None.
+        fast: a fastokens.Tokenizer with the same ids, which ``make_encoder`` sets, or None.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         self.tokenizer = tokenizer
-        self.tiktoken: Any = None
+        self.fast: Any = None
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
@@ -126,43 +142,65 @@ class Encoder:
         if getattr(self._backend.model, "dropout", None) is not None:
             self._backend.model.dropout = None
 
+    @property
+    def definition(self) -> str:
+        """The tokenizer.json of this encoder."""
+        return self._backend.to_str()
+
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (tokens,) uint32. The arrays may be read-only.
 
         Raises:
             BadInput: a text contains a lone surrogate or a character without an id.
         """
-        if self.tiktoken is not None:
-            # ValueError: there is a lone surrogate, or the stack of the regex overflows because of
-            # about a million spaces. Then the tokenizer encodes the texts or reports the problem.
-            with contextlib.suppress(ValueError):
-                return [
-                    self.tiktoken.encode_to_numpy(text, disallowed_special=()) for text in texts
-                ]
+        return self.encode(texts).of_each_text()
+
+    def encode(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encode texts with fastokens if possible, otherwise with tokenizers.
+
+        Raises:
+            BadInput: a text contains a lone surrogate or a character without an id.
+        """
+        if self.fast is not None:
+            # Without success, for example because of a lone surrogate, tokenizers encodes the texts
+            # or reports the problem.
+            with contextlib.suppress(Exception):
+                ids, offsets = self.fast.encode_batch_flat(list(texts), split_special_tokens=True)
+                return EncodedTexts(
+                    np.frombuffer(ids, dtype=np.uint32), np.frombuffer(offsets, dtype=np.int64)
+                )
+        return self.encode_with_tokenizers(texts)
+
+    def encode_with_tokenizers(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encode texts with tokenizers. Raises BadInput as ``encode``."""
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
             raise BadInput(_describe_failure(self.tokenizer, texts, error)) from None
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        ids_of_texts = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        lengths = [len(ids) for ids in ids_of_texts]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        ids = np.concatenate([np.empty(0, dtype=np.uint32), *ids_of_texts])
+        return EncodedTexts(ids, offsets)
 
 
 def make_encoder(tokenizer: PreTrainedTokenizerFast) -> Encoder:
     """Return the fastest encoder with the ids of a tokenizer.
 
-    It uses tiktoken if the tokenizer is a BPE that tiktoken can represent, and if both libraries
-    encode a sample in the same way: every token next to random others, which is harder than natural
-    text, and HARD_TEXTS. The comparison takes about a second for GPT-2.
+    It uses fastokens for a byte-level BPE with a known split, if both libraries encode a sample in
+    the same way: every token next to random others, which is harder than natural text, and
+    HARD_TEXTS.
     """
     encoder = Encoder(tokenizer)
-    tiktoken = _as_tiktoken(tokenizer)
-    if tiktoken is None:
+    fast = _as_fastokens(encoder)
+    if fast is None:
         return encoder
-    texts = [*_random_texts(tiktoken.token_byte_values()), *HARD_TEXTS]
-    expected_ids = encoder(texts)
-    encoder.tiktoken = tiktoken
-    is_equal = all(map(np.array_equal, encoder(texts), expected_ids))
-    if not is_equal:
-        encoder.tiktoken = None
+    texts = [*_random_texts(_bytes_of_tokens(tokenizer)), *HARD_TEXTS]
+    expected = encoder.encode_with_tokenizers(texts)
+    encoder.fast = fast
+    fast_result = encoder.encode(texts)
+    if not all(map(np.array_equal, fast_result, expected)):
+        encoder.fast = None
     return encoder
 
 
@@ -357,65 +395,34 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """Return a tiktoken.Encoding with the ids of a tokenizer, or None if there is none.
-
-    tiktoken joins the two neighbors whose bytes together have the lowest id. A Hugging Face BPE
-    joins the two that come first in its list of merges. They agree on every text if
-
-    1. the ids increase along the list of merges, and
-    2. the bytes of each token, encoded alone, become this token.
-
-    Proof: consider the first time that tiktoken joins neighbors x, y to a token t that the list
-    makes of other neighbors a, b. Until then, nothing was joined across the ends of t's bytes, so
-    that inside them the same was joined as if they were encoded alone. According to 2, the last
-    two parts are then a, b, but they are x, y.
-    """
+def _as_fastokens(encoder: Encoder) -> Any:
+    """Return a fastokens.Tokenizer with the ids of an encoder, or None if it is not used."""
     try:
-        import tiktoken
-
-        # GPT-2's pattern, in a form that runs faster.
-        from tiktoken_ext.openai_public import r50k_pat_str
+        import fastokens
     except ImportError:
         return None
-    definition = _definition(tokenizer)
+    definition = json.loads(encoder.definition)
     regex = split_points.word_regex(definition["pre_tokenizer"] or {})
-    is_plain = _is_plain_bpe(definition) and tokenizer.eos_token_id is not None
-    if not is_plain or regex not in split_points.SPLITS:
+    vocabulary = definition["model"].get("vocab", {})
+    has_all_bytes = vocabulary and set(bytes_to_unicode().values()) <= set(vocabulary)
+    if regex not in split_points.SPLITS or not _is_plain_bpe(definition) or not has_all_bytes:
+        return None
+    try:
+        return fastokens.Tokenizer.from_json_str(encoder.definition)
+    except Exception:  # a part of the definition is not supported
         return None
 
-    merges = definition["model"]["merges"]
-    added_tokens = {token["content"] for token in definition["added_tokens"]}
-    vocabulary = {
-        token: token_id
-        for token, token_id in definition["model"]["vocab"].items()
-        if token not in added_tokens
-    }
+
+def _bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
+    """Return the bytes of each token of a byte-level BPE, without added tokens."""
     byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
-    merged_tokens = [left + right for left, right in merges]
-    if vocabulary.keys() != {*byte_of, *merged_tokens}:
-        return None
-    # Condition 1.
-    merged_ids = [vocabulary[token] for token in merged_tokens]
-    if any(earlier >= later for earlier, later in pairwise(merged_ids)):
-        return None
-    # Condition 2.
-    tokenize = tokenizer.backend_tokenizer.model.tokenize
-    for token, token_id in vocabulary.items():
-        if [part.id for part in tokenize(token)] != [token_id]:
-            return None
-
-    ranks = {}
-    for token, token_id in vocabulary.items():
-        bytes_of_token = bytes(byte_of[character] for character in token)
-        ranks[bytes_of_token] = token_id
-    return tiktoken.Encoding(
-        "the tokenizer's BPE",
-        pat_str=r50k_pat_str if regex == "gpt2" else regex,
-        mergeable_ranks=ranks,
-        # An unused special token: without one, tiktoken is 3 times slower.
-        special_tokens={tokenizer.eos_token: tokenizer.eos_token_id},
-    )
+    definition = _definition(tokenizer)
+    added_tokens = {token["content"] for token in definition["added_tokens"]}
+    return [
+        bytes(byte_of[character] for character in token)
+        for token in definition["model"]["vocab"]
+        if token not in added_tokens
+    ]
 
 
 def _is_plain_bpe(definition: dict[str, Any]) -> bool:
@@ -429,12 +436,12 @@ def _is_plain_bpe(definition: dict[str, Any]) -> bool:
         "continuing_subword_prefix",
         "end_of_word_suffix",
         "byte_fallback",
-        "ignore_merges",
     )
     has_options = any(model[option] for option in options)
     # Added tokens that are not special are matched in the text before words are split.
     all_special = all(token["special"] for token in definition["added_tokens"])
-    return not has_options and definition["normalizer"] is None and all_special
+    keeps_text = definition["normalizer"] in (None, {"type": "NFC"})
+    return not has_options and keeps_text and all_special
 
 
 def _describe_failure(
