@@ -366,7 +366,6 @@ def start_script(
 @functools.cache
 def import_training_modules() -> None:
     """Import once, before the forks, the modules that every script would import itself."""
-    from tiktoken_ext import openai_public  # noqa: F401
     from transformers import (
         GenerationMixin,  # noqa: F401
         GPT2Config,

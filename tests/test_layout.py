@@ -61,7 +61,7 @@ MODULES = {
 }
 SCRIPTS = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 PRODUCT = [*MODULES.values(), *SCRIPTS.values(), *INITS]
-DISTRIBUTIONS = {"yaml": "pyyaml", "tiktoken_ext": "tiktoken", "pynvml": "nvidia-ml-py"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
 YAMLS = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 
 

@@ -44,10 +44,10 @@ THIS_SCRIPT = __file__
 
 
 @pytest.fixture(autouse=True)
-def short_tiktoken_check(monkeypatch) -> None:
-    """Shorten the comparison of tiktoken with the tokenizer, which takes a second per process.
+def short_fastokens_check(monkeypatch) -> None:
+    """Shorten the comparison of fastokens with the tokenizers library.
 
-    test_tokenization.py tests the comparison itself.
+    test_tokenizer.py tests the comparison itself.
     """
     monkeypatch.setattr(tokenization, "SAMPLE_TOKENS", 100)
     monkeypatch.setattr(tokenization, "HARD_TEXTS", [])

@@ -1,19 +1,21 @@
-"""Test tokenizers: encoding and decoding, saving, bytes per token, and the use of tiktoken."""
+"""Test tokenizers: encoding and decoding, saving, bytes per token, and fastokens."""
 
 import functools
 import json
+import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import odd_texts
 import pytest
-import tiktoken_ext.openai_public
-from conftest import gpt2_tokenizer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from conftest import gpt2_tokenizer, run_in_fork
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens import pretrained_tokenizer
+from ursa_minor.data.tokens import pretrained_tokenizer, split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import DocumentEncoder
 
@@ -65,7 +67,7 @@ MAKERS = {
     "gpt2-bpe": train_small_gpt2_bpe,
     "characters": make_character_tokenizer,
 }
-# tiktoken encodes both kinds of BPE in the same way, so one of them is sufficient.
+# fastokens encodes both kinds of BPE in the same way, so one of them is sufficient.
 ENCODERS = [
     (tokenization.Encoder, "bpe"),
     (tokenization.Encoder, "gpt2-bpe"),
@@ -83,7 +85,7 @@ def tokenizer(request):
 
 @pytest.fixture
 def small_sample(monkeypatch):
-    """Compare tiktoken with the tokenizers library on a small sample, for speed."""
+    """Compare fastokens with the tokenizers library on a small sample, for speed."""
     monkeypatch.setattr(tokenization, "SAMPLE_TOKENS", 1000)
 
 
@@ -327,7 +329,7 @@ def test_qwen_split_keeps_combining_marks_in_words():
     assert num_ids["gpt2"] > 1.5 * num_ids["qwen35"]
 
 
-# tiktoken
+# fastokens
 
 
 def assert_same_ids(tokenizer, encoder, texts):
@@ -338,38 +340,63 @@ def assert_same_ids(tokenizer, encoder, texts):
         assert ids.tolist() == expected_ids.tolist()
 
 
-def test_tiktoken_ids_of_gpt2_are_equal(small_sample):
+def test_fastokens_ids_of_gpt2_are_equal(small_sample):
     tokenizer = gpt2_tokenizer()
     assert len(tokenizer) == 50257
 
     encoder = tokenization.make_encoder(tokenizer)
 
-    assert encoder.tiktoken
+    assert encoder.fast
     assert encoder(["Hello world"])[0].tolist() == [15496, 995]  # as GPT-2's encoder.py
     assert_same_ids(tokenizer, encoder, [*TEXTS.values(), *tokenization.HARD_TEXTS])
 
 
-@pytest.mark.parametrize("split", ["gpt2", "qwen35"])
-def test_tiktoken_ids_of_trained_bpe_are_equal(split):
-    tokenizer = train_bpe_on_texts(split)
+SPLITS = {
+    "gpt2": split_points.GPT2,
+    "qwen2": split_points.QWEN2,
+    "qwen35": split_points.QWEN35,
+    "llama3": split_points.LLAMA3,
+    "o200k": split_points.O200K,
+}
+
+
+def make_bpe_with_split(regex):
+    """Return a byte-level BPE tokenizer with one of ``SPLITS``."""
+    tokenizer = tokenization.train_bpe(TEXTS.values(), 1000, "gpt2")
+    if regex != split_points.GPT2:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(regex), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    return tokenizer
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_fastokens_ids_of_each_split_are_equal(split):
+    tokenizer = make_bpe_with_split(SPLITS[split])
     encoder = tokenization.make_encoder(tokenizer)
-    assert encoder.tiktoken
+    assert encoder.fast
+    draw = random.Random(0)
+    random_texts = [odd_texts.random_text(draw) for _ in range(100)]
 
-    for text in (*TEXTS.values(), *tokenization.HARD_TEXTS):
-        text = text.replace(END_OF_TEXT, "")
-        (ids,) = encoder([text])
-        assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
+    assert_same_ids(tokenizer, encoder, [*TEXTS.values(), *tokenization.HARD_TEXTS, *random_texts])
 
 
-def test_run_of_spaces_too_long_for_tiktoken(small_sample):
-    """The tokenizers library encodes it instead."""
-    tokenizer = train_bpe_on_texts("gpt2")
+def test_fastokens_works_in_fork_and_threads(small_sample):
+    tokenizer = train_bpe_on_texts("qwen35")
     encoder = tokenization.make_encoder(tokenizer)
-    text = " " * 1_000_000 + "a"
+    texts = [*TEXTS.values()] * 20
+    expected = [ids.tolist() for ids in encoder(texts)]
 
-    (ids,) = encoder([text])
+    def encode_in_threads():
+        with ThreadPoolExecutor(4) as pool:
+            for result in pool.map(encoder, [texts] * 8):
+                assert [ids.tolist() for ids in result] == expected
 
-    assert ids.tolist() == encode(tokenizer, text).tolist()
+    encode_in_threads()
+    run_in_fork(encode_in_threads)
 
 
 def make_byte_level_bpe(merges):
@@ -418,7 +445,7 @@ def remove_last_merge(definition):
 
 @functools.cache
 def bpe_definition():
-    """Return the JSON definition of a BPE tokenizer that tiktoken can encode."""
+    """Return the JSON definition of a BPE tokenizer."""
     texts = [TEXT * 3, "def define defined other others another"]
     return tokenization.train_bpe(texts, 320, "gpt2").backend_tokenizer.to_str()
 
@@ -430,28 +457,27 @@ def make_changed_bpe(change):
     return wrap(Tokenizer.from_str(json.dumps(definition)))
 
 
-def assert_tiktoken_is_not_used(tokenizer):
-    """Assert that tiktoken cannot encode a tokenizer, and that its ids are right nevertheless."""
-    assert tokenization._as_tiktoken(tokenizer) is None
-    text = "def abc zebra others' defined don't 1234  x\n"
-    (ids,) = tokenization.make_encoder(tokenizer)([text])
-    assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("change", "is_fast"),
     [
-        add_prefix_space,
-        add_normalizer,
-        swap_two_ids,
-        add_word,
-        add_unknown_token,
-        remove_byte,
-        remove_last_merge,
+        (add_normalizer, True),
+        (swap_two_ids, True),
+        (remove_last_merge, True),
+        (add_prefix_space, False),
+        (add_word, False),
+        (add_unknown_token, False),
+        (remove_byte, False),
     ],
 )
-def test_tiktoken_is_not_used_for_changed_bpe(change):
-    assert_tiktoken_is_not_used(make_changed_bpe(change))
+def test_changed_bpe_keeps_its_ids(change, is_fast):
+    tokenizer = make_changed_bpe(change)
+    text = "def abc zebra others' defined don't 1234 e\u0301 x\n"
+
+    encoder = tokenization.make_encoder(tokenizer)
+
+    assert (encoder.fast is not None) == is_fast
+    (ids,) = encoder([text])
+    assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize(
@@ -462,45 +488,64 @@ def test_tiktoken_is_not_used_for_changed_bpe(change):
     ],
     ids=["two merges for a token", "unreachable token"],
 )
-def test_tiktoken_is_not_used_for_unusual_merges(merges):
-    assert_tiktoken_is_not_used(make_byte_level_bpe(merges))
+def test_unusual_merges_keep_their_ids(merges):
+    tokenizer = make_byte_level_bpe(merges)
+    encoder = tokenization.make_encoder(tokenizer)
+
+    assert_same_ids(tokenizer, encoder, ["abc", "bc abcabc ab", "aabbcc"])
 
 
-def test_tiktoken_is_not_used_for_characters():
+def test_characters_are_not_encoded_by_fastokens():
     tokenizer = tokenization.make_characters([TEXT, *tokenization.HARD_TEXTS])
 
-    assert_tiktoken_is_not_used(tokenizer)
+    assert tokenization.make_encoder(tokenizer).fast is None
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", r"'s| ?\S+|\s+"],
-)
-def test_tiktoken_with_another_split_is_not_used(monkeypatch, pattern):
-    tokenizer = train_bpe_on_texts("gpt2")
-    monkeypatch.setattr(tiktoken_ext.openai_public, "r50k_pat_str", pattern)
-
-    assert tokenization.make_encoder(tokenizer).tiktoken is None
-
-
-def test_tiktoken_with_other_merges_is_not_used(monkeypatch):
+def test_fastokens_with_other_ids_is_not_used(monkeypatch):
     tokenizer = make_byte_level_bpe([("a", "b"), ("c", "d")])
     other_tokenizer = make_byte_level_bpe([("c", "d"), ("a", "b")])
-    encoding = tokenization._as_tiktoken(tokenizer)
-    monkeypatch.setattr(tokenization, "_as_tiktoken", lambda tokenizer: encoding)
+    fast = tokenization._as_fastokens(tokenization.Encoder(tokenizer))
+    monkeypatch.setattr(tokenization, "_as_fastokens", lambda encoder: fast)
 
-    assert tokenization.make_encoder(tokenizer).tiktoken
-    assert tokenization.make_encoder(other_tokenizer).tiktoken is None
+    assert tokenization.make_encoder(tokenizer).fast
+    assert tokenization.make_encoder(other_tokenizer).fast is None
 
 
-def test_tokenizers_library_encodes_without_tiktoken(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
+def test_tokenizers_library_encodes_without_fastokens(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastokens", None)
     tokenizer = make_byte_level_bpe([("a", "b"), ("c", "d")])
 
     encoder = tokenization.make_encoder(tokenizer)
 
-    assert encoder.tiktoken is None
+    assert encoder.fast is None
     assert encoder(["ab"])[0].tolist() == tokenizer.encode("ab")
+
+
+class WrongEncoder:
+    """Encode with fastokens, but swap the last two ids from the second batch on."""
+
+    def __init__(self, fast):
+        self.fast = fast
+        self.num_batches = 0
+
+    def encode_batch_flat(self, texts, *, split_special_tokens):
+        ids, offsets = self.fast.encode_batch_flat(texts, split_special_tokens=split_special_tokens)
+        self.num_batches += 1
+        if self.num_batches > 1:
+            ids = ids[:-8] + ids[-4:] + ids[-8:-4]
+        return ids, offsets
+
+
+def test_wrong_ids_stop_preparation(monkeypatch):
+    monkeypatch.setattr("ursa_minor.data.tokens.encoder.CHECK_BYTES", 1000)
+    monkeypatch.setattr("ursa_minor.data.tokens.encoder.BATCH_CHARACTERS", 100)
+    document_encoder = DocumentEncoder(train_bpe_on_texts("gpt2"), "tok")
+    document_encoder.threads = 1
+    document_encoder._encode.fast = WrongEncoder(document_encoder._encode.fast)
+    texts = ["the same words ab", "the same words ba"] * 100
+
+    with pytest.raises(BadInput, match=r"row \d+: fastokens .* other ids"):
+        list(document_encoder(((text, True) for text in texts), 0))
 
 
 def assigned_characters():
@@ -533,7 +578,7 @@ def test_both_libraries_classify_characters_alike():
             merges.append((before, byte))
     tokenizer = make_byte_level_bpe(merges)
     encoder = tokenization.make_encoder(tokenizer)
-    assert encoder.tiktoken
+    assert encoder.fast
     characters = assigned_characters()
 
     for start in range(0, len(characters), 1000):

@@ -130,7 +130,7 @@ class SourceEncoder:
                 if len(document.ids) < skipped:
                     skipped -= len(document.ids)
                     continue
-                filled = writer.fill(document.ids, document.text_bytes, skipped)
+                filled = writer.fill(document.ids, skipped, document.text_bytes)
                 for shard, num_written in filled:
                     position = Position(part, current_row, first_token + num_written)
                     yield Written(shard, position, None)

@@ -1,6 +1,8 @@
 """Encode the rows of a source as documents of token ids, in several threads, in order."""
 
+import importlib.metadata
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,8 @@ from ursa_minor.data.tokens.split_points import NumberedRow
 from ursa_minor.data.tokens.token_rows import NO_IDS, TokenRows
 from ursa_minor.data.tokens.tokenizer import EncodedTexts
 
+# Of this much text, one batch is also encoded by the tokenizers library, and compared.
+CHECK_BYTES = 64_000_000
 BATCH_CHARACTERS = 2**20  # size of the text that a thread encodes at a time
 CHANGED_BY_NFC = "changed_by_nfc"  # the key of ``Document.counts``
 
@@ -28,8 +32,8 @@ class Document(NamedTuple):
 
     Attributes:
         row: number of the row.
-        ids: (tokens,) uint16 or uint32, see ``id_dtype``. The first piece of a document starts with the end-of-text token. A
-            row without text has no ids.
+        ids: (tokens,) uint16 or uint32, see ``id_dtype``. The first piece of a document starts
+            with the end-of-text token. A row without text has no ids.
         text_bytes: size of the text that the ids represent, after normalization.
         counts: statistics: documents, rows without text, texts with replaced surrogates, and
             documents that the tokenizer converts to NFC.
@@ -99,6 +103,8 @@ class DocumentEncoder:
         self._dtype = id_dtype(len(self.bytes_per_token))
         self._uses_nfc = normalizers.uses_nfc(tokenizer)
         self._last_changed_row = -1  # the last row that NFC changed
+        self._lock = threading.Lock()
+        self._unchecked_bytes = 0  # size of the text since the last check of the encoder
         # SentencePiece may add a space before a text.
         self._max_prefix_bytes = 1 if tokenization.marks_spaces(tokenizer) else 0
         self._token_rows = token_rows
@@ -150,6 +156,8 @@ class DocumentEncoder:
         rows_with_text = [row for row in batch if row[1] is not None]
         texts = [self._text(text, begins_document) for _, text, begins_document in rows_with_text]
         encoded = self._encode.encode([text.text for text in texts])
+        if self._is_time_to_check(sum(text.num_bytes for text in texts)):
+            self._check_encoder(rows_with_text, texts, encoded)
         sizes = self._sizes(encoded)
         self._check_sizes(rows_with_text, texts, encoded, sizes)
 
@@ -182,6 +190,43 @@ class DocumentEncoder:
             num_bytes = len(normalized.encode())
             counts[CHANGED_BY_NFC] = int(normalized != text)
         return _Text(text, num_bytes, counts)
+
+    def _is_time_to_check(self, num_bytes: int) -> bool:
+        """Return whether CHECK_BYTES were encoded since the last check.
+
+        Args:
+            num_bytes: size of the batch.
+        """
+        if self._encode.fast is None:
+            return False
+        with self._lock:
+            self._unchecked_bytes += num_bytes
+            is_time = self._unchecked_bytes >= CHECK_BYTES
+            if is_time:
+                self._unchecked_bytes = 0
+        return is_time
+
+    def _check_encoder(
+        self, rows: list[NumberedRow], texts: list[_Text], encoded: EncodedTexts
+    ) -> None:
+        """Raise BadInput if tokenizers gives other ids than the encoder.
+
+        Args:
+            rows: the rows of the texts.
+            texts: the texts.
+            encoded: their ids.
+        """
+        expected = self._encode.encode_with_tokenizers([text.text for text in texts])
+        pairs = zip(rows, encoded.of_each_text(), expected.of_each_text(), strict=True)
+        for (row, _, _), ids, expected_ids in pairs:
+            if not np.array_equal(ids, expected_ids):
+                version = importlib.metadata.version("fastokens")
+                raise BadInput(
+                    f"row {row}: fastokens {version} gives other ids than the tokenizers library, "
+                    f"so the shards of this source may be wrong. Uninstall it (pip uninstall "
+                    f"fastokens), delete the folder of the prepared source, and prepare it again. "
+                    f"Please report the text of this row"
+                )
 
     def _sizes(self, encoded: EncodedTexts) -> np.ndarray:
         """Return the number of bytes that the ids of each text represent, (texts,) int64."""

@@ -449,13 +449,15 @@ class ShardWriter:
         self.format = next(key for key, dtype in SHARD_HEADERS.items() if dtype == self.dtype)
         self._file: BinaryIO | None = None  # file of the current shard
 
-    def fill(self, ids: np.ndarray, text_bytes: int, begin: int = 0) -> Iterator[tuple[Shard, int]]:
+    def fill(
+        self, ids: np.ndarray, begin: int = 0, text_bytes: int | None = None
+    ) -> Iterator[tuple[Shard, int]]:
         """Write the ids of a document from index ``begin`` on.
 
         Args:
             ids: (tokens,) the ids of the document.
-            text_bytes: size of the text that all of them represent.
             begin: index of the first id to write.
+            text_bytes: size of the text that all ids represent, if it is known.
 
         Yields:
             Each shard that becomes complete, and the index of the first id after it.
@@ -466,8 +468,10 @@ class ShardWriter:
             num_free = self.shard_tokens - self._tokens
             end = min(len(ids), begin + num_free)
             part = ids[begin:end]
-            is_complete = len(part) == len(ids)
-            self._write(part, text_bytes if is_complete else self.bytes_per_token[part].sum())
+            part_bytes = text_bytes
+            if part_bytes is None or len(part) < len(ids):
+                part_bytes = int(self.bytes_per_token[part].sum())
+            self._write(part, part_bytes)
             begin = end
             if self._tokens == self.shard_tokens:
                 shard = self.finish()
@@ -488,7 +492,7 @@ class ShardWriter:
         with files.naming(self._path):
             self._file.write(ids.astype(self.dtype, copy=False).data)
         self._tokens += len(ids)
-        self._text_bytes += int(text_bytes)
+        self._text_bytes += text_bytes
 
     def finish(self) -> Shard | None:
         """Make the current shard durable and return it, or return None if there is none."""
