@@ -266,8 +266,10 @@ def hanging_hub(monkeypatch) -> Iterator[HubServer]:
 
 @pytest.mark.parametrize(
     ("max_steps", "limit", "status"),
-    [("12", "10 minutes (Ctrl-C ends the wait)", 0), ("100000", "1 s", 130)],
-    ids=["finished", "stopped"],
+    [
+        pytest.param("12", "10 minutes (Ctrl-C ends the wait)", 0, id="finished"),
+        pytest.param("100000", "1 s", 130, id="stopped", marks=pytest.mark.slow),
+    ],
 )
 def test_hanging_upload_does_not_keep_the_process(hanging_hub, workspace, max_steps, limit, status):
     run_log = Path("runs/p/run.log")

@@ -175,7 +175,13 @@ def test_fsdp2_learns_like_ddp(finished_ddp_run, reshard):
 CAN_RECOVER = hasattr(FSDPModule, "reset_iter_state")  # since torch 2.13
 
 
-@pytest.mark.parametrize("recovers", [True, False] if CAN_RECOVER else [False])
+@pytest.mark.parametrize(
+    "recovers",
+    [
+        pytest.param(True, marks=pytest.mark.skipif(not CAN_RECOVER, reason="needs torch 2.13")),
+        pytest.param(False, marks=pytest.mark.slow),
+    ],
+)
 def test_fsdp2_averages_gradients_in_fp32(finished_ddp_run, recovers):
     """Gradients are exchanged once per update, or in each micro-batch if FSDP2 cannot recover."""
     environment = {"FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "EXCHANGES": "sent.json"}
