@@ -2,6 +2,7 @@
 
     python benchmarks/encode.py
     python benchmarks/encode.py --megabytes 40 --rounds 3 --json encode.json
+    python benchmarks/encode.py --memory 10 --json memory.json
 
 It compares, with GPT-2's vocabulary and two processes or threads:
 
@@ -14,6 +15,9 @@ The texts are English-like (documentation of the installed packages), source cod
 (random words of Devanagari syllables), and JSON lines of the first. The programs take turns. For
 each text the benchmark prints the median speed without imports, the highest memory of all
 processes together, and the ratio of our speed to that of the others.
+
+With ``--memory``, it prepares this many gigabytes of documents of 1 MB instead, whose words never
+repeat, and prints the memory of the process after each gigabyte.
 """
 
 import argparse
@@ -41,6 +45,7 @@ from ursa_minor.base import paths  # noqa: E402
 from ursa_minor.data.preparation.prepare import prepare  # noqa: E402
 from ursa_minor.data.sources.find import find_source  # noqa: E402
 from ursa_minor.data.tokens import pretrained_tokenizer  # noqa: E402
+from ursa_minor.data.tokens.encoder import DocumentEncoder  # noqa: E402
 from ursa_minor.recipe.keys import DataSource  # noqa: E402
 
 PROCESSES = 2
@@ -262,6 +267,35 @@ def measure_in_process(program: str, file: Path) -> dict:
     return json.loads(result.stdout.splitlines()[-1])
 
 
+# ---- Memory over a long preparation.
+
+
+def unique_words(num_bytes: int, generator: np.random.Generator) -> str:
+    """Return random words of a to z."""
+    letters = generator.integers(ord("a"), ord("z") + 1, num_bytes, dtype=np.uint8)
+    is_space = generator.random(num_bytes) < 1 / 7
+    letters[is_space] = ord(" ")
+    return letters.tobytes().decode()
+
+
+def memory_over_time(gigabytes: float) -> list[dict]:
+    """Encode unique documents, and return the memory after each gigabyte in MiB."""
+    encode = DocumentEncoder(runs.gpt2_tokenizer(), "gpt2")
+    generator = np.random.default_rng(0)
+    num_documents = int(gigabytes * 1000)
+    rows = ((unique_words(10**6, generator), True) for _ in range(num_documents))
+    process = psutil.Process()
+    history = []
+    started = time.perf_counter()
+    for number, _ in enumerate(encode(rows, 0), 1):
+        if number % 1000 == 0:
+            mebibytes = process.memory_info().rss / 2**20
+            seconds = time.perf_counter() - started
+            history.append({"gigabytes": number / 1000, "mebibytes": mebibytes})
+            print(f"{number / 1000:5.0f} GB  {mebibytes:9,.0f} MiB  {seconds:7.0f} s", flush=True)
+    return history
+
+
 # ---- Report and command line.
 
 
@@ -303,6 +337,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="Number of turns of each program. (default: 3)",
     )
     parser.add_argument(
+        "--memory",
+        type=float,
+        metavar="GIGABYTES",
+        help="Measure the memory of a preparation of this size instead.",
+    )
+    parser.add_argument(
         "--json",
         type=paths.argument,
         metavar="PATH",
@@ -323,6 +363,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.measure:
         program, file = args.measure
         print(json.dumps(measure(program, Path(file))))
+        return 0
+    if args.memory:
+        history = memory_over_time(args.memory)
+        runs.write_json(args.json, {"commit": runs.commit(), "memory": history})
         return 0
     folder = Path(tempfile.mkdtemp())
     try:
