@@ -14,7 +14,6 @@ Exit status: 0 if no check found an error, 1 if one did, 2 if an option or the r
 import argparse
 import dataclasses
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -26,11 +25,10 @@ from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.wording import pluralize
-from ursa_minor.preflight import budget, checks, data_throughput, run_estimate
+from ursa_minor.preflight import budget, checks, run_estimate
 from ursa_minor.preflight.compatibility import ERROR, TRYING, WARNING
 from ursa_minor.recipe import command_line, keys, loading, sizes
 
-CORES_PER_RENTED_GPU = 8
 MOST_GPUS_LOG2 = 12  # --size tries 1, 2, 4, ... up to 4,096 GPUs
 
 
@@ -104,28 +102,6 @@ OPTIONS = {
             "price_per_card_hour", float, "X", "Price of one GPU for one hour, in any currency."
         ),
         Option("price_per_machine_hour", float, "X", "Price of all GPUs together for one hour."),
-    ),
-    "speed of reading data": (
-        Option(
-            "cores",
-            int,
-            "N",
-            f"CPU cores of the machine with the GPUs. (default: {CORES_PER_RENTED_GPU} per GPU "
-            f"with --card or --all_cards, otherwise those of this machine)",
-        ),
-        Option(
-            "link_megabytes_per_second",
-            float,
-            "X",
-            "Speed in MB/s at which that machine downloads the text. (default: unlimited)",
-        ),
-        Option(
-            "reader_tokens_per_second",
-            float,
-            "X",
-            "Speed of tokenization in tokens/s, as prepare_data.py --dry_run prints it. (default: "
-            "measured on one core of this machine)",
-        ),
     ),
 }
 # Options of which only one can be used.
@@ -306,12 +282,8 @@ def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
 
     selected_gpus, counts = _select_gpus(args)
     for count in counts:
-        throughput = estimate_throughput(recipe, args, count)
         price = price_per_hour(args, count)
-        rows = [
-            run_estimate.estimate_run(recipe, gpu, count, price, throughput)
-            for gpu in selected_gpus
-        ]
+        rows = [run_estimate.estimate_run(recipe, gpu, count, price) for gpu in selected_gpus]
         if rows[0]["fits"]:
             break
 
@@ -369,8 +341,7 @@ def show_plan(args: argparse.Namespace) -> None:
     plans = {}
     for path in recipe_paths:
         recipe = load(path)
-        throughput = estimate_throughput(recipe, args, count)
-        plans[path] = budget.plan(recipe, gpu, count, hours, throughput, price)
+        plans[path] = budget.plan(recipe, gpu, count, hours, price)
     fitting_plans = {path: row for path, row in plans.items() if row}
     if not fitting_plans:
         raise BadInput(
@@ -412,27 +383,6 @@ def select_gpu(args: argparse.Namespace) -> tuple[gpus.Gpu, int]:
 def price_per_hour(args: argparse.Namespace, count: int) -> float:
     """Return the price of all GPUs together for one hour, or 0 if it was not given."""
     return args.price_per_machine_hour or count * (args.price_per_card_hour or 0)
-
-
-def estimate_throughput(
-    recipe: keys.Recipe, args: argparse.Namespace, count: int
-) -> data_throughput.DataThroughput:
-    """Return how fast the data of a recipe is read on the machine of the estimate.
-
-    Args:
-        count: number of GPUs.
-    """
-    cores = args.cores
-    if not cores:
-        is_rented = args.card or args.all_cards
-        cores = count * CORES_PER_RENTED_GPU if is_rented else len(os.sched_getaffinity(0))
-    return data_throughput.estimate_throughput(
-        recipe.data,
-        trainers=count,
-        cores=cores,
-        link=1e6 * (args.link_megabytes_per_second or 0),
-        speed=args.reader_tokens_per_second or 0,
-    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plans and estimates of check_setup.py: hours, costs, expected losses, and time for data."""
+"""Plans and estimates of check_setup.py: hours, costs, epochs and expected losses."""
 
 import json
 import math
@@ -12,21 +12,18 @@ from conftest import ROOT
 
 import check_setup
 from ursa_minor.base import gpus
-from ursa_minor.data.preparation import measure as preparation_measure
 from ursa_minor.preflight import budget
-from ursa_minor.preflight.data_throughput import DataThroughput, estimate_throughput
 from ursa_minor.recipe import command_line, keys, loading
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
 GPT2 = "recipes/gpt2_124m.yaml"
-measure_core = preparation_measure.text_bytes_per_core
+TOKEN_FILES = "recipes/gpt2_124m_fineweb.yaml"
 
 
 @pytest.fixture(autouse=True)
-def fixed_core_speed(monkeypatch):
-    """Use the repository as the current folder, and let a core encode 2M tokens per second."""
+def repository_folder(monkeypatch):
+    """Use the repository as the current folder."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(preparation_measure, "text_bytes_per_core", lambda: 9e6)
 
 
 @pytest.fixture
@@ -145,25 +142,38 @@ def test_plan_warns_of_many_epochs(check):
 
 
 def test_expected_loss_counts_at_most_four_epochs():
-    recipe = keys.replace(loading.load_recipe(Path(GPT2)), dataset_config_name=None)
-    throughput = DataThroughput(1e8, 1e6)
+    recipe = keys.replace(loading.load_recipe(Path(GPT2)), limit_tokens=10**8)
 
-    plan = budget.plan(recipe, gpus.find("t4"), 1, 100.0, throughput, 0)
+    plan = budget.plan(recipe, gpus.find("t4"), 1, 100.0, 0)
 
     expected = budget.expected_loss(plan["parameters"], MANY_EPOCHS * 1e8)
     assert plan["expected_loss"] == expected
 
 
-def test_hours_of_plan_include_waiting(check_json):
-    reader = "--reader_tokens_per_second 1e5"
+def test_train_tokens_of_prepared_folder_are_counted(tmp_path):
+    splits = {
+        "train": [{"file": "a.bin", "tokens": 500}],
+        "validation": [{"file": "b.bin", "tokens": 5}],
+    }
+    manifest = {"splits": splits, "tokenizer": None, "complete": True}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    recipe = loading.load_recipe(Path(TOKEN_FILES), {"data_dir": str(tmp_path)})
 
-    result = check_json(f"--plan --card h100 --hours 10 {reader} --recipe {GPT2}")
+    assert budget.estimate_train_tokens(recipe.data) == 500
 
-    plan = only_plan(result)
-    reading_hours = plan["tokens"] / 1e5 / 3600
-    assert reading_hours == pytest.approx(0.9 * 10, rel=1e-3)
-    assert plan["waiting_hours"] > 5
-    assert plan["all_hours"] == pytest.approx(10, rel=1e-3)
+
+@pytest.mark.parametrize(
+    ("recipe", "flags"),
+    [
+        (TOKEN_FILES, {"data_dir": "hf://datasets/kjj0/fineweb10B-gpt2"}),
+        (TOKEN_FILES, {"data_dir": "missing"}),
+        ("recipes/addition.yaml", {}),
+    ],
+)
+def test_train_tokens_of_missing_data_are_unknown(recipe, flags):
+    data = loading.load_recipe(Path(recipe), flags).data
+
+    assert budget.estimate_train_tokens(data) == math.inf
 
 
 def test_recipe_too_large_for_gpu_is_refused(capsys):
@@ -187,80 +197,6 @@ def test_plan_marks_sizes_that_do_not_fit(check):
 # Estimates
 
 
-SLOW_READER = "--estimate --card h100 --count 8 --cores 9 --price_per_card_hour 2 --tokens 10e9"
-
-
-def test_slow_reader_costs_waiting_hours(check_json):
-    result = check_json(SLOW_READER)
-
-    assert result["reader_tokens_per_second"] == 2e6
-    assert result["tokens"] == pytest.approx(10e9, rel=1e-4)
-    waiting_hours = 10e9 / 2e6 / 3600 - result["hours"]
-    assert waiting_hours > 0.5
-    assert result["waiting_hours"] == pytest.approx(waiting_hours)
-    assert result["cost"] == pytest.approx(16 * (result["hours"] + waiting_hours))
-
-
-def test_slow_reader_is_reported_with_fix(check):
-    text = normalize_spaces(check(SLOW_READER))
-
-    assert "1 core of 9 at 2.0 M each" in text
-    assert "the GPUs wait 0.5" in text
-    assert "Run prepare_data.py before" in text
-
-
-def test_given_reader_speed_is_used(check):
-    text = check(f"{SLOW_READER} --reader_tokens_per_second 5e6")
-
-    assert "5,000,000 tokens/s" in text
-    assert "no waiting" in text
-
-
-def test_slow_link_limits_the_reader(check):
-    text = check("--card h100 --count 8 --link_megabytes_per_second 2.9")
-
-    assert "1,000,000 tokens/s" in text
-    assert "2.9 MB/s" in text
-    assert "56 cores of 64 at 2.0 M each" in text
-
-
-def test_core_speed_is_measured(monkeypatch):
-    monkeypatch.setattr(preparation_measure, "CORE_SECONDS", 0.05)
-
-    assert 1e5 < measure_core() < 1e9
-
-
-def load_token_file_recipe(data_dir: str) -> keys.Recipe:
-    """Load the FineWeb recipe with another folder of token files."""
-    recipe = Path("recipes/gpt2_124m_fineweb.yaml")
-    return loading.load_recipe(recipe, {"data_dir": data_dir})
-
-
-def test_token_files_are_limited_by_link_only():
-    recipe = load_token_file_recipe("hf://datasets/kjj0/fineweb10B-gpt2")
-
-    throughput = estimate_throughput(recipe.data, trainers=1, cores=2, link=2e6, speed=0)
-
-    assert throughput.speed == 1e6
-    assert throughput.description == "2 MB/s"
-
-
-def test_prepared_data_cause_no_waiting(tmp_path):
-    splits = {
-        "train": [{"file": "a.bin", "tokens": 500}],
-        "validation": [{"file": "b.bin", "tokens": 5}],
-    }
-    manifest = {"splits": splits, "tokenizer": None, "complete": True}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    recipe = load_token_file_recipe("hf://datasets/kjj0/fineweb10B-gpt2")
-    recipe = keys.replace(recipe, data_dir=str(tmp_path))
-
-    throughput = estimate_throughput(recipe.data, trainers=1, cores=2, link=0, speed=0)
-
-    assert throughput == DataThroughput(500, math.inf, "prepared")
-    assert throughput.waiting_seconds(1e9, 1) == 0
-
-
 @pytest.mark.parametrize("length", ["--max_steps 38146", "--tokens 20e9"])
 def test_longer_run_is_estimated_in_proportion(check_json, length):
     original = check_json("--card a6000")
@@ -269,9 +205,3 @@ def test_longer_run_is_estimated_in_proportion(check_json, length):
 
     assert result["tokens"] == pytest.approx(20e9, rel=1e-4)
     assert result["hours"] == pytest.approx(2 * original["hours"], rel=1e-4)
-
-
-def test_missing_text_is_estimated_without_waiting(check_json):
-    result = check_json("--card a6000 --recipe recipes/addition.yaml")
-
-    assert result["waiting_hours"] == 0

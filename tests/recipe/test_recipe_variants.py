@@ -73,7 +73,7 @@ def test_hours_of_variant_are_the_estimates(name, tmp_path, capsys):
     assert words[:2] == ["python", "train.py"]
     path = tmp_path / "variant.yaml"
     path.write_text(keys.as_yaml(parse_recipe(words)))
-    argv = ["--estimate", "--json", "--recipe", str(path), "--reader_tokens_per_second", "1e9"]
+    argv = ["--estimate", "--json", "--recipe", str(path)]
 
     for entry in cells[-1].split(", "):
         gpu, _, hours = entry.partition(": ")

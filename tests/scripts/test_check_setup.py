@@ -29,7 +29,6 @@ import check_setup
 from benchmarks.runs import once
 from ursa_minor.base import gpus
 from ursa_minor.base.http import reach
-from ursa_minor.data.preparation import measure
 from ursa_minor.model.build import build
 from ursa_minor.preflight import checks, compatibility, estimate, trials
 from ursa_minor.recipe import keys, loading
@@ -37,12 +36,6 @@ from ursa_minor.recipe import keys, loading
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
 DEAD_HUB = "http://127.0.0.1:9"
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def fixed_tokenization_speed(monkeypatch) -> None:
-    """Use 9 MB of text (2M tokens) per second as the speed of a CPU core."""
-    monkeypatch.setattr(measure, "text_bytes_per_core", lambda: 9e6)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 - ``estimate``: memory, speed, hours and energy from formulas
 - ``run_estimate``: the estimate of a recipe on GPUs, as text or as a table (``--estimate``)
 - ``budget``: plan a run for a budget of hours or money (``--plan``)
-- ``data_throughput``: how fast text is prepared
 - ``vocabulary``: check that the tokenizer and ``init_from`` fit each other
 - ``train_command``: parse the command line of train.py and check the files it names
 - ``checks``: the checks of check_setup.py

@@ -4,14 +4,18 @@ All figures are estimated.
 """
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ursa_minor.base import gpus, paths
+from ursa_minor.base.errors import BadInput
+from ursa_minor.data.sources import find as find_sources
+from ursa_minor.data.tokens import manifest as manifests
+from ursa_minor.data.tokens.shards import count_tokens
 from ursa_minor.preflight import run_estimate
-from ursa_minor.preflight.data_throughput import DataThroughput
 from ursa_minor.recipe import keys, sizes
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
@@ -24,6 +28,10 @@ LEAST_PARAMETERS = 5e7  # for smaller models the expected loss is meaningless
 # The batch of a short run is halved until the run has this many updates, or the batch is so small.
 FEWEST_UPDATES = 2000
 LEAST_BATCH = 2**16  # tokens
+TOKEN_BYTES = 4.5  # bytes of English text per token of GPT-2's tokenizer
+PARQUET_BYTES = 2.9  # bytes of Parquet per such token: FineWeb-Edu's sample-10BT is 28.5 GB
+# Names of FineWeb's samples, in billions of GPT-2 tokens.
+SAMPLE = re.compile(r"sample-(\d+)BT")
 LAW = f"""\
 Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 for N parameters and D
 tokens (Besiroglu et al. 2024). Of a repeated text, at most {MANY_EPOCHS} epochs count. The
@@ -45,20 +53,12 @@ def expected_loss(parameters: float, tokens: float) -> float:
     return 1.8172 + 482.01 / parameters**0.3478 + 2085.43 / tokens**0.3658
 
 
-def plan(
-    recipe: keys.Recipe,
-    gpu: gpus.Gpu,
-    count: int,
-    hours: float,
-    throughput: DataThroughput,
-    price: float,
-) -> dict | None:
+def plan(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, hours: float, price: float) -> dict | None:
     """Plan a run of a given number of hours: choose its updates and, if it is short, its batch.
 
     Args:
         count: number of GPUs.
-        hours: for training, waiting for data, evaluations and checkpoints together.
-        throughput: how much text there is and how fast it is read.
+        hours: for training, evaluations and checkpoints together.
         price: of all GPUs per hour. 0 if it is not known.
 
     Returns:
@@ -73,7 +73,7 @@ def plan(
         None if the GPUs cannot hold the model without sharding its weights.
     """
     seconds = 3600 * TRAINING_SHARE * hours
-    batch = _choose_batch(recipe, gpu, count, seconds, throughput)
+    batch = _choose_batch(recipe, gpu, count, seconds)
     if batch is None:
         return None
 
@@ -88,22 +88,23 @@ def plan(
         changes["tokens_per_step"] = batch.tokens_per_step
         changes["learning_rate"] = float(f"{batch.learning_rate:.2g}")
 
-    row = run_estimate.estimate_run(keys.replace(recipe, **changes), gpu, count, price, throughput)
+    row = run_estimate.estimate_run(keys.replace(recipe, **changes), gpu, count, price)
     if row["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
         changes["gradient_checkpointing"] = row["gradient_checkpointing"]
+    train_tokens = estimate_train_tokens(recipe.data)
     row |= {
         "changes": changes,
         "updates": updates,
         "tokens_per_parameter": row["tokens"] / row["parameters"],
         "expected_loss": None,
         "epochs": None,
-        "all_hours": (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE,
+        "all_hours": row["hours"] / TRAINING_SHARE,
     }
     if row["parameters"] >= LEAST_PARAMETERS:
-        useful_tokens = min(row["tokens"], MANY_EPOCHS * throughput.train_tokens)
+        useful_tokens = min(row["tokens"], MANY_EPOCHS * train_tokens)
         row["expected_loss"] = expected_loss(row["parameters"], useful_tokens)
-    if math.isfinite(throughput.train_tokens):
-        row["epochs"] = row["tokens"] / throughput.train_tokens
+    if math.isfinite(train_tokens):
+        row["epochs"] = row["tokens"] / train_tokens
     if price:
         row["cost"] = row["all_hours"] * price
     return row
@@ -123,13 +124,7 @@ class _Batch(NamedTuple):
     run_tokens: float
 
 
-def _choose_batch(
-    recipe: keys.Recipe,
-    gpu: gpus.Gpu,
-    count: int,
-    seconds: float,
-    throughput: DataThroughput,
-) -> _Batch | None:
+def _choose_batch(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, seconds: float) -> _Batch | None:
     """Return the batch of the recipe, or a smaller one if the run would have too few updates.
 
     None if the GPUs cannot hold the model without sharding its weights.
@@ -145,8 +140,6 @@ def _choose_batch(
         if not row["fits"] or row["shared_out"]:
             return None
         run_tokens = row["tokens_per_second"] * seconds
-        if throughput.waiting_seconds(run_tokens, 0) > seconds:
-            run_tokens = throughput.speed * seconds
         while run_tokens < FEWEST_UPDATES * tokens_per_step and tokens_per_step >= 2 * LEAST_BATCH:
             tokens_per_step = _round_to_multiple(tokens_per_step / 2, least_batch)
             learning_rate /= 2**0.5
@@ -156,6 +149,44 @@ def _choose_batch(
 def _round_to_multiple(number: float, unit: int) -> int:
     """Return the multiple of ``unit`` that is nearest to a number, at least one ``unit``."""
     return max(1, round(number / unit)) * unit
+
+
+def estimate_train_tokens(data: keys.Data) -> float:
+    """Return about how many tokens the train split of a recipe has, or inf if that is not known.
+
+    Nothing is downloaded.
+    """
+    return sum(_train_tokens_of_source(source) for source in data.resolved_sources)
+
+
+def _train_tokens_of_source(source: keys.DataSource) -> float:
+    """Return about how many train tokens a source has, or inf if that is not known."""
+    if find_sources.has_urls(source):
+        return math.inf
+    try:
+        if source.is_token_folder:
+            return _count_train_tokens(Path(str(source.data_dir)))
+        found_source = find_sources.find_source(source)
+        if manifests.is_complete(found_source.folder):
+            return _count_train_tokens(found_source.folder)
+    except BadInput:  # the data is on another machine, or does not exist yet
+        return math.inf
+
+    tokens = math.inf
+    sample = SAMPLE.fullmatch(source.dataset_config_name or "")
+    if sample:
+        tokens = 1e9 * int(sample[1])
+    elif found_source.most_tokens:
+        tokens = found_source.most_tokens / TOKEN_BYTES
+    elif found_source.files:
+        sizes = [Path(name).stat().st_size for name in found_source.files["train"]]
+        tokens = sum(sizes) / PARQUET_BYTES
+    return min(tokens, source.limit_tokens or tokens)
+
+
+def _count_train_tokens(folder: Path) -> int:
+    """Return the number of train tokens of a prepared folder."""
+    return count_tokens(manifests.describe_folder(folder).splits["train"])
 
 
 def command(row: Mapping[str, Any], recipe_path: str, changes: Mapping[str, Any]) -> str:
@@ -184,16 +215,14 @@ def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:
     assert chosen is not None
     rounded = run_estimate.rounded
     time = (
-        f"{rounded(chosen['all_hours'])} h: {rounded(chosen['hours'])} for training, "
-        f"{rounded(chosen['waiting_hours'])} waiting for data, the rest for evaluations and "
-        f"checkpoints"
+        f"{rounded(chosen['all_hours'])} h: {rounded(chosen['hours'])} for training, the rest for "
+        f"evaluations and checkpoints"
     )
     summary = [run_estimate.labeled("time", time)]
     if "cost" in chosen:
         cost = f"{rounded(chosen['cost'])} at {chosen['price_per_hour']:g} per hour"
         summary.append(run_estimate.labeled("cost", cost))
     summary.append(run_estimate.labeled("tokens", f"{chosen['tokens']:,}"))
-    summary.append(run_estimate.labeled("reader", run_estimate.describe_reader(chosen)))
     if chosen["epochs"] and chosen["epochs"] > MANY_EPOCHS:
         note = (
             f"The text is read for {chosen['epochs']:.1f} epochs. More than {MANY_EPOCHS} epochs "

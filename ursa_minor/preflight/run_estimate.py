@@ -1,6 +1,5 @@
 """Estimate the run of a recipe on GPUs, and describe the estimate as text or as a table."""
 
-import math
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,6 @@ from ursa_minor.base import gpus
 from ursa_minor.base.wording import pluralize
 from ursa_minor.model.architectures import Shape
 from ursa_minor.preflight import estimate
-from ursa_minor.preflight.data_throughput import PREPARED, DataThroughput
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import make_plan
 
@@ -22,13 +20,11 @@ SHARDED_PARTS = ("weights", "gradients", "moments", "half copies")
 TABLE_COLUMNS = {
     "tokens/s": "tokens_per_second",
     "hours": "hours",
-    "waiting": "waiting_hours",
     "kWh": "kilowatt_hours",
     "cost": "cost",
 }
 TABLE_NOTES = (
     "* with --gradient_checkpointing full",
-    "waiting: additional hours in which the GPUs wait for data",
     "124M, measured: tokens/s of GPT-2 124M on one GPU, measured by others",
     "",
     "--card NAME shows more about one GPU.",
@@ -41,18 +37,11 @@ TEXT_WIDTH = 80  # columns
 LABEL_WIDTH = 13
 
 
-def estimate_run(
-    recipe: keys.Recipe,
-    gpu: gpus.Gpu,
-    count: int,
-    price_per_hour: float,
-    throughput: DataThroughput = PREPARED,
-) -> dict:
+def estimate_run(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, price_per_hour: float) -> dict:
     """Estimate a run on ``count`` GPUs, with the settings of their accelerate YAML.
 
     Args:
         price_per_hour: of all GPUs together, in any currency. 0 if it is not known.
-        throughput: how fast the data of the recipe is read.
 
     Returns:
         A JSON object. It always has the keys ``card``, ``count``, ``compiled``, ``parameters``,
@@ -63,9 +52,7 @@ def estimate_run(
           ``gradient_checkpointing``
         - ``memory_bytes``: see ``estimate.memory``
         - ``tokens_per_second``, ``mfu``, ``hours``, ``kilowatt_hours``
-        - ``reader``, ``reader_tokens_per_second`` (None if it is not limited), ``waiting_hours``:
-          hours in which the GPUs wait for data
-        - ``price_per_hour``, ``cost`` (waiting included), if there is a price
+        - ``price_per_hour``, ``cost``, if there is a price
     """
     shape = estimate.shape_of(recipe.model)
     free_bytes = GPU_MEMORY_SHARE * gpu.memory_gib * 2**30
@@ -100,15 +87,8 @@ def estimate_run(
         "memory_bytes": estimate.memory(shape, micro_batch=micro_batch, **memory_options),
     }
     row |= _speed(shape, recipe, gpu, count, memory_options["checkpointing"])
-    reader_speed = throughput.speed if math.isfinite(throughput.speed) else None
-    row |= {
-        "reader": throughput.description,
-        "reader_tokens_per_second": reader_speed,
-        "waiting_hours": throughput.waiting_seconds(tokens, 3600 * row["hours"]) / 3600,
-    }
     if price_per_hour:
-        all_hours = row["hours"] + row["waiting_hours"]
-        row |= {"price_per_hour": price_per_hour, "cost": all_hours * price_per_hour}
+        row |= {"price_per_hour": price_per_hour, "cost": row["hours"] * price_per_hour}
     return row
 
 
@@ -252,6 +232,7 @@ def _describe_fitting_run(
     sequence_length = recipe.model.sequence_length
     micro_batches = row["gradient_accumulation_steps"]
     speed = rounded(row["tokens_per_second"])
+    hours = rounded(row["hours"])
     energy = rounded(row["kilowatt_hours"])
     texts = {
         "memory": f"{memory_gib:.1f} GiB per GPU: {', '.join(sizes)}",
@@ -259,15 +240,13 @@ def _describe_fitting_run(
         f"{micro_batches} per update on each GPU",
         "settings": _settings(gpu, row),
         "speed": f"{speed} tokens/s, {row['mfu']:.0%} MFU",
-        "time": f"{rounded(row['hours'])} h, without evaluations and checkpoints",
-        "reader": describe_reader(row),
+        "time": f"{hours} h, without evaluations and checkpoints",
         "energy": f"{energy} kWh, for the GPUs only, at full power",
     }
     if "cost" in row:
         cost = rounded(row["cost"])
-        paid_hours = rounded(row["hours"] + row["waiting_hours"])
         price = f"{row['price_per_hour']:g} per hour for the machine"
-        texts["cost"] = f"{cost} for {paid_hours} h, at {price}"
+        texts["cost"] = f"{cost} for {hours} h, at {price}"
     return texts
 
 
@@ -279,19 +258,6 @@ def _settings(gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
     if row["shared_out"]:
         settings.append("sharded (zero3_x8.yaml; the time to gather the weights is not included)")
     return ", ".join(settings)
-
-
-def describe_reader(row: Mapping[str, Any]) -> str:
-    """Return how fast data is read in an estimated run, and how to avoid that the GPUs wait."""
-    speed = row["reader"]
-    if row["reader_tokens_per_second"]:
-        speed = f"{rounded(row['reader_tokens_per_second'])} tokens/s ({row['reader']})"
-    if not row["waiting_hours"]:
-        return f"{speed}: no waiting"
-    return (
-        f"{speed}: the GPUs wait {rounded(row['waiting_hours'])} h for data. Run prepare_data.py "
-        f"before you rent them, or use a machine with more CPU cores (--cores)"
-    )
 
 
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:

@@ -2,7 +2,6 @@
 
 import math
 import time
-from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation.prepare import expected_text_bytes, first_texts, open_parts
-from ursa_minor.data.sources.find import STDLIB, FoundSource, Part, find_source
+from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import pretrained_tokenizer, shards
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -20,7 +19,6 @@ from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
 from ursa_minor.recipe import keys
 
 DRY_RUN_SECONDS = 10
-CORE_SECONDS = 1.0  # time for which an estimate measures the speed of a core
 
 
 class Measurement(NamedTuple):
@@ -85,23 +83,6 @@ def _similar_tokenizer(config: keys.DataSource, train_parts: list[Part]) -> PreT
         size = 257
     texts = islice(first_texts(train_parts), 1000)
     return tokenization.train_bpe(texts, size, config.tokenizer_split)
-
-
-@cache
-def text_bytes_per_core() -> float:
-    """Return how many bytes of text one core of this machine encodes per second.
-
-    The text is the source code of Python's standard library, the tokenizer a small BPE of it.
-    """
-    data = keys.DataSource(
-        dataset_name=STDLIB, validation_fraction=0.05, tokenizer="bpe", data_seed=0
-    )
-    train_parts = (find_source(data).parts or {})["train"]
-    tokenizer = tokenization.train_bpe(islice(first_texts(train_parts), 50), 2042)
-    encode = DocumentEncoder(tokenizer, STDLIB)
-    encode.threads = 1
-    _, text_bytes, seconds = _measure(encode, train_parts, CORE_SECONDS)
-    return text_bytes / seconds
 
 
 def _measure(encode: DocumentEncoder, parts: list[Part], max_seconds: float) -> Measurement:
