@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -296,15 +295,15 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
         is_taken_from_train = split not in opened.parts
         limit = config.validation_tokens if is_taken_from_train else 0
         split_shards = splits.setdefault(split, [])
-        tally: Counter = Counter()
+        tally: dict[str, int] = {}
         for written in opened.write(split, start, split_shards, limit, folder):
             if written.shard:
                 split_shards.append(written.shard)
             if written.document:
-                tally.update(written.document.counts)
+                _add_counts(tally, written.document.counts)
             if is_taken_from_train:
                 train_start = written.next_position
-        counts[split] = dict(tally)
+        counts[split] = tally
         num_tokens = count_tokens(split_shards)
         if num_tokens < limit:
             key = "token_column" if config.token_column else "text_column"
@@ -329,14 +328,14 @@ def write_train_split(
     source = opened.source
     train_parts = opened.parts["train"]
     train_shards = manifest.splits["train"]
-    tally = Counter(manifest.counts["train"])
+    tally = dict(manifest.counts["train"])
     limit = source.config.limit_tokens
     expected_bytes = 0.0 if target else expected_text_bytes(source, train_parts)
-    num_documents = tally["documents"]
+    num_documents = tally.get("documents", 0)
     progress = Progress(train_shards, num_documents, expected_bytes, limit)
     for written in opened.write("train", manifest.cursor, train_shards, limit, source.folder):
         if written.document:
-            tally.update(written.document.counts)
+            _add_counts(tally, written.document.counts)
             progress.count(written.document)
             continue
         if written.shard:
@@ -347,6 +346,12 @@ def write_train_split(
         write_manifest(source.folder, manifest)
         if target:  # the trainer may be far behind, and only a few shards are kept
             target.wait(train_shards)
+
+
+def _add_counts(tally: dict[str, int], counts: dict[str, int]) -> None:
+    """Add the statistics of a document. Counter.update is slower by microseconds."""
+    for name, number in counts.items():
+        tally[name] = tally.get(name, 0) + number
 
 
 def cursor_at(position: Position, parts: list[Part]) -> Cursor:

@@ -2,6 +2,7 @@
 
 - ``tokenizer``: train a tokenizer; encode and decode; bytes of text per token
 - ``pretrained_tokenizer``: load a tokenizer from a folder or the Hub
+- ``definition``: read parts of the definition of a tokenizer
 - ``normalizers``: whether a tokenizer keeps the text that it encodes
 - ``split_points``: places at which a text can be cut without changing its ids
 - ``token_rows``: rows of ids that another program encoded -> documents

@@ -5,7 +5,6 @@ kinds of tokenizers are accepted: without a normalizer, with NFC, and with Sente
 replacement of spaces by "▁".
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from tokenizers.normalizers import NFC
 from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens import definition
 from ursa_minor.data.tokens.tokenizer import SPACE
 
 # What the normalizers of the tokenizers library do that loses text.
@@ -34,8 +34,8 @@ _NFC = NFC()
 
 def uses_nfc(tokenizer: PreTrainedTokenizerFast) -> bool:
     """Return whether a tokenizer converts texts to NFC before it encodes them."""
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    return any(step["type"] == "NFC" for step in _steps(definition["normalizer"]))
+    normalizer = definition.component(tokenizer.backend_tokenizer, "normalizer")
+    return any(step["type"] == "NFC" for step in _steps(normalizer))
 
 
 def to_nfc(text: str) -> str:
@@ -55,8 +55,8 @@ def check_keeps_text(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     Raises:
         BadInput: a part of the tokenizer changes the text.
     """
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    for step in _steps(definition["normalizer"]):
+    normalizer = definition.component(tokenizer.backend_tokenizer, "normalizer")
+    for step in _steps(normalizer):
         if not _is_lossless(step):
             kind = step["type"]
             effect = LOSSES.get(kind, "may change the text")
@@ -65,7 +65,8 @@ def check_keeps_text(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
                 f"wrong, and the model could not generate the original text. Use a tokenizer that "
                 f"keeps the text (with the normalizer NFC or none), or train one: --tokenizer bpe"
             )
-    for step in _steps(definition["pre_tokenizer"]):
+    pre_tokenizer = definition.component(tokenizer.backend_tokenizer, "pre_tokenizer")
+    for step in _steps(pre_tokenizer):
         if step["type"] == "ByteLevel" and step["add_prefix_space"]:
             raise BadInput(
                 f"tokenizer = {name}: its pre-tokenizer ByteLevel adds a space before each text "

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base import model_id
 from ursa_minor.base.errors import BadInput, first_line
+from ursa_minor.data.tokens import definition as definitions
 from ursa_minor.data.tokens import tokenizer as tokenization
 
 log = logging.getLogger(__name__)
@@ -24,9 +25,10 @@ log = logging.getLogger(__name__)
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 # The components of a tokenizer.json that decide the ids of a text and the text of ids.
-COMPONENTS = ("normalizer", "pre_tokenizer", "decoder", "post_processor", "model")
+COMPONENTS = ("normalizer", "pre_tokenizer", "decoder", "post_processor")
 # Settings that have no effect on ids or texts. ``dropout`` is switched off.
 COSMETIC_SETTINGS = ("trim_offsets", "dropout")
+LARGE_SETTINGS = ("vocab", "merges")  # they contain no other settings
 # Names of the end-of-text token, of GPT-2, Llama 2, Llama 3 and Gemma.
 END_OF_TEXT_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 # Texts that are encoded to compare a converted SentencePiece model with the original.
@@ -129,8 +131,11 @@ def _as_file_defines(
     components of its own.
     """
     backend = Tokenizer.from_file(str(file))
-    expected = _components(backend)
-    replaced = _differences(_components(tokenizer.backend_tokenizer), expected)
+    # PreTrainedTokenizerFast does not replace the model, which takes long to compare.
+    is_generic = type(tokenizer) is PreTrainedTokenizerFast
+    names = COMPONENTS if is_generic else (*COMPONENTS, "model")
+    expected = _components(backend, names)
+    replaced = _differences(_components(tokenizer.backend_tokenizer, names), expected)
     if not replaced:
         return tokenizer
     class_name = type(tokenizer).__name__
@@ -138,7 +143,7 @@ def _as_file_defines(
         key: token for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
     }
     generic = PreTrainedTokenizerFast.from_pretrained(location, **at_revision, **special_tokens)
-    for component in _differences(_components(generic.backend_tokenizer), expected):
+    for component in _differences(_components(generic.backend_tokenizer, names), expected):
         setattr(generic.backend_tokenizer, component, getattr(backend, component))
     log.info(
         f"{label}: the class {class_name} would replace the {' and '.join(replaced)} of "
@@ -147,15 +152,20 @@ def _as_file_defines(
     return generic
 
 
-def _components(backend: Tokenizer) -> dict[str, Any]:
-    """Return the components of a tokenizer, without settings that have no effect."""
-    definition = json.loads(backend.to_str())
-    components = {name: _without_cosmetics(definition[name]) for name in COMPONENTS}
+def _components(backend: Tokenizer, names: Sequence[str]) -> dict[str, Any]:
+    """Return components of a tokenizer by name, without settings that have no effect."""
+    components = {}
+    for name in names:
+        if name == "model":
+            component = definitions.complete(backend)["model"]
+        else:
+            component = definitions.component(backend, name)
+        components[name] = _without_cosmetics(component)
     # The decoder ByteLevel has settings, but ignores them.
     decoder = components["decoder"]
     if decoder and decoder["type"] == "ByteLevel":
         components["decoder"] = {"type": "ByteLevel"}
-    model = components["model"]
+    model = components.get("model", {})
     if not model.get("unk_token"):
         model.pop("fuse_unk", None)
     return components
@@ -169,7 +179,9 @@ def _without_cosmetics(value: Any) -> Any:
     if isinstance(value, dict) and "type" in value:
         settings = {}
         for key, setting in value.items():
-            if key not in COSMETIC_SETTINGS:
+            if key in LARGE_SETTINGS:
+                settings[key] = setting
+            elif key not in COSMETIC_SETTINGS:
                 settings[key] = None if setting == "" else _without_cosmetics(setting)
         return settings
     if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -179,7 +191,7 @@ def _without_cosmetics(value: Any) -> Any:
 
 def _differences(components: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Return the names of the components that differ."""
-    return [name for name in COMPONENTS if components[name] != expected[name]]
+    return [name for name, value in expected.items() if components[name] != value]
 
 
 def _make_deterministic(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -489,8 +489,11 @@ class ShardWriter:
 
     def _write(self, ids: np.ndarray, text_bytes: int) -> None:
         assert self._file is not None
-        with files.naming(self._path):
+        try:
             self._file.write(ids.astype(self.dtype, copy=False).data)
+        except OSError:
+            with files.naming(self._path):
+                raise
         self._tokens += len(ids)
         self._text_bytes += text_bytes
 

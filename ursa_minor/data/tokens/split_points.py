@@ -5,16 +5,16 @@ A text can be split at a place if a word ends there whatever follows, and if the
 the same with and without the text that follows.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources.formats.text import GPT2_SPLIT_POINT, MAX_UNSPLIT_CHARACTERS
+from ursa_minor.data.tokens import definition
 
 # The number of a row, its text (str) or ids or None, and whether it is the beginning of a document.
 NumberedRow = tuple[int, Any, bool]
@@ -70,25 +70,22 @@ def split_point_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     Returns:
         None if texts cannot be split for this tokenizer, or if that is not known.
     """
-    definition = json.loads(tokenizer.to_str())
-    pre_tokenizer = definition["pre_tokenizer"] or {}
+    pre_tokenizer = definition.component(tokenizer, "pre_tokenizer") or {}
     if pre_tokenizer.get("pattern") == {"Regex": r"[\s\S]"}:
         return GPT2_SPLIT_POINT  # each character is a word, so every place is a split point
-    if definition["normalizer"] not in (None, {"type": "NFC"}):
+    if definition.component(tokenizer, "normalizer") not in (None, {"type": "NFC"}):
         return None
-    for token in definition["added_tokens"]:
+    for token in tokenizer.get_added_tokens_decoder().values():
         # Special tokens in a text are ordinary text. Others are matched before words are split.
-        if not token["special"] and _may_cross_split_point(token):
+        if not token.special and _may_cross_split_point(token):
             return None
     return SPLITS.get(word_regex(pre_tokenizer) or "")
 
 
-def _may_cross_split_point(added_token: dict[str, Any]) -> bool:
+def _may_cross_split_point(added_token: AddedToken) -> bool:
     """Return whether a split could cut an added token, or the text around it that it removes."""
-    depends_on_context = (
-        added_token["lstrip"] or added_token["rstrip"] or added_token["single_word"]
-    )
-    return depends_on_context or not re.fullmatch(r"\S+|[ \t]+", added_token["content"])
+    depends_on_context = added_token.lstrip or added_token.rstrip or added_token.single_word
+    return depends_on_context or not re.fullmatch(r"\S+|[ \t]+", added_token.content)
 
 
 def word_regex(pre_tokenizer: dict[str, Any]) -> str | None:

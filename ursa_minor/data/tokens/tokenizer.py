@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens import definition as definitions
 from ursa_minor.data.tokens import split_points
 
 # The notations of SentencePiece for a space, and for a byte that is not part of a longer token.
@@ -143,9 +144,9 @@ class Encoder:
             self._backend.model.dropout = None
 
     @property
-    def definition(self) -> str:
-        """The tokenizer.json of this encoder."""
-        return self._backend.to_str()
+    def backend(self) -> Tokenizer:
+        """The tokenizer with the settings of this encoder. Do not change it."""
+        return self._backend
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (tokens,) uint32. The arrays may be read-only.
@@ -331,11 +332,6 @@ def _is_byte(tokenizer: PreTrainedTokenizerBase, token_id: int) -> bool:
     return token is not None and BYTE.fullmatch(token) is not None
 
 
-def _definition(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """Return the contents of the tokenizer.json of a tokenizer."""
-    return json.loads(tokenizer.backend_tokenizer.to_str())
-
-
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """Return the number of bytes of text that each id represents, (vocabulary,) int64.
 
@@ -347,7 +343,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """
     token_ids = range(len(tokenizer))
     tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(list(token_ids))]
-    decoder = _definition(tokenizer)["decoder"]
+    decoder = definitions.component(tokenizer.backend_tokenizer, "decoder")
     if '"ByteLevel"' in json.dumps(decoder):
         counts = [len(token) for token in tokens]
     elif marks_spaces(tokenizer):
@@ -373,13 +369,13 @@ def marks_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
 
     Such a tokenizer may add one space before a text.
     """
-    decoder = _definition(tokenizer)["decoder"]
+    decoder = definitions.component(tokenizer.backend_tokenizer, "decoder")
     return f'"{SPACE}"' in json.dumps(decoder, ensure_ascii=False)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return a SHA-256 of those parts of a tokenizer's definition that decide the ids of a text."""
-    definition = _definition(tokenizer)
+    definition = definitions.complete(tokenizer.backend_tokenizer)
     names = ("model", "pre_tokenizer", "normalizer", "added_tokens")
     parts = {name: definition[name] for name in names}
     document = json.dumps(parts, sort_keys=True)
@@ -401,14 +397,15 @@ def _as_fastokens(encoder: Encoder) -> Any:
         import fastokens
     except ImportError:
         return None
-    definition = json.loads(encoder.definition)
+    text = encoder.backend.to_str()
+    definition = json.loads(text)
     regex = split_points.word_regex(definition["pre_tokenizer"] or {})
     vocabulary = definition["model"].get("vocab", {})
-    has_all_bytes = vocabulary and set(bytes_to_unicode().values()) <= set(vocabulary)
+    has_all_bytes = set(bytes_to_unicode().values()) <= set(vocabulary)
     if regex not in split_points.SPLITS or not _is_plain_bpe(definition) or not has_all_bytes:
         return None
     try:
-        return fastokens.Tokenizer.from_json_str(encoder.definition)
+        return fastokens.Tokenizer.from_json_str(text)
     except Exception:  # a part of the definition is not supported
         return None
 
@@ -416,13 +413,10 @@ def _as_fastokens(encoder: Encoder) -> Any:
 def _bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
     """Return the bytes of each token of a byte-level BPE, without added tokens."""
     byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
-    definition = _definition(tokenizer)
-    added_tokens = {token["content"] for token in definition["added_tokens"]}
-    return [
-        bytes(byte_of[character] for character in token)
-        for token in definition["model"]["vocab"]
-        if token not in added_tokens
-    ]
+    vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    added_tokens = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    ordinary_tokens = sorted(vocabulary.keys() - added_tokens, key=vocabulary.__getitem__)
+    return [bytes(byte_of[character] for character in token) for token in ordinary_tokens]
 
 
 def _is_plain_bpe(definition: dict[str, Any]) -> bool:
