@@ -589,8 +589,8 @@ def _check_tokenizer_of_shards(
         )
     raise BadInput(
         f"tokenizer = {stated_name}: the shards in {folder} were not encoded with the tokenizer "
-        f"that the run uses. Prepare all text of the run again with the same tokenizer, for "
-        f"example with --tokenizer FOLDER"
+        f"that the run uses. Delete this folder, and prepare all text of the run again with the "
+        f"same tokenizer, for example with --tokenizer FOLDER"
     )
 
 

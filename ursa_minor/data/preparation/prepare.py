@@ -34,7 +34,13 @@ from ursa_minor.data.tokens.manifest import (
     write_manifest,
 )
 from ursa_minor.data.tokens.shards import Shard, ShardWriter, count_tokens
-from ursa_minor.data.tokens.token_rows import SAMPLE_ROWS, TokenRows, are_packed, unknown_padding
+from ursa_minor.data.tokens.token_rows import (
+    SAMPLE_ROWS,
+    TokenRows,
+    are_packed,
+    contain_end_of_text,
+    unknown_padding,
+)
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.source_kind import URL_SCHEMES
 
@@ -238,8 +244,15 @@ def inspect_token_rows(
         parts: the files of the train split.
         tokenizer: the tokenizer that the rows were encoded with.
     """
-    all_rows = chain.from_iterable(read_rows(0) for _, read_rows in parts)
-    sample = [ids for ids, _ in islice(all_rows, SAMPLE_ROWS) if ids is not None]
+    files_of_rows: list[list] = []
+    num_missing = SAMPLE_ROWS
+    for _, read_rows in parts:
+        if num_missing <= 0:
+            break
+        rows = [ids for ids, _ in islice(read_rows(0), num_missing)]
+        num_missing -= len(rows)
+        files_of_rows.append([ids for ids in rows if ids is not None])
+    sample = list(chain.from_iterable(files_of_rows))
     column = f"token_column = {source.config.token_column}"
     padding = unknown_padding(sample, tokenizer)
     if padding is not None:
@@ -248,12 +261,18 @@ def inspect_token_rows(
             f"with it, and it is trained as text. If it is padding, set pad_token in "
             f"tokenizer_config.json to this token, or keep the column {MASK_COLUMN}"
         )
-    if are_packed(sample, tokenizer):
+    if are_packed(files_of_rows, tokenizer):
         log.info(
             f"{column}: the rows are packed sequences of {len(sample[0])} ids, which contain their "
             f"own end-of-text tokens. None is added"
         )
         return True
+    if contain_end_of_text(sample, tokenizer):
+        log.warning(
+            f"{column}: some rows contain an end-of-text token between their ids, but the rows "
+            f"differ in length, so they are not read as packed. If their documents continue in the "
+            f"next row, write them as token files instead"
+        )
     log.info(
         f"{column}: each row is one document. Padding and special tokens at its ends are removed, "
         f"and an end-of-text token is added in front"

@@ -65,6 +65,8 @@ class Column(NamedTuple):
         if cell is None:
             return None
         ids = np.asarray(cell)
+        if mask is not None:
+            ids = ids[_is_token(mask, ids, row)]
         if not ids.size:
             return None
         are_integers = ids.ndim == 1 and ids.dtype.kind in "iu"
@@ -73,17 +75,29 @@ class Column(NamedTuple):
                 f"row {row} is not a list of ids (integers from 0 to 2**32 - 1). "
                 f"Correct or remove this row"
             )
-        if mask is not None:
-            is_token = np.asarray(mask) == 1
-            if is_token.shape != ids.shape:
-                raise Unreadable(
-                    f"row {row}: {MASK_COLUMN} has the shape {is_token.shape}, but the ids have "
-                    f"{ids.shape}. Correct or remove this row"
-                )
-            ids = ids[is_token]
-            if not ids.size:
-                return None
         return ids.astype(np.uint32)
+
+
+def _is_token(mask: Any, ids: np.ndarray, row: int) -> np.ndarray:
+    """Return for each id of a row whether it is not padding, (tokens,) bool.
+
+    Args:
+        mask: the value of ``MASK_COLUMN``. Padding has 0. Some programs write the number of the
+            document instead of 1.
+        ids: (tokens,) the ids of the row.
+        row: number of the row, for the message.
+
+    Raises:
+        Unreadable: the mask is not a list of as many non-negative numbers.
+    """
+    values = np.asarray(mask)
+    are_numbers = values.shape == ids.shape and values.dtype.kind in "biuf"
+    if not are_numbers or (values.size and values.min() < 0):
+        raise Unreadable(
+            f"row {row}: {MASK_COLUMN} is not a list of {ids.size} numbers of 0 or more, one for "
+            f"each id. Correct or remove this row"
+        )
+    return values != 0
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,7 @@ class DocumentEncoder:
             (number, content, begins_document)
             for number, (content, begins_document) in enumerate(rows, first_row)
         )
+        self._last_changed_row = -1
         # The pieces of text files are already split for GPT-2.
         is_split = self._split_point is GPT2_SPLIT_POINT
         if self._token_rows is None and not is_split:
@@ -286,6 +287,8 @@ class DocumentEncoder:
                 f"tokenizer has only {vocab_size} ids. Use the tokenizer that produced the ids"
             )
         text_ids = token_rows.text_ids(ids)
+        if not len(text_ids):
+            return Document(row, NO_IDS, 0, _counts(without_text=True))
         text_bytes = int(self.bytes_per_token[text_ids].sum())
         document_ids = token_rows.with_separator(text_ids)
         counts = _counts(documents=token_rows.count_documents(document_ids))

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ursa_minor.base import model_id
+from ursa_minor.base import files, model_id
 from ursa_minor.base.errors import BadInput, first_line
 from ursa_minor.data.tokens import definition as definitions
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -65,6 +65,7 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     file = _find_file(location, TOKENIZER_FILE, at_revision)
     if file is not None:
         tokenizer = _as_file_defines(label, tokenizer, file, location, at_revision)
+        tokenizer = _without_default_end_of_text(tokenizer, file, location, at_revision)
     else:
         _check_sentencepiece_model(label, tokenizer, location)
     _make_deterministic(tokenizer)
@@ -80,9 +81,13 @@ def _load_with_transformers(
     from transformers import AutoTokenizer  # imports torch, which reading text does not need
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            location, use_fast=True, trust_remote_code=False, **at_revision
-        )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                location, use_fast=True, trust_remote_code=False, **at_revision
+            )
+        except (TypeError, ValueError):
+            # Some classes, such as T5Tokenizer, cannot be built from a BPE.
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(location, **at_revision)
     except Exception as error:  # the Hub client, the cache and the parsers raise their own errors
         model_file = _sentencepiece_file(location)
         if model_file is not None:
@@ -152,6 +157,30 @@ def _as_file_defines(
     return generic
 
 
+def _without_default_end_of_text(
+    tokenizer: PreTrainedTokenizerFast, file: Path, location: str, at_revision: dict[str, str]
+) -> PreTrainedTokenizerFast:
+    """Return the tokenizer with the end-of-text token of its file instead of that of its class.
+
+    A class such as GPT2Tokenizer adds ``<|endoftext|>`` if its files state no such token.
+    """
+    backend = Tokenizer.from_file(str(file))
+    config_file = _find_file(location, CONFIG_FILE, at_revision)
+    is_stated = config_file is not None and "eos_token" in files.read_json(config_file)
+    is_in_file = backend.token_to_id(str(tokenizer.eos_token)) is not None
+    candidates = _end_of_text_candidates(backend)
+    if is_stated or is_in_file or tokenizer.eos_token is None or len(candidates) != 1:
+        return tokenizer
+    return PreTrainedTokenizerFast.from_pretrained(location, **at_revision, eos_token=candidates[0])
+
+
+def _end_of_text_candidates(backend: Tokenizer) -> list[str]:
+    """Return the special tokens that are named like an end-of-text token."""
+    added_tokens = backend.get_added_tokens_decoder().values()
+    special_tokens = [token.content for token in added_tokens if token.special]
+    return [token for token in special_tokens if token in END_OF_TEXT_NAMES]
+
+
 def _components(backend: Tokenizer, names: Sequence[str]) -> dict[str, Any]:
     """Return components of a tokenizer by name, without settings that have no effect."""
     components = {}
@@ -161,6 +190,10 @@ def _components(backend: Tokenizer, names: Sequence[str]) -> dict[str, Any]:
         else:
             component = definitions.component(backend, name)
         components[name] = _without_cosmetics(component)
+    # A template without special tokens, which Transformers adds, has no effect.
+    template = components["post_processor"]
+    if template and template["type"] == "TemplateProcessing" and not template["special_tokens"]:
+        components["post_processor"] = None
     # The decoder ByteLevel has settings, but ignores them.
     decoder = components["decoder"]
     if decoder and decoder["type"] == "ByteLevel":
@@ -199,7 +232,7 @@ def _make_deterministic(tokenizer: PreTrainedTokenizerFast) -> None:
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    if getattr(backend.model, "dropout", None) is not None:
+    if getattr(backend.model, "dropout", None):
         backend.model.dropout = None
 
 
@@ -212,7 +245,7 @@ def _set_end_of_text(label: str, tokenizer: PreTrainedTokenizerFast) -> None:
     special_tokens = [
         token.content for token in tokenizer.added_tokens_decoder.values() if token.special
     ]
-    candidates = [token for token in special_tokens if token in END_OF_TEXT_NAMES]
+    candidates = _end_of_text_candidates(tokenizer.backend_tokenizer)
     if len(candidates) == 1:
         tokenizer.eos_token = candidates[0]
         return

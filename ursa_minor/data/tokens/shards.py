@@ -179,11 +179,13 @@ def _read_layout(path: Path) -> IdLayout:
         )
     megatron_dtype = _megatron_dtype(path)
     if megatron_dtype is not None:
+        if megatron_dtype == HEADERLESS_DTYPE:
+            _check_width(path)
         return IdLayout(0, megatron_dtype, path.stat().st_size // megatron_dtype.itemsize)
 
     known_magics = [known_magic for known_magic, _ in SHARD_HEADERS]
     if path.name in HEADERLESS and magic not in known_magics:
-        _check_headerless(path)
+        _check_width(path)
         return IdLayout(0, HEADERLESS_DTYPE, path.stat().st_size // HEADERLESS_DTYPE.itemsize)
 
     headers = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
@@ -247,7 +249,7 @@ def is_headerless(path: Path) -> bool:
     return (magic, version) not in SHARD_HEADERS and not head.startswith(npy.MAGIC_PREFIX)
 
 
-def _check_headerless(path: Path) -> None:
+def _check_width(path: Path) -> None:
     """Check that a file without a header seems to contain uint16 ids.
 
     The upper halves of wider ids are 0 if the tokenizer has at most 65,536 ids. Larger tokenizers

@@ -28,8 +28,6 @@ class TokenRows:
         self._is_packed = is_packed
         self._end_of_text = tokenizer.eos_token_id
         padding = _ids_of(tokenizer.pad_token_id)
-        # In packed rows, an end-of-text token at the end of a row ends a document.
-        self._packed_padding = padding - {self._end_of_text}
         end_of_text = _ids_of(tokenizer.eos_token_id)
         self._before_text = padding | end_of_text | _ids_of(tokenizer.bos_token_id)
         self._after_text = padding | end_of_text
@@ -40,9 +38,21 @@ class TokenRows:
         Args:
             ids: (tokens,) the ids of a row.
         """
-        if self._is_packed:
-            return _strip(ids, self._packed_padding, self._packed_padding)
-        return _strip(ids, self._before_text, self._after_text)
+        text_ids = _strip(ids, self._before_text, self._after_text)
+        if not self._is_packed or not len(text_ids):
+            return text_ids
+        # In packed rows, one end-of-text token at an end of the row separates documents. More of
+        # them are padding.
+        end = np.array([self._end_of_text], dtype=ids.dtype)
+        without_padding = _strip(
+            ids, self._before_text - {self._end_of_text}, self._after_text - {self._end_of_text}
+        )
+        parts = [text_ids]
+        if without_padding[0] == self._end_of_text:
+            parts.insert(0, end)
+        if without_padding[-1] == self._end_of_text:
+            parts.append(end)
+        return np.concatenate(parts)
 
     def with_separator(self, text_ids: np.ndarray) -> np.ndarray:
         """Return ids that can follow those of the previous row."""
@@ -55,27 +65,39 @@ class TokenRows:
         return int((ids == self._end_of_text).sum()) if self._is_packed else 1
 
 
-def are_packed(rows: Sequence[np.ndarray], tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether rows contain documents that were joined and then cut to one length.
+def contain_end_of_text(rows: Sequence[np.ndarray], tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether an end-of-text token occurs between the text of at least one row.
+
+    At the ends of a row, this token may be padding.
 
     Args:
         rows: (tokens,) the ids of each of the first rows.
         tokenizer: the tokenizer that the rows were encoded with.
-
-    Returns:
-        True if all rows but the last have one length, and if an end-of-text token occurs between
-        the text of at least one row. At its ends, this token may be padding.
     """
-    if not have_one_length(rows):
-        return False
     token_rows = TokenRows(tokenizer)
     return any(tokenizer.eos_token_id in token_rows.text_ids(ids) for ids in rows)
 
 
-def have_one_length(rows: Sequence[np.ndarray]) -> bool:
-    """Return whether all rows but the last have the same number of ids."""
-    lengths = {len(ids) for ids in rows[:-1]}
+def have_one_length(files: Sequence[Sequence[np.ndarray]]) -> bool:
+    """Return whether all rows but the last of each file have the same number of ids.
+
+    Args:
+        files: (tokens,) the ids of each of the first rows of each file.
+    """
+    lengths = set()
+    for rows in files:
+        lengths |= {len(ids) for ids in rows[:-1]}
     return len(lengths) == 1
+
+
+def are_packed(files: Sequence[Sequence[np.ndarray]], tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether rows contain documents that were joined and then cut to one length.
+
+    Args:
+        files: (tokens,) the ids of each of the first rows of each file.
+        tokenizer: the tokenizer that the rows were encoded with.
+    """
+    return have_one_length(files) and any(contain_end_of_text(rows, tokenizer) for rows in files)
 
 
 def unknown_padding(rows: Sequence[np.ndarray], tokenizer: PreTrainedTokenizerFast) -> int | None:
@@ -89,7 +111,7 @@ def unknown_padding(rows: Sequence[np.ndarray], tokenizer: PreTrainedTokenizerFa
         None if the rows differ in length, or if fewer than half of them end with this id repeated.
     """
     token_rows = TokenRows(tokenizer)
-    if len(rows) < MIN_PADDING or not have_one_length(rows):
+    if len(rows) < MIN_PADDING or not have_one_length([rows]):
         return None
     endings = []
     for ids in rows:

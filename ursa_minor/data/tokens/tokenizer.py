@@ -140,7 +140,7 @@ class Encoder:
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
-        if getattr(self._backend.model, "dropout", None) is not None:
+        if getattr(self._backend.model, "dropout", None):
             self._backend.model.dropout = None
 
     @property
@@ -352,6 +352,9 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
         decoded_tokens = [tokenizer.decode([token_id]) for token_id in token_ids]
         counts = [len(text.encode()) for text in decoded_tokens]
     table = np.array(counts, dtype=np.int64)
+    # Added tokens are stored as they occur in the text.
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        table[token_id] = len(token.content.encode())
     special_ids = [token_id for token_id in tokenizer.all_special_ids if token_id in token_ids]
     table[special_ids] = 0
     return table
