@@ -34,7 +34,6 @@ import dataclasses
 import re
 import statistics
 import textwrap
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -56,8 +55,18 @@ FITTED = [gpu for gpu in MEASURED if gpu.training.source == gpus.SCRIPT]
 OTHERS = [gpu for gpu in MEASURED if gpu.training.source != gpus.SCRIPT]
 # Tokens/s of languini-kitchen's GPT small (languini/projects/gpt/throughput_results.csv): fp16,
 # compiled, no flash attention on any GPU, vocabulary of 16,384, context of 512.
-LANGUINI = {"v100": 43_839, "rtx3090": 55_416, "rtx4090": 88_701, "a100": 135_107}
-LANGUINI_SMALL = estimate.Shape(12, 768, 16_384, 512)
+LANGUINI = {
+    "v100": 43_839,
+    "rtx3090": 55_416,
+    "rtx4090": 88_701,
+    "a100": 135_107,
+}
+LANGUINI_SMALL = estimate.Shape(
+    n_layer=12,
+    n_embd=768,
+    vocab_size=16_384,
+    sequence_length=512,
+)
 # Other models of the speed, whose errors are printed for comparison: the arguments of ``fit``.
 MODELS = {
     "0.9 M": {"share": 0.9},
@@ -114,15 +123,17 @@ def fit(measured_gpus: list[gpus.Gpu], share: float = 1.0, has_limit: bool = Tru
         Three numbers: 1 / ``share``, 1 / R in s/PFLOP (0 without this term), and 1 / b.
     """
     matrix = np.array([terms(gpu) for gpu in measured_gpus])
-    target = 1 - matrix[:, 0] / share
-    free_terms = matrix[:, 1:] if has_limit else matrix[:, 2:]
+    fixed_term = matrix[:, 0] / share
+    target = 1 - fixed_term
+    first_free_term = 1 if has_limit else 2
+    free_terms = matrix[:, first_free_term:]
     # Least squares with the weights 1 / |error|, repeated, converge to the least absolute errors.
     # Both sides of each equation are multiplied by the square root of its weight.
     factors = np.ones(len(measured_gpus))
     for _ in range(500):
-        coefficients, *_ = np.linalg.lstsq(
-            free_terms * factors[:, None], target * factors, rcond=None
-        )
+        weighted_terms = free_terms * factors[:, None]
+        weighted_target = target * factors
+        coefficients, *_ = np.linalg.lstsq(weighted_terms, weighted_target, rcond=None)
         errors = np.abs(free_terms @ coefficients - target)
         factors = np.maximum(errors, 1e-3) ** -0.5
     if not has_limit:
@@ -138,7 +149,9 @@ def left_out(gpu: gpus.Gpu, **options) -> float:
         options: of ``fit``.
     """
     others = [other for other in FITTED if other is not gpu]
-    return 1 / float(terms(gpu) @ fit(others, **options))
+    coefficients = fit(others, **options)
+    estimated_over_measured_time = float(terms(gpu) @ coefficients)
+    return 1 / estimated_over_measured_time
 
 
 def speed(gpu: gpus.Gpu, shape: estimate.Shape = estimate.GPT2_124M) -> float:
@@ -164,22 +177,32 @@ def report() -> dict:
     print(f"* not measured: {other_share:.3f} of the peak, {geforce_share:.3f} for a GeForce")
 
     fitted_rows = rows[: len(FITTED)]
-    num_close = count_close(row["ratio"] for row in fitted_rows)
-    num_close_left_out = count_close(row["left_out_ratio"] for row in fitted_rows)
+    ratios = [row["ratio"] for row in fitted_rows]
+    left_out_ratios = [row["left_out_ratio"] for row in fitted_rows]
+    num_close = count_close(ratios)
+    num_close_left_out = count_close(left_out_ratios)
     print(f"within 10%    {num_close} of {len(FITTED)}, left out {num_close_left_out}")
 
     errors = {name: left_out_error(**options) for name, options in MODELS.items()}
-    listed_errors = ", ".join(f"{name} {error:.1%}" for name, error in errors.items())
-    print(f"mean error    left out: {listed_errors}")
+    print(f"mean error    left out: {listed(errors, '.1%')}")
 
     languini_ratios = without_flash_attention()
-    listed_ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in languini_ratios.items())
+    listed_ratios = listed(languini_ratios, ".2f")
     print(f"no flash      languini's GPT small, measured / estimated with it: {listed_ratios}")
     return {
         "model": "GPT-2 124M, 1,024 tokens",
-        "coefficients": {"R": limit * 1e15, "b": bandwidth_share},
-        "used": {"R": estimate.PRODUCT_LIMIT, "b": estimate.BANDWIDTH_SHARE},
-        "shares_of_peak": {"GeForce": geforce_share, "other": other_share},
+        "coefficients": {
+            "R": limit * 1e15,
+            "b": bandwidth_share,
+        },
+        "used": {
+            "R": estimate.PRODUCT_LIMIT,
+            "b": estimate.BANDWIDTH_SHARE,
+        },
+        "shares_of_peak": {
+            "GeForce": geforce_share,
+            "other": other_share,
+        },
         "cards": rows,
         "within_10_percent": num_close,
         "within_10_percent_left_out": num_close_left_out,
@@ -188,7 +211,15 @@ def report() -> dict:
     }
 
 
-def count_close(ratios: Iterable[float]) -> int:
+def listed(figures: dict[str, float], number_format: str) -> str:
+    """Return names and figures in one line: ``a100 0.50, v100 0.40``."""
+    entries = []
+    for name, figure in figures.items():
+        entries.append(f"{name} {figure:{number_format}}")
+    return ", ".join(entries)
+
+
+def count_close(ratios: list[float]) -> int:
     """Return how many ratios of estimated to measured speed differ from 1 by at most 10%."""
     return sum(abs(ratio - 1) <= 0.1 for ratio in ratios)
 
@@ -227,9 +258,12 @@ def table_line(gpu: gpus.Gpu, row: dict) -> str:
     estimated_speed = speed(gpu)
     ratio = estimated_speed / measured
     mark = " " if gpu.products else "*"
-    last_cell = f"  not fitted: {row['measured_source']}"
     if gpu in FITTED:
-        last_cell = f"{row['left_out_ratio']:8.2f}"
+        left_out_ratio = row["left_out_ratio"]
+        last_cell = f"{left_out_ratio:8.2f}"
+    else:
+        source = row["measured_source"]
+        last_cell = f"  not fitted: {source}"
     cells = [
         f"{gpu.name:12}",
         f"{gpu.product_teraflops:15,.1f}{mark}",
@@ -247,7 +281,8 @@ def without_flash_attention() -> dict[str, float]:
     for name, measured in LANGUINI.items():
         # The estimate assumes flash attention from compute capability 8.0 on.
         gpu = dataclasses.replace(gpus.find(name), capability=(8, 0))
-        ratios[name] = measured / speed(gpu, LANGUINI_SMALL)
+        estimated_speed = speed(gpu, LANGUINI_SMALL)
+        ratios[name] = measured / estimated_speed
     return ratios
 
 
@@ -256,20 +291,25 @@ def without_flash_attention() -> dict[str, float]:
 
 def estimated(gpu: gpus.Gpu, count: int = 1) -> dict:
     """Return the estimate that check_setup.py prints for GPT-2 124M on ``count`` GPUs."""
-    return run_estimate.estimate_run(loading.load_recipe(RECIPE), gpu, count, 0.0)
+    recipe = loading.load_recipe(RECIPE)
+    return run_estimate.estimate_run(recipe, gpu, count, 0.0)
 
 
 def two_digits(number: float) -> str:
     """Return a number with two significant digits, as the pages state estimates: ``510,000``."""
-    return f"{float(f'{number:.2g}'):,.0f}"
+    rounded = float(f"{number:.2g}")
+    return f"{rounded:,.0f}"
 
 
 def speed_in_words(measurement: gpus.Measurement, gpu: gpus.Gpu) -> str:
     """Return a measured speed as the header of a configuration file states it."""
-    mfu = run_estimate.mfu(gpu, measurement.figure)
-    parts = [f"{measurement.figure:,.0f} tokens/s", f"{mfu:.0%} MFU ({measurement.source})"]
+    tokens_per_second = measurement.figure
+    mfu = run_estimate.mfu(gpu, tokens_per_second)
+    parts = []
     if measurement.micro_batch:
-        parts.insert(0, f"micro-batch {measurement.micro_batch}")
+        parts.append(f"micro-batch {measurement.micro_batch}")
+    parts.append(f"{tokens_per_second:,.0f} tokens/s")
+    parts.append(f"{mfu:.0%} MFU ({measurement.source})")
     return ", ".join(parts)
 
 
@@ -284,7 +324,8 @@ def preset(text: str, gpu: gpus.Gpu, count: int, stem: str) -> str:
         stem: the name of the file without its suffix.
     """
     compiled = run_estimate.compiles(gpu.name)
-    title, _, _ = text.splitlines()[0].partition("):")
+    old_lines = text.splitlines()
+    title, _, _ = old_lines[0].partition("):")
     compilation = "compiled" if compiled else "not compiled"
     lines = [
         f"{title}): {gpu.precision}, {compilation}.",
@@ -293,7 +334,7 @@ def preset(text: str, gpu: gpus.Gpu, count: int, stem: str) -> str:
         "# Training GPT-2 124M:",
         *_figures_of(gpu, count),
     ]
-    for line in text.splitlines():
+    for line in old_lines:
         if line.startswith("#   Claimed") or "pip install" in line:
             lines.append(line)
 
@@ -312,7 +353,7 @@ def preset(text: str, gpu: gpus.Gpu, count: int, stem: str) -> str:
         lines.append("dynamo_config:")
         note = "torch.compile; the first update takes 1 to 2 minutes longer"
         lines.append(f"  dynamo_backend: INDUCTOR         # {note}")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines) + "\n"
 
 
 def _figures_of(gpu: gpus.Gpu, count: int) -> list[str]:
@@ -330,8 +371,12 @@ def _figures_of(gpu: gpus.Gpu, count: int) -> list[str]:
         f"{mfu:.0%} MFU{link} (ursa_minor/preflight/estimate.py)"
     ]
     if count == 1:
-        by_others = speed_in_words(gpu.training, gpu) if gpu.training else "not known"
-        by_us = speed_in_words(gpu.own_training, gpu) if gpu.own_training else "not yet"
+        by_others = "not known"
+        if gpu.training:
+            by_others = speed_in_words(gpu.training, gpu)
+        by_us = "not yet"
+        if gpu.own_training:
+            by_us = speed_in_words(gpu.own_training, gpu)
         good, excellent = run_estimate.good_mfus(gpu)
         lines += [
             f"#   Measured by others: {by_others}",
@@ -352,29 +397,34 @@ def last_cells(gpu: gpus.Gpu, *, complete: bool) -> str:
     """
     row = estimated(gpu)
     micro_batch = row["per_device_train_batch_size"]
-    cells = [f"{micro_batch}, {two_digits(row['tokens_per_second'])}, {row['mfu']:.0%}"]
+    tokens_per_second = two_digits(row["tokens_per_second"])
+    mfu = row["mfu"]
+    cells = [f"{micro_batch}, {tokens_per_second}, {mfu:.0%}"]
 
     measured = "n/a"
     by_others = gpu.training
     by_us = gpu.own_training
     if by_others:
         micro_batch = by_others.micro_batch or "n/a"
-        measured = f"{micro_batch}, {by_others.figure:,.0f} ({letter(by_others.source)})"
+        source = letter(by_others.source)
+        measured = f"{micro_batch}, {by_others.figure:,.0f} ({source})"
     if complete and by_us:
         measured += f"; {by_us.micro_batch}, {by_us.figure:,.0f} (ours)"
     cells.append(measured)
 
     if complete:
-        cells.append(", ".join(f"{mfu:.0%}" for mfu in run_estimate.good_mfus(gpu)))
+        good, excellent = run_estimate.good_mfus(gpu)
+        cells.append(f"{good:.0%}, {excellent:.0%}")
     return " | ".join(cells)
 
 
 def letter(source: str) -> str:
     """Return the letter by which docs/cards.md refers to a source."""
-    return "abcdefgh"[TRAINING_SOURCES.index(source)]
+    position = TRAINING_SOURCES.index(source)
+    return "abcdefgh"[position]
 
 
-def page(text: str, *, complete: bool = True) -> str:
+def page(text: str, *, complete: bool) -> str:
     """Return a page with current figures in its table of GPUs and in its example for an A6000.
 
     Args:
@@ -382,11 +432,16 @@ def page(text: str, *, complete: bool = True) -> str:
         complete: as ``last_cells`` has it.
     """
     for gpu in gpus.GPUS:
-        first_cells = rf"^(\| [^|]+ \| `{gpu.name}\.yaml`[^|]* \|).*$"
+        row_pattern = rf"^(\| [^|]+ \| `{gpu.name}\.yaml`[^|]* \|).*$"
         cells = last_cells(gpu, complete=complete)
-        text = re.sub(first_cells, rf"\1 {cells} |", text, flags=re.MULTILINE)
+        text = re.sub(row_pattern, rf"\1 {cells} |", text, flags=re.MULTILINE)
 
     before, heading, example = text.partition("## Estimate time, memory and cost")
+    return before + heading + update_example(example)
+
+
+def update_example(example: str) -> str:
+    """Return the text of a page with the current estimate for an A6000 as its example."""
     recipe = loading.load_recipe(RECIPE)
     a6000 = gpus.find("a6000")
     run = run_estimate.estimate_run(recipe, a6000, 1, 0.8)
@@ -398,7 +453,7 @@ def page(text: str, *, complete: bool = True) -> str:
             old_entry = rf"^    {label} +\S.*(?:\n {{17}}.*)*$"
             new_entry = textwrap.indent(entry, " " * 4)
             example = re.sub(old_entry, new_entry, example, count=1, flags=re.MULTILINE)
-    return before + heading + example
+    return example
 
 
 def run_script(text: str) -> str:
@@ -406,7 +461,8 @@ def run_script(text: str) -> str:
 
     def current_line(match: re.Match) -> str:
         count, name = match.groups()
-        row = estimated(gpus.find(name), int(count))
+        gpu = gpus.find(name)
+        row = estimated(gpu, int(count))
         tokens_per_second = two_digits(row["tokens_per_second"])
         hours = row["hours"]
         return f"#   {count}x {name:9} {tokens_per_second:>11} {hours:7.1f}"
@@ -418,17 +474,25 @@ def run_script(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Return the current content of each file that states these figures."""
     texts = {}
-    for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")):
+    presets = (ROOT / "accelerate_configs").glob("*.yaml")
+    for path in sorted(presets):
         name, _, count = path.stem.partition("_x")
         gpu = gpus.find(name)
         if gpu:
             text = path.read_text(encoding="utf-8")
             texts[path] = preset(text, gpu, int(count or 1), path.stem)
-    for path in (ROOT / "README.md", ROOT / "docs" / "cards.md"):
-        text = path.read_text(encoding="utf-8")
-        texts[path] = page(text, complete=path.name != "README.md")
+
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    texts[readme] = page(text, complete=False)
+
+    cards = ROOT / "docs" / "cards.md"
+    text = cards.read_text(encoding="utf-8")
+    texts[cards] = page(text, complete=True)
+
     script = ROOT / "scripts" / "run_gpt2_124m.sh"
-    texts[script] = run_script(script.read_text(encoding="utf-8"))
+    text = script.read_text(encoding="utf-8")
+    texts[script] = run_script(text)
     return texts
 
 

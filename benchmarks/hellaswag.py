@@ -170,7 +170,8 @@ def peak(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated()
     lines = Path("/proc/self/status").read_text().splitlines()
     (peak_line,) = [line for line in lines if line.startswith("VmHWM")]
-    return 1024 * int(peak_line.split()[1])
+    _, kibibytes, _ = peak_line.split()
+    return 1024 * int(kibibytes)
 
 
 def measure_in_process(program: str, words: list[str]) -> dict:

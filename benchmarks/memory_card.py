@@ -164,7 +164,8 @@ def launch(device: hardware.Device, case: dict, micro_batches: list[int]) -> Ite
     command = ["accelerate", "launch", "--config_file", str(config_file)]
     command += ["--num_processes", str(case["shards"])]
     command += ["--mixed_precision", case["precision"]]
-    command += ["--dynamo_backend", "inductor" if case["compiled"] else "no"]
+    compiler = "inductor" if case["compiled"] else "no"
+    command += ["--dynamo_backend", compiler]
     command += [__file__, "--measure", case["recipe"], case["checkpointing"]]
     command += map(str, micro_batches)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -172,7 +173,8 @@ def launch(device: hardware.Device, case: dict, micro_batches: list[int]) -> Ite
             if line.startswith("{"):
                 yield case | json.loads(line)
     if process.returncode:
-        raise BadInput(f"{' '.join(command)}: ended with {process.returncode}", status=1)
+        command_line = " ".join(command)
+        raise BadInput(f"{command_line}: ended with {process.returncode}", status=1)
 
 
 def estimated(row: dict) -> int:
@@ -196,13 +198,18 @@ def table_line(row: dict) -> str:
     """Return the line of a case in the table."""
     recipe = Path(row["recipe"]).stem
     compilation = "compiled" if row["compiled"] else "eager"
-    line = f"{recipe:12} {compilation:9}{row['checkpointing']:14}"
-    line += f"{row['shards']:6}  {row['micro_batch']:11}"
+    checkpointing = row["checkpointing"]
+    shards = row["shards"]
+    micro_batch = row["micro_batch"]
+    line = f"{recipe:12} {compilation:9}{checkpointing:14}{shards:6}  {micro_batch:11}"
     if "problem" in row:
-        return f"{line}  {row['problem']}"
+        problem = row["problem"]
+        return f"{line}  {problem}"
     for name in ("allocated", "reserved", "estimated"):
-        line += f"{row[name] / 2**30:11.2f}"
-    return f"{line}  {row['ratio']:11.3f}"
+        gibibytes = row[name] / 2**30
+        line += f"{gibibytes:11.2f}"
+    ratio = row["ratio"]
+    return f"{line}  {ratio:11.3f}"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

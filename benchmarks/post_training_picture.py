@@ -27,13 +27,24 @@ def draw(runs: list[dict], path: Path) -> None:
         path: of the picture.
     """
     with picture(path, [4.0], ["steps"]) as (axes,):
-        for run, color in zip(runs, (BLUE, VERMILLION, GREEN), strict=True):
-            steps, rewards = series(run["metrics"], "train/reward", "steps")
+        colors = (BLUE, VERMILLION, GREEN)
+        for run, color in zip(runs, colors, strict=True):
+            seed = run["seed"]
+            metrics = run["metrics"]
+            steps, rewards = series(metrics, "train/reward", "steps")
             axes.plot(steps, rewards, color=color, linewidth=0.8, alpha=0.5)
-            steps, rewards = series(run["metrics"], "eval/reward", "steps")
-            label = f"seed {run['seed']}: {rewards[0]:.2f} to {rewards[-1]:.2f}"
+
+            steps, rewards = series(metrics, "eval/reward", "steps")
+            first_reward = rewards[0]
+            last_reward = rewards[-1]
             axes.plot(
-                steps, rewards, color=color, marker="o", markersize=4, linewidth=1.8, label=label
+                steps,
+                rewards,
+                color=color,
+                marker="o",
+                markersize=4,
+                linewidth=1.8,
+                label=f"seed {seed}: {first_reward:.2f} to {last_reward:.2f}",
             )
         axes.set_ylabel("share of right answers")
         axes.set_title("Held-out problems, greedy (dots); sampled answers (thin)")

@@ -40,10 +40,26 @@ from ursa_minor.recipe import keys, loading
 from ursa_minor.recipe.batching import make_plan
 
 RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
-SIZES = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024}
+SIZES = {
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "vocab_size": 50304,
+    "sequence_length": 1024,
+}
 # train.py only trains: it neither evaluates nor writes samples and checkpoints.
-QUIET = {"eval_steps": "0", "task_steps": "0", "sample_steps": "0", "save_steps": "0"}
-ADAMW = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}  # as in the recipe
+QUIET = {
+    "eval_steps": "0",
+    "task_steps": "0",
+    "sample_steps": "0",
+    "save_steps": "0",
+}
+# As in the recipe
+ADAMW = {
+    "lr": 6e-4,
+    "betas": (0.9, 0.95),
+    "weight_decay": 0.1,
+}
 WARM_UP = 2  # updates before the first turn, which compile the model and allocate AdamW's moments
 TOKENS = 2**22  # token ids in the file that the variants read
 
@@ -94,8 +110,8 @@ class Turns:
         if self._updates_left:
             return
 
-        seconds = (time.perf_counter() - self._start) / self._timed_updates
-        figures = {"seconds": seconds, "loss": None}
+        elapsed = time.perf_counter() - self._start
+        figures = {"seconds": elapsed / self._timed_updates, "loss": None}
         if losses:
             figures["loss"] = sum(map(float, losses))
         if self.is_on_gpu:
@@ -125,8 +141,9 @@ def serve(connection: Connection, variant: Variant) -> None:
     except torch.OutOfMemoryError:
         connection.send({"problem": "out of memory"})
     except Exception as error:
-        message = str(error).strip().partition("\n")[0]
-        connection.send({"problem": f"{type(error).__name__}: {message[:200]}"})
+        kind = type(error).__name__
+        first_line, _, _ = str(error).strip().partition("\n")
+        connection.send({"problem": f"{kind}: {first_line[:200]}"})
 
 
 class VariantProcess(NamedTuple):
@@ -153,7 +170,8 @@ def alternate(
         GPU the peak in ``bytes``, and ``problem``, which is empty or says why the variant ended.
     """
     # Use one GPU, because the Trainer would distribute its batches over several.
-    first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    first_gpu, *_ = visible_gpus.split(",")
     os.environ["CUDA_VISIBLE_DEVICES"] = first_gpu
 
     results = {name: {"turns": [], "problem": ""} for name in variants}
@@ -219,9 +237,11 @@ def take_turn(variant: VariantProcess, result: dict, number: int, updates: int) 
         process.join(10)  # afterwards its memory is free
         return answer["problem"]
     if number == 0:
-        return f"is ready after {time.perf_counter() - start:.0f} s"
+        seconds = time.perf_counter() - start
+        return f"is ready after {seconds:.0f} s"
     result["turns"].append(answer)
-    return f"{1000 * answer['seconds']:.1f} ms"
+    milliseconds = 1000 * answer["seconds"]
+    return f"{milliseconds:.1f} ms"
 
 
 # The following helpers define flags, the device, the data and a training loop.
@@ -229,7 +249,8 @@ def take_turn(variant: VariantProcess, result: dict, number: int, updates: int) 
 
 def device() -> torch.device:
     """Return the device that is measured: a GPU if there is one, otherwise the CPU."""
-    return torch.device("cuda" if hardware.this_device().kind == "cuda" else "cpu")
+    has_gpu = hardware.this_device().kind == "cuda"
+    return torch.device("cuda" if has_gpu else "cpu")
 
 
 def write_ids(folder: Path, vocab_size: int) -> None:
@@ -238,10 +259,12 @@ def write_ids(folder: Path, vocab_size: int) -> None:
     The ids follow Zipf's law, as words do: the share of the k-th most frequent id is about 1 / k.
     """
     generator = np.random.default_rng(0)
-    ids = (vocab_size ** generator.random(TOKENS)).astype(np.uint32) - 1
+    ranks = vocab_size ** generator.random(TOKENS)
+    ids = ranks.astype(np.uint32) - 1
     np.save(folder / "train.npy", ids)
     np.save(folder / "val.npy", ids)
-    tokenization.make_characters(["ab"]).save_pretrained(folder / "tokenizer")
+    tokenizer = tokenization.make_characters(["ab"])
+    tokenizer.save_pretrained(folder / "tokenizer")
 
 
 def sizes_of(args: argparse.Namespace) -> dict[str, int]:
@@ -251,7 +274,8 @@ def sizes_of(args: argparse.Namespace) -> dict[str, int]:
 
 def recipe_of(**changes) -> keys.Recipe:
     """Return recipes/gpt2_124m.yaml with other values of some keys."""
-    return keys.replace(loading.load_recipe(RECIPE), **changes)
+    recipe = loading.load_recipe(RECIPE)
+    return keys.replace(recipe, **changes)
 
 
 def our_flags(args: argparse.Namespace, micro_batch: int, folder: Path) -> dict[str, str]:
@@ -287,11 +311,13 @@ def run_train(argv: list[str], turns: Turns) -> None:
         return outcome
 
     update.update = update_in_turn
+    all_arguments = once([*argv, *flag_words(QUIET)])
     with tempfile.TemporaryFile("w+") as log:
         with contextlib.redirect_stderr(log):
-            status = train.main(once([*argv, *flag_words(QUIET)]))
+            status = train.main(all_arguments)
         log.seek(0)
-        raise RuntimeError(f"train.py ended with {status}: {last_line(log.read())}")
+        message = last_line(log.read())
+        raise RuntimeError(f"train.py ended with {status}: {message}")
 
 
 def fixed_batches(
@@ -299,11 +325,15 @@ def fixed_batches(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the micro-batches that train.py reads: inputs_BT and targets_BT on the device."""
     recipe = loading.load_recipe(RECIPE, our_flags(args, micro_batch, folder))
+    plan = make_plan(recipe, 1)
     updates = WARM_UP + 1 + args.rounds * (args.steps_per_round + 1)
+    batches = []
     with Corpus(recipe, []) as corpus:
-        loader = corpus.loader(make_plan(recipe, 1), device(), rank=0)
-        positions = itertools.product(range(updates), range(args.accumulation))
-        return [loader.batch(step, micro_step) for step, micro_step in positions]
+        loader = corpus.loader(plan, device(), rank=0)
+        for step in range(updates):
+            for micro_step in range(args.accumulation):
+                batches.append(loader.batch(step, micro_step))
+    return batches
 
 
 def stock_model(args: argparse.Namespace, **changes) -> GPT2LMHeadModel:
@@ -327,8 +357,9 @@ def stock_model(args: argparse.Namespace, **changes) -> GPT2LMHeadModel:
         "eos_token_id": 0,
         "attn_implementation": "sdpa",
     }
+    config = GPT2Config(**settings | changes)
     torch.manual_seed(recipe_of().model.seed)
-    return GPT2LMHeadModel(GPT2Config(**settings | changes)).train()
+    return GPT2LMHeadModel(config).train()
 
 
 def plain_loop(
@@ -444,7 +475,8 @@ def settle(args: argparse.Namespace) -> hardware.Device:
     Raises:
         BadInput: the device does not support the precision or the compiler.
     """
-    os.environ["ACCELERATE_USE_CPU"] = str(device().type == "cpu").lower()
+    use_cpu = device().type == "cpu"
+    os.environ["ACCELERATE_USE_CPU"] = str(use_cpu).lower()
     this_device = hardware.this_device()
     args.precision = args.precision or this_device.precision
     os.environ["ACCELERATE_MIXED_PRECISION"] = args.precision
@@ -455,7 +487,12 @@ def settle(args: argparse.Namespace) -> hardware.Device:
 
 def shape_of(args: argparse.Namespace) -> estimate.Shape:
     """Return the size of the model for estimates."""
-    return estimate.Shape(args.n_layer, args.n_embd, args.vocab_size, args.sequence_length)
+    return estimate.Shape(
+        n_layer=args.n_layer,
+        n_embd=args.n_embd,
+        vocab_size=args.vocab_size,
+        sequence_length=args.sequence_length,
+    )
 
 
 def fit_together(
@@ -474,14 +511,18 @@ def fit_together(
     """
     shape = shape_of(args)
     working = estimate.memory(
-        shape, micro_batch=micro_batch, half=args.precision != "no", compiled=False
+        shape,
+        micro_batch=micro_batch,
+        half=args.precision != "no",
+        compiled=False,
     )
     # The other implementations keep all logits.
-    working["logits"] = 12 * micro_batch * args.sequence_length * args.vocab_size
-    waiting = count * (12 * shape.parameters + estimate.CONTEXT_BYTES)
-    required = waiting + sum(working.values()) + more_bytes
-    available = estimate.HEADROOM * hardware.free_memory_bytes(device())
-    return required <= available
+    tokens = micro_batch * args.sequence_length
+    working["logits"] = 12 * tokens * args.vocab_size
+    waiting_bytes = count * (12 * shape.parameters + estimate.CONTEXT_BYTES)
+    working_bytes = sum(working.values()) + more_bytes
+    available_bytes = estimate.HEADROOM * hardware.free_memory_bytes(device())
+    return waiting_bytes + working_bytes <= available_bytes
 
 
 def about(args: argparse.Namespace, this_device: hardware.Device) -> dict:
@@ -490,7 +531,8 @@ def about(args: argparse.Namespace, this_device: hardware.Device) -> dict:
     listed_versions = ", ".join(f"{name} {number}" for name, number in versions.items())
     shape = shape_of(args)
     megaflops = shape.flops_per_token / 1e6
-    print(f"machine      {this_device.name}, load {os.getloadavg()[0]:.1f} at the start")
+    load, _, _ = os.getloadavg()
+    print(f"machine      {this_device.name}, load {load:.1f} at the start")
     print(f"software     {listed_versions}")
     print(
         f"model        {args.n_layer} layers of {args.n_embd}, {args.n_head} heads, "
@@ -524,10 +566,12 @@ def summary(seconds: list[float], tokens: int) -> dict[str, float]:
 
 def speed_cells(row: dict) -> str:
     """Return the cells of a table with the figures of ``summary``."""
-    median = f"{row['tokens_per_second']:9,.0f}"
-    slowest = f"{row['slowest']:9,.0f}"
-    fastest = f"{row['fastest']:9,.0f}"
-    return f"{row['ms']:9,.1f}  {median} ({slowest} .. {fastest})"
+    milliseconds = row["ms"]
+    median = row["tokens_per_second"]
+    slowest = row["slowest"]
+    fastest = row["fastest"]
+    speeds = f"{median:9,.0f} ({slowest:9,.0f} .. {fastest:9,.0f})"
+    return f"{milliseconds:9,.1f}  {speeds}"
 
 
 def memory_cell(row: dict) -> str:
@@ -540,4 +584,5 @@ def memory_cell(row: dict) -> str:
 
 def peak_bytes(turns: list[dict]) -> int | None:
     """Return the highest memory peak of some turns, or None if it was not measured (CPU)."""
-    return max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)
+    peaks = [turn["bytes"] for turn in turns if "bytes" in turn]
+    return max(peaks, default=None)

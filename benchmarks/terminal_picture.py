@@ -70,13 +70,16 @@ class Screen:
         if command == "A" and self.row > 0:
             self.row -= 1
         elif command == "K":
-            self.lines[self.row] = self.lines[self.row][: self.column]
+            line = self.lines[self.row]
+            self.lines[self.row] = line[: self.column]
 
     def overwrite(self, text: str) -> None:
         """Replace characters from the cursor on."""
         line = self.lines[self.row].ljust(self.column)
         end = self.column + len(text)
-        self.lines[self.row] = line[: self.column] + text + line[end:]
+        before = line[: self.column]
+        after = line[end:]
+        self.lines[self.row] = before + text + after
         self.column = end
 
 
@@ -166,7 +169,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     lines = record(args.command, args.columns)
-    args.out.write_text(draw(" ".join(args.command), lines, args.columns), encoding="utf-8")
+    command_line = " ".join(args.command)
+    svg = draw(command_line, lines, args.columns)
+    args.out.write_text(svg, encoding="utf-8")
     return 0
 
 

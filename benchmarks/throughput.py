@@ -189,7 +189,13 @@ def trainer(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Tur
     for inputs_BT, _ in batches:
         for row in inputs_BT.cpu():
             rows.append({"input_ids": row, "labels": row})
-    LossTrainer(stock_model(args), arguments, train_dataset=rows, callbacks=[EndTurn()]).train()
+    loss_trainer = LossTrainer(
+        stock_model(args),
+        arguments,
+        train_dataset=rows,
+        callbacks=[EndTurn()],
+    )
+    loss_trainer.train()
 
 
 class PlainGPT2(nn.Module):
@@ -210,18 +216,20 @@ class PlainGPT2(nn.Module):
         x_BTD = self.tokens(inputs_BT) + self.positions(positions_T)
         for block in self.blocks:
             x_BTD = block(x_BTD)
-        logits_BTV = F.linear(self.norm(x_BTD), self.tokens.weight)
-        return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten())
+        x_BTD = self.norm(x_BTD)
+        logits_BTV = F.linear(x_BTD, self.tokens.weight).float()
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
     @torch.no_grad()
     def take_weights(self, stock: GPT2LMHeadModel) -> "PlainGPT2":
         """Copy the weights of Transformers' model, and return self."""
-        for parameter, (name, weight) in zip(
-            self.parameters(), stock.named_parameters(), strict=True
-        ):
+        pairs = zip(self.parameters(), stock.named_parameters(), strict=True)
+        for parameter, (name, weight) in pairs:
             # The matrices in the blocks are Conv1D of shape (in, out).
             is_conv1d = ".h." in name and weight.dim() == 2
-            parameter.copy_(weight.mT if is_conv1d else weight)
+            if is_conv1d:
+                weight = weight.mT
+            parameter.copy_(weight)
         return self
 
 
@@ -255,21 +263,26 @@ class PlainBlock(nn.Module):
 
 def plain(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Train PlainGPT2 with the weights of the stock model."""
-    model = PlainGPT2(args).take_weights(stock_model(args)).to(device())
-    matrix_parameters = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    vector_parameters = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    model = PlainGPT2(args)
+    model.take_weights(stock_model(args))
+    model.to(device())
+    parameters = list(model.parameters())
+    matrix_parameters = [parameter for parameter in parameters if parameter.dim() > 1]
+    vector_parameters = [parameter for parameter in parameters if parameter.dim() == 1]
     groups = [
         {"params": matrix_parameters},
         {"params": vector_parameters, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, **ADAMW, fused=True)
     loss_of = torch.compile(model) if args.compile else model
-    plain_loop(turns, loss_of, optimizer, fixed_batches(args, micro_batch, folder), args)
+    batches = fixed_batches(args, micro_batch, folder)
+    plain_loop(turns, loss_of, optimizer, batches, args)
 
 
 def nanogpt_model(args: argparse.Namespace) -> nn.Module:
     """Return the GPT of the nanoGPT checkout on the device."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(args.nanogpt) / "model.py")
+    file = Path(args.nanogpt) / "model.py"
+    spec = importlib.util.spec_from_file_location("nanogpt_model", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -289,7 +302,10 @@ def nanogpt(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Tur
     """Train nanoGPT's GPT as its train.py does."""
     model = nanogpt_model(args)
     optimizer = model.configure_optimizers(
-        ADAMW["weight_decay"], ADAMW["lr"], ADAMW["betas"], device().type
+        ADAMW["weight_decay"],
+        ADAMW["lr"],
+        ADAMW["betas"],
+        device().type,
     )
     run = torch.compile(model) if args.compile else model
 
@@ -297,7 +313,8 @@ def nanogpt(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Tur
         _, loss = run(inputs_BT, targets_BT)
         return loss
 
-    plain_loop(turns, loss_of, optimizer, fixed_batches(args, micro_batch, folder), args)
+    batches = fixed_batches(args, micro_batch, folder)
+    plain_loop(turns, loss_of, optimizer, batches, args)
 
 
 class Matrices(NamedTuple):
@@ -345,10 +362,14 @@ def ceiling(args: argparse.Namespace, micro_batch: int, folder: Path, turns: Tur
     Attention is the kernel of SDPA, forward and backward. Plain products would be slower, because
     they write the T x T scores to memory.
     """
-    tensor_options = {"device": device(), "dtype": HALF_DTYPES.get(args.precision, torch.float32)}
+    dtype = HALF_DTYPES.get(args.precision, torch.float32)
+    tensor_options = {"device": device(), "dtype": dtype}
     tokens = micro_batch * args.sequence_length
-    products = [Products(sizes, tokens, **tensor_options) for sizes in matrices(shape_of(args))]
-    heads_shape = (micro_batch, args.n_head, args.sequence_length, args.n_embd // args.n_head)
+    products = []
+    for sizes in matrices(shape_of(args)):
+        products.append(Products(sizes, tokens, **tensor_options))
+    head_width = args.n_embd // args.n_head
+    heads_shape = (micro_batch, args.n_head, args.sequence_length, head_width)
     q, k, v = (torch.randn(heads_shape, **tensor_options, requires_grad=True) for _ in range(3))
     gradient = torch.randn(heads_shape, **tensor_options)
     while True:
@@ -390,9 +411,10 @@ def report(results: dict, together: bool, args: argparse.Namespace, micro_batch:
     print(HEADER)
     rows = {}
     for name, result in results.items():
-        if result["problem"]:
-            print(f"{name:11}  {result['problem']}")
-            rows[name] = {"problem": result["problem"]}
+        problem = result["problem"]
+        if problem:
+            print(f"{name:11}  {problem}")
+            rows[name] = {"problem": problem}
         else:
             rows[name] = measured_row(result["turns"], args, micro_batch)
             print(table_line(name, rows[name], args))
@@ -410,33 +432,40 @@ def report(results: dict, together: bool, args: argparse.Namespace, micro_batch:
 def measured_row(turns: list[dict], args: argparse.Namespace, micro_batch: int) -> dict:
     """Return the figures of a variant for the JSON file."""
     tokens = micro_batch * args.accumulation * args.sequence_length
-    row = summary([turn["seconds"] for turn in turns], tokens)
+    seconds = [turn["seconds"] for turn in turns]
+    row = summary(seconds, tokens)
     row["loss"] = turns[-1]["loss"]
     row["bytes"] = peak_bytes(turns)
     row["mfu"] = None
     peak = gpus.peak_flops(hardware.this_device().name, args.precision)
     if peak:
-        row["mfu"] = row["tokens_per_second"] * shape_of(args).flops_per_token / peak
+        row["mfu"] = flops_per_second(row, args) / peak
     return row
+
+
+def flops_per_second(row: dict, args: argparse.Namespace) -> float:
+    """Return the floating-point operations per second of a variant."""
+    return row["tokens_per_second"] * shape_of(args).flops_per_token
 
 
 def table_line(name: str, row: dict, args: argparse.Namespace) -> str:
     """Return the line of a variant in the table."""
-    flops_per_second = row["tokens_per_second"] * shape_of(args).flops_per_token
-    teraflops = flops_per_second / 1e12
-    mfu = "n/a"
-    if row["mfu"] is not None:
-        mfu = f"{row['mfu']:.1%}"
-    loss = "n/a"
-    if row["loss"] is not None:
-        loss = f"{row['loss']:.3f}"
+    teraflops = flops_per_second(row, args) / 1e12
+    mfu_cell = "n/a"
+    mfu = row["mfu"]
+    if mfu is not None:
+        mfu_cell = f"{mfu:.1%}"
+    loss_cell = "n/a"
+    loss = row["loss"]
+    if loss is not None:
+        loss_cell = f"{loss:.3f}"
     cells = [
         f"{name:11}",
         speed_cells(row),
         f"{teraflops:8.3g}",
-        f"{mfu:>5}",
+        f"{mfu_cell:>5}",
         memory_cell(row),
-        f"{loss:>6}",
+        f"{loss_cell:>6}",
     ]
     return "  ".join(cells)
 
@@ -474,12 +503,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="Micro-batches per update. Default: %(default)s.",
     )
     add_turns(parser, micro_batch=4)
+    default_names = " ".join(DEFAULT_VARIANTS)
     parser.add_argument(
         "--only",
         nargs="+",
         choices=VARIANTS,
-        help=f"Variants to measure. Default: {' '.join(DEFAULT_VARIANTS)}, and nanogpt with "
-        f"--nanogpt.",
+        help=f"Variants to measure. Default: {default_names}, and nanogpt with --nanogpt.",
     )
     parser.add_argument(
         "--nanogpt",
@@ -494,7 +523,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             f"nanoGPT checkout"
         )
     if args.only is None:
-        args.only = [*DEFAULT_VARIANTS, "nanogpt"] if args.nanogpt else [*DEFAULT_VARIANTS]
+        args.only = list(DEFAULT_VARIANTS)
+        if args.nanogpt:
+            args.only.append("nanogpt")
     if "nanogpt" in args.only and not args.nanogpt:
         raise BadInput("--only nanogpt: give --nanogpt PATH too, the folder of a nanoGPT checkout")
     return args
@@ -510,7 +541,10 @@ def measure(args: argparse.Namespace, micro_batch: int) -> dict:
             variants[name] = functools.partial(VARIANTS[name], args, micro_batch, folder)
         together = fit_together(len(variants), args, micro_batch)
         results = alternate(
-            variants, rounds=args.rounds, steps=args.steps_per_round, together=together
+            variants,
+            rounds=args.rounds,
+            steps=args.steps_per_round,
+            together=together,
         )
 
     order = "in turns"
@@ -521,7 +555,9 @@ def measure(args: argparse.Namespace, micro_batch: int) -> dict:
         f"micro-batch  {micro_batch} x {args.accumulation}, precision {args.precision}, "
         f"{compilation}, {args.rounds} rounds of {args.steps_per_round} updates, {order}"
     )
-    return report(results, together, args, micro_batch) | {"in_turns": order}
+    record = report(results, together, args, micro_batch)
+    record["in_turns"] = order
+    return record
 
 
 @exit_on_bad_input

@@ -56,9 +56,19 @@ STOCK = {
     "initializer_range": 0.02,
 }
 TUNED = {
-    "adamw": STOCK
-    | {"learning_rate": 5.6e-3, "warmup_steps": 150, "adam_beta1": 0.8, "initializer_range": 0.08},
-    "muon": STOCK | {"learning_rate": 2.2e-2, "warmup_steps": 10, "muon_momentum": 0.85},
+    "adamw": {
+        **STOCK,
+        "learning_rate": 5.6e-3,
+        "warmup_steps": 150,
+        "adam_beta1": 0.8,
+        "initializer_range": 0.08,
+    },
+    "muon": {
+        **STOCK,
+        "learning_rate": 2.2e-2,
+        "warmup_steps": 10,
+        "muon_momentum": 0.85,
+    },
 }
 LENGTHS = {"adamw": (660, 760), "muon": (340, 400)}
 
@@ -79,7 +89,11 @@ class Ratio(NamedTuple):
 
 def flags(optimizer: str, settings: Settings, steps: int) -> list[str]:
     """Return arguments of train.py for a run of ``steps`` updates with these settings."""
-    run_keys = {"optimizer": optimizer, "max_steps": steps, "eval_on_start": "false"}
+    run_keys = {
+        "optimizer": optimizer,
+        "max_steps": steps,
+        "eval_on_start": "false",
+    }
     return flag_words(settings | run_keys)
 
 
@@ -93,8 +107,10 @@ def steps_to(target: float, losses: dict[int, float]) -> float:
         losses: final loss by number of updates, for two or more numbers.
     """
     logs = [math.log(steps) for steps in losses]
-    slope, offset = statistics.linear_regression(logs, list(losses.values()))
-    return math.exp((target - offset) / slope)
+    final_losses = list(losses.values())
+    slope, offset = statistics.linear_regression(logs, final_losses)
+    target_log = (target - offset) / slope
+    return math.exp(target_log)
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
@@ -111,7 +127,11 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     half_width = math.nan
     if len(logs) > 1:
         half_width = STUDENT[len(logs)] * standard_error(logs)
-    return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width))
+    return Ratio(
+        value=math.exp(mean),
+        low=math.exp(mean - half_width),
+        high=math.exp(mean + half_width),
+    )
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -131,7 +151,8 @@ class Runs:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.pool = ThreadPoolExecutor(args.workers)
-        self.data_flags = ["--data_files", paths.literal(str(Path(args.text).resolve()))]
+        text = Path(args.text).resolve()
+        self.data_flags = ["--data_files", paths.literal(str(text))]
         prepare_shards(args.folder, args.recipe, self.data_flags)
 
     def losses(
@@ -142,7 +163,8 @@ class Runs:
         run_flags = flags(optimizer, settings, steps)
 
         def train_seed(seed: int) -> float:
-            return self.train(prefix, run_flags, seed, self.args.threads)["loss"]
+            result = self.train(prefix, run_flags, seed, self.args.threads)
+            return result["loss"]
 
         return list(self.pool.map(train_seed, seeds))
 
@@ -168,19 +190,28 @@ def undo(runs: Runs) -> dict:
     """Set each tuned setting of AdamW back alone. Print and return the differences in loss."""
     tuned = TUNED["adamw"]
     tuned_losses = runs.losses("adamw", tuned, UNDO_STEPS, UNDO_SEEDS)
-    print(f"adamw, {UNDO_STEPS} updates: {statistics.mean(tuned_losses):.4f}")
-    differences = {}
+    mean_loss = statistics.mean(tuned_losses)
+    print(f"adamw, {UNDO_STEPS} updates: {mean_loss:.4f}")
+    differences_by_key = {}
     for key, value in STOCK.items():
-        if tuned[key] == value:
+        tuned_value = tuned[key]
+        if tuned_value == value:
             continue
-        losses = runs.losses("adamw", tuned | {key: value}, UNDO_STEPS, UNDO_SEEDS)
-        differences[key] = []
+        settings = tuned | {key: value}
+        losses = runs.losses("adamw", settings, UNDO_STEPS, UNDO_SEEDS)
+        differences = []
         for loss, tuned_loss in zip(losses, tuned_losses, strict=True):
-            differences[key].append(loss - tuned_loss)
-        mean = statistics.mean(differences[key])
-        by_seed = ", ".join(f"{difference:+.3f}" for difference in differences[key])
-        print(f"{key} {tuned[key]} -> {value}: {mean:+.3f} ({by_seed})", flush=True)
-    return {"base": tuned_losses, "undone": differences}
+            differences.append(loss - tuned_loss)
+        differences_by_key[key] = differences
+        mean = statistics.mean(differences)
+        by_seed = listed(differences, "+.3f")
+        print(f"{key} {tuned_value} -> {value}: {mean:+.3f} ({by_seed})", flush=True)
+    return {"base": tuned_losses, "undone": differences_by_key}
+
+
+def listed(numbers: Sequence[float], number_format: str) -> str:
+    """Return numbers in one line, separated by commas."""
+    return ", ".join(format(number, number_format) for number in numbers)
 
 
 def headline(runs: Runs, args: argparse.Namespace) -> dict:
@@ -194,28 +225,52 @@ def headline(runs: Runs, args: argparse.Namespace) -> dict:
     losses: dict[str, dict[int, list[float]]] = {}
     reached: dict[str, list[float]] = {}
     for optimizer, settings in TUNED.items():
-        losses[optimizer] = {}
-        for steps in getattr(args, f"{optimizer}_steps") or LENGTHS[optimizer]:
+        losses_by_steps = {}
+        lengths = getattr(args, f"{optimizer}_steps") or LENGTHS[optimizer]
+        for steps in lengths:
             final_losses = runs.losses(optimizer, settings, steps, args.seeds)
-            losses[optimizer][steps] = final_losses
-            listed = ", ".join(f"{loss:.4f}" for loss in final_losses)
-            print(f"{optimizer} {steps} updates: {listed}", flush=True)
-        reached[optimizer] = updates_to_target(args.target, losses[optimizer])
+            losses_by_steps[steps] = final_losses
+            listed_losses = listed(final_losses, ".4f")
+            print(f"{optimizer} {steps} updates: {listed_losses}", flush=True)
+        losses[optimizer] = losses_by_steps
+        reached[optimizer] = updates_to_target(args.target, losses_by_steps)
 
+    seconds = time_runs(runs, args, reached)
+    updates_ratio = ratio(reached["muon"], reached["adamw"])
+    print_table(args, reached, seconds)
+    print_ratio(updates_ratio, seconds)
+    return {
+        "losses": losses,
+        "reached": reached,
+        "ratio": updates_ratio,
+        "seconds": seconds,
+    }
+
+
+def time_runs(
+    runs: Runs, args: argparse.Namespace, reached: dict[str, list[float]]
+) -> dict[str, list[float]]:
+    """Time runs to the target loss with all threads. The optimizers alternate.
+
+    Args:
+        runs: trains the runs.
+        args: of the command line.
+        reached: updates to the target by optimizer and seed.
+
+    Returns:
+        The seconds of each run by optimizer.
+    """
     seconds: dict[str, list[float]] = {optimizer: [] for optimizer in TUNED}
+    first_seed = args.seeds[0]
     all_threads = torch.get_num_threads()
     for number in range(args.rounds):
         for optimizer, settings in TUNED.items():
             steps = round(statistics.mean(reached[optimizer]))
             prefix = f"timed{number}-{optimizer}-{steps}"
             run_flags = flags(optimizer, settings, steps)
-            result = runs.train(prefix, run_flags, args.seeds[0], all_threads)
+            result = runs.train(prefix, run_flags, first_seed, all_threads)
             seconds[optimizer].append(result["seconds"])
-
-    updates_ratio = ratio(reached["muon"], reached["adamw"])
-    print_table(args, reached, seconds)
-    print_ratio(updates_ratio, seconds)
-    return {"losses": losses, "reached": reached, "ratio": updates_ratio, "seconds": seconds}
+    return seconds
 
 
 def updates_to_target(target: float, losses: dict[int, list[float]]) -> list[float]:
@@ -225,11 +280,10 @@ def updates_to_target(target: float, losses: dict[int, list[float]]) -> list[flo
         target: loss.
         losses: for each number of updates, the final losses of the seeds.
     """
-    num_seeds = len(next(iter(losses.values())))
     result = []
-    for index in range(num_seeds):
-        losses_of_seed = {steps: final_losses[index] for steps, final_losses in losses.items()}
-        result.append(steps_to(target, losses_of_seed))
+    for losses_of_seed in zip(*losses.values(), strict=True):
+        losses_by_steps = dict(zip(losses, losses_of_seed, strict=True))
+        result.append(steps_to(target, losses_by_steps))
     return result
 
 
@@ -243,20 +297,23 @@ def print_table(
     for optimizer, updates in reached.items():
         mean = statistics.mean(updates)
         error = standard_error(updates)
-        by_seed = ", ".join(f"{steps:.0f}" for steps in updates)
+        by_seed = listed(updates, ".0f")
         timed = "-"
         if seconds[optimizer]:
-            timed = f"{statistics.median(seconds[optimizer]):.1f}"
+            median = statistics.median(seconds[optimizer])
+            timed = f"{median:.1f}"
         print(f"| {optimizer} | {mean:.0f} | {error:.0f} | {by_seed} | {timed} |")
 
 
 def print_ratio(updates: Ratio, seconds: dict[str, list[float]]) -> None:
     """Print Muon's updates and seconds relative to AdamW's."""
-    sentence = f"Muon takes {updates.value:.2f} times AdamW's updates ({updates.interval()})"
+    interval = updates.interval()
+    sentence = f"Muon takes {updates.value:.2f} times AdamW's updates ({interval})"
     if seconds["muon"]:
         muon_seconds = statistics.median(seconds["muon"])
         adamw_seconds = statistics.median(seconds["adamw"])
-        sentence += f" and {muon_seconds / adamw_seconds:.2f} times its seconds"
+        seconds_ratio = muon_seconds / adamw_seconds
+        sentence += f" and {seconds_ratio:.2f} times its seconds"
     print()
     print(sentence)
 
@@ -270,7 +327,8 @@ def draw(runs: Runs, reached: dict[str, list[float]], updates_ratio: Ratio) -> N
         updates_ratio: Muon's updates relative to AdamW's.
     """
     args = runs.args
-    recipe_steps = yaml.safe_load(args.recipe.read_text())["max_steps"]
+    recipe = yaml.safe_load(args.recipe.read_text())
+    recipe_steps = recipe["max_steps"]
     adamw_steps = round(reached["adamw"][0])
     muon_steps = round(reached["muon"][0])
     adamw_flags = flags("adamw", TUNED["adamw"], adamw_steps)
@@ -285,15 +343,23 @@ def draw(runs: Runs, reached: dict[str, list[float]], updates_ratio: Ratio) -> N
     )
     with picture(args.picture, [4.2], ["steps"]) as (axes,):
         for name, color, (steps, losses) in curves:
-            label = f"{name}: {steps[-1]:,.0f} updates"
+            last_step = steps[-1]
+            label = f"{name}: {last_step:,.0f} updates"
             axes.plot(steps, losses, color=color, linewidth=1.8, label=label)
-            axes.plot(steps[-1], losses[-1], color=color, marker="o")
+            axes.plot(last_step, losses[-1], color=color, marker="o")
         axes.axhline(args.target, color=BLACK, linestyle="--", linewidth=1)
 
         # An arrow below the target points from the end of AdamW's run to the end of Muon's.
-        arrow_start = (adamw_curve[0][-1], args.target - 0.06)
-        arrow_end = (muon_curve[0][-1], args.target - 0.06)
-        arrow = {"arrowstyle": "->", "color": VERMILLION, "lw": 2}
+        arrow_height = args.target - 0.06
+        adamw_curve_steps, _ = adamw_curve
+        muon_curve_steps, _ = muon_curve
+        arrow_start = (adamw_curve_steps[-1], arrow_height)
+        arrow_end = (muon_curve_steps[-1], arrow_height)
+        arrow = {
+            "arrowstyle": "->",
+            "color": VERMILLION,
+            "lw": 2,
+        }
         axes.annotate("", arrow_end, arrow_start, arrowprops=arrow)
         num_seeds = len(args.seeds)
         interval = updates_ratio.interval()
@@ -319,8 +385,10 @@ def loss_curve(runs: Runs, prefix: str, run_flags: list[str], steps: int) -> Lin
         steps: of the run. It is evaluated twenty times.
     """
     args = runs.args
-    all_flags = [*run_flags, "--eval_steps", str(steps // 20)]
-    result = runs.train(prefix, all_flags, args.seeds[0], args.threads)
+    eval_steps = steps // 20
+    all_flags = [*run_flags, "--eval_steps", str(eval_steps)]
+    first_seed = args.seeds[0]
+    result = runs.train(prefix, all_flags, first_seed, args.threads)
     folder = args.folder / "runs" / result["name"]
     rows = read_metrics(folder / "metrics.jsonl")
     return series(rows, "eval/loss", "steps")
@@ -421,7 +489,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Make the comparison, and return the exit status."""
     args = parse(argv)
-    about = {"machine": hardware.this_device().name, "torch": torch.__version__, "commit": commit()}
+    about = {
+        "machine": hardware.this_device().name,
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     runs = Runs(args)
     if args.part == "undo":

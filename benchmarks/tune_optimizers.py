@@ -70,11 +70,21 @@ COMMON_BEGIN = {
     "max_grad_norm": 1.0,
 }
 BEGIN = {
-    "adamw": COMMON_BEGIN
-    | {"learning_rate": 5.6e-3, "adam_beta1": 0.8, "warmup_steps": 100, "initializer_range": 0.08},
-    "muon": COMMON_BEGIN
-    | {"learning_rate": 2.2e-2, "adam_beta1": 0.9, "warmup_steps": 10, "initializer_range": 0.02}
-    | {"muon_momentum": 0.85},
+    "adamw": {
+        **COMMON_BEGIN,
+        "learning_rate": 5.6e-3,
+        "adam_beta1": 0.8,
+        "warmup_steps": 100,
+        "initializer_range": 0.08,
+    },
+    "muon": {
+        **COMMON_BEGIN,
+        "learning_rate": 2.2e-2,
+        "adam_beta1": 0.9,
+        "warmup_steps": 10,
+        "initializer_range": 0.02,
+        "muon_momentum": 0.85,
+    },
 }
 STEPS = {"adamw": 700, "muon": 400}  # about the number of updates at which each one's loss is 1.88
 
@@ -102,12 +112,16 @@ class Trial:
 
 def train_flags(optimizer: str, settings: Settings, max_steps: int) -> list[str]:
     """Return the flags of train.py for these settings."""
-    flags = {name: value for name, value in settings.items() if name != "schedule"}
-    flags |= {"optimizer": optimizer, "max_steps": max_steps, "eval_on_start": "false"}
-    scheduler, number = str(settings["schedule"]).split()
+    flags = dict(settings)
+    schedule = str(flags.pop("schedule"))
+    flags["optimizer"] = optimizer
+    flags["max_steps"] = max_steps
+    flags["eval_on_start"] = "false"
+    scheduler, number = schedule.split()
     flags["lr_scheduler_type"] = scheduler
     if scheduler == "wsd":
-        flags |= {"min_lr_ratio": 0.0, "decay_ratio": number}
+        flags["min_lr_ratio"] = 0.0
+        flags["decay_ratio"] = number
     else:
         flags["min_lr_ratio"] = number
     return flag_words(flags)
@@ -122,11 +136,14 @@ def neighbor(settings: Settings, space: dict[str, tuple], generator: random.Rand
         generator: of random numbers.
     """
     changed = dict(settings)
-    for name in generator.sample(sorted(space), generator.randint(1, 3)):
+    num_changes = generator.randint(1, 3)
+    for name in generator.sample(sorted(space), num_changes):
         values = space[name]
-        place = values.index(settings[name])
+        old_value = settings[name]
+        place = values.index(old_value)
         first = max(0, place - 2)
-        nearby = [value for value in values[first : place + 3] if value != settings[name]]
+        nearby = list(values[first : place + 3])
+        nearby.remove(old_value)
         changed[name] = generator.choice(nearby)
     return changed
 
@@ -136,10 +153,12 @@ def next_settings(optimizer: str, trials: list[Trial]) -> Settings:
     if not trials:
         return BEGIN[optimizer]
     generator = random.Random(len(trials))
-    best = sorted(trials, key=lambda trial: trial.loss)[:PARENTS]
+    ranked_trials = sorted(trials, key=lambda trial: trial.loss)
+    best_trials = ranked_trials[:PARENTS]
     tried = [trial.settings for trial in trials]
     while True:
-        settings = neighbor(generator.choice(best).settings, SPACE[optimizer], generator)
+        parent = generator.choice(best_trials)
+        settings = neighbor(parent.settings, SPACE[optimizer], generator)
         if settings not in tried:
             return settings
 
@@ -149,10 +168,11 @@ class Search:
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
+        space = SPACE[args.optimizer]
         self.header = {
             "optimizer": args.optimizer,
             "steps": STEPS[args.optimizer],
-            "space": {name: list(values) for name, values in SPACE[args.optimizer].items()},
+            "space": {name: list(values) for name, values in space.items()},
         }
         self.about = {
             "machine": hardware.this_device().name,
@@ -162,7 +182,8 @@ class Search:
         self.hours = 0.0
         self.trials: list[Trial] = []
         self.pool = ThreadPoolExecutor(args.workers)
-        self.data_flags = ["--data_files", paths.literal(str(Path(args.text).resolve()))]
+        text = Path(args.text).resolve()
+        self.data_flags = ["--data_files", paths.literal(str(text))]
         if args.trials_file.exists():
             self.load()
         prepare_shards(args.folder, RECIPE, self.data_flags)
@@ -186,16 +207,23 @@ class Search:
 
     def save(self) -> None:
         """Write all trials, atomically."""
-        record = {"about": self.about, "hours": round(self.hours, 3), **self.header}
-        record["trials"] = [asdict(trial) for trial in self.trials]
-        write_text(self.args.trials_file, json.dumps(record, indent=1) + "\n")
+        record = {
+            "about": self.about,
+            "hours": round(self.hours, 3),
+            **self.header,
+            "trials": [asdict(trial) for trial in self.trials],
+        }
+        text = json.dumps(record, indent=1)
+        write_text(self.args.trials_file, f"{text}\n")
 
     def train(self, settings: Settings, seeds: tuple[int, ...]) -> dict[str, float]:
         """Return the final validation loss of each seed, and count the hours."""
         started = time.monotonic()
         optimizer = self.args.optimizer
-        flags = train_flags(optimizer, settings, STEPS[optimizer]) + self.data_flags
-        values = "-".join(str(value).replace(" ", "_") for value in settings.values())
+        flags = train_flags(optimizer, settings, STEPS[optimizer])
+        flags += self.data_flags
+        values = "-".join(str(value) for value in settings.values())
+        values = values.replace(" ", "_")
 
         def train_seed(seed: int) -> float:
             name = f"{optimizer}-{values}-{seed}"
@@ -203,21 +231,24 @@ class Search:
             return result["loss"]
 
         losses = list(self.pool.map(train_seed, seeds))
-        self.hours += (time.monotonic() - started) / 3600
+        seconds = time.monotonic() - started
+        self.hours += seconds / 3600
         return {str(seed): loss for seed, loss in zip(seeds, losses, strict=True)}
 
     def run(self) -> Trial:
         """Make the trials that are missing, confirm the best ones and return the best of these."""
         while len(self.trials) < self.args.trials:
             settings = next_settings(self.args.optimizer, self.trials)
-            trial = Trial(settings, self.train(settings, SEARCH_SEEDS))
+            losses = self.train(settings, SEARCH_SEEDS)
+            trial = Trial(settings, losses)
             self.trials.append(trial)
             self.save()
             best_loss = min(trial.loss for trial in self.trials)
             number = len(self.trials)
             print(f"{number:3} {trial.loss:.4f} (best {best_loss:.4f}) {settings}", flush=True)
 
-        candidates = sorted(self.trials, key=lambda trial: trial.loss)[:CONFIRMED_TRIALS]
+        ranked_trials = sorted(self.trials, key=lambda trial: trial.loss)
+        candidates = ranked_trials[:CONFIRMED_TRIALS]
         for trial in candidates:
             if not trial.confirmation:
                 trial.confirmation = self.train(trial.settings, CONFIRMATION_SEEDS)

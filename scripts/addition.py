@@ -29,7 +29,8 @@ def problems() -> Problems:
     """Return the prompts to train on and those that are held out."""
     pairs = list(combinations_with_replacement(range(100), 2))
     random.Random(0).shuffle(pairs)
-    held_out_pairs = set(pairs[: len(pairs) // 10])
+    num_held_out = len(pairs) // 10
+    held_out_pairs = set(pairs[:num_held_out])
 
     ordered_pairs = []
     for first in range(100):
@@ -38,8 +39,8 @@ def problems() -> Problems:
 
     result = Problems([], [])
     for first, second in ordered_pairs:
-        is_held_out = (min(first, second), max(first, second)) in held_out_pairs
-        prompts = result.held_out if is_held_out else result.training
+        pair = (min(first, second), max(first, second))
+        prompts = result.held_out if pair in held_out_pairs else result.training
         prompts.append(f"{first}+{second}=")
     return result
 
@@ -53,20 +54,30 @@ def solve(prompt: str) -> int:
 def write_lines(name: str, lines: Sequence[str]) -> None:
     """Write a file into the data folder, and print its number of lines."""
     path = FOLDER / name
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    text = "".join(f"{line}\n" for line in lines)
+    path.write_text(text, encoding="utf-8")
     print(f"{path}: {len(lines):,} lines")
+
+
+def write_prompts(name: str, prompts: Sequence[str]) -> None:
+    """Write prompts as JSON lines into the data folder."""
+    rows = [json.dumps({"prompt": prompt}) for prompt in prompts]
+    write_lines(name, rows)
 
 
 def main() -> int:
     """Write the three files."""
     training, held_out = problems()
     generator = random.Random(2)
-    text_prompts = [generator.choice(training) for _ in range(LINES)]
+    additions = []
+    for _ in range(LINES):
+        prompt = generator.choice(training)
+        additions.append(f"{prompt}{solve(prompt)}")
+
     FOLDER.mkdir(exist_ok=True)
-    write_lines("addition.txt", [f"{prompt}{solve(prompt)}" for prompt in text_prompts])
-    for name, prompts in (("prompts", training), ("held_out", held_out)):
-        rows = [json.dumps({"prompt": prompt}) for prompt in prompts]
-        write_lines(f"addition_{name}.jsonl", rows)
+    write_lines("addition.txt", additions)
+    write_prompts("addition_prompts.jsonl", training)
+    write_prompts("addition_held_out.jsonl", held_out)
     return 0
 
 

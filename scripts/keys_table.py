@@ -29,7 +29,8 @@ def tables() -> str:
     parts = []
     for section in keys.SECTIONS.values():
         parts.append(f"\n### {section.__name__}\n\n{HEADER}")
-        parts += [row(field) for field in dataclasses.fields(section)]
+        for field in dataclasses.fields(section):
+            parts.append(row(field))
     return "".join(parts)
 
 
@@ -38,12 +39,18 @@ def row(field: dataclasses.Field) -> str:
     metadata = field.metadata
     default = ""
     if field.default is not keys.ABSENT:
-        default = " " + json.dumps(field.default).strip('"')  # as it is written in a recipe
+        written_default = json.dumps(field.default).strip('"')  # as in a recipe
+        default = f" {written_default}"
     may_change = "°" if metadata["kind"] == "runtime" else ""
-    purpose = metadata["help"].replace("|", "\\|")
-    conditions = " and ".join(condition.describe() for condition in metadata["effect"])
-    overrides = ", ".join(overridden_by(field.name))
-    return f"| `{field.name}:{default}`{may_change} | {purpose} | {conditions} | {overrides} |\n"
+    conditions = [condition.describe() for condition in metadata["effect"]]
+    cells = [
+        f"`{field.name}:{default}`{may_change}",
+        metadata["help"].replace("|", "\\|"),
+        " and ".join(conditions),
+        ", ".join(overridden_by(field.name)),
+    ]
+    joined_cells = " | ".join(cells)
+    return f"| {joined_cells} |\n"
 
 
 def overridden_by(name: str) -> list[str]:
@@ -64,4 +71,5 @@ def overridden_by(name: str) -> list[str]:
 
 if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(text.partition(MARK)[0] + MARK + tables(), encoding="utf-8")
+    before, _, _ = text.partition(MARK)
+    PAGE.write_text(before + MARK + tables(), encoding="utf-8")

@@ -19,10 +19,13 @@ GOLDEN = ROOT / "tests" / "recipe" / "resolved_recipes.json"
 
 def resolve(name: str) -> dict:
     """Return all keys and values of a recipe in recipes/."""
-    return keys.to_dict(loading.load_recipe(ROOT / "recipes" / name))
+    recipe = loading.load_recipe(ROOT / "recipes" / name)
+    return keys.to_dict(recipe)
 
 
 if __name__ == "__main__":
-    names = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
-    golden = {name: resolve(name) for name in names}
-    GOLDEN.write_text(json.dumps(golden, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    golden = {}
+    for path in (ROOT / "recipes").glob("*.yaml"):
+        golden[path.name] = resolve(path.name)
+    text = json.dumps(golden, indent=1, sort_keys=True)
+    GOLDEN.write_text(f"{text}\n", encoding="utf-8")

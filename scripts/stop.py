@@ -51,9 +51,11 @@ def holders(lock: Path) -> list:
         return listed.stdout.decode().split()
     pids = []
     for info in map(Path, glob.iglob("/proc/[0-9]*/fdinfo/*")):
+        process = info.parent.parent
+        open_file = process / "fd" / info.name
         with suppress(OSError):  # the process has ended, or belongs to another user
-            if " FLOCK " in info.read_text() and lock.samefile(info.parents[1] / "fd" / info.name):
-                pids.append(info.parts[2])
+            if " FLOCK " in info.read_text() and lock.samefile(open_file):
+                pids.append(process.name)
     return pids
 
 

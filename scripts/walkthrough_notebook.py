@@ -18,7 +18,11 @@ RELATIVE_LINK = re.compile(r"\]\((?!https?:)([^)]+)\)")
 # A block of code, and the indented lines of its output.
 CODE_BLOCK = re.compile(r"```python\n(.*?)\n```\n+(?:    [^\n]*\n)*", re.DOTALL)
 METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "kernelspec": {
+        "display_name": "Python 3",
+        "language": "python",
+        "name": "python3",
+    },
     "language_info": {"name": "python"},
 }
 
@@ -33,27 +37,39 @@ def notebook() -> str:
     for number, part in enumerate(parts):
         kind = "code" if number % 2 == 0 else "markdown"
         contents.append((kind, part))
+
     cells = []
     for number, (kind, text) in enumerate(contents):
         if text.strip():
-            cells.append(cell(number, kind, text.strip("\n")))
-    document = {"cells": cells, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5}
-    return json.dumps(document, indent=1) + "\n"
+            source = text.strip("\n")
+            cells.append(cell(number, kind, source))
+    document = {
+        "cells": cells,
+        "metadata": METADATA,
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    notebook_json = json.dumps(document, indent=1)
+    return f"{notebook_json}\n"
 
 
-def cell(number: int, kind: str, text: str) -> dict:
+def cell(number: int, kind: str, source: str) -> dict:
     """Return a cell without outputs.
 
     Args:
         number: unique in the notebook.
         kind: code or markdown.
-        text: its source.
+        source: its text.
     """
-    contents = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}
+    contents = {
+        "cell_type": kind,
+        "id": f"cell-{number}",
+        "metadata": {},
+    }
     if kind == "code":
         contents["execution_count"] = None
         contents["outputs"] = []
-    contents["source"] = text.splitlines(keepends=True)
+    contents["source"] = source.splitlines(keepends=True)
     return contents
 
 

@@ -33,7 +33,16 @@ PARTS = {
 }
 # The parts of `all`, the most valuable first. The numbers are their seconds on an H100 if the
 # command has DEFAULT_SECONDS. They overlap, because most parts take less.
-ALL_PARTS = {"b": 220, "a": 130, "g": 190, "c": 240, "h": 260, "i": 90, "m": 90, "j": 120}
+ALL_PARTS = {
+    "b": 220,
+    "a": 130,
+    "g": 190,
+    "c": 240,
+    "h": 260,
+    "i": 90,
+    "m": 90,
+    "j": 120,
+}
 DEFAULT_SECONDS = 560
 # A part is not started if less than this share of its time is left.
 NECESSARY_SHARE = 0.7
@@ -45,8 +54,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     Raises:
         BadInput: NANOGPT does not exist.
     """
-    first_lines = {name: part.__doc__.splitlines()[0] for name, part in PARTS.items()}
-    listed_parts = "\n".join(f"  {name:7} {line}" for name, line in first_lines.items())
+    part_lines = []
+    for name, part in PARTS.items():
+        first_line, *_ = part.__doc__.splitlines()
+        part_lines.append(f"  {name:7} {first_line}")
+    listed_parts = "\n".join(part_lines)
     parser = argparse.ArgumentParser(
         prog="first_card.sh",
         description=f"{benchmarks.first_card.__doc__}\nParts:\n{listed_parts}",
@@ -66,7 +78,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         elif name in PARTS:
             parts.append(name)
         else:
-            parser.error(f"no part {name}: choose from {', '.join(PARTS)}, all")
+            names = ", ".join(PARTS)
+            parser.error(f"no part {name}: choose from {names}, all")
     if not parts:
         parser.print_help()
     args.parts = parts
@@ -81,23 +94,28 @@ def read_environment(args: argparse.Namespace) -> None:
         BadInput: NANOGPT does not exist.
     """
     variables = os.environ
-    args.tiny = variables.get("REHEARSE", "") not in ("", "0")
+    rehearse = variables.get("REHEARSE", "")
+    args.tiny = rehearse not in ("", "0")
     args.seconds = int(variables.get("SECONDS_IN_ALL") or DEFAULT_SECONDS)
     default_micro_batches = "2" if args.tiny else "64"
     micro_batches = variables.get("MICRO_BATCHES") or default_micro_batches
     args.micro_batches = [int(word) for word in micro_batches.split()]
 
-    args.work = Path(variables.get("WORK") or ROOT / "runs" / "first_card").absolute()
+    default_work = ROOT / "runs" / "first_card"
+    work = variables.get("WORK") or default_work
+    args.work = Path(work).absolute()
     default_results = ROOT / "benchmarks" / "results"
     if args.tiny or args.parts == ["carry"]:  # nothing is measured
         default_results = args.work / "results"
-    args.results = Path(variables.get("RESULTS") or default_results).absolute()
+    results = variables.get("RESULTS") or default_results
+    args.results = Path(results).absolute()
 
     args.nanogpt = None
-    if variables.get("NANOGPT"):
-        args.nanogpt = Path(variables["NANOGPT"]).absolute()
+    nanogpt = variables.get("NANOGPT")
+    if nanogpt:
+        args.nanogpt = Path(nanogpt).absolute()
         if not args.nanogpt.exists():
-            raise BadInput(f"NANOGPT={variables['NANOGPT']}: the folder does not exist")
+            raise BadInput(f"NANOGPT={nanogpt}: the folder does not exist")
 
 
 def run_part(name: str, command: Command, *, is_last: bool) -> Part:
@@ -108,20 +126,25 @@ def run_part(name: str, command: Command, *, is_last: bool) -> Part:
         command: receives the results.
         is_last: whether the part may use all the time that is left.
     """
-    share = ALL_PARTS.get(name, DEFAULT_SECONDS) / DEFAULT_SECONDS * command.args.seconds
-    part = Part(name, command, command.args.seconds if is_last else share)
+    seconds_in_all = command.args.seconds
+    default_seconds = ALL_PARTS.get(name, DEFAULT_SECONDS)
+    share = default_seconds / DEFAULT_SECONDS * seconds_in_all
+    limit = seconds_in_all if is_last else share
+    part = Part(name, command, limit)
     is_first = len(command.record["parts"]) == 1
+    necessary_seconds = NECESSARY_SHARE * share
     try:
-        if part.seconds_left < NECESSARY_SHARE * share and not is_first:
+        if part.seconds_left < necessary_seconds and not is_first:
             part.fail(NO_TIME, cut_short=True)
         else:
             PARTS[name](part)
     except BadInput as error:
         part.fail(str(error))
     except Exception as error:  # whatever happens, the next part runs
-        command.log(f"{name}: {type(error).__name__}", traceback.format_exc())
-        message = str(error).partition("\n")[0]
-        part.fail(f"{type(error).__name__}: {message[:300]}")
+        kind = type(error).__name__
+        command.log(f"{name}: {kind}", traceback.format_exc())
+        first_line, _, _ = str(error).partition("\n")
+        part.fail(f"{kind}: {first_line[:300]}")
     part.note()
     print(part.record["row"], flush=True)
     return part
@@ -147,11 +170,13 @@ def main(argv: list[str] | None = None) -> int:
     command = Command(args, about_machine, deadline=started + args.seconds)
     parts = []
     for name in args.parts:
-        parts.append(run_part(name, command, is_last=name == args.parts[-1]))
+        is_last = name == args.parts[-1]
+        parts.append(run_part(name, command, is_last=is_last))
 
     print(f"written: {args.results}/{command.name}: .json, .txt", file=sys.stderr)
     cut_short = [part.name for part in parts if part.record["cut_short"]]
     if cut_short:
         names = " ".join(cut_short)
         print(f"found no time: bash benchmarks/first_card.sh {names}", file=sys.stderr)
-    return 1 if any(part.record["problems"] for part in parts) else 0
+    has_problems = any(part.record["problems"] for part in parts)
+    return int(has_problems)

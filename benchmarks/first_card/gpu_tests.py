@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from benchmarks.first_card.runner import Part
-from benchmarks.runs import ROOT
+from benchmarks.runs import ROOT, last_line
 
 
 def gpu_tests(part: Part) -> None:
@@ -24,18 +24,23 @@ def gpu_tests(part: Part) -> None:
     output = part.run("tests marked gpu", [*command, *marked_files], ROOT)
     if xml_file.is_file():
         outcomes = read_outcomes(xml_file)
+        num_tests = len(outcomes)
         num_passed = list(outcomes.values()).count("passed")
-        part.note(f"{num_passed} of {len(outcomes)} tests marked gpu pass", tests=outcomes)
+        part.note(f"{num_passed} of {num_tests} tests marked gpu pass", tests=outcomes)
     elif output:
-        last_line = output.strip().splitlines()[-1]
-        part.note("the tests marked gpu are only collected", tests=last_line)
+        part.note("the tests marked gpu are only collected", tests=last_line(output))
 
 
 def read_outcomes(xml_file: Path) -> dict[str, str]:
     """Return the outcome of each test in a JUnit XML file: passed, failure, error or skipped."""
     outcomes = {}
-    for case in ElementTree.parse(xml_file).iter("testcase"):
+    document = ElementTree.parse(xml_file)
+    for case in document.iter("testcase"):
+        name = case.get("name")
         # A test that has passed has no element, except for its output.
         elements = [element.tag for element in case if element.tag != "system-out"]
-        outcomes[case.get("name")] = elements[0] if elements else "passed"
+        outcome = "passed"
+        if elements:
+            outcome = elements[0]
+        outcomes[name] = outcome
     return outcomes

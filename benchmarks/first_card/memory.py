@@ -11,16 +11,20 @@ def memory(part: Part) -> None:
     if not part.command.has_gpu:
         part.note("a rehearsal without a card: nothing to measure", memory=[])
         return
+    recipe = write_recipe(part, "gpt2_124m")
     micro_batches = [2, 4] if part.is_tiny else [16, 64]
-    flags = ["--recipes", write_recipe(part, "gpt2_124m"), "--micro_batch", *micro_batches]
-    flags += ["--compiled", "yes", "--checkpointing", "none", "full"]
+    flags = ["--recipes", recipe]
+    flags += ["--micro_batch", *micro_batches]
+    flags += ["--compiled", "yes"]
+    flags += ["--checkpointing", "none", "full"]
     measured = part.run_benchmark("memory", "memory_card", *flags)
     if measured is None:
         return
     rows = []
     ratios = []
     for row in measured["rows"]:
-        rows.append(row | {"recipe": Path(row["recipe"]).name})
+        recipe_name = Path(row["recipe"]).name
+        rows.append(row | {"recipe": recipe_name})
         if "problem" not in row:
             ratios.append(row["ratio"])
     if ratios:

@@ -78,15 +78,19 @@ def compare_resumed(
         if train(part, title, recipe, all_keys) is None:
             return None
         weights = (folder / "model" / "model.safetensors").read_bytes()
+        memory_bytes = part.command.record["memory_bytes"]
         return TrainedRun(
-            losses_of(folder), weights, pace(folder, part.command.record["memory_bytes"])
+            losses=losses_of(folder),
+            weights=weights,
+            speed=pace(folder, memory_bytes),
         )
 
     whole = train_run("whole")
     if whole is None:
         return
     # Go back to the checkpoint in the middle of the run.
-    for checkpoint in sorted((folder / "checkpoints").iterdir())[1:]:
+    checkpoints = sorted((folder / "checkpoints").iterdir())
+    for checkpoint in checkpoints[1:]:
         shutil.rmtree(checkpoint)
     shutil.rmtree(folder / "model")
     resumed = train_run("resumed")
@@ -95,15 +99,17 @@ def compare_resumed(
 
     is_equal = resumed.weights == whole.weights
     differences = [abs(loss - whole.losses[step]) for step, loss in resumed.losses.items()]
+    largest_difference = max(differences)
     results[deterministic] = whole.speed | {
         "weights_equal": is_equal,
-        "losses_apart": max(differences),
+        "losses_apart": largest_difference,
     }
     comparison = "equal to the bit" if is_equal else "differ"
+    tokens_per_second = whole.speed["tokens_per_second"]
     part.note(
         f"deterministic {deterministic}: resumed weights {comparison}, "
-        f"losses apart by at most {max(differences):.1e}; "
-        f"{whole.speed['tokens_per_second']:,.0f} tokens/s",
+        f"losses apart by at most {largest_difference:.1e}; "
+        f"{tokens_per_second:,.0f} tokens/s",
         exact=results,
     )
     if not is_equal and deterministic == "true":

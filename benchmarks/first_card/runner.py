@@ -43,24 +43,30 @@ class Command:
         self.args = args
         self.deadline = deadline
         self.has_gpu = machine["kind"] == "cuda"
-        self.preset = gpus.preset(machine["machine"] if self.has_gpu else "")
+        gpu_name = machine["machine"] if self.has_gpu else ""
+        self.preset = gpus.preset(gpu_name)
         self.record = machine | {
             "yaml": f"{self.preset}.yaml",
             "rehearsal": args.tiny,
             "parts": {},
         }
-        self.name = f"first-card-{self.preset}-{machine['date']}-{time.strftime('%H%M%S')}"
+        date = machine["date"]
+        time_of_day = time.strftime("%H%M%S")
+        self.name = f"first-card-{self.preset}-{date}-{time_of_day}"
 
     def write(self) -> None:
         """Write the record to the JSON file."""
-        self.args.results.mkdir(parents=True, exist_ok=True)
-        write_json(self.args.results / f"{self.name}.json", self.record)
+        folder = self.args.results
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / f"{self.name}.json", self.record)
 
     def log(self, title: str, output: str) -> None:
         """Append the output of a program to the text file."""
-        self.args.results.mkdir(parents=True, exist_ok=True)
-        with open(self.args.results / f"{self.name}.txt", "a", encoding="utf-8") as file:
-            file.write(f"## {title}\n{output[-200_000:]}\n")
+        folder = self.args.results
+        folder.mkdir(parents=True, exist_ok=True)
+        end_of_output = output[-200_000:]
+        with open(folder / f"{self.name}.txt", "a", encoding="utf-8") as file:
+            file.write(f"## {title}\n{end_of_output}\n")
 
     def row(self, part: str, phrases: list[str]) -> str:
         """Return the row of a part for the tables of benchmarks/results/README.md.
@@ -70,13 +76,18 @@ class Command:
             phrases: the result, or an empty list if there is none yet.
         """
         record = self.record
-        origin = [record["date"], record["commit"], record["machine"]]
+        origin = [
+            record["date"],
+            record["commit"],
+            record["machine"],
+        ]
         driver = record["driver"]
         versions = record["versions"]
         if driver:
             origin.append(f"driver {driver}")
         for package in ("torch", "transformers"):
-            origin.append(f"{package} {versions.get(package)}")
+            package_version = versions.get(package)
+            origin.append(f"{package} {package_version}")
 
         command = f"bash benchmarks/first_card.sh {part}"
         if part == "report":
@@ -86,14 +97,19 @@ class Command:
         if self.args.tiny:
             result = f"**a rehearsal: no measurement**; {result}"
 
-        cells = [", ".join(origin), f"`{command}`", f"{result}; [JSON]({self.name}.json)"]
+        cells = [
+            ", ".join(origin),
+            f"`{command}`",
+            f"{result}; [JSON]({self.name}.json)",
+        ]
         joined_cells = " | ".join(escape_cell(cell) for cell in cells)
         return f"| {joined_cells} |"
 
 
 def escape_cell(text: str) -> str:
     """Return a text without vertical bars and line breaks, which would end a cell of a table."""
-    return " ".join(text.replace("|", "/").split())
+    words = text.replace("|", "/").split()
+    return " ".join(words)
 
 
 class Part:
@@ -132,8 +148,10 @@ class Part:
         if phrase:
             self.phrases.append(phrase)
         self.record.update(figures)
-        self.record["seconds"] = round(time.monotonic() - self.started, 1)
-        self.record["row"] = self.command.row(self.name, self.phrases + self.record["problems"])
+        seconds = time.monotonic() - self.started
+        self.record["seconds"] = round(seconds, 1)
+        phrases = self.phrases + self.record["problems"]
+        self.record["row"] = self.command.row(self.name, phrases)
         self.command.write()
 
     def fail(self, problem: str, *, cut_short: bool = False) -> None:
@@ -178,14 +196,16 @@ class Part:
         seconds = time.monotonic() - started
 
         output = log.read_text(errors="replace")
-        self.record.setdefault("programs", {})[title] = round(seconds, 1)
+        programs = self.record.setdefault("programs", {})
+        programs[title] = round(seconds, 1)
         self.command.log(f"{self.name}: {title}: {seconds:.1f} s", output)
         if status == 0:
             return output
         reason = f"exit status {status}"
         if status is None:
             reason = "stopped, no time was left"
-        self.fail(f"{title}: {reason}: {error_line(output)}", cut_short=status is None)
+        error = error_line(output)
+        self.fail(f"{title}: {reason}: {error}", cut_short=status is None)
         return None
 
     def run_benchmark(self, title: str, script: str, *flags) -> dict | None:
@@ -198,7 +218,8 @@ class Part:
         json_file = self.work / f"{script}.json"
         json_file.unlink(missing_ok=True)
         program = ROOT / "benchmarks" / f"{script}.py"
-        output = self.run(title, [program, *flags, "--json", json_file], ROOT)
+        arguments = [program, *flags, "--json", json_file]
+        output = self.run(title, arguments, ROOT)
         if output is None and not json_file.is_file():
             return None
         return json.loads(json_file.read_text())
@@ -231,14 +252,17 @@ def run_until(
     Returns:
         The exit status, or None if the program was killed.
     """
-    python_path = str(ROOT)
+    python_path = [str(ROOT)]
     if os.environ.get("PYTHONPATH"):
-        python_path += os.pathsep + os.environ["PYTHONPATH"]
+        python_path.append(os.environ["PYTHONPATH"])
+    variables = dict(os.environ)
+    variables["PYTHONPATH"] = os.pathsep.join(python_path)
+    variables |= environment
     with open(log, "wb") as file:
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env=os.environ | {"PYTHONPATH": python_path} | environment,
+            env=variables,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that a launcher and its children can be killed together
@@ -257,9 +281,11 @@ def run_until(
 
 def error_line(output: str) -> str:
     """Return the line of a program's output that most likely states why it failed."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines()]
+    lines = [line for line in lines if line]
     # The traceback of accelerate's launcher comes last, and does not state the cause.
     other_lines = [line for line in lines if "CalledProcessError" not in line]
     errors = [line for line in other_lines if ERROR_LINE.match(line)]
     candidates = errors or lines or ["no output"]
-    return candidates[-1][:300]
+    line = candidates[-1]
+    return line[:300]

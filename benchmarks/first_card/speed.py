@@ -34,13 +34,15 @@ def measure_variants(part: Part, micro_batch: int, variants: list[str]) -> None:
         return
 
     (result,) = measured["micro_batches"]
-    for name, row in result["variants"].items():
-        if "problem" in row:
-            problem = row["problem"]
+    rows = result["variants"]
+    for name, row in rows.items():
+        problem = row.get("problem")
+        if problem:
             part.fail(f"micro-batch {micro_batch}: {name}: {problem}")
     phrase = ""
-    if "problem" not in result["variants"]["ours"]:
-        phrase = f"micro-batch {micro_batch}: {describe(result)}"
+    if "problem" not in rows["ours"]:
+        description = describe(result)
+        phrase = f"micro-batch {micro_batch}: {description}"
     results = part.record.get("throughput", [])
     part.note(phrase, throughput=[*results, result])
 
@@ -49,12 +51,13 @@ def describe(result: dict) -> str:
     """Return the speed of train.py, and its ratios to the other variants, for the row."""
     ours = result["variants"]["ours"]
     tokens_per_second = ours["tokens_per_second"]
+    mfu = ours["mfu"]
+    peak_bytes = ours["bytes"]
     phrases = [f"{tokens_per_second:,.0f} tokens/s"]
-    if ours["mfu"]:
-        mfu = ours["mfu"]
+    if mfu:
         phrases.append(f"{mfu:.1%} MFU")
-    if ours["bytes"]:
-        gibibytes = ours["bytes"] / 2**30
+    if peak_bytes:
+        gibibytes = peak_bytes / 2**30
         phrases.append(f"peak {gibibytes:.2f} GiB")
     for name, ratio in result["ours_over"].items():
         phrases.append(f"{ratio:.3f} times {name}")
@@ -96,19 +99,26 @@ def compile_modes(part: Part) -> None:
     """Measure the start with a warm compiler cache, and compare compile modes."""
     cache = part.work / "compiler_cache"
     recipe = write_recipe(part, "gpt2_124m")
-    recipe_keys = {"run_name": "cache", "max_steps": 2, "warmup_steps": 0}
-    seconds = {}
+    recipe_keys = {
+        "run_name": "cache",
+        "max_steps": 2,
+        "warmup_steps": 0,
+    }
+    seconds_by_state = {}
     shutil.rmtree(cache, ignore_errors=True)
     for state in ("cold", "warm"):
         title = f"{state} cache"
         empty_run_folder(part, "cache")
-        if train(part, title, recipe, recipe_keys, compiler_cache=cache) is None:
+        output = train(part, title, recipe, recipe_keys, compiler_cache=cache)
+        if output is None:
             break
-        seconds[state] = part.record["programs"][title]
-        phrase = f"2 steps, compiler cache {state}: {seconds[state]:.0f} s"
-        part.note(phrase, cache_seconds=seconds)
+        seconds = part.record["programs"][title]
+        seconds_by_state[state] = seconds
+        phrase = f"2 steps, compiler cache {state}: {seconds:.0f} s"
+        part.note(phrase, cache_seconds=seconds_by_state)
 
     is_compiled = part.command.has_gpu or not part.is_tiny
     if is_compiled:
+        micro_batch = part.args.micro_batches[0]
         for mode in ("descent", "autotune"):
-            measure_variants(part, part.args.micro_batches[0], ["ours", mode])
+            measure_variants(part, micro_batch, ["ours", mode])

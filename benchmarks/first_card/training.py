@@ -26,7 +26,13 @@ DATA_KEYS = (
     "language",
     "tokenizer",
 )
-QUIET = {"eval_steps": 0, "sample_steps": 0, "save_steps": 0, "task_steps": 0, "logging_steps": 1}
+QUIET = {
+    "eval_steps": 0,
+    "sample_steps": 0,
+    "save_steps": 0,
+    "task_steps": 0,
+    "logging_steps": 1,
+}
 SETTLED = 10  # the speed of the first steps does not count
 MICRO_BATCHES = re.compile(r"(\d+) micro-batch(?:es)? x (\d+) sequence")
 KERNELS = re.compile(r"^.*\bkernels  (\S.*)$", re.MULTILINE)
@@ -38,7 +44,9 @@ def profiled_steps(part: Part) -> None:
     """Train gpt2_124m for 30 steps with this GPU's configuration file, and profile three."""
     if not measure_steps(part, "profiled", train_arguments=("--profile",)):
         return
-    table = (part.work / "runs" / "profiled" / "profile" / "table.txt").read_text()
+    run = part.work / "runs" / "profiled"
+    table_file = run / "profile" / "table.txt"
+    table = table_file.read_text()
     part.note(profile_summary(table), profile=table.splitlines())
 
 
@@ -49,7 +57,9 @@ def report(part: Part) -> None:
 
 def fp16(part: Part) -> None:
     """Train gpt2_124m for 30 steps in fp16."""
-    launch = ("--mixed_precision", "fp16") if part.command.has_gpu else ()
+    launch = []
+    if part.command.has_gpu:
+        launch = ["--mixed_precision", "fp16"]
     if measure_steps(part, "fp16", launch_arguments=launch):
         folder = part.work / "runs" / "fp16"
         rows = read_metrics(folder / "metrics.jsonl")
@@ -64,13 +74,15 @@ def muon(part: Part) -> None:
 
 def several_gpus(part: Part) -> None:
     """Train gpt2_124m for 30 steps on all GPUs of the machine."""
-    count = part.command.record["count"]
+    machine = part.command.record
+    count = machine["count"]
     if count < 2:
         part.note(f"cards of this machine: {count}", cards=count)
         return
-    preset = gpus.preset(part.command.record["machine"], count)
+    preset = gpus.preset(machine["machine"], count)
+    config_file = ROOT / "accelerate_configs" / f"{preset}.yaml"
     # The launcher uses the last --config_file.
-    launch = ["--config_file", ROOT / "accelerate_configs" / f"{preset}.yaml"]
+    launch = ["--config_file", config_file]
     if not preset.endswith(f"_x{count}"):
         launch += ["--multi_gpu", "--num_processes", count]
     measure_steps(part, "several_cards", launch_arguments=launch)
@@ -98,11 +110,16 @@ def measure_steps(
     """
     steps = 14 if part.is_tiny else 30
     folder = empty_run_folder(part, run_name)
+    recipe_keys = {
+        "run_name": run_name,
+        "max_steps": steps,
+        "warmup_steps": 4,
+    }
     output = train(
         part,
         f"{steps} steps, {run_name}",
         write_recipe(part, recipe_name),
-        {"run_name": run_name, "max_steps": steps, "warmup_steps": 4},
+        recipe_keys,
         launch_arguments=launch_arguments,
         train_arguments=train_arguments,
     )
@@ -112,18 +129,24 @@ def measure_steps(
     result = pace(folder, part.command.record["memory_bytes"])
     losses = losses_of(folder)
     accumulation, micro_batch = MICRO_BATCHES.search(output).groups()
-    kernels = KERNELS.search(output)
+    kernels = None
+    kernels_match = KERNELS.search(output)
+    if kernels_match:
+        kernels = kernels_match[1]
     result["losses"] = losses
     result["accumulation"] = int(accumulation)
     result["micro_batch"] = int(micro_batch)
-    result["kernels"] = kernels[1] if kernels else None
+    result["kernels"] = kernels
 
-    phrase = (
-        f"{run_name}: micro-batch {micro_batch} x {accumulation}: {describe_pace(result)}; "
-        f"loss {losses[1]:.2f} to {losses[steps]:.2f} in {steps} steps"
-    )
+    first_loss = losses[1]
+    last_loss = losses[steps]
+    phrases = [
+        f"{run_name}: micro-batch {micro_batch} x {accumulation}: {describe_pace(result)}",
+        f"loss {first_loss:.2f} to {last_loss:.2f} in {steps} steps",
+    ]
     if kernels:
-        phrase += f"; {kernels[1]}"
+        phrases.append(kernels)
+    phrase = "; ".join(phrases)
     part.note(phrase, **{run_name: result})
     return True
 
@@ -172,16 +195,22 @@ def write_recipe(part: Part, name: str) -> Path:
     Returns:
         The path of the copy.
     """
-    recipe = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text())
+    original = ROOT / "recipes" / f"{name}.yaml"
+    recipe = yaml.safe_load(original.read_text())
     for key in DATA_KEYS:
         recipe.pop(key, None)
     ids = carried(part) / "ids"
-    recipe |= {"data_dir": str(ids), "tokenizer": str(ids / "tokenizer"), **QUIET}
+    recipe["data_dir"] = str(ids)
+    recipe["tokenizer"] = str(ids / "tokenizer")
+    recipe |= QUIET
     if part.is_tiny:
-        recipe |= {**TINY_MODEL, "tokens_per_step": 512, "warmup_steps": 2}
-    path = part.work / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
-    return path
+        recipe |= TINY_MODEL
+        recipe["tokens_per_step"] = 512
+        recipe["warmup_steps"] = 2
+    text = yaml.safe_dump(recipe, sort_keys=False)
+    copy = part.work / f"{name}.yaml"
+    copy.write_text(text)
+    return copy
 
 
 def empty_run_folder(part: Part, run_name: str) -> Path:
@@ -202,7 +231,8 @@ def pace(folder: Path, memory_bytes: int) -> dict:
         ``tokens_per_second``, ``ms_per_step``, the number of ``updates`` that count, and ``mfu``,
         ``watts``, ``utilization`` and ``peak_bytes``, each None if the run does not report it.
     """
-    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "tokens_per_second" in row]
+    rows = read_metrics(folder / "metrics.jsonl")
+    rows = [row for row in rows if "tokens_per_second" in row]
     settled_rows = [row for row in rows if row["step"] > SETTLED]
 
     def median(key: str) -> float | None:
@@ -210,7 +240,9 @@ def pace(folder: Path, memory_bytes: int) -> dict:
         return statistics.median(values) if values else None
 
     memory_shares = [row["gpu/memory"] for row in rows if "gpu/memory" in row]
-    peak_bytes = round(max(memory_shares) * memory_bytes) if memory_shares else None
+    peak_bytes = None
+    if memory_shares:
+        peak_bytes = round(max(memory_shares) * memory_bytes)
     return {
         "tokens_per_second": median("tokens_per_second"),
         "ms_per_step": median("ms_per_step"),
@@ -251,19 +283,22 @@ def profile_summary(table: str) -> str:
     Args:
         table: content of a run's profile/table.txt. Its columns are separated by two spaces.
     """
-    lines = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()]
-    (header,) = [cells for cells in lines if cells[0] == "Name"]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()]
+    (header,) = [cells for cells in rows if cells[0] == "Name"]
     # On a GPU, the time of the kernels counts. The table of a CPU has no such column.
     column = "Self CUDA %" if "Self CUDA %" in header else "Self CPU %"
     position = header.index(column)
     shares = []
-    for cells in lines:
+    for cells in rows:
         # The other lines are the header, rules, and the total times.
-        is_operation = len(cells) == len(header) and PERCENT.fullmatch(cells[position])
+        if len(cells) != len(header) or not PERCENT.fullmatch(cells[position]):
+            continue
+        operation = cells[0]
         # ProfilerStep contains all operations of an update.
-        if is_operation and not cells[0].startswith("ProfilerStep"):
-            share = float(cells[position].rstrip("%"))
-            if share >= MIN_PROFILE_SHARE:
-                shares.append(f"{cells[0]} {share:.1f}%")
+        if operation.startswith("ProfilerStep"):
+            continue
+        share = float(cells[position].rstrip("%"))
+        if share >= MIN_PROFILE_SHARE:
+            shares.append(f"{operation} {share:.1f}%")
     listed_shares = ", ".join(shares)
     return f"profile of three updates, {column}: {listed_shares}"
