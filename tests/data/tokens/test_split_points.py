@@ -408,3 +408,17 @@ def test_text_for_perplexity_has_ids_of_whole(tmp_path, monkeypatch):
     ids = convert.read_text([str(path)], tokenizer, 0)
 
     assert ids.tolist() == [tokenizer.eos_token_id, *encode(tokenizer, text)]
+
+
+def test_cut_text_keeps_its_ids():
+    draw = random.Random(3)
+    tokenizer = tokenization.train_bpe(["the river bank isn't stone"], 300)
+    encode = tokenization.Encoder(tokenizer)
+    pattern = split_points.split_point_pattern(tokenizer.backend_tokenizer)
+
+    for _ in range(20):
+        text = random_text(draw, 200)
+        cut_text = list(split_points.cut(text, 50, pattern))
+
+        assert "".join(cut_text) == text
+        assert np.concatenate(encode(cut_text)).tolist() == encode([text])[0].tolist()

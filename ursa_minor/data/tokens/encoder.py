@@ -23,6 +23,7 @@ from ursa_minor.data.tokens.tokenizer import EncodedTexts
 
 # Of this much text, one batch is also encoded by the tokenizers library, and compared.
 CHECK_BYTES = 64_000_000
+CHECKED_CHARACTERS = 2**16  # size of the text that tokenizers encodes at a time
 BATCH_CHARACTERS = 2**20  # size of the text that a thread encodes at a time
 CHANGED_BY_NFC = "changed_by_nfc"  # the key of ``Document.counts``
 
@@ -217,10 +218,12 @@ class DocumentEncoder:
             texts: the texts.
             encoded: their ids.
         """
-        expected = self._encode.encode_with_tokenizers([text.text for text in texts])
-        pairs = zip(rows, encoded.of_each_text(), expected.of_each_text(), strict=True)
-        for (row, _, _), ids, expected_ids in pairs:
-            if not np.array_equal(ids, expected_ids):
+        for (row, _, _), text, ids in zip(rows, texts, encoded.of_each_text(), strict=True):
+            # One short piece at a time, because tokenizers needs 130 bytes per character.
+            expected_ids = [NO_IDS]
+            for piece in split_points.cut(text.text, CHECKED_CHARACTERS, self._split_point):
+                expected_ids += self._encode.encode_with_tokenizers([piece]).of_each_text()
+            if not np.array_equal(ids, np.concatenate(expected_ids)):
                 version = importlib.metadata.version("fastokens")
                 raise BadInput(
                     f"row {row}: fastokens {version} gives other ids than the tokenizers library, "

@@ -109,6 +109,22 @@ def word_regex(pre_tokenizer: dict[str, Any]) -> str | None:
     return None
 
 
+def cut(text: str, size: int, split_point: re.Pattern[str] | None) -> Iterator[str]:
+    """Yield pieces of a text of up to this many characters, or longer ones without a split point.
+
+    Args:
+        split_point: see ``split_point_pattern``. With None, the text is one piece.
+    """
+    begin = 0
+    while split_point and len(text) - begin > size:
+        match = split_point.match(text[begin : begin + size])
+        if not match or not match.end():
+            break
+        yield text[begin : begin + match.end()]
+        begin += match.end()
+    yield text[begin:]
+
+
 def pieces(
     rows: Iterable[NumberedRow], split_point: re.Pattern[str] | None
 ) -> Iterator[NumberedRow]:
