@@ -223,7 +223,7 @@ PROGRAMS: dict[str, Callable[[Path, Path], int]] = {
 }
 
 
-# ---- One measurement, in a process of its own.
+# ---- One measurement, in a separate process.
 
 
 class MemoryPeak:
@@ -270,7 +270,7 @@ def run_once(program: str, file: Path) -> dict:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         runs.gpt2_tokenizer().save_pretrained(folder / "tokenizer")
-        pretrained_tokenizer.load(str(folder / "tokenizer"))  # imports what is not measured
+        pretrained_tokenizer.load(str(folder / "tokenizer"))  # the imports are not measured
         with MemoryPeak() as peak:
             started = time.perf_counter()
             num_tokens = PROGRAMS[program](file, folder)

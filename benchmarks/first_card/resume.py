@@ -104,7 +104,7 @@ def compare_resumed(
         "weights_equal": is_equal,
         "losses_apart": largest_difference,
     }
-    comparison = "equal to the bit" if is_equal else "differ"
+    comparison = "bitwise equal" if is_equal else "differ"
     tokens_per_second = whole.speed["tokens_per_second"]
     part.note(
         f"deterministic {deterministic}: resumed weights {comparison}, "

@@ -235,7 +235,7 @@ def test_reader_ends_when_its_parent_is_killed():
 
     parent.kill()
 
-    # The reader inherits standard error, so communicate() returns only after it has ended, too.
+    # The reader inherits standard error, so communicate() also waits for its end.
     try:
         parent.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:

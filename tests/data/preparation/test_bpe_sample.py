@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ursa_minor.data.preparation import prepare
+from ursa_minor.data.preparation import bpe_sample, prepare
 from ursa_minor.data.sources.find import find_source
 from ursa_minor.recipe.keys import DataSource
 
@@ -16,7 +16,7 @@ SIZES = {"a": 900, "b": 2100, "c": 3000}  # characters of each file
 @pytest.fixture(autouse=True)
 def small_sample(monkeypatch):
     """Limit the sample to 600 characters."""
-    monkeypatch.setattr(prepare, "BPE_SAMPLE_CHARACTERS", 600)
+    monkeypatch.setattr(bpe_sample, "BPE_SAMPLE_CHARACTERS", 600)
 
 
 def write_files(folder: Path, suffix: str, sizes: dict[str, int]) -> list[str]:
@@ -38,7 +38,7 @@ def sampled_letters(names: list[str]) -> Counter:
     config = DataSource(data_files=names, tokenizer="bpe", validation_fraction=0.0001, data_seed=0)
     source = find_source(config)
     _, parts = prepare.open_parts(source, None, {})
-    return Counter("".join(prepare.bpe_sample(source, parts["train"])))
+    return Counter("".join(bpe_sample.bpe_sample(source, parts["train"])))
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl"])

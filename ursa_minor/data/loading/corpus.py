@@ -148,10 +148,6 @@ class Corpus:
 
         source_manifests = [manifests.describe_folder(folder) for folder in folders]
         self.tokenizer = open_tokenizer(recipe, dict(zip(folders, source_manifests, strict=True)))
-        for folder, manifest in zip(folders, source_manifests, strict=True):
-            for shard in manifest.shards:
-                path = folder / shard.file
-                shards.check_vocabulary_of_headerless(path, len(self.tokenizer))
         self.bytes_per_token = _bytes_of_ids(self.tokenizer, recipe.model)
         self.sources = [
             OpenedSource(weight, folder, manifest, recipe.model, consumed=self.is_consumed)
@@ -541,6 +537,9 @@ def open_tokenizer(
     fingerprint = tokenization.fingerprint(tokenizer)
     for folder, manifest in manifest_by_folder.items():
         _check_tokenizer_of_shards(folder, manifest, stated_name, fingerprint)
+        if manifest.tokenizer is None:
+            for shard in manifest.shards:
+                shards.check_vocabulary_of_headerless(folder / shard.file, len(tokenizer))
 
     init_from = recipe.model.init_from
     if init_from not in (None, name) and _fingerprint_of(init_from) not in (None, fingerprint):

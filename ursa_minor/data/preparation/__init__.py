@@ -3,6 +3,7 @@
 ``prepare_data.py`` runs this, started by a user or by ``train.py`` in the background.
 
 - ``shard_folder``: lock the folder of a source; repair, write or download its shards
+- ``bpe_sample``: select the texts on which a BPE is trained
 - ``prepare``: the main loop: documents -> shards, resumable
 - ``repair``: write missing or changed shards again
 - ``download``: fetch token files from the Hub

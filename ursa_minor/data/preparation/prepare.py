@@ -5,7 +5,6 @@ bytes however often a preparation was interrupted.
 """
 
 import logging
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.preparation.bpe_sample import bpe_sample, read_texts
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
 from ursa_minor.data.sources.columns import MASK_COLUMN
 from ursa_minor.data.sources.find import FoundSource, Part
@@ -42,12 +42,8 @@ from ursa_minor.data.tokens.token_rows import (
     unknown_padding,
 )
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.source_kind import URL_SCHEMES
 
 log = logging.getLogger(__name__)
-
-# A BPE is trained on at most this many characters of the train split.
-BPE_SAMPLE_CHARACTERS = 100_000_000
 
 
 class Written(NamedTuple):
@@ -459,80 +455,6 @@ def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
         return tokenizer
     all_parts = list(chain.from_iterable(parts.values()))
     return tokenization.make_characters(replace_surrogates(text) for text in read_texts(all_parts))
-
-
-def read_texts(parts: list[Part]) -> Iterator[str]:
-    """Yield the text of each row, which is empty for a row without text."""
-    for _, read_rows in parts:
-        for text, _ in read_rows(0):
-            yield text or ""
-
-
-def first_texts(parts: list[Part]) -> Iterator[str]:
-    """Yield the first texts of a split, up to about BPE_SAMPLE_CHARACTERS."""
-    yield from _beginning(read_texts(parts), BPE_SAMPLE_CHARACTERS)
-
-
-def _beginning(texts: Iterator[str], max_characters: int) -> Iterator[str]:
-    """Yield the first texts that have this many characters together."""
-    remaining = max_characters
-    for text in texts:
-        if remaining <= 0:
-            return
-        remaining -= len(text)
-        yield replace_surrogates(text)
-
-
-def bpe_sample(source: FoundSource, parts: list[Part]) -> Iterator[str]:
-    """Yield the texts on which a BPE is trained.
-
-    Of local files with more than BPE_SAMPLE_CHARACTERS, the beginning of each file is used, in
-    proportion to its size. Of other sources, only the first files are used, because reading all of
-    them would take too long.
-    """
-    has_urls = any(name.startswith(URL_SCHEMES) for name, _ in parts)
-    is_local = source.config.dataset_name is None and not has_urls
-    num_characters = sum(len(text) for text in first_texts(parts))
-    if not is_local or num_characters < BPE_SAMPLE_CHARACTERS:
-        yield from first_texts(parts)
-    elif source.parts is None:
-        yield from _sample_of_tables(parts)
-    else:
-        yield from _sample_of_texts(parts)
-
-
-def _sample_of_tables(parts: list[Part]) -> Iterator[str]:
-    """Yield the first texts of each file. A part is a file."""
-    sizes = [Path(name).stat().st_size for name, _ in parts]
-    for part, size in zip(parts, sizes, strict=True):
-        quota = math.ceil(BPE_SAMPLE_CHARACTERS * size / sum(sizes))
-        yield from _beginning(read_texts([part]), quota)
-
-
-def _sample_of_texts(parts: list[Part]) -> Iterator[str]:
-    """Yield the beginning of each file. A file is a document, which may consist of several rows."""
-    sizes: list[int] = []
-    for text, begins_document in _text_rows(parts):
-        if begins_document:
-            sizes.append(0)
-        sizes[-1] += len(text)
-
-    file_number = -1
-    remaining = 0
-    for text, begins_document in _text_rows(parts):
-        if begins_document:
-            file_number += 1
-            remaining = math.ceil(BPE_SAMPLE_CHARACTERS * sizes[file_number] / sum(sizes))
-        if remaining > 0:
-            yield replace_surrogates(text[:remaining])
-            remaining -= len(text)
-
-
-def _text_rows(parts: list[Part]) -> Iterator[tuple[str, bool]]:
-    """Yield the text of each row, and whether it begins a document."""
-    for _, read_rows in parts:
-        for text, begins_document in read_rows(0):
-            yield text or "", begins_document
 
 
 def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:

@@ -1,6 +1,6 @@
 """Read parts of the definition of a tokenizer, as tokenizer.json contains them.
 
-To serialize a complete tokenizer takes a tenth of a second for the vocabulary of GPT-2.
+Serializing a complete tokenizer is slow, because it includes the vocabulary.
 """
 
 import json

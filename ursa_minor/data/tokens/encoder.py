@@ -155,8 +155,17 @@ class DocumentEncoder:
             return [
                 self._document_of_ids(self._token_rows, number, ids) for number, ids, _ in batch
             ]
-        rows_with_text = [row for row in batch if row[1] is not None]
-        texts = [self._text(text, begins_document) for _, text, begins_document in rows_with_text]
+        return self._documents_of_texts(batch)
+
+    def _documents_of_texts(self, batch: list[NumberedRow]) -> list[Document]:
+        rows_with_text = []
+        texts = []
+        for row, text, begins_document in batch:
+            if text is not None:
+                rows_with_text.append((row, text, begins_document))
+                texts.append(self._text(text, begins_document))
+
+        # Encode all texts of the batch, and check the result.
         encoded = self._encode.encode([text.text for text in texts])
         if self._is_time_to_check(sum(text.num_bytes for text in texts)):
             self._check_encoder(rows_with_text, texts, encoded)
@@ -165,6 +174,8 @@ class DocumentEncoder:
 
         begins = np.array([begins_document for _, _, begins_document in rows_with_text], dtype=bool)
         encoded = self._with_separators(encoded, begins)
+
+        # Divide the ids into documents.
         documents = []
         position = 0  # in the lists of texts
         for row, text, _ in batch:
@@ -228,8 +239,7 @@ class DocumentEncoder:
                 raise BadInput(
                     f"row {row}: fastokens {version} gives other ids than the tokenizers library, "
                     f"so the shards of this source may be wrong. Uninstall it (pip uninstall "
-                    f"fastokens), delete the folder of the prepared source, and prepare it again. "
-                    f"Please report the text of this row"
+                    f"fastokens), delete the folder of the prepared source, and prepare it again"
                 )
 
     def _sizes(self, encoded: EncodedTexts) -> np.ndarray:

@@ -63,11 +63,12 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     at_revision = {"revision": revision} if revision else {}
     tokenizer = _load_with_transformers(label, location, at_revision, of_model)
     file = _find_file(location, TOKENIZER_FILE, at_revision)
-    if file is not None:
-        tokenizer = _as_file_defines(label, tokenizer, file, location, at_revision)
-        tokenizer = _without_default_end_of_text(tokenizer, file, location, at_revision)
-    else:
+    if file is None:
         _check_sentencepiece_model(label, tokenizer, location)
+    else:
+        backend = Tokenizer.from_file(str(file))
+        tokenizer = _as_file_defines(label, tokenizer, backend, location, at_revision)
+        tokenizer = _without_default_end_of_text(tokenizer, backend, location, at_revision)
     _make_deterministic(tokenizer)
     if tokenizer.eos_token_id is None:
         _set_end_of_text(label, tokenizer)
@@ -77,17 +78,9 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
 def _load_with_transformers(
     label: str, location: str, at_revision: dict[str, str], of_model: bool
 ) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that AutoTokenizer loads. See ``load``."""
-    from transformers import AutoTokenizer  # imports torch, which reading text does not need
-
+    """Return the tokenizer that Transformers loads, after checking it. See ``load``."""
     try:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                location, use_fast=True, trust_remote_code=False, **at_revision
-            )
-        except (TypeError, ValueError):
-            # Some classes, such as T5Tokenizer, cannot be built from a BPE.
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(location, **at_revision)
+        tokenizer = _from_pretrained(location, at_revision)
     except Exception as error:  # the Hub client, the cache and the parsers raise their own errors
         model_file = _sentencepiece_file(location)
         if model_file is not None:
@@ -112,6 +105,21 @@ def _load_with_transformers(
     return tokenizer
 
 
+def _from_pretrained(location: str, at_revision: dict[str, str]) -> PreTrainedTokenizerFast:
+    """Return the tokenizer that AutoTokenizer loads.
+
+    Some classes, such as T5Tokenizer, cannot be built from a BPE. Then the class is ignored.
+    """
+    from transformers import AutoTokenizer  # imports torch, which reading text does not need
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            location, use_fast=True, trust_remote_code=False, **at_revision
+        )
+    except (TypeError, ValueError):
+        return PreTrainedTokenizerFast.from_pretrained(location, **at_revision)
+
+
 def _find_file(location: str, name: str, at_revision: dict[str, str]) -> Path | None:
     """Return the path of a file in a folder or in the cache of the Hub, or None if missing."""
     from transformers.utils import cached_file
@@ -126,16 +134,22 @@ def _find_file(location: str, name: str, at_revision: dict[str, str]) -> Path | 
 def _as_file_defines(
     label: str,
     tokenizer: PreTrainedTokenizerFast,
-    file: Path,
+    backend: Tokenizer,
     location: str,
     at_revision: dict[str, str],
 ) -> PreTrainedTokenizerFast:
     """Return the tokenizer with the components of its tokenizer.json.
 
-    If its class has replaced one of them, the result is a PreTrainedTokenizerFast, which has no
-    components of its own.
+    If its class has replaced one of them, the result is a PreTrainedTokenizerFast, a class that
+    replaces nothing.
+
+    Args:
+        label: the tokenizer, for the log.
+        tokenizer: the tokenizer that Transformers loaded.
+        backend: the tokenizer that tokenizer.json defines.
+        location: a folder or an id of the Hub.
+        at_revision: arguments that name the revision.
     """
-    backend = Tokenizer.from_file(str(file))
     # PreTrainedTokenizerFast does not replace the model, which takes long to compare.
     is_generic = type(tokenizer) is PreTrainedTokenizerFast
     names = COMPONENTS if is_generic else (*COMPONENTS, "model")
@@ -143,28 +157,33 @@ def _as_file_defines(
     replaced = _differences(_components(tokenizer.backend_tokenizer, names), expected)
     if not replaced:
         return tokenizer
-    class_name = type(tokenizer).__name__
-    special_tokens = {
-        key: token for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
-    }
+    special_tokens = {}
+    for key, token in tokenizer.special_tokens_map.items():
+        if isinstance(token, str):  # others are lists of additional special tokens
+            special_tokens[key] = token
     generic = PreTrainedTokenizerFast.from_pretrained(location, **at_revision, **special_tokens)
     for component in _differences(_components(generic.backend_tokenizer, names), expected):
         setattr(generic.backend_tokenizer, component, getattr(backend, component))
+    class_name = type(tokenizer).__name__
+    names_of_replaced = " and ".join(replaced)
     log.info(
-        f"{label}: the class {class_name} would replace the {' and '.join(replaced)} of "
+        f"{label}: the class {class_name} would replace the {names_of_replaced} of "
         f"{TOKENIZER_FILE}. The file is used"
     )
     return generic
 
 
 def _without_default_end_of_text(
-    tokenizer: PreTrainedTokenizerFast, file: Path, location: str, at_revision: dict[str, str]
+    tokenizer: PreTrainedTokenizerFast,
+    backend: Tokenizer,
+    location: str,
+    at_revision: dict[str, str],
 ) -> PreTrainedTokenizerFast:
     """Return the tokenizer with the end-of-text token of its file instead of that of its class.
 
-    A class such as GPT2Tokenizer adds ``<|endoftext|>`` if its files state no such token.
+    A class such as GPT2Tokenizer adds ``<|endoftext|>`` if its files state no such token. The
+    arguments are those of ``_as_file_defines``.
     """
-    backend = Tokenizer.from_file(str(file))
     config_file = _find_file(location, CONFIG_FILE, at_revision)
     is_stated = config_file is not None and "eos_token" in files.read_json(config_file)
     is_in_file = backend.token_to_id(str(tokenizer.eos_token)) is not None
@@ -312,8 +331,8 @@ def _sentencepiece_message(label: str, model_file: Path) -> str:
     )
     return (
         f"{label} contains a SentencePiece model ({model_file.name}) but no {TOKENIZER_FILE}. "
-        f"Convert it, and use the new folder: pip install sentencepiece protobuf && "
-        f"python -c {shlex.quote(code)}\n"
-        f"The new tokenizer encodes the beginning of a text differently from SentencePiece, so "
-        f"do not combine it with token files that SentencePiece encoded"
+        f"Convert it, and use the new folder. The new tokenizer encodes the beginning of a text "
+        f"differently from SentencePiece, so do not combine it with token files that "
+        f"SentencePiece encoded. Commands: pip install sentencepiece protobuf && "
+        f"python -c {shlex.quote(code)}"
     )

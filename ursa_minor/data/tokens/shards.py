@@ -239,16 +239,6 @@ def _megatron_dtype(path: Path) -> np.dtype | None:
     )
 
 
-def is_headerless(path: Path) -> bool:
-    """Return whether a file has neither a header nor an index, as nanoGPT writes it."""
-    if path.name not in HEADERLESS or _megatron_dtype(path) is not None:
-        return False
-    with open(path, "rb") as file:
-        head = file.read(12)
-    magic, version, _ = struct.unpack("<3i", head.ljust(12, b"\0"))
-    return (magic, version) not in SHARD_HEADERS and not head.startswith(npy.MAGIC_PREFIX)
-
-
 def _check_width(path: Path) -> None:
     """Check that a file without a header seems to contain uint16 ids.
 
@@ -259,9 +249,9 @@ def _check_width(path: Path) -> None:
         BadInput: the ids seem to be wider.
     """
     words = np.fromfile(path, HEADERLESS_DTYPE, count=CHECKED_WORDS)
-    is_zero = [not words[offset::4].any() for offset in range(4)]
     if len(words) < MIN_CHECKED_WORDS:
         return
+    is_zero = [not words[offset::4].any() for offset in range(4)]
     if sum(is_zero) >= 3:
         width = "64 bits"
         dtype = "'<i8'" if is_zero[3] else "'>i8'"
@@ -289,7 +279,10 @@ def check_vocabulary_of_headerless(path: Path, num_ids: int) -> None:
     Raises:
         BadInput: the file is headerless, and 16-bit ids are too narrow for the tokenizer.
     """
-    if num_ids > 2**16 and is_headerless(path):
+    if num_ids <= 2**16 or path.name not in HEADERLESS or _megatron_dtype(path) is not None:
+        return
+    _, offset = open_ids(path)
+    if offset == 0:
         raise BadInput(
             f"{path} has no header, so it is read as 16-bit ids, but the tokenizer has {num_ids:,} "
             f"ids. If the file contains wider ids, convert it: "
