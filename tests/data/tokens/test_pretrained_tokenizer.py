@@ -118,14 +118,19 @@ def test_file_wins_for_post_processor(tmp_path):
     assert tokenizer(HINDI)["input_ids"] == backend.encode(HINDI).ids
 
 
-def test_config_without_class_does_not_win(tmp_path):
+def test_model_type_and_unsuitable_class_do_not_win(tmp_path):
     backend = with_split(split_points.QWEN35)
     name = write_folder(tmp_path / "tok", backend)
     (tmp_path / "tok" / "config.json").write_text('{"model_type": "gpt2"}')
+    unsuitable = write_folder(
+        tmp_path / "t5", backend, tokenizer_class="T5Tokenizer", eos_token="<|endoftext|>"
+    )
 
     tokenizer = pretrained_tokenizer.load(name)
+    tokenizer_of_t5 = pretrained_tokenizer.load(unsuitable)
 
     assert tokenization.encode_prompt(tokenizer, HINDI) == backend.encode(HINDI).ids
+    assert tokenization.encode_prompt(tokenizer_of_t5, HINDI) == backend.encode(HINDI).ids
 
 
 def test_unchanged_class_is_kept_silently(tmp_path, caplog):
@@ -155,11 +160,14 @@ def test_encoding_is_deterministic(tmp_path):
     assert encode([TEXT])[0].tolist() == expected_ids
 
 
-@pytest.mark.parametrize("token", ["</s>", "<eos>"])
-def test_only_end_of_text_name_is_used(token, tmp_path):
+@pytest.mark.parametrize(
+    ("token", "config"), [("</s>", {}), ("<eos>", {"tokenizer_class": "GPT2Tokenizer"})]
+)
+def test_only_end_of_text_name_is_used(token, config, tmp_path):
+    # GPT2Tokenizer would add <|endoftext|>.
     backend = with_split(split_points.QWEN35)
     definition = backend.to_str().replace("<|endoftext|>", token)
-    name = write_folder(tmp_path / "tok", Tokenizer.from_str(definition))
+    name = write_folder(tmp_path / "tok", Tokenizer.from_str(definition), **config)
 
     tokenizer = pretrained_tokenizer.load(name)
 

@@ -155,11 +155,14 @@ def test_empty_texts_have_no_ids(make_encoder, tokenizer):
 
 
 def test_bytes_of_ids_sum_to_text_bytes(tokenizer):
+    tokenizer.add_tokens(["Zürich"])
+    text = TEXT + "Zürich"
+
     num_bytes = tokenization.token_bytes(tokenizer)
 
     assert num_bytes.dtype == np.int64
     assert num_bytes.shape == (len(tokenizer),)
-    assert num_bytes[encode(tokenizer, TEXT)].sum() == len(TEXT.encode())
+    assert num_bytes[encode(tokenizer, text)].sum() == len(text.encode())
     assert num_bytes[tokenizer.eos_token_id] == 0
 
 
