@@ -68,7 +68,7 @@ def ids_of_texts() -> np.ndarray:
 def padded(ids: list[int], pad_id: int, side: str) -> dict:
     """Return a row as a tokenizer with padding = "max_length" writes it."""
     padding = [pad_id] * (ROW_IDS - len(ids))
-    ones = [ids[0] % 2 + 1] * len(ids)  # some programs write the number of the document
+    ones = [len(ids) % 2 + 1] * len(ids)  # some programs write the number of the document
     zeros = [0] * len(padding)
     if side == "left":
         return {"input_ids": padding + ids, "attention_mask": zeros + ones}
