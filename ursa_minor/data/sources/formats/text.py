@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.sources import encodings
 
 # The longest text without a split point. Encoding needs about 130 bytes of memory per character.
 MAX_UNSPLIT_CHARACTERS = 2**26
@@ -15,6 +16,8 @@ MAX_UNSPLIT_CHARACTERS = 2**26
 GPT2_SPLIT_POINT = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
 
 BLOCK_BYTES = 2**20  # about the size of the pieces of a long file
+NOT_ASCII = re.compile(rb"[\x80-\xff]")
+VALID_SAMPLE_BYTES = 2**16  # maximum length of the valid text in ``_sample``
 
 
 def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
@@ -71,19 +74,44 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
 def _not_text(path: Path, offset: int) -> BadInput:
     """Return the error for a NUL, or for a byte that is not UTF-8, at an offset in a file."""
     with path.open("rb") as file:
-        byte_order_mark = file.read(2)
+        head = file.read(encodings.HEAD_BYTES)
         file.seek(offset)
         byte = file.read(1)[0]
-    is_utf16 = byte_order_mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     problem = f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset}"
-    if byte == 0 and not is_utf16:
-        return BadInput(f"{problem} does not occur in texts. Leave out this file")
-    encoding = "UTF-16" if is_utf16 else "LATIN1"
-    command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > new.txt"
-    return BadInput(
-        f"{problem} is invalid. If the file is text in another encoding, convert it, for example: "
-        f"{command}"
+    if byte == 0:
+        fix = encodings.recognize(str(path), head) or "Leave out this file"
+        return BadInput(f"{problem} does not occur in texts. {fix}")
+    sample, is_end = _sample(path, offset)
+    explanation = encodings.explain(
+        str(path), head, sample, is_end=is_end, drop_end=f"head -c {offset}"
     )
+    return BadInput(f"{problem} is invalid. {explanation}")
+
+
+def _sample(path: Path, offset: int) -> tuple[bytes, bool]:
+    """Return bytes around the first invalid one, and whether they contain the end of the file.
+
+    If there are characters before it that are not ASCII, the sample starts with some of them,
+    because they show whether the rest of the file is UTF-8.
+    """
+    with path.open("rb") as file:
+        first_letter = 0  # position of the first byte that is not ASCII
+        while first_letter < offset:
+            block = file.read(BLOCK_BYTES)
+            match = NOT_ASCII.search(block)
+            if match:
+                first_letter += match.start()
+                break
+            first_letter += len(block)
+        file.seek(first_letter)
+        num_valid = min(VALID_SAMPLE_BYTES, offset - first_letter)
+        valid_bytes = file.read(max(0, num_valid))
+        file.seek(offset)
+        sample = file.read(encodings.SAMPLE_BYTES)
+        is_end = not file.read(1)
+    # The valid text may have been cut inside a character.
+    valid_text = valid_bytes.decode("utf-8", "ignore")
+    return valid_text.encode() + sample, is_end
 
 
 def rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
