@@ -14,6 +14,7 @@ import os
 import random
 import re
 import shutil
+import subprocess
 import types
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -494,7 +495,7 @@ def exactly(number):
 
 def json_array(folder):
     """Return a JSON array instead of JSON lines."""
-    return DamagedFile("json", b'[\n{"text": "a"}\n]\n', exactly(0), "is a JSON array.*jq")
+    return DamagedFile("json", b'[\n{"text": "a"}\n]\n', exactly(0), ".*is a JSON array.*jq")
 
 
 def invalid_json_line(folder):
@@ -502,6 +503,25 @@ def invalid_json_line(folder):
     lines = (folder / "a.jsonl").read_bytes().splitlines(keepends=True)
     content = b"".join([*lines[:300], b'{"text": "cut\n', *lines[:301]])
     return DamagedFile("jsonl", content, exactly(300), "line 301 is not valid JSON")
+
+
+def array_among_json_lines(folder):
+    """Return JSON lines with an array after 300 rows."""
+    lines = (folder / "a.jsonl").read_bytes().splitlines(keepends=True)
+    content = b"".join([*lines[:300], b'["a"]\n', *lines[:301]])
+    return DamagedFile("jsonl", content, exactly(300), "line 301 is a JSON array")
+
+
+def parquet_with_invalid_utf8(folder):
+    """Return a Parquet file whose row 99 is not UTF-8."""
+    cells = [row.encode() for row in ROWS[:120]]
+    cells[99] = b"caf\xe9 au lait"
+    array = pa.array(cells, pa.binary())
+    text = pa.StringArray.from_buffers(len(array), *array.buffers()[1:])
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": text}), sink)
+    content = sink.getvalue().to_pybytes()
+    return DamagedFile("parquet", content, exactly(99), "row 99: .*UnicodeDecodeError")
 
 
 def truncated_gzip(folder):
@@ -563,6 +583,8 @@ def csv_with_open_quote(folder):
     [
         json_array,
         invalid_json_line,
+        array_among_json_lines,
+        parquet_with_invalid_utf8,
         truncated_gzip,
         corrupted_gzip,
         corrupted_parquet,
@@ -590,6 +612,69 @@ def test_damaged_local_file_is_rejected_without_retry(served_files, tmp_path, wa
     assert len(texts) in file.num_rows
     assert texts == ROWS[: len(texts)]
     assert not waits
+
+
+def converted(path):
+    """Return the file that the command at the end of the error for a file writes."""
+    with pytest.raises(BadInput) as caught:
+        read_texts(path)
+    message = str(caught.value)
+    assert str(path) in message
+    command = re.search(r": ((?:jq|iconv|python|\{ echo) .*)$", message)[1]
+    subprocess.run(command, shell=True, check=True)
+    (new_path,) = path.parent.glob("*-converted.*")
+    return new_path
+
+
+ROWS_OF_TEXT = [{"id": 1, "text": "a b"}, {"id": 2, "text": "c"}]
+MESSAGES = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+@pytest.mark.parametrize(
+    "content, texts",
+    [
+        (json.dumps(["a b", "c"]), ["a b", "c"]),
+        ('["a b"]\n["c", "d"]\n', ["a b", "c\nd"]),
+        ('"a b"\n"c"\n', ["a b", "c"]),
+        (json.dumps({"version": 1, "data": ROWS_OF_TEXT}), ["a b", "c"]),
+        (json.dumps({"data": ROWS_OF_TEXT}, indent=1), ["a b", "c"]),
+        (json.dumps({"messages": MESSAGES}) + "\n", ["a b\nc"]),
+    ],
+    ids=["array", "arrays", "strings", "wrapper", "indented wrapper", "messages"],
+)
+def test_other_json_is_rejected_with_working_command(tmp_path, content, texts):
+    path = tmp_path / "a b.json"
+    path.write_text(content)
+
+    assert read_texts(converted(path)) == texts
+
+
+def test_json_lines_in_utf16_are_rejected_with_working_command(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a b"}\n{"text": "c"}\n', encoding="utf-16")
+
+    assert read_texts(converted(path)) == ["a b", "c"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["id;text\n1;a b\n2;c\n", "sep=,\nid,text\n1,a b\n2,c\n", "1,a b\n2,c\n"],
+    ids=["semicolons", "sep", "no header"],
+)
+def test_csv_dialect_is_rejected_with_working_command(tmp_path, content):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+
+    assert read_texts(converted(path)) == ["a b", "c"]
+
+
+def test_csv_with_two_text_columns_is_rejected(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,id,text\na,1,b\n")
+
+    with pytest.raises(BadInput, match=r"a\.csv: .*2 columns with the name 'text'"):
+        read_texts(path)
 
 
 def test_temporary_disk_errors_are_retried(served_files, waits, monkeypatch):

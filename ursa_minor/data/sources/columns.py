@@ -150,7 +150,11 @@ def arrow_values(cells: Any, column: Column) -> Any:
     """Return the values of an Arrow array: strings, or an array of ids for each row."""
     if column.type == IDS:
         return cells.to_numpy(zero_copy_only=False)
-    return cells.to_pylist()
+    try:
+        return cells.to_pylist()
+    except UnicodeDecodeError:
+        # One by one, so that the error occurs at the row that is not UTF-8.
+        return (cell.as_py() for cell in cells)
 
 
 def names_to_read(column: Column, names: list[str]) -> list[str]:
