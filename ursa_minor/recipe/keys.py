@@ -35,7 +35,7 @@ from ursa_minor.recipe.effects import (
     ModeIs,
     SourceIs,
 )
-from ursa_minor.recipe.source_kind import STDLIB, SourceKind
+from ursa_minor.recipe.source_kind import AUTO, DATA_FORMATS, STDLIB, SourceKind
 
 ABSENT = dataclasses.MISSING  # the default of a key that a recipe must state
 Auto = Literal["auto"]
@@ -104,6 +104,7 @@ SOURCE_NAMES = (
 )
 # Keys of a source in a mixture that default to the value of the recipe.
 SOURCE_RULES: tuple[str, ...] = (
+    "data_format",
     "text_column",
     "token_column",
     "validation_fraction",
@@ -119,6 +120,7 @@ SOURCE_KEYS: tuple[str, ...] = (
     "dataset_config_name",
     "dataset_revision",
     "validation_files",
+    "data_format",
     "text_column",
     "token_column",
 )
@@ -261,6 +263,14 @@ class Data:
         "Files to validate on. Without them, a part of data_files is used for validation.",
         effect=(SourceIs((SourceKind.TEXT, SourceKind.TABLES)),),
         path="path",
+    )
+    data_format: str = data_key(
+        AUTO,
+        "Format of data_files and validation_files. With auto, the suffix of each name decides; "
+        "json_lines is one JSON object per line.",
+        (AUTO, *DATA_FORMATS),
+        effect=(SourceIs((SourceKind.TEXT, SourceKind.TABLES)),),
+        off=AUTO,
     )
     validation_fraction: float = data_key(
         0.1,

@@ -16,10 +16,21 @@ COMPRESSED_SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 TABLE_FORMATS = {
     ".parquet": "parquet",
     ".jsonl": "json",
+    ".jsonlines": "json",
+    ".jl": "json",
     ".json": "json",
     ".ndjson": "json",
     ".csv": "csv",
     ".arrow": "arrow",
+}
+AUTO = "auto"  # the value of data_format for which the names of the files decide
+# The other values of data_format, and the format of each. None is text.
+DATA_FORMATS: dict[str, str | None] = {
+    "text": None,
+    "json_lines": "json",
+    "csv": "csv",
+    "parquet": "parquet",
+    "arrow": "arrow",
 }
 # These formats need random access, so their files cannot be compressed (no .parquet.gz).
 UNCOMPRESSED_FORMATS = {"parquet", "arrow"}
@@ -44,12 +55,19 @@ def path_of(name: str) -> str:
     return urlparse(name).path if name.startswith(URL_SCHEMES) else name
 
 
-def table_format(name: str) -> str | None:
-    """Return the format of a table by its file name, or None for text."""
+def table_format(name: str, data_format: str | None = AUTO) -> str | None:
+    """Return the format of a table, or None for text.
+
+    Args:
+        name: name or URL of the file.
+        data_format: the recipe key. Its default, or None, means that the suffix decides.
+    """
     path = PurePosixPath(path_of(name).lower())
     is_compressed = path.suffix in COMPRESSED_SUFFIXES
     suffix = PurePosixPath(path.stem).suffix if is_compressed else path.suffix
     format = TABLE_FORMATS.get(suffix)
+    if data_format not in (AUTO, None):
+        format = DATA_FORMATS[data_format]
     if is_compressed and format in UNCOMPRESSED_FORMATS:
         return None
     return format
@@ -65,7 +83,8 @@ def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
         return SourceKind.TOKEN_FILES if is_remote else SourceKind.SHARDS
     if values.get("data_files"):
         name = _first_match(str(values["data_files"][0]))
-        return SourceKind.TABLES if table_format(name) else SourceKind.TEXT
+        is_table = table_format(name, values.get("data_format"))
+        return SourceKind.TABLES if is_table else SourceKind.TEXT
     if values.get("dataset_name") == STDLIB:
         return SourceKind.STDLIB
     if values.get("dataset_name"):

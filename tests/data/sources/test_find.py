@@ -417,19 +417,60 @@ def test_invalid_utf8_is_rejected_with_offset(tmp_path, invalid, rest, block_byt
     if invalid == b"\0":
         assert "Leave out this file" in message
     else:
-        assert f"iconv -f LATIN1 -t UTF-8 {path} > new.txt" in message
+        repaired = (valid + invalid + rest).decode(errors="ignore")
+        assert run_suggestion(message, tmp_path).decode() == repaired
+        is_truncated = not rest and invalid in (b"\xe9", b"\xe4\xb8", b"\xf0\x9f\x98")
+        assert ("truncated" in message) == is_truncated
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def run_suggestion(message, folder):
+    """Run the command at the end of a message, and return the contents of the file it writes."""
+    program = r"(?:iconv|head|sed|tr|gzip|jq|python|\{ echo) "
+    command = re.search(f": ({program}.*)$", message)[1]
+    before = set(folder.iterdir())
+    subprocess.run(command, shell=True, check=True, cwd=folder)
+    (new_path,) = set(folder.iterdir()) - before
+    return new_path.read_bytes()
+
+
+SENTENCES = {
+    "utf-16": "Der Fluß fließt über die Ebene, täglich.",
+    "latin-1": "L'été dernier, nous avons mangé à l'hôtel, puis près de la forêt.",
+    "cp1251": "Він каже: мрії збуваються тоді, коли людина наполегливо працює.",
+    "gb18030": "北京是中华人民共和国的首都。今天天气很好，我们去公园散步吧。",
+    "shift_jis": "東京は日本の首都です。今日は天気がいいから、散歩しましょう。",
+}
+
+
+@pytest.mark.parametrize("encoding", SENTENCES)
 def test_other_encoding_is_rejected_with_working_command(tmp_path, encoding):
-    text = "Der Fluß fließt über die Ebene, täglich.\r\n" * 200
+    text = f"{SENTENCES[encoding]}\r\n" * 200
     path = write_file(tmp_path, "a b.txt", text.encode(encoding))
 
     message = rejection(data_files=[path])
 
-    command = message.split("for example: ")[1]
-    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-    assert (tmp_path / "new.txt").read_bytes().decode() == text
+    assert path in message
+    assert run_suggestion(message, tmp_path).decode() == text
+
+
+def test_latin1_is_not_suggested_for_utf8(tmp_path):
+    utf8_text = SENTENCES["latin-1"].encode() * 10
+    latin1_text = SENTENCES["latin-1"].encode("latin-1") * 200
+    path = write_file(tmp_path, "a.txt", utf8_text + b"\n" + latin1_text)
+
+    message = rejection(data_files=[path])
+
+    assert "UTF-8 and text in another encoding" in message
+    assert " -f UTF-8 " in message
+
+
+def test_document_is_rejected_with_converter(tmp_path):
+    path = write_file(tmp_path, "a.txt", b"PK\x03\x04\0\0mimetypeapplication/epub+zip")
+
+    message = rejection(data_files=[path])
+
+    assert path in message
+    assert "pandoc -f epub " in message
 
 
 @pytest.mark.parametrize(
@@ -678,7 +719,7 @@ def test_folder_depends_on_contents_of_tokenizer(tmp_path, monkeypatch):
     "reader, names",
     [
         ("parquet", "a.parquet A.PARQUET a.txt.parquet"),
-        ("json", "a.jsonl a.json a.ndjson a.json.gz a.jsonl.zst a.jsonl.bz2"),
+        ("json", "a.jsonl a.jsonlines a.jl a.json a.ndjson a.json.gz a.jsonl.zst a.jsonl.bz2"),
         ("csv", "a.csv a.v2.csv a.csv.xz"),
         ("arrow", "a.arrow"),
     ],
@@ -699,6 +740,61 @@ def test_other_suffix_is_text(tmp_path, name):
 
     assert source.files is None
     assert read_text(source) == "some words"
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("wiki_00", '{"text": "a"}\n\n{"text": "b"}\n'),
+        ("a.txt", '[\n{"text": "a"},\n{"text": "b"}\n]\n'),
+    ],
+)
+def test_json_lines_in_text_file_are_rejected(tmp_path, name, content):
+    path = write_file(tmp_path, name, content)
+
+    message = rejection(data_files=[path])
+
+    assert message.startswith(f"data_files: {path} ")
+    assert ".jsonl" in message
+    assert "--data_format json_lines" in message
+    assert read_text(find(data_files=[path], data_format="text")) == content
+
+
+@pytest.mark.parametrize(
+    "name, data_format, reader",
+    [("a.txt", "json_lines", "json"), ("a.jsonl.gz", "csv", "csv")],
+)
+def test_stated_format_replaces_suffix(tmp_path, name, data_format, reader):
+    path = write_file(tmp_path, name, "some words")
+
+    source = find(data_files=[path], data_format=data_format)
+
+    assert source.files == {"train": [path]}
+    assert find_sources.reader_of(path, data_format).name == reader
+    assert source.identity["data_format"] == data_format
+
+
+@pytest.mark.parametrize(
+    "content, word",
+    [
+        ("1\tSome words.\n2\tMore words.\n\n", "tabs"),
+        ("<!DOCTYPE html>\n<html><p>Some words.</p></html>\n", "HTML"),
+        ("name\tsome words\nno columns\n", None),
+    ],
+    ids=["columns", "HTML", "ragged"],
+)
+def test_unusual_text_is_read_with_note(tmp_path, content, word):
+    path = write_file(tmp_path, "a.txt", content)
+
+    source = find(data_files=[path])
+
+    assert read_text(source) == content
+    if word is None:
+        assert source.notes == ()
+    else:
+        (note,) = source.notes
+        assert note.startswith(f"{path} contains ")
+        assert word in note
 
 
 @pytest.mark.parametrize(

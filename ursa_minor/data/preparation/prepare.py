@@ -155,6 +155,7 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
             all shards.
     """
     started = time.perf_counter()
+    log_notes(source)
     folder = source.folder
     manifest = read_manifest(folder)
     opened = open_source(source, manifest, target)
@@ -186,6 +187,12 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
     finish(folder, manifest)
     log_amounts(manifest)
     log.info(f"prepared in {time.perf_counter() - started:.1f} s")
+
+
+def log_notes(source: FoundSource) -> None:
+    """Log the notes on the contents of a source."""
+    for note in source.notes:
+        log.warning(note)
 
 
 def open_source(

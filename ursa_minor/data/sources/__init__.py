@@ -8,5 +8,8 @@ The data section of a recipe goes in. Documents in a fixed order come out, each 
 - ``remote``: open, download and decompress files
 - ``tables``: data sets of the Hub and files of tables, resumable
 - ``columns``: the column that contains the text
+- ``text_checks``: text files that contain JSON lines, tab-separated columns or HTML
+- ``encodings``: why a file is not UTF-8 text, and how to convert it
+- ``json_documents``: why a file is not JSON lines, and how to convert it
 - ``formats``: one module per file format
 """

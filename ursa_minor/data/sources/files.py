@@ -15,7 +15,13 @@ from ursa_minor.base.wording import did_you_mean_file
 from ursa_minor.data.sources import remote
 from ursa_minor.data.sources.columns import Reader
 from ursa_minor.data.sources.formats import arrow, csv, json_lines, parquet
-from ursa_minor.recipe.source_kind import COMPRESSED_SUFFIXES, URL_SCHEMES, path_of, table_format
+from ursa_minor.recipe.source_kind import (
+    AUTO,
+    COMPRESSED_SUFFIXES,
+    URL_SCHEMES,
+    path_of,
+    table_format,
+)
 
 # Each format is one module. Its file names are in recipe/source_kind.TABLE_FORMATS.
 READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
@@ -45,7 +51,12 @@ def no_such_file(key: str, name: str) -> str:
     return f"{key}: the file {name} does not exist{suggestion}"
 
 
-def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("data")) -> list[str]:
+def find_files(
+    key: str,
+    patterns: list[str],
+    prepared_data_dir: Path = Path("data"),
+    data_format: str = AUTO,
+) -> list[str]:
     """Return the files that paths, glob patterns and URLs name.
 
     A pattern that is the name of an existing file matches this file only. A text file behind a URL
@@ -55,6 +66,7 @@ def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("da
         key: the recipe key or the option of the patterns, for messages.
         patterns: paths, glob patterns and URLs.
         prepared_data_dir: folder that contains the folder for downloads.
+        data_format: see ``reader_of``.
 
     Returns:
         Each file once, in the order of the patterns. The files of a glob pattern are sorted.
@@ -74,13 +86,13 @@ def find_files(key: str, patterns: list[str], prepared_data_dir: Path = Path("da
                     f"%40 %3A %20"
                 )
             name = pattern
-            if not reader_of(pattern):
+            if not reader_of(pattern, data_format):
                 name = str(download(key, pattern, prepared_data_dir))
             names = [name]
         else:
             names = _match(pattern)
             for name in names:
-                _check_file(key, name)
+                _check_file(key, name, data_format)
         for name in names:
             files.setdefault(resolved_name(name), name)
     return list(files.values())
@@ -92,7 +104,7 @@ def _match(pattern: str) -> list[str]:
     return [str(Path(name)) for name in names or [pattern]]
 
 
-def _check_file(key: str, name: str) -> None:
+def _check_file(key: str, name: str, data_format: str) -> None:
     """Raise BadInput unless a local file can be read and is not an archive."""
     if ODD_CHARACTER.search(name):
         raise BadInput(
@@ -111,7 +123,7 @@ def _check_file(key: str, name: str) -> None:
             f"{key}: you do not have permission to read {name}. "
             f"Change its permissions, or use a copy that you may read"
         )
-    if not reader_of(name):
+    if not reader_of(name, data_format):
         _check_not_packed(key, name)
 
 
@@ -162,9 +174,14 @@ def download(key: str, url: str, prepared_data_dir: Path) -> Path:
     return path
 
 
-def reader_of(name: str) -> Reader | None:
-    """Return the reader of a table by its file name, or None for text."""
-    format_name = table_format(name)
+def reader_of(name: str, data_format: str = AUTO) -> Reader | None:
+    """Return the reader of a table, or None for text.
+
+    Args:
+        name: the file.
+        data_format: the recipe key. If it is auto, the file name decides.
+    """
+    format_name = table_format(name, data_format)
     return next((reader for reader in READERS if reader.name == format_name), None)
 
 

@@ -24,13 +24,14 @@ from urllib.parse import unquote
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.sources import text_checks
 from ursa_minor.data.sources.files import find_files, no_such_file, reader_of, resolved_name
 from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import name_in_manifest
 from ursa_minor.data.sources.stdlib import stdlib_files
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.keys import DataSource
-from ursa_minor.recipe.source_kind import STDLIB, URL_SCHEMES, path_of
+from ursa_minor.recipe.source_kind import AUTO, STDLIB, URL_SCHEMES, path_of
 
 # Maximum length of a source's name in the name of its folder. A file name has at most 255 bytes.
 NAME_BYTES = 240
@@ -78,6 +79,7 @@ class FoundSource:
         most_tokens: an upper bound for the tokens of the train split with any tokenizer. None if
             it is not known before the text is read.
         repository: the location of token files on the Hub. None for other sources.
+        notes: sentences on the contents of the files, which are logged when they are prepared.
     """
 
     config: DataSource
@@ -87,6 +89,7 @@ class FoundSource:
     files: Mapping[str, list[str]] | None = None
     most_tokens: int | None = None
     repository: Repository | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -186,7 +189,7 @@ def _identity(config: DataSource, **of_kind: Any) -> dict[str, Any]:
         "size": config.tokenizer_vocab_size if is_bpe else None,
         "split": config.tokenizer_split if is_bpe else None,
     }
-    return {
+    identity = {
         "format": FORMAT,
         "tokenizer": tokenizer,
         "token_column": config.token_column,
@@ -194,6 +197,9 @@ def _identity(config: DataSource, **of_kind: Any) -> dict[str, Any]:
         "limit_tokens": config.limit_tokens,
         **of_kind,
     }
+    if config.data_files and config.data_format != AUTO:
+        identity["data_format"] = config.data_format
+    return identity
 
 
 def _repository_source(config: DataSource) -> FoundSource:
@@ -215,9 +221,11 @@ def _repository_source(config: DataSource) -> FoundSource:
 def _files_source(config: DataSource) -> FoundSource:
     """Find files of texts or of tables."""
     prepared_data_dir = Path(config.prepared_data_dir)
-    train_files = find_files("data_files", config.data_files or [], prepared_data_dir)
+    train_files = find_files(
+        "data_files", config.data_files or [], prepared_data_dir, config.data_format
+    )
     validation_files = find_files(
-        "validation_files", config.validation_files or [], prepared_data_dir
+        "validation_files", config.validation_files or [], prepared_data_dir, config.data_format
     )
     in_both = set(map(resolved_name, train_files)) & set(map(resolved_name, validation_files))
     if in_both:
@@ -228,7 +236,7 @@ def _files_source(config: DataSource) -> FoundSource:
 
     example_of_format = {}
     for name in [*train_files, *validation_files]:
-        reader = reader_of(name)
+        reader = reader_of(name, config.data_format)
         format_name = reader.name if reader else None  # None for text
         example_of_format[format_name] = name
     if len(example_of_format) > 1:
@@ -250,6 +258,11 @@ def _text_source(config: DataSource, splits: dict[str, list[str]]) -> FoundSourc
     if "validation" not in splits and not config.validation_fraction:
         raise BadInput(f"{NO_VALIDATION}, or --validation_files PATH")
     paths = {split: [Path(name) for name in names] for split, names in splits.items()}
+    notes: tuple[str, ...] = ()
+    if config.data_format == AUTO:
+        text_checks.check_plain_text("data_files", paths["train"])
+        text_checks.check_plain_text("validation_files", paths.get("validation", []))
+        notes = tuple(text_checks.notes_on_texts(paths["train"]))
     # A file for validation replaces the fraction.
     contents: dict[str, Any] = {"validation": config.validation_fraction}
     for split, split_paths in paths.items():
@@ -260,6 +273,7 @@ def _text_source(config: DataSource, splits: dict[str, list[str]]) -> FoundSourc
         identity=_identity(config, **contents),
         parts=_text_parts(paths, config.validation_fraction),
         most_tokens=_most_tokens(paths["train"]),
+        notes=notes,
     )
 
 

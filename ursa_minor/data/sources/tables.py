@@ -24,8 +24,8 @@ from ursa_minor.data.sources.columns import IDS, Column, Reader
 from ursa_minor.data.sources.files import READERS, reader_of
 from ursa_minor.data.sources.find import FoundSource, Part, SourceRow
 from ursa_minor.recipe.keys import DataSource
-from ursa_minor.recipe.source_kind import path_of
 
+PARQUET_SIGNATURE = b"PAR1"  # the first bytes of a Parquet file
 SAMPLE_BYTES = 2**20
 SAMPLE_FILES = 64  # number of files whose sizes are queried, to estimate the size of all files
 
@@ -67,7 +67,7 @@ def open_tables(
     for split, names in source.files.items():
         parts = splits.setdefault(split, [])
         for name in names:
-            reader = reader_of(name)
+            reader = reader_of(name, config.data_format)
             assert reader is not None  # otherwise this is a source of texts
             file_names = [name]
             if name.startswith("hf://"):
@@ -150,7 +150,9 @@ def _text_share(name: str, text_column: str) -> float:
     It is greater than 1 if the file is compressed.
     """
     with remote.open_file(name) as raw:
-        if path_of(name).lower().endswith(".parquet"):
+        is_parquet = raw.read(len(PARQUET_SIGNATURE)) == PARQUET_SIGNATURE
+        raw.seek(0)
+        if is_parquet:
             return _parquet_text_bytes(raw, text_column) / remote.file_size(name)
         unpacked = remote.decompress(name, raw)
         sample = unpacked.read(SAMPLE_BYTES)
