@@ -44,6 +44,7 @@ from run_results import (
 )
 from safetensors.torch import load_file
 
+from ursa_minor.base import checkpoint_files
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
@@ -63,8 +64,8 @@ def checkpoint_path(run_name: str, step: int) -> Path:
 
 def checkpoint_steps(run_name: str) -> list[int]:
     """Return the steps of a run's checkpoints, newest first."""
-    paths = checkpoint.list_checkpoints(Path("runs") / run_name / "checkpoints")
-    return [checkpoint.step_of(path) for path in paths]
+    paths = checkpoint_files.list_checkpoints(Path("runs") / run_name / "checkpoints")
+    return [checkpoint_files.step_of(path) for path in paths]
 
 
 def modification_times(folder: str) -> dict[Path, int]:
@@ -597,8 +598,8 @@ def test_signal_to_launcher_saves_and_ends_processes(workspace, number, environm
     stop_launcher(pid, number)
 
     assert "the same command resumes" in printed_text()
-    (path,) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
-    assert checkpoint.find_problem(path) is None
+    (path,) = checkpoint_files.list_checkpoints(Path("runs/s/checkpoints"))
+    assert checkpoint_files.find_problem(path) is None
 
 
 @pytest.mark.slow
@@ -647,7 +648,7 @@ def test_three_bad_updates_stop_the_run(workspace, monkeypatch):
     assert checkpoint_steps("n")[0] == 7
     newest = checkpoint_path("n", 7)
     assert checkpoint.read_state(newest)["skipped_updates"] == 4
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    for name in ("model.safetensors", "training/optimizer.safetensors"):
         for tensor in load_file(newest / name).values():
             assert torch.isfinite(tensor).all()
 
