@@ -793,7 +793,7 @@ def test_unusual_text_is_read_with_note(tmp_path, content, word):
         assert source.notes == ()
     else:
         (note,) = source.notes
-        assert note.startswith(f"{path} contains ")
+        assert note.startswith(f"data_files: {path} contains ")
         assert word in note
 
 

@@ -6,6 +6,8 @@ Tests run these commands. Each writes a new file.
 import codecs
 import re
 from collections import Counter
+from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ from ursa_minor.base.wording import pluralize
 from ursa_minor.recipe.source_kind import COMPRESSED_SUFFIXES, URL_SCHEMES, path_of
 
 SAMPLE_BYTES = 2**20  # number of bytes after the first invalid one that are examined
+VALID_SAMPLE_BYTES = 2**16  # number of bytes before it that are examined
 HEAD_BYTES = 2**16  # number of bytes by which the type of a file is recognized
 EXCERPT_CHARACTERS = 40
 DROP_LAST_LINE = "sed '$d'"  # for a table that ends inside a character; see ``explain``
@@ -222,6 +225,30 @@ def wide_encoding(head: bytes) -> str | None:
     num_printable = sum(letter.isprintable() for letter in text)
     is_text = num_spaces > 0 and num_printable + num_spaces > 0.95 * len(text)
     return encoding if is_text else None
+
+
+def lines_before(name: str, number: int) -> bytes:
+    """Return the first lines of a table that are not ASCII, for a sample (see ``explain``).
+
+    They show whether the beginning of a file is UTF-8.
+
+    Args:
+        name: the file.
+        number: number of the line, from 0, before which to stop.
+    """
+    from ursa_minor.data.sources import remote  # its imports are slow
+
+    lines = []
+    num_bytes = 0
+    with remote.open_file(name) as raw:
+        file = BufferedReader(remote.decompress(name, raw))
+        for line in islice(file, number):
+            if not line.isascii():
+                lines.append(line)
+                num_bytes += len(line)
+            if num_bytes > VALID_SAMPLE_BYTES:
+                break
+    return b"".join(lines)
 
 
 def explain(name: str, head: bytes, sample: bytes, *, is_end: bool, drop_end: str) -> str:

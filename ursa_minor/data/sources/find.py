@@ -262,9 +262,9 @@ def _text_source(config: DataSource, splits: dict[str, list[str]]) -> FoundSourc
     paths = {split: [Path(name) for name in names] for split, names in splits.items()}
     notes: tuple[str, ...] = ()
     if config.data_format == AUTO:
-        text_checks.check_plain_text("data_files", paths["train"])
-        text_checks.check_plain_text("validation_files", paths.get("validation", []))
-        notes = tuple(text_checks.notes_on_texts(paths["train"]))
+        for split, split_paths in paths.items():
+            key = "data_files" if split == "train" else "validation_files"
+            notes += tuple(text_checks.check_texts(key, split_paths))
     # A file for validation replaces the fraction.
     contents: dict[str, Any] = {"validation": config.validation_fraction}
     for split, split_paths in paths.items():

@@ -7,7 +7,7 @@ error or to a note.
 import codecs
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,55 +24,63 @@ TSV_LINES = 1000  # number of lines that must have the same number of tabs
 XML_DECLARATION = re.compile(rb"(\xef\xbb\xbf)?\s*<\?xml[^>]*>\s*")
 
 
-def check_plain_text(key: str, paths: Sequence[Path]) -> None:
+def check_texts(key: str, paths: Iterable[Path]) -> list[str]:
     """Check that text files do not contain JSON lines, and are not documents in ASCII.
 
     Args:
-        key: the recipe key of the files. The message begins with it.
+        key: the recipe key of the files. Messages begin with it.
         paths: the files.
 
+    Returns:
+        One note if files contain HTML, and one if they contain columns separated by tabs.
+
     Raises:
-        BadInput: a file contains something else.
+        BadInput: a file contains JSON lines or a document.
     """
-    for path in paths:
-        head = _head(path)
-        if head.startswith(encodings.ASCII_DOCUMENTS):
-            raise BadInput(f"{key}: {path} is not text. {encodings.recognize(str(path), head)}")
-    json_paths = [path for path in paths if _contains_json_lines(path)]
-    if not json_paths:
-        return
-    first = json_paths[0]
-    new_name = f"{str(first).removesuffix('.txt')}.jsonl"
-    raise BadInput(
-        f"{key}: {_with_count(json_paths)} JSON objects, one per line, but a file with this name "
-        f"is read as plain text. To train on a field of the objects, rename it to {new_name} or "
-        f"use --data_format json_lines. To train on the JSON itself, use --data_format text"
-    )
-
-
-def notes_on_texts(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield one note if text files contain tab-separated columns, and one if they contain HTML."""
+    json_paths = []
     html_paths = []
     tsv_paths = []
     for path in paths:
-        if _is_html(path):
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        if head.startswith(encodings.ASCII_DOCUMENTS):
+            raise BadInput(f"{key}: {path} is not text. {encodings.recognize(str(path), head)}")
+        if _is_html(head):
             html_paths.append(path)
-        elif _tab_separated_lines(path):
+        elif _contains_json_lines(path, head):
+            json_paths.append(path)
+        elif _has_columns(path, head):
             tsv_paths.append(path)
+    if json_paths:
+        raise BadInput(f"{key}: {_json_problem(json_paths)}")
+    notes = []
     if html_paths:
-        command = encodings.conversion(
-            str(html_paths[0]), "pandoc -f html -t plain --wrap=none", ".txt"
-        )
-        yield (
-            f"{_with_count(html_paths)} HTML, whose tags are trained as text. To extract the text: "
-            f"{command}"
-        )
+        notes.append(f"{key}: {_note_on_html(html_paths)}")
     if tsv_paths:
-        yield _note_on_columns(tsv_paths)
+        notes.append(f"{key}: {_note_on_columns(tsv_paths)}")
+    return notes
 
 
-def _note_on_columns(tsv_paths: list[Path]) -> str:
-    lines = _tab_separated_lines(tsv_paths[0])
+def _json_problem(paths: list[Path]) -> str:
+    new_name = f"{str(paths[0]).removesuffix('.txt')}.jsonl"
+    return (
+        f"{_with_count(paths)} JSON objects, one per line, but a file with this name is read as "
+        f"plain text. To train on a field of the objects, rename it to {new_name} or use "
+        f"--data_format json_lines. To train on the JSON itself, use --data_format text"
+    )
+
+
+def _note_on_html(paths: list[Path]) -> str:
+    program = "pandoc -f html -t plain --wrap=none"
+    command = encodings.conversion(str(paths[0]), program, ".txt")
+    return (
+        f"{_with_count(paths)} HTML, whose tags are trained as text. To extract the text: {command}"
+    )
+
+
+def _note_on_columns(paths: list[Path]) -> str:
+    with paths[0].open("rb") as file:
+        lines = list(itertools.islice(_nonempty_lines(file), TSV_LINES))
     num_columns = lines[0].count(b"\t") + 1
     widths = [0] * num_columns
     for line in lines:
@@ -80,9 +88,9 @@ def _note_on_columns(tsv_paths: list[Path]) -> str:
             widths[number] += len(field)
     longest = widths.index(max(widths))
     program = f"""jq -Rc 'rtrimstr("\\r") | split("\\t") | {{text: .[{longest}]}}'"""
-    command = encodings.conversion(str(tsv_paths[0]), program, ".jsonl")
+    command = encodings.conversion(str(paths[0]), program, ".jsonl")
     return (
-        f"{_with_count(tsv_paths)} {num_columns} columns separated by tabs, all of which are "
+        f"{_with_count(paths)} {num_columns} columns separated by tabs, all of which are "
         f"trained as text. To train on column {longest + 1} only, with one document for each row: "
         f"{command}"
     )
@@ -95,10 +103,13 @@ def _with_count(paths: list[Path]) -> str:
     return f"{paths[0]} and {pluralize(len(paths) - 1, 'other file', 'other files')} contain"
 
 
-def _contains_json_lines(path: Path) -> bool:
-    """Return whether the first lines of a file are JSON objects, or parts of an array of them."""
-    head = _head(path).removeprefix(codecs.BOM_UTF8).lstrip()
-    if not head.startswith((b"{", b"[")):
+def _contains_json_lines(path: Path, head: bytes) -> bool:
+    """Return whether the first lines of a file are JSON objects, or parts of an array of them.
+
+    Args:
+        head: the first bytes of the file.
+    """
+    if not head.removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
         return False
     with path.open("rb") as file:
         lines = list(itertools.islice(_nonempty_lines(file), JSON_LINES))
@@ -124,34 +135,34 @@ def _num_objects(line: bytes) -> int:
     return 0
 
 
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(HEAD_BYTES)
-
-
-def _is_html(path: Path) -> bool:
-    head = _head(path)
+def _is_html(head: bytes) -> bool:
+    """Return whether a file with these first bytes is an HTML page."""
     declaration = XML_DECLARATION.match(head)
     if declaration:
         head = head[declaration.end() :]
     return HTML_START.match(head) is not None
 
 
-def _tab_separated_lines(path: Path) -> list[bytes]:
-    """Return the first lines of a file if all have the same number of columns, else no lines."""
-    lines: list[bytes] = []
+def _has_columns(path: Path, head: bytes) -> bool:
+    """Return whether the first lines of a file have the same number of columns.
+
+    Args:
+        head: the first bytes of the file.
+    """
+    has_line = b"\n" in head.lstrip(b"\r\n")
+    if has_line and b"\t" not in head:  # the usual case
+        return False
+    num_lines = 0
     num_tabs = 0
     with path.open("rb") as file:
         for line in itertools.islice(_nonempty_lines(file), TSV_LINES):
-            if not lines:
+            if num_lines == 0:
                 num_tabs = line.count(b"\t")
             is_row = num_tabs > 0 and line.count(b"\t") == num_tabs
             if not is_row or line.startswith(b"\t"):
-                return []
-            lines.append(line)
-    if len(lines) < 2:
-        return []
-    return lines
+                return False
+            num_lines += 1
+    return num_lines > 1
 
 
 def _nonempty_lines(file: BinaryIO) -> Iterator[bytes]:

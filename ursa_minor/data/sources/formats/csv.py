@@ -200,8 +200,9 @@ def _not_utf8(name: str, line: int, text: str, *, is_end: bool = False) -> Unrea
         text: text from this line on, decoded with surrogateescape.
         is_end: whether this is the rest of the file.
     """
-    sample = text.encode("utf-8", "surrogateescape")
-    head = sample[: encodings.HEAD_BYTES]
+    text_bytes = text.encode("utf-8", "surrogateescape")
+    head = text_bytes[: encodings.HEAD_BYTES]
+    sample = encodings.lines_before(name, line - 1) + text_bytes
     explanation = encodings.explain(
         name, head, sample, is_end=is_end, drop_end=encodings.DROP_LAST_LINE
     )

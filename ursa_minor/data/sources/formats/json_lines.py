@@ -116,7 +116,7 @@ def _not_utf8(name: str, number: int, line: bytes, file: BinaryIO) -> Unreadable
         number: number of the line, from 0.
         file: the open file after the line, or after some more lines.
     """
-    sample = line + file.read(encodings.SAMPLE_BYTES)
+    sample = encodings.lines_before(name, number) + line + file.read(encodings.SAMPLE_BYTES)
     is_end = not file.read(1)
     explanation = encodings.explain(
         name, line, sample, is_end=is_end, drop_end=encodings.DROP_LAST_LINE

@@ -17,7 +17,6 @@ GPT2_SPLIT_POINT = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
 
 BLOCK_BYTES = 2**20  # about the size of the pieces of a long file
 NOT_ASCII = re.compile(rb"[\x80-\xff]")
-VALID_SAMPLE_BYTES = 2**16  # maximum length of the valid text in ``_sample``
 
 
 def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
@@ -104,7 +103,7 @@ def _sample(path: Path, offset: int) -> tuple[bytes, bool]:
                 break
             first_letter += len(block)
         file.seek(first_letter)
-        num_valid = min(VALID_SAMPLE_BYTES, offset - first_letter)
+        num_valid = min(encodings.VALID_SAMPLE_BYTES, offset - first_letter)
         valid_bytes = file.read(max(0, num_valid))
         file.seek(offset)
         sample = file.read(encodings.SAMPLE_BYTES)
