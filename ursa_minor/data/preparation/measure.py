@@ -12,6 +12,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation.bpe_sample import first_texts
 from ursa_minor.data.preparation.prepare import expected_text_bytes, open_parts
+from ursa_minor.data.preparation.text_notes import log_document_notes
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import pretrained_tokenizer, shards
@@ -47,6 +48,7 @@ def dry_run(source: FoundSource) -> str:
             "--dry_run measures how fast text is encoded, but with token_column the data contain "
             "ids instead of text. Leave out --dry_run"
         )
+    log_document_notes(source)
     _, parts = open_parts(source, None, {})
     train_parts = parts["train"]
     tokenizer = _similar_tokenizer(config, train_parts)
