@@ -209,19 +209,20 @@ class DividedText:
                 num_documents += document.begins_document
             num_left -= size
         raise BadInput(
-            f"document_separator = {self._separator.value!r}: none of the "
-            f"{pluralize(num_documents, 'document', 'documents')} in {self._paths[0]} begins in "
-            f"the last {self._validation_fraction:.4g} of the text (validation_fraction), so "
-            f"nothing is left for validation. Check the separator, or validate on other files: "
+            f"document_separator = {self._separator.value!r}: {self._paths[0]} is split into "
+            f"{pluralize(num_documents, 'document', 'documents')}, none of which begins in the "
+            f"last {self._validation_fraction:.3g} of the text (validation_fraction), so no text "
+            f"is left for validation. Check the separator, or validate on other files: "
             f"--validation_files FILE"
         )
 
     def rows(self, split: str) -> Iterator[tuple[str, bool]]:
         """Yield the rows of a split, "train" or "validation". See the function ``rows``."""
+        num_train_documents = self.num_train_documents
         num_documents = 0
         for text, begins_document in rows(self._paths, self._separator):
             num_documents += begins_document
-            is_train = num_documents <= self.num_train_documents
+            is_train = num_documents <= num_train_documents
             if is_train and split == "train":
                 yield text, begins_document
             if not is_train and split == "validation":
