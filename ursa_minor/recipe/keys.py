@@ -263,7 +263,7 @@ class Data:
     data_files: list[str] | None = data_key(
         None,
         "Text files or tables (Parquet, JSON, CSV, Arrow) to train on, as paths, globs or URLs. "
-        "Each text file and each row of a table is one document.",
+        "Each text file and each row of a table is one document; see document_separator.",
         path="path",
     )
     document_separator: str | None = data_key(

@@ -137,19 +137,18 @@ def test_validation_begins_at_first_document_after_point(tmp_path, set_block_byt
         assert validation == all_documents[num_train:]
 
 
-@pytest.mark.parametrize("text", ["first\n\n" + "long " * 100, "\n\n\n"])
-def test_text_without_validation_document_is_rejected(tmp_path, text):
-    source = find([write_text(tmp_path / "a.txt", text)], "blank_line")
-
-    with pytest.raises(BadInput) as caught:
-        split_documents(source)
-
-    message = str(caught.value)
-    assert "document_separator" in message
-    assert "--validation_files" in message
+def test_text_without_validation_document_is_rejected(tmp_path):
     other = write_text(tmp_path / "b.txt", "a\n\nb")
-    with_files = find([tmp_path / "a.txt"], "blank_line", validation_files=[str(other)])
-    assert split_documents(with_files)[1] == ["a", "b"]
+
+    for text in ("first\n\n" + "long " * 100, "\n\n\n"):
+        path = write_text(tmp_path / "a.txt", text)
+        with pytest.raises(BadInput) as caught:
+            split_documents(find([path], "blank_line"))
+        assert "document_separator" in str(caught.value)
+        assert "--validation_files" in str(caught.value)
+
+    with_files = find([path], "blank_line", validation_files=[str(other)])
+    assert split_documents(with_files) == [[], ["a", "b"]]
 
 
 def test_folder_depends_on_separator_only_if_set(tmp_path):

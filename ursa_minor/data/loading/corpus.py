@@ -389,9 +389,9 @@ class Corpus:
                 text = tokenization.decode(self.tokenizer, ids.tolist())
                 prompts.append(text.partition("\n")[0])
 
-        data = self._recipe.data.resolved_sources[0]
-        is_end_of_text = not (data.validation_files or data.document_separator)
-        if len(prompts) == 1 and data.data_files and is_end_of_text:
+        data = self._recipe.data
+        starts_with_document = data.validation_files or data.document_separator
+        if len(prompts) == 1 and data.data_files and not starts_with_document:
             # The validation split is the last part of one text, so it may start inside a word.
             prompts = self._first_words() or [prompts[0].partition(" ")[2] or prompts[0]]
         prompts = [prompt for prompt in prompts if prompt.strip()]

@@ -63,7 +63,7 @@ class ValidationOverlap:
         """Read the file in the folder of a source.
 
         Returns:
-            None if there is no valid file. An earlier version did not write it.
+            None if the file is missing or damaged.
         """
         overlap = cls()
         try:

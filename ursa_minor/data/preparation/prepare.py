@@ -45,6 +45,7 @@ from ursa_minor.data.tokens.token_rows import (
     unknown_padding,
 )
 from ursa_minor.recipe import keys
+from ursa_minor.recipe.source_kind import STDLIB
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
         manifest.versions = opened.versions
         manifest.tokenizer = opened.tokenizer
         check_same_files(folder, manifest, train_parts)
-        overlap = None if opened.is_packed else ValidationOverlap.read(folder)
+        overlap = ValidationOverlap.read(folder) if compares_documents(opened) else None
     if target:
         target.wait(manifest.splits["train"])
     write_train_split(opened, manifest, overlap, target)
@@ -284,6 +285,15 @@ def inspect_token_rows(
     return False
 
 
+def compares_documents(opened: SourceEncoder) -> bool:
+    """Return whether the validation documents are compared with those of the train split.
+
+    Packed rows are not documents, and users cannot change the files of the standard library, some
+    of which are equal.
+    """
+    return not opened.is_packed and opened.source.config.dataset_name != STDLIB
+
+
 class HeldOutSplits(NamedTuple):
     """All splits but train.
 
@@ -291,7 +301,7 @@ class HeldOutSplits(NamedTuple):
         splits: shards of each split.
         counts: document statistics of each split.
         train_start: position at which the train split starts.
-        overlap: the validation documents, or None for packed rows, which are not documents.
+        overlap: the validation documents, or None if they are not compared.
     """
 
     splits: dict[str, list[Shard]]
@@ -315,7 +325,7 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
     train_start = start
     splits: dict[str, list[Shard]] = {}
     counts: dict[str, dict[str, int]] = {}
-    overlap = None if opened.is_packed else ValidationOverlap()
+    overlap = ValidationOverlap() if compares_documents(opened) else None
     others = [name for name in opened.parts if name not in ("validation", "train")]
     for split in ("validation", *others):
         is_taken_from_train = split not in opened.parts

@@ -208,12 +208,14 @@ class DividedText:
                     return num_documents
                 num_documents += document.begins_document
             num_left -= size
+        fix = "Use a larger --validation_fraction"
+        if num_documents <= len(self._paths):
+            fix = "Check the separator"
         raise BadInput(
             f"document_separator = {self._separator.value!r}: {self._paths[0]} is split into "
             f"{pluralize(num_documents, 'document', 'documents')}, none of which begins in the "
             f"last {self._validation_fraction:.3g} of the text (validation_fraction), so no text "
-            f"is left for validation. Check the separator, or validate on other files: "
-            f"--validation_files FILE"
+            f"is left for validation. {fix}, or validate on other files: --validation_files FILE"
         )
 
     def rows(self, split: str) -> Iterator[tuple[str, bool]]:
