@@ -1,7 +1,7 @@
 """Find the validation documents that also occur in the train split.
 
 A document is identified by a hash of its first ids. The hashes of the validation documents are
-kept in the folder of the source. The file also contains which of them have occurred in the train
+kept in the folder of the source. That file also contains which of them have occurred in the train
 split, so the result does not depend on interruptions.
 """
 
