@@ -53,7 +53,13 @@ TOKENIZER_TRAINING_KEYS = (
     "sources",
 )
 # Recipe keys that decide which tokens a validation loss is computed on.
-VALIDATION_KEYS = ("eval_tokens", "validation_tokens", "validation_fraction", "validation_files")
+VALIDATION_KEYS = (
+    "eval_tokens",
+    "validation_tokens",
+    "validation_fraction",
+    "validation_files",
+    "document_separator",
+)
 
 LOSS_LABELS = {
     "eval/loss": "validation loss\n(nats per token)",

@@ -397,6 +397,7 @@ def test_extra_flag_has_its_own_type(tmp_path):
     [
         # argparse would accept --max_step as an abbreviation.
         ("--max_step 1", ["--max_step: no such flag; did you mean --max_steps?"]),
+        ("--document_separator ---", ["a value that consists of hyphens needs an equals sign"]),
         ("--job 3.5", ["argument --job: invalid int value: '3.5'"]),
         ("stray", ["stray is not a flag"]),
         ("--seed", ["argument --seed: expected one argument"]),

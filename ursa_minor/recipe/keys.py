@@ -63,6 +63,7 @@ ARCHITECTURE_KEYS: dict[str, tuple[str, ...]] = {
 # Each optimizer (defined in optim/optimizers.py), and whether its state (ZeRO-1) and the weights
 # (FSDP2) may be sharded.
 OPTIMIZER_CAN_SHARD = {"adamw": True, "adamw_8bit": False, "muon": True}
+BLANK_LINE = "blank_line"  # the document_separator that stands for lines without text
 # A data_dir on the Hub. Groups: id, revision (with %2F for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
 
@@ -107,6 +108,7 @@ SOURCE_RULES: tuple[str, ...] = (
     "data_format",
     "text_column",
     "token_column",
+    "document_separator",
     "validation_fraction",
     "validation_tokens",
     "limit_tokens",
@@ -123,6 +125,7 @@ SOURCE_KEYS: tuple[str, ...] = (
     "data_format",
     "text_column",
     "token_column",
+    "document_separator",
 )
 # Keys that --init_from replaces: the tokenizer, and what determines the shape and the initial
 # weights of the model.
@@ -204,6 +207,7 @@ TABULAR = SourceIs((SourceKind.DATASET, SourceKind.TABLES))
 TOKENIZED = SourceIs((SourceKind.TEXT, SourceKind.TABLES, SourceKind.STDLIB, SourceKind.DATASET))
 NEEDS_PREPARATION = SourceIs((*TOKENIZED.kinds, SourceKind.TOKEN_FILES))
 BPE = (KeyIs("tokenizer", ("bpe",)), TOKENIZED)
+TEXT_FILES = (SourceIs((SourceKind.TEXT,)),)
 NO_VALIDATION_FILES = KeyIs("validation_files", (None,))
 VALIDATED = (KeyIsSet("eval_steps", "250"),)
 VALIDATED_OR_EVAL_ONLY = (AnyOf((*VALIDATED, ModeIs("eval_only"))),)
@@ -216,6 +220,12 @@ TRACKED = (ListIncludes("report_to", TRACKERS, "a tracker"),)
 TAGGED = (AnyOf((ListIncludes("report_to", ("wandb",), "wandb"), *PUSHED)),)
 
 llama_key = functools.partial(hyperparameter, None, effect=LLAMA_ONLY)
+
+
+def separator_text(value: str) -> str:
+    """Return a document_separator with line breaks and tabs instead of the escapes."""
+    text = value.replace("\\n", "\n").replace("\\t", "\t")
+    return text.replace("\r\n", "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,8 +265,14 @@ class Data:
     data_files: list[str] | None = data_key(
         None,
         "Text files or tables (Parquet, JSON, CSV, Arrow) to train on, as paths, globs or URLs. "
-        "Each text file and each row of a table is one document.",
+        "Each text file and each row of a table is one document; see document_separator.",
         path="path",
+    )
+    document_separator: str | None = data_key(
+        None,
+        "Text between the documents of a text file, for example <|endoftext|>, in which \\n and "
+        "\\t are escapes, or blank_line. null makes each text file one document.",
+        effect=TEXT_FILES,
     )
     validation_files: list[str] | None = data_key(
         None,

@@ -348,6 +348,9 @@ class Corpus:
                 f"note     {dropped:,} tokens of {source.folder} are not used for training. They "
                 f"are at the ends of shards, after the last complete window"
             )
+        overlap = manifests.overlap_note(manifest)
+        if overlap:
+            yield f"note     {source.folder}: {overlap}"
         num_tokens = shards.count_tokens(manifest.splits["train"])
         if manifest.complete and tokens_read > MANY_EPOCHS * num_tokens:
             advice = "Add text, or use fewer --max_steps, a smaller model, or dropout"
@@ -387,7 +390,8 @@ class Corpus:
                 prompts.append(text.partition("\n")[0])
 
         data = self._recipe.data
-        if len(prompts) == 1 and data.data_files and not data.validation_files:
+        starts_with_document = data.validation_files or data.document_separator
+        if len(prompts) == 1 and data.data_files and not starts_with_document:
             # The validation split is the last part of one text, so it may start inside a word.
             prompts = self._first_words() or [prompts[0].partition(" ")[2] or prompts[0]]
         prompts = [prompt for prompt in prompts if prompt.strip()]

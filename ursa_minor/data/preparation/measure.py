@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation.bpe_sample import first_texts
-from ursa_minor.data.preparation.prepare import expected_text_bytes, log_notes, open_parts
+from ursa_minor.data.preparation.prepare import expected_text_bytes, open_parts
+from ursa_minor.data.preparation.text_notes import log_notes
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import pretrained_tokenizer, shards

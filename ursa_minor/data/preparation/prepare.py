@@ -18,7 +18,9 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation.bpe_sample import bpe_sample, read_texts
+from ursa_minor.data.preparation.overlap import ValidationOverlap
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
+from ursa_minor.data.preparation.text_notes import log_notes
 from ursa_minor.data.sources.columns import MASK_COLUMN
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.sources.remote import name_in_manifest
@@ -26,6 +28,7 @@ from ursa_minor.data.tokens import normalizers, pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, replace_surrogates
 from ursa_minor.data.tokens.manifest import (
+    ALSO_IN_TRAIN,
     Cursor,
     Manifest,
     Position,
@@ -42,6 +45,7 @@ from ursa_minor.data.tokens.token_rows import (
     unknown_padding,
 )
 from ursa_minor.recipe import keys
+from ursa_minor.recipe.source_kind import STDLIB
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +166,9 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
     train_parts = opened.parts["train"]
     if manifest is None:
         held_out = write_held_out_splits(opened)
+        overlap = held_out.overlap
+        if overlap:
+            overlap.write(folder)
         manifest = Manifest(
             source=source.name,
             identity=source.identity,
@@ -181,18 +188,13 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
         manifest.versions = opened.versions
         manifest.tokenizer = opened.tokenizer
         check_same_files(folder, manifest, train_parts)
+        overlap = ValidationOverlap.read(folder) if compares_documents(opened) else None
     if target:
         target.wait(manifest.splits["train"])
-    write_train_split(opened, manifest, target)
+    write_train_split(opened, manifest, overlap, target)
     finish(folder, manifest)
     log_amounts(manifest)
     log.info(f"prepared in {time.perf_counter() - started:.1f} s")
-
-
-def log_notes(source: FoundSource) -> None:
-    """Log the notes on the contents of a source."""
-    for note in source.notes:
-        log.warning(note)
 
 
 def open_source(
@@ -283,6 +285,15 @@ def inspect_token_rows(
     return False
 
 
+def compares_documents(opened: SourceEncoder) -> bool:
+    """Return whether the validation documents are compared with those of the train split.
+
+    Packed rows are not documents, and users cannot change the files of the standard library, some
+    of which are equal.
+    """
+    return not opened.is_packed and opened.source.config.dataset_name != STDLIB
+
+
 class HeldOutSplits(NamedTuple):
     """All splits but train.
 
@@ -290,11 +301,13 @@ class HeldOutSplits(NamedTuple):
         splits: shards of each split.
         counts: document statistics of each split.
         train_start: position at which the train split starts.
+        overlap: the validation documents, or None if they are not compared.
     """
 
     splits: dict[str, list[Shard]]
     counts: dict[str, dict[str, int]]
     train_start: Position
+    overlap: ValidationOverlap | None
 
 
 def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
@@ -312,6 +325,7 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
     train_start = start
     splits: dict[str, list[Shard]] = {}
     counts: dict[str, dict[str, int]] = {}
+    overlap = ValidationOverlap() if compares_documents(opened) else None
     others = [name for name in opened.parts if name not in ("validation", "train")]
     for split in ("validation", *others):
         is_taken_from_train = split not in opened.parts
@@ -323,6 +337,8 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
                 split_shards.append(written.shard)
             if written.document:
                 _add_counts(tally, written.document.counts)
+                if overlap and split == "validation":
+                    overlap.add_validation_document(written.document)
             if is_taken_from_train:
                 train_start = written.next_position
         counts[split] = tally
@@ -338,13 +354,20 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
                 f"{opened.source.name}: the column {key} = {getattr(config, key)} has {num_tokens} "
                 f"tokens in total, fewer than validation_tokens = {limit}. Use {fix}"
             )
-    return HeldOutSplits(splits, counts, train_start)
+    return HeldOutSplits(splits, counts, train_start, overlap)
 
 
 def write_train_split(
-    opened: SourceEncoder, manifest: Manifest, target: PrefetchTarget | None
+    opened: SourceEncoder,
+    manifest: Manifest,
+    overlap: ValidationOverlap | None,
+    target: PrefetchTarget | None,
 ) -> None:
-    """Write the train split from the manifest's cursor to its end."""
+    """Write the train split from the manifest's cursor to its end.
+
+    Args:
+        overlap: the validation documents, with which the train documents are compared, or None.
+    """
     assert manifest.cursor is not None  # there is one until the folder is complete
     assert manifest.counts is not None
     source = opened.source
@@ -359,11 +382,17 @@ def write_train_split(
         if written.document:
             _add_counts(tally, written.document.counts)
             progress.count(written.document)
+            if overlap:
+                overlap.add_train_document(written.document)
             continue
         if written.shard:
             train_shards.append(written.shard)
         # If the shard ends inside a document, that document is counted later, at its end.
         manifest.counts["train"] = dict(tally)
+        if overlap and overlap.num_in_train > manifest.counts["validation"].get(ALSO_IN_TRAIN, 0):
+            # The file may be newer than the manifest, because adding a document twice is harmless.
+            overlap.write(source.folder)
+            manifest.counts["validation"][ALSO_IN_TRAIN] = overlap.num_in_train
         manifest.cursor = cursor_at(written.next_position, train_parts)
         write_manifest(source.folder, manifest)
         if target:  # the trainer may be far behind, and only a few shards are kept

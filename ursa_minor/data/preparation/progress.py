@@ -8,7 +8,7 @@ import time
 
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.tokens.encoder import CHANGED_BY_NFC, Document
-from ursa_minor.data.tokens.manifest import Manifest
+from ursa_minor.data.tokens.manifest import Manifest, overlap_note
 from ursa_minor.data.tokens.shards import Shard, count_text_bytes, count_tokens
 from ursa_minor.recipe import keys
 
@@ -125,6 +125,9 @@ def log_amounts(manifest: Manifest) -> None:
         is_poor_fit = has_few_bytes and tokenizer_name != "characters"
         if split == "train" and is_poor_fit:
             warn_of_poor_fit(tokenizer_name, text_bytes / tokens)
+    note = overlap_note(manifest)
+    if note:
+        log.warning(note)
     num_changed = sum(counts.get(CHANGED_BY_NFC, 0) for counts in manifest.counts.values())
     if num_changed:
         log.info(

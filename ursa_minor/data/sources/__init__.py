@@ -6,6 +6,7 @@ The data section of a recipe goes in. Documents in a fixed order come out, each 
 - ``files``: paths, glob patterns and URLs -> files
 - ``stdlib``: Python's standard library as text
 - ``remote``: open, download and decompress files
+- ``separated_text``: split text files into documents at a separator
 - ``tables``: data sets of the Hub and files of tables, resumable
 - ``columns``: the column that contains the text
 - ``text_checks``: text files that contain JSON lines, tab-separated columns or HTML

@@ -2,7 +2,8 @@
 
 A source consists of text files, of Python's standard library, or of tables (a data set of the Hub,
 or files in formats such as Parquet, JSON lines and CSV). A text file is one document, of which
-every byte is kept. A row of a table is one document. ``tables`` opens sources of tables.
+every byte is kept, unless ``separated_text`` splits it at a separator. A row of a table is one
+document. ``tables`` opens sources of tables.
 
 The result contains the identity of the source, which names the folder of its shards, and how to
 read the documents of each split in a fixed order. A split consists of parts: all text files are
@@ -16,6 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from glob import has_magic
 from itertools import islice
 from pathlib import Path
@@ -24,7 +26,7 @@ from urllib.parse import unquote
 
 from ursa_minor.base import checkpoint_files, files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.sources import text_checks
+from ursa_minor.data.sources import separated_text, text_checks
 from ursa_minor.data.sources.files import find_files, no_such_file, reader_of, resolved_name
 from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import name_in_manifest
@@ -80,6 +82,7 @@ class FoundSource:
             it is not known before the text is read.
         repository: the location of token files on the Hub. None for other sources.
         notes: sentences on the contents of the files, which are logged when they are prepared.
+        text_files: the text files of the train split. It is empty for other sources.
     """
 
     config: DataSource
@@ -90,6 +93,7 @@ class FoundSource:
     most_tokens: int | None = None
     repository: Repository | None = None
     notes: tuple[str, ...] = ()
+    text_files: tuple[Path, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -269,13 +273,19 @@ def _text_source(config: DataSource, splits: dict[str, list[str]]) -> FoundSourc
     contents: dict[str, Any] = {"validation": config.validation_fraction}
     for split, split_paths in paths.items():
         contents[split] = [[path.name, files.sha256(path)] for path in split_paths]
+    if config.document_separator is None:
+        parts = _text_parts(paths, config.validation_fraction)
+    else:
+        contents["document_separator"] = keys.separator_text(config.document_separator)
+        parts = _separated_parts(paths, config.document_separator, config.validation_fraction)
     return FoundSource(
         config,
         name=paths["train"][0].stem,
         identity=_identity(config, **contents),
-        parts=_text_parts(paths, config.validation_fraction),
+        parts=parts,
         most_tokens=_most_tokens(paths["train"]),
         notes=notes,
+        text_files=tuple(paths["train"]),
     )
 
 
@@ -358,6 +368,26 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
                 return
 
     return {split: [(name, _from_row(rows, split))] for split in ("train", "validation")}
+
+
+def _separated_parts(
+    paths: dict[str, list[Path]], document_separator: str, validation_fraction: float
+) -> dict[str, list[Part]]:
+    """Return the parts of text files with a separator by split.
+
+    Without files for validation, the last documents are the validation split.
+    """
+    separator = separated_text.parse_separator(document_separator)
+    train_paths = paths["train"]
+    name = train_paths[0].name
+    if "validation" in paths:
+        read_rows = partial(separated_text.rows, separator=separator)
+        return {
+            split: [(name, _from_row(read_rows, split_paths))]
+            for split, split_paths in paths.items()
+        }
+    text = separated_text.DividedText(train_paths, separator, validation_fraction)
+    return {split: [(name, _from_row(text.rows, split))] for split in ("train", "validation")}
 
 
 def _from_row(
