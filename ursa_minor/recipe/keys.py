@@ -65,6 +65,8 @@ ARCHITECTURE_KEYS: dict[str, tuple[str, ...]] = {
 OPTIMIZER_CAN_SHARD = {"adamw": True, "adamw_8bit": False, "muon": True}
 # A data_dir on the Hub. Groups: id, revision (with %2F for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
+DEFAULT_SPLIT = "train"  # of a data set of the Hub
+SPLIT_NAME = re.compile(r"\w+(\.\w+)*")  # as in datasets
 
 
 def _read_multiblimp() -> dict[str, int]:
@@ -100,10 +102,12 @@ SOURCE_NAMES = (
     "dataset_name",
     "dataset_config_name",
     "dataset_revision",
+    "validation_split",
     "validation_files",
 )
 # Keys of a source in a mixture that default to the value of the recipe.
 SOURCE_RULES: tuple[str, ...] = (
+    "dataset_split",
     "text_column",
     "token_column",
     "validation_fraction",
@@ -118,6 +122,8 @@ SOURCE_KEYS: tuple[str, ...] = (
     *SOURCE_CHOICES,
     "dataset_config_name",
     "dataset_revision",
+    "dataset_split",
+    "validation_split",
     "validation_files",
     "text_column",
     "token_column",
@@ -203,6 +209,7 @@ TOKENIZED = SourceIs((SourceKind.TEXT, SourceKind.TABLES, SourceKind.STDLIB, Sou
 NEEDS_PREPARATION = SourceIs((*TOKENIZED.kinds, SourceKind.TOKEN_FILES))
 BPE = (KeyIs("tokenizer", ("bpe",)), TOKENIZED)
 NO_VALIDATION_FILES = KeyIs("validation_files", (None,))
+NO_VALIDATION_SPLIT = KeyIs("validation_split", (None,))
 VALIDATED = (KeyIsSet("eval_steps", "250"),)
 VALIDATED_OR_EVAL_ONLY = (AnyOf((*VALIDATED, ModeIs("eval_only"))),)
 SCORED = (AnyOf((KeyIsSet("task_steps", "250"), ModeIs("eval_only"))),)
@@ -237,6 +244,18 @@ class Data:
     dataset_revision: str | None = data_key(
         None,
         "Branch, tag or commit of the Hub data set. A run keeps the commit that it started with.",
+        effect=HUB_DATASET,
+    )
+    dataset_split: str = data_key(
+        DEFAULT_SPLIT,
+        "Split of the Hub data set to train on. Slices such as train[:10%] are not supported; "
+        "limit_tokens limits the amount of text.",
+        effect=HUB_DATASET,
+    )
+    validation_split: str | None = data_key(
+        None,
+        "Split of the Hub data set to validate on, for example validation. Without it, the first "
+        "documents of dataset_split are used for validation.",
         effect=HUB_DATASET,
     )
     text_column: str = data_key(
@@ -275,7 +294,7 @@ class Data:
         "Number of tokens that are used for validation (Hub data sets and tables only). They are "
         "taken from the first documents.",
         (1, 2**40),
-        effect=(TABULAR, NO_VALIDATION_FILES),
+        effect=(TABULAR, NO_VALIDATION_FILES, NO_VALIDATION_SPLIT),
     )
     data_dir: str | None = data_key(
         None,

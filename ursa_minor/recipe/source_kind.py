@@ -20,7 +20,10 @@ TABLE_FORMATS = {
     ".ndjson": "json",
     ".csv": "csv",
     ".arrow": "arrow",
+    ".feather": "arrow",  # as pandas and Polars write it
+    ".ipc": "arrow",
 }
+SAVED_STATE = "state.json"  # in a folder of Dataset.save_to_disk: the list of its Arrow files
 # These formats need random access, so their files cannot be compressed (no .parquet.gz).
 UNCOMPRESSED_FORMATS = {"parquet", "arrow"}
 
@@ -56,7 +59,7 @@ def table_format(name: str) -> str | None:
 
 
 def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
-    """Return the kind of the one data source that the keys name, or None if they name none.
+    """Return the kind of the one data source that the keys name, or None if it is not known.
 
     The kind of a glob is that of its first match, because all files of a source have the same kind.
     """
@@ -65,6 +68,8 @@ def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
         return SourceKind.TOKEN_FILES if is_remote else SourceKind.SHARDS
     if values.get("data_files"):
         name = _first_match(str(values["data_files"][0]))
+        if os.path.isdir(name):  # noqa: PTH112
+            return None  # it is rejected when the files are found
         return SourceKind.TABLES if table_format(name) else SourceKind.TEXT
     if values.get("dataset_name") == STDLIB:
         return SourceKind.STDLIB
@@ -74,6 +79,13 @@ def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
 
 
 def _first_match(pattern: str) -> str:
-    if pattern.startswith(URL_SCHEMES) or not has_magic(pattern) or os.path.lexists(pattern):
+    """Return the first file that a pattern matches, or the pattern itself."""
+    if pattern.startswith(URL_SCHEMES):
         return pattern
-    return next(iglob(pattern, recursive=True), pattern)
+    saved_state = os.path.join(pattern, SAVED_STATE)  # noqa: PTH118
+    if os.path.isfile(saved_state):  # noqa: PTH113
+        return saved_state
+    if not has_magic(pattern) or os.path.lexists(pattern):
+        return pattern
+    names = iglob(pattern, recursive=True)
+    return next((name for name in names if os.path.isfile(name)), pattern)  # noqa: PTH113
