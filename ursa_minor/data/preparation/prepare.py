@@ -19,10 +19,10 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation.bpe_sample import bpe_sample, read_texts
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
-from ursa_minor.data.sources.columns import MASK_COLUMN
+from ursa_minor.data.sources.columns import MASK_COLUMN, NoText
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.sources.remote import name_in_manifest
-from ursa_minor.data.tokens import normalizers, pretrained_tokenizer
+from ursa_minor.data.tokens import document_counts, normalizers, pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, replace_surrogates
 from ursa_minor.data.tokens.manifest import (
@@ -247,7 +247,7 @@ def inspect_token_rows(
             break
         rows = [ids for ids, _ in islice(read_rows(0), num_missing)]
         num_missing -= len(rows)
-        files_of_rows.append([ids for ids in rows if ids is not None])
+        files_of_rows.append([ids for ids in rows if not isinstance(ids, NoText)])
     sample = list(chain.from_iterable(files_of_rows))
     column = f"token_column = {source.config.token_column}"
     padding = unknown_padding(sample, tokenizer)
@@ -315,13 +315,20 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
             if written.shard:
                 split_shards.append(written.shard)
             if written.document:
-                _add_counts(tally, written.document.counts)
+                document_counts.add(tally, written.document.counts)
             if is_taken_from_train:
                 train_start = written.next_position
         counts[split] = tally
         num_tokens = count_tokens(split_shards)
         if num_tokens < limit:
             key = "token_column" if config.token_column else "text_column"
+            contents = document_counts.describe_contents(tally)
+            if num_tokens == 0 and contents:
+                raise BadInput(
+                    f"{opened.source.name}: the column {key} = {getattr(config, key)} has 0 "
+                    f"tokens in total, because no row has text. The rows contain: {contents}. Use "
+                    f"another column: --{key} NAME"
+                )
             fix = f"--validation_tokens {max(1, num_tokens // 10)}"
             if num_tokens == 0:
                 fix = f"a column that contains text, with --{key}"
@@ -350,7 +357,7 @@ def write_train_split(
     progress = Progress(train_shards, num_documents, expected_bytes, limit)
     for written in opened.write("train", manifest.cursor, train_shards, limit, source.folder):
         if written.document:
-            _add_counts(tally, written.document.counts)
+            document_counts.add(tally, written.document.counts)
             progress.count(written.document)
             continue
         if written.shard:
@@ -361,12 +368,6 @@ def write_train_split(
         write_manifest(source.folder, manifest)
         if target:  # the trainer may be far behind, and only a few shards are kept
             target.wait(train_shards)
-
-
-def _add_counts(tally: dict[str, int], counts: dict[str, int]) -> None:
-    """Add the statistics of a document. Counter.update is slower by microseconds."""
-    for name, number in counts.items():
-        tally[name] = tally.get(name, 0) + number
 
 
 def cursor_at(position: Position, parts: list[Part]) -> Cursor:
