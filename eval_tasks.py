@@ -103,8 +103,8 @@ def _add_options(parser: argparse.ArgumentParser, task: str | None) -> None:
         type=paths.argument,
         required=True,
         metavar="NAME_OR_PATH",
-        help="Model to score (required): a run folder, a model folder, or a Hub id (ID or "
-        "ID@REVISION).",
+        help="Model to score (required): a run folder, a checkpoint, a model folder, or a Hub id "
+        "(ID or ID@REVISION).",
     )
 
     data_group = parser.add_argument_group("tasks")

@@ -67,14 +67,25 @@ def chat_commands(out: Path) -> str:
     if context < 1024:  # sft_smoltalk.yaml is for models that read 1,024 tokens
         recipe = "sft_own_text"
         data = " --dataset_name MY_CHATS"
-    tuned = path_word(f"runs/{out.resolve().name}")
+    tuned = path_word(unused_run_folder(f"{out.resolve().name}-sft"))
     return (
         "\nThe model has the tokens of a chat now, but cannot use them yet. Train it on chats "
-        "(docs/post_training.md):\n"
+        "with TRL (docs/post_training.md):\n"
+        "pip install -r requirements/post.txt\n"
         f"trl sft --config recipes/post/{recipe}.yaml{data} --model_name_or_path {path_word(out)} "
         f"--output_dir {tuned} --max_length {context}\n"
         f"python generate.py --model {tuned} --chat"
     )
+
+
+def unused_run_folder(name: str) -> Path:
+    """Return runs/NAME, or runs/NAME-2 and so on if that folder exists."""
+    folder = Path("runs", name)
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs", f"{name}-{number}")
+    return folder
 
 
 def ollama_commands(out: Path) -> str:
@@ -124,7 +135,8 @@ def argument_parser() -> argparse.ArgumentParser:
     source.add_argument(
         "model",
         type=paths.argument,
-        help="Model to export: a run folder, a model folder, or a Hub id (ID or ID@REVISION).",
+        help="Model to export: a run folder, a checkpoint, a model folder, or a Hub id (ID or "
+        "ID@REVISION).",
     )
     source.add_argument(
         "--out",

@@ -68,8 +68,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=paths.argument,
         required=True,
         metavar="NAME_OR_PATH",
-        help="Model that generates text (required): a run folder, a model folder, or a Hub id (ID "
-        "or ID@REVISION).",
+        help="Model that generates text (required): a run folder, a checkpoint, a model folder, or "
+        "a Hub id (ID or ID@REVISION).",
     )
 
     prompt_group = parser.add_argument_group("prompt")

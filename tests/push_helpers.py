@@ -97,8 +97,10 @@ def checkpoint_files(step: int) -> dict[str, bytes]:
     """Return the files of a checkpoint."""
     contents = {
         "model.safetensors": f"weights {step}".encode() * 500,
-        "optimizer.safetensors": f"moments {step}".encode() * 1000,
-        "state.json": json.dumps({"step": step}).encode(),
+        "config.json": b'{"n_layer": 2}',
+        "tokenizer.json": f"tokenizer {step}".encode(),
+        "training/optimizer.safetensors": f"moments {step}".encode() * 1000,
+        "training/state.json": json.dumps({"step": step}).encode(),
     }
     rows = {}
     for name, data in contents.items():

@@ -19,14 +19,14 @@ from pathlib import Path
 from types import ModuleType
 
 import train
-from ursa_minor.base import files
+from ursa_minor.base import files, run_files
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.data.loading import corpus
 from ursa_minor.data.loading import order as window_order
 from ursa_minor.optim import update
 from ursa_minor.run import resume
 
-JSON_STAGES = {checkpoint.STATE: "state", checkpoint.MANIFEST: "manifest"}
+JSON_STAGES = {"state.json": "state", "manifest.json": "manifest"}  # by the name of the file
 
 
 def kill_this_process() -> None:
@@ -129,7 +129,7 @@ def kill_in_save(stage: str, number: int) -> None:
     remove = files.remove
 
     def remove_model_first(path: Path) -> None:
-        if stage == "rotate" and checkpoint.STEP.fullmatch(path.name):
+        if stage == "rotate" and run_files.STEP.fullmatch(path.name):
             (path / checkpoint.MODEL).unlink(missing_ok=True)
             finish_stage("rotate")
         remove(path)

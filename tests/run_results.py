@@ -4,7 +4,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from ursa_minor.base import files
+from ursa_minor.base import checkpoint_files, files
 from ursa_minor.base.run_files import read_metrics
 from ursa_minor.checkpoint import format as checkpoint
 
@@ -31,8 +31,8 @@ def losses_by_step(run_name: str, key: str = "train/loss") -> dict[int, float]:
 def final_state(run_name: str, step: int = 12) -> dict:
     """Return the parts of a checkpoint that must not depend on interruptions."""
     path = Path("runs") / run_name / "checkpoints" / f"step-{step:08d}"
-    assert checkpoint.find_problem(path) is None
-    state = files.read_json(path / "state.json")
+    assert checkpoint_files.find_problem(path) is None
+    state = files.read_json(path / "training/state.json")
     for name in TIME_METRICS:
         state.pop(name, None)
     manifest = files.read_json(path / "manifest.json")["files"]

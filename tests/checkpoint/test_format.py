@@ -10,7 +10,7 @@ import json
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -28,16 +28,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
 )
 
-from ursa_minor.base import files
+from ursa_minor.base import checkpoint_files, files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.base.run_files import RESUME_FILES
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.checkpoint.state import RunState
+from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.export import stock as stock_export
 from ursa_minor.optim import optimizers, schedule
 from ursa_minor.recipe import keys, loading
 from ursa_minor.run import resume
@@ -45,7 +49,9 @@ from ursa_minor.run import resume
 ADAMW = keys.Optimizer(
     weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0
 )
-FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE, checkpoint.MANIFEST)
+FILES = (*RESUME_FILES, checkpoint.MANIFEST)
+
+MODEL_FILES = {"config.json": '{"model_type": "gpt2"}\n', "tokenizer.json": "{}\n"}
 
 
 class Training(NamedTuple):
@@ -112,12 +118,19 @@ def update(training: Training, seed: int) -> None:
 
 
 def save(
-    folder: Path, step: int, training: Training | None = None, *, keep: int = 0, **state
+    folder: Path,
+    step: int,
+    training: Training | None = None,
+    *,
+    keep: int = 0,
+    model_files: Mapping[str, str] = MODEL_FILES,
+    **state,
 ) -> Path:
     """Write a checkpoint of this training, or of a new one that depends on the step only."""
     weights, moments = checkpoint.gather(*(training or make_training(step)))
-    tensors = (clone(weights), clone(moments))
-    return checkpoint.write(folder, tensors, {"step": step, "skipped_updates": 0, **state}, keep)
+    saved_state = {"step": step, "skipped_updates": 0, **state}
+    contents = checkpoint.Contents(clone(weights), clone(moments), saved_state, model_files)
+    return checkpoint.write(folder, contents, keep)
 
 
 def clone(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -148,7 +161,7 @@ def assert_equal_tensors(tensors: dict, expected: dict) -> None:
 
 def steps_in(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, newest first."""
-    return [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(folder)]
+    return [checkpoint_files.step_of(path) for path in checkpoint_files.list_checkpoints(folder)]
 
 
 def saving(run_dir: Path, training: Training) -> resume.Checkpoints:
@@ -157,7 +170,9 @@ def saving(run_dir: Path, training: Training) -> resume.Checkpoints:
     recipe = keys.replace(recipe, output_dir=str(run_dir))
     accelerator = SimpleNamespace(is_main_process=True, scaler=None)
     corpus = SimpleNamespace(identities=list)
-    return resume.Checkpoints(recipe, corpus, *training, accelerator, lambda path: None, 0)
+    return resume.Checkpoints(
+        recipe, corpus, *training, accelerator, MODEL_FILES, on_disk=lambda path: None
+    )
 
 
 def record_call(monkeypatch, calls: list[str], owner: object, name: str) -> None:
@@ -175,16 +190,30 @@ def record_call(monkeypatch, calls: list[str], owner: object, name: str) -> None
 
 
 @pytest.mark.parametrize("make_model", [make_gpt2, make_llama])
-def test_transformers_loads_saved_weights(tmp_path, make_model):
+def test_transformers_loads_checkpoint(tmp_path, make_model):
     training = make_training(0, make_model)
-    path = save(tmp_path, 1, training)
-    training.model.config.save_pretrained(path)
+    tokenizer = tokenization.make_characters(["abcdefghij \n"])
+    model_files = stock_export.describe(training.model, tokenizer)
+    path = save(tmp_path, 1, training, model_files=model_files)
 
     loaded, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    loaded_tokenizer = AutoTokenizer.from_pretrained(path)
 
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert_same_weights(loaded, training.model)
+    assert loaded_tokenizer.encode("abc") == tokenizer.encode("abc")
+
+
+def test_checkpoint_has_files_of_model_and_training(tmp_path):
+    path = save(tmp_path, 1)
+
+    names = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    assert names == {*MODEL_FILES, *FILES}
+    assert set(manifest["files"]) == names - {checkpoint.MANIFEST}
+    # Some programs load every file of tensors in a model folder.
+    assert [file.name for file in path.glob("*.safetensors")] == [checkpoint.MODEL]
 
 
 @pytest.mark.parametrize("make_model", [make_gpt2, make_llama])
@@ -213,7 +242,8 @@ def test_tied_head_is_saved_only_once(tmp_path, make_model, has_head):
 
     names = set(load_file(save(tmp_path, 1, training) / checkpoint.MODEL))
 
-    assert names == {name for name, _ in training.model.named_parameters()}
+    prefix = "transformer." if make_model is make_gpt2 else ""
+    assert names == {name.removeprefix(prefix) for name, _ in training.model.named_parameters()}
     assert ("lm_head.weight" in names) == has_head
 
 
@@ -269,10 +299,10 @@ def test_checkpoint_has_state_of_its_step(tmp_path, monkeypatch):
         checkpoints.save(RunState(10, 1, step=1))
         for tensor in (*training.model.parameters(), *moments_of(training).values()):
             tensor.data.fill_(3)
-        saved_before_writing = checkpoint.list_checkpoints(folder)
+        saved_before_writing = checkpoint_files.list_checkpoints(folder)
         may_write.set()
         checkpoints.save(RunState(10, 1, step=2))
-        first_problem = checkpoint.find_problem(folder / "step-00000001")
+        first_problem = checkpoint_files.find_problem(folder / "step-00000001")
 
     assert not saved_before_writing
     assert first_problem is None
@@ -322,8 +352,8 @@ def test_checkpoint_files_have_mode_of_umask(tmp_path):
     finally:
         os.umask(previous_umask)
 
-    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in path.iterdir()}
-    assert modes == dict.fromkeys(FILES, "0o644")
+    modes = {oct(file.stat().st_mode & 0o777) for file in path.rglob("*") if file.is_file()}
+    assert modes == {"0o644"}
 
 
 def test_checkpoint_loads_where_files_cannot_be_mapped(tmp_path, monkeypatch):
@@ -348,20 +378,47 @@ def test_every_flipped_bit_is_found(tmp_path):
     generator = random.Random(0)
 
     for _ in range(200):
-        name = generator.choice(sorted(os.listdir(path)))
+        name = generator.choice(FILES)
         data = (path / name).read_bytes()
         changed = bytearray(data)
         changed[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
         (path / name).write_bytes(changed)
-        problem = checkpoint.find_problem(path)
+        problem = checkpoint_files.find_problem(path)
         if problem is None:
-            # A bit may turn white space of the manifest into other white space. Its values are
-            # then the same.
+            # The bit is in white space of the manifest, or in the row of a file of the model,
+            # which is not verified.
             assert name == checkpoint.MANIFEST
-            assert json.loads(data) == json.loads(bytes(changed))
+            assert rows_of_resume_files(changed) == rows_of_resume_files(data)
         (path / name).write_bytes(data)
 
-    assert checkpoint.find_problem(path) is None
+    assert checkpoint_files.find_problem(path) is None
+
+
+def rows_of_resume_files(manifest: bytes) -> list[dict]:
+    """Return the rows that a resumed run reads from the bytes of a manifest."""
+    rows = json.loads(manifest)["files"]
+    return [rows[name] for name in RESUME_FILES]
+
+
+def test_other_files_may_be_edited(tmp_path):
+    path = save(tmp_path, 1)
+
+    (path / "config.json").write_text('{"model_type": "edited"}')
+    (path / "tokenizer.json").unlink()
+    (path / "notes.txt").write_text("The best run so far.")
+
+    assert checkpoint_files.find_problem(path) is None
+
+
+def test_checkpoint_of_older_layout_is_named(tmp_path):
+    path = save(tmp_path, 1)
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    manifest["files"]["optimizer.safetensors"] = manifest["files"].pop(checkpoint.OPTIMIZER)
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+
+    problem = checkpoint_files.find_problem(path)
+
+    assert problem == f"manifest.json does not list {checkpoint.OPTIMIZER}"
 
 
 def truncate(path: Path, data: bytes) -> None:
@@ -432,7 +489,7 @@ def test_invalid_state_is_damage(tmp_path, text):
     (path / checkpoint.STATE).write_text(text)
     update_manifest(path)
 
-    assert checkpoint.find_problem(path).startswith("state.json ")
+    assert checkpoint_files.find_problem(path).startswith(f"{checkpoint.STATE} ")
 
 
 @pytest.mark.parametrize("changes", [{"step": "2"}, {"files": []}, None])
@@ -443,19 +500,19 @@ def test_invalid_manifest_is_damage(tmp_path, changes):
         manifest = json.loads((path / checkpoint.MANIFEST).read_text()) | changes
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
 
-    assert checkpoint.find_problem(path).startswith("manifest.json ")
+    assert checkpoint_files.find_problem(path).startswith("manifest.json ")
 
 
 def test_renamed_checkpoint_is_damage(tmp_path):
     save(tmp_path, 1).rename(tmp_path / "step-00000005")
 
-    assert "step 1" in checkpoint.find_problem(tmp_path / "step-00000005")
+    assert "step 1" in checkpoint_files.find_problem(tmp_path / "step-00000005")
     with pytest.raises(BadInput, match="no checkpoint is intact"):
         checkpoint.find_newest(tmp_path)
 
 
-WEIGHT = "transformer.h.0.mlp.c_fc.weight"
-MOMENT = f"{WEIGHT}/exp_avg"
+WEIGHT = "h.0.mlp.c_fc.weight"  # in the file of the weights
+MOMENT = f"transformer.{WEIGHT}/exp_avg"
 
 
 def transpose_weight(tensors: dict) -> None:
@@ -512,7 +569,7 @@ def test_file_that_is_not_safetensors_is_rejected(tmp_path):
 def error_of_loading(path: Path) -> str:
     """Return the error of loading an edited checkpoint whose manifest agrees with it."""
     update_manifest(path)
-    assert checkpoint.find_problem(path) is None
+    assert checkpoint_files.find_problem(path) is None
     model = make_gpt2(1)
     with pytest.raises(BadInput) as caught:
         load(path, Training(model, make_optimizer(model)))
@@ -560,8 +617,8 @@ def test_run_resumes_at_its_own_intact_checkpoint(tmp_path):
     path, skipped = checkpoint.find_newest(mine, start)
 
     assert path == intact
-    skipped_names = [message.split("/")[-1].split(":")[0] for message in skipped]
-    assert skipped_names == ["step-00000007", "step-00000006"]
+    skipped_paths = [message.split(":")[0] for message in skipped]
+    assert skipped_paths == [str(mine / "step-00000007"), str(mine / "step-00000006")]
 
 
 def test_run_resumes_without_its_removed_origin(tmp_path):
@@ -676,7 +733,7 @@ def test_damaged_checkpoint_is_replaced(tmp_path):
 
     save(tmp_path, 3)
 
-    assert checkpoint.find_problem(path) is None
+    assert checkpoint_files.find_problem(path) is None
 
 
 def test_rotation_needs_a_verified_checkpoint(tmp_path, monkeypatch):
@@ -693,20 +750,27 @@ def test_rotation_needs_a_verified_checkpoint(tmp_path, monkeypatch):
 # Sharded models.
 
 
-def check_sharded_checkpoint(rank: int, folder: Path) -> None:
-    """Load a checkpoint of one process into an FSDP2 model, and compare the gathered tensors."""
+def check_sharded_checkpoints(rank: int, folder: Path) -> None:
+    """Load checkpoints of one process into FSDP2 models, and compare the gathered tensors."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2
     )
-    unsharded = make_training(0, make_llama)
+    for make_model in (make_gpt2, make_llama):
+        check_sharded_checkpoint(rank, folder / make_model.__name__, make_model)
+    dist.destroy_process_group()
+
+
+def check_sharded_checkpoint(rank: int, folder: Path, make_model: Callable) -> None:
+    """Do the work of ``check_sharded_checkpoints`` for a type of model."""
+    unsharded = make_training(0, make_model)
     if rank == 0:
-        save(folder / "checkpoints", 1, unsharded)
+        save(folder, 1, unsharded)
     dist.barrier()
-    model = fully_shard(make_llama(1), mesh=init_device_mesh("cpu", (2,)))
+    model = fully_shard(make_model(1), mesh=init_device_mesh("cpu", (2,)))
     sharded = Training(model, make_optimizer(model))
 
-    load(folder / "checkpoints" / "step-00000001", sharded)
+    load(folder / "step-00000001", sharded)
     gathered = checkpoint.gather(*sharded)
 
     if rank == 0:
@@ -714,8 +778,7 @@ def check_sharded_checkpoint(rank: int, folder: Path) -> None:
         assert_equal_tensors(gathered[0], weights)
         assert_equal_tensors(gathered[1], moments)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def test_fsdp2_checkpoint_equals_that_of_one_process(tmp_path):
-    mp.start_processes(check_sharded_checkpoint, (tmp_path,), nprocs=2, start_method="fork")
+    mp.start_processes(check_sharded_checkpoints, (tmp_path,), nprocs=2, start_method="fork")

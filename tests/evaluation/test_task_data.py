@@ -497,7 +497,7 @@ def test_resumed_run_is_scored_on_same_commit(workspace, hub):
     source = f"jumelet/multiblimp at {first_commit[:7]} every 2 steps"
     assert f"6 MultiBLiMP hin items of {source}" in first_result.stderr
     assert f"jumelet/multiblimp at {first_commit[:7]} every" in second_result.stderr
-    saved_state = json.loads((last_checkpoint / "state.json").read_text())
+    saved_state = json.loads((last_checkpoint / "training/state.json").read_text())
     assert saved_state["tasks"] == {"multiblimp_hin": first_commit}
     scored_rows = [row for row in metrics_rows("hindi") if "multiblimp_hin/acc" in row]
     assert [row["step"] for row in scored_rows] == [0, 2, 4]

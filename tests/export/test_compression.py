@@ -4,6 +4,8 @@ import importlib.util
 
 import pytest
 import torch
+from small_models import LLAMA, build_small_model
+from torch import nn
 from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
 from ursa_minor.base.errors import BadInput
@@ -53,6 +55,17 @@ def test_pruning_zeroes_smallest_weights_of_block_matrices(model):
         largest_pruned = before[name][is_pruned].abs().max()
         assert largest_pruned <= weight[~is_pruned].abs().min(), name
     assert compression.share_of_zeros(model) == pytest.approx(share, abs=1e-3)
+
+
+def test_unpruned_matrices_are_named_once_for_all_blocks():
+    llama = build_small_model(**LLAMA | {"tie_word_embeddings": False})
+    # Matrices outside of linear layers, such as the experts of some models, are not pruned.
+    for block in llama.model.layers:
+        block.mlp.experts = nn.Parameter(torch.ones(2, 3, 4))
+
+    names = compression.unpruned(llama)
+
+    assert names == ["model.embed_tokens.weight", "model.layers.*.mlp.experts", "lm_head.weight"]
 
 
 def test_upcast_model_computes_in_fp32(model):

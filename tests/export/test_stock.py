@@ -16,6 +16,7 @@ from transformers import (
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model.attention import CAUSAL
@@ -71,12 +72,27 @@ def test_exported_files_have_standard_names(exported):
     config = json.loads((exported / "config.json").read_text())
     tokenizer_config = json.loads((exported / "tokenizer_config.json").read_text())
 
-    assert "transformer.wte.weight" in names
+    assert {"wte.weight", "h.0.attn.c_attn.weight", "ln_f.bias"} <= names
     for name in names:
-        assert not name.startswith(("_orig_mod.", "module.", "model."))
+        assert not name.startswith(("transformer.", "_orig_mod.", "module.", "model."))
     assert config["n_ctx"] == 16  # the name that llama.cpp reads
     # Older versions of Transformers know this class.
     assert tokenizer_config["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_names_of_sharded_weights_agree_with_index(model, tmp_path):
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+
+    stock_export._rename_weights(tmp_path, "gpt2")
+
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    for name, file_name in index["weight_map"].items():
+        assert not name.startswith("transformer.")
+        with safe_open(tmp_path / file_name, "pt") as file:
+            assert name in set(file.keys())
+    loaded, info = GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert torch.equal(loaded.transformer.wte.weight, model.transformer.wte.weight)
 
 
 def test_exported_files_have_same_permissions(exported):
@@ -91,6 +107,63 @@ def test_exported_tokenizer_can_be_loaded(exported, tokenizer):
     assert type(loaded) is type(tokenizer)
     assert loaded.model_max_length == 16
     assert loaded("abc")["input_ids"] == tokenizer("abc")["input_ids"]
+
+
+def tokenizer_config_of(tokenizer, model, folder) -> dict:
+    """Export a model with this tokenizer, and return the tokenizer_config.json."""
+    stock_export.write(model, folder, tokenizer)
+    return json.loads((folder / "tokenizer_config.json").read_text())
+
+
+def test_tokenizer_config_states_other_programs_defaults(model, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "source")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "source", local_files_only=True)
+    del loaded.init_kwargs["clean_up_tokenization_spaces"]
+
+    config = tokenizer_config_of(loaded, model, tmp_path / "model")
+
+    assert config["unk_token"] == "<|endoftext|>"  # CTranslate2 needs one
+    assert config["clean_up_tokenization_spaces"] is False  # true in transformers.js
+    assert "is_local" not in config
+    assert "local_files_only" not in config
+
+
+def test_exported_tokenizer_has_same_fingerprint(tokenizer, exported):
+    loaded = pretrained_tokenizer.load(str(exported))
+
+    assert tokenization.fingerprint(loaded) == tokenization.fingerprint(tokenizer)
+
+
+def test_stated_unknown_token_is_kept(model, tokenizer, tmp_path):
+    tokenizer.add_special_tokens({"unk_token": "a"})
+
+    config = tokenizer_config_of(tokenizer, model, tmp_path / "model")
+
+    assert config["unk_token"] == "a"
+
+
+def test_chat_template_is_also_in_tokenizer_config(model, tokenizer, tmp_path):
+    tokenizer.chat_template = "{{ messages[0].content }}"
+
+    config = tokenizer_config_of(tokenizer, model, tmp_path / "model")
+
+    # transformers.js and Transformers 4.46 do not read the file.
+    assert config["chat_template"] == tokenizer.chat_template
+    assert (tmp_path / "model/chat_template.jinja").read_text() == tokenizer.chat_template
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == config["chat_template"]
+    )
+
+
+def test_several_chat_templates_are_kept(model, tokenizer, tmp_path):
+    templates = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools }}"}
+    tokenizer.chat_template = templates
+
+    description = stock_export.describe(model, tokenizer)
+    stock_export.write(model, tmp_path / "model", tokenizer)
+
+    assert "chat_template" in description["tokenizer_config.json"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == templates
 
 
 def favor_padding(model, num_used: int) -> None:
@@ -152,9 +225,14 @@ def test_non_finite_weight_is_rejected(model, tokenizer, dtype, value):
         stock_export.to_transformers(model, tokenizer, dtype=dtype)
 
 
-def test_description_equals_exported_json_files(model, tokenizer, exported):
-    description = stock_export.describe(model.config, tokenizer)
+def test_description_equals_exported_json_files(model, tokenizer, tmp_path):
+    model.generation_config.temperature = 0.6  # as some published models have
+    exported = tmp_path / "model"
+    stock_export.write(model, exported, tokenizer)
 
+    description = stock_export.describe(model, tokenizer)
+
+    assert "0.6" in description["generation_config.json"]
     assert description == {path.name: path.read_text() for path in exported.glob("*.json")}
 
 
@@ -171,11 +249,23 @@ def test_exported_llama_has_same_logits(tokenizer, tmp_path):
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert loaded.config.num_key_value_heads == 2
-    assert loaded.config.rope_parameters["rope_theta"] == 500.0
+    assert loaded.config.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
     assert loaded.config.use_cache is True
     assert loaded.lm_head.weight is not loaded.model.embed_tokens.weight
     llama.set_attn_implementation("sdpa")
     assert torch.equal(loaded.eval()(tokens).logits, llama(tokens).logits)
+
+
+def test_llama_config_has_legacy_rope_keys(tokenizer, tmp_path):
+    stock_export.write(build_small_model(**LLAMA), tmp_path / "model", tokenizer)
+
+    config = json.loads((tmp_path / "model/config.json").read_text())
+
+    # mlx-lm and Transformers 4 do not read rope_parameters.
+    assert config["rope_theta"] == 500.0
+    assert "rope_scaling" not in config
+    with safe_open(tmp_path / "model/model.safetensors", "pt") as file:
+        assert "model.embed_tokens.weight" in set(file.keys())
 
 
 ROPE_PARAMETERS = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
@@ -214,5 +304,8 @@ def test_continued_model_keeps_its_config(llama_with_scaled_rope, tokenizer, tmp
     expected_logits = llama_with_scaled_rope(tokens).logits
     assert torch.allclose(loaded(tokens).logits, expected_logits, atol=1e-5)
     config_text = (tmp_path / "out" / "config.json").read_text()
+    config = json.loads(config_text)
+    assert config["rope_theta"] == 500.0
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
     assert "source" not in config_text
     assert CAUSAL not in config_text

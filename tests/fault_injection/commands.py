@@ -422,7 +422,7 @@ def run_digests(run_dir: Path, steps: int = STEPS) -> dict[str, object]:
                 losses[row["step"], key] = row[key]
     return {
         "model.safetensors": digest(checkpoint / "model.safetensors"),
-        "optimizer.safetensors": digest(checkpoint / "optimizer.safetensors"),
+        "training/optimizer.safetensors": digest(checkpoint / "training/optimizer.safetensors"),
         "model/": digest(run_dir / "model" / "model.safetensors"),
         "losses": losses,
     }

@@ -19,8 +19,8 @@ import safetensors.numpy
 
 LAST = commands.RUN / "checkpoints" / f"step-{commands.STEPS:08d}"
 BEFORE = LAST.with_name(f"step-{commands.STEPS - 3:08d}")
-WEIGHTS = ("model.safetensors", "optimizer.safetensors")
-CHECKPOINT_FILES = (*WEIGHTS, "state.json", "manifest.json")
+WEIGHTS = ("model.safetensors", "training/optimizer.safetensors")
+CHECKPOINT_FILES = (*WEIGHTS, "training/state.json", "manifest.json")
 # The newest checkpoint is chosen most often. Shards "at rest" are verified, not trained on.
 FLIP_KINDS = ("checkpoint", "checkpoint", "checkpoint", "shard", "at rest")
 Tensors = dict[str, numpy.ndarray]
@@ -298,9 +298,9 @@ def hashed_changes() -> Iterator[tuple[str, str, Callable[[bytes], bytes]]]:
     states = [{"step": step} for step in STATE_STEPS]
     states.append({"more": 1})
     for fields in states:
-        yield f"state.json of {fields!r}", "state.json", partial(change_state, fields)
+        yield f"state.json of {fields!r}", "training/state.json", partial(change_state, fields)
     for data in INVALID_STATES:
-        yield f"state.json {data!r:.20}", "state.json", partial(replace_contents, data)
+        yield f"state.json {data!r:.20}", "training/state.json", partial(replace_contents, data)
     for name in WEIGHTS:
         for title, change in TENSOR_CHANGES.items():
             yield f"{name}: {title}", name, partial(change_tensors, change)

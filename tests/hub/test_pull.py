@@ -39,8 +39,9 @@ def fetch(run_dir: Path, source: str = f"hub://{REPO_ID}", *, missing_ok: bool =
 
 
 def folder_contents(path: Path) -> dict[str, bytes]:
-    """Return the files of a folder by name."""
-    return {file.name: file.read_bytes() for file in path.iterdir()}
+    """Return the files of a folder and its subfolders by name."""
+    paths = [file for file in path.rglob("*") if file.is_file()]
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in paths}
 
 
 def files_on_hub(server) -> dict[str, bytes]:
@@ -121,7 +122,7 @@ def test_manifest_of_other_step_is_rejected(pushed_checkpoints, new_run):
 
 def test_missing_or_damaged_file_is_reported(pushed, new_run):
     files = files_on_hub(pushed)
-    for name in ("optimizer.safetensors", "state.json"):
+    for name in ("training/optimizer.safetensors", "training/state.json", "config.json"):
         data = files.pop(f"last-checkpoint/{name}")
         with pytest.raises(BadInput) as caught:
             fetch(new_run)

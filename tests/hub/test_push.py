@@ -160,9 +160,11 @@ def test_earlier_checkpoints_stay_on_hub(server, pending):
         "../config.json",
         "config.json\n",
         "last-checkpoint/.env",
+        "last-checkpoint/state.json",
+        "last-checkpoint/training/config.json",
         "model.bin",
-        "checkpoints/step-1/state.json",
-        "checkpoints/../state.json",
+        "checkpoints/step-1/training/state.json",
+        "checkpoints/../training/state.json",
     ],
 )
 def test_unknown_file_name_is_rejected(pending, tmp_path, name):
@@ -188,6 +190,7 @@ def test_source_must_be_regular_file(pending, tmp_path, source):
     [
         "config.json",
         "generation_config.json",
+        "chat_template.jinja",
         "tokenizer.json",
         "tokenizer_config.json",
         "vocab.json",
@@ -199,6 +202,9 @@ def test_source_must_be_regular_file(pending, tmp_path, source):
         "model.safetensors",
         "model-00001-of-00002.safetensors",
         "model.safetensors.index.json",
+        "last-checkpoint/config.json",
+        "last-checkpoint/training/state.json",
+        "checkpoints/step-00000012/tokenizer.json",
     ],
 )
 def test_model_and_tokenizer_files_are_allowed(name):
@@ -218,7 +224,9 @@ def test_files_added_after_staging_are_not_sent(server, pending, tmp_path):
     assert_pushed(server, pending, 1)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "last-checkpoint/optimizer.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "last-checkpoint/training/optimizer.safetensors"]
+)
 def test_staged_weights_are_hard_links(server, pending, tmp_path, name):
     stage_pushes(pending, 3)
 

@@ -92,6 +92,22 @@ def test_loss_is_mean_over_targets(model, batch, rows):
     assert evaluation_loss.item() == pytest.approx(expected, abs=1e-5)
 
 
+@each_number_of_rows
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_equal_those_of_transformers_loss(kind, rows):
+    model = randomize_weights(build_small_model(**KINDS[kind])).train()
+    stock_model = stock_copy(model).train()
+    ids = random_ids(3, 16)
+
+    loss = make_loss(model, rows)(ids[:, :-1], ids[:, 1:])
+    gradients = backward(loss, model)
+
+    # Transformers shifts the labels itself.
+    expected = stock_model(ids, labels=ids).loss
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert_close(gradients, backward(expected, stock_model), rtol=1e-4, atol=1e-6)
+
+
 def test_default_number_of_rows_gives_same_loss(model, batch):
     expected = make_loss(model, ALL_ROWS)(*batch)
 

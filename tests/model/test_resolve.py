@@ -1,5 +1,6 @@
 """Names of models: run folders, model folders and ids of the Hub, with or without a revision."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from conftest import ROOT
 from small_models import build_small_model
 
+from ursa_minor.base import files, run_files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -75,13 +77,63 @@ def test_path_without_model_is_refused(run_folder, name):
         resolve_model(name)
 
 
-def test_printed_export_command_is_quoted(run_folder):
-    Path("runs/my run/checkpoints").mkdir(parents=True)
+def write_checkpoint(run_dir: Path, step: int) -> Path:
+    """Write a checkpoint with placeholders instead of tensors."""
+    path = run_dir / "checkpoints" / f"step-{step:08d}"
+    (path / "training").mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_text("weights")
+    (path / "training/optimizer.safetensors").write_text("moments")
+    (path / "training/state.json").write_text(json.dumps({"step": step}))
+    rows = {name: files.manifest_row(path / name) for name in run_files.RESUME_FILES}
+    (path / "manifest.json").write_text(json.dumps({"step": step, "files": rows}))
+    return path
+
+
+def test_unfinished_run_means_newest_intact_checkpoint(run_folder, caplog):
+    run_dir = Path("runs/my run")
+    intact = write_checkpoint(run_dir, 5)
+    (write_checkpoint(run_dir, 10) / "model.safetensors").write_text("damaged")
+
+    with caplog.at_level("INFO"):
+        names = [resolve_model("runs/my run"), resolve_model("runs/my run", "init_from = ")]
+
+    assert names == [str(intact), str(intact)]
+    (line,) = caplog.messages
+    assert line.startswith("runs/my run has no model/ yet")
+    assert line.endswith(intact.name)
+
+
+def test_finished_run_means_its_model(run_folder):
+    write_checkpoint(run_folder, 5)
+
+    assert resolve_model("runs/deutsch") == "runs/deutsch/model"
+
+
+def test_checkpoint_is_model_folder(run_folder):
+    path = str(write_checkpoint(run_folder, 5))
+
+    assert resolve_model(path) == path
+
+
+def test_run_with_corrupted_checkpoints_is_refused(run_folder):
+    run_dir = Path("runs/new")
+    (write_checkpoint(run_dir, 5) / "model.safetensors").write_text("damaged")
 
     with pytest.raises(BadInput) as error:
-        resolve_model("runs/my run")
+        resolve_model("runs/new")
 
-    assert "python export_model.py 'runs/my run' --out 'exports/my run'" in str(error.value)
+    assert str(error.value).startswith("--model runs/new: ")
+    assert "intact" in str(error.value)
+
+
+def test_checkpoint_is_suggested_for_its_parent(run_folder):
+    path = write_checkpoint(run_folder, 5)
+
+    with pytest.raises(BadInput) as error:
+        resolve_model("runs/deutsch/checkpoints")
+
+    assert str(error.value).endswith(f"for example {path}")
 
 
 @pytest.mark.parametrize(

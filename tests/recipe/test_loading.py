@@ -892,14 +892,15 @@ def test_pretrained_model_sets_shape_and_tokenizer(tmp_path):
     assert recipe.model.n_layer is None
 
 
-def test_init_from_run_uses_its_model_folder(tmp_path):
+def test_init_from_run_also_names_its_tokenizer(tmp_path):
     run_dir = tmp_path / "runs" / "r"
     (run_dir / "model").mkdir(parents=True)
 
     recipe = load(tmp_path, **SHAPELESS, init_from=str(run_dir))
 
-    assert recipe.model.init_from == str(run_dir / "model")
-    assert recipe.data.tokenizer == str(run_dir / "model")
+    # The recipe stays the same when the run writes its model.
+    assert recipe.model.init_from == str(run_dir)
+    assert recipe.data.tokenizer == str(run_dir)
 
 
 def test_architecture_is_gpt2_by_default(tmp_path):

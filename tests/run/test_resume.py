@@ -129,7 +129,7 @@ def test_task_commits_come_from_newest_checkpoint(start, expected, tmp_path):
     recipe = load_recipe(output_dir=str(tmp_path), resume_from_checkpoint=start)
     for step, commit in ((10, "older"), (20, "newest")):
         folder = recipe.saving.checkpoints / step_name(step)
-        folder.mkdir(parents=True)
+        (folder / STATE).parent.mkdir(parents=True)
         (folder / STATE).write_text(json.dumps({"tasks": {"piqa": commit}}))
 
     commits = saved_task_commits(recipe.saving, MAIN_PROCESS)
@@ -139,7 +139,7 @@ def test_task_commits_come_from_newest_checkpoint(start, expected, tmp_path):
 
 def test_task_commits_of_new_run_come_from_source(tmp_path):
     source = tmp_path / "source"
-    source.mkdir()
+    (source / STATE).parent.mkdir(parents=True)
     (source / STATE).write_text(json.dumps({"tasks": {"piqa": "source"}}))
     recipe = load_recipe(output_dir=str(tmp_path / "run"), resume_from_checkpoint=str(source))
 

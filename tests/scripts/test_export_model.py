@@ -87,6 +87,8 @@ def test_pruned_int8_export_can_be_evaluated(finished_run):
     loss = read_record()["after"]["loss"]
     assert 0 < abs(loss - read_record()["before"]["loss"]) < 0.02
     assert "30.0%" in output
+    unchanged = "transformer.wte.weight, transformer.wpe.weight"
+    assert f"Not pruned: {unchanged}\nNot quantized: {unchanged}\n" in output
     assert f"{loss:.4f}" in output
     assert json.loads(evaluation.stdout)["precision"] == "int8"
     assert "int8 on CPU" in evaluation.stderr
@@ -107,11 +109,14 @@ def test_newest_checkpoint_of_unfinished_run_is_exported(finished_run):
     assert read_record()["after"]["loss"] == read_record()["before"]["loss"]
 
 
-def test_unfinished_run_without_tokenizer_is_rejected(finished_run):
+def test_unfinished_run_is_exported_without_its_data(finished_run):
     shutil.rmtree("runs/whole/model")
     shutil.rmtree("data")
 
-    assert "the tokenizer of runs/whole, does not exist" in export_error()
+    error_output = export().stderr
+
+    assert "validation split cannot be read" in error_output
+    assert len(AutoTokenizer.from_pretrained("out")) == 18
 
 
 def test_model_without_a_run_is_not_measured(finished_run):
@@ -389,8 +394,22 @@ def test_printed_chat_commands_are_quoted(tmp_path, monkeypatch, name):
 
     tuning_words, chat_words = map(shlex.split, commands)
     assert Path(tuning_words[tuning_words.index("--model_name_or_path") + 1]) == out
-    assert tuning_words[tuning_words.index("--output_dir") + 1] == f"runs/{name}"
-    assert chat_words[3] == f"runs/{name}"
+    assert tuning_words[tuning_words.index("--output_dir") + 1] == f"runs/{name}-sft"
+    assert chat_words[3] == f"runs/{name}-sft"
+
+
+def test_printed_chat_commands_name_unused_run_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = Path("exports/mine")
+    for folder in (out, Path("runs/mine"), Path("runs/mine-sft")):
+        folder.mkdir(parents=True)
+    (out / "config.json").write_text('{"n_positions": 128}')
+
+    commands = export_model.chat_commands(out)
+
+    assert "pip install -r requirements/post.txt" in commands
+    assert "--output_dir runs/mine-sft-2 " in commands
+    assert Path(__file__).parents[2].joinpath("requirements/post.txt").is_file()
 
 
 @pytest.mark.parametrize("name", ["My Modèle", "-dash"])

@@ -64,4 +64,4 @@ def test_removed_check_is_detected(tmp_path):
     assert bits["tried"] == 50
     assert 0 < bits["held"] < 50
     titles = [problem["what"] for problem in bits["problems"]]
-    assert any("optimizer.safetensors" in title for title in titles)
+    assert any("training/optimizer.safetensors" in title for title in titles)

@@ -43,7 +43,9 @@ from run_results import (
     windows_by_step,
 )
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from ursa_minor.base import checkpoint_files
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import shards
@@ -63,8 +65,8 @@ def checkpoint_path(run_name: str, step: int) -> Path:
 
 def checkpoint_steps(run_name: str) -> list[int]:
     """Return the steps of a run's checkpoints, newest first."""
-    paths = checkpoint.list_checkpoints(Path("runs") / run_name / "checkpoints")
-    return [checkpoint.step_of(path) for path in paths]
+    paths = checkpoint_files.list_checkpoints(Path("runs") / run_name / "checkpoints")
+    return [checkpoint_files.step_of(path) for path in paths]
 
 
 def modification_times(folder: str) -> dict[Path, int]:
@@ -393,6 +395,29 @@ def test_processes_draw_the_same_dropout(finished_ddp_run):
         assert losses_by_step(name) == pytest.approx(losses_by_step("whole"), abs=1e-5)
 
 
+def shapes_by_file(path: Path) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the names and shapes of the tensors in a checkpoint, by the name of the file."""
+    shapes = {}
+    for file in sorted(path.rglob("*")):
+        tensors = load_file(file) if file.suffix == ".safetensors" else {}
+        name = file.relative_to(path).as_posix()
+        shapes[name] = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    return shapes
+
+
+def test_two_processes_write_checkpoint_of_one(finished_ddp_run):
+    shapes = shapes_by_file(checkpoint_path("two", 12))
+
+    assert shapes == shapes_by_file(checkpoint_path("whole", 12))
+    assert "wte.weight" in shapes["model.safetensors"]
+    assert "transformer.wte.weight/exp_avg" in shapes["training/optimizer.safetensors"]
+    config = Path("config.json")
+    expected_config = (checkpoint_path("whole", 12) / config).read_bytes()
+    assert (checkpoint_path("two", 12) / config).read_bytes() == expected_config
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_path("two", 12))
+    assert model.config.activation_function == "gelu_new"
+
+
 # The checkpoint of the lowest validation loss, and early stopping.
 
 
@@ -597,8 +622,8 @@ def test_signal_to_launcher_saves_and_ends_processes(workspace, number, environm
     stop_launcher(pid, number)
 
     assert "the same command resumes" in printed_text()
-    (path,) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
-    assert checkpoint.find_problem(path) is None
+    (path,) = checkpoint_files.list_checkpoints(Path("runs/s/checkpoints"))
+    assert checkpoint_files.find_problem(path) is None
 
 
 @pytest.mark.slow
@@ -647,7 +672,7 @@ def test_three_bad_updates_stop_the_run(workspace, monkeypatch):
     assert checkpoint_steps("n")[0] == 7
     newest = checkpoint_path("n", 7)
     assert checkpoint.read_state(newest)["skipped_updates"] == 4
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    for name in ("model.safetensors", "training/optimizer.safetensors"):
         for tensor in load_file(newest / name).values():
             assert torch.isfinite(tensor).all()
 

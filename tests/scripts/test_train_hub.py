@@ -21,7 +21,7 @@ from run_results import final_state, load_weights, losses_by_step, read_window_l
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ursa_minor.checkpoint import format as checkpoint
+from ursa_minor.base import checkpoint_files
 from ursa_minor.run import publish
 
 TINY_FLAGS = (
@@ -160,7 +160,7 @@ def test_pushed_step_is_complete_model_with_card(workspace, tmp_path):
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert model.config.activation_function == "gelu_new"
-    last_checkpoint = checkpoint.list_checkpoints(Path("runs/p/checkpoints"))[-1]
+    last_checkpoint = checkpoint_files.list_checkpoints(Path("runs/p/checkpoints"))[-1]
     saved_tensors = load_file(last_checkpoint / "model.safetensors")
     assert len(saved_tensors) == len(list(model.parameters()))
     assert AutoTokenizer.from_pretrained(download)("the cat")["input_ids"]

@@ -24,7 +24,7 @@ from conftest import (
 from run_results import TINY_RECIPE, final_state, losses_by_step, metrics_rows
 from torch.distributed.fsdp import FSDPModule
 
-from ursa_minor.base import files, gpus
+from ursa_minor.base import checkpoint_files, files, gpus
 from ursa_minor.base.errors import BadInput
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.machine import device as hardware
@@ -133,7 +133,7 @@ def test_out_of_memory_in_a_step_leaves_checkpoint(finished_ddp_run, processes, 
     assert "runs out of memory" in message
     assert "--per_device_train_batch_size 1" in message
     assert "Traceback" not in message
-    assert checkpoint.find_problem(Path("runs/k/checkpoints/step-00000005")) is None
+    assert checkpoint_files.find_problem(Path("runs/k/checkpoints/step-00000005")) is None
     run_script("train.py", *flags, processes=processes)
     uninterrupted = "whole" if processes == 1 else "two"
     assert final_state("k") == final_state(uninterrupted)

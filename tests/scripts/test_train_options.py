@@ -1,5 +1,6 @@
 """Run train.py with other models and options, and check the effect of each option."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_initialized_run_starts_at_the_models_loss(finished_run):
     losses = losses_by_step("more", "eval/loss")
     assert losses[0] == pytest.approx(final_loss, abs=1e-5)
     assert losses[12] < final_loss - 0.05
-    assert "from runs/whole/model" in result.stderr
+    assert "from runs/whole" in result.stderr
     written = read_recipe("more")
     assert written["n_layer"] == 2
     assert written["n_embd"] == 32
@@ -65,6 +66,22 @@ def test_initialized_run_starts_at_the_models_loss(finished_run):
     assert final_state("k") == final_state("more")
 
 
+def test_run_starts_from_unfinished_run(finished_run):
+    final_loss = losses_by_step("whole", "eval/loss")[12]
+    shutil.rmtree("runs/whole/model")
+    recipe = write_recipe_without_model(init_from="runs/whole")
+    flags = ("--recipe", recipe, "--run_name", "more", "--max_steps", "1")
+
+    result = run_script("train.py", *flags)
+
+    assert result.stderr.count("runs/whole has no model/ yet") == 1
+    losses = losses_by_step("more", "eval/loss")
+    assert losses[0] == pytest.approx(final_loss, abs=1e-5)
+    written = read_recipe("more")
+    assert written["init_from"].endswith("runs/whole")
+    assert written["tokenizer"].endswith("runs/whole")
+
+
 def test_other_tokenizer_than_the_models_is_rejected(finished_run):
     Path("other.txt").write_text("Ωmega " * 2000)
     model = ("--recipe", write_recipe_without_model(), "--init_from", "runs/whole")
@@ -72,8 +89,8 @@ def test_other_tokenizer_than_the_models_is_rejected(finished_run):
 
     result = run_script("train.py", *model, *data, expect=2)
 
-    assert "init_from = runs/whole/model" in result.stderr
-    assert "Use --tokenizer runs/whole/model" in result.stderr
+    assert "init_from = runs/whole" in result.stderr
+    assert "Use --tokenizer runs/whole" in result.stderr
     assert not Path("runs/more").exists()
 
 
@@ -233,6 +250,6 @@ def test_8bit_moments_need_less_memory(workspace):
 
     assert losses_by_step("eight") != losses_by_step("plain")
     assert losses_by_step("eight") == pytest.approx(losses_by_step("plain"), abs=0.05)
-    moments = "checkpoints/step-00000004/optimizer.safetensors"
+    moments = "checkpoints/step-00000004/training/optimizer.safetensors"
     plain_size = Path("runs/plain", moments).stat().st_size
     assert Path("runs/eight", moments).stat().st_size < 0.4 * plain_size

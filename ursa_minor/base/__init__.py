@@ -10,6 +10,7 @@
 - ``files``: atomic and durable files, locks, hashes
 - ``paths``: expand ``~`` and variables; locate the repository
 - ``run_files``: names of files in a run folder
+- ``checkpoint_files``: list and verify checkpoints
 - ``model_id``: parse a folder or Hub id with an optional revision
 - ``http``: status and Retry-After of an answer, stalled downloads
 - ``retry``: retry network operations

@@ -24,12 +24,21 @@ TENSORBOARD = "tensorboard"
 MODEL_FOLDER = "model"
 PENDING = "hub"  # pushes that are not yet sent
 CHECKPOINTS = "checkpoints"
-# Files of a checkpoint:
+# Files of a checkpoint. Programs such as vLLM load every safetensors file of a model folder, so the
+# optimizer's file is in a subfolder.
 MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
-STATE = "state.json"
+TRAINING = "training"
+OPTIMIZER = f"{TRAINING}/optimizer.safetensors"
+STATE = f"{TRAINING}/state.json"
 MANIFEST = "manifest.json"
-CHECKPOINT_FILES = (MODEL, OPTIMIZER, STATE)  # the files that the manifest lists
+RESUME_FILES = (MODEL, OPTIMIZER, STATE)  # the files that a resumed run reads
+# The files of a model folder, with which Transformers loads it. Files of a tokenizer that are not
+# listed, such as a SentencePiece model, repeat the contents of tokenizer.json.
+MODEL_FILE = re.compile(
+    r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?"
+    r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json"
+    r"|vocab\.json|merges\.txt|chat_template\.jinja"
+)
 
 STEP = re.compile(r"step-(\d{8})")  # name of a checkpoint, push or tag
 # Temporary names of base/files.py: "tmp" for unfinished files and folders, and "old" for folders

@@ -2,14 +2,18 @@
 
 A checkpoint is a folder such as ``step-00001000`` with these files:
 
-- ``model.safetensors``: the weights, under the names of the parameters
-- ``optimizer.safetensors``: the moments, as PARAMETER/KIND, such as ``wte.weight/exp_avg``
-- ``state.json``: scalars; see ``state`` and ``run/resume.py``
+- ``model.safetensors``: the weights
+- ``config.json``, ``generation_config.json`` and the files of the tokenizer: with the weights, they
+  are a model that Transformers loads
+- ``training/optimizer.safetensors``: the moments, as PARAMETER/KIND, such as
+  ``transformer.wte.weight/exp_avg``
+- ``training/state.json``: scalars; see ``state`` and ``run/resume.py``
 - ``manifest.json``: size and SHA-256 of each of the other files; it is written last
 
 The folder is written under a temporary name and renamed when all files are on the disk. A folder
 with the final name is therefore complete. The names of the tensors do not depend on the
-parallelism: one process, DDP, ZeRO-1 and FSDP2 can read each other's checkpoints.
+parallelism: one process, DDP, ZeRO-1 and FSDP2 can read each other's checkpoints. The weights have
+the names that the ecosystem uses in files (``Architecture.file_name``).
 
 A checkpoint contains no pickle files, which could execute code. It contains no states of random
 number generators either, because the order of the data and dropout are functions of (seed, step,
@@ -20,7 +24,8 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +43,24 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from ursa_minor.base import files
+from ursa_minor.base.checkpoint_files import find_problem, list_checkpoints, step_of
 from ursa_minor.base.errors import BadInput, errno_of
 from ursa_minor.base.run_files import (
-    CHECKPOINT_FILES,
     CHECKPOINTS,
     MANIFEST,
     METRICS,
     MODEL,
     OPTIMIZER,
     STATE,
-    STEP,
+    TRAINING,
     clear_partial,
     step_name,
 )
 from ursa_minor.base.wording import did_you_mean_file
+from ursa_minor.model.architectures import file_names
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +68,32 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 Tensors = dict[str, torch.Tensor]  # by name
 
 
+@dataclass(frozen=True)
+class Contents:
+    """The contents of a checkpoint.
+
+    Attributes:
+        weights: tensors on the CPU by their name in the file; see ``gather``.
+        moments: tensors of the optimizer on the CPU, as PARAMETER/KIND; see ``gather``.
+        state: the contents of ``state.json``. Its ``step`` gives the name of the checkpoint.
+        model_files: the text of config.json and of the other files that make the folder a model, by
+            file name.
+    """
+
+    weights: Tensors
+    moments: Tensors
+    state: dict
+    model_files: Mapping[str, str]
+
+
 def write(
-    folder: Path,
-    tensors: tuple[Tensors, Tensors],
-    state: dict,
-    keep: int = 0,
-    keep_steps: Collection[int | None] = (),
+    folder: Path, contents: Contents, keep: int = 0, keep_steps: Collection[int | None] = ()
 ) -> Path:
     """Write ``folder/step-XXXXXXXX``, verify it, and then remove older checkpoints.
 
     Args:
         folder: the checkpoints of the run.
-        tensors: weights and moments by name, on the CPU; see ``gather``.
-        state: the contents of ``state.json``. Its ``step`` gives the name of the checkpoint.
+        contents: the tensors and files to write.
         keep: number of checkpoints to keep, or 0 for all of them.
         keep_steps: steps whose checkpoints are also kept.
 
@@ -83,17 +103,22 @@ def write(
     Raises:
         OSError, SafetensorError: the checkpoint cannot be written. Nothing is removed.
     """
-    path = folder / step_name(state["step"])
+    step = contents.state["step"]
+    path = folder / step_name(step)
     # An existing checkpoint of this step is replaced. It is corrupted, or the run has resumed from
     # an earlier one.
     with files.create_folder(path, replace=True) as temporary:
-        for name, named_tensors in zip((MODEL, OPTIMIZER), tensors, strict=True):
-            contiguous = {key: tensor.contiguous() for key, tensor in named_tensors.items()}
-            # The weights are also uploaded as a model, and Transformers requires this metadata.
-            save_file(contiguous, temporary / name, metadata={"format": "pt"})
-        files.write_json(temporary / STATE, state)
-        rows = {name: files.manifest_row(temporary / name) for name in CHECKPOINT_FILES}
-        files.write_json(temporary / MANIFEST, {"step": state["step"], "files": rows})
+        (temporary / STATE).parent.mkdir()
+        _save_tensors(contents.weights, temporary / MODEL)
+        _save_tensors(contents.moments, temporary / OPTIMIZER)
+        files.write_json(temporary / STATE, contents.state)
+        for name, text in contents.model_files.items():
+            (temporary / name).write_text(text, encoding="utf-8")
+        written = sorted(file for file in temporary.rglob("*") if file.is_file())
+        rows = {
+            file.relative_to(temporary).as_posix(): files.manifest_row(file) for file in written
+        }
+        files.write_json(temporary / MANIFEST, {"step": step, "files": rows})
         # After a power failure, the metrics must not end before the checkpoint. If the disk cannot
         # store the metrics, the checkpoint is written nevertheless.
         with contextlib.suppress(OSError):
@@ -110,6 +135,12 @@ def write(
     return path
 
 
+def _save_tensors(tensors: Tensors, file: Path) -> None:
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    # Transformers requires this metadata to load a file of weights.
+    save_file(contiguous, file, metadata={"format": "pt"})
+
+
 def _remove_older(path: Path, keep: int, keep_steps: Collection[int | None]) -> None:
     """Remove all but the newest ``keep`` checkpoints up to ``path``, and those of ``keep_steps``.
 
@@ -121,8 +152,8 @@ def _remove_older(path: Path, keep: int, keep_steps: Collection[int | None]) -> 
             files.remove(older)
 
 
-def gather(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, Tensors]:
-    """Return weights and moments by name, as ``write`` expects them.
+def gather(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[Tensors, Tensors]:
+    """Return weights and moments by name, as ``Contents`` has them.
 
     All processes must call this. The main process gets all tensors. They are copies on the CPU if
     the model is sharded (FSDP2), and otherwise the tensors themselves.
@@ -135,8 +166,10 @@ def gather(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors,
     options = StateDictOptions(full_state_dict=is_sharded, cpu_offload=is_sharded)
     state_dict = get_model_state_dict(model, options=options)
     # The state dict has the weights of a tied head twice, and named_parameters has them once.
-    parameter_names = _names_by_parameter(model).values()
-    weights = {name: state_dict[name] for name in parameter_names if name in state_dict}
+    weights = {}
+    for name, file_name in _file_names(model).items():
+        if name in state_dict:
+            weights[file_name] = state_dict[name]
 
     if is_sharded:
         optimizer_state = get_optimizer_state_dict(model, optimizer, options=options)
@@ -159,6 +192,11 @@ def _names_by_parameter(model: nn.Module) -> dict[nn.Parameter, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
+def _file_names(model: PreTrainedModel) -> dict[str, str]:
+    """Return the name in ``model.safetensors`` of each parameter, by its name in the model."""
+    return file_names(model.config.model_type, [name for name, _ in model.named_parameters()])
+
+
 def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
     """Return the moments of each parameter by the name of the parameter.
 
@@ -178,49 +216,6 @@ def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
         ordered_names += [names[parameter] for parameter in group["params"]]
     state = optimizer.state_dict()["state"]
     return {ordered_names[index]: kinds for index, kinds in state.items()}
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the paths with the name of a checkpoint, newest first. They are not verified."""
-    if not folder.is_dir():
-        return []
-    paths = [path for path in folder.iterdir() if STEP.fullmatch(path.name)]
-    return sorted(paths, reverse=True)
-
-
-def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint."""
-    return int(path.name.removeprefix("step-"))
-
-
-def find_problem(path: Path) -> str | None:
-    """Return the problem of a checkpoint, or None if it is intact.
-
-    All files are read and compared with the manifest. The problem starts with the name of the file.
-    """
-    name = MANIFEST  # the file that is being read
-    try:
-        manifest = files.read_json(path / MANIFEST)
-        step = manifest["step"]
-        rows = {data_file: manifest["files"][data_file] for data_file in CHECKPOINT_FILES}
-        if type(step) is not int or path.name != step_name(step):
-            return f"{MANIFEST} is of step {step!r:.40}"
-        for name, row in rows.items():
-            problem = files.find_problem(path / name, row)
-            if problem:
-                return f"{name} {problem}"
-        state_step = files.read_json(path / STATE)["step"]
-        if state_step != step:
-            return f"{STATE} is of step {state_step!r:.40}, {MANIFEST} of step {step}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{name} cannot be read ({_reason(error)})"
-    return None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"{type(error).__name__}: {error!s:.60}"
 
 
 def find_newest(folder: Path, start: Path | None = None) -> tuple[Path | None, list[str]]:
@@ -338,13 +333,16 @@ def _no_checkpoint(path: Path) -> str | None:
     return f"this folder has no {MANIFEST}, so it is not a checkpoint"
 
 
-def load_weights(path: Path, model: nn.Module) -> None:
+def load_weights(path: Path, model: PreTrainedModel) -> None:
     """Load the weights of a verified checkpoint into the model in place.
 
     Raises:
         BadInput: they differ from those of the model in names, shapes or types.
     """
-    weights = _read_tensors(path / MODEL, dict(model.named_parameters()))
+    names = _file_names(model)
+    parameters = {names[name]: parameter for name, parameter in model.named_parameters()}
+    tensors = _read_tensors(path / MODEL, parameters)
+    weights = {name: tensors[file_name] for name, file_name in names.items()}
     # Not strict, because the checkpoint has the weights of a tied head once and the model twice.
     options = StateDictOptions(full_state_dict=True, strict=False)
     set_model_state_dict(model, weights, options=options)
@@ -352,7 +350,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 def load(
     path: Path,
-    model: nn.Module,
+    model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     state_tensors: Callable[..., Tensors],
 ) -> None:
@@ -415,6 +413,7 @@ def _read_tensors(file: Path, expected: Tensors, *, may_be_empty: bool = False) 
     Raises:
         BadInput: the file cannot be read, or a tensor differs.
     """
+    folder = file.parent.parent if file.parent.name == TRAINING else file.parent
     try:
         tensors = _load_tensors(file)
     except (OSError, SafetensorError) as error:
@@ -427,7 +426,7 @@ def _read_tensors(file: Path, expected: Tensors, *, may_be_empty: bool = False) 
         if in_checkpoint != in_run:
             raise BadInput(
                 f"{file}: tensor {name} is {in_checkpoint} in the checkpoint but {in_run} in this "
-                f"run. To resume from the previous checkpoint, move {file.parent} to another place"
+                f"run. To resume from the previous checkpoint, move {folder} to another place"
             )
     return tensors
 

@@ -6,6 +6,8 @@ stay as they are.
 
 import importlib.util
 import logging
+import re
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -45,6 +47,38 @@ def matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
     return modules
 
 
+def unpruned(model: PreTrainedModel) -> list[str]:
+    """Return the names of the matrices that ``prune`` leaves unchanged; see ``_other_matrices``."""
+    return _other_matrices(model, [f"{name}.weight" for name in matrices(model)])
+
+
+def unquantized(quantized: PreTrainedModel) -> list[str]:
+    """Return the names of the matrices that are not in int8; see ``_other_matrices``."""
+    return _other_matrices(quantized, _int8_weights(quantized))
+
+
+def _other_matrices(model: PreTrainedModel, names: Collection[str]) -> list[str]:
+    """Return the names of a model's matrices other than ``names``.
+
+    A matrix that occurs in each block is named once, with * instead of the number of the block. A
+    tied output head has the name of the embedding.
+    """
+    others: dict[str, None] = {}  # a set in the order of the model
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and name not in names:
+            others[re.sub(r"\.\d+\.", ".*.", name)] = None
+    return list(others)
+
+
+def _int8_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """Return the int8 matrices of a model, by name."""
+    weights = {}
+    for name, module in matrices(model).items():
+        if module.weight.dtype == torch.int8:
+            weights[f"{name}.weight"] = module.weight
+    return weights
+
+
 def prune(model: PreTrainedModel, share: float) -> None:
     """Set the weights of least magnitude of each matrix to zero, in place.
 
@@ -77,10 +111,7 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
         dtype=stock.dtype,
         quantization_config=BitsAndBytesConfig(load_in_8bit=True),
     )
-    int8_weights = {}
-    for name, module in matrices(quantized).items():
-        if module.weight.dtype == torch.int8:
-            int8_weights[f"{name}.weight"] = module.weight
+    int8_weights = _int8_weights(quantized)
     if not int8_weights:
         raise BadInput(
             f"--dtype int8: {PACKAGE} cannot quantize any matrix of {type(stock).__name__}. "

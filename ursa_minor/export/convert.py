@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from ursa_minor.base import files, run_files
+from ursa_minor.base.checkpoint_files import run_folder_of
 from ursa_minor.base.errors import BadInput
-from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.data.loading import batches as window_batches
 from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
@@ -32,7 +32,6 @@ from ursa_minor.export import gguf as gguf_export
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model import pretrained
 from ursa_minor.model.adapters import check_no_hub_adapter
-from ursa_minor.model.build import build
 from ursa_minor.model.dtypes import DTYPES
 from ursa_minor.model.resolve import resolve_model
 from ursa_minor.model.vocabulary import check_embedding_rows
@@ -152,11 +151,14 @@ def convert(
     # Change the model.
     if adapt:
         adapt(model, tokenizer)
+    notes = []
     if args.prune:
         compression.prune(model, args.prune)
+        notes.append(f"Not pruned: {', '.join(compression.unpruned(model))}")
     stock = to_export_dtype(args, model, tokenizer)
     if args.dtype == "int8":
         stock = compression.quantize(stock)
+        notes.append(f"Not quantized: {', '.join(compression.unquantized(stock))}")
 
     # Write the export into a temporary folder, load it as a user will, and measure it.
     with files.create_folder(out, replace=True) as temporary:
@@ -171,7 +173,8 @@ def convert(
         record = export_record(args, temporary, text, before, after)
         files.write_json(temporary / EXPORT_RECORD, record)
 
-    summary = describe_text(text, model.device)
+    notes.append(describe_text(text, model.device))
+    summary = "\n".join(notes)
     return f"{args.model} -> {args.out}\n\n{comparison_table(before, after)}\n\n{summary}"
 
 
@@ -298,12 +301,8 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return a model and its tokenizer.
 
     Args:
-        name: a run folder (its model/ is loaded, or its newest checkpoint if the run has not
-            ended), a model folder, or a Hub id.
+        name: a run folder, a model folder or checkpoint, or a Hub id.
     """
-    run_dir = run_folder_of(name)
-    if run_dir and not (run_dir / run_files.MODEL_FOLDER).is_dir():
-        return load_checkpoint(run_dir)
     location = resolve_model(name, "")
     check_no_hub_adapter(location, name)
     tokenizer = pretrained_tokenizer.load(location, of_model=True)
@@ -315,43 +314,6 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
             f"that was quantized"
         )
     return model, tokenizer
-
-
-def run_folder_of(name: str) -> Path | None:
-    """Return the run folder if ``name`` is one or its model/, otherwise None."""
-    path = Path(name)
-    if (path / run_files.RECIPE).is_file():
-        return path
-    run_dir = path.parent
-    if path == run_dir / run_files.MODEL_FOLDER and (run_dir / run_files.RECIPE).is_file():
-        return run_dir
-    return None
-
-
-def load_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Return the model of a run's newest checkpoint, and the tokenizer of its data."""
-    path, corrupted = checkpoint.find_newest(run_dir / run_files.CHECKPOINTS)
-    if path is None:
-        raise BadInput(
-            f"{run_dir} contains neither model/ nor an intact checkpoint. Continue the run until "
-            f"it has saved one"
-        )
-    recipe = loading.load_recipe(run_dir / run_files.RECIPE)
-    name = recipe.data.tokenizer
-    if name in keys.TRAINED_TOKENIZERS:
-        name = str(data_folders(recipe)[0] / "tokenizer")
-        if not Path(name).is_dir():
-            raise BadInput(
-                f"{name}, the tokenizer of {run_dir}, does not exist. Prepare the data of the run "
-                f"again with prepare_data.py, or let the run finish, which writes model/"
-            )
-    tokenizer = pretrained_tokenizer.load(name)
-    model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
-    checkpoint.load_weights(path, model)
-    for line in corrupted:
-        log.info(line)
-    log.info(f"The run has no model/ yet, so the checkpoint {path} is exported")
-    return model.eval(), tokenizer
 
 
 def data_folders(recipe: keys.Recipe) -> list[Path]:
@@ -377,7 +339,7 @@ def find_text(
     logged.
     """
     window = min(likelihood.context_length(model.config) or MAX_WINDOW, MAX_WINDOW)
-    run_dir = run_folder_of(args.model)
+    run_dir = run_folder_of(Path(args.model))
     if args.text:
         ids = read_text(args.text, tokenizer, args.eval_tokens)
         window = min(window, len(ids) - 1)

@@ -2,14 +2,19 @@
 
 While it trains, a model of this project uses its own attention and activation functions. The
 exported config names the ones of Transformers instead, so that any program of the ecosystem loads
-it. The weights have the same names in both.
+it. The files also contain what programs other than Transformers 5 read: ``docs/export.md`` lists
+the programs.
 """
 
 import copy
+import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
@@ -19,7 +24,8 @@ from transformers import (
 )
 
 from ursa_minor.base import files
-from ursa_minor.model.architectures import ARCHITECTURES
+from ursa_minor.base.run_files import MODEL_FILE
+from ursa_minor.model.architectures import ARCHITECTURES, file_names
 from ursa_minor.model.dtypes import DTYPE_NAMES
 from ursa_minor.model.finite import require_finite, require_stored
 
@@ -29,12 +35,13 @@ WIDER = {
     torch.bfloat16: "Use --dtype fp32",
     torch.float16: "Use --dtype bf16 or --dtype fp32",
 }
-# Names in tokenizer_config.json that only Transformers 5 knows, and the names for the same class
-# and key that Transformers 4, vLLM and llama.cpp's converter also know.
-PORTABLE_NAMES = {
-    '"TokenizersBackend"': '"PreTrainedTokenizerFast"',
-    '"extra_special_tokens"': '"additional_special_tokens"',
-}
+INDEX_FILE = "model.safetensors.index.json"
+# The generic class of a tokenizer, under its name in Transformers 5 and under the name that
+# Transformers 4, vLLM and llama.cpp's converter also know.
+TOKENIZER_CLASS = "TokenizersBackend"
+PORTABLE_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+# Keys of tokenizer_config.json that describe how this process has loaded the tokenizer.
+LOCAL_KEYS = ("is_local", "local_files_only")
 
 
 def write(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -88,19 +95,65 @@ def to_transformers(
 def save(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write weights, config, generation_config and tokenizer into a folder."""
     stock.save_pretrained(folder)
+    _rename_weights(folder, stock.config.model_type)
     files.apply_umask(folder.glob("*.safetensors"))
+    _add_legacy_rope_keys(folder / "config.json")
     _save_tokenizer(stock, folder, tokenizer)
 
 
-def describe(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+def describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """Return the text of each file that ``write`` adds to the weights, by file name."""
-    stock = _stock_skeleton(config, tokenizer)
+    stock = _stock_skeleton(model.config, tokenizer, model.generation_config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         stock.config.save_pretrained(folder)
         stock.generation_config.save_pretrained(folder)
+        _add_legacy_rope_keys(folder / "config.json")
         _save_tokenizer(stock, folder, tokenizer)
-        return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+        paths = [path for path in folder.iterdir() if MODEL_FILE.fullmatch(path.name)]
+        return {path.name: path.read_text(encoding="utf-8") for path in paths}
+
+
+def _rename_weights(folder: Path, model_type: str) -> None:
+    """Give the weights in the files of a folder the names of ``architectures.file_names``.
+
+    Transformers loads both names. It cannot save other names than its own if the weights are
+    quantized.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata()
+            names = file_names(model_type, opened.keys())
+        if all(name == new_name for name, new_name in names.items()):
+            continue
+        tensors = load_file(file)
+        with files.replacing(file) as temporary:
+            save_file({names[name]: tensors[name] for name in tensors}, temporary, metadata)
+    index_file = folder / INDEX_FILE
+    if index_file.exists():
+        index = files.read_json(index_file)
+        names = file_names(model_type, index["weight_map"])
+        index["weight_map"] = {names[name]: file for name, file in index["weight_map"].items()}
+        files.write_json(index_file, index)
+
+
+def _add_legacy_rope_keys(config_file: Path) -> None:
+    """Add ``rope_theta`` and ``rope_scaling`` to a config.json with ``rope_parameters``.
+
+    Transformers 4 and mlx-lm do not read ``rope_parameters``. Without the other keys they would use
+    the default base of 10,000 without a warning. Transformers 5 reads all three.
+    """
+    config = files.read_json(config_file)
+    parameters = config.get("rope_parameters")
+    # Some architectures have several sets of parameters, one for each type of layer.
+    if not parameters or "rope_theta" not in parameters:
+        return
+    config["rope_theta"] = parameters["rope_theta"]
+    if parameters.get("rope_type", "default") != "default":
+        scaling = dict(parameters)
+        del scaling["rope_theta"]
+        config["rope_scaling"] = scaling
+    _write_json(config_file, config)
 
 
 def _stock_skeleton(
@@ -190,12 +243,38 @@ def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _save_tokenizer(
     stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
+    """Write the files of the tokenizer so that they mean the same in every program.
+
+    The values of tokenizer_config.json that are added here are those that Transformers 5 uses if
+    they are missing. Other programs have other defaults.
+    """
     tokenizer.model_max_length = getattr(
         stock.config, "max_position_embeddings", tokenizer.model_max_length
     )
-    tokenizer.save_pretrained(folder)
+    template = tokenizer.chat_template
+    has_one_template = isinstance(template, str)
+    # Several templates are stored in tokenizer_config.json only.
+    tokenizer.save_pretrained(folder, save_jinja_files=has_one_template)
+
     config_file = folder / "tokenizer_config.json"
-    text = config_file.read_text(encoding="utf-8")
-    for name, portable_name in PORTABLE_NAMES.items():
-        text = text.replace(name, portable_name)
-    config_file.write_text(text, encoding="utf-8")
+    config = files.read_json(config_file)
+    for key in LOCAL_KEYS:
+        config.pop(key, None)
+    if config.get("tokenizer_class") == TOKENIZER_CLASS:
+        config["tokenizer_class"] = PORTABLE_TOKENIZER_CLASS
+    if "extra_special_tokens" in config:
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    if config.get("unk_token") is None and tokenizer.eos_token is not None:
+        # CTranslate2 cannot open a model without an unknown token. A byte-level tokenizer never
+        # uses it.
+        config["unk_token"] = str(tokenizer.eos_token)
+    config.setdefault("clean_up_tokenization_spaces", False)  # transformers.js: true
+    if has_one_template:
+        config["chat_template"] = template  # transformers.js and Transformers 4.46 read it here
+    _write_json(config_file, config)
+
+
+def _write_json(file: Path, value: dict[str, Any]) -> None:
+    """Write a JSON file in the form of Transformers."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")

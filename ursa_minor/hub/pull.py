@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 
 NEWEST = "last-checkpoint/"
 CHECKPOINT_PATTERN = rf"({NEWEST}|{run_files.CHECKPOINTS}/step-\d{{8}}/)"
+# Names of the files of a checkpoint other than its manifest. No other names are downloaded.
+CHECKPOINT_FILE = re.compile(
+    "|".join([run_files.MODEL_FILE.pattern, *map(re.escape, run_files.RESUME_FILES)])
+)
 ADDRESS = re.compile(r"hub://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
@@ -86,7 +90,7 @@ def _fetch(
     path = checkpoints / run_files.step_name(checkpoint.step)
     if path.exists():
         fix = f"Move the folder {path} away. The same command then downloads the checkpoint"
-        check_intact(path, checkpoint.rows, fix)
+        check_intact(path, {name: checkpoint.rows[name] for name in run_files.RESUME_FILES}, fix)
     else:
         _download(repository, checkpoint, path, option)
     _download_metrics(repository, run_dir)
@@ -132,7 +136,7 @@ class PushedCheckpoint(NamedTuple):
     Attributes:
         name: name of the folder, ending with a slash.
         step: step of the checkpoint.
-        rows: size and SHA-256 of each of run_files.CHECKPOINT_FILES, from the manifest.
+        rows: size and SHA-256 of each file except the manifest, from the manifest.
     """
 
     name: str
@@ -180,8 +184,12 @@ def _read_manifest(repository: Repository, name: str, option: str) -> PushedChec
     try:
         manifest = files.read_json(repository.download(manifest_name))
         step_name = run_files.step_name(manifest["step"])
-        rows = {file: manifest["files"][file] for file in run_files.CHECKPOINT_FILES}
+        rows = dict(manifest["files"])
+        is_complete = set(run_files.RESUME_FILES) <= set(rows)
+        has_valid_names = all(CHECKPOINT_FILE.fullmatch(file) for file in rows)
         is_step = run_files.STEP.fullmatch(step_name)
+        if not is_complete or not has_valid_names:
+            raise ValueError
         if not is_step or name not in (NEWEST, f"{run_files.CHECKPOINTS}/{step_name}/"):
             raise ValueError
     except (ValueError, KeyError, TypeError) as error:
@@ -200,7 +208,7 @@ def _download(
     Raises:
         BadInput: a file is corrupted. Nothing of the download is kept.
     """
-    for name in run_files.CHECKPOINT_FILES:
+    for name in checkpoint.rows:
         repository.download(checkpoint.name + name)
     folder = repository.staging / checkpoint.name
     try:
@@ -209,9 +217,10 @@ def _download(
     except BadInput:
         shutil.rmtree(repository.staging)
         raise
-    for file in [*folder.iterdir(), folder]:
-        files.fsync(file)
-    files.apply_umask(folder.iterdir())
+    paths = list(folder.rglob("*"))
+    for path_to_sync in [*paths, folder]:
+        files.fsync(path_to_sync)
+    files.apply_umask(file for file in paths if file.is_file())
     files.rename(folder, path)
     files.fsync(path.parent)
 

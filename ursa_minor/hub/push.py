@@ -32,7 +32,7 @@ from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.base.redaction import one_line
 from ursa_minor.hub import card_merge, client
 from ursa_minor.hub.card_metadata import CARD_FILE
-from ursa_minor.hub.pull import CHECKPOINT_PATTERN, NEWEST
+from ursa_minor.hub.pull import CHECKPOINT_FILE, CHECKPOINT_PATTERN, NEWEST
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +45,10 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 # Names that a push may contain.
-MODEL_PATTERN = r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?"
-TOKENIZER_PATTERN = (
-    r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
-)
 TOP_LEVEL_FILES = (CARD_FILE, run_files.RECIPE, run_files.METRICS, run_files.CURVES)
-CHECKPOINT_FILE_PATTERN = _any_of([*run_files.CHECKPOINT_FILES, run_files.MANIFEST])
 ALLOWED = re.compile(
-    rf"{MODEL_PATTERN}|{TOKENIZER_PATTERN}|{_any_of(TOP_LEVEL_FILES)}"
-    rf"|{CHECKPOINT_PATTERN}({CHECKPOINT_FILE_PATTERN})"
+    rf"{run_files.MODEL_FILE.pattern}|{_any_of(TOP_LEVEL_FILES)}"
+    rf"|{CHECKPOINT_PATTERN}({CHECKPOINT_FILE.pattern}|{_any_of([run_files.MANIFEST])})"
 )
 
 # A staged push is a folder with the name of its tag. It contains the generated model card

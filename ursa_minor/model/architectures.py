@@ -11,7 +11,7 @@ Imports neither torch nor Transformers. Symbols in formulas:
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,6 +147,7 @@ class Architecture:
         legacy_names: old config keys that other programs still read, with their current names.
         positions: module of the learned position embeddings, or None if positions are rotated.
         blocks: substring that only names of block parameters contain.
+        file_prefix: prefix of parameter names that the files of weights leave out.
         fused: suffixes of the names of matrices that contain several projections side by side in
             their columns, with the number of projections.
         mlp: names of the MLP's submodules, for gradient_checkpointing = mlp.
@@ -173,6 +174,7 @@ class Architecture:
     legacy_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     positions: str | None = None
     blocks: str
+    file_prefix: str = ""
     fused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     mlp: Mlp
     prepare: Callable[["PreTrainedModel"], None] = lambda model: None
@@ -226,6 +228,19 @@ class Architecture:
 def padded_vocab_size(rows: int) -> int:
     """Return a number of vocabulary rows, rounded up to a multiple of 64."""
     return -(-rows // 64) * 64
+
+
+def file_names(model_type: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the name of each weight in ``model.safetensors``, by its name in the model.
+
+    Args:
+        model_type: ``model_type`` of the model's config. If this project does not define it, the
+            names are unchanged.
+        names: names of parameters.
+    """
+    architecture = ARCHITECTURES.get(model_type)
+    prefix = architecture.file_prefix if architecture else ""
+    return {name: name.removeprefix(prefix) for name in names}
 
 
 def _stream_bytes(shape: Shape, *, half_stream: bool) -> int:
@@ -291,6 +306,9 @@ GPT2 = Architecture(
     in_training={"activation_function": "gelu_pytorch_tanh"},
     positions="transformer.wpe",
     blocks=".h.",
+    # OpenAI's own files have no prefix. Transformers, vLLM and llama.cpp read both forms; mlx-lm
+    # only reads OpenAI's.
+    file_prefix="transformer.",
     # Query, key and value.
     fused={"c_attn.weight": 3},
     mlp=Mlp(("c_fc",), "act", "c_proj"),

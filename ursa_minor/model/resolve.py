@@ -1,4 +1,4 @@
-"""Resolve a model name: a run folder, a model folder, or a model on the Hub.
+"""Resolve a model name: a run folder, a model folder or checkpoint, or a model on the Hub.
 
 Does not import torch.
 """
@@ -6,9 +6,9 @@ Does not import torch.
 import difflib
 from pathlib import Path
 
-from ursa_minor.base import model_id, paths
+from ursa_minor.base import checkpoint_files, model_id
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.run_files import CHECKPOINTS, MODEL_FOLDER
+from ursa_minor.base.run_files import CHECKPOINTS
 from ursa_minor.base.wording import did_you_mean_file
 from ursa_minor.model.adapters import check_no_adapter
 
@@ -21,36 +21,46 @@ def resolve_model(name: str, option: str = "--model ") -> str:
     """Return the name that ``pretrained.load`` expects.
 
     Args:
-        name: a run folder, a model folder, or a Hub id, which may end in @REVISION.
+        name: a run folder, a model folder or checkpoint, or a Hub id, which may end in @REVISION.
         option: the option that the name comes from. Error messages start with it.
 
     Returns:
-        The subfolder ``model/`` of a run folder. Any other name is returned unchanged.
+        The subfolder ``model/`` of a run folder, or its newest intact checkpoint if the run has not
+        written its model yet. Any other name is returned unchanged.
 
     Raises:
-        BadInput: the folder is missing or contains no model, the run has not written its model
-            yet, or @REVISION is malformed.
+        BadInput: the folder is missing or contains no model, or @REVISION is malformed.
     """
     path = Path(name)
-    model_folder = path / MODEL_FOLDER
-    if model_folder.is_dir():
+    model_folder = checkpoint_files.model_folder_of(path)
+    if model_folder is not None:
         check_no_adapter(model_folder, f"{option}{name}")
         return str(model_folder)
     check_no_adapter(path, f"{option}{name}")
-    if path.is_dir() and (path / CHECKPOINTS).is_dir():
-        out = paths.quoted(f"exports/{path.name}")
-        raise BadInput(
-            f"{option}{name}: the run has not written model/ yet, which it does when it ends. To "
-            f"use its newest checkpoint now, run python export_model.py {paths.quoted(name)} "
-            f"--out {out}"
-        )
     has_config = (path / "config.json").is_file()
     if path.is_file() or (path.is_dir() and not has_config):
-        raise BadInput(
-            f"{option}{name}: contains no model. Use a folder with config.json and weights"
-        )
+        raise BadInput(_no_model_message(path, option))
     check_source_exists(name, option)
     return name
+
+
+def _no_model_message(path: Path, option: str) -> str:
+    """Return the message for a file, or a folder that contains no model."""
+    if checkpoint_files.list_checkpoints(path / CHECKPOINTS):
+        return (
+            f"{option}{path}: the run has not written its model yet, and none of its checkpoints "
+            f"is intact. Continue the run until it has saved one"
+        )
+    if (path / CHECKPOINTS).is_dir():
+        return (
+            f"{option}{path}: the run has not saved a checkpoint yet. Use another model, or wait "
+            f"until it has saved one"
+        )
+    message = f"{option}{path}: contains no model. Use a folder with config.json and weights"
+    checkpoints = checkpoint_files.list_checkpoints(path)
+    if checkpoints:
+        message += f", for example {checkpoints[0]}"
+    return message
 
 
 def check_source_exists(name: str, option: str = "--model ") -> None:

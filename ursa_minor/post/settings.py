@@ -30,8 +30,8 @@ class PostTrainingTask:
 
     model: str = field(
         metadata={
-            "help": "Model to improve (required): a run folder, a model folder, or a Hub id (ID or "
-            "ID@REVISION)."
+            "help": "Model to improve (required): a run folder, a checkpoint, a model folder, or a "
+            "Hub id (ID or ID@REVISION)."
         }
     )
     reward: str = field(

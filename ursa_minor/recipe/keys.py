@@ -471,8 +471,8 @@ class Model:
     )
     init_from: str | None = hyperparameter(
         None,
-        "Initialize the model from a GPT-2 or Llama model: a run folder, a model folder, or a Hub "
-        "id (ID or ID@REVISION).",
+        "Initialize the model from a GPT-2 or Llama model: a run folder, a checkpoint, a model "
+        "folder, or a Hub id (ID or ID@REVISION).",
         path="name",
     )
     initializer_range: float = hyperparameter(

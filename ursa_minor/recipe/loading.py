@@ -5,7 +5,6 @@ Nothing here imports torch, so that ``--help`` and errors appear immediately.
 
 import logging
 import math
-import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
@@ -162,16 +161,12 @@ def _apply_init_from(values: dict[str, Any]) -> None:
     """Complete the keys of the model in place.
 
     With init_from, the tokenizer defaults to that of the model, and keys that the model determines
-    default to None. A run folder is replaced by the folder of its model.
+    default to None.
     """
     source = values.get("init_from")
     if not isinstance(source, str):
         values["architecture"] = values.get("architecture") or FIELDS["architecture"].default
         return
-    model_folder = f"{source}/{run_files.MODEL_FOLDER}"
-    if os.path.isdir(model_folder):  # noqa: PTH112  (Path.is_dir raises if a name is too long)
-        source = str(Path(model_folder))
-        values["init_from"] = source
     values.setdefault("tokenizer", source)
     for name in MODEL_KEYS:
         values.setdefault(name, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from ursa_minor.base import files
+from ursa_minor.base import checkpoint_files, files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import MODEL_FOLDER
 from ursa_minor.base.stopping import raise_on_lost_peer
@@ -42,7 +42,7 @@ def check_has_weights(recipe: keys.Recipe, *, downloaded: bool = False) -> None:
     saving = recipe.saving
     if recipe.model.init_from or local_start(saving):
         return
-    if checkpoint.list_checkpoints(saving.checkpoints):
+    if checkpoint_files.list_checkpoints(saving.checkpoints):
         return
     if pull.is_address(saving.resume_from_checkpoint) and not downloaded:
         return

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from ursa_minor.base import cudnn, paths
+from ursa_minor.base import checkpoint_files, cudnn, paths
 from ursa_minor.base.errors import TrainingStopped
 from ursa_minor.base.run_files import (
     CURVES,
@@ -39,7 +39,6 @@ from ursa_minor.base.run_files import (
 )
 from ursa_minor.base.stopping import StopRequest
 from ursa_minor.base.wording import pluralize
-from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.baselines import baselines
@@ -109,7 +108,7 @@ def describe_contents(saving: keys.Saving) -> str:
         if path.is_file() and path.stat().st_size:
             names.append(name)
     text = ", ".join(names)
-    if checkpoint.list_checkpoints(saving.checkpoints):
+    if checkpoint_files.list_checkpoints(saving.checkpoints):
         return f"{text}, and checkpoints/ to resume from"
     return text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from ursa_minor.base import console, files
+from ursa_minor.base import checkpoint_files, console, files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import (
     FINISH,
@@ -60,7 +60,7 @@ def check_run_folder(recipe: keys.Recipe) -> None:
         earlier = keys.hyperparameters(loading.load_recipe(recipe_file))
         loading.check_same_hyperparameters(recipe_file, earlier, recipe)
     starts_anew = saving.resume_from_checkpoint == "none"
-    if starts_anew and checkpoint.list_checkpoints(saving.checkpoints):
+    if starts_anew and checkpoint_files.list_checkpoints(saving.checkpoints):
         raise BadInput(
             f"resume_from_checkpoint = none: {run_dir} contains checkpoints; use another "
             f"{saving.option_of_another_run}"
@@ -84,7 +84,7 @@ def contains_results(saving: keys.Saving) -> bool:
     without them may be used for another run.
     """
     run_dir = saving.run_dir
-    if checkpoint.list_checkpoints(saving.checkpoints):
+    if checkpoint_files.list_checkpoints(saving.checkpoints):
         return True
     pending = run_dir / PENDING
     if pending.is_dir() and any(STEP.fullmatch(path.name) for path in pending.iterdir()):
@@ -127,7 +127,7 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
         return None
     # None if the run was killed between writing model/ and this file.
     finish = read_finish(run_dir)
-    has_checkpoints = bool(checkpoint.list_checkpoints(saving.checkpoints))
+    has_checkpoints = bool(checkpoint_files.list_checkpoints(saving.checkpoints))
     if has_checkpoints and (finish is None or finish.has_checkpoint):
         return None
 

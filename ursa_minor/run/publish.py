@@ -6,10 +6,9 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ursa_minor.base import files, paths, run_files
+from ursa_minor.base import checkpoint_files, files, paths, run_files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
-from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.hub import pull, push
 from ursa_minor.hub.model_card import metadata, model_card
 from ursa_minor.machine.run_info import RunInfo
@@ -39,20 +38,12 @@ class Publisher:
         recipe: the run's recipe.
         repo_id: the repository, or None if the run pushes nothing.
         run_info: information on the run for the model card.
-        described: the contents of the model's files other than its weights, by file name.
     """
 
-    def __init__(
-        self,
-        recipe: keys.Recipe,
-        repo_id: str | None,
-        run_info: RunInfo,
-        described: Mapping[str, str],
-    ):
+    def __init__(self, recipe: keys.Recipe, repo_id: str | None, run_info: RunInfo):
         self._recipe = recipe
         self._repo_id = repo_id
         self._run_info = run_info
-        self._described = described
         self._run_dir = recipe.saving.run_dir
         self._num_submitted = 0
         self._pusher: push.PushQueue | None = None
@@ -63,10 +54,8 @@ class Publisher:
     def saved(self, path: Path) -> None:
         """Push a checkpoint before the end of the run. A background thread calls it."""
         if self._pusher and self._recipe.hub.hub_strategy != "end":
-            step = checkpoint.step_of(path)
-            model_files: dict[str, Path | str] = dict(self._described)
-            model_files["model.safetensors"] = path / checkpoint.MODEL
-            self._submit(step, model_files, weights_step=step)
+            step = checkpoint_files.step_of(path)
+            self._submit(step, path, weights_step=step)
 
     def finished(self, step: int, weights_step: int) -> None:
         """Push ``model/`` at the end of the run.
@@ -76,9 +65,7 @@ class Publisher:
             weights_step: the step of the weights in ``model/``, the best or the last.
         """
         if self._pusher:
-            model_folder = self._run_dir / run_files.MODEL_FOLDER
-            model_files = {path.name: path for path in model_folder.iterdir()}
-            self._submit(step, model_files, weights_step)
+            self._submit(step, self._run_dir / run_files.MODEL_FOLDER, weights_step)
 
     def wait(self, stopped_by: signal.Signals | None, give_up: Callable[[], bool]) -> None:
         """Wait until all pushes are sent. Those that are not sent in time stay in the run folder.
@@ -107,10 +94,15 @@ class Publisher:
         elif self._num_submitted:
             log.info(f"hub      all pushes are in {self._repo_id}")
 
-    def _submit(self, step: int, model_files: Mapping[str, Path | str], weights_step: int) -> None:
+    def _submit(self, step: int, model_folder: Path, weights_step: int) -> None:
         """Store a push in the run folder and send it in the background.
 
         An error is logged, and the run continues.
+
+        Args:
+            step: the step of the push.
+            model_folder: ``model/`` or a checkpoint.
+            weights_step: the step of the weights.
         """
         assert self._pusher and self._repo_id  # only called if the run pushes
         recipe = self._recipe
@@ -129,7 +121,7 @@ class Publisher:
                 title=" ".join(title.split()),
                 keep=recipe.hub.hub_strategy == "all_checkpoints",
             )
-            self._pusher.submit(new_push, card, self._files_of(step, model_files, rows))
+            self._pusher.submit(new_push, card, self._files_of(step, model_folder, rows))
             self._num_submitted += 1
         except Exception as error:  # an error of a push never ends a run
             log.error(
@@ -137,17 +129,19 @@ class Publisher:
             )
 
     def _files_of(
-        self, step: int, model_files: Mapping[str, Path | str], rows: Sequence[Mapping]
+        self, step: int, model_folder: Path, rows: Sequence[Mapping]
     ) -> dict[str, Path | str]:
         """Return the files of a push by name: the path of a file, or its contents.
 
         Args:
             step: the step of the push.
-            model_files: the files of the model. Those with a name that may not be pushed are
-                left out.
+            model_folder: ``model/`` or a checkpoint.
             rows: the rows of metrics.jsonl up to this step.
         """
-        sources = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
+        sources: dict[str, Path | str] = {}
+        for file in model_folder.iterdir():
+            if run_files.MODEL_FILE.fullmatch(file.name):
+                sources[file.name] = file
         sources[run_files.METRICS] = "".join(files.to_json(row) + "\n" for row in rows)
         sources[run_files.RECIPE] = keys.redacted_yaml(self._recipe)
         curves = self._run_dir / run_files.CURVES
@@ -161,9 +155,18 @@ class Publisher:
         }
         folder = folders.get(self._recipe.hub.hub_strategy)
         if folder and path.is_dir():
-            for file in path.iterdir():
-                sources[f"{folder}/{file.name}"] = file
+            for file in _files_of_checkpoint(path):
+                sources[f"{folder}/{file.relative_to(path).as_posix()}"] = file
         return sources
+
+
+def _files_of_checkpoint(path: Path) -> list[Path]:
+    """Return the files of a checkpoint that its manifest lists, and the manifest.
+
+    Files that the user has added to the folder are not pushed.
+    """
+    manifest = files.read_json(path / run_files.MANIFEST)
+    return [path / run_files.MANIFEST, *(path / name for name in manifest["files"])]
 
 
 def _losses_at(step: int, rows: Sequence[Mapping]) -> str:
@@ -191,7 +194,7 @@ def check(recipe: keys.Recipe) -> str | None:
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
     saving = recipe.saving
-    has_checkpoint = bool(checkpoint.list_checkpoints(saving.checkpoints))
+    has_checkpoint = bool(checkpoint_files.list_checkpoints(saving.checkpoints))
     has_model = (saving.run_dir / run_files.MODEL_FOLDER).is_dir()
     continues = has_checkpoint or has_model or pull.is_address(saving.resume_from_checkpoint)
     repo_id, note = push.check(

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from ursa_minor.base import files, stopping
+from ursa_minor.base import checkpoint_files, files, stopping
 from ursa_minor.base.errors import BadInput, space_fix
 from ursa_minor.base.run_files import STATE, step_name
 from ursa_minor.checkpoint import format as checkpoint
@@ -101,7 +101,7 @@ def saved_task_commits(saving: keys.Saving, accelerator: Accelerator) -> dict[st
     """
     commits: list[dict[str, str]] = [{}]
     if accelerator.is_main_process and saving.resume_from_checkpoint != "none":
-        newest = checkpoint.list_checkpoints(saving.checkpoints)[:1]
+        newest = checkpoint_files.list_checkpoints(saving.checkpoints)[:1]
         start = local_start(saving)
         if not newest and start:
             newest = [start]
@@ -128,13 +128,13 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
     # The length of the finished run. If max_hours planned it, the newest checkpoint contains it.
     length = None
     # Find the newest intact checkpoint from before the decay phase.
-    for path in checkpoint.list_checkpoints(saving.checkpoints):
-        if checkpoint.find_problem(path) is not None:
+    for path in checkpoint_files.list_checkpoints(saving.checkpoints):
+        if checkpoint_files.find_problem(path) is not None:
             continue
         if length is None:
             length = planned_length(checkpoint.read_state(path)) or Length.of(schedule)
         decay_start = decay_start_step(schedule, length)
-        if decay_start is not None and checkpoint.step_of(path) <= decay_start:
+        if decay_start is not None and checkpoint_files.step_of(path) <= decay_start:
             break
     else:
         raise BadInput(
@@ -208,6 +208,8 @@ class Checkpoints:
         model: the model of Transformers, unwrapped.
         optimizer: the optimizer, wrapped by Accelerate.
         accelerator: of this process.
+        model_files: the text of the files that make a checkpoint a model that Transformers loads,
+            by file name.
         on_disk: called with the path of each checkpoint except the run's last one, as soon as it is
             written, in the background thread. It must not raise.
         saved_step: step of the last checkpoint that this process has saved or resumed from. Newer
@@ -219,6 +221,7 @@ class Checkpoints:
     model: PreTrainedModel
     optimizer: torch.optim.Optimizer
     accelerator: Accelerator
+    model_files: Mapping[str, str]
     on_disk: Callable[[Path], None]
     saved_step: int = 0
     _writer: ThreadPoolExecutor = field(
@@ -344,7 +347,7 @@ class Checkpoints:
         saving = self.recipe.saving
         weights, moments = checkpoint.gather(self.model, self.optimizer)
         path = saving.checkpoints / step_name(state.step)
-        is_saved = state.step == self.saved_step and checkpoint.find_problem(path) is None
+        is_saved = state.step == self.saved_step and checkpoint_files.find_problem(path) is None
         writes = accelerator.is_main_process or this_process_only
         if is_saved or not writes:
             return
@@ -358,16 +361,16 @@ class Checkpoints:
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
-        tensors = (self._copy(weights), self._copy(moments))
+        contents = checkpoint.Contents(
+            self._copy(weights), self._copy(moments), saved_state, self.model_files
+        )
         keep_steps = [self.keep_step(state)]
         if saving.load_best_model_at_end:
             keep_steps.append(state.best_step)
         is_last = state.has_ended(self.recipe.evaluation.early_stopping_patience)
 
         def write() -> None:
-            checkpoint.write(
-                saving.checkpoints, tensors, saved_state, saving.save_total_limit, keep_steps
-            )
+            checkpoint.write(saving.checkpoints, contents, saving.save_total_limit, keep_steps)
             if not is_last:
                 self.on_disk(path)
 
@@ -412,8 +415,8 @@ class Checkpoints:
         A checkpoint that is kept only because it has the lowest loss does not count.
         """
         steps = [
-            checkpoint.step_of(path)
-            for path in checkpoint.list_checkpoints(self.recipe.saving.checkpoints)
+            checkpoint_files.step_of(path)
+            for path in checkpoint_files.list_checkpoints(self.recipe.saving.checkpoints)
         ]
         limit = self.recipe.saving.save_total_limit or len(steps)
         newest = steps[:limit]
@@ -435,7 +438,7 @@ class Checkpoints:
         path = self.recipe.saving.checkpoints / step_name(state.best_step)
         problem: list[str | None] = [None]
         if self.accelerator.is_main_process:
-            problem = [checkpoint.find_problem(path)]
+            problem = [checkpoint_files.find_problem(path)]
         broadcast_object_list(problem)
         if problem[0]:
             log.error(

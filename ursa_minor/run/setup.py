@@ -102,10 +102,12 @@ def open_run(
     module, optimizer = prepare(loss, optimizer, accelerator)
 
     run_info = run_info_of(recipe, model, tokenizer, accelerator)
-    described = stock_export.describe(model.config, tokenizer) if repo_id else {}
-    publish = Publisher(recipe, repo_id, run_info, described)
+    publish = Publisher(recipe, repo_id, run_info)
 
-    checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
+    model_files = stock_export.describe(model, tokenizer)
+    checkpoints = Checkpoints(
+        recipe, corpus, model, optimizer, accelerator, model_files, publish.saved
+    )
     state, notes = checkpoints.resume()
     plan = fit_micro_batch(
         recipe,

@@ -343,15 +343,37 @@ def assert_same_ids(tokenizer, encoder, texts):
         assert ids.tolist() == expected_ids.tolist()
 
 
+@functools.cache
+def gpt2_encoder():
+    """Return the fastest encoder of GPT-2's tokenizer."""
+    return tokenization.make_encoder(gpt2_tokenizer())
+
+
 def test_fastokens_ids_of_gpt2_are_equal(small_sample):
     tokenizer = gpt2_tokenizer()
     assert len(tokenizer) == 50257
 
-    encoder = tokenization.make_encoder(tokenizer)
+    encoder = gpt2_encoder()
 
     assert encoder.fast
     assert encoder(["Hello world"])[0].tolist() == [15496, 995]  # as GPT-2's encoder.py
     assert_same_ids(tokenizer, encoder, [*TEXTS.values(), *tokenization.HARD_TEXTS])
+
+
+def test_gpt2_ids_equal_vectors_of_llama_cpp(small_sample):
+    """llama.cpp publishes texts and their GPT-2 ids for its tests."""
+    path = Path(__file__).parent / "gpt2_ids.json"
+    vectors = json.loads(path.read_text("utf-8"))["vectors"]
+    texts = [vector["text"] for vector in vectors]
+    encoder = gpt2_encoder()
+
+    ids = [array.tolist() for array in encoder(texts)]
+    encoded_by_tokenizers = encoder.encode_with_tokenizers(texts).of_each_text()
+    ids_of_tokenizers = [array.tolist() for array in encoded_by_tokenizers]
+
+    assert len(vectors) == 46
+    assert ids == [vector["ids"] for vector in vectors]
+    assert ids_of_tokenizers == ids
 
 
 SPLITS = {

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from ursa_minor.base import files
+from ursa_minor.base import checkpoint_files, files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources.dataset_id import check_dataset_id
 from ursa_minor.data.sources.files import find_files, no_such_file, reader_of, resolved_name
@@ -121,8 +121,10 @@ def find_source(config: DataSource) -> FoundSource:
 
 def _tokenizer_contents(name: str) -> list[list[str]] | None:
     """Return the names and hashes of a tokenizer's files, or None if it is not a local folder."""
-    folder = Path(name)
-    if name in keys.TRAINED_TOKENIZERS or not folder.is_dir():
+    if name in keys.TRAINED_TOKENIZERS:
+        return None
+    folder = checkpoint_files.model_folder_of(Path(name)) or Path(name)
+    if not folder.is_dir():
         return None
     return [
         [path.name, files.sha256(path)]

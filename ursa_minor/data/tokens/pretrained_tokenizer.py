@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ursa_minor.base import files, model_id
+from ursa_minor.base import checkpoint_files, files, model_id
 from ursa_minor.base.errors import BadInput, first_line
 from ursa_minor.data.tokens import definition as definitions
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -50,7 +50,8 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     Its encoding is deterministic: dropout, truncation and padding are off.
 
     Args:
-        name: a folder, or an id of the Hub, which may end in @REVISION.
+        name: a folder, or an id of the Hub, which may end in @REVISION. A run folder means the
+            tokenizer of its model.
         of_model: whether it is the tokenizer of --model. Otherwise a recipe names it.
 
     Raises:
@@ -59,7 +60,8 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     """
     option = "--model " if of_model else "tokenizer = "
     label = f"{option}{name}"
-    location, revision = model_id.parse(name, option)
+    model_folder = checkpoint_files.model_folder_of(Path(name))
+    location, revision = model_id.parse(str(model_folder or name), option)
     at_revision = {"revision": revision} if revision else {}
     tokenizer = _load_with_transformers(label, location, at_revision, of_model)
     file = _find_file(location, TOKENIZER_FILE, at_revision)

@@ -1,0 +1,114 @@
+"""List and verify checkpoints, and find the model of a run. This does not need torch.
+
+A checkpoint is a folder such as ``step-00001000``. ``checkpoint/format.py`` describes its files.
+"""
+
+import functools
+import logging
+import os
+from pathlib import Path
+
+from ursa_minor.base import files
+from ursa_minor.base.run_files import (
+    CHECKPOINTS,
+    MANIFEST,
+    MODEL_FOLDER,
+    RECIPE,
+    RESUME_FILES,
+    STATE,
+    STEP,
+    step_name,
+)
+
+log = logging.getLogger(__name__)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the paths with the name of a checkpoint, newest first. They are not verified."""
+    if not folder.is_dir():
+        return []
+    paths = [path for path in folder.iterdir() if STEP.fullmatch(path.name)]
+    return sorted(paths, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Return the step in the name of a checkpoint."""
+    return int(path.name.removeprefix("step-"))
+
+
+def find_problem(path: Path) -> str | None:
+    """Return the problem of a checkpoint, or None if a run can be resumed from it.
+
+    The files that a resumed run reads (``RESUME_FILES``) are compared with the manifest. The other
+    files, such as config.json, may be edited. The problem starts with the name of the file.
+    """
+    name = MANIFEST  # the file that is being read
+    try:
+        manifest = files.read_json(path / MANIFEST)
+        step = manifest["step"]
+        if type(step) is not int or path.name != step_name(step):
+            return f"{MANIFEST} is of step {step!r:.40}"
+        missing_rows = [file for file in RESUME_FILES if file not in manifest["files"]]
+        if missing_rows:
+            return f"{MANIFEST} does not list {missing_rows[0]}"
+        for name in RESUME_FILES:
+            problem = files.find_problem(path / name, manifest["files"][name])
+            if problem:
+                return f"{name} {problem}"
+        state_step = files.read_json(path / STATE)["step"]
+        if state_step != step:
+            return f"{STATE} is of step {state_step!r:.40}, {MANIFEST} of step {step}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{name} cannot be read ({_reason(error)})"
+    return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error!s:.60}"
+
+
+def run_folder_of(path: Path) -> Path | None:
+    """Return the run folder of a path, or None if it belongs to no run.
+
+    Args:
+        path: a run folder, its ``model/`` or one of its checkpoints.
+    """
+    path = path.resolve()
+    candidates = [path]
+    if path.name == MODEL_FOLDER:
+        candidates.append(path.parent)
+    if STEP.fullmatch(path.name) and path.parent.name == CHECKPOINTS:
+        candidates.append(path.parent.parent)
+    for folder in candidates:
+        if (folder / RECIPE).is_file():
+            return folder
+    return None
+
+
+def model_folder_of(run_dir: Path) -> Path | None:
+    """Return the folder of a run's model: ``model/``, or else the newest intact checkpoint.
+
+    Returns None if the run has saved neither, and for other paths, such as the folder of a model.
+    """
+    if any((run_dir / name).exists() for name in ("config.json", "tokenizer.json")):
+        return None
+    model_folder = run_dir / MODEL_FOLDER
+    if model_folder.is_dir():
+        return model_folder
+    name = _newest_intact(run_dir.absolute() / CHECKPOINTS)
+    return run_dir / CHECKPOINTS / name if name else None
+
+
+# The result is cached, so that a process uses the same checkpoint each time, even if the run saves
+# another one in the meantime.
+@functools.cache
+def _newest_intact(checkpoints: Path) -> str | None:
+    """Return the name of the newest intact checkpoint and log it, or return None."""
+    for path in list_checkpoints(checkpoints):
+        if find_problem(path) is None:
+            run_dir = os.path.relpath(checkpoints.parent)
+            log.info(f"{run_dir} has no {MODEL_FOLDER}/ yet; using {CHECKPOINTS}/{path.name}")
+            return path.name
+    return None
