@@ -50,6 +50,7 @@ TOKENIZER_TRAINING_KEYS = (
     "data_files",
     "dataset_name",
     "dataset_config_name",
+    "dataset_split",
     "sources",
 )
 # Recipe keys that decide which tokens a validation loss is computed on.
@@ -59,6 +60,7 @@ VALIDATION_KEYS = (
     "validation_fraction",
     "validation_files",
     "document_separator",
+    "validation_split",
 )
 
 LOSS_LABELS = {

@@ -31,7 +31,7 @@ import prepare_data
 import ursa_minor.data.sources.tables  # noqa: F401  (once, before the forks)
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.preparation import measure, overlap, shard_folder
+from ursa_minor.data.preparation import measure, overlap, progress, shard_folder
 from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import pretrained_tokenizer, shards
@@ -514,7 +514,9 @@ def test_special_characters_are_kept(workspace, bpe, monkeypatch):
 
     assert read_documents(folder, "validation") == {0: [validation]}
     assert read_documents(folder, "train") == {0: [*unchanged, "half \ufffd", "\ufffd\ufffd"]}
+    contents = ["empty values", "white space", "null"]
     expected = {"documents": 7, "without_text": 3, "surrogates_replaced": 2}
+    expected |= {f"without_text: {name}": 1 for name in contents}
     assert read_counts(folder) == expected
 
 
@@ -739,6 +741,26 @@ def test_source_without_text_is_rejected(workspace, tokenizer):
 
     assert error.count("error: ") == 1
     assert "column text_column = text has 0 tokens" in error
+
+
+def test_rows_without_text_are_described_at_every_start(workspace, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(progress.log, "warning", warnings.append)
+    rows = [
+        {"content" if number % 4 == 3 else "text": f"{number} {TEXT[:500]}"} for number in range(40)
+    ]
+    Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    flags = ("--data_files", "a.jsonl", "--validation_tokens", "300")
+
+    run_prepare(*flags)
+    run_prepare(*flags)
+    estimate = run_prepare(*flags, "--dry_run")
+
+    first_warning, second_warning = warnings
+    assert "25.0% of the rows (10 of 40)" in first_warning
+    assert "other fields: content (10)" in first_warning
+    assert second_warning == first_warning
+    assert "25.0% of the rows" in estimate
 
 
 # ---- --dry_run and --verify

@@ -63,9 +63,11 @@ ARCHITECTURE_KEYS: dict[str, tuple[str, ...]] = {
 # Each optimizer (defined in optim/optimizers.py), and whether its state (ZeRO-1) and the weights
 # (FSDP2) may be sharded.
 OPTIMIZER_CAN_SHARD = {"adamw": True, "adamw_8bit": False, "muon": True}
-BLANK_LINE = "blank_line"  # the document_separator that stands for lines without text
 # A data_dir on the Hub. Groups: id, revision (with %2F for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
+DEFAULT_SPLIT = "train"  # of a data set of the Hub
+SPLIT_NAME = re.compile(r"\w+(\.\w+)*")  # as in datasets
+BLANK_LINE = "blank_line"  # the document_separator that stands for lines without text
 
 
 def _read_multiblimp() -> dict[str, int]:
@@ -101,10 +103,12 @@ SOURCE_NAMES = (
     "dataset_name",
     "dataset_config_name",
     "dataset_revision",
+    "validation_split",
     "validation_files",
 )
 # Keys of a source in a mixture that default to the value of the recipe.
 SOURCE_RULES: tuple[str, ...] = (
+    "dataset_split",
     "data_format",
     "text_column",
     "token_column",
@@ -121,6 +125,8 @@ SOURCE_KEYS: tuple[str, ...] = (
     *SOURCE_CHOICES,
     "dataset_config_name",
     "dataset_revision",
+    "dataset_split",
+    "validation_split",
     "validation_files",
     "data_format",
     "text_column",
@@ -209,6 +215,7 @@ NEEDS_PREPARATION = SourceIs((*TOKENIZED.kinds, SourceKind.TOKEN_FILES))
 BPE = (KeyIs("tokenizer", ("bpe",)), TOKENIZED)
 TEXT_FILES = (SourceIs((SourceKind.TEXT,)),)
 NO_VALIDATION_FILES = KeyIs("validation_files", (None,))
+NO_VALIDATION_SPLIT = KeyIs("validation_split", (None,))
 VALIDATED = (KeyIsSet("eval_steps", "250"),)
 VALIDATED_OR_EVAL_ONLY = (AnyOf((*VALIDATED, ModeIs("eval_only"))),)
 SCORED = (AnyOf((KeyIsSet("task_steps", "250"), ModeIs("eval_only"))),)
@@ -249,6 +256,18 @@ class Data:
     dataset_revision: str | None = data_key(
         None,
         "Branch, tag or commit of the Hub data set. A run keeps the commit that it started with.",
+        effect=HUB_DATASET,
+    )
+    dataset_split: str = data_key(
+        DEFAULT_SPLIT,
+        "Split of the Hub data set to train on. Slices such as train[:10%] are not supported; "
+        "limit_tokens limits the amount of text.",
+        effect=HUB_DATASET,
+    )
+    validation_split: str | None = data_key(
+        None,
+        "Split of the Hub data set to validate on, for example validation. Without it, the first "
+        "documents of dataset_split are used for validation.",
         effect=HUB_DATASET,
     )
     text_column: str = data_key(
@@ -301,7 +320,7 @@ class Data:
         "Number of tokens that are used for validation (Hub data sets and tables only). They are "
         "taken from the first documents.",
         (1, 2**40),
-        effect=(TABULAR, NO_VALIDATION_FILES),
+        effect=(TABULAR, NO_VALIDATION_FILES, NO_VALIDATION_SPLIT),
     )
     data_dir: str | None = data_key(
         None,

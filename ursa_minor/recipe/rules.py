@@ -69,7 +69,24 @@ def key_problem(name: str, value: Any) -> str | None:
             "must contain a line break or a character that is not white space. Use blank_line "
             "for documents between blank lines, or null if each file is one document"
         )
+    if name in ("dataset_split", "validation_split") and not keys.SPLIT_NAME.fullmatch(value):
+        return _split_rule(value)
     return None
+
+
+def _split_rule(split: str) -> str:
+    """Return the rule for the name of a split. The value is a slice, a sum or another text."""
+    rule = "must be the name of one split, such as train or validation"
+    if "[" in split:
+        name = split.partition("[")[0] or keys.DEFAULT_SPLIT
+        return (
+            f"{rule}. A slice would depend on the number of rows, which is not known while a data "
+            f"set is streamed. Use {name}, and limit the training text with --limit_tokens N and "
+            f"the validation text with --validation_tokens N"
+        )
+    if "+" in split:
+        return f"{rule}. To read several splits, list each as a source of a mixture (sources)"
+    return rule
 
 
 def _type_rule(name: str, value: Any) -> str:
@@ -206,6 +223,21 @@ def _data_problems(recipe: SimpleNamespace) -> Iterator[str]:
         yield (
             "stream_keep = consumed: shards are deleted after use, but data_dir contains your own. "
             "Use --stream_keep all"
+        )
+    yield from _split_problems(recipe.dataset_split, recipe.validation_split)
+    for number, source in enumerate(sources, 1):
+        train_split = source.get("dataset_split", recipe.dataset_split)
+        for problem in _split_problems(train_split, source.get("validation_split")):
+            yield f"sources, number {number}: {problem}"
+
+
+def _split_problems(train_split: str, validation_split: str | None) -> Iterator[str]:
+    """Yield the error of a source that would be validated on the split that it is trained on."""
+    if validation_split == train_split:
+        yield (
+            f"validation_split = {validation_split}: is also dataset_split, so the model would be "
+            f"trained on its validation text. Leave validation_split out to hold out the first "
+            f"documents of {train_split}"
         )
 
 

@@ -22,6 +22,8 @@ TABLE_FORMATS = {
     ".ndjson": "json",
     ".csv": "csv",
     ".arrow": "arrow",
+    ".feather": "arrow",  # as pandas and Polars write it
+    ".ipc": "arrow",
 }
 AUTO = "auto"  # the value of data_format for which the names of the files decide
 # The other values of data_format, and the format of each. None is text.
@@ -32,6 +34,7 @@ DATA_FORMATS: dict[str, str | None] = {
     "parquet": "parquet",
     "arrow": "arrow",
 }
+SAVED_STATE = "state.json"  # in a folder of Dataset.save_to_disk: the list of its Arrow files
 # These formats need random access, so their files cannot be compressed (no .parquet.gz).
 UNCOMPRESSED_FORMATS = {"parquet", "arrow"}
 
@@ -74,7 +77,7 @@ def table_format(name: str, data_format: str | None = AUTO) -> str | None:
 
 
 def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
-    """Return the kind of the one data source that the keys name, or None if they name none.
+    """Return the kind of the one data source that the keys name, or None if it is not known.
 
     The kind of a glob is that of its first match, because all files of a source have the same kind.
     """
@@ -83,6 +86,8 @@ def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
         return SourceKind.TOKEN_FILES if is_remote else SourceKind.SHARDS
     if values.get("data_files"):
         name = _first_match(str(values["data_files"][0]))
+        if os.path.isdir(name):  # noqa: PTH112
+            return None  # it is rejected when the files are found
         is_table = table_format(name, values.get("data_format"))
         return SourceKind.TABLES if is_table else SourceKind.TEXT
     if values.get("dataset_name") == STDLIB:
@@ -93,6 +98,13 @@ def source_kind(values: Mapping[str, Any]) -> SourceKind | None:
 
 
 def _first_match(pattern: str) -> str:
-    if pattern.startswith(URL_SCHEMES) or not has_magic(pattern) or os.path.lexists(pattern):
+    """Return the first file that a pattern matches, or the pattern itself."""
+    if pattern.startswith(URL_SCHEMES):
         return pattern
-    return next(iglob(pattern, recursive=True), pattern)
+    saved_state = os.path.join(pattern, SAVED_STATE)  # noqa: PTH118
+    if os.path.isfile(saved_state):  # noqa: PTH113
+        return saved_state
+    if not has_magic(pattern) or os.path.lexists(pattern):
+        return pattern
+    names = iglob(pattern, recursive=True)
+    return next((name for name in names if os.path.isfile(name)), pattern)  # noqa: PTH113

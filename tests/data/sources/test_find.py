@@ -1,6 +1,7 @@
 """Test how the text of a recipe is found, identified, split and downloaded."""
 
 import functools
+import logging
 import os
 import random
 import re
@@ -17,6 +18,7 @@ from ursa_minor.base import retry
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.sources import remote, stdlib
+from ursa_minor.data.sources.columns import NoText
 from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.recipe import keys
 
@@ -415,7 +417,7 @@ def test_invalid_utf8_is_rejected_with_offset(tmp_path, invalid, rest, block_byt
     assert path in message
     assert f"byte 0x{invalid[0]:02x} at offset {len(valid)}" in message
     if invalid == b"\0":
-        assert "Leave out this file" in message
+        assert f"tr -d '\\000' < {path} > new.txt" in message
     else:
         repaired = (valid + invalid + rest).decode(errors="ignore")
         assert run_suggestion(message, tmp_path).decode() == repaired
@@ -471,6 +473,30 @@ def test_document_is_rejected_with_converter(tmp_path):
 
     assert path in message
     assert "pandoc -f epub " in message
+
+
+def test_empty_files_and_folders_are_skipped(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "ursa_minor")
+    write_file(tmp_path, "pkg/__init__.py", "")
+    write_file(tmp_path, "pkg/sub/__init__.py", "")
+    file = write_file(tmp_path, "pkg/sub/a.py", "text")
+
+    assert find_sources.find_files("data_files", [f"{tmp_path}/pkg/**"]) == [file]
+
+    (message,) = caplog.messages
+    assert "2 empty files and 2 folders" in message
+
+
+def test_all_unreadable_files_are_listed(tmp_path):
+    for number in range(5):
+        write_file(tmp_path, f"{number}.txt", b"\xff" if number % 2 else b"some text")
+
+    with pytest.raises(BadInput) as caught:
+        read_rows(find(data_files=[f"{tmp_path}/*.txt"]), "train")
+
+    first, second = caught.value.lines
+    assert "1.txt" in first
+    assert "3.txt" in second
 
 
 @pytest.mark.parametrize(
@@ -689,6 +715,8 @@ def test_folder_of_dataset_depends_on_its_name(offline):
             {"dataset_name": "other/na me"},
             {"dataset_config_name": None},
             {"dataset_revision": "s"},
+            {"dataset_split": "test"},
+            {"validation_split": "validation"},
             {"text_column": "c"},
             {"validation_tokens": 7},
         ],
@@ -877,8 +905,8 @@ def test_each_stdlib_file_is_a_document(library):
 
     assert all(is_first_piece for _, is_first_piece in rows)
     texts = [text for text, _ in rows]
-    assert texts.count(None) == 1
-    texts.remove(None)
+    (row_without_text,) = [text for text in texts if isinstance(text, NoText)]
+    texts.remove(row_without_text)
     assert sorted(texts) == sorted(f"x = {number}\r\n" for number in range(40))
     assert 0 < len(test_rows) < 40
     for text, _ in test_rows:
@@ -940,6 +968,15 @@ def test_unexpected_html_is_rejected_without_secret(server):
     assert "page?redacted" in message
     assert "login page" in message
     assert "SECRET" not in message
+
+
+def test_page_of_hub_is_rejected_with_file_url(server):
+    server.problems.insert(0, ["/blob/", "<!DOCTYPE html><html>A file</html>", ALWAYS])
+    host = server.url.removesuffix("/files")
+
+    message = rejection(data_files=[f"{host}/datasets/me/corpus/blob/main/a.txt"])
+
+    assert message.endswith(f": {host}/datasets/me/corpus/resolve/main/a.txt")
 
 
 def test_download_with_long_name_is_kept(server):

@@ -35,6 +35,7 @@ from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data.preparation import prepare
 from ursa_minor.data.sources import remote
 from ursa_minor.data.sources import tables as hub_tables
+from ursa_minor.data.sources.columns import NoText
 from ursa_minor.data.sources.find import FoundSource
 from ursa_minor.data.tokens.manifest import is_complete
 from ursa_minor.hub import client
@@ -134,8 +135,9 @@ def open_reader(path, column="text"):
 
 
 def read_texts(path, row=0, column="text"):
-    """Return the texts of a file from a row on."""
-    return [text for text, _ in open_reader(path, column)(row)]
+    """Return the texts of a file from a row on, and None for each row without text."""
+    rows = [text for text, _ in open_reader(path, column)(row)]
+    return [None if isinstance(text, NoText) else text for text in rows]
 
 
 def problem(kind, *, after=0, times=1, pattern="."):
@@ -462,6 +464,34 @@ def test_column_without_text_is_rejected(
     assert not waits
 
 
+def test_missing_columns_are_found_before_reading(tmp_path):
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "0.parquet")
+    for number in (1, 2):
+        pq.write_table(pa.table({"content": ["a"]}), tmp_path / f"{number}.parquet")
+    source = table_source({"train": sorted(tmp_path.glob("*.parquet"))})
+
+    with pytest.raises(BadInput) as caught:
+        hub_tables.open_tables(source, None, {})
+
+    first, second = caught.value.lines
+    assert "1.parquet has no column 'text'" in first
+    assert "2.parquet has no column 'text'" in second
+
+
+def test_zstandard_file_with_large_window_is_read(tmp_path):
+    zstd = pytest.importorskip("backports.zstd")
+    path = tmp_path / "a.jsonl.zst"
+    options = {
+        zstd.CompressionParameter.window_log: 30,
+        zstd.CompressionParameter.enable_long_distance_matching: 1,
+    }
+    compressor = zstd.ZstdCompressor(options=options)
+    lines = json_lines([{"text": row} for row in ROWS])
+    path.write_bytes(compressor.compress(lines) + compressor.flush())
+
+    assert read_texts(path) == ROWS
+
+
 def test_zstandard_without_package_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setitem(fsspec.compression.compr, "zstd", lambda file, mode: file)
     path = tmp_path / "a.jsonl.zst"
@@ -714,7 +744,7 @@ SECOND_FILE = "GET .*train-00001"
 
 def write_hub_files(folder):
     """Write data sets of Parquet, JSON lines, CSV with an unsupported option, and text."""
-    for name in ("corpus/sample", "lines", "tabs", "plain"):
+    for name in ("corpus/sample", "lines", "tabs", "plain", "configs/a", "script", "baby", "split"):
         (folder / name).mkdir(parents=True)
     half = NUM_ROWS // 2
     write_parquet(folder / "corpus/sample/train-00000-of-00002.parquet", ROWS[:half])
@@ -733,6 +763,15 @@ def write_hub_files(folder):
     (folder / "tabs/a.csv").write_text("id\ttext\n0\ta\n")
     (folder / "tabs/README.md").write_text('---\nconfigs:\n- config_name: a\n  sep: "\\t"\n---\n')
     (folder / "plain/a.txt").write_text("words")
+    (folder / "configs/README.md").write_text(
+        "---\nconfigs:\n- config_name: tam\n  data_files: a/*\n"
+        "- config_name: hin\n  data_files: a/*\n---\n"
+    )
+    write_parquet(folder / "configs/a/a.parquet", ROWS)
+    (folder / "script/script.py").write_text("a = 1")
+    (folder / "baby/a.train").write_text("words")
+    write_parquet(folder / "split/train.parquet", ROWS)
+    write_parquet(folder / "split/test.parquet", ROWS[:9])
 
 
 @pytest.fixture(scope="module")
@@ -760,6 +799,7 @@ class HubRequest:
     name: str = "me/corpus"
     config: str | None = "sample"
     column: str = "text"
+    validation_split: str | None = None
     pinned: str | None = None  # commit
     files: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
@@ -777,6 +817,7 @@ class HubResult:
         commit: commit of the data set.
         versions: commits of the repositories of files.
         parts: names of the files.
+        validation_parts: names of the files of the validation split.
     """
 
     has_all_rows: bool = False
@@ -786,6 +827,7 @@ class HubResult:
     commit: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
+    validation_parts: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -864,12 +906,17 @@ class HubClient:
         result.versions = request.versions
         files = {"train": request.files} if request.files else {}
         source = table_source(
-            files, request.column, dataset_name=request.name, dataset_config_name=request.config
+            files,
+            request.column,
+            dataset_name=request.name,
+            dataset_config_name=request.config,
+            validation_split=request.validation_split,
         )
         texts = []
         try:
             result.commit, splits = hub_tables.open_tables(source, request.pinned, result.versions)
             result.parts = [name for name, _ in splits["train"]]
+            result.validation_parts = [name for name, _ in splits.get("validation", [])]
             for _, read in splits["train"]:
                 texts += [text for text, _ in read(0)]
         except (BadInput, TrainingStopped) as error:
@@ -950,8 +997,12 @@ def test_hub_problems_are_retried(hub):
         ({"name": "me/nothing"}, "me/nothing: HTTP status 404"),
         ({"config": "samples"}, "'samples' not found. Available: .*'sample'"),
         ({"name": "me/tabs", "config": None}, "me/tabs: .* not Parquet.*refs/convert/parquet"),
-        ({"name": "me/plain", "config": None}, "me/plain: .* not Parquet.*refs/convert/parquet"),
+        ({"name": "me/plain", "config": None}, "me/plain: .*--data_files .*/resolve/main/a.txt"),
         ({"column": "txt"}, "has no column 'txt'.*: id "),
+        ({"name": "me/configs", "config": None}, "Available: .*--dataset_config_name (hin|tam)"),
+        ({"name": "me/script", "config": None}, "script.*refs/convert/parquet"),
+        ({"name": "me/baby", "config": None}, "--data_files .*/me/baby/resolve/main/a.train"),
+        ({"validation_split": "test"}, "no split named test"),
     ],
 )
 def test_missing_part_of_hub_is_rejected(hub, request_settings, message):
@@ -959,6 +1010,13 @@ def test_missing_part_of_hub_is_rejected(hub, request_settings, message):
 
     assert re.match(f"BadInput: .*{message}", result.error)
     assert sum(result.waits) <= 1
+
+
+def test_named_split_is_read_for_validation(hub):
+    result = hub.read(name="me/split", config=None, validation_split="test")
+
+    assert result.has_all_rows
+    assert [Path(name).name for name in result.validation_parts] == ["test.parquet"]
 
 
 def test_hub_file_without_permission_is_rejected(hub):

@@ -22,6 +22,7 @@ from ursa_minor.data.sources.find import FoundSource, find_source
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import pretrained_tokenizer, shards
 from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.document_counts import describe_missing_text
 from ursa_minor.data.tokens.manifest import Manifest
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
@@ -342,6 +343,9 @@ class Corpus:
             manifest: current manifest of the source's folder.
             tokens_read: number of the source's tokens that the run reads.
         """
+        missing_text = describe_missing_text((manifest.counts or {}).values())
+        if missing_text:
+            yield f"note     {source.folder}: {missing_text}"
         dropped = source.train.dropped_tokens
         if dropped > 0.01 * source.train.num_tokens:
             yield (

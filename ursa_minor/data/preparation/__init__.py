@@ -10,5 +10,6 @@
 - ``repair``: write missing or changed shards again
 - ``download``: fetch token files from the Hub
 - ``progress``: report progress; how far ahead of training to prepare
+- ``offline``: check that access to the Hub is not switched off
 - ``measure``: ``--dry_run`` and ``--verify``
 """

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from ursa_minor.data.sources.columns import NoText
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.tokens.encoder import replace_surrogates
 from ursa_minor.recipe.source_kind import URL_SCHEMES
@@ -16,7 +17,7 @@ def read_texts(parts: list[Part]) -> Iterator[str]:
     """Yield the text of each row, which is empty for a row without text."""
     for _, read_rows in parts:
         for text, _ in read_rows(0):
-            yield text or ""
+            yield "" if isinstance(text, NoText) else text
 
 
 def first_texts(parts: list[Part]) -> Iterator[str]:
@@ -106,4 +107,4 @@ def _text_rows(parts: list[Part]) -> Iterator[tuple[str, bool]]:
     """Yield the text of each row, and whether it begins a document."""
     for _, read_rows in parts:
         for text, begins_document in read_rows(0):
-            yield text or "", begins_document
+            yield "" if isinstance(text, NoText) else text, begins_document

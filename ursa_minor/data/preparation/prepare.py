@@ -21,10 +21,10 @@ from ursa_minor.data.preparation.bpe_sample import bpe_sample, read_texts
 from ursa_minor.data.preparation.overlap import ValidationOverlap
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
 from ursa_minor.data.preparation.text_notes import log_notes
-from ursa_minor.data.sources.columns import MASK_COLUMN
+from ursa_minor.data.sources.columns import MASK_COLUMN, NoText
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.sources.remote import name_in_manifest
-from ursa_minor.data.tokens import normalizers, pretrained_tokenizer
+from ursa_minor.data.tokens import document_counts, normalizers, pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, replace_surrogates
 from ursa_minor.data.tokens.manifest import (
@@ -256,7 +256,7 @@ def inspect_token_rows(
             break
         rows = [ids for ids, _ in islice(read_rows(0), num_missing)]
         num_missing -= len(rows)
-        files_of_rows.append([ids for ids in rows if ids is not None])
+        files_of_rows.append([ids for ids in rows if not isinstance(ids, NoText)])
     sample = list(chain.from_iterable(files_of_rows))
     column = f"token_column = {source.config.token_column}"
     padding = unknown_padding(sample, tokenizer)
@@ -336,25 +336,42 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
             if written.shard:
                 split_shards.append(written.shard)
             if written.document:
-                _add_counts(tally, written.document.counts)
+                document_counts.add(tally, written.document.counts)
                 if overlap and split == "validation":
                     overlap.add_validation_document(written.document)
             if is_taken_from_train:
                 train_start = written.next_position
         counts[split] = tally
-        num_tokens = count_tokens(split_shards)
-        if num_tokens < limit:
-            key = "token_column" if config.token_column else "text_column"
-            fix = f"--validation_tokens {max(1, num_tokens // 10)}"
-            if num_tokens == 0:
-                fix = f"a column that contains text, with --{key}"
-            elif config.data_files:
-                fix += ", or --validation_files FILE"
-            raise BadInput(
-                f"{opened.source.name}: the column {key} = {getattr(config, key)} has {num_tokens} "
-                f"tokens in total, fewer than validation_tokens = {limit}. Use {fix}"
-            )
+        if count_tokens(split_shards) < limit:
+            raise _too_small(opened.source, count_tokens(split_shards), tally)
     return HeldOutSplits(splits, counts, train_start, overlap)
+
+
+def _too_small(source: FoundSource, num_tokens: int, counts: dict[str, int]) -> BadInput:
+    """Return the error for a source with fewer tokens than ``validation_tokens``.
+
+    Args:
+        num_tokens: number of its tokens.
+        counts: its document statistics.
+    """
+    config = source.config
+    key = "token_column" if config.token_column else "text_column"
+    column = f"{source.name}: the column {key} = {getattr(config, key)}"
+    contents = document_counts.describe_contents(counts)
+    if num_tokens == 0 and contents:
+        return BadInput(
+            f"{column} has 0 tokens in total, because no row has text. The rows contain: "
+            f"{contents}. Use another column: --{key} NAME"
+        )
+    fix = f"--validation_tokens {max(1, num_tokens // 10)}"
+    if num_tokens == 0:
+        fix = f"a column that contains text, with --{key}"
+    elif config.data_files:
+        fix += ", or --validation_files FILE"
+    return BadInput(
+        f"{column} has {num_tokens} tokens in total, fewer than validation_tokens = "
+        f"{config.validation_tokens}. Use {fix}"
+    )
 
 
 def write_train_split(
@@ -380,7 +397,7 @@ def write_train_split(
     progress = Progress(train_shards, num_documents, expected_bytes, limit)
     for written in opened.write("train", manifest.cursor, train_shards, limit, source.folder):
         if written.document:
-            _add_counts(tally, written.document.counts)
+            document_counts.add(tally, written.document.counts)
             progress.count(written.document)
             if overlap:
                 overlap.add_train_document(written.document)
@@ -397,12 +414,6 @@ def write_train_split(
         write_manifest(source.folder, manifest)
         if target:  # the trainer may be far behind, and only a few shards are kept
             target.wait(train_shards)
-
-
-def _add_counts(tally: dict[str, int], counts: dict[str, int]) -> None:
-    """Add the statistics of a document. Counter.update is slower by microseconds."""
-    for name, number in counts.items():
-        tally[name] = tally.get(name, 0) + number
 
 
 def cursor_at(position: Position, parts: list[Part]) -> Cursor:

@@ -4,6 +4,9 @@ The data section of a recipe goes in. Documents in a fixed order come out, each 
 
 - ``find``: which source a recipe names, its identity, its splits
 - ``files``: paths, glob patterns and URLs -> files
+- ``table_folders``: folders of tables that other programs write
+- ``dataset_id``: check the id of a data set of the Hub
+- ``hub_dataset``: data set of the Hub -> the files of its splits
 - ``stdlib``: Python's standard library as text
 - ``remote``: open, download and decompress files
 - ``separated_text``: split text files into documents at a separator

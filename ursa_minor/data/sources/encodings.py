@@ -158,6 +158,9 @@ FILE_TYPES = (
     _compressed(b"\xfd7zXZ\x00", "compressed with xz", "xz -dc"),
     _compressed(b"\x28\xb5\x2f\xfd", "compressed with Zstandard", "zstd -dc"),
     FileType(b"ARROW1", "an Arrow table", "Rename it to *.arrow, or use --data_format arrow"),
+    FileType(
+        b"\xff\xff\xff\xff", "an Arrow table", "Rename it to *.arrow, or use --data_format arrow"
+    ),
     FileType(b"PAR1", "a Parquet table", "Rename it to *.parquet, or use --data_format parquet"),
 )
 

@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from glob import has_magic
 from itertools import islice
 from pathlib import Path
@@ -27,6 +26,7 @@ from urllib.parse import unquote
 from ursa_minor.base import checkpoint_files, files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources import separated_text, text_checks
+from ursa_minor.data.sources.dataset_id import check_dataset_id
 from ursa_minor.data.sources.files import find_files, no_such_file, reader_of, resolved_name
 from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import name_in_manifest
@@ -52,8 +52,8 @@ TOKENIZER_FILE = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)"
 )
 
-# A piece of text (str), or the ids of a document ((tokens,) uint32), or None for a row without
-# text; and whether it is the beginning of a document.
+# A piece of text (str), or the ids of a document ((tokens,) uint32), or NoText; and whether it is
+# the beginning of a document.
 SourceRow = tuple[Any, bool]
 # The name of a part, and a function that yields its rows from a row number on.
 Part = tuple[str, Callable[[int], Iterator[SourceRow]]]
@@ -170,6 +170,8 @@ def check_source_exists(config: DataSource) -> None:
     """
     if not (config.data_dir or config.data_files or config.dataset_name):
         raise BadInput(NO_DATA)
+    if config.dataset_name:
+        check_dataset_id(config.dataset_name)
     patterns_by_key = {
         "data_files": config.data_files or [],
         "validation_files": config.validation_files or [],
@@ -332,6 +334,12 @@ def _dataset_source(config: DataSource) -> FoundSource:
         dataset_revision=config.dataset_revision,
         text_column=config.text_column,
     )
+    # The defaults are left out, so that folders of earlier versions keep their names.
+    if config.dataset_split != keys.DEFAULT_SPLIT:
+        identity["dataset_split"] = config.dataset_split
+    if config.validation_split:
+        # This split replaces the number of tokens.
+        identity["validation"] = config.validation_split
     name = str(config.dataset_name).split("/")[-1]
     return FoundSource(config, _folder_name(name), identity, files={})
 
@@ -349,16 +357,16 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
     name = train_paths[0].name
     if "validation" in paths:
         return {
-            split: [(name, _from_row(text_format.rows, split_paths))]
+            split: [(name, _from_row(_text_rows, split_paths))]
             for split, split_paths in paths.items()
         }
 
     def rows(split: str) -> Iterator[SourceRow]:
-        num_characters = sum(len(piece) for piece, _ in text_format.rows(train_paths))
+        num_characters = sum(len(piece) for piece, _ in _text_rows(train_paths))
         # The number of characters, not of bytes, decides, as in nanoGPT.
         num_left = int(num_characters * (1 - validation_fraction))  # left for the train split
         has_begun = False
-        for piece, begins_document in text_format.rows(train_paths):
+        for piece, begins_document in _text_rows(train_paths):
             text = piece[:num_left] if split == "train" else piece[num_left:]
             if text:
                 yield text, begins_document or not has_begun
@@ -381,13 +389,37 @@ def _separated_parts(
     train_paths = paths["train"]
     name = train_paths[0].name
     if "validation" in paths:
-        read_rows = partial(separated_text.rows, separator=separator)
+
+        def file_rows(split_paths: list[Path]) -> Iterator[SourceRow]:
+            return _naming_all_problems(separated_text.rows(split_paths, separator), split_paths)
+
         return {
-            split: [(name, _from_row(read_rows, split_paths))]
+            split: [(name, _from_row(file_rows, split_paths))]
             for split, split_paths in paths.items()
         }
     text = separated_text.DividedText(train_paths, separator, validation_fraction)
-    return {split: [(name, _from_row(text.rows, split))] for split in ("train", "validation")}
+
+    def split_rows(split: str) -> Iterator[SourceRow]:
+        return _naming_all_problems(text.rows(split), train_paths)
+
+    return {split: [(name, _from_row(split_rows, split))] for split in ("train", "validation")}
+
+
+def _text_rows(paths: list[Path]) -> Iterator[SourceRow]:
+    """Yield the pieces of text files, and for each whether it begins a document."""
+    return _naming_all_problems(text_format.rows(paths), paths)
+
+
+def _naming_all_problems(rows: Iterator[SourceRow], paths: list[Path]) -> Iterator[SourceRow]:
+    """Yield the rows of text files.
+
+    Raises:
+        BadInput: files cannot be read. There is a line for each of them.
+    """
+    try:
+        yield from rows
+    except BadInput as error:
+        raise BadInput(text_format.problems(paths) or error.lines) from None
 
 
 def _from_row(

@@ -20,6 +20,8 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     from ursa_minor.data.sources import remote
 
     with remote.open_file(name) as raw:
+        if remote.is_empty(raw):
+            return
         try:
             file = pa.ipc.open_stream(raw)
             batches = iter(file)

@@ -20,27 +20,21 @@ from ursa_minor.data.sources.columns import (
     IDS,
     MASK_COLUMN,
     TEXT,
+    VALUE_TYPES,
     Column,
     MaskedIds,
+    NoText,
     Reader,
     check_column,
 )
 
-# The types of JSON values other than null, as in ``check_column``.
-TYPES = {
-    str: TEXT,
-    int: "numbers",
-    float: "numbers",
-    bool: "booleans",
-    list: "lists",
-    dict: "objects",
-}
+MAX_LISTED_FIELDS = 3  # number of fields in the description of a row without text
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the value of a field for each line (see ``Reader.rows``).
 
-    It is None if the line is blank, is not an object, or has no such field.
+    It is NoText if the line is blank, is not an object, or has no such field.
     """
     from ursa_minor.data.sources import remote
 
@@ -57,7 +51,7 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
                 row = _json_object(number, line)
             except UnicodeError:
                 raise _not_utf8(name, number, line, file) from None
-            yield _field(row, column)
+            yield _field(row, column) if column.name in row else _missing_field(line, row)
 
 
 def _check_first_lines(
@@ -122,6 +116,17 @@ def _not_utf8(name: str, number: int, line: bytes, file: BinaryIO) -> Unreadable
         name, line, sample, is_end=is_end, drop_end=encodings.DROP_LAST_LINE
     )
     return Unreadable(f"line {number + 1} is not UTF-8 text. {explanation}")
+
+
+def _missing_field(line: bytes, row: dict) -> NoText:
+    """Describe a line without the field."""
+    if not line.strip():
+        return NoText("blank lines")
+    if not line.lstrip().startswith(b"{"):
+        return NoText("JSON values that are not objects")
+    names = [name for name, value in row.items() if isinstance(value, str)]
+    listed = ", ".join(names[:MAX_LISTED_FIELDS]) or "none with text"
+    return NoText(f"other fields: {listed}")
 
 
 def _field(row: dict, column: Column) -> Any:
@@ -191,7 +196,7 @@ def _value_type(value: Any) -> str:
     # bool is a subclass of int, so isinstance would accept lists of booleans.
     if isinstance(value, list) and all(type(element) is int for element in value):
         return IDS
-    return TYPES.get(type(value), "")
+    return VALUE_TYPES.get(type(value), "")
 
 
 def _describe(value_types: set[str]) -> str:

@@ -8,12 +8,16 @@ from pathlib import Path
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources import encodings
+from ursa_minor.data.sources.columns import NoText
 
 # The longest text without a split point. Encoding needs about 130 bytes of memory per character.
 MAX_UNSPLIT_CHARACTERS = 2**26
 # Matches up to the last place where a text can be split for GPT-2's tokenizer: before a space or
 # newline that does not follow white space. GPT-2's regex never joins the two sides.
 GPT2_SPLIT_POINT = re.compile(r"(?s).*(?<=\S)(?=[ \n])")
+
+NUL_SAMPLE_BYTES = 2**16  # size of the text around a NUL that is examined
+CONTROL_BYTES = re.compile(rb"[\x01-\x08\x0e-\x1a\x7f]")  # control characters that texts lack
 
 BLOCK_BYTES = 2**20  # about the size of the pieces of a long file
 NOT_ASCII = re.compile(rb"[\x80-\xff]")
@@ -78,7 +82,7 @@ def _not_text(path: Path, offset: int) -> BadInput:
         byte = file.read(1)[0]
     problem = f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset}"
     if byte == 0:
-        fix = encodings.recognize(str(path), head) or "Leave out this file"
+        fix = encodings.recognize(str(path), head) or _fix_of_nul(path, offset)
         return BadInput(f"{problem} does not occur in texts. {fix}")
     sample, is_end = _sample(path, offset)
     explanation = encodings.explain(
@@ -113,6 +117,37 @@ def _sample(path: Path, offset: int) -> tuple[bytes, bool]:
     return valid_text.encode() + sample, is_end
 
 
+def _fix_of_nul(path: Path, offset: int) -> str:
+    """Return what to do about a file with a NUL at an offset."""
+    with path.open("rb") as file:
+        file.seek(max(0, offset - NUL_SAMPLE_BYTES // 2))
+        sample = file.read(NUL_SAMPLE_BYTES)
+    # In UTF-16 every other byte may be 0. In a damaged text, a few places or its end are.
+    without_nul = sample.replace(b"\0", b"")
+    num_places = len(re.findall(rb"\0+", sample))
+    num_errors = without_nul.decode("utf-8", "replace").count("\ufffd")  # also at the two ends
+    has_control = CONTROL_BYTES.search(without_nul) is not None
+    is_text = 10 * num_places < len(without_nul) and num_errors <= 2 and not has_control
+    if not is_text:
+        return "Leave out this file"
+    return (
+        f"If the file is text, remove such bytes: "
+        f"tr -d '\\000' < {shlex.quote(str(path))} > new.txt"
+    )
+
+
+def problems(paths: Iterable[Path]) -> list[str]:
+    """Read text files to their end, and return the messages of those that cannot be read."""
+    lines: list[str] = []
+    for path in paths:
+        try:
+            for _ in pieces(path):
+                pass
+        except BadInput as error:
+            lines += error.lines
+    return lines
+
+
 def rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
     """Yield the pieces of text files, and for each piece whether it is the first of its file."""
     for path in paths:
@@ -120,14 +155,14 @@ def rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
             yield text, number == 0
 
 
-def small_files(paths: Iterable[Path]) -> Iterator[tuple[str | None, bool]]:
+def small_files(paths: Iterable[Path]) -> Iterator[tuple[str | NoText, bool]]:
     """Yield the complete text of each file, and True, because it begins a document.
 
-    The text is None if the file is not UTF-8. The standard library contains a few such files for
+    It is NoText if the file is not UTF-8. The standard library contains a few such files for
     its own tests.
     """
     for path in paths:
         try:
             yield path.read_bytes().decode("utf-8"), True
         except UnicodeDecodeError:
-            yield None, True
+            yield NoText("bytes that are not UTF-8"), True
