@@ -6,6 +6,7 @@
     python export_model.py runs/gpt2_124m --out exports/gpt2 --gguf f16
 
 The loss is measured before and after the export, on the run's validation split or on --text PATH.
+Each export has a model card (README.md).
 """
 
 import argparse
@@ -105,7 +106,7 @@ def make_card(args: argparse.Namespace, exported) -> str:
 
 
 def describe_card(source: str, out: Path) -> str:
-    """Return lines about the model card of an export: what it lacks, and whether it is valid.
+    """Return lines about missing or invalid metadata of the model card of an export.
 
     Args:
         source: the exported model.

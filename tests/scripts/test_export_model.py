@@ -347,7 +347,7 @@ def test_card_describes_the_run(finished_run, capsys):
     text = read_card()
     assert "\n\nAbout *cats*.\n\n" in text
     assert "| steps | 12 of 12 |" in text
-    assert "| a bigram model on the same text, bits per byte | " in text
+    assert "| validation, bits per byte, bigram model | " in text
     assert "```text\nthe " in text
     assert "README.md" in read_record()["files"]
     output = capsys.readouterr().out

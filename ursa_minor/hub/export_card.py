@@ -45,7 +45,7 @@ EXPORT_TEMPLATE = Path(__file__).with_name("export_card.jinja")
 # Metadata of the card of the exported model that also apply to the export.
 KEPT_METADATA = ("language", "license", "license_name", "license_link", "datasets", "base_model")
 MAX_SAMPLE_TOKENS = 100
-# The settings of generate.py, for a model without a run.
+# For a model without a run: the defaults of generate.py.
 DEFAULT_SAMPLING = sampling.Sampling(
     max_new_tokens=MAX_SAMPLE_TOKENS, temperature=0.8, top_k=200, top_p=1.0, seed=1337
 )
@@ -93,7 +93,7 @@ class Export:
         dtype: fp32, bf16, fp16 or int8.
         prune: share of the weights that were set to zero.
         gguf: precision of the GGUF file, or None if there is none.
-        description: what the author states about the model, in Markdown, or an empty string.
+        description: text of the author about the model, in Markdown, or an empty string.
         has_chat_template: whether the export has a chat template.
         can_chat: whether the model was also trained on chats.
         loss_before: loss of the exported model in nats per token, or None if not measured.
@@ -240,7 +240,7 @@ def _metadata(export: Export) -> ModelCardData:
             )
         data = metadata(run.recipe, export.name, measurements)
         if origin.is_base:
-            data.base_model = origin.hub_id
+            data.base_model = origin.hub_id or data.base_model
     assert isinstance(data.tags, list)
     if export.gguf:
         data.tags.append("gguf")
@@ -334,12 +334,13 @@ def _first_message(origin: Origin) -> str:
 
 
 def _introduction(export: Export, model: PreTrainedModel) -> str:
-    """Return a sentence that says what the model is and where it comes from."""
+    """Return a sentence about the architecture and the origin of the model."""
     origin = export.origin
     architecture = escaped(architecture_label(model.config.model_type))
     kind = "chat model" if export.can_chat else "language model"
     size = f"{model.num_parameters() / 1e6:,.1f}M parameters"
-    text = f"{'An' if architecture[0] in 'AEIOU' else 'A'} {architecture} {kind} with {size}"
+    article = "An" if architecture[0].upper() in "AEIOU" else "A"
+    text = f"{article} {architecture} {kind} with {size}"
     name = escaped(origin.name)
     if origin.hub_id and MODEL_ID.fullmatch(origin.hub_id):
         name = f"[{name}](https://huggingface.co/{origin.hub_id})"
@@ -405,7 +406,7 @@ def _describe_format(export: Export) -> list[str]:
             "weights in fp16."
         )
     else:
-        sentences.append(f"The weights in `model.safetensors` are in {export.dtype}.")
+        sentences.append(f"The safetensors weights are in {export.dtype}.")
     if export.prune:
         sentences.append(f"{export.prune:.0%} of the weights in these matrices are zero.")
     if export.gguf:

@@ -38,8 +38,8 @@ CARD_LOSSES = {
 }
 # The same for the baselines, which are not results of the model.
 CARD_BASELINES = {
-    "baseline/bigram_bits_per_byte": "a bigram model on the same text, bits per byte",
-    "baseline/gzip": "gzip on the same text, bits per byte",
+    "baseline/bigram_bits_per_byte": "validation, bits per byte, bigram model",
+    "baseline/gzip": "validation, bits per byte, gzip",
 }
 MAX_LISTED_FILES = 5  # data files that a card names
 MODEL_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

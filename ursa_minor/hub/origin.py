@@ -1,7 +1,7 @@
-"""Find what is known about the training of a model that is exported.
+"""Find the run of a model that is exported, or the metadata of its model card.
 
-The name of a model comes in. Its run comes out, if it is on this machine, or the metadata of the
-model card in its folder or repository.
+The name of a model comes in. An ``Origin`` comes out, which describes the run if it is on this
+machine.
 """
 
 import logging
@@ -137,7 +137,11 @@ def public_file_name(path: str) -> str:
 
 
 def _name_of_folder(folder: Path) -> str:
-    return redact(folder.resolve().name)
+    """Return the name of a folder, or that of its parent if it is the folder model/."""
+    folder = folder.resolve()
+    if folder.name == run_files.MODEL_FOLDER:
+        folder = folder.parent
+    return redact(folder.name)
 
 
 def _split_step(name: str) -> NamedStep:
