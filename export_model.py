@@ -123,7 +123,7 @@ def describe_card(source: str, out: Path) -> str:
     if missing:
         names = " and ".join(missing)
         run_dir = run_folder_of(Path(source))
-        fix = "Add it to the file"
+        fix = f"Add {names} to the first lines of the file"
         if run_dir is not None:
             recipe = Path(os.path.relpath(run_dir)) / RECIPE
             fix = f"Set {names} in {recipe}, and export the model again with --overwrite"

@@ -332,6 +332,13 @@ def test_run_with_other_tokens_is_not_base(run_dir):
     assert found.run is None
 
 
+@pytest.mark.parametrize("prompt", ["not a string", "3", "'a"])
+def test_edited_samples_have_no_prompt(run_dir, prompt):
+    (run_dir / "samples.txt").write_text(f"==== step 0 · prompt {prompt} ====\n")
+
+    assert origin.find("runs/mine", None, []).run.prompt is None
+
+
 def test_unreadable_recipe_is_reported(run_dir, caplog):
     (run_dir / "recipe.yaml").write_text("unknown_key: 1\n")
 
@@ -348,12 +355,15 @@ def test_public_name_has_no_path(run_dir):
     assert origin.base_model_value("me/model@main") == "me/model@main"
 
 
-def test_metadata_of_hub_model_are_read(server, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("revision", "license"), [("", "mit"), ("@step-00000001", "bsd")])
+def test_metadata_of_hub_model_are_read(server, tmp_path, monkeypatch, revision, license):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     repository = server.make(REPO_ID)
-    repository.commit("card", {"README.md": b"---\nlicense: mit\n---\ntext"})
+    old_commit = repository.commit("old", {"README.md": b"---\nlicense: bsd\n---\n"})
+    repository.tags["step-00000001"] = old_commit
+    repository.commit("new", {"README.md": b"---\nlicense: mit\n---\n"})
 
-    assert origin.find(REPO_ID, None, []).metadata == {"license": "mit"}
+    assert origin.find(REPO_ID + revision, None, []).metadata == {"license": license}
 
 
 @pytest.mark.parametrize("text", [b"---\nlicense: [\n---\n", b"---\n", b"\xff", None])
@@ -392,6 +402,14 @@ def test_card_is_not_validated_without_hub(server, monkeypatch, kind):
     assert "were not validated" in problem
     assert "\n" not in problem
     assert time.monotonic() - start < 5
+
+
+def test_silent_name_lookup_ends(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(export_card, "VALIDATION_SECONDS", 0.1)
+    monkeypatch.setattr(export_card, "_validate", lambda text: time.sleep(1))
+
+    assert "did not answer in 0.1 seconds" in export_card.find_problem("")
 
 
 def test_offline_card_is_not_validated():

@@ -338,7 +338,10 @@ def _introduction(export: Export, model: PreTrainedModel) -> str:
     origin = export.origin
     architecture = escaped(architecture_label(model.config.model_type))
     kind = "chat model" if export.can_chat else "language model"
-    size = f"{model.num_parameters() / 1e6:,.1f}M parameters"
+    num_parameters = model.num_parameters()
+    size = f"{num_parameters:,} parameters"
+    if num_parameters >= 1e6:
+        size = f"{num_parameters / 1e6:,.1f}M parameters"
     article = "An" if architecture[0].upper() in "AEIOU" else "A"
     text = f"{article} {architecture} {kind} with {size}"
     name = escaped(origin.name)

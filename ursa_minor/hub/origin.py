@@ -104,9 +104,11 @@ def find(source: str, base_model: str | None, tokens: Collection[str]) -> Origin
         return Origin(name=_name_of_folder(run_dir), run=_read_run(run_dir, step))
     metadata = _read_metadata(source)
     if isinstance(base_model, str) and base_model:
-        name, step = _split_step(base_model)
-        run = _find_run(name, step, near=Path(source), tokens=tokens)
-        return Origin(name=redact(name), run=run, is_base=True, metadata=metadata)
+        named = _split_step(base_model)
+        run = None
+        if named.step is not None:
+            run = _find_run(named.name, named.step, near=Path(source), tokens=tokens)
+        return Origin(name=redact(named.name), run=run, is_base=True, metadata=metadata)
     return Origin(name=public_name(source), metadata=metadata)
 
 
@@ -191,19 +193,15 @@ def _read_run(run_dir: Path, step: int) -> TrainingRun | None:
     )
 
 
-def _find_run(
-    name: str, step: int | None, near: Path, tokens: Collection[str]
-) -> TrainingRun | None:
+def _find_run(name: str, step: int, near: Path, tokens: Collection[str]) -> TrainingRun | None:
     """Return the run with a name, or None if it is not on this machine.
 
     Args:
         name: name of the run folder.
-        step: the step of the weights, or None if the name is not that of a run.
+        step: the step of the weights.
         near: a path next to which run folders are searched, in addition to runs/.
         tokens: the tokens of the model. A run with the same name but other tokens is not returned.
     """
-    if step is None:
-        return None
     for parent in (near.resolve().parent, Path(RUNS)):
         run_dir = parent / name
         has_recipe = (run_dir / run_files.RECIPE).is_file()
