@@ -106,7 +106,7 @@ def find(source: str, base_model: str | None, tokens: Collection[str]) -> Origin
     if isinstance(base_model, str) and base_model:
         named = _split_step(base_model)
         run = None
-        if named.step is not None:
+        if named.step is not None and "/" not in named.name:
             run = _find_run(named.name, named.step, near=Path(source), tokens=tokens)
         return Origin(name=redact(named.name), run=run, is_base=True, metadata=metadata)
     return Origin(name=public_name(source), metadata=metadata)
