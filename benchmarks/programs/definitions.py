@@ -1,0 +1,160 @@
+"""The programs that are compared: packages, commands, what is compared, known problems."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+EXAMPLE = Path(__file__).resolve().parent / "inside" / "llama_cpp_example.py"
+TRANSFORMERS = "transformers==5.23.0"
+
+
+@dataclass(frozen=True)
+class KnownProblem:
+    """A problem of a program that is reproduced whenever the program is run.
+
+    Attributes:
+        name: its key among the symptoms that a script reports.
+        text: the symptom, for the page.
+        suggestion: what to do.
+    """
+
+    name: str
+    text: str
+    suggestion: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that loads our models.
+
+    Attributes:
+        name: for the page.
+        version: of the program.
+        packages: requirements of pip or npm that its environment contains. None: the environment
+            of this project is used.
+        script: file in ``inside/`` that loads the models.
+        models: the exported folder that the program loads for each kind of model.
+        needs_torch: whether the environment contains PyTorch.
+        npm: whether the packages are those of npm.
+        commands: shell commands that are run before the script, in the folder that contains
+            exports/. They are shown on the page. A command that contains {model} is run for each
+            exported folder.
+        example: a Python file that is run in the same folder and shown on the page.
+        limits: the largest difference that is accepted, if it is not ``comparison.STRICT``, by the name of
+            what is compared.
+        notes: reasons for these limits, and settings that the program needs, for the page.
+        problems: known problems.
+    """
+
+    name: str
+    version: str
+    packages: tuple[str, ...] | None
+    script: str
+    models: Mapping[str, str]
+    needs_torch: bool = True
+    npm: bool = False
+    commands: tuple[str, ...] = ()
+    example: Path | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    notes: str = ""
+    problems: tuple[KnownProblem, ...] = ()
+
+    @property
+    def environment(self) -> str:
+        """Return the name of the environment's folder."""
+        return f"{self.name}-{self.version}".replace(" ", "-").lower()
+
+
+ALL = {"gpt2": "gpt2", "bpe": "bpe", "llama": "llama", "chat": "chat"}
+
+
+def transformers(version: str, **options) -> Program:
+    """Return the definition of a version of Transformers."""
+    packages = None if f"transformers=={version}" == TRANSFORMERS else (f"transformers=={version}",)
+    return Program("Transformers", version, packages, "transformers_reader.py", ALL, **options)
+
+
+PROGRAMS = (
+    transformers("4.46.3"),
+    transformers("4.57.6"),
+    transformers("5.17.0"),
+    transformers("5.23.0"),
+    Program(
+        "llama.cpp",
+        "xllamacpp 2026.10.11549",
+        ("xllamacpp==2026.10.11549", "numpy"),
+        "llama_cpp_reader.py",
+        {name: f"{name}-gguf" for name in ALL},
+        needs_torch=False,
+        example=EXAMPLE,
+    ),
+    Program(
+        "CTranslate2",
+        "4.8.5",
+        ("ctranslate2==4.8.5", TRANSFORMERS),
+        "ctranslate2_reader.py",
+        {"gpt2": "gpt2-trimmed", "bpe": "bpe-trimmed", "llama": "llama", "chat": "chat-trimmed"},
+        commands=("ct2-transformers-converter --model {model} --output_dir {model}-ct2 --force",),
+        problems=(
+            KnownProblem(
+                "padded",
+                'a padded GPT-2 is rejected ("Vocabulary has size 50257 but the model expected a '
+                'vocabulary of size 50304")',
+                "export it with `--trim_vocab`",
+            ),
+        ),
+    ),
+    Program(
+        "mlx-lm",
+        "0.32.2",
+        ("mlx[cpu]==0.32.4", "mlx-lm==0.32.2", TRANSFORMERS),
+        "mlx_reader.py",
+        ALL,
+        needs_torch=False,
+    ),
+    Program(
+        "ONNX Runtime",
+        "1.32.0",
+        ("onnxruntime==1.32.0", "optimum-onnx[onnxruntime]==0.1.0"),
+        "onnx_reader.py",
+        ALL,
+        commands=("optimum-cli export onnx --model {model} {model}-onnx",),
+    ),
+    Program(
+        "transformers.js",
+        "4.3.2",
+        ("@huggingface/transformers@4.3.2",),
+        "transformers_js_reader.mjs",
+        ALL,
+        needs_torch=False,
+        npm=True,
+    ),
+    Program(
+        "lm-eval",
+        "0.4.13",
+        ("lm-eval[hf]==0.4.13", TRANSFORMERS),
+        "lm_eval_reader.py",
+        ALL,
+    ),
+    Program(
+        "PEFT",
+        "0.21.2",
+        ("peft==0.21.2", "trl==1.16.0", TRANSFORMERS),
+        "peft_reader.py",
+        ALL,
+    ),
+    Program(
+        "torchao",
+        "0.18.0",
+        ("torchao==0.18.0", "accelerate==1.15.0", TRANSFORMERS),
+        "quantization_reader.py",
+        ALL,
+    ),
+    Program(
+        "bitsandbytes",
+        "0.50.2",
+        ("bitsandbytes==0.50.2", "accelerate==1.15.0", TRANSFORMERS),
+        "quantization_reader.py",
+        ALL,
+    ),
+)

@@ -1,0 +1,77 @@
+"""Count the matrices of the blocks that torchao and bitsandbytes quantize."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from exchange import answer_all
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
+
+LARGEST_INT8_DIFFERENCE = 1.0  # of the logits of these models, which are between -10 and 10
+
+
+def configurations() -> dict:
+    """Return the configurations of the program of the request, by the name of the format."""
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if request["program"] == "torchao":
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return {"int8": TorchAoConfig(Int8WeightOnlyConfig())}
+    return {
+        "int8": BitsAndBytesConfig(load_in_8bit=True),
+        "nf4": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    }
+
+
+@torch.inference_mode()
+def answer(request: dict) -> dict:
+    """Return the number of quantized matrices, and whether all matrices are quantized."""
+    prompts = torch.tensor(request["prompts"])
+    original = AutoModelForCausalLM.from_pretrained(request["path"]).eval()
+    expected = original(prompts).logits
+    names = {name for name, weight in matrices(original).items()}
+    kind = "Llama type" if original.config.model_type == "llama" else "GPT-2"
+    facts = {}
+    missing = {}
+    for label, configuration in configurations().items():
+        model = AutoModelForCausalLM.from_pretrained(
+            request["path"], quantization_config=configuration, dtype=torch.float32
+        ).eval()
+        weights = matrices(model, names)
+        quantized = [name for name, weight in weights.items() if is_quantized(weight)]
+        difference = (model(prompts).logits.float() - expected).abs().max().item()
+        facts[f"{kind}, {label}"] = (
+            f"{len(quantized)} of {len(names)} matrices of the blocks are quantized, logits change "
+            f"by {difference:.1g}"
+        )
+        missing[f"{label}: matrices that are not quantized"] = len(names) - len(quantized)
+    result = {"facts": facts}
+    if kind == "GPT-2" and "nf4" not in configurations():
+        # A known problem of torchao: no matrix of a GPT-2 is quantized.
+        result["symptoms"] = {"conv1d": all(number == len(names) for number in missing.values())}
+    else:
+        result["measured"] = missing
+    return result
+
+
+def matrices(model, names: set[str] | None = None) -> dict[str, torch.Tensor]:
+    """Return the weights of the blocks' matrices by name."""
+    result = {}
+    for name, weight in model.named_parameters():
+        in_block = ".h." in name or ".layers." in name
+        if in_block and (name in names if names is not None else weight.dim() == 2):
+            result[name] = weight
+    return result
+
+
+def is_quantized(weight: torch.Tensor) -> bool:
+    """Return whether a weight is stored in 8 or 4 bits."""
+    if type(weight.data) is not torch.Tensor and "Quantized" not in type(weight).__name__:
+        return type(weight.data).__module__.startswith("torchao")
+    has_integer_name = "torchao" in type(weight.data).__module__
+    return has_integer_name or not weight.is_floating_point()
+
+
+if __name__ == "__main__":
+    answer_all(answer)
