@@ -10,7 +10,7 @@ import numpy as np
 STRICT = 1e-4  # the largest difference of logits that rounding explains
 # Lists of which each element must be equal. The difference is the number of elements that differ.
 LISTS = ("ids", "decoded", "chat", "chat_ids", "greedy")
-ARRAYS = ("logits", "log_probs")
+ARRAYS = ("logits", "log_probs", "endings", "rolling")
 
 
 @dataclass
@@ -21,11 +21,15 @@ class Answer:
         logits: (prompts, tokens, vocabulary) float32, or None.
         log_probs: (prompts, vocabulary) logarithms of the probabilities of the token after each
             prompt. They replace logits for a program that reports no logits.
+        endings: log-likelihoods of endings after a context in nats.
+        rolling: log-likelihoods of whole texts in nats.
         values: contents of answer.json: lists of ``LISTS``, ``measured``, ``symptoms``, ``error``.
     """
 
     logits: np.ndarray | None = None
     log_probs: np.ndarray | None = None
+    endings: np.ndarray | None = None
+    rolling: np.ndarray | None = None
     values: dict = field(default_factory=dict)
 
 
@@ -61,7 +65,7 @@ def read_answer(folder: Path, num_prompts: int) -> Answer:
             numbers = np.fromfile(file, "<f4")
             if name == "logits":
                 numbers = numbers.reshape(num_prompts, values["num_tokens"], -1)
-            else:
+            elif name == "log_probs":
                 numbers = numbers.reshape(num_prompts, -1)
             setattr(answer, name, numbers)
     return answer
@@ -118,8 +122,10 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _reference_array(reference: Answer, name: str) -> np.ndarray:
-    """Return the logits of the reference, or the log-probabilities after each prompt."""
+    """Return an array of the reference. log_probs are computed from its logits."""
+    if name != "log_probs":
+        array = getattr(reference, name)
+        assert array is not None, name
+        return array
     assert reference.logits is not None
-    if name == "logits":
-        return reference.logits
     return log_softmax(reference.logits[:, -1])

@@ -40,8 +40,8 @@ class Program:
             exports/. They are shown on the page. A command that contains {model} is run for each
             exported folder.
         example: a Python file that is run in the same folder and shown on the page.
-        limits: the largest difference that is accepted, if it is not ``comparison.STRICT``, by the name of
-            what is compared.
+        limits: the largest difference that is accepted, if it is not ``comparison.STRICT``, by the
+            name of what is compared.
         notes: reasons for these limits, and settings that the program needs, for the page.
         problems: known problems.
     """
@@ -135,6 +135,8 @@ PROGRAMS = (
         ("lm-eval[hf]==0.4.13", TRANSFORMERS),
         "lm_eval_reader.py",
         ALL,
+        limits={"endings": 1e-3, "rolling": 1e-3},
+        notes="In nats; lm-eval adds the terms of a text in fp32.",
     ),
     Program(
         "PEFT",
@@ -142,6 +144,22 @@ PROGRAMS = (
         ("peft==0.21.2", "trl==1.16.0", TRANSFORMERS),
         "peft_reader.py",
         ALL,
+        commands=(
+            "trl sft --model_name_or_path exports/chat --dataset_name chats --output_dir tuned "
+            "--use_peft --max_steps 2 --max_length 128 --learning_rate 1e-3 --bf16 false "
+            "--gradient_checkpointing false --report_to none",
+            "trl sft --model_name_or_path exports/chat --dataset_name chats --output_dir tuned-2 "
+            "--max_steps 2 --max_length 128 --learning_rate 1e-3 --bf16 false "
+            "--gradient_checkpointing false --report_to none",
+        ),
+        problems=(
+            KnownProblem(
+                "embedding",
+                'LoRA on the tied embedding (`target_modules=["wte"]`) merges to a model with '
+                "other logits, without a message",
+                "do not adapt `wte` and `lm_head`; merge the adapter before you export",
+            ),
+        ),
     ),
     Program(
         "torchao",
@@ -149,6 +167,14 @@ PROGRAMS = (
         ("torchao==0.18.0", "accelerate==1.15.0", TRANSFORMERS),
         "quantization_reader.py",
         ALL,
+        problems=(
+            KnownProblem(
+                "conv1d",
+                "no matrix of a GPT-2's blocks is quantized, without a message",
+                "use bitsandbytes (`export_model.py --dtype int8`); use torchao for the Llama "
+                "type only",
+            ),
+        ),
     ),
     Program(
         "bitsandbytes",

@@ -6,19 +6,25 @@ far apart, and no text is likely enough to hide an error.
 
 import contextlib
 import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 import export_model
 from benchmarks import runs
 from benchmarks.programs import texts
 from benchmarks.programs.comparison import Answer
+from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.evaluation import encoded_task, likelihood
+from ursa_minor.evaluation.task import Question
 from ursa_minor.export import stock as stock_export
 from ursa_minor.model import build
+from ursa_minor.post import chat
 from ursa_minor.recipe import keys
 
 CONTEXT = 128
@@ -100,7 +106,39 @@ def make_all(work: Path) -> dict[str, Answer]:
     for name, (source, flags) in CONVERSIONS.items():
         if not (work / EXPORTS / name).exists():
             export(work, EXPORTS / source, EXPORTS / name, flags)
+
+    tokenizer = pretrained_tokenizer.load(str(work / EXPORTS / "chat"))
+    answers["chat"] = Answer(values={"chat_ids": [chat.prompt_ids(tokenizer, texts.CHAT)]})
+    write_chats(work / "chats")
     return answers
+
+
+def write_chats(folder: Path) -> None:
+    """Write a data set of chats for TRL."""
+    folder.mkdir(exist_ok=True)
+    rows = [json.dumps({"messages": texts.CHAT[:2]}) + "\n" for _ in range(16)]
+    (folder / "train.jsonl").write_text("".join(rows), encoding="utf-8")
+
+
+def scores(folder: Path) -> dict[str, np.ndarray]:
+    """Return the product's log-likelihoods of endings and of whole texts, in nats."""
+    tokenizer = pretrained_tokenizer.load(str(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    questions = [Question(context, (ending,), 0, "") for context, ending in texts.PAIRS]
+    documents = [Question("", (text,), 0, "") for text in texts.DOCUMENTS]
+    return {
+        "endings": log_likelihoods_of(questions, model, tokenizer),
+        "rolling": log_likelihoods_of(documents, model, tokenizer),
+    }
+
+
+def log_likelihoods_of(
+    questions: list[Question], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> np.ndarray:
+    """Return the log-likelihood of the only ending of each question."""
+    encoded = [(pair.context, [pair.ending]) for pair in encoded_task.encode(questions, tokenizer)]
+    answers = likelihood.log_likelihoods(model, encoded, context_length=CONTEXT)
+    return np.array([answer.nats[0] for answer in answers])
 
 
 def make_tokenizer(definition: Definition) -> PreTrainedTokenizerBase:

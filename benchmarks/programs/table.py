@@ -1,6 +1,6 @@
 """Write the table of docs/export.md from benchmarks/results/programs.json.
 
-    python -m benchmarks.programs.table
+python -m benchmarks.programs.table
 """
 
 import json
@@ -21,6 +21,8 @@ LLAMA = "llama"  # the kind of model with its own column of differences
 NAMES = {
     "logits": "logits",
     "log_probs": "log-probabilities",
+    "endings": "log-likelihoods",
+    "rolling": "rolling log-likelihoods",
     "ids": "token ids",
     "decoded": "decoded texts",
     "greedy": "greedy texts",

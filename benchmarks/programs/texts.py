@@ -11,7 +11,7 @@ SENTENCES = {
     "Han": "这是 一个 用中文 写的 短句。 数据库 文件，打开 「引号」 12345 漢字",
     "Cyrillic": "это короткое предложение на русском языке Ёлка объём № 42 что-нибудь",
     "German": "Das ist ein kurzer Satz, daß wir's schrieben: e\u0301 ﬁ 3.14 x_y naïve Straße",
-    "English": "The people's answer isn't short: we'll have 12345 tokens . They 've DON'T said , ok ?",
+    "English": "The people's answer isn't short: we'll have 12345 tokens . They 've DON'T , ok ?",
     "code": 'def __init__(self, x=None): return {"a": [1, 2.5e-3]} # TODO != <= ->',
 }
 # Text between two words.
@@ -48,3 +48,8 @@ def prompts(vocab_size: int, number: int = 8, length: int = 40) -> list[list[int
     """Return random token ids below ``vocab_size``: ``number`` prompts of the same length."""
     generator = random.Random(2)
     return [[generator.randrange(1, vocab_size) for _ in range(length)] for _ in range(number)]
+
+
+# Contexts with endings, and documents, that fit into the context of the models.
+PAIRS = [(text[:25] + " a", text[25:45] + " b") for text in random_texts(20, seed=4)]
+DOCUMENTS = [text[:60] + "." for text in random_texts(20, seed=5)]

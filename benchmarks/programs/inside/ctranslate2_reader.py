@@ -32,9 +32,7 @@ def answer(request: dict) -> dict:
 def is_rejected(path: str) -> bool:
     """Return whether the converter rejects a model because of its padding rows."""
     command = ["ct2-transformers-converter", "--model", path, "--output_dir", f"{path}-ct2"]
-    process = subprocess.run(
-        [*command, "--force"], capture_output=True, text=True, check=False
-    )
+    process = subprocess.run([*command, "--force"], capture_output=True, text=True, check=False)
     return process.returncode != 0 and REJECTED in process.stderr
 
 

@@ -41,7 +41,9 @@ def answer(request: dict) -> dict:
     """Return log-probabilities, greedy text, token ids, decoded texts and the text of a chat."""
     folder = Path(request["path"])
     server = Server(folder / f"{folder.name}.gguf")
-    ids = [server("tokenize", content=text, add_special=True)["tokens"] for text in request["texts"]]
+    ids = [
+        server("tokenize", content=text, add_special=True)["tokens"] for text in request["texts"]
+    ]
     answer = {
         "ids": ids,
         "decoded": [server("detokenize", tokens=row)["content"] for row in ids],

@@ -27,7 +27,7 @@ def answer(request: dict) -> dict:
 
 
 def greedy(model, prompt: list[int], num_tokens: int) -> list[int]:
-    """Return the likeliest tokens after a prompt. generate_step is greedy unless given a sampler."""
+    """Return the likeliest tokens after a prompt. Without a sampler, generate_step is greedy."""
     steps = generate_step(mx.array(prompt), model, max_tokens=num_tokens)
     return [int(token) for token, _ in steps]
 
