@@ -119,7 +119,10 @@ class Comparer:
             product_scores = models.scores(self._work / models.EXPORTS / export)
             reference.endings = product_scores["endings"]
             reference.rolling = product_scores["rolling"]
-        comparisons = comparison.compare(answer, reference, program.limits)
+        limits = dict(program.limits)
+        if kind != table.LLAMA:
+            limits |= program.gpt2_limits
+        comparisons = comparison.compare(answer, reference, limits)
         symptoms = answer.values.get("symptoms", {})
         passes = bool(comparisons or symptoms) and all(one.passes for one in comparisons)
         return {

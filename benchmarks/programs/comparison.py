@@ -19,8 +19,9 @@ class Answer:
 
     Attributes:
         logits: (prompts, tokens, vocabulary) float32, or None.
-        log_probs: (prompts, vocabulary) logarithms of the probabilities of the token after each
-            prompt. They replace logits for a program that reports no logits.
+        log_probs: (prompts, vocabulary) logarithms of the probabilities of the token after a
+            prompt of which the index is in ``log_probs_prompts`` of ``values``. They replace
+            logits for a program that reports no logits.
         endings: log-likelihoods of endings after a context in nats.
         rolling: log-likelihoods of whole texts in nats.
         values: contents of answer.json: lists of ``LISTS``, ``measured``, ``symptoms``, ``error``.
@@ -66,7 +67,7 @@ def read_answer(folder: Path, num_prompts: int) -> Answer:
             if name == "logits":
                 numbers = numbers.reshape(num_prompts, values["num_tokens"], -1)
             elif name == "log_probs":
-                numbers = numbers.reshape(num_prompts, -1)
+                numbers = numbers.reshape(len(values["log_probs_prompts"]), -1)
             setattr(answer, name, numbers)
     return answer
 
@@ -87,6 +88,8 @@ def compare(
         ours = getattr(answer, name)
         if ours is not None:
             theirs = _reference_array(reference, name)
+            if name == "log_probs":
+                theirs = theirs[answer.values["log_probs_prompts"]]
             comparisons.append(
                 Comparison(name, largest_difference(ours, theirs), limits.get(name, STRICT))
             )

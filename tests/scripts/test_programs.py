@@ -77,8 +77,11 @@ LISTS = {"ids": [[1], [2]], "decoded": ["a", "b"]}
         (Answer(LOGITS + 2e-4), ["logits"]),
         (Answer(LOGITS * np.nan), ["logits"]),
         (Answer(LOGITS[:, :, :4]), ["logits"]),
-        (Answer(log_probs=np.full((2, 5), np.log(1 / 5))), []),
-        (Answer(log_probs=np.full((2, 5), np.log(1 / 4))), ["log_probs"]),
+        (Answer(log_probs=np.full((1, 5), np.log(1 / 5)), values={"log_probs_prompts": [1]}), []),
+        (
+            Answer(log_probs=np.full((1, 5), np.log(1 / 4)), values={"log_probs_prompts": [1]}),
+            ["log_probs"],
+        ),
         (Answer(values={"ids": [[1], [3]]}), ["ids"]),
         (Answer(values={"ids": [[1]]}), ["ids"]),
         (Answer(values={"decoded": ["a", "b", "c"]}), ["decoded"]),

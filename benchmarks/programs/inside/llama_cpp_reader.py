@@ -44,10 +44,12 @@ def answer(request: dict) -> dict:
     ids = [
         server("tokenize", content=text, add_special=True)["tokens"] for text in request["texts"]
     ]
+    rows = [log_probs(server, prompt, folder) for prompt in request["prompts"]]
     answer = {
         "ids": ids,
         "decoded": [server("detokenize", tokens=row)["content"] for row in ids],
-        "log_probs": np.array([log_probs(server, prompt, folder) for prompt in request["prompts"]]),
+        "log_probs": np.array([row for row in rows if row is not None]),
+        "log_probs_prompts": [index for index, row in enumerate(rows) if row is not None],
         "greedy": [greedy(server, prompt, request["new_tokens"]) for prompt in request["prompts"]],
     }
     if request["chat"]:
@@ -57,11 +59,16 @@ def answer(request: dict) -> dict:
     return answer
 
 
-def log_probs(server: Server, prompt: list[int], folder: Path) -> np.ndarray:
-    """Return the log-probability of each token after a prompt."""
+def log_probs(server: Server, prompt: list[int], folder: Path) -> np.ndarray | None:
+    """Return the log-probability of each token after a prompt.
+
+    The server reports none, and this function returns None, if the likeliest token is a part of a
+    character.
+    """
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    # With one new token the server reports nothing if this token is a part of a character.
-    answer = server("completion", prompt=prompt, n_predict=4, temperature=0, n_probs=vocab_size)
+    answer = server("completion", prompt=prompt, n_predict=1, temperature=0, n_probs=vocab_size)
+    if "completion_probabilities" not in answer:
+        return None
     row = np.full(vocab_size, np.nan)
     for token in answer["completion_probabilities"][0]["top_logprobs"]:
         row[token["id"]] = token["logprob"]
