@@ -3,10 +3,10 @@
     python -m benchmarks.programs          # or make programs
 
 The models are made with the product's code (``models``). For each program of ``definitions`` there
-is an environment with pinned packages (``environments``). A script of ``inside/`` runs there,
-loads the models and writes what the program computes. ``comparison`` compares it with the answers
-of Transformers in the project's environment. The result is ``benchmarks/results/programs.json``, of
-which ``table`` makes the table in ``docs/export.md``.
+is an environment with pinned packages (``environments``). A script of ``inside/`` runs there, loads
+the models and writes its results. ``comparison`` compares them with those of Transformers in the
+project's environment. The comparisons are stored in ``benchmarks/results/programs.json``, from
+which ``table`` generates the table in ``docs/export.md``.
 
 - ``definitions``: the programs: version, packages, commands, known problems
 - ``texts``: 200 strings, prompts and a chat

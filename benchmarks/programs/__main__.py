@@ -14,11 +14,10 @@ import datetime
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -91,6 +90,7 @@ class Comparer:
         script = str(INSIDE / program.script)
         interpreter = "node" if program.npm else python
         answers = self._answers(program, [interpreter, script], environment, folder)
+        self._compute_references(program.models.values())
         results = {}
         for kind, export in program.models.items():
             results[kind] = self._result(program, kind, export, answers[kind])
@@ -111,7 +111,7 @@ class Comparer:
         error = answer.values.get("error")
         if error:
             return {"export": export, "passes": False, "error": error}
-        reference = self._reference(export)
+        reference = self._references[export]
         is_reference = f"transformers=={program.version}" == TRANSFORMERS
         if is_reference and kind in self._product:
             answer = self._product[kind]  # the reference is compared with the product itself
@@ -133,24 +133,24 @@ class Comparer:
             "symptoms": symptoms,
         }
 
-    def _reference(self, export: str) -> Answer:
-        """Return the answer of Transformers in this project's environment."""
-        if export not in self._references:
-            program = Program("reference", "", None, REFERENCE, {export: export})
-            command = [sys.executable, str(INSIDE / REFERENCE)]
-            self._references |= self._answers(program, command, None, None)
+    def _compute_references(self, exports: Collection[str]) -> None:
+        """Compute the answers of Transformers in this project's environment, where missing."""
+        missing = {export: export for export in exports if export not in self._references}
+        if not missing:
+            return
+        program = Program("reference", "", None, REFERENCE, missing)
+        command = [sys.executable, str(INSIDE / REFERENCE)]
+        self._references |= self._answers(program, command, None, None)
+        for export in missing:
             error = self._references[export].values.get("error")
             if error:
-                raise Failed(f"Transformers in this environment: {export}: {error}")
-        return self._references[export]
+                raise SystemExit(f"Transformers in this environment, {export}: {error}")
 
     def _answers(
         self, program: Program, command: list[str], environment, folder: Path | None
     ) -> dict[str, Answer]:
         """Run the script of a program on all of its models."""
-        answer_folder = self._work / "answers" / (program.environment or "reference")
-        shutil.rmtree(answer_folder, ignore_errors=True)
-        answer_folder.mkdir(parents=True)
+        answer_folder = Path(tempfile.mkdtemp(prefix=f"{program.environment}-", dir=self._work))
         requests = [self._request(kind, export) for kind, export in program.models.items()]
         request = {"program": program.name, "environment": str(folder), "models": requests}
         request_file = answer_folder / "request.json"
@@ -163,7 +163,7 @@ class Comparer:
         }
 
     def _request(self, kind: str, export: str) -> dict:
-        """Return what a script is asked to compute for a model."""
+        """Return the request for one model: its folder, texts and prompts."""
         folder = self._work / models.EXPORTS / export
         vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         num_ids = len(vocabulary["model"]["vocab"])
@@ -257,10 +257,8 @@ def main(argv: list[str] | None = None) -> int:
         for program in selected:
             row = comparer.row(program)
             rows[program.environment] = row
+            write_rows(rows, args.json)
             print(f"{program.name} {program.version}: {row['status']}", flush=True)
-    known = [program.environment for program in PROGRAMS]
-    ordered = [rows[name] for name in known if name in rows]
-    runs.write_json(args.json, {"programs": ordered})
     if Path(args.json).resolve() == table.RESULTS:
         table.write_page()
     statuses = {rows[program.environment]["status"] for program in selected}
@@ -271,6 +269,12 @@ def is_selected(program: Program, names: list[str]) -> bool:
     """Return whether --only names a program, with or without its version."""
     full_name = f"{program.name} {program.version}"
     return bool({program.name, full_name, program.environment} & set(names))
+
+
+def write_rows(rows: dict[str, dict], file: str | Path) -> None:
+    """Write the rows in the order of ``PROGRAMS``."""
+    known = [program.environment for program in PROGRAMS]
+    runs.write_json(file, {"programs": [rows[name] for name in known if name in rows]})
 
 
 def read_rows(file: Path) -> dict[str, dict]:

@@ -1,4 +1,4 @@
-"""Compare what a program computes for a model with the reference."""
+"""Compare the results of a program with the reference."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ ARRAYS = ("logits", "log_probs", "endings", "rolling")
 
 @dataclass
 class Answer:
-    """What a program computes for a model.
+    """The results of a program for a model.
 
     Attributes:
         logits: (prompts, tokens, vocabulary) float32, or None.
@@ -79,8 +79,8 @@ def compare(
 
     Args:
         answer: of the program.
-        reference: of Transformers in this project's environment, for the same exported folder.
-        limits: accepted differences that are not ``STRICT``, by the name of what is compared.
+        reference: answer of Transformers in this project's environment for the same folder.
+        limits: accepted differences that are not ``STRICT``, by the name of the comparison.
     """
     limits = limits or {}
     comparisons = []

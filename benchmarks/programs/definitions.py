@@ -1,4 +1,4 @@
-"""The programs that are compared: packages, commands, what is compared, known problems."""
+"""Definitions of the compared programs: packages, commands, limits, known problems."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class KnownProblem:
 
     Attributes:
         name: its key among the symptoms that a script reports.
-        text: the symptom, for the page.
+        text: the symptom, as docs/export.md describes it.
         suggestion: what to do.
     """
 
@@ -30,8 +30,8 @@ class Program:
     Attributes:
         name: for the page.
         version: of the program.
-        packages: requirements of pip or npm that its environment contains. None: the environment
-            of this project is used.
+        packages: pinned requirements of its environment, for pip or npm. None means the
+            environment of this project.
         script: file in ``inside/`` that loads the models.
         models: the exported folder that the program loads for each kind of model.
         needs_torch: whether the environment contains PyTorch.
@@ -40,10 +40,10 @@ class Program:
             exports/. They are shown on the page. A command that contains {model} is run for each
             exported folder.
         example: a Python file that is run in the same folder and shown on the page.
-        limits: the largest difference that is accepted, if it is not ``comparison.STRICT``, by the
-            name of what is compared.
+        limits: the largest accepted difference, by the name of the comparison, where it is not
+            ``comparison.STRICT``.
         gpt2_limits: the same for models of type GPT-2 only.
-        notes: reasons for these limits, and settings that the program needs, for the page.
+        notes: reasons for these limits. docs/export.md contains them.
         problems: known problems.
     """
 

@@ -56,7 +56,7 @@ class Definition:
     Attributes:
         description: for the page.
         changes: keys of the model section of a recipe that differ from ``SHAPE``.
-        split: tokenizer_split of its own BPE, or None for GPT-2's tokenizer.
+        split: tokenizer_split of a BPE, or None to use GPT-2's tokenizer.
     """
 
     description: str
@@ -90,7 +90,7 @@ def make_all(work: Path) -> dict[str, Answer]:
     """Write all exports into ``work``/exports. Those that exist are not changed.
 
     Returns:
-        What the product itself computes for the models of ``MODELS``, before their export.
+        The results of the product itself for each model of ``MODELS``, before its export.
     """
     answers = {}
     for name, definition in MODELS.items():

@@ -119,7 +119,7 @@ def problem_lines(results: dict) -> Iterator[str]:
 
 
 def list_lines(results: dict) -> Iterator[str]:
-    """Yield how many texts are equal, for each kind of text."""
+    """Yield the number of equal texts or lists of ids for each comparison."""
     for name in names(results, is_list=True):
         found = [one for kind in results for one in comparisons(results, kind, name)]
         total = sum(one["total"] for one in found)
@@ -134,7 +134,7 @@ def list_lines(results: dict) -> Iterator[str]:
 
 
 def names(results: dict, *, is_list: bool) -> list[str]:
-    """Return the names of what was compared: lists of texts or ids, or numbers."""
+    """Return the names of the comparisons of lists, or of numbers."""
     result = []
     for kind in results:
         for one in results[kind].get("comparisons", []):

@@ -51,5 +51,5 @@ def prompts(vocab_size: int, number: int = 8, length: int = 40) -> list[list[int
 
 
 # Contexts with endings, and documents, that fit into the context of the models.
-PAIRS = [(text[:25] + " a", text[25:45] + " b") for text in random_texts(20, seed=4)]
-DOCUMENTS = [text[:60] + "." for text in random_texts(20, seed=5)]
+PAIRS = [(text[:18] + " a", text[18:30] + " b") for text in random_texts(20, seed=4)]
+DOCUMENTS = [text[:30] + "." for text in random_texts(20, seed=5)]

@@ -1,4 +1,4 @@
-"""Read the request of the comparison, and write what a program computes.
+"""Read the request of the comparison, and write the answers of a program.
 
 A script of this folder is started with two arguments: request.json and a folder for the answers.
 The answer of a model is a JSON file and, for arrays of numbers, a file of 32-bit floats.
