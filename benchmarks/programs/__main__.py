@@ -77,7 +77,7 @@ class Comparer:
         """Run a program, and return the results by kind of model."""
         folder = None
         python = sys.executable
-        environment = None
+        environment = environments.of_project()
         if program.packages is not None:
             folder = environments.prepare(program, self._cache)
             python = str(folder / "bin" / "python")
@@ -140,7 +140,7 @@ class Comparer:
             return
         program = Program("reference", "", None, REFERENCE, missing)
         command = [sys.executable, str(INSIDE / REFERENCE)]
-        self._references |= self._answers(program, command, None, None)
+        self._references |= self._answers(program, command, environments.of_project(), None)
         for export in missing:
             error = self._references[export].values.get("error")
             if error:

@@ -10,10 +10,10 @@ TRANSFORMERS = "transformers==5.23.0"
 
 @dataclass(frozen=True)
 class KnownProblem:
-    """A problem of a program that is reproduced whenever the program is run.
+    """A problem of a program. It is reproduced whenever the program is run, if it has a name.
 
     Attributes:
-        name: its key among the symptoms that a script reports.
+        name: its key among the symptoms that a script reports, or "".
         text: the symptom, as docs/export.md describes it.
         suggestion: what to do.
     """
@@ -76,11 +76,16 @@ def transformers(version: str, **options) -> Program:
     return Program("Transformers", version, packages, "transformers_reader.py", ALL, **options)
 
 
+PIPELINE = (
+    "python -c 'from transformers import pipeline; "
+    'print(pipeline("text-generation", "exports/gpt2")("The", max_new_tokens=50))\''
+)
+
 PROGRAMS = (
     transformers("4.46.3"),
     transformers("4.57.6"),
     transformers("5.17.0"),
-    transformers("5.23.0"),
+    transformers("5.23.0", commands=(PIPELINE,)),
     Program(
         "llama.cpp",
         "xllamacpp 2026.10.11549",
@@ -114,6 +119,7 @@ PROGRAMS = (
         ("mlx[cpu]==0.32.4", "mlx-lm==0.32.2", TRANSFORMERS),
         "mlx_reader.py",
         ALL,
+        commands=("mlx_lm.generate --model exports/gpt2 --prompt The --max-tokens 20",),
         needs_torch=False,
     ),
     Program(
@@ -122,7 +128,9 @@ PROGRAMS = (
         ("onnxruntime==1.32.0", "optimum-onnx[onnxruntime]==0.1.0"),
         "onnx_reader.py",
         ALL,
-        commands=("optimum-cli export onnx --model {model} {model}-onnx",),
+        commands=(
+            "optimum-cli export onnx --task text-generation-with-past --model {model} {model}-onnx",
+        ),
     ),
     Program(
         "transformers.js",
@@ -132,6 +140,15 @@ PROGRAMS = (
         ALL,
         needs_torch=False,
         npm=True,
+        limits={"ids": 25},
+        problems=(
+            KnownProblem(
+                "",
+                "with GPT-2's way to split text, the ids of some texts with U+0085 or U+FEFF "
+                "differ, because JavaScript's `\\s` contains other characters",
+                "use `tokenizer_split: qwen35`, the default of `bpe`",
+            ),
+        ),
     ),
     Program(
         "lm-eval",

@@ -52,12 +52,21 @@ def create(folder: Path, packages: Sequence[str], install, *arguments) -> Path:
 
 def variables(program: Program, folder: Path) -> Mapping[str, str]:
     """Return the environment variables under which the commands of a program are run."""
+    return _with_programs(folder / ("node_modules/.bin" if program.npm else "bin"))
+
+
+def of_project() -> Mapping[str, str]:
+    """Return the environment variables under which commands use this project's environment."""
+    return _with_programs(Path(sys.executable).parent)
+
+
+def _with_programs(programs: Path) -> dict[str, str]:
+    """Return environment variables with a folder at the start of PATH."""
     values = dict(os.environ)
-    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "NODE_PATH"):
         values.pop(name, None)
-    programs = folder / ("node_modules/.bin" if program.npm else "bin")
     values["PATH"] = f"{programs}{os.pathsep}{values['PATH']}"
-    values |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NODE_PATH": ""}
+    values |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     values |= {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
     return values
 
