@@ -4,7 +4,7 @@ python -m benchmarks.programs.table
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from benchmarks import runs
 from benchmarks.programs.definitions import EXAMPLE, PROGRAMS, Program
@@ -92,7 +92,7 @@ def number_lines(results: dict) -> Iterator[str]:
     for name in names(results, is_list=False):
         parts = []
         for label, kinds in types(results):
-            found = [one for kind in kinds for one in comparisons(results, kind, name)]
+            found = comparisons(results, kinds, name)
             if not found:
                 continue
             largest = max(one["difference"] for one in found)
@@ -121,7 +121,7 @@ def problem_lines(results: dict) -> Iterator[str]:
 def list_lines(results: dict) -> Iterator[str]:
     """Yield the number of equal texts or lists of ids for each comparison."""
     for name in names(results, is_list=True):
-        found = [one for kind in results for one in comparisons(results, kind, name)]
+        found = comparisons(results, results, name)
         total = sum(one["total"] for one in found)
         num_different = sum(int(one["difference"]) for one in found)
         label = f"{total} {NAMES[name]}" if name != "chat" else NAMES[name]
@@ -143,10 +143,14 @@ def names(results: dict, *, is_list: bool) -> list[str]:
     return result
 
 
-def comparisons(results: dict, kind: str, name: str) -> list[dict]:
-    """Return the comparisons with a name for one kind of model."""
-    found = results[kind].get("comparisons", [])
-    return [one for one in found if one["compared"] == name]
+def comparisons(results: dict, kinds: Iterable[str], name: str) -> list[dict]:
+    """Return the comparisons with a name for these kinds of models."""
+    found = []
+    for kind in kinds:
+        for one in results[kind].get("comparisons", []):
+            if one["compared"] == name:
+                found.append(one)
+    return found
 
 
 def types(results: dict) -> list[tuple[str, list[str]]]:
