@@ -132,7 +132,7 @@ format: $(VENV)/.installed-dev ## format the files as `make check` requires
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-programs: $(VENV)/.installed-dev ## install llama.cpp, CTranslate2, mlx-lm and other programs into build/programs, load our models there, and write the table of docs/export.md (an hour; PROGRAMS="mlx-lm CTranslate2": only these)
+programs: $(VENV)/.installed-dev ## load our models in llama.cpp, mlx-lm and other programs, and write the table of docs/export.md (an hour; PROGRAMS="mlx-lm": only this one)
 	$(BIN)/python -m benchmarks.programs $(if $(PROGRAMS),--only $(PROGRAMS))
 
 clean: ## delete .venv, but not data/ and runs/
