@@ -96,7 +96,7 @@ def number_lines(results: dict) -> Iterator[str]:
             if not found:
                 continue
             largest = max(one["difference"] for one in found)
-            text = f"{largest:.1e}"
+            text = f"{largest:.1e}" if largest else "0"
             if any(not one["difference"] <= one["limit"] for one in found):
                 text = f"**{text}**"
             parts.append(f"{label} {text}")
