@@ -129,7 +129,6 @@ class Comparer:
             "export": export,
             "passes": passes and all(symptoms.values()),
             "comparisons": [dataclasses.asdict(one) for one in comparisons],
-            "facts": answer.values.get("facts", {}),
             "symptoms": symptoms,
         }
 

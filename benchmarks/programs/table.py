@@ -14,7 +14,8 @@ PAGE = runs.ROOT / "docs" / "export.md"
 BEGIN = "<!-- make programs writes the lines from here -->\n"
 END = "<!-- to here -->\n"
 HEADER = (
-    "| program | largest difference | equal | requirements | known problems and what to do |\n"
+    "| program | largest difference | equal texts and ids | requirements | known problems and what "
+    "to do |\n"
     "|---|---|---|---|---|\n"
 )
 LLAMA = "llama"  # the kind of model with its own column of differences
@@ -51,15 +52,21 @@ def generate(rows: list[dict]) -> str:
     """Return the table, the commands and the example for rows of the JSON file."""
     rows_by_key = {(row["program"], row["version"]): row for row in rows}
     lines = [table_row(program, find(rows_by_key, program)) for program in PROGRAMS]
-    provenance = sorted(
-        {f"{row['date']}, commit {row['commit']}, {row['machine']}" for row in rows}
-    )
-    parts = [HEADER, *lines, "\nMeasured on ", "; ".join(provenance), ": `make programs`.\n"]
+    parts = [HEADER, *lines, f"\nMeasured with `make programs`: {provenance(rows)}.\n"]
     parts += ["\nThe commands that were run before the models were loaded:\n\n"]
     parts += commands()
     parts += ["\nllama.cpp in Python (`pip install xllamacpp`):\n\n```python\n"]
     parts += [EXAMPLE.read_text(encoding="utf-8"), "```\n"]
     return "".join(parts)
+
+
+def provenance(rows: list[dict]) -> str:
+    """Return the dates, commits and machines of the rows."""
+    commits: dict[str, set[str]] = {}
+    for row in rows:
+        commits.setdefault(f"{row['date']}, {row['machine']}", set()).add(row["commit"])
+    parts = [f"{place}, commit {', '.join(sorted(commits[place]))}" for place in sorted(commits)]
+    return "; ".join(parts)
 
 
 def find(rows_by_key: dict, program: Program) -> dict:
@@ -101,11 +108,6 @@ def number_lines(results: dict) -> Iterator[str]:
                 text = f"**{text}**"
             parts.append(f"{label} {text}")
         yield f"{NAMES.get(name, name)}: {', '.join(parts)}"
-    facts = {}
-    for result in results.values():
-        facts |= result.get("facts", {})
-    for name, value in facts.items():
-        yield f"{name}: {value}"
 
 
 def problem_lines(results: dict) -> Iterator[str]:
@@ -124,7 +126,9 @@ def list_lines(results: dict) -> Iterator[str]:
         found = comparisons(results, results, name)
         total = sum(one["total"] for one in found)
         num_different = sum(int(one["difference"]) for one in found)
-        label = f"{total} {NAMES[name]}" if name != "chat" else NAMES[name]
+        label = NAMES[name]
+        if not name.startswith("chat"):
+            label = f"{total} {label}"
         if num_different == 0:
             yield label
         elif all(one["difference"] <= one["limit"] for one in found):

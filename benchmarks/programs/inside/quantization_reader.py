@@ -9,10 +9,15 @@ from exchange import answer_all
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 
+def is_torchao() -> bool:
+    """Return whether the request names torchao, not bitsandbytes."""
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    return request["program"] == "torchao"
+
+
 def configurations() -> dict:
     """Return the configurations of the program of the request, by the name of the format."""
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    if request["program"] == "torchao":
+    if is_torchao():
         from torchao.quantization import Int8WeightOnlyConfig
 
         return {"int8": TorchAoConfig(Int8WeightOnlyConfig())}
@@ -24,12 +29,10 @@ def configurations() -> dict:
 
 @torch.inference_mode()
 def answer(request: dict) -> dict:
-    """Return the number of quantized matrices, and whether all matrices are quantized."""
+    """Return the number of matrices that are not quantized, for each format."""
     prompts = torch.tensor(request["prompts"])
     original = AutoModelForCausalLM.from_pretrained(request["path"]).eval()
     names = set(matrices(original))
-    kind = "Llama type" if original.config.model_type == "llama" else "GPT-2"
-    facts = {}
     missing = {}
     for label, configuration in configurations().items():
         model = AutoModelForCausalLM.from_pretrained(
@@ -39,17 +42,11 @@ def answer(request: dict) -> dict:
         quantized = [name for name, weight in weights.items() if is_quantized(weight)]
         if not model(prompts).logits.isfinite().all():
             raise ValueError(f"{label}: the logits are not finite")
-        facts[f"{kind}, {label}"] = (
-            f"{len(quantized)} of {len(names)} matrices of the blocks are quantized"
-        )
-        missing[f"{label}: matrices that are not quantized"] = len(names) - len(quantized)
-    result = {"facts": facts}
-    if kind == "GPT-2" and "nf4" not in configurations():
+        missing[f"matrices that are not quantized, {label}"] = len(names) - len(quantized)
+    if original.config.model_type == "gpt2" and is_torchao():
         # A known problem of torchao: no matrix of a GPT-2 is quantized.
-        result["symptoms"] = {"conv1d": all(number == len(names) for number in missing.values())}
-    else:
-        result["measured"] = missing
-    return result
+        return {"symptoms": {"conv1d": set(missing.values()) == {len(names)}}}
+    return {"measured": missing}
 
 
 def matrices(model) -> dict[str, torch.Tensor]:
