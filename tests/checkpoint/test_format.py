@@ -193,7 +193,7 @@ def record_call(monkeypatch, calls: list[str], owner: object, name: str) -> None
 def test_transformers_loads_checkpoint(tmp_path, make_model):
     training = make_training(0, make_model)
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
-    model_files = stock_export.describe(training.model.config, tokenizer)
+    model_files = stock_export.describe(training.model, tokenizer)
     path = save(tmp_path, 1, training, model_files=model_files)
 
     loaded, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
@@ -750,20 +750,27 @@ def test_rotation_needs_a_verified_checkpoint(tmp_path, monkeypatch):
 # Sharded models.
 
 
-def check_sharded_checkpoint(rank: int, folder: Path) -> None:
-    """Load a checkpoint of one process into an FSDP2 model, and compare the gathered tensors."""
+def check_sharded_checkpoints(rank: int, folder: Path) -> None:
+    """Load checkpoints of one process into FSDP2 models, and compare the gathered tensors."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2
     )
-    unsharded = make_training(0, make_llama)
+    for make_model in (make_gpt2, make_llama):
+        check_sharded_checkpoint(rank, folder / make_model.__name__, make_model)
+    dist.destroy_process_group()
+
+
+def check_sharded_checkpoint(rank: int, folder: Path, make_model: Callable) -> None:
+    """Do the work of ``check_sharded_checkpoints`` for a type of model."""
+    unsharded = make_training(0, make_model)
     if rank == 0:
-        save(folder / "checkpoints", 1, unsharded)
+        save(folder, 1, unsharded)
     dist.barrier()
-    model = fully_shard(make_llama(1), mesh=init_device_mesh("cpu", (2,)))
+    model = fully_shard(make_model(1), mesh=init_device_mesh("cpu", (2,)))
     sharded = Training(model, make_optimizer(model))
 
-    load(folder / "checkpoints" / "step-00000001", sharded)
+    load(folder / "step-00000001", sharded)
     gathered = checkpoint.gather(*sharded)
 
     if rank == 0:
@@ -771,8 +778,7 @@ def check_sharded_checkpoint(rank: int, folder: Path) -> None:
         assert_equal_tensors(gathered[0], weights)
         assert_equal_tensors(gathered[1], moments)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def test_fsdp2_checkpoint_equals_that_of_one_process(tmp_path):
-    mp.start_processes(check_sharded_checkpoint, (tmp_path,), nprocs=2, start_method="fork")
+    mp.start_processes(check_sharded_checkpoints, (tmp_path,), nprocs=2, start_method="fork")

@@ -43,6 +43,7 @@ from run_results import (
     windows_by_step,
 )
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from ursa_minor.base import checkpoint_files
 from ursa_minor.checkpoint import format as checkpoint
@@ -392,6 +393,29 @@ def test_processes_draw_the_same_dropout(finished_ddp_run):
         assert windows_by_step(f"{name}.ledger") == expected_windows
         assert losses_by_step(name, "train/lr") == losses_by_step("whole", "train/lr")
         assert losses_by_step(name) == pytest.approx(losses_by_step("whole"), abs=1e-5)
+
+
+def shapes_by_file(path: Path) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the names and shapes of the tensors in a checkpoint, by the name of the file."""
+    shapes = {}
+    for file in sorted(path.rglob("*")):
+        tensors = load_file(file) if file.suffix == ".safetensors" else {}
+        name = file.relative_to(path).as_posix()
+        shapes[name] = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    return shapes
+
+
+def test_two_processes_write_checkpoint_of_one(finished_ddp_run):
+    shapes = shapes_by_file(checkpoint_path("two", 12))
+
+    assert shapes == shapes_by_file(checkpoint_path("whole", 12))
+    assert "wte.weight" in shapes["model.safetensors"]
+    assert "transformer.wte.weight/exp_avg" in shapes["training/optimizer.safetensors"]
+    config = Path("config.json")
+    expected_config = (checkpoint_path("whole", 12) / config).read_bytes()
+    assert (checkpoint_path("two", 12) / config).read_bytes() == expected_config
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_path("two", 12))
+    assert model.config.activation_function == "gelu_new"
 
 
 # The checkpoint of the lowest validation loss, and early stopping.

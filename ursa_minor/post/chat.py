@@ -89,14 +89,15 @@ def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None
     num_used = 1 + max(tokenizer.get_vocab().values())
     tokenizer.add_special_tokens({"pad_token": PAD, "extra_special_tokens": [BEGIN, END]})
     tokenizer.chat_template = CHAT_TEMPLATE
-    ids = tokenizer.convert_tokens_to_ids(list(CHAT_TOKENS))
+    vocabulary = tokenizer.get_vocab()
+    ids = [vocabulary[token] for token in CHAT_TOKENS]
     assert sorted(ids) == list(range(num_used, num_used + len(CHAT_TOKENS))), ids
 
     with torch.no_grad():
         for module in (model.get_input_embeddings(), model.get_output_embeddings()):
             module.weight[ids] = module.weight[:num_used].mean(0)
 
-    end_id = tokenizer.convert_tokens_to_ids(END)
+    end_id = vocabulary[END]
     generation = model.generation_config
     suppressed = [token_id for token_id in generation.suppress_tokens or () if token_id not in ids]
     generation.suppress_tokens = suppressed or None
