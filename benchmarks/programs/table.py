@@ -84,10 +84,11 @@ def table_row(program: Program, row: dict) -> str:
         differences = f"**failed**: {row['reason']}"
         equal = ""
     else:
-        differences = "<br>".join([*number_lines(row["results"]), *problem_lines(row["results"])])
+        lines = [*number_lines(row["results"]), *problem_lines(row["results"])]
+        if program.notes:
+            lines.append(program.notes)
+        differences = "<br>".join(lines)
         equal = "<br>".join(list_lines(row["results"]))
-    if row["status"] in ("equal", "differs") and program.notes:
-        differences = f"{differences}<br>{program.notes}"
     problems = "<br>".join(f"{problem.text}: {problem.suggestion}" for problem in program.problems)
     cells = [f"{program.name} {program.version}", differences, equal, requirements(program)]
     joined = " | ".join(cell.replace("|", "\\|") for cell in [*cells, problems])
