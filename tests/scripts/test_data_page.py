@@ -39,8 +39,8 @@ DOCUMENTS = (
 
 
 def sentence(number: int) -> str:
-    words = [WORDS[(number * step + step) % len(WORDS)] for step in range(1, 9)]
-    return f"{' '.join(words)} {number}."
+    word = WORDS[number % len(WORDS)]
+    return f"The {word} near the orchard is number {number}."
 
 
 SENTENCES = [sentence(number) for number in range(NUM_DOCUMENTS)]
@@ -50,6 +50,10 @@ def write(name: str, text: str) -> None:
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", newline="")
+
+
+def read_lines(name: str) -> list[str]:
+    return Path(name).read_text(encoding="utf-8").splitlines()
 
 
 def json_lines(rows: list[dict]) -> str:
@@ -103,18 +107,19 @@ def write_chats() -> None:
 def write_tables() -> None:
     rows = [{"content": text, "warc_headers": {}, "metadata": None} for text in SENTENCES]
     Path("oscar").mkdir()
-    Path("oscar/hi_part_1.jsonl.gz").write_bytes(gzip.compress(json_lines(rows).encode()))
+    compressed = gzip.compress(json_lines(rows).encode())
+    Path("oscar/hi_part_1.jsonl.gz").write_bytes(compressed)
     Path("stack").mkdir()
-    contents = [None, "", *SENTENCES[2:]]
-    pq.write_table(
-        pa.table({"content": contents, "ext": ["py"] * len(contents)}), "stack/a.parquet"
-    )
+    table = pa.table({"content": [None, "", *SENTENCES[2:]]})
+    pq.write_table(table, "stack/a.parquet")
     conversations = []
     shared = []
     for text in SENTENCES:
         user = {"role": "user", "content": text}
-        conversations.append({"messages": [user, {"role": "assistant", "content": text}]})
-        shared.append({"id": "a", "conversations": [{"from": "human", "value": text}]})
+        assistant = {"role": "assistant", "content": text}
+        conversations.append({"messages": [user, assistant]})
+        message = {"from": "human", "value": text}
+        shared.append({"id": "a", "conversations": [message]})
     write("messages.jsonl", json_lines(conversations))
     write("sharegpt.json", json.dumps(shared))
     from datasets import Dataset, DatasetDict
@@ -147,7 +152,11 @@ def write_token_ids() -> None:
     (folder,) = Path("data").glob("text-*/tokenizer")
     shutil.copytree(folder, "my_tokenizer")
     tokenizer = Tokenizer.from_file("my_tokenizer/tokenizer.json")
-    write("ids.jsonl", json_lines([{"input_ids": tokenizer.encode(t).ids} for t in SENTENCES]))
+    rows = []
+    for text in SENTENCES:
+        encoding = tokenizer.encode(text)
+        rows.append({"input_ids": encoding.ids})
+    write("ids.jsonl", json_lines(rows))
 
 
 # ---- the commands of the section
@@ -207,8 +216,9 @@ def test_public_files_become_documents_of_page(tmp_path, monkeypatch):
             assert sum(documents) == expected, name
         else:
             assert documents == expected, name
-    chat = Path("whatsapp.txt").read_text(encoding="utf-8").replace("\u200e", "")
-    texts = [f"{text}\nsecond line" for text in SENTENCES]
-    assert chat.splitlines() == "\n".join(["Messages are encrypted.", *texts]).splitlines()
-    assert Path("subtitles_text/a.txt").read_text().splitlines() == SENTENCES
-    assert Path("telegram.txt").read_text().splitlines()[0] == f"{SENTENCES[0]} https://example.org"
+    chat = read_lines("whatsapp.txt")
+    assert chat[0].endswith("Messages are encrypted.")
+    assert chat[1::2] == SENTENCES
+    assert set(chat[2::2]) == {"second line"}
+    assert read_lines("telegram.txt")[:2] == [f"{SENTENCES[0]} https://example.org", SENTENCES[0]]
+    assert read_lines("subtitles_text/a.txt") == SENTENCES
