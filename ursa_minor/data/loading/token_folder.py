@@ -1,12 +1,16 @@
 """Judge whether the token files of another program are read with the right tokenizer and width."""
 
 import logging
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from ursa_minor.base import shell
+from ursa_minor.base.errors import BadInput
 from ursa_minor.data.loading.windows import Windows
+from ursa_minor.data.tokens import pretrained_tokenizer
+from ursa_minor.data.tokens import tokenizer as tokenization
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +46,36 @@ def warn_of_wrong_ids(
         log.warning(
             f"{folder}: {'; '.join(signs)}. Usually this means that the files were encoded with "
             f"another tokenizer, have ids of another width, or do not separate their documents"
+        )
+
+
+def check_stated_tokenizer(folder: Path, stated: str, name: str, fingerprint: str) -> None:
+    """Check that the tokenizer that token files state is that of the run, as far as possible.
+
+    A tokenizer of the Hub is not downloaded for this, so its name is compared without the owner.
+
+    Args:
+        folder: the folder of token files.
+        stated: name of a tokenizer of the Hub, or path of a tokenizer.json or of its folder.
+        name: name or folder of the run's tokenizer.
+        fingerprint: fingerprint of the run's tokenizer.
+
+    Raises:
+        BadInput: the tokenizer exists on this machine, and differs.
+    """
+    path = Path(stated)
+    location = path.parent if path.is_file() else path
+    if not location.is_dir():
+        if PurePath(stated).name != PurePath(name).name:
+            log.warning(
+                f"{folder}: the files state that their ids were encoded with the tokenizer "
+                f"{stated}. If it differs from {name}, use --tokenizer with this tokenizer"
+            )
+        return
+    if tokenization.fingerprint(pretrained_tokenizer.load(str(location))) != fingerprint:
+        raise BadInput(
+            f"tokenizer = {name}: the files in {folder} state that their ids were encoded with a "
+            f"different tokenizer, {stated}. Use --tokenizer {shell.path_word(location)}"
         )
 
 

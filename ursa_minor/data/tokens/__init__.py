@@ -8,5 +8,8 @@
 - ``token_rows``: rows of ids that another program encoded -> documents
 - ``encoder``: documents -> ids, in several threads
 - ``shards``: read and write token files
+- ``token_format``: the definition of a token-file format
+- ``formats/``: one module per format: llm.c, NumPy, nanoGPT, datatrove, Megatron-LM
+- ``documents``: insert the separators that token files of another program lack
 - ``manifest``: the list of a folder's shards: read, compare, find damaged files
 """
