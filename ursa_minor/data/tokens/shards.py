@@ -31,7 +31,13 @@ from ursa_minor.data.tokens.token_format import (
 
 # A file has the first of these formats that recognizes it. Contents and side files come before
 # names.
-FORMATS = (llm_c.FORMAT, npy.FORMAT, megatron.FORMAT, datatrove.FORMAT, headerless.FORMAT)
+FORMATS = (
+    llm_c.FORMAT,
+    npy.FORMAT,
+    megatron.FORMAT,
+    datatrove.FORMAT,
+    headerless.FORMAT,
+)
 SUFFIXES = {token_format.suffix for token_format in FORMATS}
 MANIFEST = "manifest.json"
 # The split that a word in the name of a file names.
