@@ -17,6 +17,7 @@ from ursa_minor.data.tokens.shards import (
     SPLIT_WORDS,
     Shard,
     open_ids,
+    read_document_ends,
     split_in_folder,
     split_of,
 )
@@ -340,8 +341,16 @@ def find_problems(
 def _find_problem(path: Path, shard: Shard, newer_than: Path | None) -> str | None:
     try:
         open_ids(path, shard.tokens)
+        document_ends = read_document_ends(path)
     except BadInput as error:
         return str(error)
+    if shard.documents is not None:
+        num_documents = 0 if document_ends is None else len(document_ends)
+        if num_documents != shard.documents:
+            return (
+                f"{path}: the index of the file was changed. It lists {num_documents} documents, "
+                f"but {MANIFEST} lists {shard.documents}. {RESTORE}"
+            )
     if shard.sha256 is None:
         return None
     is_hashed = newer_than is None or path.stat().st_mtime_ns > newer_than.stat().st_mtime_ns

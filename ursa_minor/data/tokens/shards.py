@@ -180,7 +180,7 @@ def find_format(path: Path) -> TokenFormat:
 
 @contextlib.contextmanager
 def _explaining_errors(path: Path) -> Iterator[None]:
-    """Raise BadInput, which names the file, for an error in the ``with`` block."""
+    """Raise BadInput with the name of the file for an error in the ``with`` block."""
     try:
         yield
     except BadInput:
