@@ -220,7 +220,8 @@ def describe_folder(folder: Path) -> Manifest:
 
 def _advice_for_other_files(folder: Path) -> str:
     """Return how the files of a folder without shards can be used."""
-    names = [path.name for path in sorted(folder.rglob("*"))]
+    paths = [*folder.glob("*"), *folder.glob("*/*")]
+    names = [path.name for path in paths]
     if any(name.endswith(".mds") for name in names):
         return f"The folder contains MDS files of mosaicml-streaming. {SEE_CONVERSION}"
     if any(name.startswith("chunk-") and name.endswith(".bin") for name in names):
