@@ -8,6 +8,7 @@ from token_files import write_datatrove
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.loading.corpus import OpenedSource
+from ursa_minor.data.loading.token_folder import check_document_mask
 from ursa_minor.data.tokens import manifest as manifests
 
 SEPARATOR = 7
@@ -64,13 +65,13 @@ def test_document_mask_needs_separators_before_documents(tmp_path, place):
         texts = [[*document, SEPARATOR] for document in texts]
     for split in ("train", "val"):
         write_datatrove(tmp_path / f"{split}.ds", texts)
-    source = open_source(tmp_path)
+    manifest = manifests.describe_folder(tmp_path)
 
     if place != "after":
-        source.check_document_mask()
+        check_document_mask(tmp_path, manifest, SEPARATOR)
         return
     with pytest.raises(BadInput) as caught:
-        source.check_document_mask()
+        check_document_mask(tmp_path, manifest, SEPARATOR)
 
     message = str(caught.value)
     assert "document_mask" in message

@@ -75,6 +75,16 @@ def test_index_is_checked_in_parts(write, monkeypatch):
     assert ids[:].tolist() == joined_with_separators(texts)
 
 
+@pytest.mark.parametrize("separator", [7, 300, 70_000])
+def test_separator_may_be_wider_than_the_ids(tmp_path, separator):
+    path = write_megatron(tmp_path / "a.bin", [[1, 2], [3]], dtype="uint8")
+    ids, _ = shards.open_ids(path)
+
+    with_separators = documents.with_separators(path, ids, separator)
+
+    assert with_separators[:].tolist() == [separator, 1, 2, separator, 3]
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_existing_separators_are_kept(write, place):
     texts = make_documents(LENGTHS)

@@ -17,7 +17,11 @@ from ursa_minor.data.loading import batches as window_batches
 from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
 from ursa_minor.data.loading.background import DataWait, Preparation, reader_command
-from ursa_minor.data.loading.token_folder import check_stated_tokenizer, warn_of_wrong_ids
+from ursa_minor.data.loading.token_folder import (
+    check_document_mask,
+    check_stated_tokenizer,
+    warn_of_wrong_ids,
+)
 from ursa_minor.data.sources.find import FoundSource, find_source
 from ursa_minor.data.tokens import documents, pretrained_tokenizer, shards
 from ursa_minor.data.tokens import manifest as manifests
@@ -143,25 +147,6 @@ class OpenedSource:
             return shard.tokens
         return shard.tokens + shard.documents
 
-    def check_document_mask(self) -> None:
-        """Check that document_mask can be used.
-
-        Raises:
-            BadInput: the separators follow the documents.
-        """
-        if self.manifest.tokenizer is not None:
-            return
-        paths = [self.folder / shard.file for shard in self.manifest.splits["train"]]
-        paths = [path for path in paths if path.exists()]
-        path = documents.find_following_separators(paths, self._separator)
-        if path is not None:
-            raise BadInput(
-                f"document_mask = true: in {path} the end-of-text token follows each document. The "
-                f"mask starts a document at this token, so it would belong to the next document. "
-                f"Use --document_mask false, or files in which the token precedes each document, "
-                f"such as those that prepare_data.py writes"
-            )
-
 
 class Corpus:
     """The data of a run. At the end of its ``with`` block, the processes that prepare data end.
@@ -208,6 +193,9 @@ class Corpus:
         source_manifests = [manifests.describe_folder(folder) for folder in folders]
         self.tokenizer = open_tokenizer(recipe, dict(zip(folders, source_manifests, strict=True)))
         self.bytes_per_token = _bytes_of_ids(self.tokenizer, recipe.model)
+        if recipe.loss.document_mask:
+            for folder, manifest in zip(folders, source_manifests, strict=True):
+                check_document_mask(folder, manifest, self.tokenizer.eos_token_id)
         self.sources = [
             OpenedSource(
                 weight,
@@ -222,8 +210,6 @@ class Corpus:
             )
         ]
         for opened in self.sources:
-            if recipe.loss.document_mask:
-                opened.check_document_mask()
             if opened.largest_id is not None:
                 warn_of_wrong_ids(opened.folder, opened.train, opened.largest_id, self.tokenizer)
         has_test = len(source_manifests) == 1 and "test" in source_manifests[0].splits

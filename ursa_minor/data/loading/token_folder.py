@@ -11,6 +11,8 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.data.loading.windows import Windows
 from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.documents import find_following_separators
+from ursa_minor.data.tokens.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,32 @@ def warn_of_wrong_ids(
         log.warning(
             f"{folder}: {'; '.join(signs)}. Usually this means that the files were encoded with "
             f"another tokenizer, have ids of another width, or do not separate their documents"
+        )
+
+
+def check_document_mask(folder: Path, manifest: Manifest, separator: int) -> None:
+    """Check that document_mask can be used with a folder of token files.
+
+    Args:
+        folder: the folder.
+        manifest: its manifest.
+        separator: the end-of-text id.
+
+    Raises:
+        BadInput: another program wrote the files, and the separators follow the documents.
+    """
+    if manifest.tokenizer is not None:
+        return
+    paths = [folder / shard.file for shard in manifest.splits["train"]]
+    # With stream_keep = consumed, files may have been deleted.
+    existing_paths = [path for path in paths if path.exists()]
+    path = find_following_separators(existing_paths, separator)
+    if path is not None:
+        raise BadInput(
+            f"document_mask = true: in {path} the end-of-text token follows each document. The "
+            f"mask starts a document at this token, so it would belong to the next document. Use "
+            f"--document_mask false, or files in which the token precedes each document, such as "
+            f"those that prepare_data.py writes"
         )
 
 

@@ -45,17 +45,18 @@ class SeparatedIds:
         self.itemsize = file_ids.itemsize
         self._document_ends = document_ends
         self._separator = separator
+        self._dtype = np.promote_types(file_ids.dtype, np.min_scalar_type(separator))
 
     def __len__(self) -> int:
         return len(self.file_ids) + self.num_documents
 
     def __getitem__(self, span: slice) -> np.ndarray:
-        """Return a part of the ids with their separators, (tokens,) int64."""
+        """Return a part of the ids with their separators, (tokens,)."""
         start, stop, _ = span.indices(len(self))
         first_document = self._separators_before(start)
         end_document = self._separators_before(stop)
         begin = start - first_document
-        ids = self.file_ids[begin : stop - end_document].astype(np.int64)
+        ids = self.file_ids[begin : stop - end_document].astype(self._dtype, copy=False)
         document_starts = self._document_starts(first_document, end_document)
         return np.insert(ids, document_starts - begin, self._separator)
 
