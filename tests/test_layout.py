@@ -23,7 +23,7 @@ LEVELS = (
     ("base",),
     ("recipe",),
     ("data/sources", "data/sources/formats", "model"),
-    ("data/tokens",),
+    ("data/tokens", "data/tokens/formats"),
     ("data/preparation", "data/loading"),
     ("optim",),
     ("preflight", "checkpoint"),
@@ -34,7 +34,11 @@ LEVELS = (
     ("post",),
 )
 # A package that is part of another one, with which it may import both ways.
-PARTS = {"data/sources/formats": "data/sources", "evaluation/tasks": "evaluation"}
+PARTS = {
+    "data/sources/formats": "data/sources",
+    "data/tokens/formats": "data/tokens",
+    "evaluation/tasks": "evaluation",
+}
 NO_TORCH = (
     "recipe.command_line",
     "recipe.loading",
