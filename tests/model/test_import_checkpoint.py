@@ -195,7 +195,9 @@ def logits_of(model: PreTrainedModel) -> torch.Tensor:
         return model(random_ids(2, 16)).logits.float()[..., :64]
 
 
-def assert_same_logits(name: str | Path, expected: PreTrainedModel, tolerance: float = 1e-5) -> None:
+def assert_same_logits(
+    name: str | Path, expected: PreTrainedModel, tolerance: float = 1e-5
+) -> None:
     """Compare the logits of a model by name with those of the original."""
     loaded = pretrained.load(resolve_model(str(name)))
 
@@ -231,7 +233,9 @@ def test_nanogpt_checkpoint_has_equal_logits(name, has_bias):
 def test_missing_biases_are_trained():
     write_nanogpt(small_gpt2(has_bias=False), bias=False)
     write_meta()
-    model = pretrained.load_to_train("out", keys.Model(**SHAPE | {"init_from": "out", "vocab_size": 128}))
+    model = pretrained.load_to_train(
+        "out", keys.Model(**SHAPE | {"init_from": "out", "vocab_size": 128})
+    )
 
     bias = model.transformer.h[0].mlp.c_fc.bias
     assert not bias.any()

@@ -15,7 +15,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +318,7 @@ def write_gpt2_tokens(folder: str, tokenizer) -> np.ndarray:
 
 
 @needs_build_nanogpt
-def test_build_nanogpt_model_is_equal(capsys):
+def test_build_nanogpt_model_is_equal(capsys, monkeypatch):
     tokenizer = gpt2_tokenizer()
     ids = write_gpt2_tokens("edu_fineweb10B", tokenizer)
     for split in ("train", "val"):
@@ -338,6 +337,8 @@ def test_build_nanogpt_model_is_equal(capsys):
     module = load_module(Path("model_only.py").absolute())
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": CONTEXT}
     original = module.GPT(module.GPTConfig(vocab_size=50304, **shape)).eval()
+    # The checkpoint contains an object of this class.
+    monkeypatch.setattr(sys.modules["__main__"], "GPTConfig", module.GPTConfig, raising=False)
     original.load_state_dict(torch.load("log/model_00009.pt", weights_only=False)["model"])
     tokenizer.backend_tokenizer.save("log/tokenizer.json")
     expected = greedy_ids(original, tokenizer.encode(PROMPT))

@@ -10,8 +10,8 @@ A file is converted once, into ``other_checkpoints.converted_folder``. The optim
 converted.
 
 This is the only module that reads pickle files. Nothing in them is executed: ``torch.load`` with
-``weights_only=True`` and the unpickler for ``meta.pkl`` construct tensors and plain values only, and
-reject a file that needs more.
+``weights_only=True`` and the unpickler for ``meta.pkl`` construct only tensors and plain values.
+They reject a file that needs more.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 Weights = dict[str, torch.Tensor]
 
-CONVERTED_FROM = "converted_from.json"  # in a converted folder: what it was converted from
+CONVERTED_FROM = "converted_from.json"  # names the original in a converted folder
 TOKENIZER_FILE = "tokenizer.json"
 META_FILE = "meta.pkl"  # nanoGPT's table of characters
 END_OF_TEXT = "<|endoftext|>"
@@ -119,7 +119,7 @@ class Vocabulary:
     @property
     def end_of_text_id(self) -> int:
         """The id of the end-of-text token."""
-        return self.tokenizer.token_to_id(END_OF_TEXT)
+        return self.tokenizer.get_vocab()[END_OF_TEXT]
 
 
 class Placeholder:
@@ -338,7 +338,7 @@ def _shape_of(config: Mapping[str, Any], label: str) -> Shape:
 def _shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Return the shape of each parameter by its name in nanoGPT, in the order of llm.c's files."""
     d = shape.n_embd
-    block = {
+    block: dict[str, tuple[int, ...]] = {
         "ln_1.weight": (d,),
         "ln_1.bias": (d,),
         "attn.c_attn.weight": (3 * d, d),
@@ -352,11 +352,14 @@ def _shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         "mlp.c_proj.weight": (d, 4 * d),
         "mlp.c_proj.bias": (d,),
     }
-    shapes = {"wte.weight": (shape.vocab_size, d), "wpe.weight": (shape.block_size, d)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    shapes["wte.weight"] = (shape.vocab_size, d)
+    shapes["wpe.weight"] = (shape.block_size, d)
     for name, size in block.items():
         for layer in range(shape.n_layer):
             shapes[f"h.{layer}.{name}"] = size
-    shapes |= {"ln_f.weight": (d,), "ln_f.bias": (d,)}
+    shapes["ln_f.weight"] = (d,)
+    shapes["ln_f.bias"] = (d,)
     return shapes
 
 
@@ -398,9 +401,7 @@ def _complete(stored: Any, shape: Shape, has_bias: Any, label: str) -> Weights:
     return {name: weights[name] for name in shapes}
 
 
-def _check_tensor(
-    name: str, tensor: Any, expected: tuple[int, ...] | None, label: str
-) -> None:
+def _check_tensor(name: str, tensor: Any, expected: tuple[int, ...] | None, label: str) -> None:
     """Raise BadInput if a tensor is missing, superfluous, or not a floating-point one of a shape.
 
     Args:
@@ -434,7 +435,7 @@ def _read_llm_c(file: Path, header: bytes, label: str) -> Checkpoint:
     if version not in LLM_C_DTYPES:
         raise BadInput(
             f"{label}: version {version} of llm.c's files is not supported, only versions "
-            f"{join_or(LLM_C_DTYPES)}. Write the file again with llm.c of August 2024 or newer"
+            f"{join_or(list(LLM_C_DTYPES))}. Write the file again with a newer llm.c"
         )
     names = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
     shape = _shape_of(dict(zip(names, numbers[2:7], strict=True)), label)

@@ -51,7 +51,8 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     """Load the model ``name`` (``init_from``) in fp32 for training.
 
     The model keeps its config, except for dropout, the context length, the size of the vocabulary,
-    and names of functions that have a faster implementation. New rows of the vocabulary are the mean of the existing ones.
+    and names of functions that have a faster implementation. New rows of the vocabulary are the
+    mean of the existing ones.
 
     Raises:
         BadInput: as ``complete``, and if weights are missing, superfluous, NaN or infinite.

@@ -18,7 +18,7 @@ TORCH_INDEX = "pytorch_model.bin.index.json"
 INDEX_SUFFIX = ".index.json"
 ZIP = b"PK\x03\x04"  # first bytes of the files that torch.save has written since version 1.6
 
-COMPILED = "_orig_mod."  # torch.compile, for a model or a part of it
+COMPILED = "_orig_mod."  # torch.compile, of a model or of a submodule
 WRAPPED = "module."  # DistributedDataParallel
 LIGHTNING = "model."  # a LightningModule that has the model as its attribute ``model``
 
@@ -57,8 +57,8 @@ def may_have_prefix(folder: Path) -> bool:
 def without_prefixes(names: Iterable[str], model_type: str | None) -> dict[str, str]:
     """Return the name of each weight without the prefixes of wrappers, by its name in the file.
 
-    Several wrappers may surround each other. ``model.`` is a prefix only if no name starts as those
-    of the architecture do, because the names of Llama start with it, too.
+    Wrappers may be nested. ``model.`` is a prefix only if no name starts like those of the
+    architecture, because the weight names of Llama also start with ``model.``.
 
     Args:
         names: the names of all weights of a model.
