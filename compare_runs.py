@@ -50,10 +50,18 @@ TOKENIZER_TRAINING_KEYS = (
     "data_files",
     "dataset_name",
     "dataset_config_name",
+    "dataset_split",
     "sources",
 )
 # Recipe keys that decide which tokens a validation loss is computed on.
-VALIDATION_KEYS = ("eval_tokens", "validation_tokens", "validation_fraction", "validation_files")
+VALIDATION_KEYS = (
+    "eval_tokens",
+    "validation_tokens",
+    "validation_fraction",
+    "validation_files",
+    "document_separator",
+    "validation_split",
+)
 
 LOSS_LABELS = {
     "eval/loss": "validation loss\n(nats per token)",

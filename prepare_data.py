@@ -27,6 +27,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_stop_signals
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation import measure
+from ursa_minor.data.preparation.offline import check_online
 from ursa_minor.data.preparation.progress import PrefetchTarget
 from ursa_minor.data.preparation.shard_folder import complete_folder
 from ursa_minor.data.sources import find as find_sources
@@ -120,6 +121,7 @@ def prepare(
     for config in sources:
         if config.is_token_folder:
             continue
+        check_online(config)
         source = find_sources.find_source(config)
         if is_estimate:
             print(estimate(source))

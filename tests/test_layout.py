@@ -62,7 +62,11 @@ MODULES = {
 }
 SCRIPTS = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 PRODUCT = [*MODULES.values(), *SCRIPTS.values(), *INITS]
-DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+DISTRIBUTIONS = {
+    "charset_normalizer": "charset-normalizer",
+    "pynvml": "nvidia-ml-py",
+    "yaml": "pyyaml",
+}
 YAMLS = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 
 

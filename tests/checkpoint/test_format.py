@@ -193,7 +193,7 @@ def record_call(monkeypatch, calls: list[str], owner: object, name: str) -> None
 def test_transformers_loads_checkpoint(tmp_path, make_model):
     training = make_training(0, make_model)
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
-    model_files = stock_export.describe(training.model.config, tokenizer)
+    model_files = stock_export.describe(training.model, tokenizer)
     path = save(tmp_path, 1, training, model_files=model_files)
 
     loaded, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)

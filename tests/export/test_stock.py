@@ -159,7 +159,7 @@ def test_several_chat_templates_are_kept(model, tokenizer, tmp_path):
     templates = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools }}"}
     tokenizer.chat_template = templates
 
-    description = stock_export.describe(model.config, tokenizer)
+    description = stock_export.describe(model, tokenizer)
     stock_export.write(model, tmp_path / "model", tokenizer)
 
     assert "chat_template" in description["tokenizer_config.json"]
@@ -225,9 +225,14 @@ def test_non_finite_weight_is_rejected(model, tokenizer, dtype, value):
         stock_export.to_transformers(model, tokenizer, dtype=dtype)
 
 
-def test_description_equals_exported_json_files(model, tokenizer, exported):
-    description = stock_export.describe(model.config, tokenizer)
+def test_description_equals_exported_json_files(model, tokenizer, tmp_path):
+    model.generation_config.temperature = 0.6  # as some published models have
+    exported = tmp_path / "model"
+    stock_export.write(model, exported, tokenizer)
 
+    description = stock_export.describe(model, tokenizer)
+
+    assert "0.6" in description["generation_config.json"]
     assert description == {path.name: path.read_text() for path in exported.glob("*.json")}
 
 

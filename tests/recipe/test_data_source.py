@@ -184,6 +184,7 @@ def test_two_data_sources_are_rejected(tmp_path, caplog, stated, flags, names):
             {"validation_fraction": "0.5"},
             "tables as the data source",
         ),
+        ({"data_files": ["a.csv"]}, {"document_separator": "---"}, "tables as the data source"),
         (HUB, {"validation_fraction": "0.5"}, "a Hub data set"),
         (HUB, {"validation_files": ["v.txt"]}, "a Hub data set"),
         (HUB | {"token_column": "ids"}, {"text_column": "body"}, "token_column = ids"),
@@ -225,6 +226,31 @@ def test_flag_without_effect_is_rejected(tmp_path, stated, flags, reason):
     assert "has no effect with" in message
     assert reason in message
     assert "Leave it out" in message
+
+
+def test_separator_of_other_source_is_rejected(tmp_path):
+    separator = {"document_separator": "<|endoftext|>"}
+    text = {"weight": 1, "data_files": ["a.txt"], "document_separator": r"\n"}
+
+    for stated in (
+        HUB | separator,
+        {"data_files": ["a.jsonl"]} | separator,
+        {"sources": [text, MIXTURE["sources"][1] | separator]},
+    ):
+        message = error_of(tmp_path, stated)
+        assert "document_separator = <|endoftext|>" in message
+        assert "has no effect" in message
+
+    recipe = load(tmp_path, {"sources": [text, text | separator]})
+    separators = [source.document_separator for source in recipe.data.resolved_sources]
+    assert separators == [r"\n", "<|endoftext|>"]
+
+
+def test_separator_of_white_space_is_rejected(tmp_path):
+    for separator in ("", " ", r" \t"):
+        message = error_of(tmp_path, {"data_files": ["a.txt"]}, document_separator=separator)
+        assert "document_separator" in message
+        assert "blank_line" in message
 
 
 @pytest.mark.parametrize(

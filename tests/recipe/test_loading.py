@@ -249,6 +249,23 @@ def test_number_that_is_not_finite_is_rejected(tmp_path, text):
     assert "Write" not in message
 
 
+@pytest.mark.parametrize(
+    ("split_keys", "words"),
+    [
+        ({"dataset_split": "train[:10%]"}, "--limit_tokens"),
+        ({"validation_split": "train"}, "is also dataset_split"),
+    ],
+)
+def test_invalid_split_is_rejected_with_explanation(tmp_path, split_keys, words):
+    source = {"data_files": None, "tokenizer": "owner/tokenizer", "dataset_name": "owner/name"}
+
+    (message,) = errors_of(write_recipe(tmp_path, **source, **split_keys))
+
+    ((key, value),) = split_keys.items()
+    assert f": {key} = {value}: " in message
+    assert words in message
+
+
 def test_similar_recipe_name_is_suggested(tmp_path):
     write_text(tmp_path, "", "gpt2_124m.yaml")
 
@@ -397,6 +414,7 @@ def test_extra_flag_has_its_own_type(tmp_path):
     [
         # argparse would accept --max_step as an abbreviation.
         ("--max_step 1", ["--max_step: no such flag; did you mean --max_steps?"]),
+        ("--document_separator ---", ["a value that consists of hyphens needs an equals sign"]),
         ("--job 3.5", ["argument --job: invalid int value: '3.5'"]),
         ("stray", ["stray is not a flag"]),
         ("--seed", ["argument --seed: expected one argument"]),

@@ -134,5 +134,6 @@ def check_no_html_page(start: bytes, headers: Mapping[str, str], url: str) -> No
     if is_sent_as_html and HTML_START.match(start):
         raise Unreadable(
             f"the answer of {url} looks like a proxy or login page (HTML); open it in a browser "
-            f"and log in, or set HTTPS_PROXY and NO_PROXY as this network requires"
+            f"and log in, or set HTTPS_PROXY and NO_PROXY as this network requires. If the URL is "
+            f"that of a page about the file, use its download link"
         )

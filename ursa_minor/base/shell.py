@@ -1,4 +1,4 @@
-"""Quote arguments of commands that a message prints, for the user to paste into a shell."""
+"""Write the commands that a message prints, which the user pastes into a shell."""
 
 import re
 import shlex
@@ -12,6 +12,38 @@ def path_word(path: Path | str) -> str:
     if text.startswith("-"):
         text = f"./{text}"
     return shlex.quote(text)
+
+
+def unused_path(path: Path, suffix: str) -> Path:
+    """Return the path of a file that does not exist, for the output of a command.
+
+    Args:
+        path: the file that the command converts. The new file is in the same folder.
+        suffix: suffix of the new file.
+    """
+    stem = path.name.partition(".")[0] or "file"
+    new = path.with_name(f"{stem}-converted{suffix}")
+    number = 1
+    while new.exists():
+        number += 1
+        new = path.with_name(f"{stem}-converted-{number}{suffix}")
+    return new
+
+
+def filter_command(program: str, old: Path, suffix: str, unpack: str = "") -> str:
+    """Return the command that writes the output of a program for a file into a new file.
+
+    Args:
+        program: a command that reads standard input and writes standard output.
+        old: the file that is converted.
+        suffix: suffix of the new file.
+        unpack: the command that writes the decompressed file to standard output, such as
+            ``gzip -dc``, or "" for a file that is not compressed.
+    """
+    new = path_word(unused_path(old, suffix))
+    if unpack:
+        return f"{unpack} {path_word(old)} | {program} > {new}"
+    return f"{program} < {path_word(old)} > {new}"
 
 
 def ollama_name(name: str) -> str:

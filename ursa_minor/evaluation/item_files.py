@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, first_line
+from ursa_minor.base.shell import unused_path
+from ursa_minor.data.sources.encodings import wide_encoding
 
 # The first bytes of a file in each format.
 PARQUET = b"PAR1"
@@ -24,12 +26,6 @@ COMPRESSION_SIGNATURES = (
     (b"BZh", "bzip2-compressed", "bzip2 -dc"),
     (b"\xfd7zXZ\x00", "xz-compressed", "xz -dc"),
     (b"\x28\xb5\x2f\xfd", "Zstandard-compressed", "zstd -dc"),
-)
-BYTE_ORDER_MARKS = (
-    (b"\xff\xfe\x00\x00", "UTF-32"),
-    (b"\x00\x00\xfe\xff", "UTF-32"),
-    (b"\xff\xfe", "UTF-16"),
-    (b"\xfe\xff", "UTF-16"),
 )
 HEAD_BYTES = 1000  # size of the part of a file from which its encoding is recognized
 
@@ -212,30 +208,12 @@ def _check_is_text(path: Path, data: bytes) -> None:
         raise _wrong_format(path, "is a ZIP archive", "python -m zipfile -e {old} {new}", "")
     if head.startswith(OLD_EXCEL):
         raise BadInput(f"{path} is an old Excel workbook. Save it as .xlsx or as CSV (UTF-8)")
-    encoding = _wide_encoding(head)
+    encoding = wide_encoding(head)
     if encoding is not None:
         command = f"iconv -f {encoding} -t UTF-8 {{old}} > {{new}}"
         raise _wrong_format(path, f"is {encoding} text, not UTF-8", command, path.suffix)
     if b"\x00" in head:
         raise BadInput(f"{path} is a binary file. Use JSON lines, Parquet or TSV")
-
-
-def _wide_encoding(head: bytes) -> str | None:
-    """Return the name of a UTF-16 or UTF-32 encoding, or None for other bytes.
-
-    UTF-16 without a byte order mark is recognized by the zeros in every second byte, which Latin
-    letters have.
-    """
-    for mark, encoding in BYTE_ORDER_MARKS:
-        if head.startswith(mark):
-            return encoding
-    even_zeros = head[::2].count(0)
-    odd_zeros = head[1::2].count(0)
-    if odd_zeros > len(head) / 4 and even_zeros == 0:
-        return "UTF-16LE"
-    if even_zeros > len(head) / 4 and odd_zeros == 0:
-        return "UTF-16BE"
-    return None
 
 
 def _lines(text: str) -> list[str]:
@@ -325,19 +303,8 @@ def _wrong_format(path: Path, problem: str, command: str, new_suffix: str = ".js
         new_suffix: the suffix of the new file.
     """
     old_name = shlex.quote(str(path))
-    new_path = _unused_path(path, new_suffix)
+    new_path = unused_path(path, new_suffix)
     new_name = shlex.quote(str(new_path))
     command = command.replace("{old}", old_name)
     command = command.replace("{new}", new_name)
     return BadInput(f"{path} {problem}. Convert it: {command}")
-
-
-def _unused_path(path: Path, suffix: str) -> Path:
-    """Return the path of a new file in the same folder."""
-    stem = path.name.partition(".")[0] or "items"
-    new = path.with_name(f"{stem}-converted{suffix}")
-    number = 1
-    while new.exists():
-        number += 1
-        new = path.with_name(f"{stem}-converted-{number}{suffix}")
-    return new

@@ -101,9 +101,9 @@ def save(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBas
     _save_tokenizer(stock, folder, tokenizer)
 
 
-def describe(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+def describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """Return the text of each file that ``write`` adds to the weights, by file name."""
-    stock = _stock_skeleton(config, tokenizer)
+    stock = _stock_skeleton(model.config, tokenizer, model.generation_config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         stock.config.save_pretrained(folder)

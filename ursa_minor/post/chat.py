@@ -89,20 +89,35 @@ def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None
     num_used = 1 + max(tokenizer.get_vocab().values())
     tokenizer.add_special_tokens({"pad_token": PAD, "extra_special_tokens": [BEGIN, END]})
     tokenizer.chat_template = CHAT_TEMPLATE
-    ids = tokenizer.convert_tokens_to_ids(list(CHAT_TOKENS))
+    vocabulary = tokenizer.get_vocab()
+    ids = [vocabulary[token] for token in CHAT_TOKENS]
     assert sorted(ids) == list(range(num_used, num_used + len(CHAT_TOKENS))), ids
 
     with torch.no_grad():
         for module in (model.get_input_embeddings(), model.get_output_embeddings()):
             module.weight[ids] = module.weight[:num_used].mean(0)
 
-    end_id = tokenizer.convert_tokens_to_ids(END)
+    end_id = vocabulary[END]
     generation = model.generation_config
     suppressed = [token_id for token_id in generation.suppress_tokens or () if token_id not in ids]
     generation.suppress_tokens = suppressed or None
     generation.eos_token_id = sorted({tokenizer.eos_token_id, end_id})
     generation.pad_token_id = tokenizer.pad_token_id
     model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def is_trained(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether a model was trained on chats after ``add_chat``.
+
+    Before, the rows of the new tokens are equal. A model with another chat template is assumed to
+    be trained.
+    """
+    vocab = tokenizer.get_vocab()
+    if not all(token in vocab for token in CHAT_TOKENS):
+        return tokenizer.chat_template is not None
+    ids = [vocab[token] for token in CHAT_TOKENS]
+    rows = model.get_input_embeddings().weight[ids]
+    return not bool((rows == rows[0]).all())
 
 
 def converse(

@@ -438,6 +438,11 @@ def _unknown_flag(parser: argparse.ArgumentParser, flag: str, names: Collection[
     name = flag.removeprefix("--no_")
     if name != flag and f"--{name}" in _switches(parser):
         return f"{flag}: no such flag. Use --{name} false"
+    if not flag.strip("-_"):
+        return (
+            "a value that consists of hyphens needs an equals sign, for example "
+            "--document_separator=---"
+        )
     return unknown_name(flag, names, "--")
 
 

@@ -35,7 +35,7 @@ from ursa_minor.recipe.effects import (
     ModeIs,
     SourceIs,
 )
-from ursa_minor.recipe.source_kind import STDLIB, SourceKind
+from ursa_minor.recipe.source_kind import AUTO, DATA_FORMATS, STDLIB, SourceKind
 
 ABSENT = dataclasses.MISSING  # the default of a key that a recipe must state
 Auto = Literal["auto"]
@@ -65,6 +65,9 @@ ARCHITECTURE_KEYS: dict[str, tuple[str, ...]] = {
 OPTIMIZER_CAN_SHARD = {"adamw": True, "adamw_8bit": False, "muon": True}
 # A data_dir on the Hub. Groups: id, revision (with %2F for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
+DEFAULT_SPLIT = "train"  # of a data set of the Hub
+SPLIT_NAME = re.compile(r"\w+(\.\w+)*")  # as in datasets
+BLANK_LINE = "blank_line"  # the document_separator that stands for lines without text
 
 
 def _read_multiblimp() -> dict[str, int]:
@@ -100,12 +103,16 @@ SOURCE_NAMES = (
     "dataset_name",
     "dataset_config_name",
     "dataset_revision",
+    "validation_split",
     "validation_files",
 )
 # Keys of a source in a mixture that default to the value of the recipe.
 SOURCE_RULES: tuple[str, ...] = (
+    "dataset_split",
+    "data_format",
     "text_column",
     "token_column",
+    "document_separator",
     "validation_fraction",
     "validation_tokens",
     "limit_tokens",
@@ -118,9 +125,13 @@ SOURCE_KEYS: tuple[str, ...] = (
     *SOURCE_CHOICES,
     "dataset_config_name",
     "dataset_revision",
+    "dataset_split",
+    "validation_split",
     "validation_files",
+    "data_format",
     "text_column",
     "token_column",
+    "document_separator",
 )
 # Keys that --init_from replaces: the tokenizer, and what determines the shape and the initial
 # weights of the model.
@@ -202,7 +213,9 @@ TABULAR = SourceIs((SourceKind.DATASET, SourceKind.TABLES))
 TOKENIZED = SourceIs((SourceKind.TEXT, SourceKind.TABLES, SourceKind.STDLIB, SourceKind.DATASET))
 NEEDS_PREPARATION = SourceIs((*TOKENIZED.kinds, SourceKind.TOKEN_FILES))
 BPE = (KeyIs("tokenizer", ("bpe",)), TOKENIZED)
+TEXT_FILES = (SourceIs((SourceKind.TEXT,)),)
 NO_VALIDATION_FILES = KeyIs("validation_files", (None,))
+NO_VALIDATION_SPLIT = KeyIs("validation_split", (None,))
 VALIDATED = (KeyIsSet("eval_steps", "250"),)
 VALIDATED_OR_EVAL_ONLY = (AnyOf((*VALIDATED, ModeIs("eval_only"))),)
 SCORED = (AnyOf((KeyIsSet("task_steps", "250"), ModeIs("eval_only"))),)
@@ -214,6 +227,12 @@ TRACKED = (ListIncludes("report_to", TRACKERS, "a tracker"),)
 TAGGED = (AnyOf((ListIncludes("report_to", ("wandb",), "wandb"), *PUSHED)),)
 
 llama_key = functools.partial(hyperparameter, None, effect=LLAMA_ONLY)
+
+
+def separator_text(value: str) -> str:
+    """Return a document_separator with line breaks and tabs instead of the escapes."""
+    text = value.replace("\\n", "\n").replace("\\t", "\t")
+    return text.replace("\r\n", "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +258,18 @@ class Data:
         "Branch, tag or commit of the Hub data set. A run keeps the commit that it started with.",
         effect=HUB_DATASET,
     )
+    dataset_split: str = data_key(
+        DEFAULT_SPLIT,
+        "Split of the Hub data set to train on. Slices such as train[:10%] are not supported; "
+        "limit_tokens limits the amount of text.",
+        effect=HUB_DATASET,
+    )
+    validation_split: str | None = data_key(
+        None,
+        "Split of the Hub data set to validate on, for example validation. Without it, the first "
+        "documents of dataset_split are used for validation.",
+        effect=HUB_DATASET,
+    )
     text_column: str = data_key(
         "text",
         "Column of a table, or field of a JSON object, that contains the text.",
@@ -253,14 +284,28 @@ class Data:
     data_files: list[str] | None = data_key(
         None,
         "Text files or tables (Parquet, JSON, CSV, Arrow) to train on, as paths, globs or URLs. "
-        "Each text file and each row of a table is one document.",
+        "Each text file and each row of a table is one document; see document_separator.",
         path="path",
+    )
+    document_separator: str | None = data_key(
+        None,
+        "Text between the documents of a text file, for example <|endoftext|>, in which \\n and "
+        "\\t are escapes, or blank_line. null makes each text file one document.",
+        effect=TEXT_FILES,
     )
     validation_files: list[str] | None = data_key(
         None,
         "Files to validate on. Without them, a part of data_files is used for validation.",
         effect=(SourceIs((SourceKind.TEXT, SourceKind.TABLES)),),
         path="path",
+    )
+    data_format: str = data_key(
+        AUTO,
+        "Format of data_files and validation_files. With auto, the suffix of each name decides; "
+        "json_lines is one JSON object per line.",
+        (AUTO, *DATA_FORMATS),
+        effect=(SourceIs((SourceKind.TEXT, SourceKind.TABLES)),),
+        off=AUTO,
     )
     validation_fraction: float = data_key(
         0.1,
@@ -275,7 +320,7 @@ class Data:
         "Number of tokens that are used for validation (Hub data sets and tables only). They are "
         "taken from the first documents.",
         (1, 2**40),
-        effect=(TABULAR, NO_VALIDATION_FILES),
+        effect=(TABULAR, NO_VALIDATION_FILES, NO_VALIDATION_SPLIT),
     )
     data_dir: str | None = data_key(
         None,

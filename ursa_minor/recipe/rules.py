@@ -15,6 +15,7 @@ from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import did_you_mean, join_or, shorten
 from ursa_minor.recipe import data_source, keys, reference_curves
+from ursa_minor.recipe.source_kind import SourceKind, source_kind
 
 # Numbers such as 6e-4 and 1e5. PyYAML follows YAML 1.1, which requires a point and a sign in
 # numbers with an exponent, and reads these as strings.
@@ -23,6 +24,8 @@ RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 # The words that HfArgumentParser of Transformers accepts for a boolean, in any case.
 TRUE_WORDS = ("true", "t", "yes", "y", "1")
 FALSE_WORDS = ("false", "f", "no", "n", "0")
+# Conditions of keys that must not be stated in a recipe file where they have no effect.
+CHECKED_IN_FILES = (keys.GPT2_ONLY, keys.LLAMA_ONLY, keys.TEXT_FILES)
 FRACTION_RULE = "must be an integer number of steps; fractions of max_steps are not supported"
 TYPE_NAMES = {
     int: "an integer",
@@ -61,7 +64,29 @@ def key_problem(name: str, value: Any) -> str | None:
         return "must be a folder on this machine, not a URL"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"
+    if name == "document_separator" and not keys.separator_text(value).strip(" \t\r"):
+        return (
+            "must contain a line break or a character that is not white space. Use blank_line "
+            "for documents between blank lines, or null if each file is one document"
+        )
+    if name in ("dataset_split", "validation_split") and not keys.SPLIT_NAME.fullmatch(value):
+        return _split_rule(value)
     return None
+
+
+def _split_rule(split: str) -> str:
+    """Return the rule for the name of a split. The value is a slice, a sum or another text."""
+    rule = "must be the name of one split, such as train or validation"
+    if "[" in split:
+        name = split.partition("[")[0] or keys.DEFAULT_SPLIT
+        return (
+            f"{rule}. A slice would depend on the number of rows, which is not known while a data "
+            f"set is streamed. Use {name}, and limit the training text with --limit_tokens N and "
+            f"the validation text with --validation_tokens N"
+        )
+    if "+" in split:
+        return f"{rule}. To read several splits, list each as a source of a mixture (sources)"
+    return rule
 
 
 def _type_rule(name: str, value: Any) -> str:
@@ -199,6 +224,21 @@ def _data_problems(recipe: SimpleNamespace) -> Iterator[str]:
             "stream_keep = consumed: shards are deleted after use, but data_dir contains your own. "
             "Use --stream_keep all"
         )
+    yield from _split_problems(recipe.dataset_split, recipe.validation_split)
+    for number, source in enumerate(sources, 1):
+        train_split = source.get("dataset_split", recipe.dataset_split)
+        for problem in _split_problems(train_split, source.get("validation_split")):
+            yield f"sources, number {number}: {problem}"
+
+
+def _split_problems(train_split: str, validation_split: str | None) -> Iterator[str]:
+    """Yield the error of a source that would be validated on the split that it is trained on."""
+    if validation_split == train_split:
+        yield (
+            f"validation_split = {validation_split}: is also dataset_split, so the model would be "
+            f"trained on its validation text. Leave validation_split out to hold out the first "
+            f"documents of {train_split}"
+        )
 
 
 def source_problems(sources: Sequence[Mapping[Any, Any]] | None) -> Iterator[str]:
@@ -225,6 +265,7 @@ def _problems_of_source(source: Mapping[Any, Any]) -> Iterator[str]:
             f"weight = {shorten(weight)}: must be a positive number, the share of this source "
             "relative to the weights of the other sources"
         )
+    yield from _separator_problems(source)
     stated = data_source.stated_sources(source)
     if not stated:
         yield "no data source is named. Add data_dir, data_files or dataset_name"
@@ -232,20 +273,35 @@ def _problems_of_source(source: Mapping[Any, Any]) -> Iterator[str]:
         yield f"{' and '.join(stated)} are different data sources. List each as a separate source"
 
 
+def _separator_problems(source: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the error of a source of a mixture that is not text but states a separator."""
+    separator = source.get("document_separator")
+    files = source.get("data_files")
+    if not separator or (files and key_problem("data_files", files)):
+        return
+    kind = source_kind(source)
+    if kind not in (None, SourceKind.TEXT):
+        yield (
+            f"document_separator = {shorten(separator)}: has no effect with {kind.value} as the "
+            "data source, because only text files are split. Leave it out"
+        )
+
+
 def ineffective_flags(values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
     """Yield the error of each flag that has no effect with the values of the other keys.
 
-    A key of another architecture is an error in a recipe file as well. Other keys without effect
-    are permitted there, because the recipe.yaml of a run states every key.
+    A key of another architecture and a document_separator are errors in a recipe file as well.
+    Other keys without effect are permitted there, because the recipe.yaml of a run states every
+    key.
 
     Args:
         values: every key, and the modes of the command that are on.
         flags: the keys that the flags state.
     """
     for name, field in keys.FIELDS.items():
-        is_model_key = field.metadata["effect"] in (keys.GPT2_ONLY, keys.LLAMA_ONLY)
+        is_checked_in_files = field.metadata["effect"] in CHECKED_IN_FILES
         is_default = values[name] == field.default
-        is_checked = name in flags or (is_model_key and not is_default)
+        is_checked = name in flags or (is_checked_in_files and not is_default)
         if not is_checked or data_source.is_off(name, values[name]):
             continue
         if data_source.has_effect(name, values):

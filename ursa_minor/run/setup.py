@@ -104,7 +104,7 @@ def open_run(
     run_info = run_info_of(recipe, model, tokenizer, accelerator)
     publish = Publisher(recipe, repo_id, run_info)
 
-    model_files = stock_export.describe(model.config, tokenizer)
+    model_files = stock_export.describe(model, tokenizer)
     checkpoints = Checkpoints(
         recipe, corpus, model, optimizer, accelerator, model_files, publish.saved
     )

@@ -33,9 +33,10 @@ def write_files(folder: Path, suffix: str, sizes: dict[str, int]) -> list[str]:
     return names
 
 
-def sampled_letters(names: list[str]) -> Counter:
+def sampled_letters(names: list[str], **settings: object) -> Counter:
     """Return the number of characters of each file in the sample."""
-    config = DataSource(data_files=names, tokenizer="bpe", validation_fraction=0.0001, data_seed=0)
+    defaults = {"tokenizer": "bpe", "validation_fraction": 0.0001, "data_seed": 0}
+    config = DataSource(data_files=names, **(defaults | settings))
     source = find_source(config)
     _, parts = prepare.open_parts(source, None, {})
     return Counter("".join(bpe_sample.bpe_sample(source, parts["train"])))
@@ -50,3 +51,16 @@ def test_sample_has_share_of_each_file(suffix, tmp_path):
     assert letters["a"] == pytest.approx(90, abs=30)
     assert letters["b"] == pytest.approx(210, abs=30)
     assert letters["c"] == pytest.approx(300, abs=30)
+
+
+def test_sample_of_separated_documents_is_spread_evenly(tmp_path):
+    path = tmp_path / "a.txt"
+    documents = [letter * 20 for letter in sorted("abcdef" * 100)]
+    path.write_text("\n\n".join([*documents, "z" * 20]))
+
+    settings = {"document_separator": "blank_line", "validation_fraction": 0.002}
+    letters = sampled_letters([str(path)], **settings)
+
+    assert set(letters) == set("abcdef")
+    for number in letters.values():
+        assert number == pytest.approx(100, abs=20)

@@ -1,6 +1,7 @@
 """Test how the text of a recipe is found, identified, split and downloaded."""
 
 import functools
+import logging
 import os
 import random
 import re
@@ -17,6 +18,7 @@ from ursa_minor.base import retry
 from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.sources import remote, stdlib
+from ursa_minor.data.sources.columns import NoText
 from ursa_minor.data.sources.formats import text as text_reader
 from ursa_minor.recipe import keys
 
@@ -415,21 +417,86 @@ def test_invalid_utf8_is_rejected_with_offset(tmp_path, invalid, rest, block_byt
     assert path in message
     assert f"byte 0x{invalid[0]:02x} at offset {len(valid)}" in message
     if invalid == b"\0":
-        assert "Leave out this file" in message
+        assert f"tr -d '\\000' < {path} > new.txt" in message
     else:
-        assert f"iconv -f LATIN1 -t UTF-8 {path} > new.txt" in message
+        repaired = (valid + invalid + rest).decode(errors="ignore")
+        assert run_suggestion(message, tmp_path).decode() == repaired
+        is_truncated = not rest and invalid in (b"\xe9", b"\xe4\xb8", b"\xf0\x9f\x98")
+        assert ("truncated" in message) == is_truncated
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def run_suggestion(message, folder):
+    """Run the command at the end of a message, and return the contents of the file it writes."""
+    program = r"(?:iconv|head|sed|tr|gzip|jq|python|\{ echo) "
+    command = re.search(f": ({program}.*)$", message)[1]
+    before = set(folder.iterdir())
+    subprocess.run(command, shell=True, check=True, cwd=folder)
+    (new_path,) = set(folder.iterdir()) - before
+    return new_path.read_bytes()
+
+
+SENTENCES = {
+    "utf-16": "Der Fluß fließt über die Ebene, täglich.",
+    "latin-1": "L'été dernier, nous avons mangé à l'hôtel, puis près de la forêt.",
+    "cp1251": "Він каже: мрії збуваються тоді, коли людина наполегливо працює.",
+    "gb18030": "北京是中华人民共和国的首都。今天天气很好，我们去公园散步吧。",
+    "shift_jis": "東京は日本の首都です。今日は天気がいいから、散歩しましょう。",
+}
+
+
+@pytest.mark.parametrize("encoding", SENTENCES)
 def test_other_encoding_is_rejected_with_working_command(tmp_path, encoding):
-    text = "Der Fluß fließt über die Ebene, täglich.\r\n" * 200
+    text = f"{SENTENCES[encoding]}\r\n" * 200
     path = write_file(tmp_path, "a b.txt", text.encode(encoding))
 
     message = rejection(data_files=[path])
 
-    command = message.split("for example: ")[1]
-    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-    assert (tmp_path / "new.txt").read_bytes().decode() == text
+    assert path in message
+    assert run_suggestion(message, tmp_path).decode() == text
+
+
+def test_latin1_is_not_suggested_for_utf8(tmp_path):
+    utf8_text = SENTENCES["latin-1"].encode() * 10
+    latin1_text = SENTENCES["latin-1"].encode("latin-1") * 200
+    path = write_file(tmp_path, "a.txt", utf8_text + b"\n" + latin1_text)
+
+    message = rejection(data_files=[path])
+
+    assert "UTF-8 and text in another encoding" in message
+    assert " -f UTF-8 " in message
+
+
+def test_document_is_rejected_with_converter(tmp_path):
+    path = write_file(tmp_path, "a.txt", b"PK\x03\x04\0\0mimetypeapplication/epub+zip")
+
+    message = rejection(data_files=[path])
+
+    assert path in message
+    assert "pandoc -f epub " in message
+
+
+def test_empty_files_and_folders_are_skipped(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "ursa_minor")
+    write_file(tmp_path, "pkg/__init__.py", "")
+    write_file(tmp_path, "pkg/sub/__init__.py", "")
+    file = write_file(tmp_path, "pkg/sub/a.py", "text")
+
+    assert find_sources.find_files("data_files", [f"{tmp_path}/pkg/**"]) == [file]
+
+    (message,) = caplog.messages
+    assert "2 empty files and 2 folders" in message
+
+
+def test_all_unreadable_files_are_listed(tmp_path):
+    for number in range(5):
+        write_file(tmp_path, f"{number}.txt", b"\xff" if number % 2 else b"some text")
+
+    with pytest.raises(BadInput) as caught:
+        read_rows(find(data_files=[f"{tmp_path}/*.txt"]), "train")
+
+    first, second = caught.value.lines
+    assert "1.txt" in first
+    assert "3.txt" in second
 
 
 @pytest.mark.parametrize(
@@ -648,6 +715,8 @@ def test_folder_of_dataset_depends_on_its_name(offline):
             {"dataset_name": "other/na me"},
             {"dataset_config_name": None},
             {"dataset_revision": "s"},
+            {"dataset_split": "test"},
+            {"validation_split": "validation"},
             {"text_column": "c"},
             {"validation_tokens": 7},
         ],
@@ -678,7 +747,7 @@ def test_folder_depends_on_contents_of_tokenizer(tmp_path, monkeypatch):
     "reader, names",
     [
         ("parquet", "a.parquet A.PARQUET a.txt.parquet"),
-        ("json", "a.jsonl a.json a.ndjson a.json.gz a.jsonl.zst a.jsonl.bz2"),
+        ("json", "a.jsonl a.jsonlines a.jl a.json a.ndjson a.json.gz a.jsonl.zst a.jsonl.bz2"),
         ("csv", "a.csv a.v2.csv a.csv.xz"),
         ("arrow", "a.arrow"),
     ],
@@ -699,6 +768,61 @@ def test_other_suffix_is_text(tmp_path, name):
 
     assert source.files is None
     assert read_text(source) == "some words"
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("wiki_00", '{"text": "a"}\n\n{"text": "b"}\n'),
+        ("a.txt", '[\n{"text": "a"},\n{"text": "b"}\n]\n'),
+    ],
+)
+def test_json_lines_in_text_file_are_rejected(tmp_path, name, content):
+    path = write_file(tmp_path, name, content)
+
+    message = rejection(data_files=[path])
+
+    assert message.startswith(f"data_files: {path} ")
+    assert ".jsonl" in message
+    assert "--data_format json_lines" in message
+    assert read_text(find(data_files=[path], data_format="text")) == content
+
+
+@pytest.mark.parametrize(
+    "name, data_format, reader",
+    [("a.txt", "json_lines", "json"), ("a.jsonl.gz", "csv", "csv")],
+)
+def test_stated_format_replaces_suffix(tmp_path, name, data_format, reader):
+    path = write_file(tmp_path, name, "some words")
+
+    source = find(data_files=[path], data_format=data_format)
+
+    assert source.files == {"train": [path]}
+    assert find_sources.reader_of(path, data_format).name == reader
+    assert source.identity["data_format"] == data_format
+
+
+@pytest.mark.parametrize(
+    "content, word",
+    [
+        ("1\tSome words.\n2\tMore words.\n\n", "tabs"),
+        ("<!DOCTYPE html>\n<html><p>Some words.</p></html>\n", "HTML"),
+        ("name\tsome words\nno columns\n", None),
+    ],
+    ids=["columns", "HTML", "ragged"],
+)
+def test_unusual_text_is_read_with_note(tmp_path, content, word):
+    path = write_file(tmp_path, "a.txt", content)
+
+    source = find(data_files=[path])
+
+    assert read_text(source) == content
+    if word is None:
+        assert source.notes == ()
+    else:
+        (note,) = source.notes
+        assert note.startswith(f"data_files: {path} contains ")
+        assert word in note
 
 
 @pytest.mark.parametrize(
@@ -781,8 +905,8 @@ def test_each_stdlib_file_is_a_document(library):
 
     assert all(is_first_piece for _, is_first_piece in rows)
     texts = [text for text, _ in rows]
-    assert texts.count(None) == 1
-    texts.remove(None)
+    (row_without_text,) = [text for text in texts if isinstance(text, NoText)]
+    texts.remove(row_without_text)
     assert sorted(texts) == sorted(f"x = {number}\r\n" for number in range(40))
     assert 0 < len(test_rows) < 40
     for text, _ in test_rows:
@@ -844,6 +968,15 @@ def test_unexpected_html_is_rejected_without_secret(server):
     assert "page?redacted" in message
     assert "login page" in message
     assert "SECRET" not in message
+
+
+def test_page_of_hub_is_rejected_with_file_url(server):
+    server.problems.insert(0, ["/blob/", "<!DOCTYPE html><html>A file</html>", ALWAYS])
+    host = server.url.removesuffix("/files")
+
+    message = rejection(data_files=[f"{host}/datasets/me/corpus/blob/main/a.txt"])
+
+    assert message.endswith(f": {host}/datasets/me/corpus/resolve/main/a.txt")
 
 
 def test_download_with_long_name_is_kept(server):

@@ -14,6 +14,7 @@ import os
 import random
 import re
 import shutil
+import subprocess
 import types
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data.preparation import prepare
 from ursa_minor.data.sources import remote
 from ursa_minor.data.sources import tables as hub_tables
+from ursa_minor.data.sources.columns import NoText
 from ursa_minor.data.sources.find import FoundSource
 from ursa_minor.data.tokens.manifest import is_complete
 from ursa_minor.hub import client
@@ -133,8 +135,9 @@ def open_reader(path, column="text"):
 
 
 def read_texts(path, row=0, column="text"):
-    """Return the texts of a file from a row on."""
-    return [text for text, _ in open_reader(path, column)(row)]
+    """Return the texts of a file from a row on, and None for each row without text."""
+    rows = [text for text, _ in open_reader(path, column)(row)]
+    return [None if isinstance(text, NoText) else text for text in rows]
 
 
 def problem(kind, *, after=0, times=1, pattern="."):
@@ -461,6 +464,34 @@ def test_column_without_text_is_rejected(
     assert not waits
 
 
+def test_missing_columns_are_found_before_reading(tmp_path):
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "0.parquet")
+    for number in (1, 2):
+        pq.write_table(pa.table({"content": ["a"]}), tmp_path / f"{number}.parquet")
+    source = table_source({"train": sorted(tmp_path.glob("*.parquet"))})
+
+    with pytest.raises(BadInput) as caught:
+        hub_tables.open_tables(source, None, {})
+
+    first, second = caught.value.lines
+    assert "1.parquet has no column 'text'" in first
+    assert "2.parquet has no column 'text'" in second
+
+
+def test_zstandard_file_with_large_window_is_read(tmp_path):
+    zstd = pytest.importorskip("backports.zstd")
+    path = tmp_path / "a.jsonl.zst"
+    options = {
+        zstd.CompressionParameter.window_log: 30,
+        zstd.CompressionParameter.enable_long_distance_matching: 1,
+    }
+    compressor = zstd.ZstdCompressor(options=options)
+    lines = json_lines([{"text": row} for row in ROWS])
+    path.write_bytes(compressor.compress(lines) + compressor.flush())
+
+    assert read_texts(path) == ROWS
+
+
 def test_zstandard_without_package_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setitem(fsspec.compression.compr, "zstd", lambda file, mode: file)
     path = tmp_path / "a.jsonl.zst"
@@ -494,7 +525,7 @@ def exactly(number):
 
 def json_array(folder):
     """Return a JSON array instead of JSON lines."""
-    return DamagedFile("json", b'[\n{"text": "a"}\n]\n', exactly(0), "is a JSON array.*jq")
+    return DamagedFile("json", b'[\n{"text": "a"}\n]\n', exactly(0), ".*is a JSON array.*jq")
 
 
 def invalid_json_line(folder):
@@ -502,6 +533,25 @@ def invalid_json_line(folder):
     lines = (folder / "a.jsonl").read_bytes().splitlines(keepends=True)
     content = b"".join([*lines[:300], b'{"text": "cut\n', *lines[:301]])
     return DamagedFile("jsonl", content, exactly(300), "line 301 is not valid JSON")
+
+
+def array_among_json_lines(folder):
+    """Return JSON lines with an array after 300 rows."""
+    lines = (folder / "a.jsonl").read_bytes().splitlines(keepends=True)
+    content = b"".join([*lines[:300], b'["a"]\n', *lines[:301]])
+    return DamagedFile("jsonl", content, exactly(300), "line 301 is a JSON array")
+
+
+def parquet_with_invalid_utf8(folder):
+    """Return a Parquet file whose row 99 is not UTF-8."""
+    cells = [row.encode() for row in ROWS[:120]]
+    cells[99] = b"caf\xe9 au lait"
+    array = pa.array(cells, pa.binary())
+    text = pa.StringArray.from_buffers(len(array), *array.buffers()[1:])
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": text}), sink)
+    content = sink.getvalue().to_pybytes()
+    return DamagedFile("parquet", content, exactly(99), "row 99: .*UnicodeDecodeError")
 
 
 def truncated_gzip(folder):
@@ -563,6 +613,8 @@ def csv_with_open_quote(folder):
     [
         json_array,
         invalid_json_line,
+        array_among_json_lines,
+        parquet_with_invalid_utf8,
         truncated_gzip,
         corrupted_gzip,
         corrupted_parquet,
@@ -590,6 +642,69 @@ def test_damaged_local_file_is_rejected_without_retry(served_files, tmp_path, wa
     assert len(texts) in file.num_rows
     assert texts == ROWS[: len(texts)]
     assert not waits
+
+
+def converted(path):
+    """Return the file that the command at the end of the error for a file writes."""
+    with pytest.raises(BadInput) as caught:
+        read_texts(path)
+    message = str(caught.value)
+    assert str(path) in message
+    command = re.search(r": ((?:jq|iconv|python|\{ echo) .*)$", message)[1]
+    subprocess.run(command, shell=True, check=True)
+    (new_path,) = path.parent.glob("*-converted.*")
+    return new_path
+
+
+ROWS_OF_TEXT = [{"id": 1, "text": "a b"}, {"id": 2, "text": "c"}]
+MESSAGES = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+@pytest.mark.parametrize(
+    "content, texts",
+    [
+        (json.dumps(["a b", "c"]), ["a b", "c"]),
+        ('["a b"]\n["c", "d"]\n', ["a b", "c\nd"]),
+        ('"a b"\n"c"\n', ["a b", "c"]),
+        (json.dumps({"version": 1, "data": ROWS_OF_TEXT}), ["a b", "c"]),
+        (json.dumps({"data": ROWS_OF_TEXT}, indent=1), ["a b", "c"]),
+        (json.dumps({"messages": MESSAGES}) + "\n", ["a b\nc"]),
+    ],
+    ids=["array", "arrays", "strings", "wrapper", "indented wrapper", "messages"],
+)
+def test_other_json_is_rejected_with_working_command(tmp_path, content, texts):
+    path = tmp_path / "a b.json"
+    path.write_text(content)
+
+    assert read_texts(converted(path)) == texts
+
+
+def test_json_lines_in_utf16_are_rejected_with_working_command(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a b"}\n{"text": "c"}\n', encoding="utf-16")
+
+    assert read_texts(converted(path)) == ["a b", "c"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["id;text\n1;a b\n2;c\n", "sep=,\nid,text\n1,a b\n2,c\n", "1,a b\n2,c\n"],
+    ids=["semicolons", "sep", "no header"],
+)
+def test_csv_dialect_is_rejected_with_working_command(tmp_path, content):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+
+    assert read_texts(converted(path)) == ["a b", "c"]
+
+
+def test_csv_with_two_text_columns_is_rejected(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,id,text\na,1,b\n")
+
+    with pytest.raises(BadInput, match=r"a\.csv: .*2 columns with the name 'text'"):
+        read_texts(path)
 
 
 def test_temporary_disk_errors_are_retried(served_files, waits, monkeypatch):
@@ -629,7 +744,7 @@ SECOND_FILE = "GET .*train-00001"
 
 def write_hub_files(folder):
     """Write data sets of Parquet, JSON lines, CSV with an unsupported option, and text."""
-    for name in ("corpus/sample", "lines", "tabs", "plain"):
+    for name in ("corpus/sample", "lines", "tabs", "plain", "configs/a", "script", "baby", "split"):
         (folder / name).mkdir(parents=True)
     half = NUM_ROWS // 2
     write_parquet(folder / "corpus/sample/train-00000-of-00002.parquet", ROWS[:half])
@@ -648,6 +763,15 @@ def write_hub_files(folder):
     (folder / "tabs/a.csv").write_text("id\ttext\n0\ta\n")
     (folder / "tabs/README.md").write_text('---\nconfigs:\n- config_name: a\n  sep: "\\t"\n---\n')
     (folder / "plain/a.txt").write_text("words")
+    (folder / "configs/README.md").write_text(
+        "---\nconfigs:\n- config_name: tam\n  data_files: a/*\n"
+        "- config_name: hin\n  data_files: a/*\n---\n"
+    )
+    write_parquet(folder / "configs/a/a.parquet", ROWS)
+    (folder / "script/script.py").write_text("a = 1")
+    (folder / "baby/a.train").write_text("words")
+    write_parquet(folder / "split/train.parquet", ROWS)
+    write_parquet(folder / "split/test.parquet", ROWS[:9])
 
 
 @pytest.fixture(scope="module")
@@ -675,6 +799,7 @@ class HubRequest:
     name: str = "me/corpus"
     config: str | None = "sample"
     column: str = "text"
+    validation_split: str | None = None
     pinned: str | None = None  # commit
     files: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
@@ -692,6 +817,7 @@ class HubResult:
         commit: commit of the data set.
         versions: commits of the repositories of files.
         parts: names of the files.
+        validation_parts: names of the files of the validation split.
     """
 
     has_all_rows: bool = False
@@ -701,6 +827,7 @@ class HubResult:
     commit: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
+    validation_parts: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -779,12 +906,17 @@ class HubClient:
         result.versions = request.versions
         files = {"train": request.files} if request.files else {}
         source = table_source(
-            files, request.column, dataset_name=request.name, dataset_config_name=request.config
+            files,
+            request.column,
+            dataset_name=request.name,
+            dataset_config_name=request.config,
+            validation_split=request.validation_split,
         )
         texts = []
         try:
             result.commit, splits = hub_tables.open_tables(source, request.pinned, result.versions)
             result.parts = [name for name, _ in splits["train"]]
+            result.validation_parts = [name for name, _ in splits.get("validation", [])]
             for _, read in splits["train"]:
                 texts += [text for text, _ in read(0)]
         except (BadInput, TrainingStopped) as error:
@@ -865,8 +997,12 @@ def test_hub_problems_are_retried(hub):
         ({"name": "me/nothing"}, "me/nothing: HTTP status 404"),
         ({"config": "samples"}, "'samples' not found. Available: .*'sample'"),
         ({"name": "me/tabs", "config": None}, "me/tabs: .* not Parquet.*refs/convert/parquet"),
-        ({"name": "me/plain", "config": None}, "me/plain: .* not Parquet.*refs/convert/parquet"),
+        ({"name": "me/plain", "config": None}, "me/plain: .*--data_files .*/resolve/main/a.txt"),
         ({"column": "txt"}, "has no column 'txt'.*: id "),
+        ({"name": "me/configs", "config": None}, "Available: .*--dataset_config_name (hin|tam)"),
+        ({"name": "me/script", "config": None}, "script.*refs/convert/parquet"),
+        ({"name": "me/baby", "config": None}, "--data_files .*/me/baby/resolve/main/a.train"),
+        ({"validation_split": "test"}, "no split named test"),
     ],
 )
 def test_missing_part_of_hub_is_rejected(hub, request_settings, message):
@@ -874,6 +1010,13 @@ def test_missing_part_of_hub_is_rejected(hub, request_settings, message):
 
     assert re.match(f"BadInput: .*{message}", result.error)
     assert sum(result.waits) <= 1
+
+
+def test_named_split_is_read_for_validation(hub):
+    result = hub.read(name="me/split", config=None, validation_split="test")
+
+    assert result.has_all_rows
+    assert [Path(name).name for name in result.validation_parts] == ["test.parquet"]
 
 
 def test_hub_file_without_permission_is_rejected(hub):

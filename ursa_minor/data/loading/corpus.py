@@ -22,6 +22,7 @@ from ursa_minor.data.sources.find import FoundSource, find_source
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import pretrained_tokenizer, shards
 from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.document_counts import describe_missing_text
 from ursa_minor.data.tokens.manifest import Manifest
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
@@ -342,12 +343,18 @@ class Corpus:
             manifest: current manifest of the source's folder.
             tokens_read: number of the source's tokens that the run reads.
         """
+        missing_text = describe_missing_text((manifest.counts or {}).values())
+        if missing_text:
+            yield f"note     {source.folder}: {missing_text}"
         dropped = source.train.dropped_tokens
         if dropped > 0.01 * source.train.num_tokens:
             yield (
                 f"note     {dropped:,} tokens of {source.folder} are not used for training. They "
                 f"are at the ends of shards, after the last complete window"
             )
+        overlap = manifests.overlap_note(manifest)
+        if overlap:
+            yield f"note     {source.folder}: {overlap}"
         num_tokens = shards.count_tokens(manifest.splits["train"])
         if manifest.complete and tokens_read > MANY_EPOCHS * num_tokens:
             advice = "Add text, or use fewer --max_steps, a smaller model, or dropout"
@@ -387,7 +394,8 @@ class Corpus:
                 prompts.append(text.partition("\n")[0])
 
         data = self._recipe.data
-        if len(prompts) == 1 and data.data_files and not data.validation_files:
+        starts_with_document = data.validation_files or data.document_separator
+        if len(prompts) == 1 and data.data_files and not starts_with_document:
             # The validation split is the last part of one text, so it may start inside a word.
             prompts = self._first_words() or [prompts[0].partition(" ")[2] or prompts[0]]
         prompts = [prompt for prompt in prompts if prompt.strip()]

@@ -4,9 +4,12 @@
 
 - ``shard_folder``: lock the folder of a source; repair, write or download its shards
 - ``bpe_sample``: select the texts on which a BPE is trained
+- ``text_notes``: notes on the contents of a source
+- ``overlap``: validation documents that also occur in the train split
 - ``prepare``: the main loop: documents -> shards, resumable
 - ``repair``: write missing or changed shards again
 - ``download``: fetch token files from the Hub
 - ``progress``: report progress; how far ahead of training to prepare
+- ``offline``: check that access to the Hub is not switched off
 - ``measure``: ``--dry_run`` and ``--verify``
 """

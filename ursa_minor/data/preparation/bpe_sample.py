@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from ursa_minor.data.sources.columns import NoText
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.tokens.encoder import replace_surrogates
 from ursa_minor.recipe.source_kind import URL_SCHEMES
@@ -16,7 +17,7 @@ def read_texts(parts: list[Part]) -> Iterator[str]:
     """Yield the text of each row, which is empty for a row without text."""
     for _, read_rows in parts:
         for text, _ in read_rows(0):
-            yield text or ""
+            yield "" if isinstance(text, NoText) else text
 
 
 def first_texts(parts: list[Part]) -> Iterator[str]:
@@ -38,8 +39,9 @@ def bpe_sample(source: FoundSource, parts: list[Part]) -> Iterator[str]:
     """Yield the texts on which a BPE is trained.
 
     Of local files with more than BPE_SAMPLE_CHARACTERS, the beginning of each file is used, in
-    proportion to its size. Of other sources, only the first files are used, because reading all of
-    them would take too long.
+    proportion to its size. Of text files with a separator, documents from all of the text are used.
+    Of other sources, only the first files are used, because reading all of them would take too
+    long.
 
     Args:
         parts: the files of the train split.
@@ -50,6 +52,8 @@ def bpe_sample(source: FoundSource, parts: list[Part]) -> Iterator[str]:
         yield from first_texts(parts)
     elif source.parts is None:
         yield from _sample_of_tables(parts)
+    elif source.config.document_separator:
+        yield from _sample_of_documents(parts)
     else:
         yield from _sample_of_texts(parts)
 
@@ -86,8 +90,21 @@ def _sample_of_texts(parts: list[Part]) -> Iterator[str]:
             remaining -= len(text)
 
 
+def _sample_of_documents(parts: list[Part]) -> Iterator[str]:
+    """Yield rows at even distances, as many as have about BPE_SAMPLE_CHARACTERS together."""
+    num_characters = sum(len(text) for text, _ in _text_rows(parts))
+    share = BPE_SAMPLE_CHARACTERS / num_characters
+    num_read = 0
+    num_yielded = 0
+    for text, _ in _text_rows(parts):
+        if num_yielded <= share * num_read:
+            yield replace_surrogates(text)
+            num_yielded += len(text)
+        num_read += len(text)
+
+
 def _text_rows(parts: list[Part]) -> Iterator[tuple[str, bool]]:
     """Yield the text of each row, and whether it begins a document."""
     for _, read_rows in parts:
         for text, begins_document in read_rows(0):
-            yield text or "", begins_document
+            yield "" if isinstance(text, NoText) else text, begins_document

@@ -12,10 +12,12 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.preparation.bpe_sample import first_texts
 from ursa_minor.data.preparation.prepare import expected_text_bytes, open_parts
+from ursa_minor.data.preparation.text_notes import log_notes
 from ursa_minor.data.sources.find import FoundSource, Part
+from ursa_minor.data.tokens import document_counts, pretrained_tokenizer, shards
 from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens import pretrained_tokenizer, shards
 from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.document_counts import Counts
 from ursa_minor.data.tokens.encoder import BATCH_CHARACTERS, DocumentEncoder
 from ursa_minor.recipe import keys
 
@@ -23,11 +25,19 @@ DRY_RUN_SECONDS = 10
 
 
 class Measurement(NamedTuple):
-    """The amount of text that a measurement has encoded, and the time that it took."""
+    """The amount of text that a measurement has encoded, and the time that it took.
+
+    Attributes:
+        tokens: number of tokens.
+        text_bytes: size of the text.
+        seconds: the time.
+        counts: statistics of the rows, see ``document_counts``.
+    """
 
     tokens: int
     text_bytes: int
     seconds: float
+    counts: Counts
 
 
 def dry_run(source: FoundSource) -> str:
@@ -36,7 +46,7 @@ def dry_run(source: FoundSource) -> str:
     Nothing is written.
 
     Returns:
-        Text of three lines.
+        Text of three lines, and a line about rows without text if there are many.
 
     Raises:
         BadInput: the source has token ids instead of text, or no text at its beginning.
@@ -47,15 +57,17 @@ def dry_run(source: FoundSource) -> str:
             "--dry_run measures how fast text is encoded, but with token_column the data contain "
             "ids instead of text. Leave out --dry_run"
         )
+    log_notes(source)
     _, parts = open_parts(source, None, {})
     train_parts = parts["train"]
     tokenizer = _similar_tokenizer(config, train_parts)
     encode = DocumentEncoder(tokenizer, config.tokenizer)
-    tokens, text_bytes, seconds = _measure(encode, train_parts, DRY_RUN_SECONDS)
+    tokens, text_bytes, seconds, counts = _measure(encode, train_parts, DRY_RUN_SECONDS)
     if not text_bytes:
+        contents = document_counts.describe_contents(counts) or "nothing"
         raise BadInput(
-            f"{source.name}: no row contains text, so nothing can be measured. Use another source, "
-            f"or for a table another column: --text_column NAME"
+            f"{source.name}: no row contains text, so nothing can be measured. The rows contain: "
+            f"{contents}. Use another source, or for a table another column: --text_column NAME"
         )
 
     all_bytes = max(expected_text_bytes(source, train_parts), text_bytes)
@@ -63,6 +75,7 @@ def dry_run(source: FoundSource) -> str:
     bytes_per_id = 2 if len(tokenizer) <= 2**16 else 4
     num_files = pluralize(len(train_parts), "file", "files")
     threads = pluralize(encode.threads, "thread", "threads")
+    note = document_counts.describe_missing_text([counts])
     return (
         f"{source.name}: {num_files}, about {all_bytes / 1e6:,.1f} MB of text, "
         f"{all_tokens:,.0f} tokens (estimated)\n"
@@ -71,6 +84,7 @@ def dry_run(source: FoundSource) -> str:
         f"{all_tokens / tokens * seconds:,.1f} s at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
         f"{tokens / seconds:,.0f} tokens/s "
         f"(measured for {seconds:.0f} s with {threads}, including reading)"
+        + (f"\n{note}" if note else "")
     )
 
 
@@ -96,14 +110,16 @@ def _measure(encode: DocumentEncoder, parts: list[Part], max_seconds: float) -> 
     tokens = 0
     text_bytes = 0
     seconds = 0.0
+    counts: Counts = {}
     for document in chain.from_iterable(encode(read_rows(0), 0) for _, read_rows in parts):
         elapsed = time.perf_counter() - started
         if elapsed > max_seconds and text_bytes >= BATCH_CHARACTERS:
             break
         tokens += len(document.ids)
         text_bytes += document.text_bytes
+        document_counts.add(counts, document.counts)
         seconds = elapsed
-    return Measurement(tokens, text_bytes, seconds)
+    return Measurement(tokens, text_bytes, seconds, counts)
 
 
 def verify(folder: Path, vocab_size: int) -> str:

@@ -18,14 +18,17 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation.bpe_sample import bpe_sample, read_texts
+from ursa_minor.data.preparation.overlap import ValidationOverlap
 from ursa_minor.data.preparation.progress import PrefetchTarget, Progress, log_amounts
-from ursa_minor.data.sources.columns import MASK_COLUMN
+from ursa_minor.data.preparation.text_notes import log_notes
+from ursa_minor.data.sources.columns import MASK_COLUMN, NoText
 from ursa_minor.data.sources.find import FoundSource, Part
 from ursa_minor.data.sources.remote import name_in_manifest
-from ursa_minor.data.tokens import normalizers, pretrained_tokenizer
+from ursa_minor.data.tokens import document_counts, normalizers, pretrained_tokenizer
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.encoder import Document, DocumentEncoder, replace_surrogates
 from ursa_minor.data.tokens.manifest import (
+    ALSO_IN_TRAIN,
     Cursor,
     Manifest,
     Position,
@@ -42,6 +45,7 @@ from ursa_minor.data.tokens.token_rows import (
     unknown_padding,
 )
 from ursa_minor.recipe import keys
+from ursa_minor.recipe.source_kind import STDLIB
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +159,16 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
             all shards.
     """
     started = time.perf_counter()
+    log_notes(source)
     folder = source.folder
     manifest = read_manifest(folder)
     opened = open_source(source, manifest, target)
     train_parts = opened.parts["train"]
     if manifest is None:
         held_out = write_held_out_splits(opened)
+        overlap = held_out.overlap
+        if overlap:
+            overlap.write(folder)
         manifest = Manifest(
             source=source.name,
             identity=source.identity,
@@ -180,9 +188,10 @@ def prepare(source: FoundSource, target: PrefetchTarget | None = None) -> None:
         manifest.versions = opened.versions
         manifest.tokenizer = opened.tokenizer
         check_same_files(folder, manifest, train_parts)
+        overlap = ValidationOverlap.read(folder) if compares_documents(opened) else None
     if target:
         target.wait(manifest.splits["train"])
-    write_train_split(opened, manifest, target)
+    write_train_split(opened, manifest, overlap, target)
     finish(folder, manifest)
     log_amounts(manifest)
     log.info(f"prepared in {time.perf_counter() - started:.1f} s")
@@ -247,7 +256,7 @@ def inspect_token_rows(
             break
         rows = [ids for ids, _ in islice(read_rows(0), num_missing)]
         num_missing -= len(rows)
-        files_of_rows.append([ids for ids in rows if ids is not None])
+        files_of_rows.append([ids for ids in rows if not isinstance(ids, NoText)])
     sample = list(chain.from_iterable(files_of_rows))
     column = f"token_column = {source.config.token_column}"
     padding = unknown_padding(sample, tokenizer)
@@ -276,6 +285,15 @@ def inspect_token_rows(
     return False
 
 
+def compares_documents(opened: SourceEncoder) -> bool:
+    """Return whether the validation documents are compared with those of the train split.
+
+    Packed rows are not documents, and users cannot change the files of the standard library, some
+    of which are equal.
+    """
+    return not opened.is_packed and opened.source.config.dataset_name != STDLIB
+
+
 class HeldOutSplits(NamedTuple):
     """All splits but train.
 
@@ -283,11 +301,13 @@ class HeldOutSplits(NamedTuple):
         splits: shards of each split.
         counts: document statistics of each split.
         train_start: position at which the train split starts.
+        overlap: the validation documents, or None if they are not compared.
     """
 
     splits: dict[str, list[Shard]]
     counts: dict[str, dict[str, int]]
     train_start: Position
+    overlap: ValidationOverlap | None
 
 
 def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
@@ -305,6 +325,7 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
     train_start = start
     splits: dict[str, list[Shard]] = {}
     counts: dict[str, dict[str, int]] = {}
+    overlap = ValidationOverlap() if compares_documents(opened) else None
     others = [name for name in opened.parts if name not in ("validation", "train")]
     for split in ("validation", *others):
         is_taken_from_train = split not in opened.parts
@@ -315,29 +336,55 @@ def write_held_out_splits(opened: SourceEncoder) -> HeldOutSplits:
             if written.shard:
                 split_shards.append(written.shard)
             if written.document:
-                _add_counts(tally, written.document.counts)
+                document_counts.add(tally, written.document.counts)
+                if overlap and split == "validation":
+                    overlap.add_validation_document(written.document)
             if is_taken_from_train:
                 train_start = written.next_position
         counts[split] = tally
-        num_tokens = count_tokens(split_shards)
-        if num_tokens < limit:
-            key = "token_column" if config.token_column else "text_column"
-            fix = f"--validation_tokens {max(1, num_tokens // 10)}"
-            if num_tokens == 0:
-                fix = f"a column that contains text, with --{key}"
-            elif config.data_files:
-                fix += ", or --validation_files FILE"
-            raise BadInput(
-                f"{opened.source.name}: the column {key} = {getattr(config, key)} has {num_tokens} "
-                f"tokens in total, fewer than validation_tokens = {limit}. Use {fix}"
-            )
-    return HeldOutSplits(splits, counts, train_start)
+        if count_tokens(split_shards) < limit:
+            raise _too_small(opened.source, count_tokens(split_shards), tally)
+    return HeldOutSplits(splits, counts, train_start, overlap)
+
+
+def _too_small(source: FoundSource, num_tokens: int, counts: dict[str, int]) -> BadInput:
+    """Return the error for a source with fewer tokens than ``validation_tokens``.
+
+    Args:
+        num_tokens: number of its tokens.
+        counts: its document statistics.
+    """
+    config = source.config
+    key = "token_column" if config.token_column else "text_column"
+    column = f"{source.name}: the column {key} = {getattr(config, key)}"
+    contents = document_counts.describe_contents(counts)
+    if num_tokens == 0 and contents:
+        return BadInput(
+            f"{column} has 0 tokens in total, because no row has text. The rows contain: "
+            f"{contents}. Use another column: --{key} NAME"
+        )
+    fix = f"--validation_tokens {max(1, num_tokens // 10)}"
+    if num_tokens == 0:
+        fix = f"a column that contains text, with --{key}"
+    elif config.data_files:
+        fix += ", or --validation_files FILE"
+    return BadInput(
+        f"{column} has {num_tokens} tokens in total, fewer than validation_tokens = "
+        f"{config.validation_tokens}. Use {fix}"
+    )
 
 
 def write_train_split(
-    opened: SourceEncoder, manifest: Manifest, target: PrefetchTarget | None
+    opened: SourceEncoder,
+    manifest: Manifest,
+    overlap: ValidationOverlap | None,
+    target: PrefetchTarget | None,
 ) -> None:
-    """Write the train split from the manifest's cursor to its end."""
+    """Write the train split from the manifest's cursor to its end.
+
+    Args:
+        overlap: the validation documents, with which the train documents are compared, or None.
+    """
     assert manifest.cursor is not None  # there is one until the folder is complete
     assert manifest.counts is not None
     source = opened.source
@@ -350,23 +397,23 @@ def write_train_split(
     progress = Progress(train_shards, num_documents, expected_bytes, limit)
     for written in opened.write("train", manifest.cursor, train_shards, limit, source.folder):
         if written.document:
-            _add_counts(tally, written.document.counts)
+            document_counts.add(tally, written.document.counts)
             progress.count(written.document)
+            if overlap:
+                overlap.add_train_document(written.document)
             continue
         if written.shard:
             train_shards.append(written.shard)
         # If the shard ends inside a document, that document is counted later, at its end.
         manifest.counts["train"] = dict(tally)
+        if overlap and overlap.num_in_train > manifest.counts["validation"].get(ALSO_IN_TRAIN, 0):
+            # The file may be newer than the manifest, because adding a document twice is harmless.
+            overlap.write(source.folder)
+            manifest.counts["validation"][ALSO_IN_TRAIN] = overlap.num_in_train
         manifest.cursor = cursor_at(written.next_position, train_parts)
         write_manifest(source.folder, manifest)
         if target:  # the trainer may be far behind, and only a few shards are kept
             target.wait(train_shards)
-
-
-def _add_counts(tally: dict[str, int], counts: dict[str, int]) -> None:
-    """Add the statistics of a document. Counter.update is slower by microseconds."""
-    for name, number in counts.items():
-        tally[name] = tally.get(name, 0) + number
 
 
 def cursor_at(position: Position, parts: list[Part]) -> Cursor:

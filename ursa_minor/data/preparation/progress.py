@@ -7,8 +7,9 @@ import threading
 import time
 
 from ursa_minor.base.wording import pluralize
+from ursa_minor.data.tokens.document_counts import describe_missing_text, is_contents
 from ursa_minor.data.tokens.encoder import CHANGED_BY_NFC, Document
-from ursa_minor.data.tokens.manifest import Manifest
+from ursa_minor.data.tokens.manifest import Manifest, overlap_note
 from ursa_minor.data.tokens.shards import Shard, count_text_bytes, count_tokens
 from ursa_minor.recipe import keys
 
@@ -115,7 +116,7 @@ def log_amounts(manifest: Manifest) -> None:
             continue
         counts = []
         for name, number in manifest.counts.get(split, {}).items():
-            if number and name != CHANGED_BY_NFC:
+            if number and name != CHANGED_BY_NFC and not is_contents(name):
                 counts.append(f"{name.replace('_', ' ')} {number:,}")
         log.info(
             f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, "
@@ -125,12 +126,23 @@ def log_amounts(manifest: Manifest) -> None:
         is_poor_fit = has_few_bytes and tokenizer_name != "characters"
         if split == "train" and is_poor_fit:
             warn_of_poor_fit(tokenizer_name, text_bytes / tokens)
+    note = overlap_note(manifest)
+    if note:
+        log.warning(note)
+    log_missing_text(manifest)
     num_changed = sum(counts.get(CHANGED_BY_NFC, 0) for counts in manifest.counts.values())
     if num_changed:
         log.info(
             f"The tokenizer converted {pluralize(num_changed, 'document', 'documents')} to Unicode "
             f"NFC. Bytes and bits per byte refer to the converted text"
         )
+
+
+def log_missing_text(manifest: Manifest) -> None:
+    """Log a warning if more than a small share of the rows have no text."""
+    note = describe_missing_text((manifest.counts or {}).values())
+    if note:
+        log.warning(f"{manifest.source}: {note}")
 
 
 def warn_of_poor_fit(tokenizer_name: str, bytes_per_token: float) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.preparation import prepare, repair
-from ursa_minor.data.preparation.progress import PrefetchTarget
+from ursa_minor.data.preparation.progress import PrefetchTarget, log_missing_text
 from ursa_minor.data.sources.find import FoundSource
 from ursa_minor.data.tokens import manifest as manifests
 
@@ -41,7 +41,9 @@ def complete_folder(source: FoundSource, target: PrefetchTarget | None) -> None:
             download.fetch(source, target)
             return
         repair.repair(source, every=target is None)
-        if not manifests.is_complete(folder):
+        if manifests.is_complete(folder):
+            log_missing_text(manifests.describe_folder(folder))
+        else:
             prepare.prepare(source, target)
 
 

@@ -13,9 +13,29 @@ from ursa_minor.base.http import Unreadable
 TEXT = "text"
 IDS = "lists of ids"
 ARROW_TEXT_TYPES = ("string", "large_string", "string_view")
+ARROW_JSON = "extension<arrow.json>"
 MASK_COLUMN = "attention_mask"  # as Transformers' tokenizers name it
 BATCH_ROWS = 256
+# The types of JSON values other than null. bool is first, because it is a subclass of int.
+VALUE_TYPES = {
+    bool: "booleans",
+    str: TEXT,
+    int: "numbers",
+    float: "numbers",
+    list: "lists",
+    dict: "objects",
+}
 MAX_LISTED_CHARACTERS = 1000  # maximum length of the list of columns in a message
+
+
+class NoText(NamedTuple):
+    """A row without text.
+
+    Attributes:
+        contents: a short description of the contents of the row, such as "numbers".
+    """
+
+    contents: str
 
 
 class MaskedIds(NamedTuple):
@@ -49,26 +69,30 @@ class Column(NamedTuple):
             row: number of the row, which an error names.
 
         Returns:
-            A string or an array of shape (tokens,) uint32. None if the cell is empty, or is not a
-            string in a column of text.
+            A string or an array of shape (tokens,) uint32, or NoText if the cell is empty, or is
+            not a string in a column of text.
 
         Raises:
             Unreadable: the cell of a column of ids is not a list of ids, or its mask does not fit.
         """
+        if isinstance(cell, NoText):
+            return cell
+        if cell is None:
+            return NoText("null")
         if self.type == TEXT:
             has_text = isinstance(cell, str) and cell.strip()
-            return cell if has_text else None
+            return cell if has_text else NoText(_contents_without_text(cell))
 
         mask = None
         if isinstance(cell, MaskedIds):
             cell, mask = cell
         if cell is None:
-            return None
+            return NoText("null")
         ids = np.asarray(cell)
         if mask is not None:
             ids = ids[_is_token(mask, ids, row)]
         if not ids.size:
-            return None
+            return NoText("empty values")
         are_integers = ids.ndim == 1 and ids.dtype.kind in "iu"
         if not are_integers or ids.min() < 0 or ids.max() >= 2**32:
             raise Unreadable(
@@ -76,6 +100,16 @@ class Column(NamedTuple):
                 f"Correct or remove this row"
             )
         return ids.astype(np.uint32)
+
+
+def _contents_without_text(cell: Any) -> str:
+    """Describe a cell of a column of text that contains no text."""
+    if isinstance(cell, str):
+        return "white space" if cell else "empty values"
+    for value_type, description in VALUE_TYPES.items():
+        if isinstance(cell, value_type):
+            return description
+    return type(cell).__name__
 
 
 def _is_token(mask: Any, ids: np.ndarray, row: int) -> np.ndarray:
@@ -110,9 +144,9 @@ class Reader:
         rows: yields the cells of a column. Its arguments are the file, the column and the number
             of the first row that is needed. It yields one value for each row of the file; those
             before the first row are ignored, so it may yield None for them. A value that is not a
-            string represents a row without text. It raises BadInput if the file has no such
-            column, Unreadable for a row that cannot be parsed, and TruncatedError if the file
-            ends too early.
+            string represents a row without text; it may be NoText. The function raises BadInput
+            if the file has no such column, Unreadable for a row that cannot be parsed, and
+            TruncatedError if the file ends too early.
     """
 
     name: str
@@ -136,6 +170,8 @@ def check_column(name: str, column: Column, types: Mapping[str, str]) -> None:
 
     key = "text_column" if column.type == TEXT else "token_column"
     problem = f"{name} has no column {column.name!r}"
+    if column_type == ARROW_JSON:
+        raise BadInput(_json_column(name, column))
     if column_type is not None:
         problem = f"{name}: the column {column.name!r} contains {column_type}, not {column.type}"
     columns = [f"{other} ({other_type or 'empty'})" for other, other_type in types.items()]
@@ -146,11 +182,29 @@ def check_column(name: str, column: Column, types: Mapping[str, str]) -> None:
     )
 
 
+def _json_column(name: str, column: Column) -> str:
+    """Return the message for a column of DuckDB's type JSON, which contains texts in quotes."""
+    quoted_column = '"' + column.name.replace('"', '""') + '"'
+    query = (
+        f"COPY (SELECT * REPLACE ({quoted_column} ->> '$' AS {quoted_column}) FROM '{name}') "
+        f"TO 'new.parquet'"
+    )
+    return (
+        f"{name}: the column {column.name!r} has the type JSON, as DuckDB writes it if not every "
+        f"value is a text. Its texts are in quotation marks. Convert it to text with DuckDB: "
+        f"{query}"
+    )
+
+
 def arrow_values(cells: Any, column: Column) -> Any:
     """Return the values of an Arrow array: strings, or an array of ids for each row."""
     if column.type == IDS:
         return cells.to_numpy(zero_copy_only=False)
-    return cells.to_pylist()
+    try:
+        return cells.to_pylist()
+    except UnicodeDecodeError:
+        # One by one, so that the error occurs at the row that is not UTF-8.
+        return (cell.as_py() for cell in cells)
 
 
 def names_to_read(column: Column, names: list[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 A source consists of text files, of Python's standard library, or of tables (a data set of the Hub,
 or files in formats such as Parquet, JSON lines and CSV). A text file is one document, of which
-every byte is kept. A row of a table is one document. ``tables`` opens sources of tables.
+every byte is kept, unless ``separated_text`` splits it at a separator. A row of a table is one
+document. ``tables`` opens sources of tables.
 
 The result contains the identity of the source, which names the folder of its shards, and how to
 read the documents of each split in a fixed order. A split consists of parts: all text files are
@@ -24,13 +25,15 @@ from urllib.parse import unquote
 
 from ursa_minor.base import checkpoint_files, files
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.sources import separated_text, text_checks
+from ursa_minor.data.sources.dataset_id import check_dataset_id
 from ursa_minor.data.sources.files import find_files, no_such_file, reader_of, resolved_name
 from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import name_in_manifest
 from ursa_minor.data.sources.stdlib import stdlib_files
 from ursa_minor.recipe import keys
 from ursa_minor.recipe.keys import DataSource
-from ursa_minor.recipe.source_kind import STDLIB, URL_SCHEMES, path_of
+from ursa_minor.recipe.source_kind import AUTO, STDLIB, URL_SCHEMES, path_of
 
 # Maximum length of a source's name in the name of its folder. A file name has at most 255 bytes.
 NAME_BYTES = 240
@@ -49,8 +52,8 @@ TOKENIZER_FILE = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece)"
 )
 
-# A piece of text (str), or the ids of a document ((tokens,) uint32), or None for a row without
-# text; and whether it is the beginning of a document.
+# A piece of text (str), or the ids of a document ((tokens,) uint32), or NoText; and whether it is
+# the beginning of a document.
 SourceRow = tuple[Any, bool]
 # The name of a part, and a function that yields its rows from a row number on.
 Part = tuple[str, Callable[[int], Iterator[SourceRow]]]
@@ -78,6 +81,8 @@ class FoundSource:
         most_tokens: an upper bound for the tokens of the train split with any tokenizer. None if
             it is not known before the text is read.
         repository: the location of token files on the Hub. None for other sources.
+        notes: sentences on the contents of the files, which are logged when they are prepared.
+        text_files: the text files of the train split. It is empty for other sources.
     """
 
     config: DataSource
@@ -87,6 +92,8 @@ class FoundSource:
     files: Mapping[str, list[str]] | None = None
     most_tokens: int | None = None
     repository: Repository | None = None
+    notes: tuple[str, ...] = ()
+    text_files: tuple[Path, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -163,6 +170,8 @@ def check_source_exists(config: DataSource) -> None:
     """
     if not (config.data_dir or config.data_files or config.dataset_name):
         raise BadInput(NO_DATA)
+    if config.dataset_name:
+        check_dataset_id(config.dataset_name)
     patterns_by_key = {
         "data_files": config.data_files or [],
         "validation_files": config.validation_files or [],
@@ -188,7 +197,7 @@ def _identity(config: DataSource, **of_kind: Any) -> dict[str, Any]:
         "size": config.tokenizer_vocab_size if is_bpe else None,
         "split": config.tokenizer_split if is_bpe else None,
     }
-    return {
+    identity = {
         "format": FORMAT,
         "tokenizer": tokenizer,
         "token_column": config.token_column,
@@ -196,6 +205,9 @@ def _identity(config: DataSource, **of_kind: Any) -> dict[str, Any]:
         "limit_tokens": config.limit_tokens,
         **of_kind,
     }
+    if config.data_files and config.data_format != AUTO:
+        identity["data_format"] = config.data_format
+    return identity
 
 
 def _repository_source(config: DataSource) -> FoundSource:
@@ -217,9 +229,11 @@ def _repository_source(config: DataSource) -> FoundSource:
 def _files_source(config: DataSource) -> FoundSource:
     """Find files of texts or of tables."""
     prepared_data_dir = Path(config.prepared_data_dir)
-    train_files = find_files("data_files", config.data_files or [], prepared_data_dir)
+    train_files = find_files(
+        "data_files", config.data_files or [], prepared_data_dir, config.data_format
+    )
     validation_files = find_files(
-        "validation_files", config.validation_files or [], prepared_data_dir
+        "validation_files", config.validation_files or [], prepared_data_dir, config.data_format
     )
     in_both = set(map(resolved_name, train_files)) & set(map(resolved_name, validation_files))
     if in_both:
@@ -230,7 +244,7 @@ def _files_source(config: DataSource) -> FoundSource:
 
     example_of_format = {}
     for name in [*train_files, *validation_files]:
-        reader = reader_of(name)
+        reader = reader_of(name, config.data_format)
         format_name = reader.name if reader else None  # None for text
         example_of_format[format_name] = name
     if len(example_of_format) > 1:
@@ -252,16 +266,28 @@ def _text_source(config: DataSource, splits: dict[str, list[str]]) -> FoundSourc
     if "validation" not in splits and not config.validation_fraction:
         raise BadInput(f"{NO_VALIDATION}, or --validation_files PATH")
     paths = {split: [Path(name) for name in names] for split, names in splits.items()}
+    notes: tuple[str, ...] = ()
+    if config.data_format == AUTO:
+        for split, split_paths in paths.items():
+            key = "data_files" if split == "train" else "validation_files"
+            notes += tuple(text_checks.check_texts(key, split_paths))
     # A file for validation replaces the fraction.
     contents: dict[str, Any] = {"validation": config.validation_fraction}
     for split, split_paths in paths.items():
         contents[split] = [[path.name, files.sha256(path)] for path in split_paths]
+    if config.document_separator is None:
+        parts = _text_parts(paths, config.validation_fraction)
+    else:
+        contents["document_separator"] = keys.separator_text(config.document_separator)
+        parts = _separated_parts(paths, config.document_separator, config.validation_fraction)
     return FoundSource(
         config,
         name=paths["train"][0].stem,
         identity=_identity(config, **contents),
-        parts=_text_parts(paths, config.validation_fraction),
+        parts=parts,
         most_tokens=_most_tokens(paths["train"]),
+        notes=notes,
+        text_files=tuple(paths["train"]),
     )
 
 
@@ -308,6 +334,12 @@ def _dataset_source(config: DataSource) -> FoundSource:
         dataset_revision=config.dataset_revision,
         text_column=config.text_column,
     )
+    # The defaults are left out, so that folders of earlier versions keep their names.
+    if config.dataset_split != keys.DEFAULT_SPLIT:
+        identity["dataset_split"] = config.dataset_split
+    if config.validation_split:
+        # This split replaces the number of tokens.
+        identity["validation"] = config.validation_split
     name = str(config.dataset_name).split("/")[-1]
     return FoundSource(config, _folder_name(name), identity, files={})
 
@@ -325,16 +357,16 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
     name = train_paths[0].name
     if "validation" in paths:
         return {
-            split: [(name, _from_row(text_format.rows, split_paths))]
+            split: [(name, _from_row(_text_rows, split_paths))]
             for split, split_paths in paths.items()
         }
 
     def rows(split: str) -> Iterator[SourceRow]:
-        num_characters = sum(len(piece) for piece, _ in text_format.rows(train_paths))
+        num_characters = sum(len(piece) for piece, _ in _text_rows(train_paths))
         # The number of characters, not of bytes, decides, as in nanoGPT.
         num_left = int(num_characters * (1 - validation_fraction))  # left for the train split
         has_begun = False
-        for piece, begins_document in text_format.rows(train_paths):
+        for piece, begins_document in _text_rows(train_paths):
             text = piece[:num_left] if split == "train" else piece[num_left:]
             if text:
                 yield text, begins_document or not has_begun
@@ -344,6 +376,50 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
                 return
 
     return {split: [(name, _from_row(rows, split))] for split in ("train", "validation")}
+
+
+def _separated_parts(
+    paths: dict[str, list[Path]], document_separator: str, validation_fraction: float
+) -> dict[str, list[Part]]:
+    """Return the parts of text files with a separator by split.
+
+    Without files for validation, the last documents are the validation split.
+    """
+    separator = separated_text.parse_separator(document_separator)
+    train_paths = paths["train"]
+    name = train_paths[0].name
+    if "validation" in paths:
+
+        def file_rows(split_paths: list[Path]) -> Iterator[SourceRow]:
+            return _naming_all_problems(separated_text.rows(split_paths, separator), split_paths)
+
+        return {
+            split: [(name, _from_row(file_rows, split_paths))]
+            for split, split_paths in paths.items()
+        }
+    text = separated_text.DividedText(train_paths, separator, validation_fraction)
+
+    def split_rows(split: str) -> Iterator[SourceRow]:
+        return _naming_all_problems(text.rows(split), train_paths)
+
+    return {split: [(name, _from_row(split_rows, split))] for split in ("train", "validation")}
+
+
+def _text_rows(paths: list[Path]) -> Iterator[SourceRow]:
+    """Yield the pieces of text files, and for each whether it begins a document."""
+    return _naming_all_problems(text_format.rows(paths), paths)
+
+
+def _naming_all_problems(rows: Iterator[SourceRow], paths: list[Path]) -> Iterator[SourceRow]:
+    """Yield the rows of text files.
+
+    Raises:
+        BadInput: files cannot be read. There is a line for each of them.
+    """
+    try:
+        yield from rows
+    except BadInput as error:
+        raise BadInput(text_format.problems(paths) or error.lines) from None
 
 
 def _from_row(

@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import importlib
+import re
 from collections.abc import Iterator
-from io import BufferedReader
+from io import SEEK_END, BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlparse
@@ -13,8 +15,14 @@ import huggingface_hub
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.http import TruncatedError, check_no_html_page, raise_if_stalled
+from ursa_minor.base.http import (
+    HTML_START,
+    TruncatedError,
+    check_no_html_page,
+    raise_if_stalled,
+)
 from ursa_minor.base.redaction import is_redacted, redact_url
+from ursa_minor.data.sources.dataset_id import is_hub_url
 from ursa_minor.recipe.source_kind import URL_SCHEMES, path_of
 
 TIMEOUT_SECONDS = 60
@@ -24,6 +32,10 @@ DOWNLOADS = "downloads"  # folder in prepared_data_dir for files behind URLs
 DOWNLOAD_BYTES = 20 * 10**9
 # Maximum length of a URL's file name in the name of its copy. A file name has at most 255 bytes.
 SUFFIX_BYTES = 200
+# The path of a page of the Hub about a file. /raw/ is the file, or a pointer if it is in Git LFS.
+HUB_PAGE = re.compile(r"(/[^/]+/[^/]+)/(?:blob|raw)/")
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+MAX_ZSTD_WINDOW_LOG = 31  # 2 GiB, the largest window that zstd supports
 HTML_SUFFIXES = (".html", ".htm")
 
 
@@ -47,7 +59,8 @@ def fetch(url: str, path: Path) -> None:
     """Download a file, unless it exists.
 
     Raises:
-        BadInput: a part of the URL was redacted, or the file is empty or too large.
+        BadInput: a part of the URL was redacted, the file is empty or too large, or the URL is
+            that of a page of the Hub or of a Git LFS pointer.
         Unreadable: a proxy answered with an HTML page.
         httpx.HTTPError: the download failed.
     """
@@ -72,7 +85,7 @@ def _download(url: str, file: BinaryIO, *, expects_html: bool) -> None:
         num_bytes = 0
         for block in raise_if_stalled(response.iter_bytes()):
             if num_bytes == 0 and not expects_html:
-                check_no_html_page(block, response.headers, str(response.url))
+                _check_no_page(block, response, url)
             num_bytes += file.write(block)
             if num_bytes > DOWNLOAD_BYTES:
                 raise BadInput(
@@ -82,6 +95,33 @@ def _download(url: str, file: BinaryIO, *, expects_html: bool) -> None:
                 )
     if num_bytes == 0:
         raise BadInput(f"{url}: the server sent an empty file. Use another URL or a local file")
+
+
+def _check_no_page(start: bytes, response: httpx.Response, url: str) -> None:
+    """Check that an answer is a file, not a page about it or a Git LFS pointer.
+
+    Args:
+        start: the first bytes of the answer.
+        response: the answer.
+        url: the URL of the user. The answer may come from another one.
+
+    Raises:
+        BadInput: the URL is that of a page of the Hub, or of a pointer.
+        Unreadable: a proxy answered with an HTML page.
+    """
+    is_pointer = start.startswith(LFS_POINTER)
+    path = urlparse(url).path
+    is_hub_file = is_hub_url(url) or path.startswith("/datasets/")
+    is_hub_page = is_hub_file and HUB_PAGE.search(path) and HTML_START.match(start)
+    if is_pointer or is_hub_page:
+        url_without_query = redact_url(url)
+        what = "a Git LFS pointer" if is_pointer else "a page of the Hub"
+        fix = "Use the download link of the file"
+        if is_hub_file and HUB_PAGE.search(path):
+            file_url = HUB_PAGE.sub(r"\1/resolve/", url_without_query, count=1)
+            fix += f": {file_url}"
+        raise BadInput(f"{url_without_query} is {what}, not the file itself. {fix}")
+    check_no_html_page(start, response.headers, str(response.url))
 
 
 def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
@@ -141,6 +181,16 @@ def open_file(name: str) -> Any:
     return Path(name).open("rb")
 
 
+def is_empty(raw: Any) -> bool:
+    """Return whether an open file, of which nothing was read, has no bytes.
+
+    The Hub has data sets with empty files. An empty local file is rejected when it is found.
+    """
+    size = raw.seek(0, SEEK_END)
+    raw.seek(0)
+    return size == 0
+
+
 def decompress(name: str, raw: Any) -> Any:
     """Return a file object with the decompressed bytes of an open file.
 
@@ -165,6 +215,11 @@ def decompress(name: str, raw: Any) -> Any:
     compression = infer_compression(path_of(name))
     if compression is None:
         return raw
+    if compression == "zstd":
+        # Files of zstd --long may need more memory than the default limit of 128 MiB.
+        zstd = importlib.import_module(compr["zstd"].__module__.rpartition(".")[0])
+        options = {zstd.DecompressionParameter.window_log_max: MAX_ZSTD_WINDOW_LOG}
+        return compr["zstd"](raw, mode="rb", options=options)
     return compr[compression](raw, mode="rb")
 
 

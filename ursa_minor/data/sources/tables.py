@@ -1,31 +1,33 @@
 """Read data sets of the Hub and files of tables as documents, one for each row.
 
-``datasets`` resolves a data set of the Hub, which is pinned to a commit, to files. The readers in
-``formats`` read these files, because they make three promises: after an error, reading continues
-at the row at which it occurred; all waits are limited; and a file ends only after its last row.
+``hub_dataset`` resolves a data set of the Hub to files. The readers in ``formats`` read these
+files, because they make three promises: after an error, reading continues at the row at which it
+occurred; all waits are limited; and a file ends only after its last row.
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import datasets
-import huggingface_hub
 import pyarrow.parquet as pq
-from datasets.packaged_modules.csv.csv import CsvConfig
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import TruncatedError
 from ursa_minor.base.retry import retried, retry
-from ursa_minor.data.sources import remote
+from ursa_minor.data.sources import hub_dataset, remote
 from ursa_minor.data.sources.columns import IDS, Column, Reader
-from ursa_minor.data.sources.files import READERS, reader_of
+from ursa_minor.data.sources.files import reader_of
 from ursa_minor.data.sources.find import FoundSource, Part, SourceRow
 from ursa_minor.recipe.keys import DataSource
-from ursa_minor.recipe.source_kind import path_of
+from ursa_minor.recipe.source_kind import URL_SCHEMES
 
+PARQUET_SIGNATURE = b"PAR1"  # the first bytes of a Parquet file
+CHECKED_FILES = 32  # number of local files whose columns are checked before the first is read
 SAMPLE_BYTES = 2**20
 SAMPLE_FILES = 64  # number of files whose sizes are queried, to estimate the size of all files
 
@@ -61,63 +63,44 @@ def open_tables(
     if config.token_column:
         column = Column(config.token_column, IDS)
     if not source.files:
-        return _open_dataset(config, column, pinned)
+        dataset = hub_dataset.open_dataset(config, pinned)
+        return dataset.commit, {
+            split: _parts(names, dataset.reader, column, config)
+            for split, names in dataset.files.items()
+        }
 
     splits: dict[str, list[Part]] = {}
     for split, names in source.files.items():
         parts = splits.setdefault(split, [])
         for name in names:
-            reader = reader_of(name)
+            reader = reader_of(name, config.data_format)
             assert reader is not None  # otherwise this is a source of texts
             file_names = [name]
             if name.startswith("hf://"):
                 file_names = retry(name, remote.hub_files, name, versions)
             parts += _parts(file_names, reader, column, config)
+    _check_schemas(splits)
     return None, splits
 
 
-def _open_dataset(
-    config: DataSource, column: Column, pinned: str | None
-) -> tuple[str, dict[str, list[Part]]]:
-    """Open the train split of a data set of the Hub. See ``open_tables``."""
-    name = str(config.dataset_name)
-    commit = pinned or retry(name, _current_commit, name, config.dataset_revision)
-    builder = retry(
-        name,
-        lambda: datasets.load_dataset_builder(name, config.dataset_config_name, revision=commit),
-    )
-    data_files = {str(split): names for split, names in builder.config.data_files.items()}
-    if "train" not in data_files:
-        raise BadInput(
-            f"dataset_name = {name}: this data set has no split named train. Its splits are: "
-            f"{', '.join(data_files)}. Use the files of a split with --data_files hf://..., or "
-            f"another data set"
-        )
-    reader = _reader_of_builder(builder)
-    if reader is None:
-        raise BadInput(
-            f"dataset_name = {name}: the files of this data set are not Parquet, JSON lines, Arrow "
-            f"or plain CSV. Use the Hub's conversion to Parquet, if there is one: "
-            f"--dataset_revision refs/convert/parquet"
-        )
-    file_names = [str(file) for file in data_files["train"]]
-    return commit, {"train": _parts(file_names, reader, column, config)}
+def _check_schemas(splits: dict[str, list[Part]]) -> None:
+    """Read the first row of up to ``CHECKED_FILES`` local files, spread over all of them.
 
-
-def _current_commit(name: str, revision: str | None) -> str:
-    api = huggingface_hub.HfApi()
-    info = api.dataset_info(name, revision=revision, timeout=remote.TIMEOUT_SECONDS)
-    return info.sha
-
-
-def _reader_of_builder(builder: datasets.DatasetBuilder) -> Reader | None:
-    """Return the reader for the files of a data set, or None if there is none."""
-    options = getattr(builder.config, "pd_read_csv_kwargs", None)
-    if options not in (None, CsvConfig().pd_read_csv_kwargs):
-        return None  # for example, a CSV with a different separator
-    # The class of the builder is named after the data set, its base class after the file format.
-    class_names = {base.__name__.lower() for base in type(builder).__mro__}
-    return next((reader for reader in READERS if reader.name in class_names), None)
+    Raises:
+        BadInput: files have no column of the right type, or cannot be read. There is a line for
+            each of them.
+    """
+    parts = list(chain.from_iterable(splits.values()))
+    local_parts = [part for part in parts if not part[0].startswith(URL_SCHEMES)]
+    interval = math.ceil(len(local_parts) / CHECKED_FILES) or 1
+    problems: list[str] = []
+    for _, read in local_parts[::interval]:
+        try:
+            next(read(0), None)
+        except BadInput as error:
+            problems += error.lines
+    if problems:
+        raise BadInput(problems)
 
 
 def _parts(names: list[str], reader: Reader, column: Column, config: DataSource) -> list[Part]:
@@ -150,7 +133,9 @@ def _text_share(name: str, text_column: str) -> float:
     It is greater than 1 if the file is compressed.
     """
     with remote.open_file(name) as raw:
-        if path_of(name).lower().endswith(".parquet"):
+        is_parquet = raw.read(len(PARQUET_SIGNATURE)) == PARQUET_SIGNATURE
+        raw.seek(0)
+        if is_parquet:
             return _parquet_text_bytes(raw, text_column) / remote.file_size(name)
         unpacked = remote.decompress(name, raw)
         sample = unpacked.read(SAMPLE_BYTES)

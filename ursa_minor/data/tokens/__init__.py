@@ -7,6 +7,7 @@
 - ``split_points``: places at which a text can be cut without changing its ids
 - ``token_rows``: rows of ids that another program encoded -> documents
 - ``encoder``: documents -> ids, in several threads
+- ``document_counts``: statistics of documents and of rows without text
 - ``shards``: read and write token files
 - ``manifest``: the list of a folder's shards: read, compare, find damaged files
 """

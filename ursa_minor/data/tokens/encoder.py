@@ -12,10 +12,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.sources.columns import NoText
 from ursa_minor.data.sources.find import SourceRow
 from ursa_minor.data.sources.formats.text import GPT2_SPLIT_POINT
-from ursa_minor.data.tokens import normalizers, split_points
+from ursa_minor.data.tokens import document_counts, normalizers, split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
+from ursa_minor.data.tokens.document_counts import DOCUMENTS, WITHOUT_TEXT
 from ursa_minor.data.tokens.shards import id_dtype
 from ursa_minor.data.tokens.split_points import NumberedRow
 from ursa_minor.data.tokens.token_rows import NO_IDS, TokenRows
@@ -161,7 +163,7 @@ class DocumentEncoder:
         rows_with_text = []
         texts = []
         for row, text, begins_document in batch:
-            if text is not None:
+            if not isinstance(text, NoText):
                 rows_with_text.append((row, text, begins_document))
                 texts.append(self._text(text, begins_document))
 
@@ -179,8 +181,8 @@ class DocumentEncoder:
         documents = []
         position = 0  # in the lists of texts
         for row, text, _ in batch:
-            if text is None:
-                documents.append(Document(row, NO_IDS, 0, _counts(without_text=True)))
+            if isinstance(text, NoText):
+                documents.append(_document_without_text(row, text.contents))
                 continue
             begin = encoded.offsets[position]
             end = encoded.offsets[position + 1]
@@ -290,9 +292,11 @@ class DocumentEncoder:
         num_inserted = np.concatenate([[0], np.cumsum(begins)])
         return EncodedTexts(ids.astype(self._dtype), encoded.offsets + num_inserted)
 
-    def _document_of_ids(self, token_rows: TokenRows, row: int, ids: np.ndarray | None) -> Document:
-        if ids is None:
-            return Document(row, NO_IDS, 0, _counts(without_text=True))
+    def _document_of_ids(
+        self, token_rows: TokenRows, row: int, ids: np.ndarray | NoText
+    ) -> Document:
+        if isinstance(ids, NoText):
+            return _document_without_text(row, ids.contents)
         vocab_size = len(self.bytes_per_token)
         if ids.max() >= vocab_size:
             raise BadInput(
@@ -301,20 +305,23 @@ class DocumentEncoder:
             )
         text_ids = token_rows.text_ids(ids)
         if not len(text_ids):
-            return Document(row, NO_IDS, 0, _counts(without_text=True))
+            return _document_without_text(row, "special tokens only")
         text_bytes = int(self.bytes_per_token[text_ids].sum())
         document_ids = token_rows.with_separator(text_ids)
         counts = _counts(documents=token_rows.count_documents(document_ids))
         return Document(row, document_ids.astype(self._dtype), text_bytes, counts)
 
 
-def _counts(
-    *, documents: int = 0, without_text: bool = False, surrogates_replaced: bool = False
-) -> dict[str, int]:
+def _document_without_text(row: int, contents: str) -> Document:
+    counts = _counts() | document_counts.row_without_text(contents)
+    return Document(row, NO_IDS, 0, counts)
+
+
+def _counts(*, documents: int = 0, surrogates_replaced: bool = False) -> dict[str, int]:
     """Return the statistics of one row."""
     return {
-        "documents": int(documents),
-        "without_text": int(without_text),
+        DOCUMENTS: int(documents),
+        WITHOUT_TEXT: 0,
         "surrogates_replaced": int(surrogates_replaced),
     }
 
@@ -327,7 +334,7 @@ def batched(rows: Iterable[NumberedRow]) -> Iterator[list[NumberedRow]]:
         batch.append(row)
         _, content, _ = row
         size += 1
-        if content is not None:
+        if not isinstance(content, NoText):
             size += len(content)
         if size >= BATCH_CHARACTERS:
             yield batch

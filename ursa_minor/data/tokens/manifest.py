@@ -15,6 +15,9 @@ from ursa_minor.data.tokens.shards import MANIFEST, OUR_NAME, RESTORE, Shard, op
 
 # Keys that are written as null if they have no value. Other keys without a value are left out.
 NULLABLE = ("revision", "tokenizer", "file")
+# The key of ``Manifest.counts`` for the validation documents that also occur in the train split.
+ALSO_IN_TRAIN = "also_in_train"
+MAX_SHARE_IN_TRAIN = 0.01  # if more of the validation documents also occur there, a note is given
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,20 @@ def _parse_shard(row: dict[str, Any]) -> Shard:
 def _values_of_fields(dataclass_type: type, document: dict[str, Any]) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(dataclass_type)]
     return {name: document[name] for name in names if name in document}
+
+
+def overlap_note(manifest: Manifest) -> str | None:
+    """Return a note if many of the validation documents also occur in the train split."""
+    counts = (manifest.counts or {}).get("validation", {})
+    num_documents = counts.get("documents", 0)
+    num_in_train = counts.get(ALSO_IN_TRAIN, 0)
+    if num_in_train <= MAX_SHARE_IN_TRAIN * num_documents:
+        return None
+    return (
+        f"{num_in_train:,} of the {num_documents:,} validation documents "
+        f"({num_in_train / num_documents:.1%}) also occur in the training text, so the validation "
+        f"loss is too low. Remove duplicate documents from the text"
+    )
 
 
 def is_complete(folder: Path) -> bool:

@@ -13,10 +13,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.sources.columns import NoText
 from ursa_minor.data.sources.formats.text import GPT2_SPLIT_POINT, MAX_UNSPLIT_CHARACTERS
 from ursa_minor.data.tokens import definition
 
-# The number of a row, its text (str) or ids or None, and whether it is the beginning of a document.
+# The number of a row, its text (str) or ids or NoText, and whether it begins a document.
 NumberedRow = tuple[int, Any, bool]
 
 # Letters that NFC replaces by a letter and a combining mark, at which some regexes end a word.
@@ -141,14 +142,15 @@ def pieces(
     text: str | None = None  # text of the current document, without the pieces that were yielded
     first_row = 0  # first row of the current document
     has_begun = False  # whether a piece of the current document has been yielded
-    end = (-1, None, True)  # an additional row, after which the last document is yielded
+    # An additional row, after which the last document is yielded.
+    end = (-1, NoText(""), True)
     for row, row_text, begins_document in chain(rows, [end]):
-        if text is not None and (begins_document or row_text is None):
+        if text is not None and (begins_document or isinstance(row_text, NoText)):
             yield first_row, text, not has_begun
             text = None
-        if row_text is None:
+        if isinstance(row_text, NoText):
             if row >= 0:
-                yield row, None, True
+                yield row, row_text, True
         elif text is None:
             text = row_text
             first_row = row

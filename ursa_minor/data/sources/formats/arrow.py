@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ursa_minor.data.sources.columns import Column, Reader, arrow_rows, check_arrow
+from ursa_minor.data.sources.columns import (
+    TEXT,
+    Column,
+    Reader,
+    arrow_rows,
+    check_arrow,
+    names_to_read,
+)
 
 
 def rows(name: str, column: Column, start: int) -> Iterator[Any]:
@@ -13,6 +20,8 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     from ursa_minor.data.sources import remote
 
     with remote.open_file(name) as raw:
+        if remote.is_empty(raw):
+            return
         try:
             file = pa.ipc.open_stream(raw)
             batches = iter(file)
@@ -22,8 +31,26 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
             batches = map(file.get_batch, range(file.num_record_batches))
         check_arrow(name, column, file.schema)
         for batch in batches:
-            batch.validate(full=True)
-            yield from arrow_rows(batch, column)
+            yield from arrow_rows(_validated(batch, column), column)
+
+
+def _validated(batch: Any, column: Column) -> Any:
+    """Check a record batch. A text that is not UTF-8 is reported when its row is read.
+
+    Raises:
+        pyarrow.ArrowInvalid: the batch is damaged.
+    """
+    import pyarrow as pa
+
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        # The offsets of a column are checked before its texts.
+        batch = batch.select(names_to_read(column, batch.schema.names))
+        batch.validate()
+        if column.type != TEXT or "UTF8" not in str(error):
+            raise
+    return batch
 
 
 READER = Reader("arrow", rows)

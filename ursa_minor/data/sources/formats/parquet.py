@@ -25,6 +25,8 @@ def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     from ursa_minor.data.sources import remote
 
     with remote.open_file(name) as raw:
+        if remote.is_empty(raw):
+            return
         # With pre_buffer, Arrow keeps all bytes that it has read until the file is closed.
         file = pq.ParquetFile(raw, pre_buffer=False)
         check_arrow(name, column, file.schema_arrow)
