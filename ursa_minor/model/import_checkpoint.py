@@ -15,6 +15,7 @@ They reject a file that needs more.
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import pickle
@@ -376,29 +377,42 @@ def _complete(stored: Any, shape: Shape, has_bias: Any, label: str) -> Weights:
     """
     if not isinstance(stored, Mapping):
         raise BadInput(f"{label}: 'model' in the file is not a dictionary of tensors")
-    names = weight_names.without_prefixes(map(str, stored), "gpt2")
-    weights: Weights = {}
-    for name, tensor in zip(names.values(), stored.values(), strict=True):
-        if not name.endswith(MASKS):
-            weights[name.removeprefix("transformer.")] = tensor
+    weights = _named_as_in_gpt2(stored)
     head = weights.pop("lm_head.weight", None)
 
     shapes = _shapes(shape)
     biases = {name for name in shapes if name.endswith(".bias")}
-    stored_biases = biases & set(weights)
-    if not stored_biases and has_bias is not True:
-        dtype = next(iter(weights.values())).dtype if weights else torch.float32
-        weights |= {name: torch.zeros(shapes[name], dtype=dtype) for name in biases}
-    elif has_bias is False:
-        raise _mismatch(label, f"it has bias = False, but {min(stored_biases)} is stored")
+    stored_biases = sorted(biases & set(weights))
+    if has_bias is False and stored_biases:
+        raise _mismatch(label, f"it has bias = False, but {stored_biases[0]} is stored")
+    if has_bias is not True and not stored_biases:
+        for name in biases:
+            weights[name] = torch.zeros(shapes[name], dtype=_dtype_of(weights))
     for name in sorted(shapes.keys() | weights.keys()):
         _check_tensor(name, weights.get(name), shapes.get(name), label)
-    embedding = weights["wte.weight"]
-    if head is not None and not torch.equal(head, embedding):
+    if head is not None and not torch.equal(head, weights["wte.weight"]):
         raise _mismatch(
             label, "lm_head.weight and transformer.wte.weight differ, but they must be tied"
         )
     return {name: weights[name] for name in shapes}
+
+
+def _named_as_in_gpt2(stored: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the tensors without attention masks, by OpenAI's names, and ``lm_head.weight``."""
+    new_names = weight_names.without_prefixes(map(str, stored), "gpt2")
+    tensors = {}
+    for name, tensor in stored.items():
+        new_name = new_names[str(name)]
+        if not new_name.endswith(MASKS):
+            tensors[new_name.removeprefix("transformer.")] = tensor
+    return tensors
+
+
+def _dtype_of(weights: Mapping[str, Any]) -> torch.dtype:
+    """Return the dtype with which weights are written: their own, or fp32 if they differ."""
+    dtypes = {getattr(tensor, "dtype", None) for tensor in weights.values()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    return dtype if dtype in DTYPES else torch.float32
 
 
 def _check_tensor(name: str, tensor: Any, expected: tuple[int, ...] | None, label: str) -> None:
@@ -412,10 +426,9 @@ def _check_tensor(name: str, tensor: Any, expected: tuple[int, ...] | None, labe
         raise _mismatch(label, f"it has no {name}, which is stored")
     if not isinstance(tensor, torch.Tensor):
         raise _mismatch(label, f"{name} is missing")
-    if tuple(tensor.shape) != expected or not tensor.is_floating_point():
-        raise _mismatch(
-            label, f"{name} is {tuple(tensor.shape)} {tensor.dtype} instead of {expected}"
-        )
+    shape = tuple(tensor.shape)
+    if shape != expected or not tensor.is_floating_point():
+        raise _mismatch(label, f"{name} is {shape} {tensor.dtype} instead of {expected}")
 
 
 def _mismatch(label: str, problem: str) -> BadInput:
@@ -615,16 +628,18 @@ def read_character_table(file: Path, label: str) -> CharacterTable:
 
 def _problem_of_table(meta: Any) -> str | None:
     """Return why the contents of a ``meta.pkl`` are not a table of characters, or None."""
-    ids = meta.get("stoi") if isinstance(meta, dict) else None
-    if not isinstance(ids, dict) or not ids:
+    if not isinstance(meta, dict) or not isinstance(meta.get("stoi"), dict):
         return "it has no dictionary 'stoi'"
+    ids = meta["stoi"]
     for character, number in ids.items():
         if not isinstance(character, str) or type(number) is not int:
             return f"{character!r:.40} with the id {number!r:.40} is not a character with an id"
-        if len(character) != 1 or "\ud800" <= character <= "\udfff":
+        is_surrogate = "\ud800" <= character <= "\udfff"
+        if len(character) != 1 or is_surrogate:
             return f"{character!r:.40} is not one character"
-    if sorted(ids.values()) != list(range(len(ids))):
-        return "the ids are not consecutive numbers from 0"
+    numbers = sorted(ids.values())
+    if not numbers or numbers != list(range(len(ids))):
+        return "the ids of 'stoi' are not consecutive numbers from 0"
     rows = meta.get("vocab_size", len(ids))
     if type(rows) is not int or rows < len(ids):
         return f"vocab_size is {rows!r:.40}, and there are {len(ids)} characters"
@@ -650,9 +665,7 @@ def _make_characters(ids: dict[str, int]) -> Tokenizer:
 def _write_model(checkpoint: Checkpoint, vocabulary: Vocabulary, folder: Path) -> None:
     """Write the weights, config.json and generation_config.json."""
     shape = checkpoint.shape
-    dtypes = {tensor.dtype for tensor in checkpoint.weights.values()}
-    is_uniform = len(dtypes) == 1 and dtypes <= set(DTYPES)
-    dtype = dtypes.pop() if is_uniform else torch.float32
+    dtype = _dtype_of(checkpoint.weights)
     weights = {}
     for name, tensor in checkpoint.weights.items():
         if name.endswith(TRANSPOSED):
@@ -695,10 +708,12 @@ def _with_rows(embedding: torch.Tensor, rows: int) -> torch.Tensor:
     Each added row then has at most the mean probability of the existing ones, because the
     exponential function is convex.
     """
-    if rows == len(embedding):
+    num_added = rows - len(embedding)
+    if num_added == 0:
         return embedding
-    mean = embedding.double().mean(0).to(embedding.dtype)
-    return torch.cat([embedding, mean.expand(rows - len(embedding), -1)])
+    mean = embedding.double().mean(0)
+    added_rows = mean.expand(num_added, -1)
+    return torch.cat([embedding, added_rows.to(embedding.dtype)])
 
 
 def _write_tokenizer(vocabulary: Vocabulary, context: int, folder: Path) -> None:
@@ -732,7 +747,7 @@ def rename_weights(folder: Path, label: str) -> Path:
     """
     weight_files = weight_names.weight_files(folder)
     tensors_by_file = {file: _load_weights(file, label) for file in weight_files}
-    old_names = [name for tensors in tensors_by_file.values() for name in tensors]
+    old_names = list(itertools.chain(*tensors_by_file.values()))
     new_names = weight_names.without_prefixes(old_names, weight_names.model_type(folder))
     if all(name == new_name for name, new_name in new_names.items()):
         return folder
@@ -747,16 +762,21 @@ def rename_weights(folder: Path, label: str) -> Path:
     with _creating(converted, label) as temporary:
         for path in copied_files:
             shutil.copyfile(path, temporary / path.name)
-        file_by_name: dict[str, str] = {}
-        for number, tensors in enumerate(tensors_by_file.values(), start=1):
-            renamed = {new_names[name]: tensor for name, tensor in tensors.items()}
-            file_name = f"model-{number:05}-of-{len(weight_files):05}.safetensors"
-            save_file(renamed, temporary / file_name, {"format": "pt"})
-            file_by_name |= dict.fromkeys(renamed, file_name)
-        index = {"metadata": {}, "weight_map": file_by_name}
-        files.write_json(temporary / weight_names.SAFETENSORS_INDEX, index)
+        _write_renamed(list(tensors_by_file.values()), new_names, temporary)
     log.info(f"{label}: removed prefixes from the names of the weights, in a copy: {converted}")
     return converted
+
+
+def _write_renamed(shards: list[Weights], new_names: Mapping[str, str], folder: Path) -> None:
+    """Write safetensors files with new names of the weights, and their index."""
+    file_by_name: dict[str, str] = {}
+    for number, tensors in enumerate(shards, start=1):
+        renamed = {new_names[name]: tensor for name, tensor in tensors.items()}
+        file_name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(renamed, folder / file_name, {"format": "pt"})
+        file_by_name |= dict.fromkeys(renamed, file_name)
+    index = {"metadata": {}, "weight_map": file_by_name}
+    files.write_json(folder / weight_names.SAFETENSORS_INDEX, index)
 
 
 def _load_weights(file: Path, label: str) -> Weights:

@@ -104,10 +104,12 @@ def _names(folder: Path, paths: list[Path]) -> list[str]:
         folder: the model folder.
         paths: its files of weights, but not a single file of torch.save.
     """
-    for index_name in (SAFETENSORS_INDEX, TORCH_INDEX):
-        if (folder / index_name).is_file() and paths != [folder / SAFETENSORS_FILE]:
-            return list(_weight_map(folder / index_name))
-    return _names_in_safetensors(paths[0])
+    if paths == [folder / SAFETENSORS_FILE]:
+        return _names_in_safetensors(paths[0])
+    index = folder / SAFETENSORS_INDEX
+    if not index.is_file():
+        index = folder / TORCH_INDEX
+    return list(_weight_map(index))
 
 
 def _names_in_safetensors(file: Path) -> list[str]:
