@@ -124,6 +124,9 @@ def check_source_exists(name: str, option: str = "--model ") -> None:
     has_more_parts_than_an_id = parent.parent != Path()
     is_in_a_folder = parent != Path() and parent.is_dir()
     if is_below_runs or has_more_parts_than_an_id or is_in_a_folder:
+        if Path(location).suffix in other_checkpoints.SUFFIXES:
+            suggestion = did_you_mean_file(name, Path.is_file)
+            raise BadInput(f"{option}{name}: no such file{suggestion}")
         suggestion = did_you_mean_file(name, Path.is_dir)
         raise BadInput(f"{option}{name}: no such folder (a Hub id is owner/name){suggestion}")
     if "/" in location:
