@@ -89,7 +89,7 @@ def test_pruned_int8_export_can_be_evaluated(finished_run):
     loss = read_record()["after"]["loss"]
     assert 0 < abs(loss - read_record()["before"]["loss"]) < 0.02
     assert "30.0%" in output
-    unchanged = "transformer.wte.weight, transformer.wpe.weight"
+    unchanged = "wte.weight, wpe.weight"
     assert f"Not pruned: {unchanged}\nNot quantized: {unchanged}\n" in output
     assert f"{loss:.4f}" in output
     assert json.loads(evaluation.stdout)["precision"] == "int8"
