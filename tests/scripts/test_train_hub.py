@@ -238,7 +238,7 @@ def test_rejected_pushes_are_sent_later(workspace):
 def test_run_continues_if_push_cannot_be_staged(workspace, monkeypatch):
     """There is no network here. As nothing is staged, the run does not wait for it."""
 
-    def fail(*args):
+    def fail(*args, **kwargs):
         raise ZeroDivisionError
 
     monkeypatch.setattr(publish, "model_card", fail)
