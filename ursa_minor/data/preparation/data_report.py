@@ -183,7 +183,8 @@ class DataReport:
                 f"(estimated: {cost.bytes_per_id} bytes per token)"
             ),
             Finding(
-                f"{self.name}: prepared in {cost.seconds:,.1f} s at {cost.megabytes_per_second:.1f} MB/s of text, "
+                f"{self.name}: prepared in {cost.seconds:,.1f} s at "
+                f"{cost.megabytes_per_second:.1f} MB/s of text, "
                 f"{cost.tokens_per_second:,.0f} tokens/s "
                 f"(measured for {cost.measured_seconds:.0f} s with {threads}, including reading)"
             ),
