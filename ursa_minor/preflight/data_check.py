@@ -26,10 +26,10 @@ NAME = "data"  # of the checks
 
 
 class DataLook(NamedTuple):
-    """What was found in the data of a source.
+    """The result of reading the beginning of a source.
 
     Attributes:
-        report: what the data contains.
+        report: facts about the data.
         text_column: the column to read, if it is another one than that of the recipe. Otherwise
             empty.
     """
@@ -57,7 +57,7 @@ class DataExamination:
     """Look at the sources of a recipe, one after the other.
 
     Attributes:
-        looks: what was found in each source whose text was read.
+        looks: the result for each source whose text was read.
     """
 
     def __init__(self, recipe: keys.Recipe):
@@ -179,7 +179,7 @@ def look_in_child(config: keys.DataSource) -> DataLook | str:
     """Look at a source in a child process, which is ended after ``REMOTE_SECONDS``.
 
     Returns:
-        What was found, or why nothing was found.
+        The result, or a message that states why there is none.
 
     Raises:
         BadInput: the data cannot be prepared.

@@ -1,7 +1,4 @@
-"""What a look at the data of a source has found.
-
-``prepare_data.py --dry_run`` and ``check_setup.py`` print it.
-"""
+"""Describe the data of a source, for ``prepare_data.py --dry_run`` and ``check_setup.py``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,7 +53,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What a look at a source has found.
+    """Facts about the data of a source.
 
     Attributes:
         name: name of the source.

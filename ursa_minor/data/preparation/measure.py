@@ -79,7 +79,7 @@ def dry_run(source: FoundSource) -> str:
 
 
 def examine(source: FoundSource, *, loads_from_hub: bool = True) -> DataReport:
-    """Encode text for some seconds, and report what the data contains.
+    """Read the beginning of a source for some seconds, and describe its data.
 
     The size and the time of the entire preparation are estimated. Nothing is written.
 
@@ -98,52 +98,40 @@ def examine(source: FoundSource, *, loads_from_hub: bool = True) -> DataReport:
         _read_all(parts)  # otherwise all of the text is read to find its validation part
     train_parts = parts["train"]
     tokenizer = _similar_tokenizer(config, train_parts, loads_from_hub=loads_from_hub)
-    is_known = tokenizer is not None
-    if tokenizer is None:
-        tokenizer = tokenization.train_bpe([], BYTES_VOCABULARY, config.tokenizer_split)
-    encode = DocumentEncoder(tokenizer, config.tokenizer)
+    encode = DocumentEncoder(tokenizer or _bytes_tokenizer(), config.tokenizer)
     measured = _measure(encode, train_parts, DRY_RUN_SECONDS)
-    counts = measured.counts
     if not measured.text_bytes:
-        contents = document_counts.describe_contents(counts) or "nothing"
+        contents = document_counts.describe_contents(measured.counts) or "nothing"
         raise BadInput(
             f"{source.name}: no row contains text, so nothing can be measured. The rows contain: "
             f"{contents}. Use another source, or for a table another column: --text_column NAME"
         )
-
-    tokens = measured.tokens
     if config.tokenizer == "characters":
-        tokens = measured.characters + counts[DOCUMENTS]
-    all_bytes = max(expected_text_bytes(source, train_parts), measured.text_bytes)
-    all_tokens = all_bytes * tokens / measured.text_bytes
-    cost = None
-    flags: dict[str, str] = {}
-    if is_known:
-        limited_tokens = min(all_tokens, config.limit_tokens or math.inf)
-        cost = Cost(
-            text_megabytes=all_bytes / 1e6,
-            tokens=limited_tokens,
-            bytes_per_id=2 if len(tokenizer) <= 2**16 else 4,
-            seconds=limited_tokens / tokens * measured.seconds,
-            measured_seconds=measured.seconds,
-            megabytes_per_second=measured.text_bytes / measured.seconds / 1e6,
-            tokens_per_second=tokens / measured.seconds,
-            threads=encode.threads,
-        )
-        if measured.is_complete and _takes_all_for_validation(source, parts, tokens):
-            flags["validation_tokens"] = str(max(1, tokens // 10))
+        num_tokens = measured.characters + measured.counts[DOCUMENTS]
+        measured = measured._replace(tokens=num_tokens)
 
-    is_exact = bool(source.text_files) or measured.is_complete
-    special_tokens = measured.special_tokens
-    num_documents = round(counts[DOCUMENTS] * all_bytes / measured.text_bytes)
-    if source.text_files:
-        special_tokens = count_occurrences(source.text_files, SPECIAL_TOKENS)
-        num_documents = count_documents(source.text_files, config.document_separator)
-    elif measured.is_complete:
-        num_documents = counts[DOCUMENTS]
+    all_bytes = max(expected_text_bytes(source, train_parts), measured.text_bytes)
+    cost = None
+    bytes_per_token = None
+    flags: dict[str, str] = {}
+    if tokenizer is not None:
+        cost = _estimate_cost(config, measured, all_bytes, encode)
+        bytes_per_token = measured.text_bytes / measured.tokens
+        if _takes_all_for_validation(source, parts, measured):
+            flags["validation_tokens"] = str(max(1, measured.tokens // 10))
     separation = find_separation(source)
     if separation:
         flags["document_separator"] = separation.separator
+
+    num_documents = measured.counts[DOCUMENTS]
+    special_tokens = measured.special_tokens
+    is_estimated = False
+    if source.text_files:
+        num_documents = count_documents(source.text_files, config.document_separator)
+        special_tokens = count_occurrences(source.text_files, SPECIAL_TOKENS)
+    elif not measured.is_complete:
+        num_documents = round(num_documents * all_bytes / measured.text_bytes)
+        is_estimated = True
     return DataReport(
         name=source.name,
         folder=str(source.folder),
@@ -151,23 +139,54 @@ def examine(source: FoundSource, *, loads_from_hub: bool = True) -> DataReport:
         validation_files=_count_validation_files(source, parts),
         encoding=_encoding(source, train_parts),
         documents=num_documents,
-        documents_are_estimated=not is_exact,
-        counts=counts,
+        documents_are_estimated=is_estimated,
+        counts=measured.counts,
         special_tokens={token: number for token, number in special_tokens.items() if number},
         tokenizer=config.tokenizer,
-        bytes_per_token=measured.text_bytes / tokens if is_known else None,
+        bytes_per_token=bytes_per_token,
         cost=cost,
         separated_documents=separation.documents if separation else 0,
         flags=flags,
     )
 
 
+def _bytes_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of single bytes, to read rows if the recipe's tokenizer is unavailable."""
+    return tokenization.train_bpe([], BYTES_VOCABULARY)
+
+
+def _estimate_cost(
+    config: keys.DataSource, measured: Measurement, all_bytes: float, encode: DocumentEncoder
+) -> Cost:
+    """Estimate the time and the size of the entire preparation.
+
+    Args:
+        config: the source.
+        measured: a measurement on a part of its text.
+        all_bytes: size of its text.
+        encode: the encoder of the measurement.
+    """
+    all_tokens = all_bytes * measured.tokens / measured.text_bytes
+    tokens = min(all_tokens, config.limit_tokens or math.inf)
+    return Cost(
+        text_megabytes=all_bytes / 1e6,
+        tokens=tokens,
+        bytes_per_id=shards.id_dtype(len(encode.bytes_per_token)).itemsize,
+        seconds=tokens / measured.tokens * measured.seconds,
+        measured_seconds=measured.seconds,
+        megabytes_per_second=measured.text_bytes / measured.seconds / 1e6,
+        tokens_per_second=measured.tokens / measured.seconds,
+        threads=encode.threads,
+    )
+
+
 def _takes_all_for_validation(
-    source: FoundSource, parts: dict[str, list[Part]], num_tokens: int
+    source: FoundSource, parts: dict[str, list[Part]], measured: Measurement
 ) -> bool:
     """Return whether ``validation_tokens`` leaves no token of a table to train on."""
-    is_taken_from_train = source.parts is None and "validation" not in parts
-    return is_taken_from_train and num_tokens <= source.config.validation_tokens
+    if source.parts is not None or "validation" in parts or not measured.is_complete:
+        return False
+    return measured.tokens <= source.config.validation_tokens
 
 
 def _read_all(parts: dict[str, list[Part]]) -> None:
