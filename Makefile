@@ -38,7 +38,7 @@ INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m p
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 16))')
 
 .DEFAULT_GOAL := help
-.PHONY: help environment venv locked uv notebook lock uvlock check-setup gpu-status gpu-hot presets card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check format clean
+.PHONY: help environment venv locked uv notebook lock uvlock check-setup gpu-status gpu-hot presets card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check programs format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{sub(/ .*/, "", $$1); printf "make %-14s %s\n", $$1, $$2}'
@@ -131,6 +131,9 @@ check: $(VENV)/.installed-dev ## check format, lint, spelling, types, shell scri
 format: $(VENV)/.installed-dev ## format the files as `make check` requires
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+programs: $(VENV)/.installed-dev ## load our models in llama.cpp, mlx-lm and other programs, and write the table of docs/export.md (an hour; PROGRAMS="mlx-lm": only this one)
+	$(BIN)/python -m benchmarks.programs $(if $(PROGRAMS),--only $(PROGRAMS))
 
 clean: ## delete .venv, but not data/ and runs/
 	rm -rf $(VENV)

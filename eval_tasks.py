@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ursa_minor.base import console, files, paths, wording
-from ursa_minor.base.cli import exit_on_bad_input
+from ursa_minor.base.cli import exit_on_bad_input, is_main_process
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.launch import check_launch
 from ursa_minor.model.resolve import resolve_model
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None, task: str | None = None) -> int:
     """
     args = parse(sys.argv[1:] if argv is None else argv, task)
     check_launch(os.environ)
-    console.start()
+    console.start(is_main=is_main_process())
     resolve_model(args.model)
     console.announce_imports()
     # These imports take seconds, so they come after the checks of the command line.

@@ -6,11 +6,14 @@
     python export_model.py runs/gpt2_124m --out exports/gpt2 --gguf f16
 
 The loss is measured before and after the export, on the run's validation split or on --text PATH.
+Each export has a model card (README.md).
 """
 
 import argparse
 import json
+import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from ursa_minor.base import console, paths
@@ -39,12 +42,13 @@ def main(argv: list[str] | None = None) -> int:
     add_chat = None
     if args.chat:
         checks.append(chat.check_chat)
-        add_chat = chat.add_chat
+        add_chat = partial(add_chat_template, args.model)
     if args.gguf:
         checks.append(gguf_export.check_supported)
-    print(convert.convert(args, checks, add_chat))
+    print(convert.convert(args, checks, add_chat, partial(make_card, args)))
 
     out = Path(args.out)
+    print(describe_card(args.model, out))
     if args.chat:
         print(chat_commands(out))
     if args.gguf:
@@ -56,6 +60,78 @@ def main(argv: list[str] | None = None) -> int:
         )
         print(ollama_commands(out))
     return 0
+
+
+def add_chat_template(source: str, model, tokenizer) -> None:
+    """Add a chat template to a model in place, and the name of its source to its config.
+
+    A model that TRL trains from the export keeps this name, so that its card can name its base
+    model.
+    """
+    from ursa_minor.hub import origin
+    from ursa_minor.post import chat
+
+    chat.add_chat(model, tokenizer)
+    setattr(model.config, origin.BASE_MODEL_KEY, origin.base_model_value(source))
+
+
+def make_card(args: argparse.Namespace, exported) -> str:
+    """Return the model card of an export.
+
+    Args:
+        args: the flags.
+        exported: ``convert.Exported``.
+    """
+    from ursa_minor.hub import export_card, origin
+    from ursa_minor.post import chat
+
+    base_model = None
+    if not args.chat:  # otherwise the exported model is its base model
+        base_model = getattr(exported.model.config, origin.BASE_MODEL_KEY, None)
+    tokens = exported.tokenizer.get_vocab()
+    export = export_card.Export(
+        name=Path(args.out).resolve().name,
+        origin=origin.find(args.model, base_model, tokens),
+        dtype=args.dtype,
+        prune=args.prune,
+        gguf=args.gguf,
+        description=args.description,
+        has_chat_template=exported.tokenizer.chat_template is not None,
+        can_chat=chat.is_trained(exported.model, exported.tokenizer),
+        loss_before=exported.before.loss,
+        loss_after=exported.after.loss,
+        measured_on=args.text or (),
+    )
+    return export_card.export_card(export, exported.model, exported.tokenizer)
+
+
+def describe_card(source: str, out: Path) -> str:
+    """Return lines about missing or invalid metadata of the model card of an export.
+
+    Args:
+        source: the exported model.
+        out: the folder of the export.
+    """
+    from ursa_minor.base.checkpoint_files import run_folder_of
+    from ursa_minor.base.run_files import RECIPE
+    from ursa_minor.hub import card_metadata, export_card
+
+    card_file = out / card_metadata.CARD_FILE
+    card = card_file.read_text(encoding="utf-8")
+    lines = [f"The model card is {card_file}."]
+    missing = export_card.missing_metadata(card)
+    if missing:
+        names = " and ".join(missing)
+        run_dir = run_folder_of(Path(source))
+        fix = f"Add {names} to the first lines of the file"
+        if run_dir is not None:
+            recipe = Path(os.path.relpath(run_dir)) / RECIPE
+            fix = f"Set {names} in {recipe}, and export the model again with --overwrite"
+        lines.append(f"It does not state the {names} of the model. {fix}.")
+    problem = export_card.find_problem(card)
+    if problem:
+        lines.append(f"{problem}.")
+    return "\n".join(lines)
 
 
 def chat_commands(out: Path) -> str:
@@ -149,6 +225,13 @@ def argument_parser() -> argparse.ArgumentParser:
         source,
         "--overwrite",
         "Replace an earlier export in the folder of --out. (default: false)",
+    )
+
+    source.add_argument(
+        "--description",
+        default="",
+        metavar="TEXT",
+        help="Text for the model card, in Markdown, for example about the data. (default: empty)",
     )
 
     formats = parser.add_argument_group("format")

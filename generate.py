@@ -29,6 +29,7 @@ KEY_OF_OPTION = {
 def main(argv: list[str] | None = None) -> int:
     """Print samples while they are generated, and return the exit status."""
     args = parse(sys.argv[1:] if argv is None else argv)
+    console.start()
     try:
         print_samples(args)
     except KeyboardInterrupt:  # during a sample or an answer

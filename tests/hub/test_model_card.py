@@ -203,6 +203,29 @@ def test_test_loss_is_listed():
     assert listed_results(text) == {"test loss, nats per token": "3.5000"}
 
 
+def test_baselines_are_listed_next_to_losses():
+    baselines = {"step": 100, "baseline/bigram_bits_per_byte": 1.75, "baseline/gzip": 2.5}
+
+    text = make_card([*TRAINING_ROWS, VALIDATION_ROW, baselines])
+
+    labels = model_card.CARD_BASELINES.values()
+    assert listed_results(text) == LOSSES | dict(zip(labels, ["1.7500", "2.5000"], strict=True))
+
+
+def test_example_has_prompt_of_samples():
+    with_prompts = model_card_of_prompts(["Hello"])
+    without_prompts = model_card_of_prompts([])
+
+    assert 'generate("Hello", ' in with_prompts
+    assert 'generate("வணக்கம்", ' in without_prompts
+
+
+def model_card_of_prompts(sample_prompts: list[str]) -> str:
+    """Return the card of a run with these prompts whose samples.txt has a Tamil prompt."""
+    recipe = keys.replace(BASE, **RECIPE | {"sample_prompts": sample_prompts})
+    return model_card.model_card("me/a", 100, [], recipe, RUN_INFO, prompt="வணக்கம்")
+
+
 def test_nan_is_not_listed():
     text = make_card([*TRAINING_ROWS, VALIDATION_ROW | {"eval/loss": float("nan")}])
 

@@ -99,7 +99,8 @@ def test_unfinished_run_means_newest_intact_checkpoint(run_folder, caplog):
         names = [resolve_model("runs/my run"), resolve_model("runs/my run", "init_from = ")]
 
     assert names == [str(intact), str(intact)]
-    (line,) = caplog.messages
+    skipped, line = caplog.messages
+    assert "step-00000010" in skipped
     assert line.startswith("runs/my run has no model/ yet")
     assert line.endswith(intact.name)
 

@@ -114,6 +114,25 @@ def test_unsuitable_model_is_rejected(changes, problem):
         chat.add_chat(model, tokenizer)
 
 
+def test_model_is_trained_once_chat_tokens_differ():
+    model, tokenizer = make_model()
+    assert not chat.is_trained(model, tokenizer)
+
+    chat.add_chat(model, tokenizer)
+    assert not chat.is_trained(model, tokenizer)
+
+    with torch.no_grad():
+        model.get_input_embeddings().weight += torch.randn(64, 32)
+    assert chat.is_trained(model, tokenizer)
+
+
+def test_model_with_other_chat_template_is_trained():
+    model, tokenizer = make_model()
+    tokenizer.chat_template = "{{ messages }}"
+
+    assert chat.is_trained(model, tokenizer)
+
+
 def test_model_with_chat_is_rejected():
     model, tokenizer = make_chat_model()
 

@@ -320,7 +320,7 @@ def test_training_continues_without_nan_scores(workspace, nan_likelihoods):
 def test_infinite_perplexity_is_valid_json(monkeypatch, capsys):
     task = task_items.all_tasks()["lambada_openai"]
     scores = {"acc": 0.0, "perplexity": math.inf, "perplexity_stderr": math.nan}
-    monkeypatch.setattr(console, "start", lambda: None)
+    monkeypatch.setattr(console, "start", lambda is_main: None)
     monkeypatch.setattr(score_model, "run", lambda *_: [(task, scores)])
 
     status = eval_tasks.main(["--model", "me/model", "--tasks", "lambada_openai"])
@@ -426,7 +426,7 @@ def test_scores_are_printed_if_push_fails(tmp_path, monkeypatch, capsys, caplog)
 
     monkeypatch.chdir(tmp_path)
     # console.start would take over the messages of this process.
-    monkeypatch.setattr(console, "start", lambda: None)
+    monkeypatch.setattr(console, "start", lambda is_main: None)
     monkeypatch.setattr(score_model, "run", lambda *_: [(TASK, scores)])
     monkeypatch.setattr(card_scores, "check_model_exists", lambda _: None)
     monkeypatch.setattr(card_scores, "_add", fail)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from conftest import TEXT, CompletedScript, run_script
+from huggingface_hub import ModelCard
 from run_results import update_manifest
 from safetensors.torch import load_file, save_file
 from small_models import build_small_model
@@ -87,7 +89,7 @@ def test_pruned_int8_export_can_be_evaluated(finished_run):
     loss = read_record()["after"]["loss"]
     assert 0 < abs(loss - read_record()["before"]["loss"]) < 0.02
     assert "30.0%" in output
-    unchanged = "transformer.wte.weight, transformer.wpe.weight"
+    unchanged = "wte.weight, wpe.weight"
     assert f"Not pruned: {unchanged}\nNot quantized: {unchanged}\n" in output
     assert f"{loss:.4f}" in output
     assert json.loads(evaluation.stdout)["precision"] == "int8"
@@ -327,6 +329,115 @@ def test_changed_export_is_not_replaced(exported_model, capsys):
     (exported_model / "export.json").unlink()
     assert "model.safetensors" in overwrite_error(capsys, "--overwrite")
     assert notes.exists()
+
+
+# ---- the model card
+
+
+def read_card(out: str = "out") -> str:
+    """Return the model card of an export."""
+    return Path(out, "README.md").read_text(encoding="utf-8")
+
+
+def test_card_describes_the_run(finished_run, capsys):
+    flags = ("--description", "About *cats*.", "--dtype", "bf16")
+
+    assert export_model.main([RUN, "--out", "out", *flags]) == 0
+
+    text = read_card()
+    assert "\n\nAbout *cats*.\n\n" in text
+    assert "| steps | 12 of 12 |" in text
+    assert "| validation, bits per byte, bigram model | " in text
+    assert "```text\nthe " in text
+    assert "README.md" in read_record()["files"]
+    output = capsys.readouterr().out
+    assert "does not state the license and language" in output
+    assert f"Set license and language in {RUN}/recipe.yaml" in output
+    assert output.count("not validated") == 1
+
+
+def test_card_has_license_and_language_of_recipe(finished_run, capsys):
+    recipe_file = Path(RUN, "recipe.yaml")
+    values = yaml.safe_load(recipe_file.read_text())
+    recipe_file.write_text(yaml.safe_dump(values | {"license": "mit", "language": ["en"]}))
+
+    assert export_model.main([RUN, "--out", "out"]) == 0
+
+    data = ModelCard(read_card()).data
+    assert (data.license, data.language) == ("mit", ["en"])
+    assert "does not state" not in capsys.readouterr().out
+
+
+def test_card_of_checkpoint_names_its_step(finished_run):
+    assert export_model.main([f"{RUN}/checkpoints/step-00000009", "--out", "out"]) == 0
+
+    assert "| steps | 9 of 12 |" in read_card()
+
+
+def test_card_of_best_model_names_its_step(overfitted_run):
+    assert export_model.main([RUN, "--out", "out"]) == 0
+
+    finish = json.loads(Path(RUN, "finished.json").read_text())
+    step = finish["weights_step"]
+    assert step < finish["step"]
+    assert f"| steps | {step} of 12, at the lowest validation loss |" in read_card()
+
+
+def test_card_without_run_has_no_training_section(finished_run, capsys):
+    shutil.copytree("runs/whole/model", "alone")
+
+    assert export_model.main(["alone", "--out", "out"]) == 0
+
+    text = read_card()
+    assert "exported from alone with Ursa Minor" in text
+    assert "## Training" not in text
+    assert "out/README.md" in capsys.readouterr().out
+
+
+def test_edited_card_is_not_replaced(exported_model, capsys):
+    with (exported_model / "README.md").open("a") as card:
+        card.write("mine")
+
+    assert ": README.md. Use another folder" in overwrite_error(capsys, "--overwrite")
+
+
+@pytest.fixture
+def tuned_model(finished_run) -> str:
+    """A chat model as TRL writes it, whose base model is the run."""
+    shutil.rmtree("runs/whole/model")
+    letters = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz \n"])
+    model_export.write(build_small_model(sequence_length=64), Path(RUN, "model"), letters)
+    assert export_model.main([RUN, "--out", "exports/chat", "--chat"]) == 0
+    model = AutoModelForCausalLM.from_pretrained("exports/chat")
+    tokenizer = AutoTokenizer.from_pretrained("exports/chat")
+    with torch.no_grad():
+        model.get_input_embeddings().weight.normal_()
+    model.save_pretrained("runs/tuned")
+    tokenizer.save_pretrained("runs/tuned")
+    Path("runs/tuned/README.md").write_text("---\nlicence: license\ntags: [trl]\n---\nNone\n")
+    return "runs/tuned"
+
+
+def test_card_of_chat_model_names_base_model(tuned_model):
+    assert "was not trained on chats" in read_card("exports/chat")
+
+    assert export_model.main([tuned_model, "--out", "out"]) == 0
+
+    text = read_card()
+    assert "fine-tuned on chats. Its base model is whole" in text
+    assert "| steps | 12 of 12 |" in text
+    assert "apply_chat_template" in text
+    assert "User: the " in text
+    assert "was not trained on chats" not in text
+
+
+def test_card_of_chat_model_needs_no_run(tuned_model):
+    Path(RUN).rename("elsewhere")
+
+    assert export_model.main([tuned_model, "--out", "out"]) == 0
+
+    assert "Its base model is whole" in read_card()
+    assert "## Training" not in read_card()
 
 
 # ---- chat, GGUF and the commands that are printed

@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 import string
 import sys
 from pathlib import Path
@@ -153,7 +154,7 @@ def write_escaping_chat_model(folder: Path) -> None:
     stock_export.write(model, folder, tokenizer)
 
 
-def test_chat_answers_with_escaped_control_characters(tmp_path, monkeypatch, caplog):
+def test_chat_answers_with_escaped_control_characters(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_escaping_chat_model(Path("chatty"))
     terminal = io.TextIOWrapper(io.BytesIO(), "utf-8")
@@ -168,4 +169,12 @@ def test_chat_answers_with_escaped_control_characters(tmp_path, monkeypatch, cap
     terminal.flush()
     # Two answers: the empty line gets none, and the last one has an unknown character.
     assert terminal.buffer.getvalue() == b"\\x1b\\x1b\n" * 2 + b"\n"
-    assert "no id for '\xd6'" in caplog.text
+    assert "no id for '\xd6'" in capsys.readouterr().err
+
+
+def test_checkpoint_of_unfinished_run_is_named(finished_run):
+    shutil.rmtree("runs/whole/model")
+
+    result = run_script("generate.py", "--model", "runs/whole", "--max_new_tokens", "2")
+
+    assert "runs/whole has no model/ yet; using checkpoints/step-00000012" in result.stderr

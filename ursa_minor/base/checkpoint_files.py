@@ -50,7 +50,10 @@ def find_problem(path: Path) -> str | None:
             return f"{MANIFEST} is of step {step!r:.40}"
         missing_rows = [file for file in RESUME_FILES if file not in manifest["files"]]
         if missing_rows:
-            return f"{MANIFEST} does not list {missing_rows[0]}"
+            return (
+                f"{MANIFEST} does not list {missing_rows[0]}, so another version of Ursa Minor "
+                f"wrote this checkpoint"
+            )
         for name in RESUME_FILES:
             problem = files.find_problem(path / name, manifest["files"][name])
             if problem:
@@ -107,8 +110,10 @@ def model_folder_of(run_dir: Path) -> Path | None:
 def _newest_intact(checkpoints: Path) -> str | None:
     """Return the name of the newest intact checkpoint and log it, or return None."""
     for path in list_checkpoints(checkpoints):
-        if find_problem(path) is None:
+        problem = find_problem(path)
+        if problem is None:
             run_dir = os.path.relpath(checkpoints.parent)
             log.info(f"{run_dir} has no {MODEL_FOLDER}/ yet; using {CHECKPOINTS}/{path.name}")
             return path.name
+        log.info(f"skipped a corrupted checkpoint: {os.path.relpath(path)}: {problem}")
     return None

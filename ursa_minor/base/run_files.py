@@ -1,8 +1,10 @@
-"""Names of the files and folders in a run folder, and the contents of two of them.
+"""Names of the files and folders in a run folder, and the contents of three of them.
 
-``metrics.jsonl`` has the metrics of each step, and ``finished.json`` states how the run ended.
+``metrics.jsonl`` has the metrics of each step, ``samples.txt`` the texts that the model generated
+during training, and ``finished.json`` states how the run ended.
 """
 
+import ast
 import contextlib
 import os
 import re
@@ -40,6 +42,8 @@ MODEL_FILE = re.compile(
     r"|vocab\.json|merges\.txt|chat_template\.jinja"
 )
 
+# The line above each sample in samples.txt, which ``sample_heading`` writes. Groups: step, prompt.
+SAMPLE_HEADING = re.compile(r"^==== step (\d+) · prompt (.*) ====$", re.MULTILINE)
 STEP = re.compile(r"step-(\d{8})")  # name of a checkpoint, push or tag
 # Temporary names of base/files.py: "tmp" for unfinished files and folders, and "old" for folders
 # that are being replaced.
@@ -94,6 +98,25 @@ def iterate_metrics(path: Path) -> Iterator[dict]:
                 yield row
 
 
+def sample_heading(step: int, prompt: str) -> str:
+    """Return the line above a sample in samples.txt."""
+    return f"==== step {step} · prompt {prompt!r} ===="
+
+
+def read_first_prompt(path: Path) -> str | None:
+    """Return the prompt of the first sample in a samples.txt, or None if there is none."""
+    if not path.is_file():
+        return None
+    heading = SAMPLE_HEADING.search(path.read_text(encoding="utf-8", errors="replace"))
+    if heading is None:
+        return None
+    try:
+        prompt = ast.literal_eval(heading[2])
+    except (ValueError, SyntaxError):  # the user has edited the file
+        return None
+    return prompt if isinstance(prompt, str) else None
+
+
 @dataclass(frozen=True)
 class Finish:
     """How a run ended: the contents of ``finished.json``, which is written after ``model/``.
@@ -103,6 +126,7 @@ class Finish:
         since_best: number of evaluations after the lowest validation loss if early stopping ended
             the run, else 0.
         has_checkpoint: whether a checkpoint of ``step`` was saved.
+        weights_step: the step of the weights in ``model/``, or None if it is ``step``.
         origin: the checkpoint that the run started from (``resume_from_checkpoint``), or None. The
             keys are ``checkpoint``, its name, and ``sha256``, that of its weights.
     """
@@ -110,6 +134,7 @@ class Finish:
     step: int
     since_best: int = 0
     has_checkpoint: bool = True
+    weights_step: int | None = None
     origin: dict[str, str] | None = None
 
     @property

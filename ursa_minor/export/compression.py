@@ -16,6 +16,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.model.architectures import file_names
 from ursa_minor.model.finite import require_finite
 
 PACKAGE = "bitsandbytes"
@@ -58,15 +59,16 @@ def unquantized(quantized: PreTrainedModel) -> list[str]:
 
 
 def _other_matrices(model: PreTrainedModel, names: Collection[str]) -> list[str]:
-    """Return the names of a model's matrices other than ``names``.
+    """Return the names of a model's matrices other than ``names``, as in the exported file.
 
     A matrix that occurs in each block is named once, with * instead of the number of the block. A
     tied output head has the name of the embedding.
     """
     others: dict[str, None] = {}  # a set in the order of the model
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1 and name not in names:
-            others[re.sub(r"\.\d+\.", ".*.", name)] = None
+    parameters = dict(model.named_parameters())
+    for name, file_name in file_names(model.config.model_type, parameters).items():
+        if parameters[name].dim() > 1 and name not in names:
+            others[re.sub(r"\.\d+\.", ".*.", file_name)] = None
     return list(others)
 
 

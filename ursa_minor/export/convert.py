@@ -49,6 +49,7 @@ MAX_WINDOW = 2048
 BATCH_TOKENS = 2048
 # Number of ids that the exported model reads to show whether it computes finite numbers.
 CHECKED_IDS = 16
+MODEL_CARD = "README.md"
 ModelFunction = Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]
 
 
@@ -115,10 +116,28 @@ class Measurement:
         return values
 
 
+@dataclass(frozen=True)
+class Exported:
+    """An export that is complete except for its model card.
+
+    Attributes:
+        model: the model, loaded from the exported files.
+        tokenizer: the exported tokenizer.
+        before: measurement of the source.
+        after: measurement of ``model``.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    before: Measurement
+    after: Measurement
+
+
 def convert(
     args: argparse.Namespace,
     checks: Sequence[ModelFunction] = (),
     adapt: ModelFunction | None = None,
+    make_card: Callable[[Exported], str] | None = None,
 ) -> str:
     """Export a model as the flags of export_model.py state, and return a table of the measurements.
 
@@ -127,6 +146,7 @@ def convert(
         checks: functions that are called with model and tokenizer before any work. Each raises
             BadInput if the export is not possible.
         adapt: function that changes model and tokenizer in place, after the first measurement.
+        make_card: function that returns the text of the export's README.md.
 
     Raises:
         BadInput: the model cannot be exported, or the exported model would not compute finite
@@ -170,6 +190,11 @@ def convert(
         after = measure(exported, text)
         if not is_finite or not after.has_finite_loss():
             raise BadInput(not_finite_message(args, before))
+        if make_card:
+            if exported.device.type == "cpu":
+                compression.upcast(exported)
+            card = make_card(Exported(exported, tokenizer, before, after))
+            files.write_text(temporary / MODEL_CARD, card)
         record = export_record(args, temporary, text, before, after)
         files.write_json(temporary / EXPORT_RECORD, record)
 

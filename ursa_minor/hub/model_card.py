@@ -1,7 +1,7 @@
 """Write the model card of a run: the README.md of its repository on the Hub.
 
 The text is model_card.jinja. Every name and text that the user or a data set has chosen must pass
-through ``_escaped`` or ``_code_block``, so that it cannot break the card.
+through ``escaped`` or ``code_block``, so that it cannot break the card.
 """
 
 import json
@@ -21,6 +21,7 @@ from ursa_minor.base.run_files import step_name
 from ursa_minor.evaluation.task import Task
 from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.hub import card_merge, card_scores
+from ursa_minor.hub.origin import public_file_name
 from ursa_minor.machine.run_info import RunInfo
 from ursa_minor.model.architectures import ARCHITECTURES
 from ursa_minor.recipe import keys
@@ -35,6 +36,12 @@ CARD_LOSSES = {
     "test/loss": "test loss, nats per token",
     "test/bits_per_byte": "test, bits per byte",
 }
+# The same for the baselines, which are not results of the model.
+CARD_BASELINES = {
+    "baseline/bigram_bits_per_byte": "validation, bits per byte, bigram model",
+    "baseline/gzip": "validation, bits per byte, gzip",
+}
+MAX_LISTED_FILES = 5  # data files that a card names
 MODEL_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_\[\]<>#|~$&!])")
 JOULES_PER_KILOWATT_HOUR = 3.6e6
@@ -72,6 +79,8 @@ def model_card(
     recipe: keys.Recipe,
     run_info: RunInfo,
     best_step: int | None = None,
+    *,
+    prompt: str | None = None,
 ) -> str:
     """Return the README.md of the model after ``step`` updates.
 
@@ -85,18 +94,17 @@ def model_card(
         run_info: command, hardware and size of the model.
         best_step: the step of the weights, if it is not ``step``: the one with the lowest
             validation loss.
+        prompt: prompt of the example if the recipe has no sample_prompts: one of samples.txt.
     """
     weights_step = step if best_step is None else best_step
-    measurements = list(_measurements(_newest(_rows_of_weights(rows, weights_step))))
-    architecture = ARCHITECTURES.get(run_info.model_type)
-    sources = [_describe_source(source) for source in recipe.data.resolved_sources]
-    sample_prompts = recipe.evaluation.sample_prompts or [DEFAULT_PROMPT]
+    measurements = list(measurements_of(rows, weights_step))
+    sample_prompts = recipe.evaluation.sample_prompts or [prompt or DEFAULT_PROMPT]
     max_new_tokens = min(MAX_EXAMPLE_TOKENS, recipe.model.sequence_length // 2)
     card = ModelCard.from_template(
-        metadata(recipe, repo_id, _measured_at(measurements, {weights_step, step})),
+        metadata(recipe, repo_id, measured_at(measurements, {weights_step, step})),
         template_path=str(CARD_TEMPLATE),
-        escaped=_escaped,
-        code_block=_code_block,
+        escaped=escaped,
+        code_block=code_block,
         repo_id=json.dumps(repo_id),
         tag=step_name(step),
         step=step,
@@ -105,16 +113,51 @@ def model_card(
         recipe=recipe,
         init_from=keys.redacted(recipe)["init_from"],
         run_info=run_info,
-        architecture=architecture.label if architecture else run_info.model_type,
-        data=", ".join(sources),
+        architecture=architecture_label(run_info.model_type),
+        data=describe_data(recipe),
         prompt=json.dumps(sample_prompts[0], ensure_ascii=False),
         max_new_tokens=max_new_tokens,
         has_curves=any("train/loss" in row or "eval/loss" in row for row in rows),
         measurements=measurements,
+        baselines=baselines_of(rows),
         cost=_cost(rows, run_info.num_processes),
         command=shlex.join(run_info.command),
     )
     return card_merge.mark(str(card))
+
+
+def architecture_label(model_type: str) -> str:
+    """Return the name of an architecture, given the ``model_type`` of Transformers."""
+    architecture = ARCHITECTURES.get(model_type)
+    return architecture.label if architecture else model_type
+
+
+def measurements_of(rows: Sequence[Mapping], weights_step: int) -> Iterator[Measurement]:
+    """Yield the newest losses and scores of the weights of a step.
+
+    Args:
+        rows: the rows of metrics.jsonl.
+        weights_step: the step of the weights. Evaluations of later weights are ignored.
+    """
+    newest = _newest(_rows_of_weights(rows, weights_step))
+    for name, label in CARD_LOSSES.items():
+        if name in newest:
+            yield _loss(name, label, newest[name])
+    for task in CARD_TASKS:
+        for score in task.scores:
+            name = task.metric(score)
+            if name in newest:
+                yield _score(task, score, newest[name])
+
+
+def baselines_of(rows: Sequence[Mapping]) -> dict[str, str]:
+    """Return the baselines on the validation text in bits per byte, by label."""
+    newest = _newest(rows)
+    return {
+        label: f"{newest[name].value:.4f}"
+        for name, label in CARD_BASELINES.items()
+        if name in newest
+    }
 
 
 def _rows_of_weights(rows: Sequence[Mapping], weights_step: int) -> list[Mapping]:
@@ -126,7 +169,7 @@ def _rows_of_weights(rows: Sequence[Mapping], weights_step: int) -> list[Mapping
     return [row for row in rows if row["step"] <= weights_step or "test/loss" in row]
 
 
-def _measured_at(measurements: Sequence[Measurement], steps: set[int]) -> list[Measurement]:
+def measured_at(measurements: Sequence[Measurement], steps: set[int]) -> list[Measurement]:
     return [measurement for measurement in measurements if measurement.step in steps]
 
 
@@ -167,18 +210,6 @@ def _newest(rows: Iterable[Mapping]) -> dict[str, NewestValue]:
             if isinstance(value, (int, float)) and math.isfinite(value):
                 newest[name] = NewestValue(value, row)
     return newest
-
-
-def _measurements(newest: Mapping[str, NewestValue]) -> Iterator[Measurement]:
-    """Yield the losses and scores, from the newest value of each metric."""
-    for name, label in CARD_LOSSES.items():
-        if name in newest:
-            yield _loss(name, label, newest[name])
-    for task in CARD_TASKS:
-        for score in task.scores:
-            name = task.metric(score)
-            if name in newest:
-                yield _score(task, score, newest[name])
 
 
 def _loss(name: str, label: str, newest: NewestValue) -> Measurement:
@@ -254,28 +285,49 @@ def _dataset_ids(recipe: keys.Recipe) -> list[str]:
     return dataset_ids
 
 
+def describe_data(recipe: keys.Recipe) -> str:
+    """Return the names of a run's data sources, and the share of each if there are several."""
+    sources = recipe.data.resolved_sources
+    descriptions = [_describe_source(source) for source in sources]
+    if len(sources) > 1:
+        total = sum(source.weight for source in sources)
+        for index, source in enumerate(sources):
+            descriptions[index] += f", {source.weight / total:.0%}"
+    return "; ".join(descriptions)
+
+
 def _describe_source(source: keys.DataSource) -> str:
     """Return the name of a data source, with a link if it is a data set on the Hub."""
     dataset_id = source.hub_id
     if dataset_id is None:
-        if source.data_dir or source.data_files:
-            return "the author's own files"
+        if source.data_dir:
+            return f"the author's own files ({_list_files([source.data_dir])})"
+        if source.data_files:
+            return f"the author's own files ({_list_files(source.data_files)})"
         return "the source code of Python's standard library"
-    text = _escaped(dataset_id)
+    text = escaped(dataset_id)
     if MODEL_ID.fullmatch(dataset_id):
         text = f"[{text}](https://huggingface.co/datasets/{dataset_id})"
     if source.dataset_config_name and not source.data_dir:
-        text += f" ({_escaped(source.dataset_config_name)})"
+        text += f" ({escaped(source.dataset_config_name)})"
     return text
 
 
-def _escaped(value: object) -> str:
+def _list_files(names: Sequence[str]) -> str:
+    """Return the public names of files, or of the first ones if there are many."""
+    listed = [escaped(public_file_name(name)) for name in names[:MAX_LISTED_FILES]]
+    text = ", ".join(listed)
+    num_others = len(names) - len(listed)
+    return f"{text} and {num_others:,} more" if num_others else text
+
+
+def escaped(value: object) -> str:
     """Return a value as one line that Markdown shows literally, without secrets."""
     line = " ".join(redact(str(value)).split())
     return MARKDOWN_CHARACTERS.sub(r"\\\1", line)
 
 
-def _code_block(code: str, language: str) -> str:
+def code_block(code: str, language: str) -> str:
     """Return a Markdown code block, whose fence is longer than any backticks in the code."""
     longest = max((len(backticks) for backticks in re.findall("`+", code)), default=0)
     fence = "`" * max(3, longest + 1)

@@ -49,7 +49,7 @@ def _no_model_message(path: Path, option: str) -> str:
     if checkpoint_files.list_checkpoints(path / CHECKPOINTS):
         return (
             f"{option}{path}: the run has not written its model yet, and none of its checkpoints "
-            f"is intact. Continue the run until it has saved one"
+            f"is intact. Use another model, or train again with another --run_name"
         )
     if (path / CHECKPOINTS).is_dir():
         return (

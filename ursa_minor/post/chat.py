@@ -106,6 +106,20 @@ def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None
     model.config.pad_token_id = tokenizer.pad_token_id
 
 
+def is_trained(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether a model was trained on chats after ``add_chat``.
+
+    Before, the rows of the new tokens are equal. A model with another chat template is assumed to
+    be trained.
+    """
+    vocab = tokenizer.get_vocab()
+    if not all(token in vocab for token in CHAT_TOKENS):
+        return tokenizer.chat_template is not None
+    ids = [vocab[token] for token in CHAT_TOKENS]
+    rows = model.get_input_embeddings().weight[ids]
+    return not bool((rows == rows[0]).all())
+
+
 def converse(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,

@@ -7,7 +7,6 @@ instead.
 import errno
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,14 @@ from tqdm import tqdm
 from ursa_minor.base import files
 from ursa_minor.base.errors import space_fix
 from ursa_minor.base.redaction import redact
-from ursa_minor.base.run_files import CURVES, METRICS, SAMPLES, iterate_metrics
+from ursa_minor.base.run_files import (
+    CURVES,
+    METRICS,
+    SAMPLE_HEADING,
+    SAMPLES,
+    iterate_metrics,
+    sample_heading,
+)
 from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.tokens.tokenizer import REPLACEMENT_CHARACTER
 from ursa_minor.evaluation.evaluator import describe_loss, describe_scores
@@ -34,7 +40,6 @@ from ursa_minor.reporting.trackers import Trackers, position_after
 
 log = logging.getLogger(__name__)
 
-SAMPLE_HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
 # The first lines of samples.txt. The note on noise is left out if the run has an init_from.
 NOISE = "At step 0 the weights are random, and so is the text.\n"
 BYTES = (
@@ -275,8 +280,7 @@ class Report:
         for prompt, text in texts:
             redacted.append((redact(prompt), redact(text)))
         for prompt, text in redacted:
-            heading = f"==== step {step} · prompt {prompt!r} ===="
-            _append(self._samples, f"{heading}\n{prompt}{text}\n\n")
+            _append(self._samples, f"{sample_heading(step, prompt)}\n{prompt}{text}\n\n")
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
         self._trackers.log(step, {"samples": redacted})

@@ -81,7 +81,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     run.report.draw()
     run.checkpoints.finish()  # the last push may include this checkpoint
     if is_main:
-        finish_of(state, recipe).write(run_dir)
+        finish_of(state, recipe, weights_step).write(run_dir)
     run.publish.finished(state.step, weights_step)
     log.info(f"trained for {duration(run.clock.elapsed)} (excluding evaluation and saving)")
     log.info(f"{run_dir}/: {describe_contents(recipe.saving)}")
@@ -89,13 +89,18 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     log.info(f"{run_dir}/model/: for AutoModelForCausalLM.from_pretrained, or: {command}")
 
 
-def finish_of(state: RunState, recipe: keys.Recipe) -> Finish:
-    """Return the contents of ``finished.json`` for a run that has ended in this state."""
+def finish_of(state: RunState, recipe: keys.Recipe, weights_step: int) -> Finish:
+    """Return the contents of ``finished.json`` for a run that has ended in this state.
+
+    Args:
+        weights_step: the step of the weights in ``model/``, the best or the last.
+    """
     stops_early = state.stops_early(recipe.evaluation.early_stopping_patience)
     return Finish(
         step=state.step,
         since_best=state.since_best if stops_early else 0,
         has_checkpoint=(recipe.saving.checkpoints / step_name(state.step)).is_dir(),
+        weights_step=weights_step if weights_step != state.step else None,
         origin=state.origin,
     )
 

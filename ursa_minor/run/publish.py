@@ -112,7 +112,15 @@ class Publisher:
                 for row in run_files.read_metrics(self._run_dir / run_files.METRICS)
                 if row["step"] <= step
             ]
-            card = model_card(self._repo_id, step, rows, recipe, self._run_info, weights_step)
+            card = model_card(
+                self._repo_id,
+                step,
+                rows,
+                recipe,
+                self._run_info,
+                weights_step,
+                prompt=run_files.read_first_prompt(self._run_dir / run_files.SAMPLES),
+            )
             title = f"{recipe.saving.name}, step {step}: {_losses_at(step, rows)}"
             new_push = push.Push(
                 step=step,
