@@ -15,7 +15,6 @@ from ursa_minor.base.errors import BadInput, TrainingStopped
 from ursa_minor.data.preparation.data_report import DataReport
 from ursa_minor.data.preparation.offline import offline_variable
 from ursa_minor.data.sources import find as find_sources
-from ursa_minor.data.sources.columns import ColumnNotFound
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens.shards import count_tokens
 from ursa_minor.preflight.compatibility import OK, TRYING, WARNING, Check
@@ -167,11 +166,11 @@ def look(config: keys.DataSource, *, loads_from_hub: bool) -> DataLook:
         source = find_sources.find_source(config)
         try:
             return DataLook(measure.examine(source, loads_from_hub=loads_from_hub), text_column)
-        except ColumnNotFound as error:
+        except BadInput as error:
             is_default = config.text_column == keys.FIELDS["text_column"].default
-            if len(error.candidates) != 1 or not is_default:
+            if len(error.text_columns) != 1 or not is_default:
                 raise
-            text_column = error.candidates[0]
+            text_column = error.text_columns[0]
             config = replace(config, text_column=text_column)
 
 

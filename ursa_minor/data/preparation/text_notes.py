@@ -12,7 +12,7 @@ from ursa_minor.data.sources.find import FoundSource
 log = logging.getLogger(__name__)
 
 END_OF_TEXT = "<|endoftext|>"
-# Special tokens of common tokenizers. All of them begin with "<".
+# Special tokens of common tokenizers, each of which begins with "<".
 SPECIAL_TOKENS = (
     END_OF_TEXT,
     "<|begin_of_text|>",

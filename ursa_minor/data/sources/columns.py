@@ -1,6 +1,6 @@
 """The column of a table that is read, its type, and the reader of a file format."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -153,18 +153,6 @@ class Reader:
     rows: Callable[[str, Column, int], Iterator[Any]]
 
 
-class ColumnNotFound(BadInput):
-    """A table does not have the column that is read.
-
-    Attributes:
-        candidates: its columns of the right type.
-    """
-
-    def __init__(self, lines: str | Iterable[str], candidates: Iterable[str]):
-        super().__init__(lines)
-        self.candidates = tuple(candidates)
-
-
 def check_column(name: str, column: Column, types: Mapping[str, str]) -> None:
     """Check that a table has a column, and that the column is of the right type or empty.
 
@@ -174,8 +162,7 @@ def check_column(name: str, column: Column, types: Mapping[str, str]) -> None:
             or "" if the column is empty.
 
     Raises:
-        ColumnNotFound: the column is missing.
-        BadInput: the column is of another type.
+        BadInput: the column is missing or is of another type.
     """
     column_type = types.get(column.name)
     if column_type in (column.type, ""):
@@ -189,14 +176,14 @@ def check_column(name: str, column: Column, types: Mapping[str, str]) -> None:
         problem = f"{name}: the column {column.name!r} contains {column_type}, not {column.type}"
     columns = [f"{other} ({other_type or 'empty'})" for other, other_type in types.items()]
     listed = ", ".join(columns)[:MAX_LISTED_CHARACTERS] or "none"
-    message = (
+    text_columns: list[str] = []
+    if column_type is None and column.type == TEXT:
+        text_columns = [other for other, other_type in types.items() if other_type == TEXT]
+    raise BadInput(
         f"{problem}. Choose a column that contains {column.type} with --{key}. "
-        f"The columns of this file are: {listed}"
+        f"The columns of this file are: {listed}",
+        text_columns=text_columns,
     )
-    if column_type is not None:
-        raise BadInput(message)
-    candidates = [other for other, other_type in types.items() if other_type == column.type]
-    raise ColumnNotFound(message, candidates)
 
 
 def _json_column(name: str, column: Column) -> str:

@@ -20,7 +20,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import TruncatedError
 from ursa_minor.base.retry import retried, retry
 from ursa_minor.data.sources import hub_dataset, remote
-from ursa_minor.data.sources.columns import IDS, Column, ColumnNotFound, Reader
+from ursa_minor.data.sources.columns import IDS, Column, Reader
 from ursa_minor.data.sources.files import reader_of
 from ursa_minor.data.sources.find import FoundSource, Part, SourceRow
 from ursa_minor.recipe.keys import DataSource
@@ -87,28 +87,26 @@ def _check_schemas(splits: dict[str, list[Part]]) -> None:
     """Read the first row of up to ``CHECKED_FILES`` local files, spread over all of them.
 
     Raises:
-        ColumnNotFound: none of the files has the column, and all have the same other columns of
-            the right type.
         BadInput: files have no column of the right type, or cannot be read. There is a line for
             each of them.
     """
     parts = list(chain.from_iterable(splits.values()))
     local_parts = [part for part in parts if not part[0].startswith(URL_SCHEMES)]
     interval = math.ceil(len(local_parts) / CHECKED_FILES) or 1
-    checked_parts = local_parts[::interval]
     problems: list[str] = []
-    candidates = []  # of each file without the column
-    for _, read in checked_parts:
+    text_columns = set()
+    for _, read in local_parts[::interval]:
         try:
             next(read(0), None)
         except BadInput as error:
             problems += error.lines
-            if isinstance(error, ColumnNotFound):
-                candidates.append(error.candidates)
-    if problems and len(candidates) == len(checked_parts) and len(set(candidates)) == 1:
-        raise ColumnNotFound(problems, candidates[0])
+            text_columns.add(error.text_columns)
+        else:
+            text_columns.add(())
     if problems:
-        raise BadInput(problems)
+        # Another column can be proposed if it is the same for all files.
+        is_same = len(text_columns) == 1
+        raise BadInput(problems, text_columns=text_columns.pop() if is_same else ())
 
 
 def _parts(names: list[str], reader: Reader, column: Column, config: DataSource) -> list[Part]:

@@ -22,7 +22,6 @@ from ursa_minor.data.sources.columns import (
     TEXT,
     VALUE_TYPES,
     Column,
-    ColumnNotFound,
     MaskedIds,
     NoText,
     Reader,
@@ -101,15 +100,8 @@ def _check_first_lines(
             wrapper_error = json_documents.explain_wrapper(name, objects[0], column)
             if wrapper_error is not None:
                 raise wrapper_error from None
-        raise _with_fix(error, json_documents.messages_fix(name, objects[0], column)) from None
-
-
-def _with_fix(error: BadInput, fix: str) -> BadInput:
-    """Return an error about a column with one more sentence."""
-    message = f"{error}{fix}"
-    if isinstance(error, ColumnNotFound):
-        return ColumnNotFound(message, error.candidates)
-    return BadInput(message)
+        message = f"{error}{json_documents.messages_fix(name, objects[0], column)}"
+        raise BadInput(message, text_columns=error.text_columns) from None
 
 
 def _not_utf8(name: str, number: int, line: bytes, file: BinaryIO) -> Unreadable:
