@@ -34,6 +34,7 @@ from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.sources.find import FoundSource
 from ursa_minor.data.tokens import pretrained_tokenizer
 from ursa_minor.hub import client
+from ursa_minor.model.resolve import convert_others_in, resolve_model
 from ursa_minor.recipe import command_line, keys, loading
 
 log = logging.getLogger("ursa_minor")
@@ -79,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         print(measure.verify(folder, recipe.model.vocab_size or LARGEST_VOCABULARY))
         return 0
 
+    convert_others_in(recipe)
     target = None
     if serves_training:
         # train.py handles the signals that stop a run, and then closes our standard input.
@@ -227,7 +229,7 @@ def prefetch(recipe: keys.Recipe) -> bool:
         f"download fails after about a minute"
     )
     if recipe.model.init_from:
-        pretrained.load(recipe.model.init_from)
+        pretrained.load(resolve_model(recipe.model.init_from, "init_from = "))
     if needs_tokenizer:
         pretrained_tokenizer.load(recipe.data.tokenizer)
     for task in tasks:

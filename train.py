@@ -41,6 +41,7 @@ from ursa_minor.machine import device as hardware
 from ursa_minor.machine.accelerator import check_kernels, make_accelerator, sync_gradients
 from ursa_minor.machine.micro_batch import save_when_out_of_memory
 from ursa_minor.model import pretrained
+from ursa_minor.model.resolve import convert_others_in
 from ursa_minor.optim import optimizers, update
 from ursa_minor.optim.schedule import learning_rate, set_lr
 from ursa_minor.preflight import vocabulary
@@ -101,6 +102,7 @@ def complete_recipe(recipe: keys.Recipe, modes: Mapping[str, Any]) -> keys.Recip
     """
     if "extend_steps" in modes:
         recipe = extended(recipe, modes["extend_steps"])
+    convert_others_in(recipe)
     stated_vocab_size = recipe.model.vocab_size
     recipe = pretrained.complete(recipe)
     vocabulary.check_tokenizer_fits(recipe, stated_vocab_size)

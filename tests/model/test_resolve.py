@@ -39,6 +39,17 @@ def test_run_name_is_resolved_to_its_model(run_folder):
     assert resolve_model("runs/deutsch") == "runs/deutsch/model"
 
 
+def test_similar_checkpoint_is_suggested(run_folder):
+    Path("runs/deutsch/ckpt.pt").touch()
+
+    with pytest.raises(BadInput) as error:
+        resolve_model("runs/deutsch/ckp.pt")
+
+    message = str(error.value)
+    assert message.startswith("--model runs/deutsch/ckp.pt: no such file")
+    assert message.endswith("did you mean runs/deutsch/ckpt.pt?")
+
+
 def test_hub_id_is_not_changed(run_folder):
     assert resolve_model("openai-community/gpt2") == "openai-community/gpt2"
 

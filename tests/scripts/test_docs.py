@@ -68,6 +68,7 @@ PLACEHOLDERS = {
     "MODEL": "runs/quickstart",
     "runs/mine/recipe.yaml": "recipes/gpt2_124m_fast.yaml",  # both use the schedule wsd
     "runs/NAME/recipe.yaml": "recipes/quickstart.yaml",
+    "saved": "saved/data.arrow",  # a folder, which the parser would look for
 }
 
 
@@ -79,9 +80,16 @@ class Command(NamedTuple):
     launcher: str  # "python" or "accelerate"
 
 
-def read_commands(page: Path) -> list[Command]:
-    """Return the commands of a page that start one of the scripts."""
+def read_commands(page: Path, *, excluded_section: str = "") -> list[Command]:
+    """Return the commands of a page that start one of the scripts.
+
+    Args:
+        page: the page.
+        excluded_section: heading of a section that is left out.
+    """
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    if excluded_section:
+        text = re.sub(rf"^## {re.escape(excluded_section)}\n.*?^## ", "", text, flags=re.M | re.S)
     commands = []
     for line in re.findall(r"^    (.*(?:python|accelerate launch) .*)$", text, re.MULTILINE):
         words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line, comments=True)]
@@ -189,6 +197,11 @@ def write_documented_files() -> None:
         Path(folder).mkdir()
     for name in ("my.txt", "your_data.txt", "held_out.txt", "books/a.txt", "custom_texts/a.txt"):
         Path(name).write_text(TEXT)
+    documents = [" ".join(TEXT.split()[start : start + 25]) for start in range(0, 2500, 25)]
+    for name in ("TinyStoriesV2-GPT4-train.txt", "TinyStoriesV2-GPT4-valid.txt"):
+        Path(name).write_text("\n<|endoftext|>\n".join(documents))
+    Path("poems.txt").write_text("\n\n".join(documents))
+    Path("names.txt").write_text("\n".join(documents))
     pq.write_table(pa.table({"text": texts}), "corpus/a.parquet")
     for name, column in (("corpus.jsonl.gz", "content"), ("filtered/a.jsonl.gz", "text")):
         rows = "".join(json.dumps({column: text}) + "\n" for text in texts)
@@ -274,7 +287,8 @@ OTHER_PAGES = [page for page in OTHER_PAGES if page.name not in ("README.md", "A
 @pytest.mark.slow
 @pytest.mark.parametrize("page", OTHER_PAGES, ids=lambda path: path.stem)
 def test_local_commands_of_a_page_run(documented_folder, page):
-    for command in read_commands(page):
+    # test_data_page.py runs the commands of this section.
+    for command in read_commands(page, excluded_section="Which file do you have?"):
         if runs_locally(command):
             run_command(command)
 

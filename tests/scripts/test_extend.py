@@ -16,9 +16,11 @@ ENVIRONMENT = ROOT / ".venv"
 PYTHON_FILES = {
     "Add an architecture": 2,
     "Add a reader": 3,
+    "Add a token-file format": 2,
     "Add a tracker": 2,
     "Add a task": 2,
 }
+MOST_CHANGED_LINES = {"Add a token-file format": 40}
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
 
@@ -61,6 +63,7 @@ def test_page_has_these_additions():
         "Add an architecture",
         "Add a loss key",
         "Add a reader",
+        "Add a token-file format",
         "Add a tracker",
         "Add a task",
     ]
@@ -74,7 +77,7 @@ def test_patch_applies_and_is_short(title):
 
     assert not check.stderr
     changed_lines = re.findall(r"^[+-](?!\+\+ |-- )", patch, re.MULTILINE)
-    assert 0 < len(changed_lines) <= 60
+    assert 0 < len(changed_lines) <= MOST_CHANGED_LINES.get(title, 60)
     if title in PYTHON_FILES:
         python_files = re.findall(r"^\+\+\+ b/\S+\.py$", patch, re.MULTILINE)
         assert len(python_files) == PYTHON_FILES[title]

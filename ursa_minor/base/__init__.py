@@ -11,6 +11,7 @@
 - ``paths``: expand ``~`` and variables; locate the repository
 - ``run_files``: names of files in a run folder
 - ``checkpoint_files``: list and verify checkpoints
+- ``other_checkpoints``: find checkpoints of other trainers and their converted copies
 - ``model_id``: parse a folder or Hub id with an optional revision
 - ``http``: status and Retry-After of an answer, stalled downloads
 - ``retry``: retry network operations

@@ -8,7 +8,7 @@ import logging
 import os
 from pathlib import Path
 
-from ursa_minor.base import files
+from ursa_minor.base import files, other_checkpoints
 from ursa_minor.base.run_files import (
     CHECKPOINTS,
     MANIFEST,
@@ -93,8 +93,14 @@ def run_folder_of(path: Path) -> Path | None:
 def model_folder_of(run_dir: Path) -> Path | None:
     """Return the folder of a run's model: ``model/``, or else the newest intact checkpoint.
 
+    For the checkpoint of another trainer it is the folder of the converted copy, if that exists.
+
     Returns None if the run has saved neither, and for other paths, such as the folder of a model.
     """
+    other_checkpoint = other_checkpoints.find_checkpoint(run_dir)
+    if other_checkpoint is not None:
+        converted = other_checkpoints.converted_folder(other_checkpoint)
+        return converted if converted.is_dir() else None
     if any((run_dir / name).exists() for name in ("config.json", "tokenizer.json")):
         return None
     model_folder = run_dir / MODEL_FOLDER

@@ -23,8 +23,8 @@ from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.sources.formats.text import rows as text_rows
+from ursa_minor.data.tokens import documents, pretrained_tokenizer, shards, split_points
 from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens import pretrained_tokenizer, shards, split_points
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.evaluation import likelihood, validation
 from ursa_minor.export import compression
@@ -58,7 +58,7 @@ class Shard(NamedTuple):
 
     path: Path
     tokens: int
-    ids: np.ndarray
+    ids: np.ndarray | documents.SeparatedIds
     offset: int  # bytes from the start of the file to the first id
 
 
@@ -455,8 +455,11 @@ def validation_shards(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[
     opened = []
     for shard in validation:
         path = folder / shard.file
+        ids: np.ndarray | documents.SeparatedIds
         ids, offset = shards.open_ids(path, shard.tokens)
-        opened.append(Shard(path, shard.tokens, ids, offset))
+        if reference is None:
+            ids = documents.with_separators(path, ids, tokenizer.eos_token_id)
+        opened.append(Shard(path, len(ids), ids, offset))
     return opened
 
 

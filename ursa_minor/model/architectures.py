@@ -142,12 +142,14 @@ class Architecture:
         extra_config: further config values of a model that is trained from random weights.
         required: config keys of an ``init_from`` model, with the values that training supports.
             The first one is that of the original model.
-        in_training: config values during training. They replace a value of ``required`` by one that
-            computes the same function faster.
+        in_training: config values during training. They replace the first value of ``required`` by
+            one that computes the same function faster.
         legacy_names: old config keys that other programs still read, with their current names.
         positions: module of the learned position embeddings, or None if positions are rotated.
         blocks: substring that only names of block parameters contain.
         file_prefix: prefix of parameter names that the files of weights leave out.
+        first_names: the beginnings of weight names, with which a prefix that another program has
+            added is recognized. Without them, such prefixes are kept.
         fused: suffixes of the names of matrices that contain several projections side by side in
             their columns, with the number of projections.
         mlp: names of the MLP's submodules, for gradient_checkpointing = mlp.
@@ -175,6 +177,7 @@ class Architecture:
     positions: str | None = None
     blocks: str
     file_prefix: str = ""
+    first_names: tuple[str, ...] = ()
     fused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     mlp: Mlp
     prepare: Callable[["PreTrainedModel"], None] = lambda model: None
@@ -293,7 +296,8 @@ GPT2 = Architecture(
         "attn_pdrop": "attn_pdrop",
     },
     required={
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        # gelu, without the approximation by tanh, is that of nanoGPT.
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
         "tie_word_embeddings": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "reorder_and_upcast_attn": (False,),
@@ -309,6 +313,7 @@ GPT2 = Architecture(
     # OpenAI's own files have no prefix. Transformers, vLLM and llama.cpp read both forms; mlx-lm
     # only reads OpenAI's.
     file_prefix="transformer.",
+    first_names=("transformer.", "wte.", "wpe.", "h.", "ln_f.", "lm_head."),
     # Query, key and value.
     fused={"c_attn.weight": 3},
     mlp=Mlp(("c_fc",), "act", "c_proj"),
@@ -365,6 +370,7 @@ LLAMA = Architecture(
     dropout_names={"attn_pdrop": "attention_dropout"},
     extra_config={"rms_norm_eps": 1e-5},
     blocks=".layers.",
+    first_names=("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head."),
     mlp=Mlp(("gate_proj", "up_proj"), "act_fn", "down_proj"),
     block_matrices=lambda s: (
         2 * s.n_embd**2 + 2 * s.n_embd * s.key_width + 3 * s.n_embd * s.mlp_width

@@ -50,8 +50,9 @@ def complete(recipe: keys.Recipe) -> keys.Recipe:
 def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     """Load the model ``name`` (``init_from``) in fp32 for training.
 
-    The model keeps its config, except for dropout, the context length, and the size of the
-    vocabulary. New rows of the vocabulary are the mean of the existing ones.
+    The model keeps its config, except for dropout, the context length, the size of the vocabulary,
+    and names of functions that have a faster implementation. New rows of the vocabulary are the
+    mean of the existing ones.
 
     Raises:
         BadInput: as ``complete``, and if weights are missing, superfluous, NaN or infinite.
@@ -59,7 +60,11 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     option = f"init_from = {name}"
     config = _config(name, model)
     architecture = ARCHITECTURES[config.model_type]
-    for key, value in architecture.training_config(model).items():
+    training_config = architecture.training_config(model)
+    for key in architecture.in_training:
+        if getattr(config, key) != architecture.required[key][0]:
+            del training_config[key]  # another function, which has no faster implementation
+    for key, value in training_config.items():
         setattr(config, key, value)
     pretrained, unused = _load_complete(
         option,

@@ -392,7 +392,7 @@ def may_use_hub(recipe: keys.Recipe) -> bool:
         return True
     for name in (recipe.data.tokenizer, recipe.model.init_from):
         is_trained = name in keys.TRAINED_TOKENIZERS
-        if name is not None and not is_trained and not Path(name).is_dir():
+        if name is not None and not is_trained and not Path(name).exists():
             return True
     addresses = [recipe.saving.resume_from_checkpoint]
     for source in recipe.data.resolved_sources:

@@ -324,9 +324,9 @@ class Data:
     )
     data_dir: str | None = data_key(
         None,
-        "Folder of token shards from prepare_data.py, llm.c (.bin), build-nanogpt (.npy) or "
-        "nanoGPT (train.bin and val.bin). Shards are downloaded from the Hub for "
-        "hf://datasets/OWNER/NAME[@REVISION][/FOLDER].",
+        "Folder of token shards from prepare_data.py, llm.c (.bin), build-nanogpt (.npy), nanoGPT "
+        "(train.bin and val.bin), datatrove (.ds) or Megatron-LM (.bin with .idx). Shards are "
+        "downloaded from the Hub for hf://datasets/OWNER/NAME[@REVISION][/FOLDER].",
         path="path",
     )
     sources: list[dict] | None = data_key(

@@ -14,9 +14,11 @@ import pytest
 from conftest import RECIPE, RECORDED_TRAINING, run_in_fork, run_script
 from http_server import DataServer
 from run_results import final_state, losses_by_step
+from token_files import write_datatrove, write_megatron
 
 import prepare_data
 from ursa_minor.base import retry
+from ursa_minor.data.preparation import measure
 from ursa_minor.data.tokens import manifest as manifests
 
 NUM_TRAIN_FILES = 9
@@ -34,9 +36,14 @@ def write_llm_c_file(path: Path, ids: np.ndarray) -> None:
     path.write_bytes(header.tobytes() + ids.astype("<u2").tobytes())
 
 
+def cut_into_documents(ids: np.ndarray) -> list[list[int]]:
+    """Return documents of 30 ids, and an empty one."""
+    return [ids[start : start + 30].tolist() for start in range(0, len(ids), 30)] + [[]]
+
+
 @pytest.fixture(scope="module")
 def module_server(tmp_path_factory):
-    """Serve a data set of .bin token files, with .npy files in a subfolder."""
+    """Serve a data set of .bin token files, with files of other formats in subfolders."""
     root = tmp_path_factory.mktemp("served")
     folder = root / "datasets" / "me" / "tokens"
     npy_folder = folder / "npy"
@@ -47,9 +54,19 @@ def module_server(tmp_path_factory):
         ids = draw.integers(0, 20, TRAIN_FILE_TOKENS + number)
         write_llm_c_file(folder / f"fineweb_train_{number:06d}.bin", ids)
         np.save(npy_folder / f"edu_train_{number:06d}.npy", ids.astype(np.uint16))
+        documents = cut_into_documents(ids)
+        write_datatrove(folder / "datatrove" / "train" / f"{number:05d}_unshuffled.ds", documents)
+        write_megatron(folder / "megatron" / f"train_{number}_document.bin", documents)
     ids = draw.integers(0, 20, 700)
     write_llm_c_file(folder / "fineweb_val_000000.bin", ids)
     np.save(npy_folder / "edu_val_000000.npy", ids.astype(np.uint16))
+    documents = cut_into_documents(ids)
+    write_datatrove(folder / "datatrove" / "val" / "00000_unshuffled.ds", documents)
+    write_megatron(folder / "megatron" / "val_0_document.bin", documents)
+    nano_gpt_folder = folder / "nano_gpt"
+    nano_gpt_folder.mkdir()
+    for name in ("train.bin", "val.bin"):
+        ids.astype("<u2").tofile(nano_gpt_folder / name)
     with DataServer(root) as server:
         yield server
 
@@ -77,19 +94,19 @@ def hub_environment(server: DataServer) -> dict[str, str]:
     }
 
 
-def prepare_in_this_process(server: DataServer) -> None:
+def prepare_in_this_process(server: DataServer, source: str) -> None:
     """Run prepare_data.py without waiting, and write its exit status and waits to a file."""
     os.environ.update(hub_environment(server))
     importlib.reload(huggingface_hub.constants)
     waits = []
     retry.time.sleep = waits.append
-    status = prepare_data.main(["--recipe", "tiny.yaml", "--data_dir", REPOSITORY])
+    status = prepare_data.main(["--recipe", "tiny.yaml", "--data_dir", source])
     Path("status.json").write_text(json.dumps([status, waits]))
 
 
-def prepare(server: DataServer) -> tuple[int, list[float]]:
+def prepare(server: DataServer, source: str = REPOSITORY) -> tuple[int, list[float]]:
     """Run prepare_data.py. Return its exit status and its waits in seconds."""
-    run_in_fork(prepare_in_this_process, server)
+    run_in_fork(prepare_in_this_process, server, source)
     status, waits = json.loads(Path("status.json").read_text())
     return status, waits
 
@@ -125,12 +142,13 @@ def change_last_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
 
 
-def test_killed_streaming_run_equals_local_run(server):
+@pytest.mark.parametrize("subfolder", ["npy", pytest.param("datatrove", marks=pytest.mark.slow)])
+def test_killed_streaming_run_equals_local_run(server, subfolder):
     environment = hub_environment(server) | {"LEDGER": "k.ledger"}
     flags = ("--recipe", "tiny.yaml", "--shuffle_block_tokens", "1200", *WITHOUT_EVALUATION)
-    npy_folder = server.folder / "datasets" / "me" / "tokens" / "npy"
-    run_script("train.py", *flags, "--data_dir", str(npy_folder), "--run_name", "local")
-    streaming = (RECORDED_TRAINING, *flags, "--data_dir", f"{REPOSITORY}@main/npy/")
+    local_folder = server.folder / "datasets" / "me" / "tokens" / subfolder
+    run_script("train.py", *flags, "--data_dir", str(local_folder), "--run_name", "local")
+    streaming = (RECORDED_TRAINING, *flags, "--data_dir", f"{REPOSITORY}@main/{subfolder}/")
     streaming += ("--stream_keep", "consumed", "--run_name", "streaming")
 
     run_script(*streaming, expect=-9, KILL_AT="step:5", **environment)
@@ -233,6 +251,49 @@ def test_missing_and_changed_files_are_downloaded_again(server):
 
     assert status == 0
     assert downloaded_names(server) == {"fineweb_train_000001.bin", "fineweb_train_000004.bin"}
+    assert not find_train_problems()
+
+
+@pytest.mark.parametrize(
+    ("subfolder", "num_train_files", "side_endings"),
+    [
+        ("npy", NUM_TRAIN_FILES, []),
+        ("nano_gpt", 1, []),
+        ("datatrove", NUM_TRAIN_FILES, [".ds.index", ".ds.metadata"]),
+        ("megatron", NUM_TRAIN_FILES, [".idx"]),
+    ],
+)
+def test_each_format_is_downloaded_with_side_files(
+    server, subfolder, num_train_files, side_endings
+):
+    status, _ = prepare(server, f"{REPOSITORY}/{subfolder}")
+
+    assert status == 0
+    manifest = manifests.read_manifest(prepared_data())
+    assert len(manifest.splits["train"]) == num_train_files
+    served_folder = server.folder / "datasets" / "me" / "tokens" / subfolder
+    for path in served_folder.rglob("*.*"):
+        copied = prepared_data() / path.relative_to(served_folder)
+        assert copied.read_bytes() == path.read_bytes()
+    for ending in side_endings:
+        assert len(list(prepared_data().rglob(f"*{ending}"))) == num_train_files + 1
+    assert "are intact (checked: sizes, hashes" in measure.verify(prepared_data(), 64)
+
+
+def test_damaged_side_files_are_downloaded_again(server):
+    source = f"{REPOSITORY}/datatrove"
+    prepare(server, source)
+    train_folder = prepared_data() / "train"
+    index = train_folder / "00002_unshuffled.ds.index"
+    index.write_bytes(index.read_bytes()[8:16] + index.read_bytes()[8:])
+    (train_folder / "00003_unshuffled.ds.metadata").write_text("damaged")
+    (train_folder / "00004_unshuffled.ds.index").unlink()
+    (train_folder / "00004_unshuffled.ds.metadata").unlink()
+
+    status, _ = prepare(server, source)
+
+    assert status == 0
+    assert index.read_bytes()[:8] == (30).to_bytes(8, "little")
     assert not find_train_problems()
 
 

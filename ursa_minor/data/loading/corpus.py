@@ -17,10 +17,14 @@ from ursa_minor.data.loading import batches as window_batches
 from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
 from ursa_minor.data.loading.background import DataWait, Preparation, reader_command
-from ursa_minor.data.loading.token_folder import warn_of_wrong_ids
+from ursa_minor.data.loading.token_folder import (
+    check_document_mask,
+    check_stated_tokenizer,
+    warn_of_wrong_ids,
+)
 from ursa_minor.data.sources.find import FoundSource, find_source
+from ursa_minor.data.tokens import documents, pretrained_tokenizer, shards
 from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens import pretrained_tokenizer, shards
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.document_counts import describe_missing_text
 from ursa_minor.data.tokens.manifest import Manifest
@@ -49,19 +53,34 @@ class OpenedSource:
         manifest: the manifest of the folder.
         model: the model section of the recipe.
         consumed: whether shards that were trained on may have been deleted.
+        separator: the end-of-text id. It is inserted before each document of another program's
+            files if they contain no separators but an index of the documents.
+
+    Attributes:
+        num_inserted: number of separators that are inserted into the train split.
 
     Raises:
         BadInput: the shards differ from the manifest, or a split has no complete window.
     """
 
     def __init__(
-        self, weight: float, folder: Path, manifest: Manifest, model: keys.Model, *, consumed: bool
+        self,
+        weight: float,
+        folder: Path,
+        manifest: Manifest,
+        model: keys.Model,
+        *,
+        consumed: bool,
+        separator: int,
     ):
         self.weight = weight
         self.folder = folder
         self.manifest = manifest
         self._model = model
         self._consumed = consumed
+        self._separator = separator
+        self._has_separators = True  # whether the files that were opened contain separators
+        self.num_inserted = 0
         # The largest id of the train split, or None if this project wrote the shards.
         self.largest_id: int | None = None
         self.validation = self.open("validation")
@@ -88,9 +107,13 @@ class OpenedSource:
         for shard in new_shards:
             path = self.folder / shard.file
             if self._consumed and not path.exists():
-                opened.append(path, shard.tokens, None, 0)
-            else:
-                opened.append(path, shard.tokens, *shards.open_ids(path, shard.tokens))
+                opened.append(path, self._tokens_of_deleted(shard), None, 0)
+                continue
+            ids: np.ndarray | documents.SeparatedIds
+            ids, offset = shards.open_ids(path, shard.tokens)
+            if self.manifest.tokenizer is None:
+                ids = self._with_separators(path, ids, split)
+            opened.append(path, len(ids), ids, offset)
         if self.manifest.tokenizer is None and os.environ.get("RANK", "0") == "0":
             # Shards of another program. Our own shards are checked when they are written.
             largest_id = opened.check_ids()
@@ -103,6 +126,26 @@ class OpenedSource:
                 f"window, which needs sequence_length + 1 = {length + 1} tokens. The split has "
                 f"{opened.num_tokens} tokens in total. Use a smaller --sequence_length, or add text"
             )
+
+    def _with_separators(
+        self, path: Path, ids: np.ndarray, split: str
+    ) -> np.ndarray | documents.SeparatedIds:
+        """Return the ids of another program's file, with separators if it has none."""
+        with_separators = documents.with_separators(path, ids, self._separator)
+        if isinstance(with_separators, documents.SeparatedIds):
+            self._has_separators = False
+            if split == "train":
+                self.num_inserted += with_separators.num_documents
+        return with_separators
+
+    def _tokens_of_deleted(self, shard: shards.Shard) -> int:
+        """Return the number of ids that a deleted train shard had, with inserted separators.
+
+        The validation shards, which are opened first, show whether separators are inserted.
+        """
+        if self._has_separators or shard.documents is None:
+            return shard.tokens
+        return shard.tokens + shard.documents
 
 
 class Corpus:
@@ -150,8 +193,18 @@ class Corpus:
         source_manifests = [manifests.describe_folder(folder) for folder in folders]
         self.tokenizer = open_tokenizer(recipe, dict(zip(folders, source_manifests, strict=True)))
         self.bytes_per_token = _bytes_of_ids(self.tokenizer, recipe.model)
+        if recipe.loss.document_mask:
+            for folder, manifest in zip(folders, source_manifests, strict=True):
+                check_document_mask(folder, manifest, self.tokenizer.eos_token_id)
         self.sources = [
-            OpenedSource(weight, folder, manifest, recipe.model, consumed=self.is_consumed)
+            OpenedSource(
+                weight,
+                folder,
+                manifest,
+                recipe.model,
+                consumed=self.is_consumed,
+                separator=self.tokenizer.eos_token_id,
+            )
             for weight, folder, manifest in zip(
                 self._weights, folders, source_manifests, strict=True
             )
@@ -322,7 +375,15 @@ class Corpus:
             # The folder may have grown since its shards were opened.
             manifest = manifests.describe_folder(source.folder)
             tokens_read = windows_read * source.train.sequence_length
-            yield _describe_source(source.folder, manifest, tokens_read, share)
+            # The opened shards may have more tokens, because of inserted separators.
+            num_tokens = max(source.train.num_tokens, shards.count_tokens(manifest.splits["train"]))
+            yield _describe_source(source.folder, manifest, num_tokens, tokens_read, share)
+            if source.num_inserted:
+                yield (
+                    f"note     the documents in {source.folder} are not separated. The run inserts "
+                    f"{self.tokenizer.eos_token} before each of the {source.num_inserted:,} train "
+                    f"documents that the index of the files lists"
+                )
             yield from self._describe_text(source, manifest, tokens_read)
             mount = files.network_mount(source.folder)
             if mount:
@@ -437,16 +498,18 @@ def _bytes_of_ids(tokenizer: PreTrainedTokenizerFast, model: keys.Model) -> np.n
     return bytes_per_token
 
 
-def _describe_source(folder: Path, manifest: Manifest, tokens_read: int, share: float) -> str:
+def _describe_source(
+    folder: Path, manifest: Manifest, num_tokens: int, tokens_read: int, share: float
+) -> str:
     """Return the header's line about a source: its size, and how much of it the run reads.
 
     Args:
         folder: the folder of shards.
         manifest: manifest of the folder.
+        num_tokens: number of train tokens.
         tokens_read: number of the source's tokens that the run reads.
         share: the source's share of the training windows.
     """
-    num_tokens = shards.count_tokens(manifest.splits["train"])
     size = f"{num_tokens:,} train tokens"
     reads = f"the run reads {tokens_read:,}"
     if manifest.complete:
@@ -514,6 +577,8 @@ class TrainLoader:
         oldest_windows = self._order.oldest_needed(step)
         for source, oldest in zip(self._corpus.sources, oldest_windows, strict=True):
             for path in source.train.release_before(oldest):
+                for side_file in shards.side_files(path):
+                    side_file.unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
 
 
@@ -548,6 +613,8 @@ def open_tokenizer(
         if manifest.tokenizer is None:
             for shard in manifest.shards:
                 shards.check_vocabulary_of_headerless(folder / shard.file, len(tokenizer))
+            for stated in _tokenizers_of_files(folder, manifest):
+                check_stated_tokenizer(folder, stated, name, fingerprint)
 
     init_from = recipe.model.init_from
     if init_from not in (None, name) and _fingerprint_of(init_from) not in (None, fingerprint):
@@ -599,6 +666,13 @@ def _check_tokenizer_of_shards(
         f"that the run uses. Delete this folder, and prepare all text of the run again with the "
         f"same tokenizer, for example with --tokenizer FOLDER"
     )
+
+
+def _tokenizers_of_files(folder: Path, manifest: Manifest) -> set[str]:
+    """Return the tokenizers that the token files of another program state."""
+    paths = [folder / shard.file for shard in manifest.shards]
+    names = {shards.tokenizer_name(path) for path in paths if path.exists()}
+    return {name for name in names if name is not None}
 
 
 def _fingerprint_of_name(name: str) -> str:

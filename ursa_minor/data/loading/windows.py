@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from ursa_minor.base.errors import BadInput
+from ursa_minor.data.tokens.documents import SeparatedIds
 from ursa_minor.data.tokens.shards import CHECK_TOKENS, check_ids, check_ids_in_vocabulary
 
 
 @dataclass
 class _OpenedShard:
     path: Path
-    ids: np.ndarray | None  # None if the file was deleted
+    ids: np.ndarray | SeparatedIds | None  # None if the file was deleted
     offset: int  # bytes before the first id in the file
     first_window: int  # number of the shard's first window within the split
     num_windows: int
@@ -51,14 +52,17 @@ class Windows:
         self.dropped_tokens = 0
         self._shards: list[_OpenedShard] = []
 
-    def append(self, path: Path, tokens: int, ids: np.ndarray | None, offset: int) -> None:
+    def append(
+        self, path: Path, tokens: int, ids: np.ndarray | SeparatedIds | None, offset: int
+    ) -> None:
         """Add the next shard.
 
         Args:
             path: the shard's file, for messages.
             tokens: number of ids in the shard.
-            ids: (tokens,) uint16 or uint32, a memory map (``shards.open_ids``). None if the file
-                was deleted: its windows keep their numbers, but cannot be read.
+            ids: (tokens,) of an integer type, a memory map (``shards.open_ids``), possibly with
+                inserted separators. None if the file was deleted: its windows keep their numbers,
+                but cannot be read.
             offset: number of bytes before the first id in the file, for messages.
         """
         windows = max(0, (tokens - 1) // self.sequence_length)
@@ -80,10 +84,16 @@ class Windows:
         shard = self._shards[position]
         ids = _existing_ids(shard)
         start = (window - shard.first_window) * self.sequence_length
-        row_T1[:] = ids[start : start + self.sequence_length + 1]
+        stop = start + self.sequence_length + 1
+        row_T1[:] = ids[start:stop]
+        checked_ids = row_T1
+        if isinstance(ids, SeparatedIds):
+            # Only ids of the file are checked, because the message states their position in it.
+            start = ids.file_index(start)
+            checked_ids = ids.file_ids[start : ids.file_index(stop)]
         check_ids_in_vocabulary(
             shard.path,
-            row_T1,
+            checked_ids,
             self.vocab_size,
             start=start,
             offset=shard.offset + start * ids.itemsize,
@@ -99,7 +109,7 @@ class Windows:
         self.check_ids()
         for shard in self._shards:
             if shard.num_windows:
-                yield _existing_ids(shard).astype(np.int32), shard.num_windows
+                yield _existing_ids(shard)[:].astype(np.int32), shard.num_windows
 
     def check_ids(self) -> int:
         """Check all ids of all shards whose files exist, and return the largest one.
@@ -110,7 +120,10 @@ class Windows:
         largest_id = 0
         for shard in self._shards:
             if shard.ids is not None:
-                largest_of_shard = check_ids(shard.path, shard.ids, shard.offset, self.vocab_size)
+                file_ids = shard.ids
+                if isinstance(file_ids, SeparatedIds):
+                    file_ids = file_ids.file_ids
+                largest_of_shard = check_ids(shard.path, file_ids, shard.offset, self.vocab_size)
                 largest_id = max(largest_id, largest_of_shard)
         return largest_id
 
@@ -146,7 +159,7 @@ class Windows:
         return paths
 
 
-def _existing_ids(shard: _OpenedShard) -> np.ndarray:
+def _existing_ids(shard: _OpenedShard) -> np.ndarray | SeparatedIds:
     if shard.ids is None:
         raise BadInput(
             f"{shard.path} is missing, because stream_keep = consumed deletes a shard after it "

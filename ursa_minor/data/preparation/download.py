@@ -5,13 +5,14 @@ that grows. Each file is verified before it gets its name. Nothing is tokenized,
 start with the validation split and the first train file.
 """
 
+import functools
 import logging
 import shutil
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import huggingface_hub
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils.sha import git_hash
 
 from ursa_minor.base import files
@@ -35,11 +36,24 @@ class RemoteFiles(NamedTuple):
 
     Attributes:
         commit: the commit of the files.
+        folder: the folder of the repository that contains the files, or "".
         by_split: the files of the splits ``validation`` and ``train``, sorted by path.
+        by_path: all files of the folder and of its subfolders that are named after a split.
     """
 
     commit: str
+    folder: str
     by_split: dict[str, list[RepoFile]]
+    by_path: dict[str, RepoFile]
+
+    def name_of(self, file: RepoFile) -> str:
+        """Return the path of a file relative to the folder."""
+        return PurePosixPath(file.path).relative_to(self.folder).as_posix()
+
+    def side_files(self, file: RepoFile) -> list[RepoFile]:
+        """Return the existing files that accompany a token file."""
+        paths = [path.as_posix() for path in shards.side_files(Path(file.path))]
+        return [self.by_path[path] for path in paths if path in self.by_path]
 
 
 def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
@@ -72,7 +86,7 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
     if manifest is None:
         validation_shards = []
         for file in remote.by_split["validation"]:
-            validation_shards.append(_download(source, remote.commit, file))
+            validation_shards.append(_download(source, remote, file))
         manifest = Manifest(
             source=source.name,
             identity=source.identity,
@@ -98,9 +112,9 @@ def _download_again(source: FoundSource, remote: RemoteFiles, broken: list[Shard
     file_by_name = {}
     for split_files in remote.by_split.values():
         for file in split_files:
-            file_by_name[PurePosixPath(file.path).name] = file
+            file_by_name[remote.name_of(file)] = file
     for shard in broken:
-        if _download(source, remote.commit, file_by_name[shard.file]) != shard:
+        if _download(source, remote, file_by_name[shard.file]) != shard:
             raise BadInput(
                 f"{source.folder / shard.file} was downloaded again, but it does not match "
                 f"{shards.MANIFEST}. Delete {source.folder}, and run the same command to download "
@@ -120,7 +134,7 @@ def _download_train_files(
             return
         if target:
             target.wait(train_shards)
-        train_shards.append(_download(source, remote.commit, file))
+        train_shards.append(_download(source, remote, file))
         write_manifest(source.folder, manifest)
         log.info(
             f"downloaded {shards.count_tokens(train_shards):,} train tokens, "
@@ -156,40 +170,78 @@ def list_files(source: FoundSource, pinned_revision: str | None) -> RemoteFiles:
     if commit is None:
         commit = retry(name, lambda: api.dataset_info(repo_id, revision=revision).sha)
 
-    def list_folder() -> list:
+    def list_folder(path: str) -> list[RepoFile | RepoFolder]:
         entries = api.list_repo_tree(
-            repo_id, path_in_repo=folder or None, revision=commit, repo_type="dataset"
+            repo_id, path_in_repo=path or None, revision=commit, repo_type="dataset"
         )
-        return list(entries)
+        return sorted(entries, key=lambda entry: entry.path)
 
-    entries = retry(name, list_folder)
-    repo_files = [entry for entry in entries if isinstance(entry, RepoFile)]
+    entries = retry(name, lambda: list_folder(folder))
+    by_path = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
     by_split: dict[str, list[RepoFile]] = {"validation": [], "train": []}
-    for file in sorted(repo_files, key=lambda file: file.path):
-        split = shards.split_of(PurePosixPath(file.path))
+    for path, file in by_path.items():
+        split = shards.split_of(PurePosixPath(path))
         if split in by_split:
             by_split[split].append(file)
+
+    for entry in entries:
+        split = shards.SPLIT_WORDS.get(PurePosixPath(entry.path).name)
+        if isinstance(entry, RepoFile) or split not in by_split or by_split[split]:
+            continue
+        for file in retry(name, functools.partial(list_folder, entry.path)):
+            by_path[file.path] = file
+            if shards.split_in_folder(PurePosixPath(file.path), split):
+                by_split[split].append(file)
 
     missing_splits = [split for split, split_files in by_split.items() if not split_files]
     if missing_splits:
         raise BadInput(
-            f"{name} has no {' and no '.join(missing_splits)} shards. They are .bin or .npy files "
-            f"with train or val in their names, for example fineweb_val_000000.bin. If they are in "
-            f"a subfolder, add it: {name}/SUBFOLDER"
+            f"{name} has no {' and no '.join(missing_splits)} shards. They are .bin, .npy or .ds "
+            f"files with train or val in their names, for example fineweb_val_000000.bin, or in "
+            f"the subfolders train and val. If they are in another subfolder, add it: "
+            f"{name}/SUBFOLDER"
         )
-    return RemoteFiles(commit, by_split)
+    return RemoteFiles(commit, folder, by_split, by_path)
 
 
-def _download(source: FoundSource, commit: str, file: RepoFile) -> Shard:
-    """Download a file into the folder of a source, and return its shard.
+def _download(source: FoundSource, remote: RemoteFiles, file: RepoFile) -> Shard:
+    """Download a token file and its side files into the folder of a source.
 
-    The file gets its final name after its size and hash were compared with those on the Hub.
+    They get their final names after their sizes and hashes were compared with those on the Hub. The
+    token file is the last one.
+
+    Returns:
+        The shard.
     """
+    paths = []
+    for repo_file in [*remote.side_files(file), file]:
+        path, sha256 = _download_to_scratch(source, remote.commit, repo_file)
+        paths.append(path)
+    ids, _ = shards.open_ids(path)
+    document_ends = shards.read_document_ends(path)
+
+    name = remote.name_of(file)
+    folder = (source.folder / name).parent
+    folder.mkdir(exist_ok=True)
+    for path in paths:
+        files.fsync(path)
+        path.replace(folder / path.name)
+    files.fsync(folder)
+    return Shard(
+        name,
+        len(ids),
+        sha256=sha256,
+        documents=None if document_ends is None else len(document_ends),
+    )
+
+
+def _download_to_scratch(source: FoundSource, commit: str, file: RepoFile) -> tuple[Path, str]:
+    """Download a file and compare it with the Hub. Return its path and its SHA-256."""
     assert source.repository is not None
     folder = source.folder
     repo_id, _, _ = source.repository
 
-    def download_once() -> Shard:
+    def download_once() -> tuple[Path, str]:
         try:
             downloaded = huggingface_hub.hf_hub_download(
                 repo_id,
@@ -211,12 +263,7 @@ def _download(source: FoundSource, commit: str, file: RepoFile) -> Shard:
                 f"{path.name} was corrupted during the download: its size or hash is not that of "
                 f"the Hub"
             )
-        ids, _ = shards.open_ids(path)
-        num_tokens = len(ids)
-        files.fsync(path)
-        path.replace(folder / path.name)
-        files.fsync(folder)
-        return Shard(path.name, num_tokens, sha256=sha256)
+        return path, sha256
 
     return retry(f"hf://datasets/{repo_id}@{commit}/{file.path}", download_once)
 

@@ -360,9 +360,7 @@ def verify(folder: Path, vocab_size: int) -> str:
     if errors:
         raise BadInput(errors)
 
-    compared = "sizes (the folder has no hashes)"
     if manifest.tokenizer is not None:
-        compared = "sizes, hashes"
         vocab_size = manifest.tokenizer.size
     num_tokens = 0
     for shard in manifest.shards:
@@ -371,8 +369,46 @@ def verify(folder: Path, vocab_size: int) -> str:
         shards.check_ids(path, ids, offset, vocab_size)
         num_tokens += len(ids)
 
+    has_hashes = all(shard.sha256 for shard in manifest.shards)
+    checked = ["sizes", "hashes"] if has_hashes else ["sizes (the folder has no hashes)"]
+    not_checked = []
+    if manifest.tokenizer is None:
+        checked += _checks_of_formats(folder, manifest)
+        not_checked = _limits_of_formats(folder, manifest, has_hashes=has_hashes)
+    checked.append(f"ids below {vocab_size}")
     state = "" if manifest.complete else "; its preparation is not finished"
+    limits = f". Not checked: {'; '.join(not_checked)}" if not_checked else ""
     return (
         f"{folder}: {len(manifest.shards)} shards with {num_tokens:,} tokens are intact "
-        f"(checked: {compared}, ids below {vocab_size}){state}"
+        f"(checked: {', '.join(checked)}){state}{limits}"
     )
+
+
+def _checks_of_formats(folder: Path, manifest: manifests.Manifest) -> list[str]:
+    """Return what has been checked in the token files of another program, besides their sizes."""
+    checks = set()
+    num_documents = 0
+    for shard in manifest.shards:
+        path = folder / shard.file
+        checks.add(shards.find_format(path).checked)
+        document_ends = shards.read_document_ends(path)
+        if document_ends is not None:
+            num_documents += len(document_ends)
+    result = sorted(checks)
+    if num_documents:
+        result.append(f"the index of {pluralize(num_documents, 'document', 'documents')}")
+    return result
+
+
+def _limits_of_formats(
+    folder: Path, manifest: manifests.Manifest, *, has_hashes: bool
+) -> list[str]:
+    """Return what cannot be checked in the token files of another program."""
+    limits = []
+    if not has_hashes:
+        limits.append("whether valid ids were changed")
+    paths = [folder / shard.file for shard in manifest.shards]
+    if any(shards.read_document_ends(path) is None for path in paths):
+        limits.append("where documents begin, which the files do not state")
+    limits.append("whether the ids were encoded with the tokenizer of the recipe")
+    return limits

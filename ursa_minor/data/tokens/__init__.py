@@ -9,5 +9,8 @@
 - ``encoder``: documents -> ids, in several threads
 - ``document_counts``: statistics of documents and of rows without text
 - ``shards``: read and write token files
+- ``token_format``: the definition of a token-file format
+- ``formats/``: one module per format: llm.c, NumPy, nanoGPT, datatrove, Megatron-LM
+- ``documents``: insert the separators that token files of another program lack
 - ``manifest``: the list of a folder's shards: read, compare, find damaged files
 """

@@ -11,10 +11,21 @@ from typing import Any
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.data.tokens.shards import MANIFEST, OUR_NAME, RESTORE, Shard, open_ids, split_of
+from ursa_minor.data.tokens.shards import (
+    MANIFEST,
+    OUR_NAME,
+    SPLIT_WORDS,
+    Shard,
+    open_ids,
+    read_document_ends,
+    split_in_folder,
+    split_of,
+)
+from ursa_minor.data.tokens.token_format import RESTORE
 
 # Keys that are written as null if they have no value. Other keys without a value are left out.
 NULLABLE = ("revision", "tokenizer", "file")
+SEE_CONVERSION = "Convert them as docs/data.md shows (Token files that must be converted)"
 # The key of ``Manifest.counts`` for the validation documents that also occur in the train split.
 ALSO_IN_TRAIN = "also_in_train"
 MAX_SHARE_IN_TRAIN = 0.01  # if more of the validation documents also occur there, a note is given
@@ -143,7 +154,9 @@ def _parse(document: dict[str, Any]) -> Manifest:
 
 def _parse_shard(row: dict[str, Any]) -> Shard:
     shard = Shard(**_values_of_fields(Shard, row))
-    if Path(shard.file).name != shard.file:
+    path = Path(shard.file)
+    is_in_split_folder = len(path.parts) == 2 and path.parts[0] in SPLIT_WORDS
+    if path.name != shard.file and not is_in_split_folder:
         raise ValueError(f"in {row}, file must be a file name without a folder")
     if type(shard.tokens) is not int or shard.tokens < 0:
         raise ValueError(f"in {row}, tokens must be an integer of 0 or more")
@@ -178,9 +191,11 @@ def is_complete(folder: Path) -> bool:
 def describe_folder(folder: Path) -> Manifest:
     """Return the manifest of a folder, or create one from the file names of a third-party folder.
 
-    Third-party files end in .bin or .npy. Their names contain train, val, validation or test
-    between underscores, or are one of these words, for example fineweb_train_000001.bin,
-    edufineweb_val_000000.npy and train.bin.
+    Third-party files have the suffixes of ``shards.FORMATS``. Their names contain train, val,
+    validation or test between underscores, or are one of these words, for example
+    fineweb_train_000001.bin, edufineweb_val_000000.npy and train.bin. If a folder has no such file
+    of a split, the files are read from its subfolder with one of these names, for example
+    train/00000_00000_doc_shuffled.ds.
 
     Raises:
         BadInput: the folder does not exist, or is complete without train or validation shards.
@@ -196,15 +211,31 @@ def describe_folder(folder: Path) -> Manifest:
     for split, word in (("train", "train"), ("validation", "val")):
         if manifest.complete and not manifest.splits.get(split):
             raise BadInput(
-                f"data_dir = {folder} has no {split} shards (.bin or .npy files with the word "
-                f"{word} between underscores). Use a folder that prepare_data.py, llm.c, "
-                f"modded-nanogpt, build-nanogpt or nanoGPT wrote"
+                f"data_dir = {folder} has no {split} shards (.bin, .npy or .ds files with the word "
+                f"{word} between underscores, or in the subfolder {word}). "
+                f"{_advice_for_other_files(folder)}"
             )
     return manifest
 
 
+def _advice_for_other_files(folder: Path) -> str:
+    """Return how the files of a folder without shards can be used."""
+    paths = [*folder.glob("*"), *folder.glob("*/*")]
+    names = [path.name for path in paths]
+    if any(name.endswith(".mds") for name in names):
+        return f"The folder contains MDS files of mosaicml-streaming. {SEE_CONVERSION}"
+    if any(name.startswith("chunk-") and name.endswith(".bin") for name in names):
+        return f"The folder contains chunks of litdata. {SEE_CONVERSION}"
+    if any(name.endswith(".ds") for name in names):
+        return "Move the files that datatrove wrote into the subfolders train and val"
+    return (
+        "Use a folder that prepare_data.py, llm.c, modded-nanogpt, build-nanogpt, nanoGPT, "
+        "datatrove or Megatron-LM wrote"
+    )
+
+
 def _splits_by_name(folder: Path) -> dict[str, list[Shard]]:
-    splits: dict[str, list[Shard]] = {}
+    paths_by_split: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         if OUR_NAME.fullmatch(path.name):
             raise BadInput(
@@ -214,9 +245,31 @@ def _splits_by_name(folder: Path) -> dict[str, list[Shard]]:
             )
         split = split_of(path)
         if split is not None:
+            paths_by_split.setdefault(split, []).append(path)
+    if not {"train", "validation"} <= paths_by_split.keys():
+        for split, paths in _paths_in_split_folders(folder).items():
+            paths_by_split.setdefault(split, paths)
+
+    splits = {}
+    for split, paths in paths_by_split.items():
+        splits[split] = []
+        for path in paths:
             ids, _ = open_ids(path)
-            splits.setdefault(split, []).append(Shard(path.name, len(ids)))
+            splits[split].append(Shard(path.relative_to(folder).as_posix(), len(ids)))
     return splits
+
+
+def _paths_in_split_folders(folder: Path) -> dict[str, list[Path]]:
+    """Return the token files in subfolders that are named after a split."""
+    paths_by_split: dict[str, list[Path]] = {}
+    for subfolder in sorted(folder.iterdir()):
+        if subfolder.name not in SPLIT_WORDS or not subfolder.is_dir():
+            continue
+        for path in sorted(subfolder.iterdir()):
+            split = split_in_folder(path, SPLIT_WORDS[subfolder.name])
+            if split is not None:
+                paths_by_split.setdefault(split, []).append(path)
+    return paths_by_split
 
 
 def fingerprint(shards: list[Shard]) -> str:
@@ -306,8 +359,16 @@ def find_problems(
 def _find_problem(path: Path, shard: Shard, newer_than: Path | None) -> str | None:
     try:
         open_ids(path, shard.tokens)
+        document_ends = read_document_ends(path)
     except BadInput as error:
         return str(error)
+    if shard.documents is not None:
+        num_documents = 0 if document_ends is None else len(document_ends)
+        if num_documents != shard.documents:
+            return (
+                f"{path}: the index of the file was changed. It lists {num_documents} documents, "
+                f"but {MANIFEST} lists {shard.documents}. {RESTORE}"
+            )
     if shard.sha256 is None:
         return None
     is_hashed = newer_than is None or path.stat().st_mtime_ns > newer_than.stat().st_mtime_ns

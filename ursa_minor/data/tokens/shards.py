@@ -1,55 +1,45 @@
-"""Token files on disk: their formats, and how they are read, checked and written.
+"""Token files on disk: how they are read, checked and written.
 
 This project writes the format of llm.c: a header of 1,024 bytes and then the ids of one split as
-little-endian uint16 or uint32. It also reads files of llm.c, modded-nanogpt, build-nanogpt and
-nanoGPT in their own folders, without writing to these. Nothing is unpickled.
+little-endian uint16 or uint32. The files of other programs are read in their own folders, without
+writing to these. Each of their formats is a module in ``formats``. Nothing is unpickled.
 """
 
-import functools
-import logging
+import contextlib
 import re
-import shlex
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
-from numpy.lib import format as npy
 
-from ursa_minor.base import files, shell
+from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import join_or
+from ursa_minor.data.tokens.formats import datatrove, headerless, llm_c, megatron, npy
+from ursa_minor.data.tokens.formats.llm_c import HEADER_BYTES, SHARD_HEADERS
+from ursa_minor.data.tokens.token_format import (
+    HEAD_BYTES,
+    RESTORE,
+    Positions,
+    TokenFormat,
+    conversion_command,
+    map_array,
+)
 
-log = logging.getLogger(__name__)
-
-# llm.c, dev/data/data_common.py: the header consists of 256 int32: the magic, the version, the
-# number of tokens, and zeros.
-HEADER_BYTES = 1024
-SHARD_HEADERS: dict[tuple[int, int], np.dtype] = {
-    (20240520, 1): np.dtype("<u2"),
-    (20240801, 7): np.dtype("<u4"),
-}
+# A file has the first of these formats that recognizes it. Contents and side files come before
+# names.
+FORMATS = (
+    llm_c.FORMAT,
+    npy.FORMAT,
+    megatron.FORMAT,
+    datatrove.FORMAT,
+    headerless.FORMAT,
+)
+SUFFIXES = {token_format.suffix for token_format in FORMATS}
 MANIFEST = "manifest.json"
-# nanoGPT, data/*/prepare.py: uint16 ids without a header, so only the name shows the format.
-HEADERLESS = ("train.bin", "val.bin")
-HEADERLESS_DTYPE = np.dtype("<u2")
-CHECKED_WORDS = 10**6  # number of 16-bit words of a headerless file whose width is checked
-MIN_CHECKED_WORDS = 16  # fewer words may be 0 by chance
-# Megatron-LM, megatron/core/datasets/indexed_dataset.py: FILE.idx contains a magic, the version as
-# a uint64, and the code of the type of the ids in FILE.bin.
-MEGATRON_MAGIC = b"MMIDIDX\0\0"
-MEGATRON_DTYPE_OFFSET = 17
-MEGATRON_DTYPES: dict[int, np.dtype] = {3: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u2")}
-MEGATRON_OTHER_DTYPES = {1: "uint8", 2: "int8", 5: "int64", 6: "float64", 7: "float32"}
-# build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that
-# no vocabulary has, and is reported as such.
-NPY_DTYPES: dict[str, np.dtype] = {
-    "<u2": np.dtype("<u2"),
-    "<u4": np.dtype("<u4"),
-    "<i4": np.dtype("<u4"),
-}
 # The split that a word in the name of a file names.
 SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 # The name of a shard that ShardWriter writes.
@@ -57,9 +47,6 @@ OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
 MAX_PART = 99_999  # the number of a part has five digits in the name of a shard
 WRITE_BUFFER_BYTES = 2**20
 CHECK_TOKENS = 2**24  # number of ids that are checked at a time, to limit the memory of a check
-# FUSE with direct_io supports private mappings ("c") but not shared ones ("r").
-MAPPING_MODES: tuple[Literal["r", "c"], ...] = ("r", "c")
-RESTORE = "Restore the original file, or download or prepare it again"
 
 
 @dataclass(frozen=True)
@@ -67,16 +54,19 @@ class Shard:
     """A token file of a folder, as the manifest lists it. The fields are the keys of the JSON.
 
     Attributes:
-        file: name of the file in its folder.
+        file: name of the file in its folder. Files of other programs may be in a subfolder that
+            is named after their split.
         tokens: number of ids.
         text_bytes: size of the encoded text, or None if this project did not write the file.
         sha256: hash of the file, or None if the folder has no manifest.
+        documents: number of documents that are not empty, or None if the file does not state it.
     """
 
     file: str
     tokens: int
     text_bytes: int | None = None
     sha256: str | None = None
+    documents: int | None = None
 
     @property
     def part(self) -> int:
@@ -94,41 +84,22 @@ def count_text_bytes(shards: Iterable[Shard]) -> int:
     return sum(shard.text_bytes or 0 for shard in shards)
 
 
-class IdLayout(NamedTuple):
-    """Where the ids of a token file are stored.
-
-    Attributes:
-        offset: position of the first id in the file, in bytes.
-        dtype: type of an id.
-        num_tokens: number of ids.
-    """
-
-    offset: int
-    dtype: np.dtype
-    num_tokens: int
-
-    @property
-    def file_size(self) -> int:
-        """Size of the file in bytes. The ids are at its end."""
-        return self.offset + self.num_tokens * self.dtype.itemsize
-
-
 def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
     """Map the ids of a token file into memory.
 
     Args:
-        path: a file in one of the formats of this module.
+        path: a file in one of ``FORMATS``.
         tokens: number of ids according to the manifest, or None if the folder has no manifest.
 
     Returns:
-        The ids, (tokens,) uint16 or uint32, read-only; and their offset in the file in bytes.
+        The ids, (tokens,) of an integer type, read-only; and their offset in the file in bytes.
 
     Raises:
         BadInput: the format is unknown, the file cannot be read, is truncated or corrupted, or has
             another number of ids.
     """
-    try:
-        layout = _read_layout(path)
+    with _explaining_errors(path):
+        layout = find_format(path).read_layout(path)
         size = path.stat().st_size
         if size != layout.file_size:
             raise ValueError(
@@ -140,7 +111,78 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
                 f"the file or {MANIFEST} was changed. The file has {layout.num_tokens} tokens, but "
                 f"{MANIFEST} lists {tokens}"
             )
-        ids = _map(path, layout)
+        ids = map_array(path, layout.dtype, layout.offset, layout.num_tokens)
+    return ids, layout.offset
+
+
+def read_document_ends(path: Path) -> Positions | None:
+    """Return the end of each document of a token file, or None if the file does not state them.
+
+    Args:
+        path: a file that ``open_ids`` can open.
+
+    Returns:
+        The ends of the documents that are not empty, in ascending order and in ids. The last one is
+        the number of ids.
+
+    Raises:
+        BadInput: the file or its index cannot be read or is corrupted.
+    """
+    with _explaining_errors(path):
+        return find_format(path).read_document_ends(path)
+
+
+def tokenizer_name(path: Path) -> str | None:
+    """Return the name of the tokenizer that a token file states, or None.
+
+    Raises:
+        BadInput: the file or its metadata cannot be read.
+    """
+    with _explaining_errors(path):
+        return find_format(path).tokenizer_name(path)
+
+
+def side_files(path: Path) -> list[Path]:
+    """Return the paths of all files that may accompany a token file of this name."""
+    paths = []
+    for token_format in FORMATS:
+        if path.suffix == token_format.suffix:
+            paths += token_format.side_files(path)
+    return paths
+
+
+def find_format(path: Path) -> TokenFormat:
+    """Return the format of a token file.
+
+    Raises:
+        ValueError: the format is unknown.
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        head = file.read(HEAD_BYTES)
+    for token_format in FORMATS:
+        if token_format.recognizes(path, head):
+            return token_format
+    found_magic, found_version, _ = llm_c.read_header(head)
+    headers = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
+    names: list[str] = []
+    companions = []
+    for token_format in FORMATS:
+        names += token_format.names
+        if token_format.companion:
+            companions.append(token_format.companion)
+    raise ValueError(
+        f"the format is unknown, because the file starts with {found_magic}, {found_version}. A "
+        f"token file starts with {headers}, is named {join_or(names)}, or has "
+        f"{join_or(companions)} next to it"
+    )
+
+
+@contextlib.contextmanager
+def _explaining_errors(path: Path) -> Iterator[None]:
+    """Raise BadInput with the name of the file for an error in the ``with`` block."""
+    try:
+        yield
     except BadInput:
         raise
     except FileNotFoundError:
@@ -152,121 +194,6 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
         ) from None
     except Exception as error:  # for a corrupted .npy file, ast and tokenize raise their own errors
         raise BadInput(f"{path}: {error}. {RESTORE}") from None
-    # Slicing an instance of np.memmap would take microseconds longer.
-    return np.asarray(ids), layout.offset
-
-
-def _read_layout(path: Path) -> IdLayout:
-    """Recognize the format of a token file, and return its layout according to the header.
-
-    Raises:
-        BadInput: the ids have a type that is not supported.
-        ValueError: the format is unknown, or the header of an .npy file is corrupted.
-    """
-    with open(path, "rb") as file:
-        head = file.read(12)
-    magic, version, num_tokens = struct.unpack("<3i", head.ljust(12, b"\0"))
-    if (magic, version) in SHARD_HEADERS:
-        return IdLayout(HEADER_BYTES, SHARD_HEADERS[magic, version], num_tokens)
-
-    if head.startswith(npy.MAGIC_PREFIX):
-        return _npy_layout(path)
-    if path.suffix == ".npy":
-        raise BadInput(
-            f"{path} has no NumPy header. If it contains only ids, as the files of OLMo do, "
-            f"convert it with the type of its ids: {_conversion(path, 'np.uint16', 'np.uint16')}. "
-            f"Otherwise the file is corrupted. {RESTORE}"
-        )
-    megatron_dtype = _megatron_dtype(path)
-    if megatron_dtype is not None:
-        if megatron_dtype == HEADERLESS_DTYPE:
-            _check_width(path)
-        return IdLayout(0, megatron_dtype, path.stat().st_size // megatron_dtype.itemsize)
-
-    known_magics = [known_magic for known_magic, _ in SHARD_HEADERS]
-    if path.name in HEADERLESS and magic not in known_magics:
-        _check_width(path)
-        return IdLayout(0, HEADERLESS_DTYPE, path.stat().st_size // HEADERLESS_DTYPE.itemsize)
-
-    headers = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in SHARD_HEADERS)
-    raise ValueError(
-        f"the format is unknown, because the file starts with {magic}, {version}. A token "
-        f"file starts with {headers}, is named {join_or(['*.npy', *HEADERLESS])}, or has an .idx "
-        f"file of Megatron-LM next to it"
-    )
-
-
-def _npy_layout(path: Path) -> IdLayout:
-    """Return the layout of an .npy file. Raises BadInput if its array cannot contain ids."""
-    array, offset = _map_npy(path)
-    dtype_name = array.dtype.str
-    if array.ndim != 1 or dtype_name not in NPY_DTYPES:
-        raise BadInput(
-            f"{path}: the array has shape {array.shape} and dtype {dtype_name}, but ids have shape "
-            f"(tokens,) and dtype {join_or(list(NPY_DTYPES))}. Save it as "
-            f"np.save(path, ids.astype(np.uint16)), or np.uint32 for ids above 65,535"
-        )
-    return IdLayout(offset, NPY_DTYPES[dtype_name], len(array))
-
-
-def _megatron_dtype(path: Path) -> np.dtype | None:
-    """Return the type of the ids that Megatron-LM's index next to a file states.
-
-    Returns:
-        None if there is no such index.
-
-    Raises:
-        BadInput: ids of this type are not supported.
-    """
-    index = path.with_suffix(".idx")
-    if path.suffix != ".bin" or not index.is_file():
-        return None
-    with open(index, "rb") as file:
-        head = file.read(MEGATRON_DTYPE_OFFSET + 1)
-    if not head.startswith(MEGATRON_MAGIC) or len(head) <= MEGATRON_DTYPE_OFFSET:
-        return None
-    code = head[MEGATRON_DTYPE_OFFSET]
-    if code in MEGATRON_DTYPES:
-        return MEGATRON_DTYPES[code]
-    name = MEGATRON_OTHER_DTYPES.get(code)
-    if name is None:
-        raise BadInput(
-            f"{index} is corrupted: its data type has the unknown code {code}. {RESTORE}"
-        )
-    raise BadInput(
-        f"{path} contains ids of the type {name} according to {index.name}. Convert it: "
-        f"{_conversion(path, f'np.{name}', 'np.uint32')}"
-    )
-
-
-def _check_width(path: Path) -> None:
-    """Check that a file without a header seems to contain uint16 ids.
-
-    The upper halves of wider ids are 0 if the tokenizer has at most 65,536 ids. Larger tokenizers
-    cannot be used with such files, see ``check_vocabulary_of_headerless``.
-
-    Raises:
-        BadInput: the ids seem to be wider.
-    """
-    words = np.fromfile(path, HEADERLESS_DTYPE, count=CHECKED_WORDS)
-    if len(words) < MIN_CHECKED_WORDS:
-        return
-    is_zero = [not words[offset::4].any() for offset in range(4)]
-    if sum(is_zero) >= 3:
-        width = "64 bits"
-        dtype = "'<i8'" if is_zero[3] else "'>i8'"
-    elif is_zero[1] and is_zero[3]:
-        width = "32 bits"
-        dtype = "'<u4'"
-    elif is_zero[0] and is_zero[2]:
-        width = "32 bits in big-endian order"
-        dtype = "'>u4'"
-    else:
-        return
-    raise BadInput(
-        f"{path} has no header, so it is read as 16-bit ids, but its ids seem to have {width}. "
-        f"Convert it: {_conversion(path, dtype, 'np.uint32')}"
-    )
 
 
 def check_vocabulary_of_headerless(path: Path, num_ids: int) -> None:
@@ -279,30 +206,17 @@ def check_vocabulary_of_headerless(path: Path, num_ids: int) -> None:
     Raises:
         BadInput: the file is headerless, and 16-bit ids are too narrow for the tokenizer.
     """
-    if num_ids <= 2**16 or path.name not in HEADERLESS or _megatron_dtype(path) is not None:
+    if num_ids <= 2**16 or path.name not in headerless.NAMES:
         return
-    _, offset = open_ids(path)
-    if offset == 0:
+    with _explaining_errors(path):
+        is_headerless = find_format(path) is headerless.FORMAT
+    if is_headerless:
         raise BadInput(
             f"{path} has no header, so it is read as 16-bit ids, but the tokenizer has {num_ids:,} "
             f"ids. If the file contains wider ids, convert it: "
-            f"{_conversion(path, 'np.uint32', 'np.uint32')}. Otherwise use the tokenizer that the "
-            f"ids were encoded with"
+            f"{conversion_command(path, 'np.uint32', 'np.uint32')}. Otherwise use the tokenizer "
+            f"that the ids were encoded with"
         )
-
-
-def _conversion(path: Path, dtype: str, new_dtype: str) -> str:
-    """Return a command that writes the ids of a file to a new folder as .npy."""
-    folder = path.parent.with_name(f"{path.parent.name}-npy")
-    new_path = folder / f"{path.stem}.npy"
-    code = (
-        f"import numpy as np; ids = np.fromfile({str(path)!r}, {dtype}); "
-        f"np.save({str(new_path)!r}, ids.astype({new_dtype}))"
-    )
-    return (
-        f"mkdir -p {shell.path_word(folder)} && python -c {shlex.quote(code)}, "
-        f"and use --data_dir {shell.path_word(folder)}"
-    )
 
 
 def id_dtype(num_ids: int) -> np.dtype:
@@ -353,49 +267,14 @@ def check_ids_in_vocabulary(
     Raises:
         BadInput: an id is not in the vocabulary. The message names the first one.
     """
-    if ids.max() < vocab_size:
+    if ids.max() < vocab_size and ids.min() >= 0:
         return
-    index = int(np.argmax(ids >= vocab_size))
+    index = int(np.argmax((ids >= vocab_size) | (ids < 0)))
     id_offset = offset + index * item_bytes
     raise BadInput(
         f"{path}: token {start + index} at offset {id_offset} has the id {ids[index]}, but with "
         f"vocab_size = {vocab_size} the largest id is {vocab_size - 1}. Use the tokenizer that "
         f"the shards were encoded with, and a vocab_size of at least its number of ids"
-    )
-
-
-def _map(path: Path, layout: IdLayout) -> np.ndarray:
-    """Map the ids of a file into memory, or read them if the file system cannot map files."""
-    for mode in MAPPING_MODES:
-        with files.ignoring_errors(files.NO_MAPPING):
-            mapped_ids = np.memmap(
-                path, layout.dtype, mode=mode, offset=layout.offset, shape=(layout.num_tokens,)
-            )
-            mapped_ids.setflags(write=False)
-            return mapped_ids
-    _log_reading(path.parent)
-    ids = np.fromfile(path, layout.dtype, count=layout.num_tokens, offset=layout.offset)
-    ids.setflags(write=False)
-    return ids
-
-
-def _map_npy(path: Path) -> tuple[np.ndarray, int]:
-    """Map or read an .npy file. Return its array and the size of its header in bytes."""
-    for mode in MAPPING_MODES:
-        with files.ignoring_errors(files.NO_MAPPING):
-            mapped = npy.open_memmap(path, mode=mode)
-            return mapped, mapped.offset
-    with open(path, "rb") as file:
-        array = npy.read_array(file, allow_pickle=False)
-        return array, file.tell() - array.nbytes
-
-
-@functools.cache  # once per folder
-def _log_reading(folder: Path) -> None:
-    log.warning(
-        f"{folder}: this file system cannot map files into memory, so the token files are read "
-        f"completely. If they do not fit into memory, copy the folder to another file system, and "
-        f"use the copy: --data_dir FOLDER"
     )
 
 
@@ -511,16 +390,39 @@ class ShardWriter:
         return Shard(self._path.name, self._tokens, self._text_bytes, sha256)
 
 
+def is_token_file(path: PurePath) -> bool:
+    """Return whether a file may contain tokens, by its name."""
+    # macOS adds a "._fineweb_train_000001.bin" to each file that it copies to other file systems.
+    is_hidden = path.name.startswith(".")
+    return path.suffix in SUFFIXES and not is_hidden
+
+
+def split_in_folder(path: PurePath, split: str) -> str | None:
+    """Return the split of a file in a folder that is named after a split.
+
+    Returns:
+        None if it is not a token file.
+
+    Raises:
+        BadInput: the name of the file contains another split.
+    """
+    if not is_token_file(path):
+        return None
+    if split_of(path) not in (None, split):
+        raise BadInput(
+            f"{path}: the name of the file contains another split than the name of its folder, "
+            f"{split}. Rename the file, or move it to another folder"
+        )
+    return split
+
+
 def split_of(path: PurePath) -> str | None:
     """Return the split that the name of a token file contains, or None if it contains none.
 
     Raises:
         BadInput: the name contains several splits.
     """
-    is_token_file = path.suffix in (".bin", ".npy")
-    # macOS adds a "._fineweb_train_000001.bin" to each file that it copies to other file systems.
-    is_hidden = path.name.startswith(".")
-    if is_hidden or not is_token_file:
+    if not is_token_file(path):
         return None
     words = path.stem.split("_")
     splits = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}

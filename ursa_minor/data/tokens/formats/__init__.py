@@ -1,0 +1,1 @@
+"""Formats of token files. Each module supports one format, which ``shards.FORMATS`` lists."""
