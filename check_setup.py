@@ -1,9 +1,13 @@
 """Check that this machine can train a recipe, or estimate the resources of a run.
 
     python check_setup.py                                  # one line per check
+    python check_setup.py --data_files my.txt              # also look at the data
     python check_setup.py --estimate --card a6000 --count 4
     python check_setup.py --estimate --all_cards           # a table of all known GPUs
     python check_setup.py --plan --card rtx4090 --budget 100 --price_per_card_hour 0.4
+
+With --recipe or a flag for data, the data is examined as well, and the line ``launch`` is the
+command that trains on it. Every recipe key for data is also an option.
 
 An estimate is the memory, the speed, the hours and the energy of a run. A plan is the model size
 and the number of tokens for a budget of hours or money.
@@ -15,7 +19,7 @@ import argparse
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +29,14 @@ from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.wording import pluralize
-from ursa_minor.preflight import budget, checks, run_estimate
-from ursa_minor.preflight.compatibility import ERROR, TRYING, WARNING
+from ursa_minor.data.sources import find as find_sources
+from ursa_minor.preflight import budget, checks, run_estimate, train_command
+from ursa_minor.preflight.compatibility import ERROR, TRYING, WARNING, Check
+from ursa_minor.preflight.data_check import DataExamination
 from ursa_minor.recipe import command_line, keys, loading, sizes
+from ursa_minor.recipe.data_source import DATA_KEYS
 
+OWN_DATA_RECIPE = "recipes/own_text.yaml"  # the default if --data_files names data
 MOST_GPUS_LOG2 = 12  # --size tries 1, 2, 4, ... up to 4,096 GPUs
 
 
@@ -51,8 +59,9 @@ OPTIONS = {
             "recipe",
             str,
             "PATH",
-            f"Recipe to check or to estimate. (default: {loading.DEFAULT_RECIPE}; for --plan, the "
-            f"best of {len(budget.RECIPES)} recipes)",
+            f"Recipe to check or to estimate. (default: {loading.DEFAULT_RECIPE}; with "
+            f"--data_files, {OWN_DATA_RECIPE}; for --plan, the best of {len(budget.RECIPES)} "
+            f"recipes)",
         ),
         Option("quick", bool, "", "Skip the trials of the compiler and of the all-reduce."),
         Option("json", bool, "", "Print one JSON object instead of text."),
@@ -104,6 +113,9 @@ OPTIONS = {
         Option("price_per_machine_hour", float, "X", "Price of all GPUs together for one hour."),
     ),
 }
+# The recipe keys that are also options. A recipe file states a mixture.
+DATA_OPTIONS = [name for name in keys.FIELDS if name in DATA_KEYS and name != "sources"]
+DATA_HELP = "Recipe keys. The data is examined, and the launch command has these flags."
 # Options of which only one can be used.
 EXCLUSIVE = {
     "card": "all_cards",
@@ -121,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.plan:
         show_plan(args)
         return 0
-    flags = size_flags(args)
+    flags = data_flags(args) | size_flags(args)
     if args.estimate:  # show the notes on the recipe, as the header of a run does
         console.start(stream=None if args.json else sys.stdout)
     recipe = load(args.recipe, flags)
@@ -129,6 +141,16 @@ def main(argv: list[str] | None = None) -> int:
         show_estimates(recipe, args)
         return 0
     return show_checks(recipe, args)
+
+
+def data_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the recipe keys for data that are on the command line, and their values."""
+    flags = {}
+    for name in DATA_OPTIONS:
+        value = getattr(args, name)
+        if value is not None:
+            flags[name] = value
+    return flags
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -144,6 +166,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
             command_line.add_option(
                 group, option.name, option.type, option.help, metavar=option.metavar
             )
+    group = parser.add_argument_group("data", DATA_HELP)
+    for name in DATA_OPTIONS:
+        command_line.add_key(group, name)
     args = command_line.parse_flags(parser, argv)
     numbers = _given_numbers(args)
     problems = [*_invalid_values(args, numbers), *_invalid_plan_options(args)]
@@ -152,8 +177,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
     if args.size or args.card or args.all_cards or numbers:
         args.estimate = True
+    args.examines_data = bool(args.recipe or data_flags(args))
     if args.recipe:
         args.recipe = command_line.expand_option("recipe", args.recipe)
+    elif args.data_files:
+        args.recipe = OWN_DATA_RECIPE
     elif not args.plan:
         args.recipe = loading.DEFAULT_RECIPE
     return args
@@ -189,6 +217,9 @@ def _invalid_plan_options(args: argparse.Namespace) -> list[str]:
             "--plan chooses the size and the number of tokens for one type of GPU. Leave out "
             "--size, --tokens, --max_steps and --all_cards"
         )
+    if args.plan and data_flags(args):
+        names = ", ".join(f"--{name}" for name in data_flags(args))
+        problems.append(f"--plan plans a recipe with its own data. Leave out {names}")
     has_budget = bool(args.hours or args.budget)
     if args.plan and not has_budget:
         problems.append("--plan needs --hours or --budget")
@@ -206,7 +237,7 @@ def size_flags(args: argparse.Namespace) -> dict[str, str]:
     sizes.find_size(args.size)
     flags = {"size": args.size, "run_name": args.size}
     if args.tokens:
-        recipe = load(args.recipe, flags)
+        recipe = load(args.recipe, data_flags(args) | flags)
         flags["max_steps"] = str(steps_for(args.tokens, recipe))
     elif args.max_steps:
         flags["max_steps"] = str(args.max_steps)
@@ -218,7 +249,7 @@ def steps_for(tokens: float, recipe: keys.Recipe) -> int:
     return math.ceil(tokens / recipe.batch.tokens_per_step)
 
 
-def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
+def load(path: str, flags: Mapping[str, Any] | None = None) -> keys.Recipe:
     """Load a recipe, with the keys that its ``init_from`` model determines."""
     recipe = loading.load_recipe(paths.find_from_anywhere(Path(path)), flags)
     if recipe.model.init_from:
@@ -236,10 +267,8 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         1 if one of them is an error, otherwise 0.
     """
     results = []
-    running_checks = chain(
-        checks.examine(recipe, args.recipe, quick=args.quick), checks.examine_network(recipe)
-    )
-    for check in running_checks:
+    examination = DataExamination(recipe)
+    for check in _run_checks(recipe, args, examination):
         line = redact(str(check))
         if check.level == TRYING:
             _show_progress(line)
@@ -251,12 +280,44 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
 
     levels = [check.level for check in results]
     if args.json:
-        print(files.to_json({"checks": [dataclasses.asdict(check) for check in results]}, indent=1))
+        output = {"checks": [dataclasses.asdict(check) for check in results]}
+        if args.examines_data:
+            output["data"] = [dataclasses.asdict(look.report) for look in examination.looks]
+        print(files.to_json(output, indent=1))
     else:
         errors = pluralize(levels.count(ERROR), "error", "errors")
         warnings = pluralize(levels.count(WARNING), "warning", "warnings")
         print(f"{errors}, {warnings}")
     return int(ERROR in levels)
+
+
+def _run_checks(
+    recipe: keys.Recipe, args: argparse.Namespace, examination: DataExamination
+) -> Iterator[Check]:
+    """Yield the results of all checks: of the data if it is examined, then of the machine.
+
+    Raises:
+        BadInput: the data cannot be prepared.
+    """
+    flags = data_flags(args)
+    network_checks = checks.examine_network(recipe)
+    if not args.examines_data:
+        yield from checks.examine(recipe, args.recipe, flags, quick=args.quick)
+        yield from network_checks
+        return
+
+    console.start()  # notes on the data, on standard error
+    yield from examination.examine_local()
+    unreachable = []
+    for check in network_checks:
+        if check.level in (ERROR, WARNING):
+            unreachable.append(check.name)
+        yield check
+    yield from examination.examine_remote(unreachable)
+    flags |= examination.flags
+    if not find_sources.has_data(recipe.data):
+        flags |= train_command.DATA_PLACEHOLDER
+    yield from checks.examine(recipe, args.recipe, flags, quick=args.quick)
 
 
 def _show_progress(line: str) -> None:
@@ -299,7 +360,7 @@ def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
         return
     print(run_estimate.describe(recipe, selected_gpus[0], row))
     if row["fits"] and not args.size:
-        print(f"\n{_training_command(recipe, args.recipe, row, max_steps)}")
+        print(f"\n{_training_command(recipe, args, row, max_steps)}")
 
 
 def _select_gpus(args: argparse.Namespace) -> tuple[Sequence[gpus.Gpu], Sequence[int]]:
@@ -313,20 +374,23 @@ def _select_gpus(args: argparse.Namespace) -> tuple[Sequence[gpus.Gpu], Sequence
 
 
 def _training_command(
-    recipe: keys.Recipe, recipe_path: str, row: dict[str, Any], max_steps: int | None
+    recipe: keys.Recipe, args: argparse.Namespace, row: dict[str, Any], max_steps: int | None
 ) -> str:
     """Return the command of an estimated run.
 
     Args:
+        args: the options of this script.
         row: the estimate of the run.
         max_steps: number of updates, if it is not that of the recipe file.
     """
-    changes: dict[str, Any] = {}
+    changes = data_flags(args)
+    if not find_sources.has_data(recipe.data):
+        changes |= train_command.DATA_PLACEHOLDER
     if max_steps:
         changes["max_steps"] = max_steps
     if row["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
         changes["gradient_checkpointing"] = row["gradient_checkpointing"]
-    return budget.command(row, recipe_path, changes)
+    return budget.command(row, args.recipe, changes)
 
 
 def show_plan(args: argparse.Namespace) -> None:

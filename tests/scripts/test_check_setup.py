@@ -26,11 +26,13 @@ from _pytest.capture import CaptureResult
 from conftest import ROOT, start_script
 
 import check_setup
+import prepare_data
 from benchmarks.runs import once
 from ursa_minor.base import gpus
 from ursa_minor.base.http import reach
+from ursa_minor.data.preparation import measure
 from ursa_minor.model.build import build
-from ursa_minor.preflight import checks, compatibility, estimate, trials
+from ursa_minor.preflight import checks, compatibility, data_check, estimate, trials
 from ursa_minor.recipe import keys, loading
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
@@ -105,6 +107,7 @@ def test_machine_is_described_as_json(requested_urls, monkeypatch, capsys):
     monkeypatch.setenv("HF_ENDPOINT", "http://hub")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(data_check, "look_in_child", lambda config: "no result")
 
     status = check_setup.main(["--quick", "--json", "--recipe", RECIPE])
 
@@ -283,6 +286,112 @@ def test_each_trial_has_a_level(monkeypatch, capabilities, preset, failing_trial
         assert "NCCL_P2P_DISABLE=1" in fixes
         assert "NCCL_DEBUG=INFO" in fixes
         assert "GLOO_SOCKET_IFNAME=lo" in fixes
+
+
+# ---- data
+
+
+STORY = "The cat sat on the mat, and the dog ran far away over the green hills. " * 3
+DATA_FILES = {
+    "a b.txt": "\n<|endoftext|>\n".join([STORY] * 20),
+    "prose.txt": f"{STORY} The token <|endoftext|> ends a document. {STORY}\n" * 20,
+    "rows.jsonl": '{"id": 1, "content": ""}\n' + f'{{"id": 2, "content": "{STORY}"}}\n' * 19,
+    "two_texts.jsonl": f'{{"title": "{STORY}", "content": "{STORY}"}}\n' * 20,
+    "latin.txt": "Übergröße für schöne Bäume. " * 20,
+}
+
+
+@pytest.fixture
+def data_files(tmp_path, monkeypatch, requested_urls):
+    """Write the data files into the current folder, and replace the trials of the machine.
+
+    Returns:
+        The URLs that are requested.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measure, "DRY_RUN_SECONDS", 0.05)
+    monkeypatch.setattr(checks, "attempt", lambda command, seconds: {"text": "is fast"})
+    for name, text in DATA_FILES.items():
+        encoding = "latin1" if name == "latin.txt" else "utf-8"
+        Path(name).write_text(text, encoding=encoding)
+    return requested_urls
+
+
+def run_data_check(capsys, *flags: str, expect: int = 0) -> CaptureResult:
+    """Run check_setup.py with these flags only, and return its output."""
+    capsys.readouterr()
+    assert check_setup.main(["--quick", *flags]) == expect
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("name", "documents", "num_separators", "following_flags"),
+    [
+        ("a b.txt", 1, 19, ["--document_separator", "<|endoftext|>"]),
+        ("prose.txt", 1, 20, []),
+        ("rows.jsonl", 19, None, ["--validation_tokens", "--text_column", "content"]),
+    ],
+)
+def test_data_check_shows_dry_run_and_command(
+    data_files, capsys, name, documents, num_separators, following_flags
+):
+    output = run_data_check(capsys, "--data_files", name).out
+    rows = json.loads(run_data_check(capsys, "--data_files", name, "--json").out)
+
+    (report,) = rows["data"]
+    assert report["documents"] == documents
+    assert report["special_tokens"].get("<|endoftext|>") == num_separators
+    assert report["encoding"] == "UTF-8"
+    assert report["counts"]["without_text"] == int(name == "rows.jsonl")
+    assert report["bytes_per_token"] > 3
+    (launch,) = [row["text"] for row in rows["checks"] if row["name"] == "launch"]
+    words = shlex.split(launch)
+    first = words.index("train.py")
+    recipe = ["--recipe", "recipes/own_text.yaml"]
+    assert words[first + 1 : first + 5] == [*recipe, "--data_files", name]
+    assert [word for word in words[first + 5 :] if not word.isdigit()] == following_flags
+    assert not data_files
+
+    # The command is valid, and a dry run of the same data shows the same lines.
+    capsys.readouterr()
+    assert prepare_data.main([*words[first + 1 :], "--dry_run"]) == 0
+    first_line, *_ = capsys.readouterr().out.splitlines()
+    assert f"data: {first_line}\n" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("latin.txt", "iconv"), ("two_texts.jsonl", "--text_column")]
+)
+def test_unusable_data_exits_as_the_preparation(data_files, capsys, name, word):
+    flags = ["--recipe", str(ROOT / "recipes/own_text.yaml"), "--data_files", name]
+
+    printed = run_data_check(capsys, *flags, "--json", expect=2)
+    assert prepare_data.main(flags) == 2
+    message = capsys.readouterr().err
+
+    assert not printed.out
+    assert name in printed.err
+    assert word in printed.err
+    assert message.splitlines()[-1] in printed.err
+
+
+def test_command_of_own_text_names_data(data_files, capsys):
+    flags = ("--recipe", "recipes/own_text.yaml")
+
+    output = run_data_check(capsys, *flags).out
+    estimate_of_recipe = run_data_check(capsys, *flags, "--card", "a6000").out
+
+    assert "warning  data: the recipe names no data" in output
+    command = "train.py --recipe recipes/own_text.yaml --data_files FILE\n"
+    assert command in output
+    assert command in estimate_of_recipe
+
+
+def test_look_at_remote_data_is_bounded(monkeypatch):
+    monkeypatch.setattr(data_check, "REMOTE_SECONDS", 0)
+    config = load_recipe(dataset_name="me/there").data.resolved_sources[0]
+
+    assert data_check.look_in_child(config) == "no result after 0 s"
 
 
 # ---- bad flags

@@ -21,16 +21,23 @@ class BadInput(ValueError):
         status: exit status of the script.
         print_on_every_process: whether every process of a launch that raises the error prints it.
             Otherwise only the main process does, because all processes find the same error.
+        text_columns: if a table does not have the column that is read, its columns of text.
     """
 
     def __init__(
-        self, lines: str | Iterable[str], status: int = 2, *, print_on_every_process: bool = False
+        self,
+        lines: str | Iterable[str],
+        status: int = 2,
+        *,
+        print_on_every_process: bool = False,
+        text_columns: Iterable[str] = (),
     ):
         if isinstance(lines, str):
             lines = [lines]
         self.lines = [one_line(line) for line in lines]
         self.status = status
         self.print_on_every_process = print_on_every_process
+        self.text_columns = tuple(text_columns)
         super().__init__("\n".join(self.lines))
 
 

@@ -4,8 +4,9 @@
 - ``run_estimate``: the estimate of a recipe on GPUs, as text or as a table (``--estimate``)
 - ``budget``: plan a run for a budget of hours or money (``--plan``)
 - ``vocabulary``: check that the tokenizer and ``init_from`` fit each other
-- ``train_command``: parse the command line of train.py and check the files it names
+- ``train_command``: parse and write command lines of train.py, and check the files they name
 - ``checks``: the checks of check_setup.py
+- ``data_check``: look at the data of a recipe, for check_setup.py
 - ``compatibility``: judge the values that the checks have collected
 - ``trials``: training steps and collectives, in separate processes
 """

@@ -5,17 +5,16 @@ All figures are estimated.
 
 import math
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ursa_minor.base import gpus, paths
+from ursa_minor.base import gpus
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens.shards import count_tokens
-from ursa_minor.preflight import run_estimate
+from ursa_minor.preflight import run_estimate, train_command
 from ursa_minor.recipe import keys, sizes
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
@@ -92,6 +91,8 @@ def plan(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, hours: float, price: fl
     if row["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
         changes["gradient_checkpointing"] = row["gradient_checkpointing"]
     train_tokens = estimate_train_tokens(recipe.data)
+    if not find_sources.has_data(recipe.data):
+        changes |= train_command.DATA_PLACEHOLDER
     row |= {
         "changes": changes,
         "updates": updates,
@@ -195,13 +196,9 @@ def command(row: Mapping[str, Any], recipe_path: str, changes: Mapping[str, Any]
     Args:
         changes: recipe keys to change, and their values.
     """
-    words = []
-    for key, value in changes.items():
-        words += [f"--{key}", str(value)]
     count = row["count"]
     launcher = gpus.launcher(gpus.preset(row["card"], count), count)
-    recipe_flag = f"--recipe {paths.quoted(recipe_path)}"
-    return f"{launcher} train.py {recipe_flag} {shlex.join(words)}".rstrip()
+    return f"{launcher} {train_command.quoted(recipe_path, changes)}"
 
 
 def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:

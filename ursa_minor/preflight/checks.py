@@ -13,10 +13,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 from subprocess import DEVNULL
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ursa_minor.base import cudnn, files, gpus, paths
@@ -24,7 +25,7 @@ from ursa_minor.base.errors import first_line, lacks_inodes
 from ursa_minor.base.http import reach
 from ursa_minor.data.sources import find as find_sources
 from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.preflight import compatibility, estimate, run_estimate
+from ursa_minor.preflight import compatibility, estimate, run_estimate, train_command
 from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Capability, Check
 from ursa_minor.recipe import keys
 
@@ -39,13 +40,16 @@ NETWORK_FIX = (
 TRIALS_MODULE = ("-m", "ursa_minor.preflight.trials")
 
 
-def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
-    """Yield the results of all checks but those of the network.
+def examine(
+    recipe: keys.Recipe, path: str, flags: Mapping[str, Any], *, quick: bool
+) -> Iterator[Check]:
+    """Yield the results of all checks but those of the data and of the network.
 
     Before a check that takes long, a result with the level ``TRYING`` states what is being checked.
 
     Args:
         path: path of the recipe, as it is shown in a command.
+        flags: recipe keys of this command, and their values.
         quick: run only the first of the trials.
     """
     yield check_python()
@@ -62,7 +66,7 @@ def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
         yield Check("torch", ERROR, text, "reinstall it: make clean environment")
         return
     if installed["transformers"] and installed["accelerate"]:
-        yield from examine_gpus(path, quick)
+        yield from examine_gpus(path, quick, flags)
 
 
 def check_python() -> Check:
@@ -125,12 +129,15 @@ def _existing_folder(folder: Path) -> Path:
     return folder
 
 
-def examine_gpus(path: str, quick: bool) -> Iterator[Check]:
+def examine_gpus(
+    path: str, quick: bool, flags: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[Check]:
     """Yield check results for torch, the driver and each GPU, the launch command, and the trials.
 
     Args:
         path: path of the recipe, for the launch command.
         quick: run only the first of the trials.
+        flags: recipe keys of the launch command, and their values.
     """
     import torch
 
@@ -172,7 +179,7 @@ def examine_gpus(path: str, quick: bool) -> Iterator[Check]:
     if torch.backends.mps.is_available():
         preset = "mps"
     launcher = gpus.launcher(preset, len(shown_names))
-    yield Check("launch", OK, f"{launcher} train.py --recipe {paths.quoted(path)}")
+    yield Check("launch", OK, f"{launcher} {train_command.quoted(path, flags)}")
     if names or not driver:
         yield from examine_trials(capabilities, preset, quick)
 

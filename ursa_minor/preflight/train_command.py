@@ -1,8 +1,13 @@
-"""Parse the command line of train.py and check that its files exist. Imports no torch."""
+"""Parse and write command lines of train.py. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ursa_minor.base import paths
 from ursa_minor.recipe import command_line
+
+# Flags of a proposed command for a recipe that names no data, such as own_text.
+DATA_PLACEHOLDER = {"data_files": ["FILE"]}
 
 
 def parse(argv: Sequence[str]) -> command_line.TrainCommand:
@@ -24,3 +29,14 @@ def parse(argv: Sequence[str]) -> command_line.TrainCommand:
             if "eval_only" not in command.modes:
                 offline.check_online(source)
     return command
+
+
+def quoted(recipe_path: str, flags: Mapping[str, Any]) -> str:
+    """Return the words from ``train.py`` on of a command that a message prints.
+
+    Args:
+        recipe_path: path of the recipe.
+        flags: recipe keys and their values, which may be lists.
+    """
+    recipe_flag = f"--recipe {paths.quoted(recipe_path)}"
+    return f"train.py {recipe_flag} {command_line.quoted_flags(flags)}".rstrip()

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import os
 import re
+import shlex
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -176,6 +177,22 @@ def _check_extension(recipe_file: Path, flags: Mapping[str, Any]) -> None:
         )
 
 
+def quoted_flags(flags: Mapping[str, Any]) -> str:
+    """Return flags of a command that a message prints, quoted for the shell.
+
+    Args:
+        flags: the flags and their values. A value may be a list.
+    """
+    words = []
+    for name, value in flags.items():
+        values = [str(item) for item in value] if isinstance(value, list) else [str(value)]
+        if len(values) == 1 and values[0].startswith("-"):
+            words.append(f"--{name}={values[0]}")
+        else:
+            words += [f"--{name}", *values]
+    return shlex.join(words)
+
+
 def argv_of(flags: Mapping[str, str | list[str]]) -> list[str]:
     """Return command-line arguments that state these flags.
 
@@ -219,7 +236,7 @@ def read_flags(
         help=f"Recipe file, which states the values of the keys. (default: {DEFAULT_RECIPE})",
     )
     for name in COMMON_KEYS:
-        _add_key(common, name)
+        add_key(common, name)
     common.add_argument(
         "--size",
         metavar="|".join(sizes.names_of(sizes.GPT2_SIZES)),
@@ -236,7 +253,7 @@ def read_flags(
         for field in dataclasses.fields(section):
             is_mapping = KEY_TYPES[field.name] == list[dict]  # which cannot be a flag
             if field.name not in COMMON_KEYS and not is_mapping:
-                _add_key(group, field.name)
+                add_key(group, field.name)
 
     flags = vars(parse_flags(parser, argv))
     if "size" in flags:
@@ -313,7 +330,7 @@ def number_of_steps(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text}: must be an integer") from None
 
 
-def _add_key(group: argparse._ArgumentGroup, name: str) -> None:
+def add_key(group: argparse._ArgumentGroup, name: str) -> None:
     """Add the option of a recipe key. Its value is read as a string, or as a list of strings."""
     options: dict[str, Any] = {}
     if rules.is_list(KEY_TYPES[name]):

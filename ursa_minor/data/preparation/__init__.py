@@ -12,4 +12,5 @@
 - ``progress``: report progress; how far ahead of training to prepare
 - ``offline``: check that access to the Hub is not switched off
 - ``measure``: ``--dry_run`` and ``--verify``
+- ``data_report``: what ``--dry_run`` finds, as data and as sentences
 """

@@ -176,9 +176,13 @@ def check_column(name: str, column: Column, types: Mapping[str, str]) -> None:
         problem = f"{name}: the column {column.name!r} contains {column_type}, not {column.type}"
     columns = [f"{other} ({other_type or 'empty'})" for other, other_type in types.items()]
     listed = ", ".join(columns)[:MAX_LISTED_CHARACTERS] or "none"
+    text_columns: list[str] = []
+    if column_type is None and column.type == TEXT:
+        text_columns = [other for other, other_type in types.items() if other_type == TEXT]
     raise BadInput(
         f"{problem}. Choose a column that contains {column.type} with --{key}. "
-        f"The columns of this file are: {listed}"
+        f"The columns of this file are: {listed}",
+        text_columns=text_columns,
     )
 
 

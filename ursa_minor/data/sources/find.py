@@ -32,7 +32,7 @@ from ursa_minor.data.sources.formats import text as text_format
 from ursa_minor.data.sources.remote import name_in_manifest
 from ursa_minor.data.sources.stdlib import stdlib_files
 from ursa_minor.recipe import keys
-from ursa_minor.recipe.keys import DataSource
+from ursa_minor.recipe.keys import Data, DataSource
 from ursa_minor.recipe.source_kind import AUTO, STDLIB, URL_SCHEMES, path_of
 
 # Maximum length of a source's name in the name of its folder. A file name has at most 255 bytes.
@@ -162,13 +162,18 @@ def has_urls(config: DataSource) -> bool:
     return any(name.startswith(URL_SCHEMES) for name in names)
 
 
+def has_data(config: Data) -> bool:
+    """Return whether a data section names any data. The recipe own_text does not."""
+    return bool(config.data_dir or config.data_files or config.dataset_name or config.sources)
+
+
 def check_source_exists(config: DataSource) -> None:
     """Check without reading any file that a source is given and that its local files exist.
 
     Raises:
         BadInput: no source is given, or a local file is missing.
     """
-    if not (config.data_dir or config.data_files or config.dataset_name):
+    if not has_data(config):
         raise BadInput(NO_DATA)
     if config.dataset_name:
         check_dataset_id(config.dataset_name)

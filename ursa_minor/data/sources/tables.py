@@ -94,13 +94,19 @@ def _check_schemas(splits: dict[str, list[Part]]) -> None:
     local_parts = [part for part in parts if not part[0].startswith(URL_SCHEMES)]
     interval = math.ceil(len(local_parts) / CHECKED_FILES) or 1
     problems: list[str] = []
+    text_columns = set()
     for _, read in local_parts[::interval]:
         try:
             next(read(0), None)
         except BadInput as error:
             problems += error.lines
+            text_columns.add(error.text_columns)
+        else:
+            text_columns.add(())
     if problems:
-        raise BadInput(problems)
+        # Another column can be proposed if it is the same for all files.
+        is_same = len(text_columns) == 1
+        raise BadInput(problems, text_columns=text_columns.pop() if is_same else ())
 
 
 def _parts(names: list[str], reader: Reader, column: Column, config: DataSource) -> list[Part]:

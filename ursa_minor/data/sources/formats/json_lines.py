@@ -100,7 +100,8 @@ def _check_first_lines(
             wrapper_error = json_documents.explain_wrapper(name, objects[0], column)
             if wrapper_error is not None:
                 raise wrapper_error from None
-        raise BadInput(f"{error}{json_documents.messages_fix(name, objects[0], column)}") from None
+        message = f"{error}{json_documents.messages_fix(name, objects[0], column)}"
+        raise BadInput(message, text_columns=error.text_columns) from None
 
 
 def _not_utf8(name: str, number: int, line: bytes, file: BinaryIO) -> Unreadable:
