@@ -959,12 +959,17 @@ def test_external_shards_are_read_in_place(streaming):
 
 def test_training_follows_data_preparation(streaming, monkeypatch):
     """Training starts with the first block, waits for more, stops at a damaged file and resumes."""
+    import pyarrow.parquet as pq
+
     monkeypatch.setattr("ursa_minor.data.loading.background.LOG_SECONDS", 0.0)
     flags = ("--recipe", "stream.yaml", *NO_EVALS, "--run_name")
     run_script(RECORDED_TRAINING, *flags, "whole", LEDGER="whole.ledger")
     shutil.rmtree("data")
     intact = Path("b3.parquet").read_bytes()
-    Path("b3.parquet").write_bytes(intact[:100] + bytes(100) + intact[200:])
+    metadata = pq.ParquetFile("b3.parquet").metadata
+    # The first rows are read before the run starts, so a later row group is damaged.
+    offset = metadata.row_group(metadata.num_row_groups - 1).column(0).data_page_offset
+    Path("b3.parquet").write_bytes(intact[:offset] + bytes(100) + intact[offset + 100 :])
 
     held = {"LEDGER": "s.ledger", "HOLD_READER": "2", "ACCELERATE_USE_CPU": "true"}
     pid, _, err = start_script(RECORDED_TRAINING, (*flags, "s"), held)
