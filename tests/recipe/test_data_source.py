@@ -254,6 +254,16 @@ def test_separator_of_white_space_is_rejected(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("separator", "suggestion"), [("blank-line", "blank_line"), (r"\r\n", r"\n")]
+)
+def test_misspelled_separator_is_rejected(tmp_path, separator, suggestion):
+    message = error_of(tmp_path, {"data_files": ["a.txt"]}, document_separator=separator)
+
+    assert "document_separator" in message
+    assert suggestion in message
+
+
+@pytest.mark.parametrize(
     ("stated", "flags"),
     [
         (MIXTURE, {"text_column": "content"}),

@@ -500,6 +500,18 @@ def test_repeated_documents_are_noted_despite_kills(workspace, write):
     assert "2 of the " in manifests.overlap_note(manifest)
 
 
+def test_repeated_documents_are_noted_at_every_start(workspace, monkeypatch):
+    flags = write_repeated_tables()
+    run_prepare(*flags)
+    warnings = []
+    monkeypatch.setattr(shard_folder.log, "warning", warnings.append)
+
+    run_prepare(*flags)
+
+    (note,) = warnings
+    assert "2 of the " in note
+
+
 def test_special_characters_are_kept(workspace, bpe, monkeypatch):
     monkeypatch.setattr("ursa_minor.data.tokens.encoder.BATCH_CHARACTERS", 2000)
     validation = "first " * 100

@@ -25,6 +25,7 @@ RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 TRUE_WORDS = ("true", "t", "yes", "y", "1")
 FALSE_WORDS = ("false", "f", "no", "n", "0")
 # Conditions of keys that must not be stated in a recipe file where they have no effect.
+BLANK_LINE_TYPO = re.compile(r"(blank|empty)[-_ ]?lines?", re.IGNORECASE)
 CHECKED_IN_FILES = (keys.GPT2_ONLY, keys.LLAMA_ONLY, keys.TEXT_FILES)
 FRACTION_RULE = "must be an integer number of steps; fractions of max_steps are not supported"
 TYPE_NAMES = {
@@ -64,13 +65,24 @@ def key_problem(name: str, value: Any) -> str | None:
         return "must be a folder on this machine, not a URL"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"
-    if name == "document_separator" and not keys.separator_text(value).strip(" \t\r"):
+    if name == "document_separator":
+        return _separator_rule(value)
+    if name in ("dataset_split", "validation_split") and not keys.SPLIT_NAME.fullmatch(value):
+        return _split_rule(value)
+    return None
+
+
+def _separator_rule(value: str) -> str | None:
+    """Return the rule that a document_separator breaks, or None."""
+    if BLANK_LINE_TYPO.fullmatch(value) and value != keys.BLANK_LINE:
+        return f"is not a known value. Did you mean {keys.BLANK_LINE}?"
+    if "\\r\\n" in value:
+        return "contains \\r, which is not an escape. Use \\n, which also matches \\r\\n"
+    if not keys.separator_text(value).strip(" \t\r"):
         return (
             "must contain a line break or a character that is not white space. Use blank_line "
             "for documents between blank lines, or null if each file is one document"
         )
-    if name in ("dataset_split", "validation_split") and not keys.SPLIT_NAME.fullmatch(value):
-        return _split_rule(value)
     return None
 
 

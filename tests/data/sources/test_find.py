@@ -184,7 +184,7 @@ def test_missing_file_is_rejected_with_similar_name(tmp_path, key):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("no*.txt", "no*.txt does not exist"),
+        ("no*.txt", "no file matches the pattern no*.txt"),
         ("empty.txt", "empty.txt is empty"),
         ("hf://datasets/o/n/a.txt", "hf:// URLs are supported for tables only"),
         ("http://h:port/x.csv", "data_files: entry 1 is not a valid URL"),
@@ -775,7 +775,12 @@ def test_other_suffix_is_text(tmp_path, name):
     [
         ("wiki_00", '{"text": "a"}\n\n{"text": "b"}\n'),
         ("a.txt", '[\n{"text": "a"},\n{"text": "b"}\n]\n'),
+        ("a.txt", '{"text": "a"}\n  \n{"text": "b"}\n'),
+        ("a.txt", '["a", "b"]\n["c"]\n'),
+        ("a.txt", '{\n  "text": "a"\n}\n'),
+        ("part-0", '{"text": "a"}\n{"text": "b"}\n{"te'),
     ],
+    ids=["lines", "array", "blank line", "arrays", "document", "truncated"],
 )
 def test_json_lines_in_text_file_are_rejected(tmp_path, name, content):
     path = write_file(tmp_path, name, content)
@@ -786,6 +791,33 @@ def test_json_lines_in_text_file_are_rejected(tmp_path, name, content):
     assert ".jsonl" in message
     assert "--data_format json_lines" in message
     assert read_text(find(data_files=[path], data_format="text")) == content
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [(".eslintrc", '{\n  "root": true\n}\n'), ("a.txt", "[1]\n[2]\n"), ("b.txt", "{a}\n{b}\n")],
+)
+def test_text_that_resembles_json_is_read(tmp_path, name, content):
+    path = write_file(tmp_path, name, content)
+
+    assert read_text(find(data_files=[path])) == content
+
+
+def test_all_unusable_text_files_are_listed(tmp_path):
+    names = {
+        "a.txt": b"%PDF-1.4 not a text",
+        "b.txt": b"N\0L in a text",
+        "c.txt": "Gr\u00fc\u00dfe".encode("cp1252"),
+        "d.txt": b'{"text": "a"}\n{"text": "b"}\n',
+    }
+    for name, content in names.items():
+        (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(BadInput) as error:
+        find(data_files=[str(tmp_path / "*.txt")])
+
+    for name in names:
+        assert len([line for line in error.value.lines if f"/{name} " in line]) == 1, name
 
 
 @pytest.mark.parametrize(

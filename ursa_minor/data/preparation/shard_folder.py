@@ -42,7 +42,11 @@ def complete_folder(source: FoundSource, target: PrefetchTarget | None) -> None:
             return
         repair.repair(source, every=target is None)
         if manifests.is_complete(folder):
-            log_missing_text(manifests.describe_folder(folder))
+            manifest = manifests.describe_folder(folder)
+            log_missing_text(manifest)
+            overlap = manifests.overlap_note(manifest)
+            if overlap:
+                log.warning(overlap)
         else:
             prepare.prepare(source, target)
 

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import shlex
-from glob import glob
+from glob import glob, has_magic
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,6 +51,8 @@ UNPACK_COMMANDS = {
 
 
 def no_such_file(key: str, name: str) -> str:
+    if has_magic(name):
+        return f"{key}: no file matches the pattern {name}. Check the pattern"
     suggestion = did_you_mean_file(name, Path.is_file) or ". Check the path"
     return f"{key}: the file {name} does not exist{suggestion}"
 
@@ -136,11 +138,12 @@ def _match(key: str, pattern: str) -> list[str]:
         # The first one is rejected later.
         return [*empty_files, *folders, str(Path(pattern))][:1]
     if empty_files or folders:
-        log.info(
-            f"{key}: {pattern} also matches "
-            f"{pluralize(len(empty_files), 'empty file', 'empty files')} and "
-            f"{pluralize(len(folders), 'folder', 'folders')}, which are skipped"
-        )
+        skipped = []
+        if empty_files:
+            skipped.append(pluralize(len(empty_files), "empty file", "empty files"))
+        if folders:
+            skipped.append(pluralize(len(folders), "folder", "folders"))
+        log.info(f"{key}: skipped among the matches of {pattern}: {' and '.join(skipped)}")
     return names
 
 

@@ -7,15 +7,16 @@ error or to a note.
 import codecs
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.http import HTML_START
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.sources import encodings
+from ursa_minor.data.sources.formats import text as text_format
 
 HEAD_BYTES = 4096
 MAX_LINE_BYTES = 2**24  # a longer line is not parsed
@@ -24,8 +25,8 @@ TSV_LINES = 1000  # number of lines that must have the same number of tabs
 XML_DECLARATION = re.compile(rb"(\xef\xbb\xbf)?\s*<\?xml[^>]*>\s*")
 
 
-def check_texts(key: str, paths: Iterable[Path]) -> list[str]:
-    """Check that text files do not contain JSON lines, and are not documents in ASCII.
+def check_texts(key: str, paths: Sequence[Path]) -> list[str]:
+    """Check that text files do not contain JSON, and are not documents in ASCII.
 
     Args:
         key: the recipe key of the files. Messages begin with it.
@@ -35,8 +36,10 @@ def check_texts(key: str, paths: Iterable[Path]) -> list[str]:
         One note if files contain HTML, and one if they contain columns separated by tabs.
 
     Raises:
-        BadInput: a file contains JSON lines or a document.
+        BadInput: files contain JSON or documents, with a line for each problem.
     """
+    problems = []
+    document_paths = []
     json_paths = []
     html_paths = []
     tsv_paths = []
@@ -44,15 +47,19 @@ def check_texts(key: str, paths: Iterable[Path]) -> list[str]:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
         if head.startswith(encodings.ASCII_DOCUMENTS):
-            raise BadInput(f"{key}: {path} is not text. {encodings.recognize(str(path), head)}")
-        if _is_html(head):
+            document_paths.append(path)
+            problems.append(f"{key}: {path} is not text. {encodings.recognize(str(path), head)}")
+        elif _is_html(head):
             html_paths.append(path)
-        elif _contains_json_lines(path, head):
+        elif _contains_json(path, head):
             json_paths.append(path)
         elif _has_columns(path, head):
             tsv_paths.append(path)
     if json_paths:
-        raise BadInput(f"{key}: {_json_problem(json_paths)}")
+        problems.append(f"{key}: {_json_problem(json_paths)}")
+    if problems:
+        other_paths = [path for path in paths if path not in document_paths]
+        raise BadInput(problems + text_format.problems(other_paths))
     notes = []
     if html_paths:
         notes.append(f"{key}: {_note_on_html(html_paths)}")
@@ -64,9 +71,9 @@ def check_texts(key: str, paths: Iterable[Path]) -> list[str]:
 def _json_problem(paths: list[Path]) -> str:
     new_name = f"{str(paths[0]).removesuffix('.txt')}.jsonl"
     return (
-        f"{_with_count(paths)} JSON objects, one per line, but a file with this name is read as "
-        f"plain text. To train on a field of the objects, rename it to {new_name} or use "
-        f"--data_format json_lines. To train on the JSON itself, use --data_format text"
+        f"{_with_count(paths)} JSON, but a file with this name is read as plain text. To train "
+        f"on a field of the JSON objects, rename it to {new_name} or use --data_format json_lines. "
+        f"To train on the JSON itself, use --data_format text"
     )
 
 
@@ -103,8 +110,11 @@ def _with_count(paths: list[Path]) -> str:
     return f"{paths[0]} and {pluralize(len(paths) - 1, 'other file', 'other files')} contain"
 
 
-def _contains_json_lines(path: Path, head: bytes) -> bool:
-    """Return whether the first lines of a file are JSON objects, or parts of an array of them.
+def _contains_json(path: Path, head: bytes) -> bool:
+    """Return whether a file contains JSON: several rows, or one document in a ``.txt`` file.
+
+    Rows are JSON objects or arrays, one per line, or the elements of one array. One document is
+    accepted in files without this suffix, because many configuration files of programs are JSON.
 
     Args:
         head: the first bytes of the file.
@@ -113,14 +123,31 @@ def _contains_json_lines(path: Path, head: bytes) -> bool:
         return False
     with path.open("rb") as file:
         lines = list(itertools.islice(_nonempty_lines(file), JSON_LINES))
+        is_end = not file.read(1)
     # An array may begin and end with lines that contain only a bracket.
     lines = [line for line in lines if line.strip() not in (b"[", b"]")]
-    num_objects = [_num_objects(line) for line in lines]
-    return all(num_objects) and sum(num_objects) >= 2
+    num_rows = [_num_rows(line) for line in lines]
+    is_truncated = is_end and sum(num_rows[:-1]) >= 2
+    if is_truncated:  # the last line may be incomplete
+        num_rows.pop()
+    if all(num_rows) and sum(num_rows) >= 2:
+        return True
+    return path.suffix.lower() == ".txt" and _is_json_document(path)
 
 
-def _num_objects(line: bytes) -> int:
-    """Return the number of JSON objects that a line consists of, or 0 if it is something else."""
+def _is_json_document(path: Path) -> bool:
+    """Return whether a file of moderate size consists of one JSON object or array."""
+    if path.stat().st_size > MAX_LINE_BYTES:
+        return False
+    try:
+        value = files.parse_json(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    except ValueError:
+        return False
+    return isinstance(value, dict) or _is_row(value)
+
+
+def _num_rows(line: bytes) -> int:
+    """Return the number of rows that a line consists of, or 0 if it is not JSON."""
     text = line.removeprefix(codecs.BOM_UTF8).strip()
     # The lines of an array are separated by commas.
     for candidate in (text, text.lstrip(b"[").rstrip(b",]")):
@@ -128,11 +155,19 @@ def _num_objects(line: bytes) -> int:
             value = files.parse_json(candidate)
         except ValueError:
             continue
-        if isinstance(value, dict):
-            return 1
         if isinstance(value, list) and all(isinstance(item, dict) for item in value):
             return len(value)
+        if isinstance(value, dict) or _is_row(value):
+            return 1
     return 0
+
+
+def _is_row(value: Any) -> bool:
+    """Return whether a value is an array of other things than numbers.
+
+    Lines such as [1] also occur in plain text.
+    """
+    return isinstance(value, list) and any(isinstance(item, str | list | dict) for item in value)
 
 
 def _is_html(head: bytes) -> bool:
@@ -170,5 +205,5 @@ def _nonempty_lines(file: BinaryIO) -> Iterator[bytes]:
     while line := file.readline(MAX_LINE_BYTES):
         if len(line) == MAX_LINE_BYTES:
             return
-        if line.strip(b"\r\n"):
+        if line.strip(b" \r\n"):
             yield line
