@@ -91,11 +91,12 @@ def run_folder_of(path: Path) -> Path | None:
 
 
 def model_folder_of(run_dir: Path) -> Path | None:
-    """Return the folder of a run's model: ``model/``, or else the newest intact checkpoint.
+    """Return the folder of the model that a path means, or None if the path itself is meant.
 
-    For the checkpoint of another trainer it is the folder of the converted copy, if that exists.
-
-    Returns None if the run has saved neither, and for other paths, such as the folder of a model.
+    Args:
+        run_dir: a run folder, which means its ``model/`` or else its newest intact checkpoint; or
+            the checkpoint of another trainer, which means its converted copy. If there is no such
+            folder yet, None is returned.
     """
     other_checkpoint = other_checkpoints.find_checkpoint(run_dir)
     if other_checkpoint is not None:
