@@ -454,6 +454,8 @@ def change_contents(**changes) -> None:
         ({"wpe__weight": torch.ones(8, 32)}, "wpe.weight is (8, 32)"),
         ({"wte__weight": torch.ones(64, 32)}, "must be tied"),
         ({"ln_f__weight": torch.ones(32, dtype=torch.int64)}, "int64"),
+        ({"ln_f__weight": torch.ones(32, device="meta")}, "without values"),
+        ({"ln_f__weight": torch.ones(32).to_sparse()}, "sparse"),
     ],
 )
 def test_weights_that_contradict_configuration_are_refused(changes, words):
@@ -467,6 +469,7 @@ def test_weights_that_contradict_configuration_are_refused(changes, words):
     [
         ({"n_layer": 3}, "h.2.attn.c_attn.bias is missing"),
         ({"n_layer": 1}, "h.1"),
+        ({"n_layer": 10**9}, "corrupted"),
         ({"n_head": 5}, "n_head"),
         ({"n_embd": "32"}, "n_embd"),
         ({"block_size": 0}, "block_size"),
@@ -520,6 +523,7 @@ def test_file_without_model_is_refused(contents, words):
         (np.array([20240326, 3], "<i4").tobytes(), "truncated"),
         (np.array([20240527, 1], "<i4").tobytes(), "optimizer"),
         (np.array([20240520, 1], "<i4").tobytes(), "tokens"),
+        (np.array([20240326, 3, *[2**30] * 6] + [0] * 248, "<i4").tobytes(), "corrupted"),
         (b"PK\x03\x04 but no archive", "corrupted"),
         (pickle.dumps({"stoi": {}}, protocol=2), "corrupted"),
     ],

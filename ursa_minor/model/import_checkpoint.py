@@ -67,6 +67,7 @@ LLM_C_DTYPES = {3: torch.float32, 5: torch.bfloat16}  # by version
 # Matrices of torch.nn.Linear, (outputs, inputs). Transformers' GPT-2 stores (inputs, outputs).
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 MASKS = (".attn.bias", ".attn.masked_bias")  # buffers of old versions, which contain no weights
+MAX_LAYERS = 10_000  # a larger number is that of a corrupted file
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Files of a model folder that are copied if its weights are renamed.
 COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
@@ -333,6 +334,11 @@ def _shape_of(config: Mapping[str, Any], label: str) -> Shape:
             f"{label}: the configuration in the file has n_embd = {values['n_embd']}, which is not "
             f"a multiple of n_head = {values['n_head']}. Use another checkpoint"
         )
+    if values["n_layer"] > MAX_LAYERS:
+        raise BadInput(
+            f"{label}: the configuration in the file has n_layer = {values['n_layer']}, more than "
+            f"{MAX_LAYERS}. The file is corrupted. Use another checkpoint"
+        )
     return Shape(**values)
 
 
@@ -426,6 +432,8 @@ def _check_tensor(name: str, tensor: Any, expected: tuple[int, ...] | None, labe
         raise _mismatch(label, f"it has no {name}, which is stored")
     if not isinstance(tensor, torch.Tensor):
         raise _mismatch(label, f"{name} is missing")
+    if tensor.is_meta or tensor.layout != torch.strided:
+        raise _mismatch(label, f"{name} is a sparse tensor, or one without values")
     shape = tuple(tensor.shape)
     if shape != expected or not tensor.is_floating_point():
         raise _mismatch(label, f"{name} is {shape} {tensor.dtype} instead of {expected}")

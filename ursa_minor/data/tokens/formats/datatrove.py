@@ -64,8 +64,9 @@ def read_layout(path: Path) -> IdLayout:
     if num_tokens is None:
         raise BadInput(
             f"{path} has neither a .metadata nor an .index file of datatrove next to it, so the "
-            f"number of bytes of an id is unknown. Copy these files too, or convert the file with "
-            f"the type of its ids: {conversion_command(path, 'np.uint16', 'np.uint16')}"
+            f"number of bytes of an id is unknown. If datatrove is still writing the file, wait "
+            f"until all of its jobs have finished. Otherwise copy these files too, or convert the "
+            f"file with the type of its ids: {conversion_command(path, 'np.uint16', 'np.uint16')}"
         )
     if last_end not in (None, num_tokens):
         raise ValueError(
