@@ -166,6 +166,7 @@ EXCEPTIONS = {
     "--extend_steps": "needs the checkpoint of a finished run, see test_train.py",
     "--group": "needs runs with different recipes, see test_compare_runs.py",
     "--verify": "names a folder of the reader, see test_prepare_data.py",
+    "~/": "a checkpoint of the reader, see tests/model/test_other_trainers.py",
     "--dtype int8": "takes long, see test_export_model.py",
 }
 
