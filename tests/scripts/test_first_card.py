@@ -233,6 +233,7 @@ def is_running(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_program_without_time_is_killed_with_children(part, monkeypatch):
     monkeypatch.setattr(runner, "LEAST_SECONDS", 0)
     part.deadline = time.monotonic() + 2

@@ -74,6 +74,7 @@ def test_killed_run_keeps_its_planned_length(workspace, set_clock):
     assert final_state("k", end) == final_state("whole", end)
 
 
+@pytest.mark.slow
 def test_run_without_hours_left_can_be_continued(workspace, set_clock):
     """Two processes with different clocks stop after the same step."""
     flags = (*FAST, "--max_steps", "40", "--run_name", "r")

@@ -997,6 +997,7 @@ def test_training_follows_data_preparation(streaming, monkeypatch):
     assert waited_seconds == sorted(waited_seconds)
 
 
+@pytest.mark.slow
 def test_consumed_shards_are_deleted(streaming):
     """The remaining shards suffice to resume a killed run exactly, but not for a new run."""
     steps = ("--tokens_per_step", "32", "--save_steps", "1", "--max_steps", "8")

@@ -395,6 +395,7 @@ def fresh_machines(finished_run, monkeypatch) -> Iterator[FreshMachines]:
     assert read_window_log(finished_run / "p.ledger") == expected_windows
 
 
+@pytest.mark.slow
 def test_each_machine_resumes_at_last_step(fresh_machines):
     started = time.monotonic()
     first_output = fresh_machines.train(stop_at="4:1")

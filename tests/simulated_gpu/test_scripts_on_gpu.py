@@ -255,6 +255,7 @@ def test_mfu_is_relative_to_peak_of_precision(gpu_run):
     assert peak == pytest.approx(gpus.peak_flops("NVIDIA H200", "bf16"))
 
 
+@pytest.mark.slow
 def test_deterministic_run_uses_deterministic_kernels(gpu_run):
     flags = (*WHOLE_RUN, "--run_name", "d", "--deterministic", "true")
 
@@ -279,6 +280,7 @@ def skipped_per_update(run_name: str) -> list[int]:
     return [after - before for before, after in itertools.pairwise([0, *totals])]
 
 
+@pytest.mark.slow
 def test_killed_fp16_run_resumes_with_its_loss_scale(gpu_run):
     environment = {"INIT_SCALE": str(INIT_SCALE)}
 
@@ -314,6 +316,7 @@ def check_products_are_fp16(result: GpuRun) -> None:
     assert "bfloat16" not in str(products)
 
 
+@pytest.mark.slow
 def test_masked_checkpointed_run_with_resident_data_is_profiled(gpu_run):
     flags = ("--document_mask", "true", "--gradient_checkpointing", "full", "--profile")
     num_updates = 14
