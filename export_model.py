@@ -19,7 +19,7 @@ from pathlib import Path
 from ursa_minor.base import console, paths
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.shell import ollama_name, path_word
+from ursa_minor.base.shell import ollama_name, path_word, unused_path
 from ursa_minor.model.resolve import check_source_exists
 from ursa_minor.recipe import command_line
 
@@ -143,7 +143,7 @@ def chat_commands(out: Path) -> str:
     if context < 1024:  # sft_smoltalk.yaml is for models that read 1,024 tokens
         recipe = "sft_own_text"
         data = " --dataset_name MY_CHATS"
-    tuned = path_word(unused_run_folder(f"{out.resolve().name}-sft"))
+    tuned = path_word(unused_path(Path("runs"), f"{out.resolve().name}-sft"))
     return (
         "\nThe model has the tokens of a chat now, but cannot use them yet. Train it on chats "
         "with TRL (docs/post_training.md):\n"
@@ -152,16 +152,6 @@ def chat_commands(out: Path) -> str:
         f"--output_dir {tuned} --max_length {context}\n"
         f"python generate.py --model {tuned} --chat"
     )
-
-
-def unused_run_folder(name: str) -> Path:
-    """Return runs/NAME, or runs/NAME-2 and so on if that folder exists."""
-    folder = Path("runs", name)
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs", f"{name}-{number}")
-    return folder
 
 
 def ollama_commands(out: Path) -> str:

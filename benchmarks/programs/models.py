@@ -175,10 +175,13 @@ def make_model(definition: Definition, tokenizer: PreTrainedTokenizerBase) -> Pr
 def product_answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Answer:
     """Return the ids and logits that the product computes during training."""
     encode = tokenization.Encoder(tokenizer)
-    ids = [encode([text])[0].tolist() for text in texts.random_texts()]
+    ids_of_texts = []
+    for text in texts.random_texts():
+        (ids,) = encode([text])
+        ids_of_texts.append(ids.tolist())
     prompts = torch.tensor(texts.prompts(number_of_ids(tokenizer)))
     logits = model(prompts).logits.float().numpy()
-    return Answer(logits=logits, values={"ids": ids})
+    return Answer(logits=logits, values={"ids": ids_of_texts})
 
 
 def number_of_ids(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -37,8 +37,10 @@ def write_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["programs"]
-    PAGE.write_text(before + BEGIN + generate(rows) + END + after, encoding="utf-8")
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    generated = generate(results["programs"])
+    new_text = before + BEGIN + generated + END + after
+    PAGE.write_text(new_text, encoding="utf-8")
 
 
 def generated_part() -> str:
@@ -62,10 +64,15 @@ def generate(rows: list[dict]) -> str:
 
 def provenance(rows: list[dict]) -> str:
     """Return the dates, commits and machines of the rows."""
-    commits: dict[str, set[str]] = {}
+    commits_by_origin: dict[str, set[str]] = {}
     for row in rows:
-        commits.setdefault(f"{row['date']}, {row['machine']}", set()).add(row["commit"])
-    parts = [f"{place}, commit {', '.join(sorted(commits[place]))}" for place in sorted(commits)]
+        origin = f"{row['date']}, {row['machine']}"
+        commits = commits_by_origin.setdefault(origin, set())
+        commits.add(row["commit"])
+    parts = []
+    for origin, commits in sorted(commits_by_origin.items()):
+        listed = ", ".join(sorted(commits))
+        parts.append(f"{origin}, commit {listed}")
     return "; ".join(parts)
 
 
@@ -100,12 +107,12 @@ def number_lines(results: dict) -> Iterator[str]:
     for name in names(results, is_list=False):
         parts = []
         for label, kinds in types(results):
-            found = comparisons(results, kinds, name)
-            if not found:
+            matching = comparisons(results, kinds, name)
+            if not matching:
                 continue
-            largest = max(one["difference"] for one in found)
+            largest = max(comparison["difference"] for comparison in matching)
             text = f"{largest:.1e}" if largest else "0"
-            if any(not one["difference"] <= one["limit"] for one in found):
+            if not all(is_within_limit(comparison) for comparison in matching):
                 text = f"**{text}**"
             parts.append(f"{label} {text}")
         yield f"{NAMES.get(name, name)}: {', '.join(parts)}"
@@ -124,15 +131,15 @@ def problem_lines(results: dict) -> Iterator[str]:
 def list_lines(results: dict) -> Iterator[str]:
     """Yield the number of equal texts or lists of ids for each comparison."""
     for name in names(results, is_list=True):
-        found = comparisons(results, results, name)
-        total = sum(one["total"] for one in found)
-        num_different = sum(int(one["difference"]) for one in found)
+        matching = comparisons(results, results, name)
+        total = sum(comparison["total"] for comparison in matching)
+        num_different = sum(int(comparison["difference"]) for comparison in matching)
         label = NAMES[name]
         if not name.startswith("chat"):
             label = f"{total} {label}"
         if num_different == 0:
             yield label
-        elif all(one["difference"] <= one["limit"] for one in found):
+        elif all(is_within_limit(comparison) for comparison in matching):
             yield f"{label}, except {num_different}"
         else:
             yield f"**{label}, except {num_different}**"
@@ -140,22 +147,33 @@ def list_lines(results: dict) -> Iterator[str]:
 
 def names(results: dict, *, is_list: bool) -> list[str]:
     """Return the names of the comparisons of lists, or of numbers."""
-    result = []
-    for kind in results:
-        for one in results[kind].get("comparisons", []):
-            if (one["total"] is not None) == is_list and one["compared"] not in result:
-                result.append(one["compared"])
-    return result
+    names_of_kind = []
+    for comparison in all_comparisons(results, results):
+        compares_lists = comparison["total"] is not None
+        name = comparison["compared"]
+        if compares_lists == is_list and name not in names_of_kind:
+            names_of_kind.append(name)
+    return names_of_kind
 
 
 def comparisons(results: dict, kinds: Iterable[str], name: str) -> list[dict]:
     """Return the comparisons with a name for these kinds of models."""
-    found = []
+    return [
+        comparison
+        for comparison in all_comparisons(results, kinds)
+        if comparison["compared"] == name
+    ]
+
+
+def all_comparisons(results: dict, kinds: Iterable[str]) -> Iterator[dict]:
+    """Yield the comparisons for these kinds of models."""
     for kind in kinds:
-        for one in results[kind].get("comparisons", []):
-            if one["compared"] == name:
-                found.append(one)
-    return found
+        yield from results[kind].get("comparisons", [])
+
+
+def is_within_limit(comparison: dict) -> bool:
+    """Return whether a difference is a number within its limit. NaN is not."""
+    return comparison["difference"] <= comparison["limit"]
 
 
 def types(results: dict) -> list[tuple[str, list[str]]]:

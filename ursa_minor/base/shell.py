@@ -14,20 +14,26 @@ def path_word(path: Path | str) -> str:
     return shlex.quote(text)
 
 
-def unused_path(path: Path, suffix: str) -> Path:
-    """Return the path of a file that does not exist, for the output of a command.
+def unused_path(folder: Path, stem: str, suffix: str = "") -> Path:
+    """Return a path at which nothing exists, for the output of a command.
 
     Args:
-        path: the file that the command converts. The new file is in the same folder.
-        suffix: suffix of the new file.
+        folder: the folder of the output.
+        stem: name of the output without its suffix. A number is added if it exists.
+        suffix: suffix of the output, "" for a folder.
     """
-    stem = path.name.partition(".")[0] or "file"
-    new = path.with_name(f"{stem}-converted{suffix}")
+    path = folder / f"{stem}{suffix}"
     number = 1
-    while new.exists():
+    while path.exists():
         number += 1
-        new = path.with_name(f"{stem}-converted-{number}{suffix}")
-    return new
+        path = folder / f"{stem}-{number}{suffix}"
+    return path
+
+
+def converted_path(path: Path, suffix: str) -> Path:
+    """Return a path next to a file, at which nothing exists, for its conversion."""
+    stem = path.name.partition(".")[0] or "file"
+    return unused_path(path.parent, f"{stem}-converted", suffix)
 
 
 def filter_command(program: str, old: Path, suffix: str, unpack: str = "") -> str:
@@ -40,7 +46,7 @@ def filter_command(program: str, old: Path, suffix: str, unpack: str = "") -> st
         unpack: the command that writes the decompressed file to standard output, such as
             ``gzip -dc``, or "" for a file that is not compressed.
     """
-    new = path_word(unused_path(old, suffix))
+    new = path_word(converted_path(old, suffix))
     if unpack:
         return f"{unpack} {path_word(old)} | {program} > {new}"
     return f"{program} < {path_word(old)} > {new}"

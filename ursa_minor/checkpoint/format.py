@@ -55,7 +55,6 @@ from ursa_minor.base.run_files import (
     MODEL,
     OPTIMIZER,
     STATE,
-    TRAINING,
     clear_partial,
     step_name,
 )
@@ -341,7 +340,7 @@ def load_weights(path: Path, model: PreTrainedModel) -> None:
     """
     names = _file_names(model)
     parameters = {names[name]: parameter for name, parameter in model.named_parameters()}
-    tensors = _read_tensors(path / MODEL, parameters)
+    tensors = _read_tensors(path, MODEL, parameters)
     weights = {name: tensors[file_name] for name, file_name in names.items()}
     # Not strict, because the checkpoint has the weights of a tied head once and the model twice.
     options = StateDictOptions(full_state_dict=True, strict=False)
@@ -378,7 +377,7 @@ def load(
     state = files.read_json(path / STATE)
     # An optimizer has no moments before the first update that was applied.
     may_be_empty = state["skipped_updates"] >= state["step"]
-    tensors = _read_tensors(path / OPTIMIZER, expected, may_be_empty=may_be_empty)
+    tensors = _read_tensors(path, OPTIMIZER, expected, may_be_empty=may_be_empty)
     moments: dict[str, Tensors] = {}  # by name of the parameter, then by kind
     for name, tensor in tensors.items():
         parameter_name, kind = name.split("/")
@@ -402,18 +401,21 @@ def load(
             }
 
 
-def _read_tensors(file: Path, expected: Tensors, *, may_be_empty: bool = False) -> Tensors:
-    """Return the tensors of a file after comparing them with the expected ones.
+def _read_tensors(
+    path: Path, name_of_file: str, expected: Tensors, *, may_be_empty: bool = False
+) -> Tensors:
+    """Return the tensors of a file of a checkpoint after comparing them with the expected ones.
 
     Args:
-        file: a safetensors file.
+        path: the checkpoint.
+        name_of_file: a safetensors file in it.
         expected: tensors with the expected names, shapes and types.
         may_be_empty: whether a file without tensors is valid.
 
     Raises:
         BadInput: the file cannot be read, or a tensor differs.
     """
-    folder = file.parent.parent if file.parent.name == TRAINING else file.parent
+    file = path / name_of_file
     try:
         tensors = _load_tensors(file)
     except (OSError, SafetensorError) as error:
@@ -426,7 +428,7 @@ def _read_tensors(file: Path, expected: Tensors, *, may_be_empty: bool = False) 
         if in_checkpoint != in_run:
             raise BadInput(
                 f"{file}: tensor {name} is {in_checkpoint} in the checkpoint but {in_run} in this "
-                f"run. To resume from the previous checkpoint, move {folder} to another place"
+                f"run. To resume from the previous checkpoint, move {path} to another place"
             )
     return tensors
 

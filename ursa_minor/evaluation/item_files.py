@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput, first_line
-from ursa_minor.base.shell import unused_path
+from ursa_minor.base.shell import converted_path
 from ursa_minor.data.sources.encodings import wide_encoding
 
 # The first bytes of a file in each format.
@@ -303,7 +303,7 @@ def _wrong_format(path: Path, problem: str, command: str, new_suffix: str = ".js
         new_suffix: the suffix of the new file.
     """
     old_name = shlex.quote(str(path))
-    new_path = unused_path(path, new_suffix)
+    new_path = converted_path(path, new_suffix)
     new_name = shlex.quote(str(new_path))
     command = command.replace("{old}", old_name)
     command = command.replace("{new}", new_name)

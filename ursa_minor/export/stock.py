@@ -7,7 +7,6 @@ the programs.
 """
 
 import copy
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -276,5 +275,5 @@ def _save_tokenizer(
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:
     """Write a JSON file in the form of Transformers."""
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    text = files.to_json(dict(sorted(value.items())), indent=2, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")

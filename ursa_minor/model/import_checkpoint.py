@@ -49,8 +49,7 @@ META_FILE = "meta.pkl"  # nanoGPT's table of characters
 END_OF_TEXT = "<|endoftext|>"
 GPT2_REPOSITORY = "openai-community/gpt2"
 GPT2_ROWS = range(50257, 50304 + 1)  # GPT-2's vocabulary, with or without padding
-# First bytes of the files of torch.save: a zip archive, or a pickle (torch before 1.6).
-ZIP = b"PK\x03\x04"
+# First bytes of the files of torch.save before version 1.6; see also ``weight_names.ZIP``.
 PICKLE = b"\x80\x02"
 # The first number of llm.c's files.
 LLM_C_MODEL = 20240326
@@ -211,8 +210,8 @@ def read(file: Path, label: str) -> Checkpoint:
     """
     with open(file, "rb") as opened:
         start = opened.read(LLM_C_HEADER_BYTES)
-    if start.startswith((ZIP, PICKLE)):
-        return _read_torch_file(file, label, is_zip=start.startswith(ZIP))
+    if start.startswith((weight_names.ZIP, PICKLE)):
+        return _read_torch_file(file, label, is_zip=start.startswith(weight_names.ZIP))
     magic = int.from_bytes(start[:4], "little")
     if magic == LLM_C_MODEL and len(start) == LLM_C_HEADER_BYTES:
         return _read_llm_c(file, start, label)

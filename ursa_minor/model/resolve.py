@@ -82,7 +82,8 @@ def convert_others_in(recipe: keys.Recipe) -> None:
     """Convert the checkpoints of other trainers that a recipe names (``convert_if_other``)."""
     if recipe.model.init_from is not None:
         convert_if_other(recipe.model.init_from, "init_from = ")
-    convert_if_other(recipe.data.tokenizer, "tokenizer = ")
+    if recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS:
+        convert_if_other(recipe.data.tokenizer, "tokenizer = ")
 
 
 def _no_model_message(path: Path, option: str) -> str:
@@ -98,8 +99,8 @@ def _no_model_message(path: Path, option: str) -> str:
             f"until it has saved one"
         )
     message = (
-        f"{option}{path}: contains no model. Use a folder with config.json and weights, or a "
-        f"checkpoint of nanoGPT, build-nanogpt or llm.c"
+        f"{option}{path}: contains no model. Use a checkpoint of nanoGPT, build-nanogpt or llm.c, "
+        f"or a folder with config.json and weights"
     )
     checkpoints = checkpoint_files.list_checkpoints(path)
     if checkpoints:

@@ -24,8 +24,8 @@ RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 # The words that HfArgumentParser of Transformers accepts for a boolean, in any case.
 TRUE_WORDS = ("true", "t", "yes", "y", "1")
 FALSE_WORDS = ("false", "f", "no", "n", "0")
-# Conditions of keys that must not be stated in a recipe file where they have no effect.
 BLANK_LINE_TYPO = re.compile(r"(blank|empty)[-_ ]?lines?", re.IGNORECASE)
+# Conditions of keys that must not be stated in a recipe file where they have no effect.
 CHECKED_IN_FILES = (keys.GPT2_ONLY, keys.LLAMA_ONLY, keys.TEXT_FILES)
 FRACTION_RULE = "must be an integer number of steps; fractions of max_steps are not supported"
 TYPE_NAMES = {

@@ -335,13 +335,13 @@ def _measure(encode: DocumentEncoder, parts: list[Part], max_seconds: float) -> 
         statistics.add(document.row)
         seconds = elapsed
     return Measurement(
-        tokens,
-        text_bytes,
-        seconds,
-        counts,
-        statistics.characters,
-        statistics.special_tokens,
-        is_complete,
+        tokens=tokens,
+        text_bytes=text_bytes,
+        seconds=seconds,
+        counts=counts,
+        characters=statistics.characters,
+        special_tokens=statistics.special_tokens,
+        is_complete=is_complete,
     )
 
 

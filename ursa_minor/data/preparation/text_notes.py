@@ -8,10 +8,10 @@ from typing import NamedTuple
 from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources import separated_text
 from ursa_minor.data.sources.find import FoundSource
+from ursa_minor.data.tokens.tokenizer import END_OF_TEXT
 
 log = logging.getLogger(__name__)
 
-END_OF_TEXT = "<|endoftext|>"
 # Special tokens of common tokenizers, each of which begins with "<".
 SPECIAL_TOKENS = (
     END_OF_TEXT,

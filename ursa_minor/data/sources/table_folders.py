@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -180,7 +180,7 @@ def files_of_folder(name: str) -> str:
     return f"'{pattern}'" if shlex.quote(pattern) == pattern else shlex.quote(pattern)
 
 
-def _walk(folder: Path):
+def _walk(folder: Path) -> Iterator[str]:
     """Yield the names of the files in a folder and its subfolders that are not hidden."""
     for _, subfolders, names in os.walk(folder):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
