@@ -10,6 +10,7 @@ from huggingface_hub import constants
 from push_helpers import ENDPOINTS, REPO_ID, checkpoint_files, pushed_files, stage_pushes, step_tag
 
 from ursa_minor.base.errors import BadInput, TrainingStopped
+from ursa_minor.base.run_files import RESUME_FILES
 from ursa_minor.hub import pull, push
 
 pytest_plugins = ["push_helpers"]
@@ -140,19 +141,32 @@ def test_missing_or_damaged_file_is_reported(pushed, new_run):
     assert folder_contents(fetch(new_run)) == checkpoint_files(12)
 
 
-def test_damaged_manifest_is_reported(pushed, new_run):
-    files = files_on_hub(pushed)
-    manifest = json.loads(files[MANIFEST])
-    outside_folder = manifest | {"step": "../x"}
-    impossible_step = manifest | {"step": 10**9}
-    no_files = manifest | {"files": {}}
+ROW = {"size": 1, "sha256": "0" * 64}
 
-    for damaged in (outside_folder, impossible_step, no_files, None):
-        files[MANIFEST] = json.dumps(damaged).encode()
-        with pytest.raises(BadInput) as caught:
-            fetch(new_run)
-        assert MANIFEST in str(caught.value)
-        assert "damaged" in str(caught.value)
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": "../x"},
+        {"step": 10**9},
+        {"files": {}},
+        {"files": dict.fromkeys((*RESUME_FILES, "../../notes.txt"), ROW)},
+        None,
+    ],
+    ids=["outside", "impossible step", "no files", "other file", "null"],
+)
+def test_damaged_manifest_is_reported(pushed, new_run, changes):
+    files = files_on_hub(pushed)
+    manifest = None
+    if changes is not None:
+        manifest = json.loads(files[MANIFEST]) | changes
+    files[MANIFEST] = json.dumps(manifest).encode()
+
+    with pytest.raises(BadInput) as caught:
+        fetch(new_run)
+
+    assert MANIFEST in str(caught.value)
+    assert "damaged" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,22 @@ def test_text_is_split_for_any_block_size(tmp_path, monkeypatch, set_block_bytes
             assert text.startswith(piece.text, piece.position)
 
 
+def test_long_document_is_not_cut_inside_separator(monkeypatch):
+    monkeypatch.setattr(separated_text, "LONG_DOCUMENT_CHARACTERS", 8)
+    splitter = separated_text.DocumentSplitter(separated_text.parse_separator("END OF STORY"))
+
+    pieces = [
+        *splitter.add("one two three END OF"),
+        *splitter.add(" STORY four"),
+        *splitter.finish(),
+    ]
+
+    assert documents_of((piece.text, piece.begins_document) for piece in pieces) == [
+        "one two three ",
+        " four",
+    ]
+
+
 def test_only_long_documents_have_several_rows(tmp_path):
     generator = random.Random(0)
     short = [f"{number} {'word ' * generator.randrange(400)}end" for number in range(3000)]
