@@ -695,20 +695,23 @@ def draw(
     with curves.picture(path, heights, [x for _, x in panels]) as all_axes:
         max_runs = max(len(column.runs) for column in columns)
         if max_runs > 1:
-            all_axes[0].set_title(f"mean of {max_runs} runs, band: one standard deviation")
+            curves.set_title(all_axes[0], f"mean of {max_runs} runs, band: one standard deviation")
         for axes, (name, x) in zip(all_axes, panels, strict=True):
             axes.spines.right.set_visible(False)
             lines = []
+            colored_lines = []
             for number, column in enumerate(columns):
                 line = draw_column(axes, column, number, name, x)
                 if line is not None:
                     lines.append(line)
+                    colored_lines.append((line, column_color(number)))
             if reference and (name, x) == ("eval/loss", "tokens"):
                 longest = max(float(line.x[-1]) for line in lines)
                 tokens, losses = reference.until(longest)
                 axes.plot(tokens, losses, ":", color=curves.BLACK, label=reference.legend_label)
             axes.set(ylabel=LOSS_LABELS[name], ylim=curves.y_limits(lines))
-            axes.legend(loc="upper right", fontsize=8, ncols=1 + len(columns) // 9)
+            curves.mark_cut_off(axes, colored_lines)
+            curves.legend_above(axes)
 
 
 def has_points(columns: Sequence[RunColumn], name: str, x: str) -> bool:
@@ -718,6 +721,11 @@ def has_points(columns: Sequence[RunColumn], name: str, x: str) -> bool:
             if len(curves.series(rows, name, x)[0]):
                 return True
     return False
+
+
+def column_color(number: int) -> str:
+    """Return the color of a column."""
+    return COLORS[number % len(COLORS)]
 
 
 def draw_column(axes, column: RunColumn, number: int, name: str, x: str) -> Line | None:
@@ -744,7 +752,7 @@ def draw_column(axes, column: RunColumn, number: int, name: str, x: str) -> Line
     x_values, y_values = np.stack(block_means, 1)  # (runs, points) each
     line = Line(x_values.mean(0), y_values.mean(0))
 
-    color = COLORS[number % len(COLORS)]
+    color = column_color(number)
     dashes = DASHES[number // len(COLORS) % len(DASHES)]
     # The value comes first, because Matplotlib does not show a label that begins with _.
     label = f"{line.y[-1]:.3f} {column.label}"

@@ -9,7 +9,12 @@ from matplotlib.lines import Line2D
 
 from ursa_minor.evaluation.tasks.hellaswag import TASK
 from ursa_minor.recipe import keys, loading, reference_curves, sizes
-from ursa_minor.reporting.curves import RowSampler, draw_curves, published_scores
+from ursa_minor.reporting.curves import (
+    RowSampler,
+    draw_curves,
+    draw_rewards,
+    published_scores,
+)
 
 
 def training_row(step: int) -> dict:
@@ -134,6 +139,37 @@ def test_few_points_are_all_visible(draw):
     assert high > 8.9
 
 
+def test_legends_are_above_the_axes(draw, tmp_path, saved_figures):
+    run = draw([*rows_of_long_run(500), HELLASWAG_ROW], published=PUBLISHED)
+    draw_rewards([{"step": 1, "train/reward": 0.5}], tmp_path / "reward.png", "a run")
+
+    for axes in (*run.axes[:2], saved_figures[-1].axes[0]):
+        axes.figure.draw_without_rendering()
+        assert axes.get_legend().get_window_extent().y0 > axes.bbox.y1
+
+
+def marks(axes: Axes) -> list[str]:
+    """Return the marks of cut-off values above the axes, and their text."""
+    return [text.get_text() for text in axes.texts]
+
+
+def test_cut_off_values_are_marked(draw):
+    spike = training_row(600) | {"tokens": 600_000, "train/grad_norm": 50.0}
+
+    figure = draw([*rows_of_long_run(1000), spike])
+
+    losses, _, gradient_norm, speed, _ = figure.axes
+    assert marks(losses)[-1] == "up to 10.3"
+    assert marks(gradient_norm) == ["▲", "▲", "up to 50"]
+    assert not marks(speed)
+
+
+def test_visible_values_are_not_marked(draw):
+    figure = draw([VALIDATION_ROW, *TRAINING_ROWS])
+
+    assert not [axes for axes in figure.axes if marks(axes)]
+
+
 def test_training_loss_is_smoothed(draw):
     figure = draw(rows_of_long_run(1000))
 
@@ -188,10 +224,10 @@ def figure_with_baselines(draw) -> Figure:
 
 
 def test_title_is_not_parsed_as_math(figure_with_baselines):
-    axes = figure_with_baselines.axes[0]
+    (title,) = figure_with_baselines.texts
 
-    assert axes.get_title() == "_a $run$ ^2"
-    assert not axes.title.get_parse_math()
+    assert title.get_text() == "_a $run$ ^2"
+    assert not title.get_parse_math()
 
 
 def test_missing_values_are_omitted(figure_with_baselines):
@@ -203,11 +239,12 @@ def test_missing_values_are_omitted(figure_with_baselines):
 def test_baselines_are_horizontal_lines(figure_with_baselines):
     axes = figure_with_baselines.axes[0]
 
+    assert axes.get_legend().get_title().get_text() == "bits per byte (nats per token)"
     assert legend_labels(axes) == [
-        "train: 3.000",
-        "validation: 2.500",
-        "bigram baseline: 2.75",
-        "gzip baseline: 1.50 bits per byte",
+        "train (3.000)",
+        "validation: 1.250 (2.500)",
+        "bigram baseline: 1.375 (2.750)",
+        "gzip baseline: 1.500 (3.000)",
     ]
     heights = [line.get_ydata()[0] for line in lines_with_style(axes, "--")]
     assert heights == [2.75, 3.0]  # one bit per byte is 2 nats per token here

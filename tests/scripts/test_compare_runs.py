@@ -208,7 +208,8 @@ def test_mean_curve_has_a_band(six_runs, saved_figures, capsys):
     _, muon_by_minutes = curves(figure, 1)
     mean_minutes = [1 / 3, 2 / 3, 1]  # 10, 20 and 30 steps of 2 seconds
     assert list(muon_by_minutes.get_xdata()) == pytest.approx(mean_minutes)
-    assert figure.axes[0].get_title() == "mean of 3 runs, band: one standard deviation"
+    (title,) = figure.texts
+    assert title.get_text() == "mean of 3 runs, band: one standard deviation"
 
 
 def test_t_quantile_equals_published_table():

@@ -62,14 +62,22 @@ STYLE = {
 }
 # Width and heights in inches.
 WIDTH = 9
-LOSS_HEIGHT = 3.2
-SCORES_HEIGHT = 2.8
+LOSS_HEIGHT = 3.8
+SCORES_HEIGHT = 3.2
 SIDE_HEIGHT = 1.2
 DPI = 120  # a picture is 1,080 pixels wide, and GitHub shows 900 of them
+
+# Characters of a legend that fit into the width of a picture, and those of its line samples.
+LEGEND_CHARACTERS = 125
+SAMPLE_CHARACTERS = 8
 
 MOST_UPDATES = 4000  # updates that a picture is drawn from, more than it has pixels
 SMOOTHED = 25  # a smoothed value is the mean over 1/25 of the run
 WARM_UP_SHARE = 0.1  # part of a run whose high values may be outside of the picture
+# Smallest distances of marks of cut-off values from each other and from their text, relative to the
+# length of the axis.
+MARK_DISTANCE = 0.03
+TEXT_DISTANCE = 0.1
 
 Published = Mapping[str, Mapping[str, float]]  # metric -> model -> score
 Line = tuple[np.ndarray, np.ndarray]  # horizontal positions and values
@@ -197,7 +205,7 @@ def draw_curves(
 
     heights = [panel.height for panel in panels]
     with picture(path, heights, ["tokens"] * len(panels)) as all_axes:
-        all_axes[0].set_title(title)
+        set_title(all_axes[0], title)
         for axes, panel in zip(all_axes, panels, strict=True):
             panel.draw(axes, rows)
 
@@ -245,8 +253,9 @@ def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
             markersize=4,
             label=held_out_label,
         )
-        axes.set(ylabel="mean reward", title=title)
-        axes.legend(loc="lower right")
+        axes.set_ylabel("mean reward")
+        set_title(axes, title)
+        legend_above(axes)
 
 
 @contextlib.contextmanager
@@ -285,19 +294,134 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
             figure.savefig(temporary, format="png", dpi=DPI)
 
 
+def set_title(axes, title: str) -> None:
+    """Set the title of a picture. It is above the legend of the first axes.
+
+    Args:
+        axes: any axes of the picture.
+        title: is not parsed as math.
+    """
+    axes.figure.suptitle(title, fontsize=STYLE["axes.titlesize"])
+
+
+def legend_above(axes, title: str | None = None) -> None:
+    """Add a legend above the axes, where it covers no line.
+
+    Args:
+        axes: with labelled lines.
+        title: first line of the legend, for example the unit of its values.
+    """
+    _, labels = axes.get_legend_handles_labels()
+    widest = max((len(label) for label in labels), default=0) + SAMPLE_CHARACTERS
+    most_columns = max(1, LEGEND_CHARACTERS // widest)
+    num_rows = math.ceil(len(labels) / most_columns)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=math.ceil(len(labels) / max(1, num_rows)) or 1,
+        borderaxespad=1.2,  # leaves space for the marks of cut-off values
+        frameon=False,
+        title=title,
+        title_fontsize=STYLE["legend.fontsize"],
+        alignment="left",
+    )
+
+
+def mark_cut_off(axes, lines: Sequence[tuple[Line, str]]) -> None:
+    """Mark the places where lines leave the picture at its top, and state the highest value.
+
+    Args:
+        axes: with their final limits.
+        lines: each line with its color.
+    """
+    left, right = axes.get_xlim()
+    _, top = axes.get_ylim()
+    transform = axes.get_xaxis_transform()
+    all_peaks = []
+    for (positions, values), color in lines:
+        peaks = _peaks_above(top, positions, values, MARK_DISTANCE * (right - left))
+        for position, _ in peaks:
+            axes.text(
+                position,
+                1,
+                "▲",
+                transform=transform,
+                color=color,
+                fontsize=6,
+                horizontalalignment="center",
+                verticalalignment="bottom",
+            )
+        all_peaks += peaks
+    if not all_peaks:
+        return
+
+    highest_position, value = max(all_peaks, key=lambda peak: peak[1])
+    text_position = _end_of_group(
+        highest_position, [position for position, _ in all_peaks], TEXT_DISTANCE * (right - left)
+    )
+    is_left = text_position < (left + right) / 2
+    if not is_left:
+        text_position = highest_position
+    axes.annotate(
+        f"up to {_count(float(f'{value:.3g}'))}",
+        (text_position, 1),
+        (5 if is_left else -5, 0),
+        xycoords=transform,
+        textcoords="offset points",
+        fontsize=8,
+        horizontalalignment="left" if is_left else "right",
+        verticalalignment="bottom",
+        annotation_clip=False,
+    )
+
+
+def _end_of_group(start: float, positions: Collection[float], distance: float) -> float:
+    """Return the last position that follows ``start`` without a gap of at least ``distance``."""
+    end = start
+    for position in sorted(positions):
+        if end < position < end + distance:
+            end = position
+    return end
+
+
+def _peaks_above(
+    limit: float, positions: np.ndarray, values: np.ndarray, distance: float
+) -> list[tuple[float, float]]:
+    """Return the highest point of each part of a line that is above a limit.
+
+    Points that are closer to each other than ``distance`` belong to the same part.
+    """
+    peaks: list[tuple[float, float]] = []
+    last_position = -math.inf
+    for position, value in zip(positions, values, strict=True):
+        if value <= limit:
+            continue
+        point = (float(position), float(value))
+        if position - last_position > distance:
+            peaks.append(point)
+        elif value > peaks[-1][1]:
+            peaks[-1] = point
+        last_position = position
+    return peaks
+
+
 def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> None:
     """Draw the losses, the baselines and the loss of another run."""
     train_line = series(rows, "train/loss")
-    lines = [series(rows, name) for name in LOSSES]
+    validation_line = series(rows, "eval/loss")
+    lines = [train_line, validation_line]
     bits_per_nat = _bits_per_nat(rows)
     baselines = _baselines(rows, bits_per_nat)
 
     axes.plot(*train_line, color=SKY, linewidth=0.6, alpha=0.45)
-    for line, (label, color) in zip(lines, LOSSES.values(), strict=True):
-        _draw_one_loss(axes, line, label, color)
+    train_positions, train_losses = train_line
+    smoothed_line = (train_positions, _smoothed(train_losses))
+    _draw_one_loss(axes, smoothed_line, "train/loss", bits_per_nat)
+    _draw_one_loss(axes, validation_line, "eval/loss", bits_per_nat)
     for (label, level), color in zip(
         baselines.items(), itertools.cycle(LEVEL_COLORS), strict=False
     ):
+        label += _legend_value(level, bits_per_nat)
         axes.axhline(level, color=color, linestyle="--", linewidth=1, label=label)
     if reference:
         most_tokens = max((float(tokens[-1]) for tokens, _ in lines if len(tokens)), default=0.0)
@@ -310,25 +434,43 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> No
         )
 
     axes.set(ylabel="loss (nats per token)", ylim=y_limits(lines, baselines.values()))
-    axes.legend(loc="upper right")
+    mark_cut_off(axes, [(train_line, BLUE), (validation_line, VERMILLION)])
+    legend_above(axes, "bits per byte (nats per token)" if bits_per_nat else "nats per token")
     if bits_per_nat:
         conversions = (lambda nats: nats * bits_per_nat, lambda bits: bits / bits_per_nat)
         bits_axis = axes.secondary_yaxis("right", functions=conversions)
         bits_axis.set_ylabel("bits per byte")
 
 
-def _draw_one_loss(axes, line: Line, label: str, color: str) -> None:
-    """Draw the smoothed train loss or the validation loss."""
-    tokens, values = line
-    if not len(values):
+def _draw_one_loss(axes, line: Line, name: str, bits_per_nat: float | None) -> None:
+    """Draw the smoothed train loss or the validation loss.
+
+    Args:
+        axes: of the panel.
+        line: tokens and losses.
+        name: the metric.
+        bits_per_nat: of the validation text, or None if it is not known.
+    """
+    tokens, losses = line
+    if not len(losses):
         return
-    if label == "train":
-        values = _smoothed(values)
+    label, color = LOSSES[name]
+    is_validation = name == "eval/loss"
     marker = {}
-    if label == "validation" or len(values) == 1:
+    if is_validation or len(losses) == 1:
         marker = {"marker": "o", "markersize": 4}
-    text = f"{label}: {values[-1]:.3f}"
-    axes.plot(tokens, values, color=color, linewidth=1.6, label=text, **marker)
+    if is_validation or bits_per_nat is None:
+        label += _legend_value(losses[-1], bits_per_nat)
+    else:
+        label += f" ({losses[-1]:.3f})"  # the training text has other bytes per token
+    axes.plot(tokens, losses, color=color, linewidth=1.6, label=label, **marker)
+
+
+def _legend_value(nats: float, bits_per_nat: float | None) -> str:
+    """Return a loss in bits per byte, if they are known, with nats per token in parentheses."""
+    if bits_per_nat is None:
+        return f": {nats:.3f}"
+    return f": {nats * bits_per_nat:.3f} ({nats:.3f})"
 
 
 def _bits_per_nat(rows: Sequence[Mapping]) -> float | None:
@@ -348,15 +490,17 @@ def _baselines(rows: Sequence[Mapping], bits_per_nat: float | None) -> dict[str,
     for row in rows:
         bigram = row.get("baseline/bigram")
         if _is_number(bigram):
-            levels[f"bigram baseline: {bigram:.2f}"] = bigram
+            levels["bigram baseline"] = bigram
         gzip = row.get("baseline/gzip")
         if _is_number(gzip) and bits_per_nat:
-            levels[f"gzip baseline: {gzip:.2f} bits per byte"] = gzip / bits_per_nat
+            levels["gzip baseline"] = gzip / bits_per_nat
     return levels
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
     """Return a moving average of the values. Fewer than 2 * SMOOTHED values stay the same."""
+    if not len(values):
+        return values
     window_size = max(1, len(values) // SMOOTHED)
     window = np.ones(window_size)
     sums = np.convolve(values, window, "same")
@@ -382,7 +526,7 @@ def _draw_scores(published: Published, task: Task, axes, rows: Sequence[Mapping]
     axes.set_ylabel(f"{task.label} ({unit})")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
     axes.margins(y=0.1)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=4, borderaxespad=0, frameon=False)
+    legend_above(axes)
 
 
 def _draw_one_score(
@@ -420,6 +564,7 @@ def _draw_side(name: str, label: str, color: str, axes, rows: Sequence[Mapping])
         _, highest = y_limits([(positions, values)])
     axes.set(ylim=(0, 1.05 * highest), ylabel=label)
     axes.yaxis.set_major_formatter(_count)
+    mark_cut_off(axes, [((positions, values), color)])
 
 
 def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> Line:
