@@ -15,6 +15,8 @@ ENVIRONMENT = ROOT / ".venv"
 # Number of Python files in the patch, for the sections that state it.
 PYTHON_FILES = {
     "Add an architecture": 2,
+    "Add an activation function": 3,
+    "Change the block": 5,
     "Add a reader": 3,
     "Add a token-file format": 2,
     "Add a tracker": 2,
@@ -61,6 +63,8 @@ def test_page_has_these_additions():
     assert list(ADDITIONS) == [
         "Add an optimizer",
         "Add an architecture",
+        "Add an activation function",
+        "Change the block",
         "Add a loss key",
         "Add a reader",
         "Add a token-file format",
