@@ -1,9 +1,9 @@
-"""Draw the output of a command in a terminal as an SVG picture.
+"""Record what a command shows in a terminal. ``pictures.py`` draws it as an SVG picture.
 
-    python benchmarks/terminal_picture.py --out docs/quickstart/terminal.svg -- make train
+    python benchmarks/terminal.py --out benchmarks/results/terminal.txt -- make train
 
-It runs the command in a pseudo-terminal of --columns characters and writes the picture. It prints
-nothing. The middle of a long output is left out.
+It runs the command in a pseudo-terminal of --columns characters, and writes the command and the
+lines that are on the screen at the end. It prints nothing.
 """
 
 import argparse
@@ -104,20 +104,18 @@ def record(command: list[str], columns: int) -> list[str]:
     return [line.rstrip() for line in screen.lines]
 
 
-def draw(command: str, lines: list[str], columns: int = 80) -> str:
-    """Return the SVG of a command and the lines that it showed.
+def draw(recording: str, columns: int = 80) -> str:
+    """Return the SVG of a recording. The middle of a long one is left out.
 
     Args:
-        command: the command line.
-        lines: output of the command. Longer lines are truncated.
-        columns: width in characters.
+        recording: the text that ``main`` has written: ``$``, the command, and its output.
+        columns: width in characters. Longer lines are truncated.
     """
-    while lines and not lines[-1]:
-        lines = lines[:-1]
+    command_line, *lines = recording.rstrip().splitlines()
     if len(lines) > FIRST + LAST + 1:
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
 
-    shown_lines = [f"$ {command}"]
+    shown_lines = [command_line]
     for line in lines:
         if len(line) > columns:
             line = f"{line[: columns - 3]}..."
@@ -144,7 +142,7 @@ def draw(command: str, lines: list[str], columns: int = 80) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command, write the picture, and return the exit status."""
+    """Run the command, write the recording, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -165,13 +163,13 @@ def main(argv: list[str] | None = None) -> int:
         type=Path,
         required=True,
         metavar="PATH",
-        help="SVG file to write.",
+        help="Text file to write.",
     )
     args = parser.parse_args(argv)
     lines = record(args.command, args.columns)
     command_line = " ".join(args.command)
-    svg = draw(command_line, lines, args.columns)
-    args.out.write_text(svg, encoding="utf-8")
+    recording = "\n".join([f"$ {command_line}", *lines]).rstrip()
+    args.out.write_text(f"{recording}\n", encoding="utf-8")
     return 0
 
 

@@ -35,9 +35,9 @@ import yaml
 
 from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once, write_json
 from ursa_minor.base import paths
-from ursa_minor.base.run_files import read_metrics
+from ursa_minor.base.run_files import METRICS, read_metrics
 from ursa_minor.machine import device as hardware
-from ursa_minor.reporting.curves import BLACK, BLUE, VERMILLION, Line, picture, series
+from ursa_minor.reporting.curves import series
 
 HELD_OUT = (901, 902, 903, 904, 905)  # chosen before the search; no search may use them
 UNDO_SEEDS = (13, 14, 15)
@@ -318,80 +318,51 @@ def print_ratio(updates: Ratio, seconds: dict[str, list[float]]) -> None:
     print(sentence)
 
 
-def draw(runs: Runs, reached: dict[str, list[float]], updates_ratio: Ratio) -> None:
-    """Draw the validation loss of one run per optimizer, and of the recipe without changes.
+def loss_curves(runs: Runs, reached: dict[str, list[float]]) -> list[dict]:
+    """Train one run per optimizer, and the recipe without changes, with evaluations.
+
+    ``pictures.py`` draws the result.
 
     Args:
-        runs: trains the runs that are drawn.
+        runs: trains the runs.
         reached: updates to the target by optimizer and seed.
-        updates_ratio: Muon's updates relative to AdamW's.
+
+    Returns:
+        For each run its ``label``, and the ``steps`` and ``losses`` of its evaluations.
     """
-    args = runs.args
-    recipe = yaml.safe_load(args.recipe.read_text())
-    recipe_steps = recipe["max_steps"]
+    recipe = yaml.safe_load(runs.args.recipe.read_text())
     adamw_steps = round(reached["adamw"][0])
     muon_steps = round(reached["muon"][0])
     adamw_flags = flags("adamw", TUNED["adamw"], adamw_steps)
     muon_flags = flags("muon", TUNED["muon"], muon_steps)
-    recipe_curve = loss_curve(runs, "drawn-recipe", [], recipe_steps)
-    adamw_curve = loss_curve(runs, "drawn-adamw", adamw_flags, adamw_steps)
-    muon_curve = loss_curve(runs, "drawn-muon", muon_flags, muon_steps)
-    curves = (
-        ("AdamW, nanoGPT's settings", BLACK, recipe_curve),
-        ("AdamW, tuned", BLUE, adamw_curve),
-        ("Muon, tuned", VERMILLION, muon_curve),
-    )
-    with picture(args.picture, [4.2], ["steps"]) as (axes,):
-        for name, color, (steps, losses) in curves:
-            last_step = steps[-1]
-            label = f"{name}: {last_step:,.0f} updates"
-            axes.plot(steps, losses, color=color, linewidth=1.8, label=label)
-            axes.plot(last_step, losses[-1], color=color, marker="o")
-        axes.axhline(args.target, color=BLACK, linestyle="--", linewidth=1)
-
-        # An arrow below the target points from the end of AdamW's run to the end of Muon's.
-        arrow_height = args.target - 0.06
-        adamw_curve_steps, _ = adamw_curve
-        muon_curve_steps, _ = muon_curve
-        arrow_start = (adamw_curve_steps[-1], arrow_height)
-        arrow_end = (muon_curve_steps[-1], arrow_height)
-        arrow = {
-            "arrowstyle": "->",
-            "color": VERMILLION,
-            "lw": 2,
-        }
-        axes.annotate("", arrow_end, arrow_start, arrowprops=arrow)
-        num_seeds = len(args.seeds)
-        interval = updates_ratio.interval()
-        text = f"{updates_ratio.value:.2f} times the updates ({num_seeds} seeds; {interval})"
-        axes.annotate(text, arrow_start, (8, -4), textcoords="offset points", color=VERMILLION)
-
-        axes.set_ylabel("validation loss (nats per character)")
-        axes.set_ylim(args.target - 0.13, args.target + 0.9)
-        axes.legend(frameon=False, labelcolor="linecolor", fontsize=11)
-        axes.set_title(
-            f"Updates to {args.target:g}, first of {num_seeds} seeds; "
-            f"each run has a schedule of its own length"
-        )
+    return [
+        loss_curve(runs, "AdamW, nanoGPT's settings", "recipe", [], recipe["max_steps"]),
+        loss_curve(runs, "AdamW, tuned", "adamw", adamw_flags, adamw_steps),
+        loss_curve(runs, "Muon, tuned", "muon", muon_flags, muon_steps),
+    ]
 
 
-def loss_curve(runs: Runs, prefix: str, run_flags: list[str], steps: int) -> Line:
-    """Train a run with evaluations, and return their steps and losses.
+def loss_curve(runs: Runs, label: str, name: str, run_flags: list[str], steps: int) -> dict:
+    """Train a run with twenty evaluations and the first seed. See ``loss_curves``.
 
     Args:
-        runs: trains the run with the first seed.
-        prefix: of the run's name.
+        runs: trains the run.
+        label: of the curve.
+        name: part of the run's name.
         run_flags: arguments of train.py.
-        steps: of the run. It is evaluated twenty times.
+        steps: of the run.
     """
     args = runs.args
-    eval_steps = steps // 20
-    all_flags = [*run_flags, "--eval_steps", str(eval_steps)]
+    all_flags = [*run_flags, "--eval_steps", str(steps // 20)]
     first_seed = args.seeds[0]
-    result = runs.train(prefix, all_flags, first_seed, args.threads)
-    folder = args.folder / "runs" / result["name"]
-    rows = read_metrics(folder / "metrics.jsonl")
-    return series(rows, "eval/loss", "steps")
+    result = runs.train(f"drawn-{name}", all_flags, first_seed, args.threads)
+    rows = read_metrics(args.folder / "runs" / result["name"] / METRICS)
+    evaluated_steps, losses = series(rows, "eval/loss", "steps")
+    return {
+        "label": label,
+        "steps": evaluated_steps.tolist(),
+        "losses": losses.round(4).tolist(),
+    }
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -448,12 +419,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="CPU threads of each run that is not timed. Default: %(default)s.",
     )
     parser.add_argument(
-        "--picture",
-        type=paths.path_argument,
-        metavar="PATH",
-        help="Also draw one run of each optimizer to this PNG file.",
-    )
-    parser.add_argument(
         "--seeds",
         type=int,
         nargs="+",
@@ -500,8 +465,8 @@ def main(argv: list[str] | None = None) -> int:
         figures = undo(runs)
     else:
         figures = headline(runs, args)
-        if args.picture:
-            draw(runs, figures["reached"], figures["ratio"])
+        figures["target"] = args.target
+        figures["curves"] = loss_curves(runs, figures["reached"])
     write_json(args.json, about | figures)
     return 0
 

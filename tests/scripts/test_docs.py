@@ -64,6 +64,10 @@ PLACEHOLDERS = {
     "$seed": "1",
     "muon-$seed": "muon",
     "adamw-$seed": "adamw",
+    "$rate": "1e-3",
+    "rate-$rate": "rate",
+    "tinyshakespeare.txt)": "my.txt",
+    "$folder/tokenizer": "bpe",
     "R": "recipes/quickstart.yaml",
     "MODEL": "runs/quickstart",
     "runs/mine/recipe.yaml": "recipes/gpt2_124m_fast.yaml",  # both use the schedule wsd
@@ -164,6 +168,7 @@ EXCEPTIONS = {
     "openai-community/": "a model of the Hub",
     "ME/": "a repository on the Hub",
     "--extend_steps": "needs the checkpoint of a finished run, see test_train.py",
+    "--eval_tokens": "needs evaluations, which SHORT_RUN switches off",
     "--group": "needs runs with different recipes, see test_compare_runs.py",
     "--verify": "names a folder of the reader, see test_prepare_data.py",
     "~/": "a checkpoint of the reader, see tests/model/test_other_trainers.py",

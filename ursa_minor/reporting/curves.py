@@ -308,7 +308,7 @@ def legend_above(axes, title: str | None = None) -> None:
     """Add a legend above the axes, where it covers no line.
 
     Args:
-        axes: with labelled lines.
+        axes: with labeled lines.
         title: first line of the legend, for example the unit of its values.
     """
     _, labels = axes.get_legend_handles_labels()
