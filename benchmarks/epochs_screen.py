@@ -1,0 +1,471 @@
+"""Compare epochs and weight decays for own_text.yaml on texts of several sizes in two scripts.
+
+    python benchmarks/epochs_screen.py --manuals manuals --results_file results.json --hours 2
+    python benchmarks/epochs_screen.py --results_file results.json --report
+
+``benchmarks/manuals.py`` describes the texts, and how to get them. The model has width 128. The
+result of a run is the loss on the held-out documents of its script in bits per byte, which can be
+compared between tokenizers: at the end of the run, and the lowest of eight evaluations, which is
+what own_text.yaml saves (``load_best_model_at_end``). "today" is own_text.yaml without changes:
+1,000 updates and a weight decay of 0.5.
+
+The most informative combinations come first (``STAGES``). After the stages that compare weight
+decays, the two best combinations of each text, if they differ by at most 0.02 bits per byte, and
+today's are repeated with a second seed.
+
+Each run is written to ``--results_file`` as soon as it is finished. After an interruption, the same
+command continues: a run that was interrupted starts again. ``--hours`` limits the time of all
+calls together; no run starts later. All combinations take about 20 hours on two idle cores.
+``--report`` prints tables in Markdown, with "not run" for the missing combinations.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import json
+import math
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+
+from benchmarks import manuals
+from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once
+from ursa_minor.base import files, paths
+from ursa_minor.data.loading.windows import Windows
+from ursa_minor.data.tokens.manifest import describe_folder
+from ursa_minor.machine import device as hardware
+
+RECIPE = ROOT / "recipes" / "own_text.yaml"
+WIDTH = 128
+VOCAB_SIZE = 2048
+SEQUENCE_LENGTH = 128  # as in the recipe
+SEQUENCES_PER_STEP = 16
+TODAY_STEPS = 1000
+TODAY_DECAY = 0.5
+NUM_EVALUATIONS = 8  # in a run; each reads all held-out documents
+
+SCRIPTS = tuple(manuals.PAGES)
+SIZES = (0.3, 1.0, 3.0)  # MB
+LARGE_SIZE = 10.0  # MB, in one script
+LARGE_SCRIPT = "latin"
+EPOCHS = (5, 10, 20, 40)
+LARGE_EPOCHS = (5, 10)
+DECAYS = (0.1, 0.5, 1.0, 2.0)
+SEEDS = (1, 2)
+MARGIN = 0.02  # bits per byte; a second seed decides between results that are closer
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of the screen."""
+
+    script: str
+    megabytes: float
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.script}-{self.megabytes:g}MB"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A combination of settings, and the seed."""
+
+    text: Text
+    epochs: int | None  # None: TODAY_STEPS
+    weight_decay: float
+    seed: int = SEEDS[0]
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        epochs = "today" if self.epochs is None else f"{self.epochs}epochs"
+        return f"{epochs}-decay{self.weight_decay:g}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The losses of a finished run, which are in nats per token and bits per byte."""
+
+    script: str
+    megabytes: float
+    epochs: int | None
+    weight_decay: float
+    seed: int
+    steps: int
+    seconds: float
+    loss: float
+    bits_per_byte: float
+    best_loss: float
+    best_bits_per_byte: float
+    best_step: int
+    commit: str
+    machine: str
+
+    @property
+    def run(self) -> Run:
+        """The run that has this result."""
+        text = Text(self.script, self.megabytes)
+        return Run(text, self.epochs, self.weight_decay, self.seed)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Runs that come one after the other, in any order."""
+
+    runs: tuple[Run, ...]
+    repeats: bool  # whether contested runs of these texts are repeated with the second seed
+
+
+def combinations(
+    megabytes: float, epochs: Sequence[int | None], decays: Sequence[float]
+) -> list[Run]:
+    """Return the runs for a size, in both scripts."""
+    scripts = [LARGE_SCRIPT] if megabytes == LARGE_SIZE else SCRIPTS
+    return [
+        Run(Text(script, megabytes), epoch, decay)
+        for epoch, decay, script in product(epochs, decays, scripts)
+    ]
+
+
+def make_stages() -> list[Stage]:
+    """Return the stages. They contain all combinations once, with the first seed."""
+    other_decays = (1.0, 0.1, 2.0)
+    small, medium, large = SIZES
+    stages = [
+        Stage(tuple(combinations(small, (10, 20, None, 5, 40), (TODAY_DECAY,))), repeats=False),
+        Stage(tuple(combinations(medium, (10, None, 5, 20), (TODAY_DECAY,))), repeats=False),
+        Stage(tuple(combinations(small, (10, 20), other_decays)), repeats=True),
+        Stage(tuple(combinations(medium, (10,), other_decays)), repeats=True),
+        Stage(tuple(combinations(large, (None, 5, 10), (TODAY_DECAY,))), repeats=False),
+        Stage(tuple(combinations(medium, (40,), (TODAY_DECAY,))), repeats=False),
+        Stage(tuple(combinations(large, (5,), other_decays)), repeats=True),
+        Stage(tuple(combinations(LARGE_SIZE, (None, 5), (TODAY_DECAY,))), repeats=False),
+        Stage(tuple(combinations(large, (20,), (TODAY_DECAY,))), repeats=False),
+    ]
+    planned = {run for stage in stages for run in stage.runs}
+    for megabytes in SIZES:
+        runs = combinations(megabytes, EPOCHS, DECAYS)
+        stages.append(Stage(tuple(run for run in runs if run not in planned), repeats=True))
+    runs = combinations(LARGE_SIZE, LARGE_EPOCHS, DECAYS)
+    stages.append(Stage(tuple(run for run in runs if run not in planned), repeats=True))
+    return stages
+
+
+STAGES = make_stages()
+
+
+def contested(results: Iterable[Result], text: Text) -> list[Run]:
+    """Return the runs of a text for which a second seed matters.
+
+    Returns:
+        The best combination and the second best one with the first seed, if their results differ by
+        at most ``MARGIN``, and today's, as runs with the second seed.
+    """
+    of_text = [result for result in results if result.run.text == text and result.seed == SEEDS[0]]
+    ranked = sorted(of_text, key=lambda result: result.best_bits_per_byte)
+    runs = []
+    if len(ranked) > 1:
+        best, second = ranked[:2]
+        if second.best_bits_per_byte - best.best_bits_per_byte <= MARGIN:
+            runs += [best.run, second.run]
+    runs.append(Run(text, None, TODAY_DECAY))
+    return [replace(run, seed=SEEDS[1]) for run in dict.fromkeys(runs)]
+
+
+def next_run(results: Sequence[Result], started: Collection[Run]) -> Run | None:
+    """Return the next run, or None if all have been started.
+
+    Args:
+        results: of the finished runs.
+        started: runs that are finished or being trained.
+    """
+    for stage in STAGES:
+        for run in stage.runs:
+            if run not in started:
+                return run
+        if stage.repeats:
+            for text in dict.fromkeys(run.text for run in stage.runs):
+                for run in contested(results, text):
+                    if run not in started:
+                        return run
+    return None
+
+
+def count_windows(data_folder: Path) -> int:
+    """Return the number of training windows in a prepared folder."""
+    windows = Windows(SEQUENCE_LENGTH, VOCAB_SIZE)
+    for shard in describe_folder(data_folder).splits["train"]:
+        windows.append(data_folder / shard.file, shard.tokens, None, 0)
+    return windows.num_windows
+
+
+def count_steps(epochs: int | None, num_windows: int) -> int:
+    """Return the number of updates of a run."""
+    if epochs is None:
+        return TODAY_STEPS
+    return math.ceil(epochs * num_windows / SEQUENCES_PER_STEP)
+
+
+class Screen:
+    """The texts, the results, and the file that stores them."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.commit = commit()
+        self.machine = hardware.this_device().name
+        self.earlier_hours = 0.0
+        self.started_at = time.monotonic()
+        self.texts: dict[str, dict] = {}
+        self.results: list[Result] = []
+        self.started: set[Run] = set()
+        self.lock = threading.Lock()
+        if args.results_file.exists():
+            self.load()
+
+    def load(self) -> None:
+        """Read the results of an earlier call."""
+        stored = json.loads(self.args.results_file.read_text())
+        self.earlier_hours = stored["hours"]
+        self.texts = stored["texts"]
+        self.results = [Result(**row) for row in stored["results"]]
+        self.started = {result.run for result in self.results}
+
+    @property
+    def hours(self) -> float:
+        """The time of all calls."""
+        return self.earlier_hours + (time.monotonic() - self.started_at) / 3600
+
+    def save(self) -> None:
+        """Write all results, atomically."""
+        finished = {result.run for result in self.results}
+        missing = [run for stage in STAGES for run in stage.runs if run not in finished]
+        record = {
+            "hours": round(self.hours, 3),
+            "width": WIDTH,
+            "texts": self.texts,
+            "results": [asdict(result) for result in self.results],
+            "not_run": [f"{run.text.name}-{run.name}" for run in missing],
+        }
+        text = json.dumps(record, indent=1)
+        files.write_text(self.args.results_file, f"{text}\n")
+
+    def prepare(self) -> None:
+        """Write the texts and their token shards, unless an earlier call has done it."""
+        documents: dict[str, list[str]] = {}
+        for text in dict.fromkeys(run.text for stage in STAGES for run in stage.runs):
+            if text.name in self.texts:
+                continue
+            if text.script not in documents:
+                documents[text.script] = manuals.read_documents(self.args.manuals, text.script)
+            cut = manuals.cut(documents[text.script], round(text.megabytes * 1e6))
+            folder = self.args.folder / text.name
+            folder.mkdir(parents=True, exist_ok=True)
+            manuals.write_documents(folder / "train.jsonl", cut.train)
+            manuals.write_documents(folder / "held_out.jsonl", cut.held_out)
+            prepare_shards(folder, RECIPE, self.data_flags(text))
+            (data_folder,) = [path.parent for path in folder.glob("data/*/manifest.json")]
+            self.texts[text.name] = {
+                "documents": len(cut.train),
+                "bytes": sum(len(document.encode()) for document in cut.train),
+                "held_out_documents": len(cut.held_out),
+                "held_out_bytes": sum(len(document.encode()) for document in cut.held_out),
+                "windows": count_windows(data_folder),
+            }
+            self.save()
+            print(f"{text.name}: {self.texts[text.name]}", flush=True)
+
+    def data_flags(self, text: Text) -> list[str]:
+        """Return the flags of train.py for a text."""
+        folder = (self.args.folder / text.name).resolve()
+        flags = {
+            "data_files": paths.literal(str(folder / "train.jsonl")),
+            "validation_files": paths.literal(str(folder / "held_out.jsonl")),
+            "n_embd": WIDTH,
+        }
+        return flag_words(flags)
+
+    def train(self, run: Run) -> Result:
+        """Train a run to its end, from the beginning."""
+        folder = self.args.folder / run.text.name
+        run_folder = folder / "runs" / run.name
+        if run_folder.exists() and not (run_folder / "model").is_dir():
+            shutil.rmtree(run_folder)  # an earlier call was interrupted
+        steps = count_steps(run.epochs, self.texts[run.text.name]["windows"])
+        flags = {
+            "max_steps": steps,
+            "weight_decay": run.weight_decay,
+            "eval_on_start": "false",
+            "eval_steps": math.ceil(steps / NUM_EVALUATIONS),
+            "eval_tokens": 0,  # all held-out documents
+            "load_best_model_at_end": "false",
+        }
+        words = self.data_flags(run.text) + flag_words(flags)
+        trained = train_once(folder, run.name, RECIPE, words, threads=1, seed=run.seed)
+        lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        evaluations = [row for row in rows if "eval/loss" in row]
+        best = min(evaluations, key=lambda row: row["eval/loss"])
+        last = evaluations[-1]
+        return Result(
+            script=run.text.script,
+            megabytes=run.text.megabytes,
+            epochs=run.epochs,
+            weight_decay=run.weight_decay,
+            seed=run.seed,
+            steps=steps,
+            seconds=trained["seconds"],
+            loss=last["eval/loss"],
+            bits_per_byte=last["eval/bits_per_byte"],
+            best_loss=best["eval/loss"],
+            best_bits_per_byte=best["eval/bits_per_byte"],
+            best_step=best["step"],
+            commit=self.commit,
+            machine=self.machine,
+        )
+
+    def work(self) -> None:
+        """Train one run after the other until none is left or the time is over."""
+        while self.hours < self.args.hours:
+            with self.lock:
+                run = next_run(self.results, self.started)
+                if run is None:
+                    return
+                self.started.add(run)
+            result = self.train(run)
+            with self.lock:
+                self.results.append(result)
+                self.save()
+            print(
+                f"{self.hours:.2f} hours: {run.text.name} {run.name}: "
+                f"{result.bits_per_byte:.4f} bits per byte (best {result.best_bits_per_byte:.4f} "
+                f"at step {result.best_step} of {result.steps}), {result.seconds:.0f} s",
+                flush=True,
+            )
+
+    def run(self) -> None:
+        """Train the missing runs."""
+        with ThreadPoolExecutor(self.args.workers) as pool:
+            for future in [pool.submit(self.work) for _ in range(self.args.workers)]:
+                future.result()
+
+
+def cell(results: Iterable[Result], run: Run) -> str:
+    """Return the table's entry for a combination: the mean of its seeds, or "not run"."""
+    of_run = [result for result in results if replace(result.run, seed=run.seed) == run]
+    if not of_run:
+        return "not run"
+    best = statistics.mean(result.best_bits_per_byte for result in of_run)
+    last = statistics.mean(result.bits_per_byte for result in of_run)
+    entry = f"{best:.3f}"
+    if last > best:
+        entry += f" ({last:.3f})"
+    if len(of_run) > 1:
+        differences = [result.best_bits_per_byte - best for result in of_run]
+        entry += f" ±{max(differences):.3f}"
+    return entry
+
+
+def report(results: Sequence[Result]) -> str:
+    """Return a table in Markdown for each text, and the best combination of each."""
+    lines = ["| text | best | bits per byte | today |", "|---|---|---|---|"]
+    texts = list(dict.fromkeys(run.text for stage in STAGES for run in stage.runs))
+    for text in texts:
+        of_text = [result for result in results if result.run.text == text]
+        today = cell(of_text, Run(text, None, TODAY_DECAY))
+        if of_text:
+            best = min(of_text, key=lambda result: result.best_bits_per_byte)
+            name = f"{describe_epochs(best.epochs)}, decay {best.weight_decay:g}"
+            lines.append(f"| {text.name} | {name} | {cell(of_text, best.run)} | {today} |")
+        else:
+            lines.append(f"| {text.name} | not run | | {today} |")
+
+    for text in texts:
+        lines += [
+            "",
+            f"| {text.name} | " + " | ".join(f"decay {decay:g}" for decay in DECAYS) + " |",
+        ]
+        lines.append("|---" * (1 + len(DECAYS)) + "|")
+        epochs = LARGE_EPOCHS if text.megabytes == LARGE_SIZE else EPOCHS
+        for number in (None, *epochs):
+            decays = (TODAY_DECAY,) if number is None else DECAYS
+            cells = []
+            for decay in DECAYS:
+                is_planned = decay in decays
+                cells.append(cell(results, Run(text, number, decay)) if is_planned else "")
+            lines.append(f"| {describe_epochs(number)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def describe_epochs(epochs: int | None) -> str:
+    """Return the number of epochs in words."""
+    return f"today ({TODAY_STEPS:,} updates)" if epochs is None else f"{epochs} epochs"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run or continue the screen, or print its tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--results_file",
+        required=True,
+        type=paths.path_argument,
+        metavar="PATH",
+        help="JSON file that stores the results.",
+    )
+    parser.add_argument(
+        "--manuals",
+        default="manuals",
+        type=paths.path_argument,
+        metavar="PATH",
+        help="Folder into which the packages were unpacked. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--folder",
+        default="epochs_screen",
+        type=paths.path_argument,
+        metavar="PATH",
+        help="Folder of the texts and runs. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--hours",
+        type=float,
+        metavar="N",
+        default=12.0,
+        help="Time after which no run starts, of all calls together. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        default=2,
+        help="Runs at the same time, with one thread each. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="Print the results as tables in Markdown, and exit.",
+    )
+    args = parser.parse_args(argv)
+    screen = Screen(args)
+    if args.report:
+        print(report(screen.results))
+        return 0
+    screen.prepare()
+    screen.run()
+    print(report(screen.results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
