@@ -32,7 +32,7 @@ import statistics
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
@@ -229,6 +229,7 @@ class Screen:
         self.results: list[Result] = []
         self.started: set[Run] = set()
         self.lock = threading.Lock()
+        self.is_stopping = False
         if args.results_file.exists():
             self.load()
 
@@ -334,8 +335,8 @@ class Screen:
         )
 
     def work(self) -> None:
-        """Train one run after the other until none is left or the time is over."""
-        while self.hours < self.args.hours:
+        """Train one run after the other until none is left, the time is over or a run fails."""
+        while self.hours < self.args.hours and not self.is_stopping:
             with self.lock:
                 run = next_run(self.results, self.started)
                 if run is None:
@@ -355,8 +356,11 @@ class Screen:
     def run(self) -> None:
         """Train the missing runs."""
         with ThreadPoolExecutor(self.args.workers) as pool:
-            for future in [pool.submit(self.work) for _ in range(self.args.workers)]:
-                future.result()
+            workers = [pool.submit(self.work) for _ in range(self.args.workers)]
+            wait(workers, return_when=FIRST_EXCEPTION)
+            self.is_stopping = True  # after an error, the other workers finish their runs and end
+            for worker in workers:
+                worker.result()
 
 
 def cell(results: Iterable[Result], run: Run) -> str:

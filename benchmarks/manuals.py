@@ -60,46 +60,14 @@ HIDDEN_ELEMENTS = frozenset(
 )
 # All elements but these start a new line.
 INLINE_HTML = frozenset(
-    (
-        "a",
-        "abbr",
-        "acronym",
-        "b",
-        "cite",
-        "code",
-        "em",
-        "font",
-        "i",
-        "kbd",
-        "q",
-        "small",
-        "span",
-        "strong",
-        "sub",
-        "sup",
-        "tt",
-        "u",
-        "var",
-    )
+    ("a", "abbr", "acronym", "b", "cite", "code", "em", "font", "i", "kbd", "q", "small", "span")
 )
+MORE_INLINE_HTML = frozenset(("strong", "sub", "sup", "tt", "u", "var"))
 INLINE_MALLARD = frozenset(
-    (
-        "app",
-        "cmd",
-        "email",
-        "file",
-        "gui",
-        "guiseq",
-        "input",
-        "key",
-        "keyseq",
-        "link",
-        "media",
-        "output",
-        "sys",
-    )
+    ("app", "cmd", "email", "file", "gui", "guiseq", "input", "key", "keyseq", "link", "media")
 )
-INLINE_ELEMENTS = INLINE_HTML | INLINE_MALLARD
+MORE_INLINE_MALLARD = frozenset(("output", "sys"))
+INLINE_ELEMENTS = INLINE_HTML | MORE_INLINE_HTML | INLINE_MALLARD | MORE_INLINE_MALLARD
 
 LONG_PARAGRAPH = 40  # characters; a paragraph of this length occurs only once in the text
 MOST_OCCURRENCES = 30  # a shorter one that occurs in more pages is navigation
