@@ -120,44 +120,67 @@ class Result:
 
 @dataclass(frozen=True)
 class Stage:
-    """Runs that come one after the other, in any order."""
+    """Runs that are done before those of the next stage."""
 
-    runs: tuple[Run, ...]
+    runs: list[Run]
     repeats: bool  # whether contested runs of these texts are repeated with the second seed
 
 
 def combinations(
     megabytes: float, epochs: Sequence[int | None], decays: Sequence[float]
 ) -> list[Run]:
-    """Return the runs for a size, in both scripts."""
-    scripts = [LARGE_SCRIPT] if megabytes == LARGE_SIZE else SCRIPTS
-    return [
-        Run(Text(script, megabytes), epoch, decay)
-        for epoch, decay, script in product(epochs, decays, scripts)
-    ]
+    """Return the runs for a size, in both scripts or in ``LARGE_SCRIPT``."""
+    scripts = SCRIPTS
+    if megabytes == LARGE_SIZE:
+        scripts = (LARGE_SCRIPT,)
+    runs = []
+    for number, decay, script in product(epochs, decays, scripts):
+        text = Text(script, megabytes)
+        runs.append(Run(text, number, decay))
+    return runs
+
+
+def epochs_of(megabytes: float) -> tuple[int, ...]:
+    """Return the numbers of epochs that are compared for a size."""
+    return LARGE_EPOCHS if megabytes == LARGE_SIZE else EPOCHS
+
+
+def runs_of(stages: Iterable[Stage]) -> list[Run]:
+    """Return the runs of several stages."""
+    runs = []
+    for stage in stages:
+        runs += stage.runs
+    return runs
+
+
+def texts_of(runs: Iterable[Run]) -> list[Text]:
+    """Return each text of several runs once."""
+    return list(dict.fromkeys(run.text for run in runs))
 
 
 def make_stages() -> list[Stage]:
     """Return the stages. They contain all combinations once, with the first seed."""
     other_decays = (1.0, 0.1, 2.0)
     small, medium, large = SIZES
+    today = (TODAY_DECAY,)
     stages = [
-        Stage(tuple(combinations(small, (10, 20, None, 5, 40), (TODAY_DECAY,))), repeats=False),
-        Stage(tuple(combinations(medium, (10, None, 5, 20), (TODAY_DECAY,))), repeats=False),
-        Stage(tuple(combinations(small, (10, 20), other_decays)), repeats=True),
-        Stage(tuple(combinations(medium, (10,), other_decays)), repeats=True),
-        Stage(tuple(combinations(large, (None, 5, 10), (TODAY_DECAY,))), repeats=False),
-        Stage(tuple(combinations(medium, (40,), (TODAY_DECAY,))), repeats=False),
-        Stage(tuple(combinations(large, (5,), other_decays)), repeats=True),
-        Stage(tuple(combinations(LARGE_SIZE, (None, 5), (TODAY_DECAY,))), repeats=False),
-        Stage(tuple(combinations(large, (20,), (TODAY_DECAY,))), repeats=False),
+        Stage(combinations(small, (10, 20, None, 5, 40), today), repeats=False),
+        Stage(combinations(medium, (10, None, 5, 20), today), repeats=False),
+        Stage(combinations(small, (10, 20), other_decays), repeats=True),
+        Stage(combinations(medium, (10,), other_decays), repeats=True),
+        Stage(combinations(large, (None, 5, 10), today), repeats=False),
+        Stage(combinations(medium, (40,), today), repeats=False),
+        Stage(combinations(large, (5,), other_decays), repeats=True),
+        Stage(combinations(LARGE_SIZE, (None, 5), today), repeats=False),
+        Stage(combinations(large, (20,), today), repeats=False),
     ]
-    planned = {run for stage in stages for run in stage.runs}
-    for megabytes in SIZES:
-        runs = combinations(megabytes, EPOCHS, DECAYS)
-        stages.append(Stage(tuple(run for run in runs if run not in planned), repeats=True))
-    runs = combinations(LARGE_SIZE, LARGE_EPOCHS, DECAYS)
-    stages.append(Stage(tuple(run for run in runs if run not in planned), repeats=True))
+
+    # Then the rest of the grid.
+    planned = runs_of(stages)
+    for megabytes in (*SIZES, LARGE_SIZE):
+        grid = combinations(megabytes, epochs_of(megabytes), DECAYS)
+        rest = [run for run in grid if run not in planned]
+        stages.append(Stage(rest, repeats=True))
     return stages
 
 
@@ -194,7 +217,7 @@ def next_run(results: Sequence[Result], started: Collection[Run]) -> Run | None:
             if run not in started:
                 return run
         if stage.repeats:
-            for text in dict.fromkeys(run.text for run in stage.runs):
+            for text in texts_of(stage.runs):
                 for run in contested(results, text):
                     if run not in started:
                         return run
@@ -214,6 +237,21 @@ def count_steps(epochs: int | None, num_windows: int) -> int:
     if epochs is None:
         return TODAY_STEPS
     return math.ceil(epochs * num_windows / SEQUENCES_PER_STEP)
+
+
+def count_bytes(documents: Iterable[str]) -> int:
+    """Return the size of documents in UTF-8."""
+    return sum(len(document.encode()) for document in documents)
+
+
+def read_evaluations(run_folder: Path) -> list[dict]:
+    """Return the rows of a run's metrics.jsonl that have a validation loss."""
+    evaluations = []
+    for line in (run_folder / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if "eval/loss" in row:
+            evaluations.append(row)
+    return evaluations
 
 
 class Screen:
@@ -249,7 +287,7 @@ class Screen:
     def save(self) -> None:
         """Write all results, atomically."""
         finished = {result.run for result in self.results}
-        missing = [run for stage in STAGES for run in stage.runs if run not in finished]
+        missing = [run for run in runs_of(STAGES) if run not in finished]
         record = {
             "hours": round(self.hours, 3),
             "width": WIDTH,
@@ -263,7 +301,7 @@ class Screen:
     def prepare(self) -> None:
         """Write the texts and their token shards, unless an earlier call has done it."""
         documents: dict[str, list[str]] = {}
-        for text in dict.fromkeys(run.text for stage in STAGES for run in stage.runs):
+        for text in texts_of(runs_of(STAGES)):
             if text.name in self.texts:
                 continue
             if text.script not in documents:
@@ -277,9 +315,9 @@ class Screen:
             (data_folder,) = [path.parent for path in folder.glob("data/*/manifest.json")]
             self.texts[text.name] = {
                 "documents": len(cut.train),
-                "bytes": sum(len(document.encode()) for document in cut.train),
+                "bytes": count_bytes(cut.train),
                 "held_out_documents": len(cut.held_out),
-                "held_out_bytes": sum(len(document.encode()) for document in cut.held_out),
+                "held_out_bytes": count_bytes(cut.held_out),
                 "windows": count_windows(data_folder),
             }
             self.save()
@@ -312,9 +350,7 @@ class Screen:
         }
         words = self.data_flags(run.text) + flag_words(flags)
         trained = train_once(folder, run.name, RECIPE, words, threads=1, seed=run.seed)
-        lines = (run_folder / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        evaluations = [row for row in rows if "eval/loss" in row]
+        evaluations = read_evaluations(run_folder)
         best = min(evaluations, key=lambda row: row["eval/loss"])
         last = evaluations[-1]
         return Result(
@@ -346,10 +382,11 @@ class Screen:
             with self.lock:
                 self.results.append(result)
                 self.save()
+            best = f"best {result.best_bits_per_byte:.4f} at step {result.best_step}"
             print(
                 f"{self.hours:.2f} hours: {run.text.name} {run.name}: "
-                f"{result.bits_per_byte:.4f} bits per byte (best {result.best_bits_per_byte:.4f} "
-                f"at step {result.best_step} of {result.steps}), {result.seconds:.0f} s",
+                f"{result.bits_per_byte:.4f} bits per byte after {result.steps} steps ({best}), "
+                f"{result.seconds:.0f} s",
                 flush=True,
             )
 
@@ -363,56 +400,83 @@ class Screen:
                 worker.result()
 
 
+def seeds_of(results: Iterable[Result], run: Run) -> list[Result]:
+    """Return the results of a combination with any seed."""
+    return [result for result in results if replace(result.run, seed=run.seed) == run]
+
+
+def mean_best(results: Iterable[Result]) -> float:
+    """Return the mean of the best bits per byte."""
+    return statistics.mean(result.best_bits_per_byte for result in results)
+
+
 def cell(results: Iterable[Result], run: Run) -> str:
-    """Return the table's entry for a combination: the mean of its seeds, or "not run"."""
-    of_run = [result for result in results if replace(result.run, seed=run.seed) == run]
-    if not of_run:
+    """Return the table's entry for a combination.
+
+    Returns:
+        The best bits per byte, the final ones in parentheses if they are higher (means of the
+        seeds), and the largest distance of a seed from the mean. "not run" without results.
+    """
+    seeds = seeds_of(results, run)
+    if not seeds:
         return "not run"
-    best = statistics.mean(result.best_bits_per_byte for result in of_run)
-    last = statistics.mean(result.bits_per_byte for result in of_run)
+    best = mean_best(seeds)
+    last = statistics.mean(result.bits_per_byte for result in seeds)
     entry = f"{best:.3f}"
     if last > best:
         entry += f" ({last:.3f})"
-    if len(of_run) > 1:
-        differences = [result.best_bits_per_byte - best for result in of_run]
-        entry += f" ±{max(differences):.3f}"
+    if len(seeds) > 1:
+        distance = max(result.best_bits_per_byte - best for result in seeds)
+        entry += f" ±{distance:.3f}"
     return entry
 
 
-def report(results: Sequence[Result]) -> str:
-    """Return a table in Markdown for each text, and the best combination of each."""
-    lines = ["| text | best | bits per byte | today |", "|---|---|---|---|"]
-    texts = list(dict.fromkeys(run.text for stage in STAGES for run in stage.runs))
-    for text in texts:
-        of_text = [result for result in results if result.run.text == text]
-        today = cell(of_text, Run(text, None, TODAY_DECAY))
-        if of_text:
-            best = min(of_text, key=lambda result: result.best_bits_per_byte)
-            name = f"{describe_epochs(best.epochs)}, decay {best.weight_decay:g}"
-            lines.append(f"| {text.name} | {name} | {cell(of_text, best.run)} | {today} |")
-        else:
-            lines.append(f"| {text.name} | not run | | {today} |")
-
-    for text in texts:
-        lines += [
-            "",
-            f"| {text.name} | " + " | ".join(f"decay {decay:g}" for decay in DECAYS) + " |",
-        ]
-        lines.append("|---" * (1 + len(DECAYS)) + "|")
-        epochs = LARGE_EPOCHS if text.megabytes == LARGE_SIZE else EPOCHS
-        for number in (None, *epochs):
-            decays = (TODAY_DECAY,) if number is None else DECAYS
-            cells = []
-            for decay in DECAYS:
-                is_planned = decay in decays
-                cells.append(cell(results, Run(text, number, decay)) if is_planned else "")
-            lines.append(f"| {describe_epochs(number)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def describe_epochs(epochs: int | None) -> str:
-    """Return the number of epochs in words."""
-    return f"today ({TODAY_STEPS:,} updates)" if epochs is None else f"{epochs} epochs"
+    """Return the entry for a number of epochs, or for today's updates."""
+    if epochs is None:
+        return f"today ({TODAY_STEPS:,} updates)"
+    return f"{epochs} epochs"
+
+
+def row(cells: Iterable[str]) -> str:
+    """Return a row of a table in Markdown."""
+    return f"| {' | '.join(cells)} |"
+
+
+def best_row(results: Sequence[Result], text: Text) -> str:
+    """Return the row with the best combination of a text, and today's result."""
+    of_text = [result for result in results if result.run.text == text]
+    today = cell(of_text, Run(text, None, TODAY_DECAY))
+    if not of_text:
+        return row([text.name, "not run", "", today])
+    best = min(of_text, key=lambda result: mean_best(seeds_of(of_text, result.run)))
+    settings = f"{describe_epochs(best.epochs)}, decay {best.weight_decay:g}"
+    return row([text.name, settings, cell(of_text, best.run), today])
+
+
+def grid(results: Sequence[Result], text: Text) -> list[str]:
+    """Return the lines of the table of a text."""
+    decays = [f"decay {decay:g}" for decay in DECAYS]
+    lines = [row([text.name, *decays]), "|---" * (1 + len(DECAYS)) + "|"]
+    for epochs in (None, *epochs_of(text.megabytes)):
+        cells = [describe_epochs(epochs)]
+        for decay in DECAYS:
+            run = Run(text, epochs, decay)
+            is_planned = epochs is not None or decay == TODAY_DECAY
+            cells.append(cell(results, run) if is_planned else "")
+        lines.append(row(cells))
+    return lines
+
+
+def report(results: Sequence[Result]) -> str:
+    """Return tables in Markdown: the best combination of each text, and all results of each."""
+    texts = texts_of(runs_of(STAGES))
+    lines = [row(["text", "best", "bits per byte", "today"]), "|---|---|---|---|"]
+    for text in texts:
+        lines.append(best_row(results, text))
+    for text in texts:
+        lines += ["", *grid(results, text)]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -124,7 +124,7 @@ def is_in_script(paragraph: str, script: str) -> bool:
 
 
 def remove_repetitions(pages: Iterable[Sequence[str]]) -> list[str]:
-    """Join the paragraphs of each page to a document, without what is repeated.
+    """Join the paragraphs of each page into a document, and remove repeated paragraphs.
 
     Args:
         pages: the paragraphs of each page.

@@ -1,5 +1,6 @@
 """Tests of the epochs screen: its texts, the order of its runs, and how it continues."""
 
+import argparse
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_missing_manual_is_named(tmp_path):
 
 
 def test_stages_contain_every_combination_once():
-    runs = [run for stage in epochs_screen.STAGES for run in stage.runs]
+    runs = epochs_screen.runs_of(epochs_screen.STAGES)
 
     assert len(runs) == len(set(runs))
     num_texts = 7
@@ -130,7 +131,7 @@ def test_stages_contain_every_combination_once():
 
 
 def test_coarse_runs_come_first():
-    runs = [run for stage in epochs_screen.STAGES for run in stage.runs]
+    runs = epochs_screen.runs_of(epochs_screen.STAGES)
 
     assert {run.text.megabytes for run in runs[:10]} == {0.3}
     assert {run.weight_decay for run in runs[:18]} == {epochs_screen.TODAY_DECAY}
@@ -179,7 +180,7 @@ def test_all_runs_end():
         results.append(result_of(run, 2.0))
 
     seeds = [result.seed for result in results]
-    assert seeds.count(1) == sum(len(stage.runs) for stage in epochs_screen.STAGES)
+    assert seeds.count(1) == len(epochs_screen.runs_of(epochs_screen.STAGES))
     assert seeds.count(2) >= 7
 
 
@@ -223,6 +224,38 @@ def test_interrupted_screen_continues_with_next_run(tmp_path, monkeypatch):
     assert len(stored["not_run"]) == 111 - 6
 
 
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_only_unfinished_run_is_removed(tmp_path, monkeypatch, is_finished):
+    run = Run(SMALL, 10, 0.5)
+    run_folder = tmp_path / SMALL.name / "runs" / run.name
+    (run_folder / ("model" if is_finished else "checkpoints")).mkdir(parents=True)
+    existed = []
+
+    def train_once(folder, name, *args, **kwargs):
+        existed.append(run_folder.exists())
+        run_folder.mkdir(parents=True, exist_ok=True)
+        rows = []
+        for step, loss in [(4, 3.0), (8, 2.0), (11, 2.5)]:
+            rows.append({"step": step, "eval/loss": loss, "eval/bits_per_byte": loss / 2})
+        lines = [json.dumps(row) for row in rows]
+        (run_folder / "metrics.jsonl").write_text("\n".join(lines))
+        return {"seconds": 5.0}
+
+    monkeypatch.setattr(epochs_screen, "train_once", train_once)
+    args = argparse.Namespace(folder=tmp_path, results_file=tmp_path / "results.json")
+    screen = epochs_screen.Screen(args)
+    screen.texts = {SMALL.name: {"windows": 16}}
+
+    result = screen.train(run)
+
+    assert existed == [is_finished]
+    assert result.run == run
+    assert result.steps == 10
+    assert result.bits_per_byte == 1.25
+    assert result.best_bits_per_byte == 1.0
+    assert result.best_step == 8
+
+
 def test_report_marks_missing_runs(tmp_path, capsys):
     run = Run(SMALL, 10, 0.5)
     results = [result_of(run, 2.0), result_of(replace(run, seed=2), 2.02)]
@@ -235,4 +268,4 @@ def test_report_marks_missing_runs(tmp_path, capsys):
 
     lines = capsys.readouterr().out.splitlines()
     assert "| 10 epochs | not run | 2.010 (2.110) ±0.010 | not run | not run |" in lines
-    assert "| cyrillic-1MB | not run | | not run |" in lines
+    assert "| cyrillic-1MB | not run |  | not run |" in lines
