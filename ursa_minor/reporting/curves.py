@@ -30,6 +30,7 @@ PURPLE = "#CC79A7"
 # Labels of the horizontal axis.
 AXES = {
     "tokens": "tokens",
+    "log tokens": "tokens (logarithmic scale; 0: initial weights)",
     "steps": "step",
     "hours": "hours of training",
     "minutes": "minutes of training",
@@ -278,7 +279,8 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
             key = x[number]
             # Only the lowest of several axes with the same key has labels.
             is_labeled = number + 1 == len(all_axes) or x[number + 1] != key
-            axes.xaxis.set_major_formatter(_count if key == "tokens" else "{x:,g}")
+            if key != "log tokens":  # the caller has set the scale and its labels
+                axes.xaxis.set_major_formatter(format_count if key == "tokens" else "{x:,g}")
             axes.tick_params(labelbottom=is_labeled)
             axes.set_xlabel(AXES[key] if is_labeled else "")
         with files.replacing(path) as temporary:
@@ -419,7 +421,7 @@ def _draw_side(name: str, label: str, color: str, axes, rows: Sequence[Mapping])
     else:
         _, highest = y_limits([(positions, values)])
     axes.set(ylim=(0, 1.05 * highest), ylabel=label)
-    axes.yaxis.set_major_formatter(_count)
+    axes.yaxis.set_major_formatter(format_count)
 
 
 def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> Line:
@@ -478,7 +480,7 @@ def y_limits(lines: Sequence[Line], levels: Collection[float] = ()) -> tuple[flo
     return float(low - margin), float(high + margin)
 
 
-def _count(value: float, _position: int | None = None) -> str:
+def format_count(value: float, _position: int | None = None) -> str:
     """Return a number with a unit: 500k, 2.5M, 10B."""
     for size, unit in UNITS:
         if abs(value) >= size:

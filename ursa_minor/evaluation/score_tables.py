@@ -1,0 +1,152 @@
+"""Show the scores of several models, or of the parts of a task, in tables of 80 columns."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ursa_minor.base.wording import pluralize
+from ursa_minor.evaluation.task import Task
+
+ScoreLine = Mapping[str, Any]  # the scores of a model on a task
+
+WIDTH = 80
+STEP_WIDTH = 8
+TOKENS_WIDTH = 7
+CELL_WIDTH = 15  # at least the longest name of a task, and 100.00 ± 10.00
+PART_WIDTH = 51  # the longest name of a part of BLiMP
+PART_CELL_WIDTH = 13  # 100.00 ± 0.00
+GAP = "  "
+UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+def models_table(tasks: Sequence[Task], lines: Sequence[ScoreLine]) -> str:
+    """Return a table with a row for each checkpoint and a column for each task.
+
+    The checkpoints of a run follow its name. Models without a step have rows of their own.
+
+    Args:
+        tasks: the tasks in order. If the row would be too long, further tasks follow below.
+        lines: the scores of complete tasks.
+    """
+    width = WIDTH - STEP_WIDTH - TOKENS_WIDTH - len(GAP)
+    tasks_per_row = width // (CELL_WIDTH + len(GAP))
+    blocks = []
+    for start in range(0, len(tasks), tasks_per_row):
+        blocks.append(_block(tasks[start : start + tasks_per_row], lines))
+    legend = f"First score of each task ({_score_names(tasks)}), in per cent ± standard error."
+    chances = [f"{task.name} {100 * task.chance:.2f}" for task in tasks if task.chance]
+    if chances:
+        legend += f"\nBy chance: {', '.join(chances)}"
+    return "\n\n".join([*blocks, legend])
+
+
+def _score_names(tasks: Sequence[Task]) -> str:
+    return ", ".join(dict.fromkeys(first_score(task) for task in tasks))
+
+
+def _block(tasks: Sequence[Task], lines: Sequence[ScoreLine]) -> str:
+    header = [f"{'step':>{STEP_WIDTH}}", f"{'tokens':>{TOKENS_WIDTH}}"]
+    header += [f"{task.name:>{CELL_WIDTH}}" for task in tasks]
+    rows = [GAP.join(header)]
+    previous_run = None
+    for model, scores in _by_model(lines).items():
+        first_line = next(iter(scores.values()))
+        run = first_line["run"]
+        step = first_line["step"]
+        heading = run if step is not None else model
+        if heading != previous_run:
+            rows.append(heading)
+        previous_run = heading
+        cells = [f"{_shown(step):>{STEP_WIDTH}}"]
+        cells.append(f"{_tokens(first_line['tokens']):>{TOKENS_WIDTH}}")
+        for task in tasks:
+            cells.append(f"{_score(task, scores.get(task.name)):>{CELL_WIDTH}}")
+        rows.append(GAP.join(cells))
+    return "\n".join(rows)
+
+
+def _by_model(lines: Sequence[ScoreLine]) -> dict[str, dict[str, ScoreLine]]:
+    """Return the line of each task by the name of the model and of the task."""
+    models: dict[str, dict[str, ScoreLine]] = {}
+    for line in lines:
+        models.setdefault(line["model"], {})[line["task"]] = line
+    return models
+
+
+def first_score(task: Task) -> str:
+    """Return the score of a task that tables and pictures of several models show."""
+    return next(iter(task.scores))
+
+
+def _score(task: Task, line: ScoreLine | None) -> str:
+    if line is None:
+        return "-"
+    name = first_score(task)
+    value = task.format_score(name, line[name])
+    error = task.format_score(name, line[f"{name}_stderr"])
+    return f"{value} ± {error}"
+
+
+def _shown(step: int | None) -> str:
+    return "-" if step is None else str(step)
+
+
+def _tokens(tokens: int | None) -> str:
+    """Return a number of tokens with three digits and a unit."""
+    if tokens is None:
+        return "-"
+    for size, unit in UNITS:
+        if tokens >= size:
+            return f"{tokens / size:.3g}{unit}"
+    return str(tokens)
+
+
+def newest_of_runs(task: Task, part_lines: Sequence[ScoreLine]) -> list[ScoreLine]:
+    """Return the scores on the parts of a task that the newest checkpoint of each run has.
+
+    A model that belongs to no run counts as a run.
+    """
+    newest: dict[str, ScoreLine] = {}
+    task_lines = [line for line in part_lines if line["task"] == task.name]
+    for line in task_lines:
+        run = line["run"] or line["model"]
+        step = -1 if line["step"] is None else line["step"]
+        newest_step = newest[run]["step"] if run in newest else None
+        if newest_step is None or step >= newest_step:
+            newest[run] = line
+    models = {line["model"] for line in newest.values()}
+    return [line for line in task_lines if line["model"] in models]
+
+
+def parts_table(task: Task, part_lines: Sequence[ScoreLine]) -> str:
+    """Return a table with a row for each part of a task and a column for each model.
+
+    Args:
+        part_lines: the scores on the parts, with ``model`` and ``part``.
+    """
+    models = list(dict.fromkeys(line["model"] for line in part_lines))
+    columns_per_row = (WIDTH - PART_WIDTH) // (1 + PART_CELL_WIDTH)
+    blocks = []
+    for start in range(0, len(models), columns_per_row):
+        blocks.append(_parts_block(task, models[start : start + columns_per_row], part_lines))
+    return "\n\n".join(blocks)
+
+
+def _parts_block(task: Task, models: Sequence[str], part_lines: Sequence[ScoreLine]) -> str:
+    by_part: dict[str, dict[str, ScoreLine]] = {}
+    for line in part_lines:
+        by_part.setdefault(line["part"], {})[line["model"]] = line
+
+    parts = pluralize(len(by_part), "part", "parts")
+    lines = [f"{task.label}, {parts}, {first_score(task)} in per cent ± standard error"]
+    for number, model in enumerate(models, 1):
+        lines.append(f"({number}) {model}")
+    header = [" " * PART_WIDTH]
+    for number in range(1, len(models) + 1):
+        title = f"({number})"
+        header.append(f"{title:>{PART_CELL_WIDTH}}")
+    lines.append(" ".join(header))
+    for part, scores in by_part.items():
+        cells = [f"{part[:PART_WIDTH]:{PART_WIDTH}}"]
+        cells += [f"{_score(task, scores.get(model)):>{PART_CELL_WIDTH}}" for model in models]
+        lines.append(" ".join(cells))
+    return "\n".join(lines)
