@@ -13,6 +13,7 @@ from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 
 ScoreLine = dict[str, Any]
+LINE_START = b'{"model": "'  # the first field of each line
 
 
 class ScoreKey(NamedTuple):
@@ -52,26 +53,18 @@ class ScoreFile:
             data = self.path.read_bytes()
         except OSError as error:
             raise BadInput(f"--scores {self.path}: cannot be read ({error.strerror})") from None
-        complete, _, unfinished = data.rpartition(b"\n")
-        for number, text in enumerate(complete.split(b"\n"), 1):
+        texts = data.split(b"\n")
+        last_text = texts[-1]  # empty if the last line is complete
+        for number, text in enumerate(texts, 1):
             line = _parse(text)
             if line is not None:
                 self._lines.append(line)
-            elif text.strip():
-                raise self._not_a_score(number)
-        # A process that was killed may have written a part of its last line.
-        last_line = _parse(unfinished)
-        if last_line is not None:
-            self._lines.append(last_line)
-        elif unfinished.strip() and not unfinished.startswith(b"{"):
-            raise self._not_a_score(1 + len(complete.split(b"\n")))
-        self._ends_with_line = not unfinished
-
-    def _not_a_score(self, number: int) -> BadInput:
-        return BadInput(
-            f"--scores {self.path}: line {number} is not a line with the scores of a model. To "
-            f"keep this file, use another name"
-        )
+            elif text.strip() and not (number == len(texts) and _is_unfinished(text)):
+                raise BadInput(
+                    f"--scores {self.path}: line {number} is not a line with the scores of a "
+                    f"model. To keep this file, use another name"
+                )
+        self._ends_with_line = not last_text
 
     def find(self, key: ScoreKey) -> ScoreLine | None:
         """Return the newest scores on a complete task, or None if there are none."""
@@ -118,6 +111,15 @@ def _parse(text: bytes) -> ScoreLine | None:
     if not isinstance(line, dict) or not set(ScoreKey._fields) <= line.keys():
         return None
     return line
+
+
+def _is_unfinished(text: bytes) -> bool:
+    """Return whether a text is the beginning of a line that a killed process has not completed."""
+    try:
+        files.parse_json(text)
+    except ValueError:
+        return text.startswith(LINE_START) or LINE_START.startswith(text)
+    return False
 
 
 def _key(line: ScoreLine) -> ScoreKey:

@@ -173,8 +173,10 @@ def compute_answers(
     """Return a model's answers. The main process shows a progress bar.
 
     Args:
-        keeps_bar: whether the bar remains on the terminal at the end.
+        keeps_bar: whether the bar remains on the terminal at the end. Otherwise it is not written
+            to a log file, where it could not be removed.
     """
+    shows_bar = accelerator.is_main_process and (keeps_bar or sys.stderr.isatty())
     questions_per_process = len(test.questions) // accelerator.num_processes
     progress_bar = tqdm(
         desc=test.task.name,
@@ -182,7 +184,7 @@ def compute_answers(
         total=questions_per_process,
         dynamic_ncols=True,
         leave=keeps_bar,
-        disable=not accelerator.is_main_process,
+        disable=not shows_bar,
         # In a log file, each update of the bar is a line.
         mininterval=0.2 if sys.stderr.isatty() else 30,
     )

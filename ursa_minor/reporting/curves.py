@@ -30,7 +30,7 @@ PURPLE = "#CC79A7"
 # Labels of the horizontal axis.
 AXES = {
     "tokens": "tokens",
-    "log tokens": "tokens (logarithmic scale; 0: initial weights)",
+    "log tokens": "tokens (logarithmic scale)",
     "steps": "step",
     "hours": "hours of training",
     "minutes": "minutes of training",

@@ -37,6 +37,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", "-.")  # if there are more lines than colors
 PANEL_HEIGHT = 3.4
 LEGEND_COLUMNS = 3
+LEGEND_CHARACTERS = 90  # of all labels in a row
 LEGEND_ROW_HEIGHT = 0.25
 # Step 0 has no logarithm. It is drawn to the left of the smallest number of tokens, at this part of
 # the width of the axis.
@@ -44,6 +45,7 @@ ZERO_GAP = 0.07
 MIN_ZERO_FACTOR = 2.0
 DECADE_STEPS = (1, 2, 5)
 MAX_TICKS = 10
+TICK_MARGIN = 1.05  # a tick may be this factor outside of the data, as 1,000 is for 1,024
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def draw(tasks: Sequence[Task], lines: Sequence[ScoreLine], path: Path) -> None:
     all_tokens = sorted({line["tokens"] for line in points})
     zero = _position_of_zero(all_tokens)
 
-    legend_rows = math.ceil((len(groups) + 1) / LEGEND_COLUMNS)
+    legend_rows = math.ceil((len(groups) + 1) / _legend_columns(groups))
     height = PANEL_HEIGHT + LEGEND_ROW_HEIGHT * legend_rows
     heights = [height] * len(drawn_tasks)
     with curves.picture(path, heights, ["log tokens"] * len(heights)) as all_axes:
@@ -149,6 +151,12 @@ def _title(groups: Sequence[LabeledRuns]) -> str:
     if any(len(group.run_dirs) > 1 for group in groups):
         title = f"line: mean of the seeds · band: one standard deviation of the seeds · {title}"
     return title
+
+
+def _legend_columns(groups: Sequence[LabeledRuns]) -> int:
+    """Return the number of columns in which the labels fit into the width of the picture."""
+    longest = max(len(group.label) for group in groups)
+    return max(1, min(LEGEND_COLUMNS, LEGEND_CHARACTERS // longest))
 
 
 def _draw_panel(
@@ -195,7 +203,7 @@ def _draw_panel(
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
-        ncols=LEGEND_COLUMNS,
+        ncols=_legend_columns(groups),
         borderaxespad=0.2,
         frameon=False,
     )
@@ -273,7 +281,7 @@ def _set_scale(axes, all_tokens: Sequence[float], zero: float) -> None:
     labels = [curves.format_count(tick) for tick in ticks]
     if has_zero:
         ticks = [zero, *ticks]
-        labels = ["0", *labels]
+        labels = ["0\n(untrained)", *labels]
         if positive:
             # The line marks that the axis is interrupted between 0 and the first logarithm.
             middle = math.sqrt(zero * positive[0])
@@ -298,7 +306,7 @@ def _ticks(positive: Sequence[float]) -> list[float]:
         for decade in range(first_decade, last_decade + 1):
             for step in steps:
                 tick = step * 10.0**decade
-                if positive[0] <= tick <= positive[-1]:
+                if positive[0] / TICK_MARGIN <= tick <= positive[-1] * TICK_MARGIN:
                     ticks.append(tick)
         if ticks and len(ticks) <= MAX_TICKS:
             return ticks
