@@ -162,7 +162,8 @@ def test_model_without_tokens_has_no_point():
     assert learning_curve.has_points(make_lines("runs/a", {0: 0.5}))
 
 
-def test_legend_covers_no_line(in_tmp_path):
+@pytest.mark.parametrize("length", [5, 16, 24, 40, 200])
+def test_legend_covers_no_line(in_tmp_path, length):
     """All labels are above the panel and within the picture."""
     from matplotlib.figure import Figure
 
@@ -175,7 +176,7 @@ def test_legend_covers_no_line(in_tmp_path):
 
     lines = []
     for number in range(14):
-        run = f"runs/a_run_with_a_rather_long_name_{number}"
+        run = f"runs/{number:02d}{'m' * (length - 2)}"
         write_recipe(Path(run), learning_rate=number)
         lines += make_lines(run, rising())
     with pytest.MonkeyPatch.context() as patch:
@@ -183,8 +184,9 @@ def test_legend_covers_no_line(in_tmp_path):
         learning_curve.draw([BLIMP, LAMBADA], lines, PICTURE)
 
     (figure,) = figures
-    for axes in figure.axes[:1]:
-        box = axes.get_legend().get_window_extent()
-        assert box.y0 >= axes.get_window_extent().y1 - 1
-        assert box.x1 <= figure.bbox.x1
-        assert axes.get_window_extent().height > figure.bbox.height / 4
+    panel = figure.axes[0].get_window_extent()
+    box = figure.axes[0].get_legend().get_window_extent()
+    assert box.y0 >= panel.y1 - 1
+    assert box.x1 <= figure.bbox.x1
+    assert panel.width > 0.8 * figure.bbox.width
+    assert panel.height > 200

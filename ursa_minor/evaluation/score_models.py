@@ -203,7 +203,7 @@ class _Scorer:
         """Score a model on the remaining tasks, and write its scores.
 
         Args:
-            number: position among the models, for the log.
+            number: which of the models this is, for the log.
 
         Returns:
             The reason why the model cannot be scored, or None. It is the same on all processes.

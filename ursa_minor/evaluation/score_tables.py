@@ -8,13 +8,15 @@ from ursa_minor.evaluation.task import Task
 
 ScoreLine = Mapping[str, Any]  # the scores of a model on a task
 
-WIDTH = 80
 STEP_WIDTH = 8
 TOKENS_WIDTH = 7
 CELL_WIDTH = 15  # at least the longest name of a task, and 100.00 ± 10.00
 PART_WIDTH = 51  # the longest name of a part of BLiMP
 PART_CELL_WIDTH = 13  # 100.00 ± 0.00
 GAP = "  "
+# The numbers of columns that fit into 80 characters.
+TASKS_PER_ROW = 3
+MODELS_PER_ROW = 2
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -27,41 +29,45 @@ def models_table(tasks: Sequence[Task], lines: Sequence[ScoreLine]) -> str:
         tasks: the tasks in order. If the row would be too long, further tasks follow below.
         lines: the scores of complete tasks.
     """
-    width = WIDTH - STEP_WIDTH - TOKENS_WIDTH - len(GAP)
-    tasks_per_row = width // (CELL_WIDTH + len(GAP))
     blocks = []
-    for start in range(0, len(tasks), tasks_per_row):
-        blocks.append(_block(tasks[start : start + tasks_per_row], lines))
-    legend = f"First score of each task ({_score_names(tasks)}), in per cent ± standard error."
-    chances = [f"{task.name} {100 * task.chance:.2f}" for task in tasks if task.chance]
+    for start in range(0, len(tasks), TASKS_PER_ROW):
+        row_tasks = tasks[start : start + TASKS_PER_ROW]
+        blocks.append(_block(row_tasks, lines))
+    score_names = ", ".join(dict.fromkeys(first_score(task) for task in tasks))
+    legend = f"First score of each task ({score_names}), in per cent ± standard error."
+    chances = ", ".join(_chance(task) for task in tasks if task.chance)
     if chances:
-        legend += f"\nBy chance: {', '.join(chances)}"
+        legend += f"\nBy chance: {chances}"
     return "\n\n".join([*blocks, legend])
 
 
-def _score_names(tasks: Sequence[Task]) -> str:
-    return ", ".join(dict.fromkeys(first_score(task) for task in tasks))
+def _chance(task: Task) -> str:
+    percent = 100 * task.chance
+    return f"{task.name} {percent:.2f}"
 
 
 def _block(tasks: Sequence[Task], lines: Sequence[ScoreLine]) -> str:
-    header = [f"{'step':>{STEP_WIDTH}}", f"{'tokens':>{TOKENS_WIDTH}}"]
-    header += [f"{task.name:>{CELL_WIDTH}}" for task in tasks]
-    rows = [GAP.join(header)]
-    previous_run = None
+    """Return a table with a column for each of a few tasks."""
+    names = [task.name for task in tasks]
+    rows = [_row("step", "tokens", names)]
+    previous_heading = None
     for model, scores in _by_model(lines).items():
         first_line = next(iter(scores.values()))
-        run = first_line["run"]
         step = first_line["step"]
-        heading = run if step is not None else model
-        if heading != previous_run:
+        heading = model if step is None else first_line["run"]
+        if heading != previous_heading:
             rows.append(heading)
-        previous_run = heading
-        cells = [f"{_shown(step):>{STEP_WIDTH}}"]
-        cells.append(f"{_tokens(first_line['tokens']):>{TOKENS_WIDTH}}")
-        for task in tasks:
-            cells.append(f"{_score(task, scores.get(task.name)):>{CELL_WIDTH}}")
-        rows.append(GAP.join(cells))
+        previous_heading = heading
+        cells = [_score(task, scores.get(task.name)) for task in tasks]
+        step_text = "-" if step is None else str(step)
+        rows.append(_row(step_text, _tokens(first_line["tokens"]), cells))
     return "\n".join(rows)
+
+
+def _row(step: str, tokens: str, cells: Sequence[str]) -> str:
+    padded = [step.rjust(STEP_WIDTH), tokens.rjust(TOKENS_WIDTH)]
+    padded += [cell.rjust(CELL_WIDTH) for cell in cells]
+    return GAP.join(padded)
 
 
 def _by_model(lines: Sequence[ScoreLine]) -> dict[str, dict[str, ScoreLine]]:
@@ -73,8 +79,11 @@ def _by_model(lines: Sequence[ScoreLine]) -> dict[str, dict[str, ScoreLine]]:
 
 
 def first_score(task: Task) -> str:
-    """Return the score of a task that tables and pictures of several models show."""
-    return next(iter(task.scores))
+    """Return the score of a task that tables and pictures of several models show.
+
+    It is a fraction.
+    """
+    return task.shares[0]
 
 
 def _score(task: Task, line: ScoreLine | None) -> str:
@@ -86,17 +95,14 @@ def _score(task: Task, line: ScoreLine | None) -> str:
     return f"{value} ± {error}"
 
 
-def _shown(step: int | None) -> str:
-    return "-" if step is None else str(step)
-
-
 def _tokens(tokens: int | None) -> str:
     """Return a number of tokens with three digits and a unit."""
     if tokens is None:
         return "-"
     for size, unit in UNITS:
         if tokens >= size:
-            return f"{tokens / size:.3g}{unit}"
+            number = tokens / size
+            return f"{number:.3g}{unit}"
     return str(tokens)
 
 
@@ -124,10 +130,10 @@ def parts_table(task: Task, part_lines: Sequence[ScoreLine]) -> str:
         part_lines: the scores on the parts, with ``model`` and ``part``.
     """
     models = list(dict.fromkeys(line["model"] for line in part_lines))
-    columns_per_row = (WIDTH - PART_WIDTH) // (1 + PART_CELL_WIDTH)
     blocks = []
-    for start in range(0, len(models), columns_per_row):
-        blocks.append(_parts_block(task, models[start : start + columns_per_row], part_lines))
+    for start in range(0, len(models), MODELS_PER_ROW):
+        row_models = models[start : start + MODELS_PER_ROW]
+        blocks.append(_parts_block(task, row_models, part_lines))
     return "\n\n".join(blocks)
 
 
@@ -140,13 +146,16 @@ def _parts_block(task: Task, models: Sequence[str], part_lines: Sequence[ScoreLi
     lines = [f"{task.label}, {parts}, {first_score(task)} in per cent ± standard error"]
     for number, model in enumerate(models, 1):
         lines.append(f"({number}) {model}")
-    header = [" " * PART_WIDTH]
-    for number in range(1, len(models) + 1):
-        title = f"({number})"
-        header.append(f"{title:>{PART_CELL_WIDTH}}")
-    lines.append(" ".join(header))
+    numbers = [f"({number})" for number in range(1, len(models) + 1)]
+    lines.append(_parts_row("", numbers))
     for part, scores in by_part.items():
-        cells = [f"{part[:PART_WIDTH]:{PART_WIDTH}}"]
-        cells += [f"{_score(task, scores.get(model)):>{PART_CELL_WIDTH}}" for model in models]
-        lines.append(" ".join(cells))
+        cells = [_score(task, scores.get(model)) for model in models]
+        lines.append(_parts_row(part, cells))
     return "\n".join(lines)
+
+
+def _parts_row(part: str, cells: Sequence[str]) -> str:
+    name = part[:PART_WIDTH]
+    padded = [name.ljust(PART_WIDTH)]
+    padded += [cell.rjust(PART_CELL_WIDTH) for cell in cells]
+    return " ".join(padded)

@@ -63,6 +63,7 @@ STYLE = {
 }
 # Width and heights in inches.
 WIDTH = 9
+POINTS_PER_INCH = 72
 LOSS_HEIGHT = 3.2
 SCORES_HEIGHT = 2.8
 SIDE_HEIGHT = 1.2
@@ -250,6 +251,24 @@ def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
         axes.legend(loc="lower right")
 
 
+def _import_matplotlib():
+    """Import Matplotlib when it is needed, because it takes a second, and many runs never draw."""
+    os.environ["MPLBACKEND"] = "agg"  # the user's backend may not be installed
+    import matplotlib
+
+    return matplotlib
+
+
+def legend_width(label: str) -> float:
+    """Return the width of the text of a label in a legend, in inches."""
+    _import_matplotlib()
+    from matplotlib.textpath import TextPath
+
+    without_math = label.replace("$", "S")
+    path = TextPath((0, 0), without_math, size=STYLE["legend.fontsize"])
+    return path.get_extents().width / POINTS_PER_INCH
+
+
 @contextlib.contextmanager
 def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list]:
     """Yield axes, one below the other. When the block has succeeded, write them to a PNG file.
@@ -259,9 +278,7 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
         heights: the height of each of the axes in inches.
         x: the key in AXES of each horizontal axis. Those with the same key have the same range.
     """
-    os.environ["MPLBACKEND"] = "agg"  # the user's backend may not be installed
-    # Imported here, because it takes a second, and many runs never draw.
-    import matplotlib
+    matplotlib = _import_matplotlib()
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):

@@ -36,8 +36,11 @@ COLORS = (
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", "-.")  # if there are more lines than colors
 PANEL_HEIGHT = 3.4
-LEGEND_COLUMNS = 3
-LEGEND_CHARACTERS = 90  # of all labels in a row
+MAX_LEGEND_COLUMNS = 4
+MAX_NAME = 50  # a longer name is shortened
+# Widths in inches.
+LEGEND_WIDTH = curves.WIDTH - 1.0  # the width of a panel
+LEGEND_LINE_WIDTH = 0.75  # the line next to a label, and the gap after it
 LEGEND_ROW_HEIGHT = 0.25
 # Step 0 has no logarithm. It is drawn to the left of the smallest number of tokens, at this part of
 # the width of the axis.
@@ -79,12 +82,18 @@ class LabeledRuns(NamedTuple):
     """Runs that are drawn as one line.
 
     Attributes:
-        label: for the legend.
+        name: the name of the first run.
         run_dirs: the folders of the runs.
     """
 
-    label: str
+    name: str
     run_dirs: list[str]
+
+    def label(self, num_runs: int) -> str:
+        """Return the text of the legend for this number of runs."""
+        if num_runs == 1:
+            return self.name
+        return f"{self.name}, {num_runs} seeds"
 
 
 def has_points(lines: Sequence[ScoreLine]) -> bool:
@@ -140,9 +149,11 @@ def _group(run_dirs: Sequence[str]) -> list[LabeledRuns]:
     if len(set(names)) < len(names):
         names = [group[0] for group in groups]
     labeled = []
-    for name, group in zip(names, groups, strict=True):
-        label = name if len(group) == 1 else f"{name}, {len(group)} seeds"
-        labeled.append(LabeledRuns(label, group))
+    for full_name, group in zip(names, groups, strict=True):
+        name = full_name
+        if len(full_name) > MAX_NAME:
+            name = f"{full_name[: MAX_NAME - 3]}..."
+        labeled.append(LabeledRuns(name, group))
     return labeled
 
 
@@ -155,8 +166,10 @@ def _title(groups: Sequence[LabeledRuns]) -> str:
 
 def _legend_columns(groups: Sequence[LabeledRuns]) -> int:
     """Return the number of columns in which the labels fit into the width of the picture."""
-    longest = max(len(group.label) for group in groups)
-    return max(1, min(LEGEND_COLUMNS, LEGEND_CHARACTERS // longest))
+    labels = [group.label(len(group.run_dirs)) for group in groups]
+    text_width = max(curves.legend_width(f"00.00 {label}") for label in labels)
+    num_columns = int(LEGEND_WIDTH / (text_width + LEGEND_LINE_WIDTH))
+    return min(MAX_LEGEND_COLUMNS, max(1, num_columns))
 
 
 def _draw_panel(
@@ -164,40 +177,23 @@ def _draw_panel(
 ) -> None:
     """Draw the curves of a task and the score of random guessing."""
     score = first_score(task)
-    is_share = score in task.shares
     for number, group in enumerate(groups):
-        curve = _curve(_runs(group, score, lines), group.label, task)
-        if curve is None:
-            continue
-        positions = np.where(curve.tokens == 0, zero, curve.tokens)
-        label = f"{task.format_score(score, curve.means[-1])} {group.label}"
-        color = COLORS[number % len(COLORS)]
-        axes.errorbar(
-            positions,
-            curve.means,
-            yerr=curve.errors,
-            color=color,
-            linestyle=DASHES[number // len(COLORS) % len(DASHES)],
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=3.5,
-            linewidth=1.3,
-            elinewidth=0.9,
-            capsize=2,
-            label=label,
-            gid="run",
+        runs = _runs(group, score, lines)
+        curve = _curve(runs, group.name, task)
+        if curve is not None:
+            last_value = task.format_score(score, curve.means[-1])
+            label = f"{last_value} {group.label(len(runs))}"
+            _draw_curve(axes, curve, label, number, zero)
+    if task.chance:
+        value = task.format_score(score, task.chance)
+        axes.axhline(
+            task.chance, color=curves.BLACK, linestyle=":", linewidth=1.2, label=f"{value} chance"
         )
-        if curve.deviations is not None:
-            low = curve.means - curve.deviations
-            high = curve.means + curve.deviations
-            axes.fill_between(positions, low, high, color=color, alpha=0.2, linewidth=0)
-    if task.chance and is_share:
-        label = f"{task.format_score(score, task.chance)} chance"
-        axes.axhline(task.chance, color=curves.BLACK, linestyle=":", linewidth=1.2, label=label)
 
     num_items = max(line["items"] for line in lines)
-    unit = "%" if is_share else ""
-    axes.set_ylabel(f"{task.label} {score}\n({unit} of {pluralize(num_items, 'item', 'items')})")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value if is_share else value:g}")
+    items = pluralize(num_items, "item", "items")
+    axes.set_ylabel(f"{task.label} {score}\n(% of {items})")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
     axes.margins(y=0.08)
     # The legend is above the panel, where it covers no line.
     axes.legend(
@@ -209,26 +205,57 @@ def _draw_panel(
     )
 
 
+def _draw_curve(axes, curve: Curve, label: str, number: int, zero: float) -> None:
+    """Draw a curve with its standard errors, and a band if it is the mean of several runs.
+
+    Args:
+        label: for the legend.
+        number: of the curve, which decides color, marker and dashes.
+        zero: where step 0 is drawn.
+    """
+    positions = np.where(curve.tokens == 0, zero, curve.tokens)
+    color = COLORS[number % len(COLORS)]
+    dashes = DASHES[number // len(COLORS) % len(DASHES)]
+    axes.errorbar(
+        positions,
+        curve.means,
+        yerr=curve.errors,
+        color=color,
+        linestyle=dashes,
+        marker=MARKERS[number % len(MARKERS)],
+        markersize=3.5,
+        linewidth=1.3,
+        elinewidth=0.9,
+        capsize=2,
+        label=label,
+    )
+    if curve.deviations is not None:
+        low = curve.means - curve.deviations
+        high = curve.means + curve.deviations
+        axes.fill_between(positions, low, high, color=color, alpha=0.2, linewidth=0)
+
+
 def _runs(group: LabeledRuns, score: str, lines: Sequence[ScoreLine]) -> list[Run]:
     """Return the finite scores of the runs of a group. Runs without scores are left out."""
     runs = []
     for run_dir in group.run_dirs:
         scores = {}
         for line in lines:
-            is_finite = line[score] is not None and line[f"{score}_stderr"] is not None
-            if line["run"] == run_dir and is_finite:
-                scores[line["tokens"]] = (line[score], line[f"{score}_stderr"])
+            value = line[score]
+            error = line[f"{score}_stderr"]
+            if line["run"] == run_dir and None not in (value, error):
+                scores[line["tokens"]] = (value, error)
         if scores:
             runs.append(Run(scores))
     return runs
 
 
-def _curve(runs: Sequence[Run], label: str, task: Task) -> Curve | None:
+def _curve(runs: Sequence[Run], name: str, task: Task) -> Curve | None:
     """Return the line of a group, at the tokens at which each of its runs has a checkpoint.
 
     Args:
         runs: the runs of the group.
-        label: of the group, for a warning.
+        name: the name of the group, for a warning.
         task: for a warning.
     """
     if not runs:
@@ -241,20 +268,23 @@ def _curve(runs: Sequence[Run], label: str, task: Task) -> Curve | None:
     num_missing = len(all_tokens) - len(common_tokens)
     if num_missing:
         log.warning(
-            f"{label}: the picture of {task.name} leaves out "
+            f"{name}: the picture of {task.name} leaves out "
             f"{pluralize(num_missing, 'number', 'numbers')} of tokens at which not every seed has "
             f"a score"
         )
     if not common_tokens:
         return None
     tokens = sorted(common_tokens)
-    # (runs, tokens, 2): the scores and their standard errors.
-    values = np.array([[run.scores[number] for number in tokens] for run in runs])
+    rows = []
+    for run in runs:
+        rows.append([run.scores[number] for number in tokens])
+    values = np.array(rows)  # (runs, tokens, 2): the scores and their standard errors
+    scores = values[:, :, 0]
+    errors = values[:, :, 1]
     deviations = None
     if len(runs) > 1:
-        deviations = values[:, :, 0].std(0, ddof=1)
-    means = values.mean(0)
-    return Curve(np.array(tokens, dtype=float), means[:, 0], means[:, 1], deviations)
+        deviations = scores.std(0, ddof=1)
+    return Curve(np.array(tokens, dtype=float), scores.mean(0), errors.mean(0), deviations)
 
 
 # The horizontal axis
@@ -281,7 +311,7 @@ def _set_scale(axes, all_tokens: Sequence[float], zero: float) -> None:
     labels = [curves.format_count(tick) for tick in ticks]
     if has_zero:
         ticks = [zero, *ticks]
-        labels = ["0\n(untrained)", *labels]
+        labels = ["0\n(start)", *labels]
         if positive:
             # The line marks that the axis is interrupted between 0 and the first logarithm.
             middle = math.sqrt(zero * positive[0])
@@ -301,13 +331,14 @@ def _ticks(positive: Sequence[float]) -> list[float]:
         return []
     first_decade = math.floor(math.log10(positive[0]))
     last_decade = math.ceil(math.log10(positive[-1]))
+    low = positive[0] / TICK_MARGIN
+    high = positive[-1] * TICK_MARGIN
+    ticks: list[float] = []
     for steps in (DECADE_STEPS, DECADE_STEPS[:1]):
         ticks = []
         for decade in range(first_decade, last_decade + 1):
-            for step in steps:
-                tick = step * 10.0**decade
-                if positive[0] / TICK_MARGIN <= tick <= positive[-1] * TICK_MARGIN:
-                    ticks.append(tick)
-        if ticks and len(ticks) <= MAX_TICKS:
-            return ticks
+            candidates = [step * 10.0**decade for step in steps]
+            ticks += [tick for tick in candidates if low <= tick <= high]
+        if len(ticks) <= MAX_TICKS:
+            break
     return ticks or sorted({positive[0], positive[-1]})
