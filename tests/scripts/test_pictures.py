@@ -24,8 +24,8 @@ def write_run(folder: Path) -> Path:
 
 
 def test_every_picture_of_the_docs_is_drawn():
-    suffixes = ("*.png", "*.svg")
-    files = [path for suffix in suffixes for path in (ROOT / "docs").rglob(suffix)]
+    docs = ROOT / "docs"
+    files = [*docs.rglob("*.png"), *docs.rglob("*.svg")]
 
     names = {path.relative_to(ROOT).as_posix() for path in files}
 

@@ -30,6 +30,7 @@ PURPLE = "#CC79A7"
 # Labels of the horizontal axis.
 AXES = {
     "tokens": "tokens",
+    "log tokens": "tokens (logarithmic scale)",
     "steps": "step",
     "hours": "hours of training",
     "minutes": "minutes of training",
@@ -62,14 +63,13 @@ STYLE = {
 }
 # Width and heights in inches.
 WIDTH = 9
+POINTS_PER_INCH = 72
+LEGEND_WIDTH = WIDTH - 1.0  # without the labels of the vertical axes
+LEGEND_LINE_WIDTH = 0.75  # the line next to a label, and the gap after it
 LOSS_HEIGHT = 3.8
 SCORES_HEIGHT = 3.2
 SIDE_HEIGHT = 1.2
 DPI = 120  # a picture is 1,080 pixels wide, and GitHub shows 900 of them
-
-# Characters of a legend that fit into the width of a picture, and those of its line samples.
-LEGEND_CHARACTERS = 125
-SAMPLE_CHARACTERS = 8
 
 MOST_UPDATES = 4000  # updates that a picture is drawn from, more than it has pixels
 SMOOTHED = 25  # a smoothed value is the mean over 1/25 of the run
@@ -258,6 +258,24 @@ def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
         legend_above(axes)
 
 
+def _import_matplotlib():
+    """Import Matplotlib when it is needed, because it takes a second, and many runs never draw."""
+    os.environ["MPLBACKEND"] = "agg"  # the user's backend may not be installed
+    import matplotlib
+
+    return matplotlib
+
+
+def legend_width(label: str) -> float:
+    """Return the width of the text of a label in a legend, in inches."""
+    _import_matplotlib()
+    from matplotlib.textpath import TextPath
+
+    without_math = label.replace("$", "S")
+    path = TextPath((0, 0), without_math, size=STYLE["legend.fontsize"])
+    return path.get_extents().width / POINTS_PER_INCH
+
+
 @contextlib.contextmanager
 def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list]:
     """Yield axes, one below the other. When the block has succeeded, write them to a PNG file.
@@ -267,9 +285,7 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
         heights: the height of each of the axes in inches.
         x: the key in AXES of each horizontal axis. Those with the same key have the same range.
     """
-    os.environ["MPLBACKEND"] = "agg"  # the user's backend may not be installed
-    # Imported here, because it takes a second, and many runs never draw.
-    import matplotlib
+    matplotlib = _import_matplotlib()
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
@@ -287,7 +303,8 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
             key = x[number]
             # Only the lowest of several axes with the same key has labels.
             is_labeled = number + 1 == len(all_axes) or x[number + 1] != key
-            axes.xaxis.set_major_formatter(_count if key == "tokens" else "{x:,g}")
+            if key != "log tokens":  # the caller has set the scale and its labels
+                axes.xaxis.set_major_formatter(format_count if key == "tokens" else "{x:,g}")
             axes.tick_params(labelbottom=is_labeled)
             axes.set_xlabel(AXES[key] if is_labeled else "")
         with files.replacing(path) as temporary:
@@ -312,13 +329,15 @@ def legend_above(axes, title: str | None = None) -> None:
         title: first line of the legend, for example the unit of its values.
     """
     _, labels = axes.get_legend_handles_labels()
-    widest = max((len(label) for label in labels), default=0) + SAMPLE_CHARACTERS
-    most_columns = max(1, LEGEND_CHARACTERS // widest)
+    if not labels:
+        return
+    text_width = max(legend_width(label) for label in labels)
+    most_columns = max(1, int(LEGEND_WIDTH / (text_width + LEGEND_LINE_WIDTH)))
     num_rows = math.ceil(len(labels) / most_columns)
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=math.ceil(len(labels) / max(1, num_rows)) or 1,
+        ncols=math.ceil(len(labels) / num_rows),
         borderaxespad=1.2,  # leaves space for the marks of cut-off values
         frameon=False,
         title=title,
@@ -363,7 +382,7 @@ def mark_cut_off(axes, lines: Sequence[tuple[Line, str]]) -> None:
     if not is_left:
         text_position = highest_position
     axes.annotate(
-        f"up to {_count(float(f'{value:.3g}'))}",
+        f"up to {format_count(float(f'{value:.3g}'))}",
         (text_position, 1),
         (5 if is_left else -5, 0),
         xycoords=transform,
@@ -563,7 +582,7 @@ def _draw_side(name: str, label: str, color: str, axes, rows: Sequence[Mapping])
     else:
         _, highest = y_limits([(positions, values)])
     axes.set(ylim=(0, 1.05 * highest), ylabel=label)
-    axes.yaxis.set_major_formatter(_count)
+    axes.yaxis.set_major_formatter(format_count)
     mark_cut_off(axes, [((positions, values), color)])
 
 
@@ -623,7 +642,7 @@ def y_limits(lines: Sequence[Line], levels: Collection[float] = ()) -> tuple[flo
     return float(low - margin), float(high + margin)
 
 
-def _count(value: float, _position: int | None = None) -> str:
+def format_count(value: float, _position: int | None = None) -> str:
     """Return a number with a unit: 500k, 2.5M, 10B."""
     for size, unit in UNITS:
         if abs(value) >= size:
