@@ -17,6 +17,7 @@ Exit status: 0 if no check found an error, 1 if one did, 2 if an option or the r
 
 import argparse
 import dataclasses
+import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +31,13 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.sources import find as find_sources
-from ursa_minor.preflight import budget, checks, run_estimate, train_command
-from ursa_minor.preflight.compatibility import ERROR, TRYING, WARNING, Check
+from ursa_minor.preflight import budget, checks, data_size, run_estimate, train_command
+from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
 from ursa_minor.preflight.data_check import DataExamination
 from ursa_minor.recipe import command_line, keys, loading, sizes
 from ursa_minor.recipe.data_source import DATA_KEYS
+
+log = logging.getLogger("ursa_minor.check_setup")
 
 OWN_DATA_RECIPE = "recipes/own_text.yaml"  # the default if --data_files names data
 MOST_GPUS_LOG2 = 12  # --size tries 1, 2, 4, ... up to 4,096 GPUs
@@ -267,8 +270,9 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         1 if one of them is an error, otherwise 0.
     """
     results = []
+    recipe, length_checks = complete_length(recipe)
     examination = DataExamination(recipe)
-    for check in _run_checks(recipe, args, examination):
+    for check in chain(length_checks, _run_checks(recipe, args, examination)):
         line = redact(str(check))
         if check.level == TRYING:
             _show_progress(line)
@@ -289,6 +293,21 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         warnings = pluralize(levels.count(WARNING), "warning", "warnings")
         print(f"{errors}, {warnings}")
     return int(ERROR in levels)
+
+
+def complete_length(recipe: keys.Recipe) -> tuple[keys.Recipe, list[Check]]:
+    """Return the recipe with the number of steps of num_train_epochs, and a check result about it.
+
+    If the number is not known, the returned recipe has one step. The check of the disks then counts
+    the checkpoints and no shards.
+    """
+    schedule = recipe.schedule
+    if schedule.max_steps is None and data_size.estimate_steps(recipe) is None:
+        text = f"num_train_epochs = {schedule.num_train_epochs:g}: {data_size.UNKNOWN_STEPS}"
+        recipe = keys.replace(recipe, num_train_epochs=None, max_steps=1)
+        return recipe, [Check("length", OK, text)]
+    recipe, note = data_size.complete_recipe(recipe)
+    return recipe, [Check("length", OK, note)] if note else []
 
 
 def _run_checks(
@@ -339,7 +358,10 @@ def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
     if args.tokens:
         max_steps = steps_for(args.tokens, recipe)
     if max_steps:
-        recipe = keys.replace(recipe, max_steps=max_steps)
+        recipe = keys.replace(recipe, num_train_epochs=None, max_steps=max_steps)
+    recipe, note = data_size.complete_recipe(recipe)
+    if note:
+        log.info(f"length   {note}")
 
     selected_gpus, counts = _select_gpus(args)
     for count in counts:
@@ -347,6 +369,8 @@ def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
         rows = [run_estimate.estimate_run(recipe, gpu, count, price) for gpu in selected_gpus]
         if rows[0]["fits"]:
             break
+    if note:
+        rows = [row | {"length": note} for row in rows]
 
     if args.all_cards and args.json:
         print(files.to_json(rows, indent=1))

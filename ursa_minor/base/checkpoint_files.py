@@ -3,6 +3,7 @@
 A checkpoint is a folder such as ``step-00001000``. ``checkpoint/format.py`` describes its files.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -17,6 +18,7 @@ from ursa_minor.base.run_files import (
     RESUME_FILES,
     STATE,
     STEP,
+    read_finish,
     step_name,
 )
 
@@ -70,6 +72,23 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error!s:.60}"
+
+
+def read_max_steps(run_dir: Path) -> int | None:
+    """Return the ``max_steps`` of a run, also if its recipe states ``num_train_epochs``.
+
+    They are stored in each checkpoint, and in ``finished.json``.
+
+    Returns:
+        The number, or None if neither file exists or can be read.
+    """
+    for path in list_checkpoints(run_dir / CHECKPOINTS):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            max_steps = files.read_json(path / STATE)["science"]["max_steps"]
+            if type(max_steps) is int:
+                return max_steps
+    finish = read_finish(run_dir)
+    return finish.max_steps if finish else None
 
 
 def run_folder_of(path: Path) -> Path | None:

@@ -129,6 +129,8 @@ class Finish:
         weights_step: the step of the weights in ``model/``, or None if it is ``step``.
         origin: the checkpoint that the run started from (``resume_from_checkpoint``), or None. The
             keys are ``checkpoint``, its name, and ``sha256``, that of its weights.
+        max_steps: the recipe's length of the run, which may have been computed from
+            ``num_train_epochs``. None in the files of earlier versions.
     """
 
     step: int
@@ -136,6 +138,7 @@ class Finish:
     has_checkpoint: bool = True
     weights_step: int | None = None
     origin: dict[str, str] | None = None
+    max_steps: int | None = None
 
     @property
     def stopped_early(self) -> bool:

@@ -231,7 +231,7 @@ def seconds_per_token(shape: Shape, gpu: Gpu) -> float:
 def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
     """Return the most bytes that a run writes: its checkpoints, and the token shards it reads."""
     shape = shape_of(recipe.model)
-    max_steps = recipe.schedule.max_steps
+    max_steps = recipe.schedule.total_steps
     save_steps = recipe.saving.save_steps
 
     num_checkpoints = recipe.saving.save_total_limit
@@ -244,6 +244,8 @@ def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
     if all(source.is_token_folder for source in sources):
         return checkpoint_bytes, 0.0
     tokens = recipe.batch.tokens_per_step * max_steps
+    if recipe.schedule.num_train_epochs is not None:
+        tokens = round(tokens / max(1.0, recipe.schedule.num_train_epochs))
     if recipe.data.limit_tokens:
         tokens = min(tokens, recipe.data.limit_tokens)
     bytes_per_token = 2 if shape.vocab_size <= 65_536 else 4

@@ -61,7 +61,7 @@ def estimate_run(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, price_per_hour:
         if largest:
             break
 
-    tokens = recipe.batch.tokens_per_step * recipe.schedule.max_steps
+    tokens = recipe.batch.tokens_per_step * recipe.schedule.total_steps
     row = {
         "card": gpu.name,
         "count": count,
@@ -128,7 +128,7 @@ def _speed(
     return estimate.speed_and_energy(
         shape,
         gpu,
-        tokens=recipe.batch.tokens_per_step * recipe.schedule.max_steps,
+        tokens=recipe.batch.tokens_per_step * recipe.schedule.total_steps,
         tokens_per_step=recipe.batch.tokens_per_step,
         work=work,
         count=count,

@@ -56,6 +56,7 @@ COMMON_KEYS = [
     "data_dir",
     "run_name",
     "max_steps",
+    "num_train_epochs",
     "max_hours",
     "learning_rate",
     "optimizer",
@@ -132,14 +133,19 @@ def parse_training(argv: Sequence[str]) -> TrainCommand:
             "--max_hours has no effect with --extend_steps, which sets the length of the run. "
             "Leave out --max_hours"
         )
-    max_steps = recipe.schedule.max_steps
-    if "profile" in modes and "extend_steps" not in modes and max_steps < PROFILE_UPDATES:
+    if "extend_steps" not in modes and recipe.schedule.max_steps is not None:
+        check_profile(recipe.schedule.max_steps, modes)
+    check_launch(os.environ)
+    return TrainCommand(recipe, modes, reader_argv)
+
+
+def check_profile(max_steps: int, modes: Collection[str]) -> None:
+    """Raise BadInput if the run is too short for ``--profile``."""
+    if "profile" in modes and max_steps < PROFILE_UPDATES:
         raise BadInput(
             f"--profile needs {PROFILE_UPDATES} updates, but max_steps = {max_steps}. "
             f"Use --max_steps {PROFILE_UPDATES} or more, or leave out --profile"
         )
-    check_launch(os.environ)
-    return TrainCommand(recipe, modes, reader_argv)
 
 
 def find_recipe(path: str, option: str = "recipe") -> Path:

@@ -29,7 +29,6 @@ ACCUMULATION_ADVICE = (
     "accumulation steps x micro-batch x sequence_length x processes"
 )
 EVAL_TOKENS_ADVICE = "It is a number of tokens; 0 is the whole validation split"
-EPOCHS_ADVICE = "An epoch has as many steps as the number of training tokens / tokens_per_step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +157,6 @@ TRANSFORMERS = (
         replacements="tokens_per_step",
         advice=ACCUMULATION_ADVICE,
     ),
-    OtherFlag(names="num_train_epochs", replacements="max_steps", advice=EPOCHS_ADVICE),
     OtherFlag(names="warmup_ratio", replacements="warmup_steps", advice=RATIO_ADVICE),
     OtherFlag(names="lr_scheduler_kwargs", replacements="min_lr_ratio decay_ratio"),
     OtherFlag(names="optim", replacements="optimizer"),
@@ -262,7 +260,7 @@ LITGPT = (
         advice="It is the number of tokens / tokens_per_step",
     ),
     OtherFlag(names="train.max_steps", replacements="max_steps"),
-    OtherFlag(names="train.epochs", replacements="max_steps", advice=EPOCHS_ADVICE),
+    OtherFlag(names="train.epochs", replacements="num_train_epochs"),
     OtherFlag(names="train.max_time", replacements="max_hours", advice="It is a number of hours"),
     OtherFlag(names="train.max_seq_length", replacements="sequence_length"),
     OtherFlag(names="train.lr_warmup_steps", replacements="warmup_steps"),
@@ -353,7 +351,7 @@ OTHERS = (
         "context_size n_positions n_ctx",
         replacements="sequence_length",
     ),
-    OtherFlag(names="epochs num_epochs", replacements="max_steps", advice=EPOCHS_ADVICE),
+    OtherFlag(names="epochs num_epochs max_epochs n_epochs", replacements="num_train_epochs"),
     OtherFlag(names="warmup", replacements="warmup_steps"),
     OtherFlag(
         names="warmup_fraction warmup_frac warmup_proportion",

@@ -215,8 +215,9 @@ class Report:
             log.info(f"step {step}: gzip baseline {losses['gzip']:.3f} bits per byte")
         if self._last_validation_loss > bigram_loss:
             option = self._recipe.saving.option_of_another_run
+            length = self._recipe.schedule.length_option
             log.info(
-                f"Validation loss is no better than a bigram baseline. Train longer (--max_steps "
+                f"Validation loss is no better than a bigram baseline. Train longer ({length} "
                 f"with a new {option}). If the loss was rising, add data or train for fewer steps"
             )
 

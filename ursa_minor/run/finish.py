@@ -102,6 +102,7 @@ def finish_of(state: RunState, recipe: keys.Recipe, weights_step: int) -> Finish
         has_checkpoint=(recipe.saving.checkpoints / step_name(state.step)).is_dir(),
         weights_step=weights_step if weights_step != state.step else None,
         origin=state.origin,
+        max_steps=recipe.schedule.total_steps,
     )
 
 

@@ -132,7 +132,8 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
         if checkpoint_files.find_problem(path) is not None:
             continue
         if length is None:
-            length = planned_length(checkpoint.read_state(path)) or Length.of(schedule)
+            saved = checkpoint.read_state(path)
+            length = planned_length(saved) or _unplanned_length(saved, schedule)
         decay_start = decay_start_step(schedule, length)
         if decay_start is not None and checkpoint_files.step_of(path) <= decay_start:
             break
@@ -148,6 +149,7 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
     new_suffix = f"-{length.max_steps + steps}"
     return keys.replace(
         recipe,
+        num_train_epochs=None,
         max_steps=length.max_steps + steps,
         warmup_steps=length.warmup_steps,
         max_hours=0.0,
@@ -155,6 +157,19 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
         output_dir=str(saving.run_dir).removesuffix(old_suffix) + new_suffix,
         resume_from_checkpoint=str(path),
     )
+
+
+def _unplanned_length(saved: dict, schedule: keys.Schedule) -> Length:
+    """Return the length of a finished run that ``max_hours`` has not planned.
+
+    Args:
+        saved: the ``state.json`` of one of its checkpoints.
+        schedule: the schedule of its recipe. If it states num_train_epochs, the checkpoint contains
+            the number of steps.
+    """
+    if schedule.max_steps is not None:
+        return Length.of(schedule)
+    return Length(saved["science"]["max_steps"], saved["science"]["warmup_steps"])
 
 
 def other_length(saved: dict, schedule: keys.Schedule) -> Length | None:
@@ -185,7 +200,7 @@ def other_length(saved: dict, schedule: keys.Schedule) -> Length | None:
         length = Length.of(schedule)
     else:
         saved_length = planned
-        length = dataclasses.replace(planned, max_steps=schedule.max_steps)
+        length = dataclasses.replace(planned, max_steps=schedule.total_steps)
     for step in range(saved["step"]):
         if learning_rate(step, saved_schedule, saved_length) != learning_rate(
             step, schedule, length
@@ -258,6 +273,9 @@ class Checkpoints:
         length = other_length(saved, recipe.schedule)
         if length is not None:
             self._change_schedule(saved, length)
+        if recipe.schedule.num_train_epochs is not None:
+            # Other data would also be another number of steps. This message names the cause.
+            self.corpus.check_same_data(path, saved["data"])
         # resume_from_checkpoint may name a checkpoint of another run.
         loading.check_same_hyperparameters(path, saved["science"], recipe)
         self.corpus.check_same_data(path, saved["data"])

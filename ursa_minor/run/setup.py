@@ -222,7 +222,7 @@ def header(
         yield f"score    {_describe_test(task, test, recipe)}"
 
     flops = run_info.flops_per_token
-    total_flops = flops * recipe.schedule.max_steps * tokens_per_step
+    total_flops = flops * recipe.schedule.total_steps * tokens_per_step
     yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {total_flops:.2e} in total"
 
 

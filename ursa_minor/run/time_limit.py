@@ -112,7 +112,7 @@ class TimeBudget:
             share: replaces the elements of a list by those of the main process.
         """
         is_due = len(self._durations[UPDATE]) == PLANNING_UPDATES
-        if not (self._needs_plan and is_due and step < self._schedule.max_steps):
+        if not (self._needs_plan and is_due and step < self._schedule.total_steps):
             return None
         self._needs_plan = False
         shared = [self._longest_run(step)]
@@ -148,7 +148,7 @@ class TimeBudget:
         def seconds_until(end: int) -> float:
             return (end - step) * self._seconds_of(UPDATE) + self._reserve(step, end)
 
-        possible = range(step, self._schedule.max_steps + 1)
+        possible = range(step, self._schedule.total_steps + 1)
         num_fitting = bisect.bisect_right(possible, available, key=seconds_until)
         return step + max(0, num_fitting - 1)
 
@@ -180,6 +180,6 @@ class TimeBudget:
         log.info(
             f"max_hours = {self._schedule.max_hours:g}: an update takes {milliseconds:,.0f} ms "
             f"(median of {PLANNING_UPDATES}), so the run takes {length.max_steps:,} of the "
-            f"{self._schedule.max_steps:,} steps, {length.warmup_steps:,} of them warm-up; "
+            f"{self._schedule.total_steps:,} steps, {length.warmup_steps:,} of them warm-up; "
             f"{reserve:,.0f} s are reserved for evaluations and checkpoints"
         )
