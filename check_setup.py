@@ -354,9 +354,7 @@ def _clear_progress() -> None:
 
 def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
     """Print the estimate of a run on the selected GPUs, or a table for all known GPUs."""
-    max_steps = args.max_steps
-    if args.tokens:
-        max_steps = steps_for(args.tokens, recipe)
+    max_steps = stated_steps(recipe, args)
     if max_steps:
         recipe = keys.replace(recipe, num_train_epochs=None, max_steps=max_steps)
     recipe, note = data_size.complete_recipe(recipe)
@@ -385,6 +383,13 @@ def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
     print(run_estimate.describe(recipe, selected_gpus[0], row))
     if row["fits"] and not args.size:
         print(f"\n{_training_command(recipe, args, row, max_steps)}")
+
+
+def stated_steps(recipe: keys.Recipe, args: argparse.Namespace) -> int | None:
+    """Return the number of updates that the options state, or None if they state none."""
+    if args.tokens:
+        return steps_for(args.tokens, recipe)
+    return args.max_steps
 
 
 def _select_gpus(args: argparse.Namespace) -> tuple[Sequence[gpus.Gpu], Sequence[int]]:

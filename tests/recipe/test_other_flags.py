@@ -53,7 +53,7 @@ def errors_of(parse, *words):
         ("--max-iters=5", "nanoGPT", "Use --max_steps"),
         ("--dropout 0.1", "nanoGPT", "Use --resid_pdrop, --embd_pdrop and --attn_pdrop"),
         ("-t 1024", "llm.c", "Use --sequence_length"),
-        ("--num_train_epochs 3", "Transformers", "Use --max_steps. An epoch has "),
+        ("--epochs 3", "other trainers", "Use --num_train_epochs"),
         ("--train.max_norm 1", "litgpt", "Use --max_grad_norm"),
         ("--device-batch-size=8", "nanochat", "Use --per_device_train_batch_size."),
         ("--dataloader_num_workers 4", "Transformers", "no DataLoader"),

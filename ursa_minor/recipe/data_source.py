@@ -1,8 +1,8 @@
 """Replace parts of a recipe by flags, and find the keys that then have no effect.
 
 A data source on the command line replaces the recipe's whole data source. ``--init_from`` replaces
-the recipe's model and tokenizer, and ``--max_steps`` its ``num_train_epochs``. A key of the recipe that flags make ineffective is dropped with a
-note.
+the recipe's model and tokenizer, and ``--max_steps`` replaces its ``num_train_epochs``. A key of
+the recipe that flags make ineffective is dropped with a note.
 """
 
 import logging

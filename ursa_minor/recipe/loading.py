@@ -100,9 +100,9 @@ def load_recipe(
     _apply_init_from(values)
 
     # Check each key. Combinations are checked only if every key is valid.
-    problems += length_conflicts
     problems += _problems_of_keys(values)
     if not problems:
+        problems += length_conflicts
         problems += source_conflicts
         problems += rules.source_problems(values.get("sources"))
     if not problems:

@@ -260,9 +260,9 @@ def _unknown_length(source: Mapping[str, Any]) -> str | None:
     kind = source_kind(source)
     if kind is SourceKind.DATASET:
         return f"the Hub data set {source['dataset_name']}"
-    if kind in (SourceKind.TEXT, SourceKind.TABLES):
-        if any(name.startswith(URL_SCHEMES) for name in source["data_files"]):
-            return "data_files behind URLs"
+    has_files = kind in (SourceKind.TEXT, SourceKind.TABLES)
+    if has_files and any(name.startswith(URL_SCHEMES) for name in source["data_files"]):
+        return "data_files behind URLs"
     return None
 
 

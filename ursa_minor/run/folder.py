@@ -77,9 +77,9 @@ def _recipe_to_compare(run_dir: Path, recipe: keys.Recipe) -> keys.Recipe:
     """
     earlier = loading.load_run_recipe(run_dir)
     epochs = earlier.schedule.num_train_epochs
-    if epochs is not None and epochs == recipe.schedule.num_train_epochs:
-        if earlier.schedule.max_steps != recipe.schedule.max_steps:
-            return keys.replace(earlier, max_steps=None)
+    has_same_epochs = epochs is not None and epochs == recipe.schedule.num_train_epochs
+    if has_same_epochs and earlier.schedule.max_steps != recipe.schedule.max_steps:
+        return keys.replace(earlier, max_steps=None)
     return earlier
 
 

@@ -451,7 +451,7 @@ class Corpus:
                 f"{source.folder} {windows_read / source.train.num_windows:.2f} times"
                 for source, windows_read in zip(self.sources, num_read, strict=True)
             ]
-            line += f"; by weight, the run reads {', '.join(times)}"
+            line += f"; the run reads {', '.join(times)}"
         return line
 
     def _describe_text(
