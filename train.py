@@ -32,7 +32,12 @@ from transformers.utils.logging import disable_progress_bar
 from ursa_minor.base import console
 from ursa_minor.base.errors import TrainingStopped
 from ursa_minor.base.run_files import RECIPE
-from ursa_minor.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
+from ursa_minor.base.stopping import (
+    StopRequest,
+    end_with_launcher,
+    raise_on_lost_peer,
+    stop_requests,
+)
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.evaluator import check_prompts, encode_items, read_items
@@ -138,7 +143,11 @@ def train_run(recipe: keys.Recipe, reader_argv: list[str], modes: Mapping[str, A
         items = read_items(recipe.evaluation, accelerator, commits)
 
     with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
-        if recipe.schedule.max_steps is None:
+        if recipe.schedule.max_steps is None:  # it follows from num_train_epochs and the data
+            with stop_requests(recipe.machine.ddp_timeout) as stop:
+                corpus.wait_until_complete(stop)
+                if stop.agreed():
+                    return finish.stopped_before_training(stop, accelerator)
             is_new = not (recipe.saving.run_dir / RECIPE).is_file()
             recipe = corpus.complete_recipe(logs_advice=is_new)
             command_line.check_profile(recipe.schedule.total_steps, modes)

@@ -132,6 +132,20 @@ def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: boo
     return 0
 
 
+def stopped_before_training(stop: StopRequest, accelerator: Accelerator) -> int:
+    """Log that a signal has ended the run while its data was prepared. Return the exit status."""
+    assert stop.signal is not None  # agreed() sets it on every process
+    log.info(
+        f"stopped by {stop.signal.name} before the first step; the same command continues to "
+        f"prepare the data"
+    )
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        mark_as_stopped()
+    accelerator.end_training()
+    return stop.exit_code
+
+
 def mark_as_stopped() -> None:
     """Create the file that scripts/slurm.sh names, so that the script queues the job again.
 

@@ -249,28 +249,34 @@ class Corpus:
             source.refresh()
         return self.complete
 
-    def complete_recipe(self, *, logs_advice: bool) -> keys.Recipe:
-        """Return the recipe with the ``max_steps`` that follow from ``num_train_epochs``.
+    def wait_until_complete(self, stop: StopRequest) -> None:
+        """Wait until all data is prepared in every process, or one of them is asked to stop.
 
-        The number of windows is needed, so this waits until the data is completely prepared. Every
-        process calls this, and gets the same number.
-
-        Args:
-            logs_advice: whether to log settings that are valid but rarely intended.
+        Every process calls this.
 
         Raises:
-            BadInput: the schedule does not fit into the number of steps, or the data could not be
-                prepared.
-            TrainingStopped: the preparation has stopped.
+            BadInput: the data could not be prepared.
+            TrainingStopped: the preparation has stopped, in this or in another process.
         """
-        epochs = self._recipe.schedule.num_train_epochs
-        assert epochs is not None
         if not self.complete:
             log.info(
                 "data     training starts when all data is prepared, because num_train_epochs "
                 "states the length of the run"
             )
-            self.data_wait.until(self.refresh, "num_train_epochs needs all of it")
+        self.data_wait.wait_until_complete(lambda: stop.requested, stop.any_of)
+
+    def complete_recipe(self, *, logs_advice: bool) -> keys.Recipe:
+        """Return the recipe with the ``max_steps`` that follow from ``num_train_epochs``.
+
+        Args:
+            logs_advice: whether to log settings that are valid but rarely intended.
+
+        Raises:
+            BadInput: the schedule does not fit into the number of steps.
+        """
+        assert self.complete  # wait_until_complete() has returned
+        epochs = self._recipe.schedule.num_train_epochs
+        assert epochs is not None
         max_steps = steps_of_epochs(epochs, self.num_train_windows, self._recipe)
         self._recipe = loading.with_max_steps(self._recipe, max_steps, logs_advice=logs_advice)
         return self._recipe
