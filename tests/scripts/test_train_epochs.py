@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import yaml
 from conftest import RECORDED_TRAINING, run_script
 from run_results import TINY_RECIPE, final_state, losses_by_step, read_window_log
 
+from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.recipe import loading
 
 NO_EVALS = ("--eval_steps", "0", "--sample_steps", "0")
@@ -175,3 +178,17 @@ def test_card_of_run_in_epochs_states_steps(finished_epochs):
     run_script("export_model.py", "runs/e", "--out", "exported")
 
     assert "12 of 12" in Path("exported/README.md").read_text()
+
+
+def test_signal_while_data_is_prepared_stops_run(workspace, monkeypatch):
+    def receive_signal(corpus, stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Corpus, "wait_until_complete", receive_signal)
+    command = (*TINY_RECIPE, *EPOCHS, "--run_name", "e")
+
+    result = run_script("train.py", *command, expect=143, URSA_MINOR_STOPPED_FILE="stopped")
+
+    assert "stopped by SIGTERM before the first step" in result.stderr
+    assert Path("stopped").is_file()  # scripts/slurm.sh reads this file
+    assert not Path("runs").exists()

@@ -296,7 +296,6 @@ class FakeRun:
             needed, lambda: list(self.num_windows), lambda: self.stopping, exchange
         )
 
-
     def wait_until_complete(self, any_of=lambda *flags: flags):
         """Wait until all sources are complete."""
         self.data_wait.wait_until_complete(lambda: self.stopping, any_of)
