@@ -42,7 +42,7 @@ class StepsEstimate(NamedTuple):
 
     Attributes:
         steps: the number.
-        basis: a text that states what it was computed from.
+        basis: whether it was counted or estimated, as the end of a sentence.
     """
 
     steps: int
