@@ -127,7 +127,7 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
         return None
     # None if the run was killed between writing model/ and this file.
     finish = read_finish(run_dir)
-    has_checkpoints = bool(checkpoint_files.list_checkpoints(saving.checkpoints))
+    has_checkpoints = bool(checkpoint_files.list_resume_points(saving.checkpoints))
     if has_checkpoints and (finish is None or finish.has_checkpoint):
         return None
 
