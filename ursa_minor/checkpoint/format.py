@@ -174,9 +174,8 @@ def _remove_older(path: Path, keep: int, keep_steps: Collection[int | None]) -> 
     """
     counted = []
     for other in list_checkpoints(path.parent):
-        if is_weights_only(other):
-            files.remove(other / TRAINING)  # what is left if a removal was interrupted
-        elif other.name <= path.name and kept_as(other) != COMPLETE:
+        is_counted = not is_weights_only(other) and kept_as(other) != COMPLETE
+        if other.name <= path.name and is_counted:
             counted.append(other)
     for older in counted[keep:]:
         if step_of(older) in keep_steps:
@@ -187,12 +186,25 @@ def _remove_older(path: Path, keep: int, keep_steps: Collection[int | None]) -> 
             files.remove(older)
 
 
+def clear_interrupted(folder: Path) -> None:
+    """Remove what killed processes have left in the checkpoints of a run.
+
+    Call this only while holding the lock of the run folder.
+    """
+    clear_partial(folder)
+    for path in list_checkpoints(folder):
+        if kept_as(path):
+            clear_partial(path)
+        if is_weights_only(path):
+            files.remove(path / TRAINING)
+
+
 def _remove_training(path: Path) -> None:
     """Turn a complete checkpoint into one that contains only a model.
 
     The manifest is replaced first. From then on, ``training/`` does not belong to the checkpoint.
+    If the process is killed then, ``clear_interrupted`` removes it.
     """
-    clear_partial(path)  # a manifest that a killed process has not completed
     manifest = files.read_json(path / MANIFEST)
     rows = manifest["files"]
     manifest["files"] = {

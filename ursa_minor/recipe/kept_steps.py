@@ -58,7 +58,7 @@ def _problem_of_item(item: Any) -> str | None:
         return f"{RULE}. {shorten(item)} is neither"
     point = POINT.fullmatch(item[:MAX_LENGTH])
     if point is None or len(item) > MAX_LENGTH:
-        if POINT.fullmatch(item.removeprefix("-")):
+        if item.startswith("-") and POINT.fullmatch(item[1:]):
             return f"{RULE}. {shorten(item)} is negative"
         return f"{RULE}. {shorten(item)} is neither{did_you_mean(item.lower(), [LOG2])}"
     number, suffix = point.groups()

@@ -179,7 +179,7 @@ def locked(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     )
     with files.locked(run_dir / files.LOCK_FILE, busy, users="trainers"):
         clear_partial(run_dir)
-        clear_partial(saving.checkpoints)
+        checkpoint.clear_interrupted(saving.checkpoints)
         recipe_file = run_dir / RECIPE
         text = keys.as_yaml(recipe)
         is_other_recipe = recipe_file.is_file() and recipe_file.read_bytes() != text.encode()
