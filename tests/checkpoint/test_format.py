@@ -908,6 +908,84 @@ def test_killed_rotation_leaves_checkpoint_or_model(tmp_path, monkeypatch, funct
     assert checkpoint_files.is_weights_only(path)
 
 
+def keeping(
+    run_dir: Path, training: Training, on_disk: Callable = lambda path: None, **changes
+) -> resume.Checkpoints:
+    """Return ``saving`` for a run that keeps the weights of steps 0 to 2."""
+    checkpoints = saving(run_dir, training)
+    kept = {"keep_checkpoints": ["0", "1", "2"], "keep_optimizer": False}
+    checkpoints.recipe = keys.replace(checkpoints.recipe, **kept, **changes)
+    checkpoints.on_disk = on_disk
+    return checkpoints
+
+
+def test_stop_at_kept_weights_saves_complete_checkpoint(tmp_path):
+    path = tmp_path / "checkpoints" / "step-00000002"
+    state = RunState(10, 1, step=2)
+    with keeping(tmp_path, make_training()) as checkpoints:
+        checkpoints.keep(state)
+        checkpoints.finish()
+        has_only_weights = checkpoint_files.is_weights_only(path)
+        checkpoints.save(state)
+        checkpoints.keep(state)
+
+    assert has_only_weights
+    assert checkpoint_files.find_problem(path) is None
+    assert checkpoint_files.kept_as(path) == WEIGHTS
+
+
+def test_resumed_checkpoint_becomes_kept(tmp_path):
+    """The run is resumed with ``keep_checkpoints``, with which it did not start."""
+    path = save(tmp_path / "checkpoints", 2)
+    with keeping(tmp_path, make_training()) as checkpoints:
+        checkpoints.saved_step = 2
+        checkpoints.resumed_step = 2
+        checkpoints.keep(RunState(10, 1, step=2))
+
+    assert checkpoint_files.find_problem(path) is None
+    assert checkpoint_files.kept_as(path) == WEIGHTS
+
+
+def test_consumed_data_does_not_wait_for_kept_weights(tmp_path):
+    folder = tmp_path / "checkpoints"
+    for step in (0, 1, 2):
+        save_weights(folder, step)
+    for step in (30, 40, 50):
+        save(folder, step)
+
+    with keeping(tmp_path, make_training()) as checkpoints:
+        oldest = checkpoints.oldest_step(RunState(100, 1, step=50, best_step=30))
+        save(folder, 10, kept=COMPLETE)
+        oldest_with_complete = checkpoints.oldest_step(RunState(100, 1, step=50, best_step=10))
+
+    assert oldest == 40
+    assert oldest_with_complete == 10
+
+
+@pytest.mark.parametrize(("strategy", "is_pushed"), [("all_checkpoints", True), ("end", False)])
+def test_kept_checkpoints_are_pushed_with_all_checkpoints(tmp_path, strategy, is_pushed):
+    pushed: list[Path] = []
+    changes = {"push_to_hub": True, "hub_strategy": strategy}
+    with keeping(tmp_path, make_training(), pushed.append, **changes) as checkpoints:
+        checkpoints.keep(RunState(10, 1, step=1))
+
+    assert [path.name for path in pushed] == ["step-00000001"] * is_pushed
+
+
+def test_kept_checkpoint_that_does_not_fit_is_reported(tmp_path, monkeypatch, caplog):
+    def raise_disk_full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with keeping(tmp_path, make_training()) as checkpoints:
+        checkpoints.save(RunState(10, 1, step=1))
+        checkpoints.finish()
+        monkeypatch.setattr(checkpoint, "save_file", raise_disk_full)
+        checkpoints.keep(RunState(10, 1, step=2))
+
+    assert "the checkpoint of step 2 was not saved" in caplog.text
+    assert steps_in(tmp_path / "checkpoints") == [1]
+
+
 def test_best_checkpoint_stays_complete(tmp_path):
     for step in (1, 2, 3):
         save(tmp_path, step, kept=WEIGHTS)

@@ -116,9 +116,7 @@ def test_keep_optimizer_needs_kept_checkpoints():
 def test_values_mean_steps(points, expected):
     """The run has 10 steps of 100 tokens."""
     assert kept_steps.all_kept(points, 10, 100) == expected
-    kept = [
-        step for step in range(11) if kept_steps.is_kept(points, step, 100, is_last=step == 10)
-    ]
+    kept = [step for step in range(11) if kept_steps.is_kept(points, step, 100, is_last=step == 10)]
     assert kept == expected
 
 

@@ -267,6 +267,19 @@ def test_length_that_changes_past_rates_is_rejected(finished_run):
     assert "max_steps = 20" in result.stderr
 
 
+def test_extended_run_keeps_checkpoints_by_same_rule(workspace):
+    schedule = ("--lr_scheduler_type", "wsd", "--decay_ratio", "0.3")
+    kept = ("--keep_checkpoints", "log2", "10", "18", "--keep_optimizer", "false")
+    run_script("train.py", *TINY_RECIPE, *NO_EVALS, *schedule, *kept, "--run_name", "r")
+    steps = checkpoint_steps("r")
+
+    run_script("train.py", "--recipe", "runs/r/recipe.yaml", "--extend_steps", "8")
+
+    assert steps == [12, 10, 9, 8, 4, 2, 1, 0]
+    assert checkpoint_steps("r") == steps
+    assert checkpoint_steps("r-20") == [20, 18, 16, 14, 10, 8]
+
+
 def test_extending_missing_run_is_rejected(workspace):
     flags = (*TINY_RECIPE, "--run_name", "r", "--extend_steps", "5")
 
@@ -326,7 +339,10 @@ def kept_contents(run_name: str) -> dict[str, bytes]:
             continue
         paths = {path for path in checkpoint_folder.rglob("*") if path.is_file()}
         if (checkpoint_folder / "training").exists():
-            paths -= {checkpoint_folder / "training/state.json", checkpoint_folder / "manifest.json"}
+            paths -= {
+                checkpoint_folder / "training/state.json",
+                checkpoint_folder / "manifest.json",
+            }
         for path in paths:
             contents[path.relative_to(folder).as_posix()] = path.read_bytes()
     return contents
@@ -608,6 +624,36 @@ def test_early_stopped_run_can_be_continued(overfitted_run):
     run_script("train.py", *suggested_flags(suggestion))
     assert validation_losses("r") == whole_losses
     assert final_state("r") == final_state("whole")
+
+
+def test_last_step_of_early_stopped_run_stays_kept(overfitted_run):
+    kept = ("--keep_checkpoints", "log2", "--keep_optimizer", "false", "--save_steps", "1")
+    patience = ("--load_best_model_at_end", "false", "--early_stopping_patience")
+    flags = (*PATIENT, *kept, "--eval_steps", "1", *patience)
+
+    run_script("train.py", *flags, "3")
+    end = max(validation_losses("r"))
+    run_script("train.py", *flags, "0")
+
+    assert end == 9
+    assert checkpoint_steps("r") == sorted({0, 1, 2, 4, 8, 11, 12, end}, reverse=True)
+    assert checkpoint_files.is_weights_only(checkpoint_path("r", end))
+
+
+def test_best_weights_of_a_kept_checkpoint_are_loaded(overfitted_run):
+    """The run searches the best weights only after its resumption."""
+    kept = ("--keep_checkpoints", "log2", "--keep_optimizer", "false", "--save_steps", "5")
+    flags = (*OVERFITTING_FLAGS, *kept, "--run_name", "r", "--load_best_model_at_end")
+    recorded = (RECORDED_TRAINING, *flags, "false", "--eval_steps", "4")
+    run_script(*recorded, expect=-9, KILL_AT="step:12", LEDGER="k.ledger")
+    best = min(validation_losses("r"), key=validation_losses("r").__getitem__)
+    assert best in (4, 8)
+
+    run_script("train.py", *flags, "true", "--eval_steps", "1000")
+
+    path = checkpoint_path("r", best)
+    assert checkpoint_files.is_weights_only(path)
+    assert load_weights(Path("runs/r/model")) == load_weights(path)
 
 
 def test_extension_resets_early_stopping(overfitted_run):

@@ -152,7 +152,7 @@ class Finish:
         step: updates attempted.
         since_best: number of evaluations after the lowest validation loss if early stopping ended
             the run, else 0.
-        has_checkpoint: whether a checkpoint of ``step`` was saved.
+        has_checkpoint: whether a complete checkpoint of ``step`` was saved.
         weights_step: the step of the weights in ``model/``, or None if it is ``step``.
         origin: the checkpoint that the run started from (``resume_from_checkpoint``), or None. The
             keys are ``checkpoint``, its name, and ``sha256``, that of its weights.

@@ -5,6 +5,7 @@ steps, and numbers of tokens with the suffix K, M or B. A number of tokens means
 reaches it.
 """
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -93,6 +94,11 @@ def listed_steps(points: Sequence[str], tokens_per_step: int) -> dict[str, int]:
     return steps
 
 
+@functools.cache
+def _set_of_steps(points: tuple[str, ...], tokens_per_step: int) -> frozenset[int]:
+    return frozenset(listed_steps(points, tokens_per_step).values())
+
+
 def is_kept(points: Sequence[str], step: int, tokens_per_step: int, *, is_last: bool) -> bool:
     """Return whether the checkpoint of a step is kept.
 
@@ -105,7 +111,7 @@ def is_kept(points: Sequence[str], step: int, tokens_per_step: int, *, is_last: 
     is_zero_or_power_of_two = step & (step - 1) == 0
     if LOG2 in points and (is_zero_or_power_of_two or is_last):
         return True
-    return step in listed_steps(points, tokens_per_step).values()
+    return step in _set_of_steps(tuple(points), tokens_per_step)
 
 
 def all_kept(points: Sequence[str], max_steps: int, tokens_per_step: int) -> list[int]:

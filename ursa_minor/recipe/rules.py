@@ -63,7 +63,12 @@ def key_problem(name: str, value: Any) -> str | None:
     for item in items:
         if choices and item not in choices:
             return f"must be {join_or(choices)}{did_you_mean(item, choices)}"
-    if metadata["path"] == "folder" and paths.is_url(value):
+    return _rule_of_text(name, value)
+
+
+def _rule_of_text(name: str, value: Any) -> str | None:
+    """Return the rule that the text of a key breaks, or None. Other values break none."""
+    if keys.FIELDS[name].metadata["path"] == "folder" and paths.is_url(value):
         return "must be a folder on this machine, not a URL"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"
