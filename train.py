@@ -270,6 +270,9 @@ def train(  # noqa: C901  (the loop shows every decision of a step)
                     checkpoints.save(state)
                     loader.delete_consumed(checkpoints.oldest_step(state))
                     budget.count(CHECKPOINT)
+                elif checkpoints.is_kept(state):
+                    checkpoints.keep(state)
+                    budget.count(CHECKPOINT)
             if last:
                 stopping = stop.agreed()
                 break

@@ -313,6 +313,8 @@ def wrong_values(name):
     key_type = keys.KEY_TYPES[name]
     values_by_type = {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}
     values = [{"a": 1}, *values_by_type.get(key_type, ["x", [5], 5])]
+    if name == "keep_checkpoints":  # a list of numbers and texts, or one of them
+        values = [{"a": 1}, "x", ["x"], 5.5]
     if name not in keys.OPTIONAL_KEYS:
         values.append(None)
     if key_type is not bool:

@@ -578,6 +578,26 @@ def test_estimate_of_llama_equals_that_of_init_from(capsys, tmp_path):
     assert continued_row == row
 
 
+@pytest.mark.parametrize(("keep_optimizer", "bytes_per_weight"), [(True, 12), (False, 4)])
+def test_kept_checkpoints_are_part_of_disk_use(tmp_path, capsys, keep_optimizer, bytes_per_weight):
+    flags = {"keep_checkpoints": ["0", "0.5B", "1B", "100B"], "keep_optimizer": keep_optimizer}
+    recipe = load_recipe(**flags)
+    all_kept = load_recipe(**flags, save_total_limit=0, save_steps=1908)  # step 1908 reaches 1B
+    kept_bytes = bytes_per_weight * 124_475_904
+
+    assert estimate.kept_checkpoints(recipe) == (3, 3 * kept_bytes)
+    assert estimate.kept_checkpoints(all_kept) == (2, 2 * kept_bytes)
+    without = estimate.written_bytes(load_recipe())
+    assert estimate.written_bytes(recipe)[0] == without[0] + 3 * kept_bytes
+
+    words = ("--card", "a6000", "--recipe", write_recipe(tmp_path / "kept.yaml", **flags))
+    row = read_estimate(capsys, *words)
+    output = " ".join(print_estimate(capsys, *words).split())
+    assert row["checkpoint_bytes"] == without[0] + 3 * kept_bytes
+    assert "3 checkpoints kept by keep_checkpoints" in output
+    assert f"{3 * kept_bytes / 1e9:.3g} GB" in output
+
+
 def test_written_bytes_are_checkpoints_and_shards():
     checkpoint_bytes = 12 * 124_475_904
     token_bytes = 2 * 19073 * 524288

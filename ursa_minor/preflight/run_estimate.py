@@ -45,8 +45,9 @@ def estimate_run(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, price_per_hour:
 
     Returns:
         A JSON object. It always has the keys ``card``, ``count``, ``compiled``, ``parameters``,
-        ``flops_per_token``, ``tokens``, ``fits`` (whether the memory suffices) and ``shared_out``
-        (whether weights are sharded over the GPUs). If it fits, it also has
+        ``flops_per_token``, ``tokens``, ``checkpoint_bytes`` (the most that all checkpoints take
+        on disk), ``fits`` (whether the memory suffices) and ``shared_out`` (whether weights are
+        sharded over the GPUs). If it fits, it also has
 
         - ``per_device_train_batch_size``, ``gradient_accumulation_steps``,
           ``gradient_checkpointing``
@@ -69,6 +70,7 @@ def estimate_run(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, price_per_hour:
         "parameters": shape.parameters,
         "flops_per_token": shape.flops_per_token,
         "tokens": tokens,
+        "checkpoint_bytes": estimate.written_bytes(recipe)[0],
         "fits": bool(largest),
         "shared_out": "weights" in memory_options["shards"],
     }
@@ -186,11 +188,32 @@ def describe(recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
     }
     if row["fits"]:
         texts |= _describe_fitting_run(recipe, gpu, row)
+    if recipe.saving.keep_checkpoints:
+        texts["checkpoints"] = describe_kept(recipe)
     texts["GPT-2 124M"] = _measured_speeds(gpu)
 
     title = f"{recipe.saving.name} on {row['count']} x {gpu.name}"
     lines = [labeled(label, text) for label, text in texts.items()]
     return "\n".join([title, "", *lines, "", SOURCES])
+
+
+def describe_kept(recipe: keys.Recipe) -> str:
+    """Return the disk use of the checkpoints that ``keep_checkpoints`` keeps, as text."""
+    num_kept, kept_bytes = estimate.kept_checkpoints(recipe)
+    kept = pluralize(num_kept, "checkpoint", "checkpoints")
+    contents = "complete" if recipe.saving.keep_optimizer else "weights only"
+    most_bytes, _shard_bytes = estimate.written_bytes(recipe)
+    return (
+        f"{kept} kept by keep_checkpoints ({contents}): {gigabytes(kept_bytes)}; with the others "
+        f"at most {gigabytes(most_bytes)} on disk"
+    )
+
+
+def gigabytes(size: float) -> str:
+    """Return a number of bytes in GB, or in MB if it is small."""
+    if size < 1e9:
+        return f"{rounded(size / 1e6)} MB"
+    return f"{rounded(size / 1e9)} GB"
 
 
 def _data_sheet(gpu: gpus.Gpu) -> str:

@@ -770,6 +770,17 @@ class Saving:
     save_total_limit: int = runtime_key(
         2, "Number of newest checkpoints to keep, at least 2. 0 keeps all of them.", (0, 10**6)
     )
+    keep_checkpoints: list[str] | None = runtime_key(
+        None,
+        "Checkpoints to keep for a learning curve, in addition to save_total_limit: log2 (steps 0, "
+        "1, 2, 4, ... and the last one), steps (100), and tokens with K, M or B (10M, 1.5B).",
+    )
+    keep_optimizer: bool = runtime_key(
+        True,
+        "Keep the checkpoints of keep_checkpoints complete. With false, they contain only the "
+        "model, and a run cannot be resumed from them.",
+        effect=(KeyIsSet("keep_checkpoints", "log2"),),
+    )
     output_dir: str | None = runtime_key(
         None, "Run folder. Without it, the run folder is runs/<run_name>.", path="folder"
     )

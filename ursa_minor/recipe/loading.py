@@ -16,7 +16,7 @@ import yaml
 from ursa_minor.base import checkpoint_files, paths, run_files, wording
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import did_you_mean, shorten
-from ursa_minor.recipe import data_source, other_flags, places, rules, sizes
+from ursa_minor.recipe import data_source, kept_steps, other_flags, places, rules, sizes
 from ursa_minor.recipe.keys import (
     ABSENT,
     FIELDS,
@@ -173,11 +173,16 @@ def _length_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
-    """Convert strings that are numbers to numbers, also in the sources of a mixture."""
+    """Convert strings that are numbers to numbers, also in the sources of a mixture.
+
+    The numbers in keep_checkpoints, whose items are texts such as 10M, become texts.
+    """
     converted = {}
     for name, value in values.items():
         is_number = name == "weight" or name in NUMBER_KEYS
         converted[name] = rules.number_of(value) if is_number else value
+    if "keep_checkpoints" in converted:
+        converted["keep_checkpoints"] = kept_steps.as_texts(converted["keep_checkpoints"])
     sources = converted.get("sources")
     if isinstance(sources, list):
         converted["sources"] = [
@@ -428,9 +433,7 @@ def _how_to_train_longer(before: Mapping[str, Any], max_steps: int, recipe: Reci
     command = f"python train.py --recipe {paths.quoted(run_dir / run_files.RECIPE)}"
     planned_steps = before["max_steps"]
     finish = run_files.read_finish(run_dir)
-    has_checkpoint = any(
-        run_files.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*")
-    )
+    has_checkpoint = bool(checkpoint_files.list_resume_points(recipe.saving.checkpoints))
     is_extendable = before["lr_scheduler_type"] in EXTENDABLE_SCHEDULES
 
     if finish and finish.stopped_early:

@@ -14,7 +14,7 @@ from typing import Any
 from ursa_minor.base import paths
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import did_you_mean, join_or, shorten
-from ursa_minor.recipe import data_source, keys, reference_curves
+from ursa_minor.recipe import data_source, kept_steps, keys, reference_curves
 from ursa_minor.recipe.source_kind import URL_SCHEMES, SourceKind, source_kind
 
 # Numbers such as 6e-4 and 1e5. PyYAML follows YAML 1.1, which requires a point and a sign in
@@ -50,6 +50,8 @@ def key_problem(name: str, value: Any) -> str | None:
     is_auto = value == "auto" and name in keys.AUTO_KEYS
     if is_none or is_auto:
         return None
+    if name == "keep_checkpoints":
+        return kept_steps.find_problem(value)
     if not _has_type(value, value_type):
         return _type_rule(name, value)
     if value_type in (int, float):
@@ -62,7 +64,12 @@ def key_problem(name: str, value: Any) -> str | None:
     for item in items:
         if choices and item not in choices:
             return f"must be {join_or(choices)}{did_you_mean(item, choices)}"
-    if metadata["path"] == "folder" and paths.is_url(value):
+    return _rule_of_text(name, value)
+
+
+def _rule_of_text(name: str, value: Any) -> str | None:
+    """Return the rule that the text of a key breaks, or None. Other values break none."""
+    if keys.FIELDS[name].metadata["path"] == "folder" and paths.is_url(value):
         return "must be a folder on this machine, not a URL"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"

@@ -95,11 +95,12 @@ def finish_of(state: RunState, recipe: keys.Recipe, weights_step: int) -> Finish
     Args:
         weights_step: the step of the weights in ``model/``, the best or the last.
     """
+    path = recipe.saving.checkpoints / step_name(state.step)
     stops_early = state.stops_early(recipe.evaluation.early_stopping_patience)
     return Finish(
         step=state.step,
         since_best=state.since_best if stops_early else 0,
-        has_checkpoint=(recipe.saving.checkpoints / step_name(state.step)).is_dir(),
+        has_checkpoint=path.is_dir() and not checkpoint_files.is_weights_only(path),
         weights_step=weights_step if weights_step != state.step else None,
         origin=state.origin,
         max_steps=recipe.schedule.total_steps,
@@ -114,8 +115,10 @@ def describe_contents(saving: keys.Saving) -> str:
         if path.is_file() and path.stat().st_size:
             names.append(name)
     text = ", ".join(names)
-    if checkpoint_files.list_checkpoints(saving.checkpoints):
+    if checkpoint_files.list_resume_points(saving.checkpoints):
         return f"{text}, and checkpoints/ to resume from"
+    if checkpoint_files.list_checkpoints(saving.checkpoints):
+        return f"{text}, and checkpoints/ with weights"
     return text
 
 

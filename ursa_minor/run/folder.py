@@ -145,7 +145,7 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
     finish = read_finish(run_dir)
     if _may_have_other_length(recipe):
         return None  # the data is opened first, and then the lengths are compared
-    has_checkpoints = bool(checkpoint_files.list_checkpoints(saving.checkpoints))
+    has_checkpoints = bool(checkpoint_files.list_resume_points(saving.checkpoints))
     if has_checkpoints and (finish is None or finish.has_checkpoint):
         return None
 
@@ -206,7 +206,7 @@ def locked(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     )
     with files.locked(run_dir / files.LOCK_FILE, busy, users="trainers"):
         clear_partial(run_dir)
-        clear_partial(saving.checkpoints)
+        checkpoint.clear_interrupted(saving.checkpoints)
         recipe_file = run_dir / RECIPE
         text = keys.as_yaml(recipe)
         is_other_recipe = recipe_file.is_file() and recipe_file.read_bytes() != text.encode()

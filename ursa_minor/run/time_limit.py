@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 
 from ursa_minor.base.run_files import RECIPE
 from ursa_minor.optim.schedule import Length, shorten
-from ursa_minor.recipe import keys
+from ursa_minor.recipe import kept_steps, keys
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class TimeBudget:
     ):
         self._schedule = recipe.schedule
         self._saving = recipe.saving
+        self._tokens_per_step = recipe.batch.tokens_per_step
         self._intervals = {
             VALIDATION: recipe.evaluation.eval_steps,
             TASKS: recipe.evaluation.task_steps,
@@ -160,6 +161,8 @@ class TimeBudget:
         times = {activity: self._times(activity, step, end) for activity in self._intervals}
         if self._saving.load_best_model_at_end:  # each validation may save a checkpoint
             times[CHECKPOINT] += times[VALIDATION]
+        kept = kept_steps.all_kept(self._saving.keep_checkpoints or (), end, self._tokens_per_step)
+        times[CHECKPOINT] += sum(kept_step >= step for kept_step in kept)
         return sum(times[activity] * self._seconds_of(activity) for activity in times)
 
     def _times(self, activity: str, step: int, end: int) -> int:
