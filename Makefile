@@ -36,14 +36,19 @@ UV := $(shell command -v uv || ls $(BIN)/uv 2>/dev/null)
 INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
 # Parallel tests: one per core. Each needs a gigabyte of memory.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 16))')
+# The tests that `make test` runs.
+MARKERS ?= not slow
 
 .DEFAULT_GOAL := help
 .PHONY: help environment venv locked uv notebook lock uvlock check-setup gpu-status gpu-hot presets card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check programs format clean
 
-help: ## list the targets
-	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{sub(/ .*/, "", $$1); printf "make %-14s %s\n", $$1, $$2}'
+help:
+	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z -]+:.*## / {sub(/ .*/, "", $$1); printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "CONTRIBUTING.md lists the other targets."
 
-environment venv: $(if $(LOCKED),locked,$(VENV)/.installed) ## create .venv and install requirements.txt (LOCKED=1: use uv to install the versions and hashes of uv.lock)
+##@ Start
+environment venv: $(if $(LOCKED),locked,$(VENV)/.installed) ## install the packages into .venv (once, some minutes)
 	@echo "$(VENV) is ready. Next: source $(VENV)/bin/activate"
 
 locked:
@@ -51,13 +56,13 @@ locked:
 	$(UV) sync --locked --no-config
 	touch $(VENV)/.installed
 
-uv: $(VENV)/.installed ## install uv into .venv; the other targets then use it
+uv: $(VENV)/.installed
 	$(INSTALL) uv
 
 notebook: $(VENV)/.installed-notebook ## open notebooks/ in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-lock uvlock: ## update uv.lock, with hashes, from the public index only
+lock uvlock:
 	$(if $(UV),,$(error uv is not installed. Run make uv))
 	env -u UV_INDEX -u UV_DEFAULT_INDEX -u UV_INDEX_URL -u UV_FIND_LINKS $(UV) lock --no-config --default-index https://pypi.org/simple
 
@@ -68,59 +73,62 @@ THREADS = $(if $(CARD),,--num_cpu_threads_per_process $(shell $(BIN)/python -c '
 LAUNCH = $(BIN)/python -c 'import signal; signal.signal(signal.SIGINT, lambda *_: None); \
 	from accelerate.commands.accelerate_cli import main; main()' launch --quiet
 
-train: $(VENV)/.installed ## train the quickstart, or another recipe (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt")
+train: $(VENV)/.installed ## train the quickstart (RECIPE=... FLAGS="...": another run)
 	@echo accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 	@$(LAUNCH) $(THREADS) --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 
-post-train: $(VENV)/.installed-post ## pre-train a small GPT-2 on addition, then improve it with a reward (FLAGS: flags of post_train.py)
+##@ Train
+post-train: $(VENV)/.installed-post ## train on addition, then improve with a reward
 	$(BIN)/python scripts/addition.py
 	$(BIN)/accelerate launch --quiet --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe recipes/addition.yaml
 	$(BIN)/python post_train.py --config recipes/post/addition.yaml $(FLAGS)
 
-ddp-train: $(VENV)/.installed ## train gpt2_124m_openwebtext on all GPUs (GPUS=0,1: on these two), or the quickstart with 2 CPU processes if there is no GPU
+ddp-train: $(VENV)/.installed ## train on all GPUs, or with 2 CPU processes (GPUS=0,1)
 ifeq ($(strip $(CARD)),)
 	ACCELERATE_USE_CPU=true $(BIN)/torchrun --nproc_per_node $(call quoted,$(NGPUS)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 else
 	$(BIN)/accelerate launch --quiet --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(call quoted,$(DDP_RECIPE)) $(FLAGS)
 endif
 
-stop kill-gpu: ## stop the runs of this folder after they have saved a checkpoint (RUN=runs/name: only this run); other programs on the GPUs continue
+stop kill-gpu: ## save and stop the runs of this folder (RUN=runs/NAME: one)
 	@$(PYTHON) scripts/stop.py $${STOP_RUN:+"$$STOP_RUN"}
 
-check-setup: $(VENV)/.installed ## check whether this machine can train (FLAGS="--estimate --all_cards": estimate a run on each GPU model)
+##@ GPUs
+check-setup: $(VENV)/.installed ## check whether this machine can train
 	$(BIN)/python check_setup.py $(FLAGS)
 
-gpu-status: ## show utilization, memory, power and temperature of each GPU
+gpu-status: ## show use, memory, power and temperature of each GPU
 	@table=$$($(NVIDIA_SMI) --query-gpu=index,name,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu \
 		--format=csv,noheader 2>/dev/null) && echo "$$table" | awk -F ', ' \
 		'BEGIN {row = "%-4s %-32s %6s %12s %12s %10s %5s\n"; printf row, "GPU", "name", "use", "memory", "of", "power", "°C"} \
 		{printf row, $$1, $$2, $$3, $$4, $$5, $$6, $$7}' || echo "no NVIDIA driver was found"
 
-gpu-hot: $(VENV)/.installed ## compute matrix products on every GPU, to warm it up or to test it (SECONDS=60; 0: until Ctrl-C; GPUS=0,1)
+gpu-hot: $(VENV)/.installed
 	@$(BIN)/python scripts/gpu_hot.py $(call quoted,$(SECONDS))
 
-presets: $(VENV)/.installed ## regenerate accelerate_configs/, the tables of GPUs and of keys (docs/configuration.md), notebooks/walkthrough.ipynb and the golden file of recipes
+card-report: $(VENV)/.installed ## measure your GPU in 5 minutes, to send us the row
+	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
+
+##@ Develop
+presets: $(VENV)/.installed ## write the generated files (CONTRIBUTING.md)
 	$(BIN)/python benchmarks/estimate_cards.py --write >/dev/null
 	$(BIN)/python scripts/keys_table.py
 	$(BIN)/python scripts/resolved_recipes.py
 	$(BIN)/python scripts/walkthrough_notebook.py
 
-card-report: $(VENV)/.installed ## measure tokens/s, MFU and peak memory of GPT-2 124M on your GPU (5 minutes), and print the row to send us
-	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
-
 test: $(VENV)/.installed-dev ## run the tests (about 3 minutes on 2 cores)
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
+	$(BIN)/python -m pytest -m $(call quoted,$(MARKERS)) -n $(WORKERS)
 
-test-slow: $(VENV)/.installed-slow ## run the long tests: kills at random steps, comparisons with other programs
+test-slow: $(VENV)/.installed-slow ## run the long tests (about an hour)
 	$(BIN)/python -m pytest -m slow
 
-test-post: $(VENV)/.installed-test-post ## run the tests that need TRL: rewards, chat, TRL's command line with our files (3 minutes)
+test-post: $(VENV)/.installed-test-post
 	$(BIN)/python -m pytest -m post
 
-test-faults: $(VENV)/.installed-dev ## run the fault-injection tests: corrupted files, kills, full disks, fuzzing, faulty servers (FULL=1: all of them; SEED=7; TREE=another checkout)
+test-faults: $(VENV)/.installed-dev
 	$(BIN)/python tests/fault_injection/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(call quoted,$(TREE))) $(if $(SEED),--seed $(call quoted,$(SEED))) --json benchmarks/results/
 
-check: $(VENV)/.installed-dev ## check format, lint, spelling, types, shell scripts and layout rules
+check: $(VENV)/.installed-dev ## check format, lint, spelling, types and layout
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
@@ -132,7 +140,7 @@ format: $(VENV)/.installed-dev ## format the files as `make check` requires
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-programs: $(VENV)/.installed-dev ## load our models in llama.cpp, mlx-lm and other programs, and write the table of docs/export.md (an hour; PROGRAMS="mlx-lm": only this one)
+programs: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.programs $(if $(PROGRAMS),--only $(PROGRAMS))
 
 clean: ## delete .venv, but not data/ and runs/

@@ -129,7 +129,7 @@ def test_missing_bitsandbytes_is_refused_with_install_command(monkeypatch):
 
 
 def test_suggested_bitsandbytes_version_is_tested():
-    requirements = (ROOT / "requirements/dev.txt").read_text().split()
+    requirements = (ROOT / "constraints.txt").read_text().split()
 
     assert optimizers.BITSANDBYTES_REQUIREMENT in requirements
     assert optimizers.BITSANDBYTES_REQUIREMENT.startswith("bitsandbytes==")

@@ -27,7 +27,7 @@ import prepare_data
 from scripts import walkthrough_notebook
 from ursa_minor.recipe import command_line, loading
 
-PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", ".github/CONTRIBUTING.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
 PAGES += [ROOT / name for name in ("accelerate_configs/README.md", "recipes/README.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 
@@ -278,14 +278,14 @@ def test_local_commands_of_readme_run(documented_folder):
 
 @pytest.mark.slow
 def test_five_minute_experiment_is_compared(documented_folder):
-    outputs = [run_command(command) for command in read_commands(ROOT / "AGENTS.md")]
+    outputs = [run_command(command) for command in read_commands(ROOT / "CONTRIBUTING.md")]
 
     assert "learning_rate" in outputs[-1]
     assert Path("runs/compare.png").is_file()
 
 
 OTHER_PAGES = [page for page in PAGES if any(map(runs_locally, read_commands(page)))]
-OTHER_PAGES = [page for page in OTHER_PAGES if page.name not in ("README.md", "AGENTS.md")]
+OTHER_PAGES = [page for page in OTHER_PAGES if page.name not in ("README.md", "CONTRIBUTING.md")]
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def read_ranges(text: str) -> dict[str, SpecifierSet]:
 def check_packages(
     ranges: dict[str, SpecifierSet], installed: dict[str, str | None]
 ) -> list[Check]:
-    """Compare installed packages with the ranges of versions that were tested.
+    """Compare installed packages with the ranges of versions in requirements.txt.
 
     Args:
         installed: the version of each package, or None if it is not installed.
@@ -103,7 +103,7 @@ def check_packages(
         elif problem:
             problems.append(Check(name, ERROR, f"{version} is installed: {problem}", fix))
         elif not versions.contains(version, prereleases=True):
-            text = f"{version} is installed; the tests were run with {versions}"
+            text = f"{version} is installed; requirements.txt permits {versions}"
             problems.append(Check(name, WARNING, text, fix))
 
     listed = ", ".join(f"{name} {installed[name]}" for name in ranges if installed.get(name))
