@@ -1,8 +1,8 @@
 r"""Score a model on tasks: a run, a model folder, or any causal language model of the Hub.
 
     python eval_tasks.py --model runs/gpt2_124m --tasks lambada_openai arc_easy
-    accelerate launch --multi_gpu eval_tasks.py --model openai-community/gpt2 --tasks blimp \
-        --output scores.jsonl
+    accelerate launch --quiet --multi_gpu eval_tasks.py --model openai-community/gpt2 \
+        --tasks blimp --output scores.jsonl
 
 For each task the script prints a table, with standard errors, published scores of other models and
 the score of random guessing, and then one JSON line on standard output.

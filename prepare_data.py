@@ -188,7 +188,9 @@ def print_offline_instructions(
     options = shlex.join(word for word in argv if word != "--prefetch")
     home = shlex.quote(constants.HF_HOME)
     print(f"Copy this folder, the installed packages, and: {unique_paths}")
-    print("Then train without a network (accelerate launch train.py takes the same options):")
+    print(
+        "Then train without a network (accelerate launch --quiet train.py takes the same options):"
+    )
     print(f"HF_HUB_OFFLINE=1 HF_HOME={home} python train.py {options}")
 
 

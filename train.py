@@ -1,6 +1,6 @@
 """Pre-train GPT-2 from a recipe. ``train`` contains the training loop and every decision of a step.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml train.py \
+    accelerate launch --quiet --config_file accelerate_configs/cpu.yaml train.py \
         --recipe recipes/quickstart.yaml
     python train.py --recipe recipes/own_text.yaml --data_files my.txt --max_steps 500
 

@@ -506,7 +506,9 @@ def test_estimate_uses_gpus_of_this_machine(capsys, monkeypatch):
     for phrase in ("855 M per token", "weights 0.5", "% MFU", " kWh", "at 3.2 per hour"):
         assert phrase in output
     assert "are estimated (accuracy: docs/cards.md" in output
-    launch = "accelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe"
+    launch = (
+        "accelerate launch --quiet --config_file accelerate_configs/a6000_x4.yaml train.py --recipe"
+    )
     assert f"\n{launch}" in output
 
 

@@ -32,6 +32,13 @@ PAGES += [ROOT / name for name in ("accelerate_configs/README.md", "recipes/READ
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 
 
+# Files with commands that users copy, and those whose commands are not ours to change: recorded
+# ones, and descriptions of older versions.
+COMMAND_SUFFIXES = (".cfg", ".ipynb", ".jinja", ".md", ".py", ".sh", ".yaml", ".yml")
+COMMAND_FILES = ("Dockerfile", "Makefile")
+RECORDED_COMMANDS = ("CHANGELOG.md", "README.md", "benchmarks/results/", "tests/")
+
+
 # ---- the commands of a page
 
 
@@ -110,6 +117,27 @@ def test_commands_of_a_page_are_valid(page, monkeypatch):
 
     for command in read_commands(page):
         PARSERS[command.script](command.words)
+
+
+def test_launch_commands_end_with_our_message():
+    """Without --quiet, accelerate prints a traceback below the message of a failed script."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    command = re.compile(r"accelerate launch (?!--quiet)(--\w|[\w/]+\.py)")
+
+    lines = []
+    for name in listed.stdout.split("\0"):
+        path = ROOT / name
+        is_checked = path.suffix in COMMAND_SUFFIXES or path.name in COMMAND_FILES
+        if is_checked and not name.startswith(RECORDED_COMMANDS):
+            lines += [
+                (name, line) for line in path.read_text().splitlines() if command.search(line)
+            ]
+
+    assert not lines
 
 
 def test_pages_have_commands_of_every_script():

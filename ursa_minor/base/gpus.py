@@ -269,7 +269,7 @@ def launcher(stem: str, count: int) -> str:
         stem: name of the file in accelerate_configs/, without .yaml.
         count: number of GPUs.
     """
-    command = f"accelerate launch --config_file accelerate_configs/{stem}.yaml"
+    command = f"accelerate launch --quiet --config_file accelerate_configs/{stem}.yaml"
     if count > 1 and not stem.endswith(f"_x{count}"):
         command += f" --multi_gpu --num_processes {count}"
     return command

@@ -12,7 +12,8 @@ RECIPE_KEY = "tokens_per_step"
 
 LAUNCHER_ADVICE = "Start several processes with torchrun or accelerate launch"
 PRECISION_ADVICE = (
-    "The precision is chosen automatically. To set it, use accelerate launch --mixed_precision"
+    "The precision is chosen automatically. To set it, use the option --mixed_precision of "
+    "accelerate launch"
 )
 COMPILE_ADVICE = (
     "Compilation is set by dynamo_backend in the files of accelerate_configs/, "
