@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ursa_minor.base import console, files, gpus, paths
+from ursa_minor.base import console, files, gpus, paths, terminal
 from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import redact
@@ -37,6 +37,7 @@ from ursa_minor.recipe import command_line, keys, loading, sizes
 from ursa_minor.recipe.data_source import DATA_KEYS
 
 OWN_DATA_RECIPE = "recipes/own_text.yaml"  # the default if --data_files names data
+CHECK_INDENT = " " * 9  # the result of a check follows its level, as in "ok       disk: "
 MOST_GPUS_LOG2 = 12  # --size tries 1, 2, 4, ... up to 4,096 GPUs
 
 
@@ -159,7 +160,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     Raises:
         BadInput: listing every invalid option.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [--option value ...]",
+        description=__doc__.partition("\n")[0],
+        allow_abbrev=False,
+    )
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for option in options:
@@ -276,7 +281,8 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         _clear_progress()
         results.append(check)
         if not args.json:
-            print(line, flush=True)
+            width = terminal.width_of(sys.stdout)
+            print(terminal.wrap(line, width, indent=CHECK_INDENT), flush=True)
 
     levels = [check.level for check in results]
     if args.json:
@@ -323,7 +329,9 @@ def _run_checks(
 def _show_progress(line: str) -> None:
     """Show which check is running. On a terminal the next line replaces it."""
     if sys.stderr.isatty():
-        print(f"\033[K{line}", end="\r", file=sys.stderr, flush=True)
+        width = terminal.width_of(sys.stderr) or terminal.DEFAULT_WIDTH
+        one_line = line[: width - 1]  # the next line cannot replace a line that is broken
+        print(f"\033[K{one_line}", end="\r", file=sys.stderr, flush=True)
     else:
         print(line, file=sys.stderr, flush=True)
 

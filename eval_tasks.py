@@ -69,7 +69,11 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     Raises:
         BadInput: with every error that was found.
     """
-    parser = argparse.ArgumentParser(description=_description(task), allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s --model NAME [--option value ...]",
+        description=_description(task),
+        allow_abbrev=False,
+    )
     _add_options(parser, task)
     parser.set_defaults(single_task=task is not None)
     args = command_line.parse_flags(parser, argv)

@@ -31,13 +31,13 @@ TOKEN_BYTES = 4.5  # bytes of English text per token of GPT-2's tokenizer
 PARQUET_BYTES = 2.9  # bytes of Parquet per such token: FineWeb-Edu's sample-10BT is 28.5 GB
 # Names of FineWeb's samples, in billions of GPT-2 tokens.
 SAMPLE = re.compile(r"sample-(\d+)BT")
-LAW = f"""\
-Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 for N parameters and D
-tokens (Besiroglu et al. 2024). Of a repeated text, at most {MANY_EPOCHS} epochs count. The
-formula was fitted to MassiveText with a vocabulary of 32,000, from 70M parameters
-and 5B tokens up. It ranks sizes; the loss on another text or with another
-tokenizer is on another level. For GPT-2 124M after 10.3B tokens of FineWeb, the
-formula gives 3.00, and llm.c measured 3.27."""
+LAW = (
+    f"Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 for N parameters and D tokens "
+    f"(Besiroglu et al. 2024). Of a repeated text, at most {MANY_EPOCHS} epochs count. The formula "
+    f"was fitted to MassiveText with a vocabulary of 32,000, from 70M parameters and 5B tokens up. "
+    f"It ranks sizes; the loss on another text or with another tokenizer is on another level. For "
+    f"GPT-2 124M after 10.3B tokens of FineWeb, the formula gives 3.00, and llm.c measured 3.27."
+)
 
 
 def expected_loss(parameters: float, tokens: float) -> float:
@@ -240,8 +240,8 @@ def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:
         "",
         command(chosen, best, chosen["changes"]),
         "",
-        LAW,
-        run_estimate.SOURCES,
+        run_estimate.paragraph(LAW),
+        run_estimate.paragraph(run_estimate.SOURCES),
     ]
     return "\n".join(lines)
 
