@@ -443,6 +443,13 @@ def select_gpu(args: argparse.Namespace) -> tuple[gpus.Gpu, int]:
         known_names = ", ".join(gpu.name for gpu in gpus.GPUS)
         raise BadInput(f"No NVIDIA GPU found. Use --card with one of {known_names}, or --all_cards")
     gpu = gpus.find(names[0])
+    several = gpus.find_several(names[0])
+    if gpu is None and several is not None:
+        launcher = gpus.launcher(gpus.preset(several.gpu.name, several.count), several.count)
+        raise BadInput(
+            f"--card {names[0]} names several GPUs. Use --card {several.gpu.name} --count "
+            f"{several.count}. To train on them: {launcher} train.py"
+        )
     if gpu is None:
         known_names = ", ".join(gpus.similar_gpus(names[0]))
         raise BadInput(

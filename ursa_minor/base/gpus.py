@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ursa_minor.base.paths import ROOT
 
@@ -178,6 +179,29 @@ def find(name: str) -> Gpu | None:
             return gpu
         if any(re.fullmatch(gpu.pattern, full_name, re.IGNORECASE) for full_name in full_names):
             return gpu
+    return None
+
+
+class GpuCount(NamedTuple):
+    """A GPU and a number of them."""
+
+    gpu: Gpu
+    count: int
+
+
+def find_several(name: str) -> GpuCount | None:
+    """Return the GPU and the number in a name such as rtx4090_x8, 8x4090 or H100 x 8.
+
+    The names of the files in accelerate_configs/ have this form.
+
+    Returns:
+        None if the name has no number, or if the GPU is unknown.
+    """
+    for pattern in (r"(?P<name>.+?)[ _-]*x *(?P<count>\d+)", r"(?P<count>\d+) *x *(?P<name>.+)"):
+        match = re.fullmatch(pattern, name.strip(), re.IGNORECASE)
+        gpu = find(match["name"]) if match else None
+        if match and gpu:
+            return GpuCount(gpu, int(match["count"]))
     return None
 
 

@@ -228,6 +228,10 @@ def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:
         )
         summary.append(run_estimate.labeled("note", note))
 
+    gpu = gpus.find(chosen["card"])
+    if chosen["count"] > 1 and gpu and gpu.is_geforce:
+        summary.append(run_estimate.labeled("transfers", run_estimate.NO_PEER_TO_PEER))
+
     table = []
     for path, row in plans.items():
         table.append(_cells(path, row, is_best=path == best))

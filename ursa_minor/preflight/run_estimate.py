@@ -34,6 +34,11 @@ SOURCES = (
     "are counted."
 )
 LABEL_WIDTH = 13
+NO_PEER_TO_PEER = (
+    "GeForce GPUs have no peer-to-peer transfers over PCIe: they exchange gradients through the "
+    "memory of the computer. If the first update hangs, set NCCL_P2P_DISABLE=1 "
+    "(docs/gpu_tuning.md)"
+)
 
 
 def estimate_run(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, price_per_hour: float) -> dict:
@@ -185,6 +190,8 @@ def describe(recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
     }
     if row["fits"]:
         texts |= _describe_fitting_run(recipe, gpu, row)
+    if row["count"] > 1 and gpu.is_geforce:
+        texts["transfers"] = NO_PEER_TO_PEER
     texts["GPT-2 124M"] = _measured_speeds(gpu)
 
     title = f"{recipe.saving.name} on {row['count']} x {gpu.name}"
@@ -284,6 +291,8 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
         f"{abbreviate(first['tokens'])} tokens; on {pluralize(first['count'], 'GPU', 'GPUs')} each"
     )
     notes = [paragraph(note) for note in (*TABLE_NOTES, SOURCES)]
+    if first["count"] > 1:
+        notes.append(paragraph(f"{NO_PEER_TO_PEER}."))
     return "\n".join([paragraph(title), "", *align_columns(body), "", *notes])
 
 
