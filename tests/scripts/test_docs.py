@@ -119,6 +119,12 @@ def test_commands_of_a_page_are_valid(page, monkeypatch):
         PARSERS[command.script](command.words)
 
 
+def launches_without_quiet(text: str) -> list[str]:
+    """Return the beginnings of commands in a text that lack --quiet, also across lines."""
+    joined = re.sub(r'"\n\s*f?"', "", text)  # adjacent strings of Python
+    return re.findall(r"accelerate launch[\s#\\]+(?!--quiet)(?:--\w|[\w/]+\.py).{20}", joined)
+
+
 def test_launch_commands_end_with_our_message():
     """Without --quiet, accelerate prints a traceback below the message of a failed script."""
     listed = subprocess.run(
@@ -126,18 +132,30 @@ def test_launch_commands_end_with_our_message():
     )
     if listed.returncode:
         pytest.skip("not a git checkout")
-    command = re.compile(r"accelerate launch (?!--quiet)(--\w|[\w/]+\.py)")
 
-    lines = []
+    launches = {}
     for name in listed.stdout.split("\0"):
         path = ROOT / name
         is_checked = path.suffix in COMMAND_SUFFIXES or path.name in COMMAND_FILES
-        if is_checked and not name.startswith(RECORDED_COMMANDS):
-            lines += [
-                (name, line) for line in path.read_text().splitlines() if command.search(line)
-            ]
+        if is_checked and path.is_file() and not name.startswith(RECORDED_COMMANDS):
+            launches[name] = launches_without_quiet(path.read_text())
 
-    assert not lines
+    assert launches
+    assert not any(launches.values()), launches
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "accelerate launch --config_file a.yaml train.py\n",
+        'print("use accelerate launch "\n    "--config_file a.yaml train.py")',
+        "# accelerate launch \\\n#   --config_file a.yaml train.py",
+        "accelerate launch train.py --recipe recipes/own_text.yaml",
+    ],
+)
+def test_launch_without_quiet_is_found(text):
+    assert launches_without_quiet(text)
+    assert not launches_without_quiet(text.replace("launch ", "launch --quiet "))
 
 
 def test_pages_have_commands_of_every_script():
