@@ -312,6 +312,8 @@ def train(  # noqa: C901  (the loop shows every decision of a step)
             checkpoints.save(state)
         if data_failure and not stopping:
             raise TrainingStopped(data_failure)
+        if stopping or is_out_of_time:
+            report.end_progress()  # so that the message is the last line
         if stopping:
             assert stop.signal is not None  # agreed() sets it on every process
             log.info(

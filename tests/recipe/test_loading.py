@@ -966,3 +966,16 @@ def test_command_line_is_parsed_before_torch_import(tmp_path, words, status, exp
     assert process.returncode == status
     assert expected in process.stdout + process.stderr
     assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("max_steps", [1, 2, 3, 4, 10, 49])
+def test_shortened_warmup_gets_no_other_advice(tmp_path, caplog, max_steps):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(BASE | {"warmup_steps": 50, "max_steps": max_steps}))
+    caplog.set_level(logging.INFO, "ursa_minor")
+
+    loading.load_recipe(path)
+
+    notes = [message for message in caplog.messages if "warmup_steps" in message]
+    assert len(notes) == 1
+    assert "A quarter of max_steps is used" in notes[0]

@@ -52,6 +52,15 @@ def say(line: str) -> None:
         handler.copy_to_file(f"{line}\n")
 
 
+def close_progress_bars() -> None:
+    """Leave all progress bars as they are, so that the next line is below them."""
+    if "tqdm" in sys.modules:
+        from tqdm import tqdm
+
+        for bar in list(getattr(tqdm, "_instances", ())):
+            bar.close()
+
+
 def announce_imports() -> None:
     """Write the first line of a script, which explains why nothing happens for some seconds."""
     say(IMPORTING)

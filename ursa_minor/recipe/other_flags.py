@@ -327,7 +327,7 @@ OTHERS = (
     OtherFlag(
         names="gpu gpu_type device_name card",
         advice="python train.py chooses the settings for the GPU. To state them, use accelerate "
-        "launch --config_file with a file of accelerate_configs/",
+        "launch --quiet --config_file with a file of accelerate_configs/",
     ),
     OtherFlag(
         names="steps max_iter num_steps num_train_steps total_steps iters iterations",
