@@ -53,9 +53,7 @@ LLAMA = {
     "rope_theta": 10000.0,
 }
 RESUME_COMMAND = "python train.py --recipe runs/r/recipe.yaml"
-NEW_RUN_COMMAND = (
-    f"{RESUME_COMMAND} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 12"
-)
+NEW_RUN_COMMAND = f"{RESUME_COMMAND} --init_from runs/r --run_name r-2 --max_steps 12"
 
 
 def write_text(folder, text, name="mine.yaml"):
