@@ -8,13 +8,15 @@ Flags override it. Fine-tuning on chats (trl sft) and on preferences (trl dpo) u
 commands: see docs/post_training.md.
 """
 
+import argparse
 import logging
 import os
 import sys
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
-from ursa_minor.base import console, cudnn, files, paths, terminal
+from ursa_minor.base import console, cudnn, files, paths
 from ursa_minor.base.cli import exit_on_bad_input, is_main_process
 from ursa_minor.base.errors import BadInput, errno_of
 from ursa_minor.base.launch import check_launch
@@ -23,14 +25,6 @@ from ursa_minor.base.run_files import METRICS, MODEL_FOLDER
 log = logging.getLogger("ursa_minor.post_train")
 
 INSTALL_TRL = "pip install -r requirements/post.txt"
-HELP_WITHOUT_TRL = f"""\
-usage: post_train.py --config PATH [--key value ...]
-
-Post-train a model with TRL's GRPOTrainer: improve it by a reward function.
-
-  --config PATH  YAML file with the settings (required), for example recipes/post/addition.yaml.
-
-Each key of the file is also an option. Most are those of TRL's GRPOConfig. To list them, install TRL: {INSTALL_TRL}"""
 
 
 @exit_on_bad_input
@@ -57,14 +51,29 @@ def parse(argv: list[str]) -> tuple:
     try:
         from trl import GRPOConfig
     except ImportError as error:
-        if {"-h", "--help"} & set(argv):
-            width = terminal.width_of(sys.stdout)
-            print(terminal.wrap(HELP_WITHOUT_TRL, width))
-            raise SystemExit(0) from None
+        if not {"-h", "--help"}.isdisjoint(argv):
+            show_help_without_trl()
         raise BadInput(f"TRL cannot be imported ({error}). Install it: {INSTALL_TRL}") from None
     from ursa_minor.post import settings
 
     return settings.read(argv, GRPOConfig)
+
+
+def show_help_without_trl() -> NoReturn:
+    """Print the help without the options that TRL defines, and exit."""
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s --config PATH [--key value ...]",
+        description=__doc__.partition("\n")[0],
+        epilog=f"Each key of the file is also an option. Most are those of TRL's GRPOConfig. To "
+        f"list them, install TRL: {INSTALL_TRL}",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="PATH",
+        help="YAML file with the settings (required), for example recipes/post/addition.yaml.",
+    )
+    parser.print_help()
+    raise SystemExit(0)
 
 
 def post_train(task, settings) -> None:
