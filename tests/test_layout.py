@@ -45,6 +45,8 @@ NO_TORCH = (
     "recipe.batching",
     "model.architectures",
     "model.resolve",
+    "model.model_list",
+    "evaluation.score_file",
     "model.adapters",
     "model.weight_names",
     "optim.optimizers",

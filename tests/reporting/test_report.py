@@ -443,6 +443,25 @@ def test_time_left_excludes_the_first_update(tmp_path, capsys, monkeypatch):
     assert last.endswith("left 20 s")
 
 
+@pytest.mark.parametrize(
+    ("seconds_per_step", "suggests_limit"), [(1.0, False), (60.0, True)], ids=["short", "long"]
+)
+def test_expected_time_is_logged_after_20_updates(
+    tmp_path, capsys, seconds_per_step, suggests_limit
+):
+    run_report = start_report(tmp_path)
+    first_seconds = 50.0  # the first update, with compilation
+
+    for step in range(1, 23):
+        elapsed = first_seconds + (step - 1) * seconds_per_step
+        report_update(run_report, step, elapsed, max_steps=121)
+
+    lines = [line for line in capsys.readouterr().err.splitlines() if "time     " in line]
+    (line,) = lines
+    assert f"{duration(100 * seconds_per_step)} for the remaining 100 steps" in line
+    assert ("--max_hours" in line) == suggests_limit
+
+
 def test_other_processes_write_nothing(tmp_path, capsys):
     run_report = start_report(tmp_path, is_main=False)
 

@@ -260,6 +260,8 @@ def write_documented_files() -> None:
     Path("ten.jsonl").write_text(hellaswag_item)
     piqa_item = {"goal": "the cat", "sol1": "sat", "sol2": "fell", "label": 0}
     Path("my.jsonl").write_text(json.dumps(piqa_item) + "\n")
+    pair = {"sentence_good": "the cat sat", "sentence_bad": "cat the sat", "UID": "order"}
+    Path("pairs.jsonl").write_text(json.dumps(pair) + "\n")
 
 
 @pytest.fixture
@@ -293,8 +295,9 @@ def run_command(command: Command) -> str:
 def copy_trained_run(words: list[str]) -> None:
     """Create the runs that a command names."""
     for word in words:
-        if word.startswith("runs/") and not Path(word).exists():
-            shutil.copytree("runs/trained", word)
+        run, _, _ = word.partition("/checkpoints/*")
+        if run.startswith("runs/") and not Path(run).exists():
+            shutil.copytree("runs/trained", run)
 
 
 @pytest.mark.slow

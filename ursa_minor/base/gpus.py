@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from ursa_minor.base.paths import ROOT
 
@@ -182,7 +181,8 @@ def find(name: str) -> Gpu | None:
     return None
 
 
-class GpuCount(NamedTuple):
+@dataclass(frozen=True)
+class GpuCount:
     """A GPU and a number of them."""
 
     gpu: Gpu

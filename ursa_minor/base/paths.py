@@ -120,3 +120,8 @@ def find_from_anywhere(path: Path) -> Path:
     if not os.path.lexists(path) and os.path.lexists(ROOT / path):
         return ROOT / path
     return path
+
+
+def can_be_picture(path: Path) -> bool:
+    """Return whether a picture can be written to a path."""
+    return path.suffix == ".png" and not path.is_dir() and path.parent.is_dir()

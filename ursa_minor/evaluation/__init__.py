@@ -10,4 +10,7 @@
 - ``likelihood``: compute the log-likelihoods of endings
 - ``metrics``: compute scores from log-likelihoods
 - ``score_model``: score a model on tasks outside a run
+- ``score_models``: score several models or checkpoints, each of them once
+- ``score_file``: the JSON lines with the scores of several models
+- ``score_tables``: the scores of several models, or of the parts of a task, as tables
 """

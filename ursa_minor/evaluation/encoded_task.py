@@ -165,6 +165,25 @@ class EncodedTask:
         result["items"] = len(self.items)
         return result
 
+    def result_by_part(self, answers: Sequence[ModelAnswer]) -> dict[str, dict[str, float]]:
+        """Return the scores, standard errors and ``items`` of each part of a task with choices.
+
+        The parts are in the order in which they occur. Every item must have one.
+        """
+        rows_by_part: dict[str, list[int]] = {}
+        for index, item in enumerate(self.items):
+            assert item.part is not None
+            rows_by_part.setdefault(item.part, []).append(index)
+        predictions = self.predictions(answers)
+        results = {}
+        for part, rows in rows_by_part.items():
+            result: dict[str, float] = {}
+            for score, chosen in predictions.items():
+                result |= metrics.accuracy(chosen[rows] == self.gold[rows], score)
+            result["items"] = len(rows)
+            results[part] = result
+        return results
+
     def _multiple_choice(
         self, answers: Sequence[ModelAnswer], variant: int, compute: Mapping[str, Metric]
     ) -> dict[str, float]:

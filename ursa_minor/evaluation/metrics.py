@@ -64,7 +64,7 @@ def multiple_choice(
 
     scores = {}
     for name, lengths in (("acc", None), ("acc_norm", characters), ("acc_token_norm", tokens)):
-        scores |= _accuracy(likeliest(sums, lengths) == labels, name)
+        scores |= accuracy(likeliest(sums, lengths) == labels, name)
     return scores
 
 
@@ -91,7 +91,7 @@ def last_word(*, predictions: np.ndarray, references: np.ndarray) -> dict[str, f
     error = 0.0
     if len(nats) > 1:
         error = float(nats.std(ddof=1) / math.sqrt(len(nats)))
-    scores = _accuracy(is_right, "acc")
+    scores = accuracy(is_right, "acc")
     scores["perplexity"] = perplexity
     scores["perplexity_stderr"] = perplexity * error
     return scores
@@ -127,7 +127,7 @@ def _check_lengths(where: str, lengths: np.ndarray, num_endings: int) -> None:
         )
 
 
-def _accuracy(is_right: np.ndarray, name: str) -> dict[str, float]:
+def accuracy(is_right: np.ndarray, name: str) -> dict[str, float]:
     """Return the fraction of right answers and its standard error."""
     fraction = float(is_right.mean())
     variance = fraction * (1 - fraction) / max(1, len(is_right) - 1)

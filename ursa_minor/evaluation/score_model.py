@@ -23,7 +23,7 @@ from ursa_minor.base.cli import catch_interrupts
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.tokens import pretrained_tokenizer
-from ursa_minor.evaluation import likelihood, metrics, task_data
+from ursa_minor.evaluation import likelihood, metrics, score_tables, task_data
 from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.likelihood import ModelAnswer
 from ursa_minor.evaluation.metrics import Metric
@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     # Everything is loaded first, so that an error is reported before any task is scored.
     tasks = [task_data.all_tasks()[name] for name in args.tasks]
     items = [task_data.read(task, args.task_files.get(task.name), args.limit) for task in tasks]
+    if args.by_part:
+        task_data.check_parts(dict(zip(tasks, items, strict=True)))
 
     # Without an Accelerate YAML the model runs in the precision in which it was saved, as in
     # lm-evaluation-harness.
@@ -89,14 +91,14 @@ def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     try:
         for test in tests:
             start = time.perf_counter()
-            answers = _answers(test, model, args.batch_size, accelerator)
+            answers = compute_answers(test, model, args.batch_size, accelerator)
             seconds = time.perf_counter() - start
             if not accelerator.is_main_process:
                 continue
             task_field = {} if args.single_task else {"task": test.task.name}
             line = task_field | {
                 "model": args.model,
-                "dataset": _describe_data(test, args.task_files.get(test.task.name)),
+                "dataset": describe_data(test, args.task_files.get(test.task.name)),
                 "items": len(test.items),
                 "cut": test.longer_than(context_length),
                 "left_out": test.left_out,
@@ -108,6 +110,10 @@ def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
                 table(test.task, line, f"{precision} on {hardware.device_name(accelerator.device)}")
             )
             results.append((test.task, line))
+            if args.by_part and test.task.part_field:
+                part_lines = lines_of_parts(test, answers, task_field | {"model": args.model})
+                log.info("\n" + score_tables.parts_table(test.task, part_lines))
+                results += [(test.task, part_line) for part_line in part_lines]
             for row in test.rows(answers):
                 item_lines.append(files.to_json(task_field | row) + "\n")
     except KeyboardInterrupt:
@@ -120,7 +126,19 @@ def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     return results
 
 
-def _describe_data(test: EncodedTask, task_files: Sequence[str] | None) -> str:
+def lines_of_parts(
+    test: EncodedTask, answers: Sequence[ModelAnswer], shared: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return a line with the scores of each part of a task.
+
+    Args:
+        shared: the fields that all of these lines have.
+    """
+    results = test.result_by_part(answers)
+    return [{**shared, "part": part, **result} for part, result in results.items()]
+
+
+def describe_data(test: EncodedTask, task_files: Sequence[str] | None) -> str:
     """Return the names of local files, or the data set with the beginning of its commit."""
     if task_files:
         return ", ".join(task_files)
@@ -145,17 +163,29 @@ def check_complete(tests: Sequence[EncodedTask], model_id: str) -> None:
             raise BadInput(f"{message}Leave out --push_to_hub")
 
 
-def _answers(
-    test: EncodedTask, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator
+def compute_answers(
+    test: EncodedTask,
+    model: PreTrainedModel,
+    batch_size: int | None,
+    accelerator: Accelerator,
+    *,
+    keeps_bar: bool = True,
 ) -> list[ModelAnswer]:
-    """Return a model's answers. The main process shows a progress bar."""
+    """Return a model's answers. The main process shows a progress bar.
+
+    Args:
+        keeps_bar: whether the bar remains on the terminal at the end. Otherwise it is not written
+            to a log file, where it could not be removed.
+    """
+    shows_bar = accelerator.is_main_process and (keeps_bar or sys.stderr.isatty())
     questions_per_process = len(test.questions) // accelerator.num_processes
     progress_bar = tqdm(
         desc=test.task.name,
         unit="text",
         total=questions_per_process,
         dynamic_ncols=True,
-        disable=not accelerator.is_main_process,
+        leave=keeps_bar,
+        disable=not shows_bar,
         # In a log file, each update of the bar is a line.
         mininterval=0.2 if sys.stderr.isatty() else 30,
     )

@@ -100,6 +100,8 @@ class Task:
             if there are two variants of the text. Raises ValueError if the row is not an item.
         revision: the commit of the data set; None for the newest commit when a run starts.
         config: the configuration of the data set; None if it has only one.
+        part_field: the field with the name of the part that a row belongs to; None if the task has
+            no parts.
         published: scores that others have measured, by the name of the model: one value for each of
             ``scores``, fractions in per cent, None if unknown.
         citations: the sources of the published scores, in the form ``MODEL, SIZE: source``.
@@ -116,6 +118,7 @@ class Task:
     questions: Callable[[TaskRow], tuple[Question, ...]]
     revision: str | None = None
     config: str | None = None
+    part_field: str | None = None
     published: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     citations: tuple[str, ...] = ()
 

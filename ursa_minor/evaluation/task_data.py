@@ -3,10 +3,11 @@
 The files of a data set are fetched at a commit and read without the ``datasets`` library.
 """
 
+import hashlib
 import itertools
 import logging
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -37,10 +38,12 @@ class Item(NamedTuple):
     Attributes:
         location: the file and the line of the row, for messages.
         questions: one question for each variant of the text.
+        part: the name of the part that the row belongs to, or None if the row has no such field.
     """
 
     location: str
     questions: tuple[Question, ...]
+    part: str | None = None
 
 
 class Items(list[Item]):
@@ -107,7 +110,7 @@ def read(
         except ValueError as error:
             problems.append(f"{location}: {error}")
         else:
-            items.append(Item(location, questions))
+            items.append(Item(location, questions, _part(task, value)))
     if problems:
         raise BadInput(_first_problems(problems))
     if not items:
@@ -118,6 +121,42 @@ def read(
     has_more = next(present_rows, None) is not None  # beyond the limit
     items.complete = is_published and len(items) == task.size and not has_more
     return items
+
+
+def _part(task: Task, row: object) -> str | None:
+    """Return the name of the part that a row belongs to, or None if it has none."""
+    if task.part_field is None or not isinstance(row, dict):
+        return None
+    part = row.get(task.part_field)
+    return part if isinstance(part, str) and part.strip() else None
+
+
+def hash_items(items: Items) -> str:
+    """Return the beginning of a SHA-256 of the questions of items and of their parts."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(repr((item.questions, item.part)).encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()[:16]
+
+
+def check_parts(tasks_and_items: Mapping[Task, Items]) -> None:
+    """Check that at least one task has parts, and that its items name theirs.
+
+    Raises:
+        BadInput: this is not the case.
+    """
+    with_parts = [task for task in tasks_and_items if task.part_field]
+    if not with_parts:
+        raise BadInput(
+            "--by_part: no task of --tasks has parts. Add the task blimp, or leave out --by_part"
+        )
+    for task in with_parts:
+        for item in tasks_and_items[task]:
+            if item.part is None:
+                raise BadInput(
+                    f"--by_part: {item.location} has no {task.part_field}, the name of its part. "
+                    f"Add this field to each row, or leave out --by_part"
+                )
 
 
 def _first_problems(problems: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ The model keys of a recipe go in. A model comes out, and a module that computes 
 - ``build``: recipe -> model, with random or pretrained weights
 - ``pretrained``: load ``init_from`` and models to evaluate
 - ``resolve``: run folder, model folder or Hub id -> model to load
+- ``model_list``: the models of several paths or a pattern, with their steps and tokens
 - ``import_checkpoint``: convert checkpoints of other trainers
 - ``weight_names``: prefixes of torch.compile, DistributedDataParallel and Lightning in weight names
 - ``adapters``: reject PEFT adapters

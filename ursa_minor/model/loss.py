@@ -120,7 +120,8 @@ class NextTokenLoss(nn.Module):
     def _training_losses(self, hidden_NE: torch.Tensor, targets_N: torch.Tensor) -> Losses:
         head = self.model.get_output_embeddings()
         rows = self._rows_per_chunk(hidden_NE)
-        if len(targets_N) <= rows:
+        # On a CPU, the chunked loss is faster for a single chunk as well.
+        if hidden_NE.is_cuda and len(targets_N) <= rows:
             return self._losses_of_logits(head(hidden_NE).float(), targets_N)
         sums = _ChunkedLoss.apply(
             hidden_NE, head.weight, targets_N, rows, self.label_smoothing, self.z_loss
@@ -167,6 +168,18 @@ def loss_module(model: PreTrainedModel, loss: keys.Loss, separator: int) -> Next
     )
 
 
+def _subtract_at_targets(logits_NV: torch.Tensor, targets_N: torch.Tensor, value: float) -> None:
+    """Subtract a number from the column ``targets_N[n]`` of each row n, in place."""
+    if torch.compiler.is_compiling():
+        # The comparison becomes part of the kernel that writes the gradient. Indexing would be a
+        # kernel of its own, which reads and writes all logits.
+        vocabulary_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
+        logits_NV.add_(vocabulary_V == targets_N[:, None], alpha=-value)
+    else:
+        rows_N = torch.arange(len(targets_N), device=targets_N.device)
+        logits_NV[rows_N, targets_N] -= value
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """Compute the loss of a linear head, and its gradients, for a chunk of rows at a time.
 
@@ -186,7 +199,6 @@ class _ChunkedLoss(torch.autograd.Function):
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
         head_VE = weight_VE.to(dtype)
-        vocabulary_V = torch.arange(len(weight_VE), device=hidden_NE.device)
         has_terms = bool(label_smoothing or z_loss)
 
         cross_entropy = torch.zeros((), device=hidden_NE.device)
@@ -200,23 +212,29 @@ class _ChunkedLoss(torch.autograd.Function):
                 # them all in memory.
                 chunk = chunk + (grad_hidden[-1][0, 0] > math.inf).to(dtype)
             logits = (chunk @ head_VE.T).float()
-            log_sum_exp = logits.logsumexp(-1, keepdim=True)
             # The target's logit is computed again. Reading it from the logits would keep a compiler
             # from freeing them.
-            expected = (chunk.float() * head_VE[ids].float()).sum(-1, keepdim=True)
-            cross_entropy = cross_entropy + (log_sum_exp - expected).sum()
+            target_logit = (chunk.float() * head_VE[ids].float()).sum(-1, keepdim=True)
+            expected = target_logit
             if label_smoothing:
                 expected = torch.lerp(expected, logits.mean(-1, keepdim=True), label_smoothing)
+
+            # From here on, logits is overwritten: by the softmax, which takes one exponential per
+            # logit, and then by the gradient with respect to the logits, which is the softmax minus
+            # the target distribution.
+            largest = logits.amax(-1, keepdim=True)
+            logits.sub_(largest).exp_()
+            exp_sum = logits.sum(-1, keepdim=True)
+            logits.div_(exp_sum)
+            log_sum_exp = largest + exp_sum.log()
+
+            cross_entropy = cross_entropy + (log_sum_exp - target_logit).sum()
             if has_terms:
                 objective = objective + (log_sum_exp - expected).sum()
-
-            # From here on, logits is overwritten by the gradient with respect to the logits, which
-            # is the softmax minus the target distribution. When compiled, this is one kernel.
-            logits.sub_(log_sum_exp).exp_()
             if z_loss:
                 objective = objective + z_loss * log_sum_exp.square().sum()
                 logits.mul_(1 + 2 * z_loss * log_sum_exp)
-            logits.add_(vocabulary_V == ids[:, None], alpha=label_smoothing - 1)
+            _subtract_at_targets(logits, ids, 1 - label_smoothing)
             if label_smoothing:
                 logits.sub_(label_smoothing / len(weight_VE))
 

@@ -130,9 +130,12 @@ class Muon(torch.optim.AdamW):
         # Projections that share a matrix are orthogonalized separately.
         parts = group["parts"]
         stack = torch.stack(updates)  # (matrices, rows, columns)
-        stack = torch.cat(stack.chunk(parts, dim=-1))  # (parts * matrices, rows, columns / parts)
+        if parts > 1:
+            # (parts * matrices, rows, columns / parts)
+            stack = torch.cat(stack.chunk(parts, dim=-1))
         stack = orthogonalize(stack.to(_product_dtype(stack.device)))
-        stack = torch.cat(stack.chunk(parts), dim=-1)
+        if parts > 1:
+            stack = torch.cat(stack.chunk(parts), dim=-1)
 
         decay = 1 - group["lr"] * group["weight_decay"]
         step_size = group["lr"] * group["scale"]

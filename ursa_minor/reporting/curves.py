@@ -30,6 +30,7 @@ PURPLE = "#CC79A7"
 # Labels of the horizontal axis.
 AXES = {
     "tokens": "tokens",
+    "log tokens": "tokens (logarithmic scale)",
     "steps": "step",
     "hours": "hours of training",
     "minutes": "minutes of training",
@@ -62,6 +63,7 @@ STYLE = {
 }
 # Width and heights in inches.
 WIDTH = 9
+POINTS_PER_INCH = 72
 LOSS_HEIGHT = 3.2
 SCORES_HEIGHT = 2.8
 SIDE_HEIGHT = 1.2
@@ -249,6 +251,24 @@ def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
         axes.legend(loc="lower right")
 
 
+def _import_matplotlib():
+    """Import Matplotlib when it is needed, because it takes a second, and many runs never draw."""
+    os.environ["MPLBACKEND"] = "agg"  # the user's backend may not be installed
+    import matplotlib
+
+    return matplotlib
+
+
+def legend_width(label: str) -> float:
+    """Return the width of the text of a label in a legend, in inches."""
+    _import_matplotlib()
+    from matplotlib.textpath import TextPath
+
+    without_math = label.replace("$", "S")
+    path = TextPath((0, 0), without_math, size=STYLE["legend.fontsize"])
+    return path.get_extents().width / POINTS_PER_INCH
+
+
 @contextlib.contextmanager
 def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list]:
     """Yield axes, one below the other. When the block has succeeded, write them to a PNG file.
@@ -258,9 +278,7 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
         heights: the height of each of the axes in inches.
         x: the key in AXES of each horizontal axis. Those with the same key have the same range.
     """
-    os.environ["MPLBACKEND"] = "agg"  # the user's backend may not be installed
-    # Imported here, because it takes a second, and many runs never draw.
-    import matplotlib
+    matplotlib = _import_matplotlib()
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
@@ -278,7 +296,8 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
             key = x[number]
             # Only the lowest of several axes with the same key has labels.
             is_labeled = number + 1 == len(all_axes) or x[number + 1] != key
-            axes.xaxis.set_major_formatter(_count if key == "tokens" else "{x:,g}")
+            if key != "log tokens":  # the caller has set the scale and its labels
+                axes.xaxis.set_major_formatter(format_count if key == "tokens" else "{x:,g}")
             axes.tick_params(labelbottom=is_labeled)
             axes.set_xlabel(AXES[key] if is_labeled else "")
         with files.replacing(path) as temporary:
@@ -419,7 +438,7 @@ def _draw_side(name: str, label: str, color: str, axes, rows: Sequence[Mapping])
     else:
         _, highest = y_limits([(positions, values)])
     axes.set(ylim=(0, 1.05 * highest), ylabel=label)
-    axes.yaxis.set_major_formatter(_count)
+    axes.yaxis.set_major_formatter(format_count)
 
 
 def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> Line:
@@ -478,7 +497,7 @@ def y_limits(lines: Sequence[Line], levels: Collection[float] = ()) -> tuple[flo
     return float(low - margin), float(high + margin)
 
 
-def _count(value: float, _position: int | None = None) -> str:
+def format_count(value: float, _position: int | None = None) -> str:
     """Return a number with a unit: 500k, 2.5M, 10B."""
     for size, unit in UNITS:
         if abs(value) >= size:

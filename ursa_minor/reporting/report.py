@@ -46,6 +46,8 @@ BYTES = (
     f"({REPLACEMENT_CHARACTER} represents bytes that are not a character. "
     f"A token may be a part of a character, and later samples contain fewer of these.)\n\n"
 )
+EXPECTED_TIME_UPDATES = 20  # updates of this process, after which the expected time is logged
+LONG_RUN_SECONDS = 3600.0  # above this time, the log suggests max_hours
 ADVICE_AFTER_STEPS = 50  # updates, after which the GPU's utilization has settled
 PICTURE_SECONDS = 10  # curves.png is drawn after an evaluation, but not more often than this
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
@@ -75,6 +77,7 @@ class Report:
         self._last_validation_loss = 0.0  # 0 before the first evaluation of this process
         # Step and elapsed seconds at the first update, from which the time left is extrapolated.
         self._first_timed_update: tuple[int, float] | None = None
+        self._has_logged_expected_time = False
         self._has_advised = False  # the advice about an idle GPU is logged once
         self._has_warned_of_picture = False
         # Set while the newest update was not due for a report. last_update calls it.
@@ -256,6 +259,7 @@ class Report:
         self.log(state.step, row)
         if self._is_main:
             self._show(state, row)
+            self._log_expected_time(state, row["elapsed_seconds"])
             self._log_bottleneck(state, gpu_metrics)
 
     def last_update(self) -> None:
@@ -385,6 +389,27 @@ class Report:
             return None
         seconds_per_step = (elapsed - first_elapsed) / (state.step - first_step)
         return (state.max_steps - state.step) * seconds_per_step
+
+    def _log_expected_time(self, state: RunState, elapsed: float) -> None:
+        """Log once how long the rest of the run takes, at the speed of its first updates."""
+        if self._has_logged_expected_time or self._first_timed_update is None:
+            return
+        first_step, _ = self._first_timed_update
+        seconds_left = self._time_left(state, elapsed)
+        if seconds_left is None or state.step - first_step < EXPECTED_TIME_UPDATES:
+            return
+        self._has_logged_expected_time = True
+        steps_left = state.max_steps - state.step
+        text = (
+            f"time     {duration(seconds_left)} for the remaining {steps_left:,} steps, at the "
+            f"speed of the last {state.step - first_step} updates and without evaluations"
+        )
+        if seconds_left > LONG_RUN_SECONDS and not self._recipe.schedule.max_hours:
+            text += (
+                ". To limit the time, stop the run and repeat the command with --max_hours 1, "
+                "which plans fewer steps"
+            )
+        log.info(text)
 
     def _log_bottleneck(self, state: RunState, gpu_metrics: dict[str, float]) -> None:
         """Log once how to use the device better, if it is often idle."""

@@ -36,6 +36,7 @@ BLIMP = Task(
     dataset=("nyu-mll/blimp", "train"),
     revision="877fba0801ffb7cbd8c39c1ff314a46f053f6036",
     files=("*/train-00000-of-00001.parquet", PARADIGMS),
+    part_field="UID",
     fields={"sentence_good": Text(is_scored=True), "sentence_bad": Text(is_scored=True)},
     questions=pair,
 )
@@ -52,6 +53,7 @@ def _multiblimp_task(code: str, size: int) -> Task:
         revision=None,
         files=(f"{code}/data.tsv", 1),
         config=code,
+        part_field=None,
         fields={"sen": Text(is_scored=True), "wrong_sen": Text(is_scored=True)},
         questions=multiblimp_pair,
     )

@@ -115,10 +115,10 @@ def _read_header(name: str, column: Column, first_lines: list[str], records: Any
         raise _missing_header(name, header, column)
     try:
         check_column(name, column, dict.fromkeys(header, TEXT))
-    except BadInput as error:
+    except BadInput as problem:
         raise BadInput(
-            f"{error}. They are read from line 1. If line 1 is a row, add a header above it",
-            text_columns=error.text_columns,
+            f"{problem}. They are read from line 1. If line 1 is a row, add a header above it",
+            text_columns=problem.text_columns,
         ) from None
     return header
 
