@@ -25,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ursa_minor.base import console, files, gpus, paths
+from ursa_minor.base import console, files, gpus, paths, terminal
 from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import redact
@@ -40,6 +40,7 @@ from ursa_minor.recipe.data_source import DATA_KEYS
 log = logging.getLogger("ursa_minor.check_setup")
 
 OWN_DATA_RECIPE = "recipes/own_text.yaml"  # the default if --data_files names data
+CHECK_INDENT = " " * 9  # the result of a check follows its level, as in "ok       disk: "
 MOST_GPUS_LOG2 = 12  # --size tries 1, 2, 4, ... up to 4,096 GPUs
 
 
@@ -162,7 +163,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     Raises:
         BadInput: listing every invalid option.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [--option value ...]",
+        description=__doc__.partition("\n")[0],
+        allow_abbrev=False,
+    )
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for option in options:
@@ -280,7 +285,8 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         _clear_progress()
         results.append(check)
         if not args.json:
-            print(line, flush=True)
+            width = terminal.width_of(sys.stdout)
+            print(terminal.wrap(line, width, indent=CHECK_INDENT), flush=True)
 
     levels = [check.level for check in results]
     if args.json:
@@ -342,7 +348,9 @@ def _run_checks(
 def _show_progress(line: str) -> None:
     """Show which check is running. On a terminal the next line replaces it."""
     if sys.stderr.isatty():
-        print(f"\033[K{line}", end="\r", file=sys.stderr, flush=True)
+        width = terminal.width_of(sys.stderr) or terminal.DEFAULT_WIDTH
+        one_line = line[: width - 1]  # the next line cannot replace a line that is broken
+        print(f"\033[K{one_line}", end="\r", file=sys.stderr, flush=True)
     else:
         print(line, file=sys.stderr, flush=True)
 
@@ -464,6 +472,13 @@ def select_gpu(args: argparse.Namespace) -> tuple[gpus.Gpu, int]:
         known_names = ", ".join(gpu.name for gpu in gpus.GPUS)
         raise BadInput(f"No NVIDIA GPU found. Use --card with one of {known_names}, or --all_cards")
     gpu = gpus.find(names[0])
+    several = gpus.find_several(names[0])
+    if gpu is None and several is not None:
+        launcher = gpus.launcher(gpus.preset(several.gpu.name, several.count), several.count)
+        raise BadInput(
+            f"--card {names[0]} names several GPUs. Use --card {several.gpu.name} --count "
+            f"{several.count}. To train on them: {launcher} train.py"
+        )
     if gpu is None:
         known_names = ", ".join(gpus.similar_gpus(names[0]))
         raise BadInput(

@@ -1,6 +1,6 @@
 """Pre-train GPT-2 from a recipe. ``train`` contains the training loop and every decision of a step.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml train.py \
+    accelerate launch --quiet --config_file accelerate_configs/cpu.yaml train.py \
         --recipe recipes/quickstart.yaml
     python train.py --recipe recipes/own_text.yaml --data_files my.txt --max_steps 500
 
@@ -344,6 +344,8 @@ def train(  # noqa: C901  (the loop shows every decision of a step)
             checkpoints.save(state)
         if data_failure and not stopping:
             raise TrainingStopped(data_failure)
+        if stopping or is_out_of_time:
+            report.end_progress()  # so that the message is the last line
         if stopping:
             assert stop.signal is not None  # agreed() sets it on every process
             log.info(

@@ -53,9 +53,7 @@ LLAMA = {
     "rope_theta": 10000.0,
 }
 RESUME_COMMAND = "python train.py --recipe runs/r/recipe.yaml"
-NEW_RUN_COMMAND = (
-    f"{RESUME_COMMAND} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 12"
-)
+NEW_RUN_COMMAND = f"{RESUME_COMMAND} --init_from runs/r --run_name r-2 --max_steps 12"
 
 
 def write_text(folder, text, name="mine.yaml"):
@@ -1150,3 +1148,16 @@ def test_changed_epochs_name_the_steps_of_the_run(tmp_path):
     (message,) = caught.value.lines
     assert "max_steps = 20 (num_train_epochs = 2)" in message
     assert "--max_steps 10" in message
+
+
+@pytest.mark.parametrize("max_steps", [1, 2, 3, 4, 10, 49])
+def test_shortened_warmup_gets_no_other_advice(tmp_path, caplog, max_steps):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(BASE | {"warmup_steps": 50, "max_steps": max_steps}))
+    caplog.set_level(logging.INFO, "ursa_minor")
+
+    loading.load_recipe(path)
+
+    notes = [message for message in caplog.messages if "warmup_steps" in message]
+    assert len(notes) == 1
+    assert "A quarter of max_steps is used" in notes[0]

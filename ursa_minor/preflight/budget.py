@@ -24,13 +24,13 @@ LEAST_PARAMETERS = 5e7  # for smaller models the expected loss is meaningless
 # The batch of a short run is halved until the run has this many updates, or the batch is so small.
 FEWEST_UPDATES = 2000
 LEAST_BATCH = 2**16  # tokens
-LAW = f"""\
-Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 for N parameters and D
-tokens (Besiroglu et al. 2024). Of a repeated text, at most {MANY_EPOCHS} epochs count. The
-formula was fitted to MassiveText with a vocabulary of 32,000, from 70M parameters
-and 5B tokens up. It ranks sizes; the loss on another text or with another
-tokenizer is on another level. For GPT-2 124M after 10.3B tokens of FineWeb, the
-formula gives 3.00, and llm.c measured 3.27."""
+LAW = (
+    f"Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 for N parameters and D tokens "
+    f"(Besiroglu et al. 2024). Of a repeated text, at most {MANY_EPOCHS} epochs count. The formula "
+    f"was fitted to MassiveText with a vocabulary of 32,000, from 70M parameters and 5B tokens up. "
+    f"It ranks sizes; the loss on another text or with another tokenizer is on another level. For "
+    f"GPT-2 124M after 10.3B tokens of FineWeb, the formula gives 3.00, and llm.c measured 3.27."
+)
 
 
 def expected_loss(parameters: float, tokens: float) -> float:
@@ -187,6 +187,10 @@ def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:
         )
         summary.append(run_estimate.labeled("note", note))
 
+    gpu = gpus.find(chosen["card"])
+    if chosen["count"] > 1 and gpu and gpu.is_geforce:
+        summary.append(run_estimate.labeled("transfers", run_estimate.NO_PEER_TO_PEER))
+
     table = []
     for path, row in plans.items():
         table.append(_cells(path, row, is_best=path == best))
@@ -199,8 +203,8 @@ def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:
         "",
         command(chosen, best, chosen["changes"]),
         "",
-        LAW,
-        run_estimate.SOURCES,
+        run_estimate.paragraph(LAW),
+        run_estimate.paragraph(run_estimate.SOURCES),
     ]
     return "\n".join(lines)
 

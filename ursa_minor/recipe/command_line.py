@@ -40,6 +40,8 @@ PATH_METAVARS = {
     "repository file": "PATH",
     "assignment": "NAME=PATH",
 }
+CHOICE_METAVAR = "NAME"  # if the choices are in the help text
+MAX_METAVAR = 45  # characters of choices that replace the value
 # Titles of the groups of --help that differ from the names of the sections of a recipe.
 GROUP_TITLES = {
     "batch": "batch size",
@@ -355,7 +357,7 @@ def _help_of_key(name: str) -> str:
     choices = field.metadata["allowed"]
     # The choices of other keys are shown in place of their value (_metavar_of_key). There are too
     # many tasks to list them.
-    if rules.is_list(KEY_TYPES[name]) and 0 < len(choices) <= wording.MAX_VALUES:
+    if _metavar_of_key(name) == CHOICE_METAVAR and len(choices) <= wording.MAX_VALUES:
         help += f" Choices: {', '.join(choices)}."
     if field.default is ABSENT:
         return help
@@ -370,9 +372,10 @@ def _metavar_of_key(name: str) -> str:
     value_type = KEY_TYPES[name]
     metadata = FIELDS[name].metadata
     if rules.is_list(value_type) and metadata["allowed"]:
-        return "NAME"
+        return CHOICE_METAVAR
     if value_type is str and metadata["allowed"]:
-        return "|".join(metadata["allowed"])
+        choices = "|".join(metadata["allowed"])
+        return choices if len(choices) <= MAX_METAVAR else CHOICE_METAVAR
     metavar = METAVARS.get(value_type, PATH_METAVARS[metadata["path"]])
     return f"{metavar}|auto" if name in AUTO_KEYS else metavar
 

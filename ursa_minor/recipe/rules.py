@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from ursa_minor.base import paths
-from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import did_you_mean, join_or, shorten
 from ursa_minor.recipe import data_source, kept_steps, keys, reference_curves
 from ursa_minor.recipe.source_kind import URL_SCHEMES, SourceKind, source_kind
@@ -143,10 +142,7 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
             "dots, underscores and hyphens, and must not begin with a dot"
         )
     if recipe.reference_curve is not None:
-        try:
-            reference_curves.load(recipe.reference_curve)
-        except BadInput as error:
-            yield str(error)
+        yield from reference_curves.problems(recipe.reference_curve, recipe.tokenizer)
 
 
 def _shape_problems(recipe: SimpleNamespace) -> Iterator[str]:

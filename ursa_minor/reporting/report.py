@@ -320,6 +320,10 @@ class Report:
             fix = f" ({space_fix(self._picture)})"
         log.warning(f"{self._picture} was not drawn: {error}{fix}. The run retries it later")
 
+    def end_progress(self) -> None:
+        """Leave the progress bar as it is, so that later messages are below it."""
+        self._bar.close()
+
     def close(self) -> None:
         """Close the progress bar, the files and the trackers."""
         self._bar.close()

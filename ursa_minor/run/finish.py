@@ -63,6 +63,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     state = run.state
     with run.clock.paused():
         run.report.last_update()
+        run.report.end_progress()
         weights_step = run.checkpoints.load_best(state)
         if corpus.test:
             micro_batch = run.plan.per_device_train_batch_size
