@@ -74,7 +74,7 @@ LAUNCH = $(BIN)/python -c 'import signal; signal.signal(signal.SIGINT, lambda *_
 	from accelerate.commands.accelerate_cli import main; main()' launch --quiet
 
 train: $(VENV)/.installed ## train the quickstart (RECIPE=... FLAGS="...": another run)
-	@echo accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
+	@echo accelerate launch --quiet --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 	@$(LAUNCH) $(THREADS) --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 
 ##@ Train

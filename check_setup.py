@@ -17,6 +17,7 @@ Exit status: 0 if no check found an error, 1 if one did, 2 if an option or the r
 
 import argparse
 import dataclasses
+import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,19 +25,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ursa_minor.base import console, files, gpus, paths
+from ursa_minor.base import console, files, gpus, paths, terminal
 from ursa_minor.base.cli import catch_interrupts, exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import redact
 from ursa_minor.base.wording import pluralize
 from ursa_minor.data.sources import find as find_sources
-from ursa_minor.preflight import budget, checks, run_estimate, train_command
-from ursa_minor.preflight.compatibility import ERROR, TRYING, WARNING, Check
+from ursa_minor.preflight import budget, checks, data_size, run_estimate, train_command
+from ursa_minor.preflight.compatibility import ERROR, OK, TRYING, WARNING, Check
 from ursa_minor.preflight.data_check import DataExamination
 from ursa_minor.recipe import command_line, keys, loading, sizes
 from ursa_minor.recipe.data_source import DATA_KEYS
 
+log = logging.getLogger("ursa_minor.check_setup")
+
 OWN_DATA_RECIPE = "recipes/own_text.yaml"  # the default if --data_files names data
+CHECK_INDENT = " " * 9  # the result of a check follows its level, as in "ok       disk: "
 MOST_GPUS_LOG2 = 12  # --size tries 1, 2, 4, ... up to 4,096 GPUs
 
 
@@ -159,7 +163,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     Raises:
         BadInput: listing every invalid option.
     """
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [--option value ...]",
+        description=__doc__.partition("\n")[0],
+        allow_abbrev=False,
+    )
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for option in options:
@@ -267,8 +275,9 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         1 if one of them is an error, otherwise 0.
     """
     results = []
+    recipe, length_checks = complete_length(recipe)
     examination = DataExamination(recipe)
-    for check in _run_checks(recipe, args, examination):
+    for check in chain(length_checks, _run_checks(recipe, args, examination)):
         line = redact(str(check))
         if check.level == TRYING:
             _show_progress(line)
@@ -276,7 +285,8 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         _clear_progress()
         results.append(check)
         if not args.json:
-            print(line, flush=True)
+            width = terminal.width_of(sys.stdout)
+            print(terminal.wrap(line, width, indent=CHECK_INDENT), flush=True)
 
     levels = [check.level for check in results]
     if args.json:
@@ -289,6 +299,21 @@ def show_checks(recipe: keys.Recipe, args: argparse.Namespace) -> int:
         warnings = pluralize(levels.count(WARNING), "warning", "warnings")
         print(f"{errors}, {warnings}")
     return int(ERROR in levels)
+
+
+def complete_length(recipe: keys.Recipe) -> tuple[keys.Recipe, list[Check]]:
+    """Return the recipe with the number of steps of num_train_epochs, and a check result about it.
+
+    If the number is not known, the returned recipe has one step. The check of the disks then counts
+    the checkpoints and no shards.
+    """
+    schedule = recipe.schedule
+    if schedule.max_steps is None and data_size.estimate_steps(recipe) is None:
+        text = f"num_train_epochs = {schedule.num_train_epochs:g}: {data_size.UNKNOWN_STEPS}"
+        recipe = keys.replace(recipe, num_train_epochs=None, max_steps=1)
+        return recipe, [Check("length", OK, text)]
+    recipe, note = data_size.complete_recipe(recipe)
+    return recipe, [Check("length", OK, note)] if note else []
 
 
 def _run_checks(
@@ -323,7 +348,9 @@ def _run_checks(
 def _show_progress(line: str) -> None:
     """Show which check is running. On a terminal the next line replaces it."""
     if sys.stderr.isatty():
-        print(f"\033[K{line}", end="\r", file=sys.stderr, flush=True)
+        width = terminal.width_of(sys.stderr) or terminal.DEFAULT_WIDTH
+        one_line = line[: width - 1]  # the next line cannot replace a line that is broken
+        print(f"\033[K{one_line}", end="\r", file=sys.stderr, flush=True)
     else:
         print(line, file=sys.stderr, flush=True)
 
@@ -335,11 +362,12 @@ def _clear_progress() -> None:
 
 def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
     """Print the estimate of a run on the selected GPUs, or a table for all known GPUs."""
-    max_steps = args.max_steps
-    if args.tokens:
-        max_steps = steps_for(args.tokens, recipe)
+    max_steps = stated_steps(recipe, args)
     if max_steps:
-        recipe = keys.replace(recipe, max_steps=max_steps)
+        recipe = keys.replace(recipe, num_train_epochs=None, max_steps=max_steps)
+    recipe, note = data_size.complete_recipe(recipe)
+    if note:
+        log.info(f"length   {note}")
 
     selected_gpus, counts = _select_gpus(args)
     for count in counts:
@@ -347,6 +375,8 @@ def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
         rows = [run_estimate.estimate_run(recipe, gpu, count, price) for gpu in selected_gpus]
         if rows[0]["fits"]:
             break
+    if note:
+        rows = [row | {"length": note} for row in rows]
 
     if args.all_cards and args.json:
         print(files.to_json(rows, indent=1))
@@ -361,6 +391,13 @@ def show_estimates(recipe: keys.Recipe, args: argparse.Namespace) -> None:
     print(run_estimate.describe(recipe, selected_gpus[0], row))
     if row["fits"] and not args.size:
         print(f"\n{_training_command(recipe, args, row, max_steps)}")
+
+
+def stated_steps(recipe: keys.Recipe, args: argparse.Namespace) -> int | None:
+    """Return the number of updates that the options state, or None if they state none."""
+    if args.tokens:
+        return steps_for(args.tokens, recipe)
+    return args.max_steps
 
 
 def _select_gpus(args: argparse.Namespace) -> tuple[Sequence[gpus.Gpu], Sequence[int]]:
@@ -435,6 +472,13 @@ def select_gpu(args: argparse.Namespace) -> tuple[gpus.Gpu, int]:
         known_names = ", ".join(gpu.name for gpu in gpus.GPUS)
         raise BadInput(f"No NVIDIA GPU found. Use --card with one of {known_names}, or --all_cards")
     gpu = gpus.find(names[0])
+    several = gpus.find_several(names[0])
+    if gpu is None and several is not None:
+        launcher = gpus.launcher(gpus.preset(several.gpu.name, several.count), several.count)
+        raise BadInput(
+            f"--card {names[0]} names several GPUs. Use --card {several.gpu.name} --count "
+            f"{several.count}. To train on them: {launcher} train.py"
+        )
     if gpu is None:
         known_names = ", ".join(gpus.similar_gpus(names[0]))
         raise BadInput(

@@ -25,6 +25,7 @@ from ursa_minor.base.cli import exit_on_bad_input
 
 import numpy as np
 
+from ursa_minor.base import terminal
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.paths import argument, can_be_picture, path_argument
 from ursa_minor.base.run_files import METRICS, RECIPE, Finish, read_finish, read_metrics
@@ -32,7 +33,7 @@ from ursa_minor.base.wording import did_you_mean, did_you_mean_file, pluralize
 from ursa_minor.evaluation.task_data import all_tasks
 from ursa_minor.recipe import command_line, keys, reference_curves
 from ursa_minor.reporting import curves
-from ursa_minor.reporting.run_groups import RunGroup, group_runs, recipe_file
+from ursa_minor.reporting.run_groups import RunGroup, group_runs, read_recipe, recipe_file
 
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
 DASHES = ("-", "--", "-.")  # if there are more columns than colors
@@ -77,6 +78,8 @@ class RunColumn(NamedTuple):
         runs: the rows of metrics.jsonl of each run.
         results: the final metrics of each run (``final_metrics``).
         finishes: how each run ended, or None if it is unfinished.
+        interruptions: for each run that has not reached its max_steps, how far it is, such as
+            "17 of 1,000". None for the others, and for runs without a recipe.
     """
 
     label: str
@@ -84,6 +87,12 @@ class RunColumn(NamedTuple):
     runs: list[list[dict]]
     results: list[dict[str, float]]
     finishes: list[Finish | None]
+    interruptions: list[str | None]
+
+    @property
+    def num_interrupted(self) -> int:
+        """Number of runs that have not reached their max_steps."""
+        return sum(1 for interruption in self.interruptions if interruption)
 
 
 class Line(NamedTuple):
@@ -115,28 +124,30 @@ def main(argv: list[str] | None = None) -> int:
     loss = "eval/loss"
     if not have_same_tokenizer and all("bits per byte" in result for result in results):
         loss = "eval/bits_per_byte"
-    draw(columns, picture, load_reference(args.reference, columns), loss, time_unit)
+    reference = load_reference(args.reference_curve, columns, paths, loss)
+    draw(columns, picture, reference, loss, time_unit)
 
     have_same_lengths = all(has_same_lengths(column) for column in columns)
-    print_table(table(columns, time_unit, mark_differences=have_same_lengths))
+    width = terminal.width_of(sys.stdout)
+    rows = table(columns, time_unit, mark_differences=have_same_lengths)
+    print("\n".join(terminal.align(rows, width)))
     for note in table_notes(columns, have_same_lengths):
-        print(note)
+        print(terminal.wrap(note, width))
     if len(columns) == len(paths) and could_be_grouped(paths):
-        print(
+        note = (
             "\nWith --group seed, the runs that differ only in seeds become one column, with means "
             "and intervals."
         )
+        print(terminal.wrap(note, width))
     for note in comparison_notes(columns, paths, have_same_tokenizer):
-        print(note)
+        print(terminal.wrap(note, width))
     print(f"\n{picture}")
     return 0
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse and check the command line. Raises BadInput for an invalid option."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     selection = parser.add_argument_group("runs")
     selection.add_argument(
         "runs",
@@ -150,8 +161,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="KEY",
-        help="Recipe keys in which the runs of a column may differ, usually seed. (default: none, "
-        "so that each run is a column)",
+        help="Recipe keys in which the runs of a column may differ, usually seed, which includes "
+        "data_seed. Such a column has the mean and the standard deviation, and its difference from "
+        "the first column with a 95%% interval (Welch's t-test). (default: none, so that each run "
+        "is a column)",
     )
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -162,11 +175,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "folders)",
     )
     output.add_argument(
-        "--reference",
+        "--reference_curve",
         type=argument,
         metavar="PATH",
-        help="Published loss curve to draw. (default: the reference_curve of the first recipe that "
-        "has one)",
+        help="File with the losses of a published run to draw, such as "
+        f"{reference_curves.EXAMPLE}. (default: the reference_curve of the first recipe that has "
+        "one; none draws no curve)",
     )
     output.add_argument(
         "--out",
@@ -234,8 +248,27 @@ def make_columns(
         runs = [read_metrics(path) for path in group.paths]
         results = [final_metrics(rows) for rows in runs]
         finishes = [read_finish(path.parent) for path in group.paths]
-        columns.append(RunColumn(label, group.recipe, runs, results, finishes))
+        interruptions = [
+            describe_interruption(path, rows, finish)
+            for path, rows, finish in zip(group.paths, runs, finishes, strict=True)
+        ]
+        columns.append(RunColumn(label, group.recipe, runs, results, finishes, interruptions))
     return columns
+
+
+def describe_interruption(path: Path, rows: Sequence[Mapping], finish: Finish | None) -> str | None:
+    """Return how far a run is that has not reached its max_steps, such as "17 of 1,000", or None.
+
+    Args:
+        path: metrics.jsonl of the run.
+        rows: of metrics.jsonl.
+        finish: how the run ended, or None if it is unfinished.
+    """
+    max_steps = read_recipe(path).get("max_steps")
+    if finish is not None or not isinstance(max_steps, int):
+        return None
+    last_step = max((row["step"] for row in rows if "step" in row), default=0)
+    return f"{last_step:,} of {max_steps:,}" if last_step < max_steps else None
 
 
 def folder_labels(groups: Sequence[RunGroup], *, with_counts: bool) -> list[str]:
@@ -345,20 +378,13 @@ def has_same_lengths(column: RunColumn) -> bool:
 # The table
 
 
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print the cells in aligned columns."""
-    widths = [max(len(cell) for cell in cells) for cells in zip(*rows, strict=True)]
-    for row in rows:
-        padded_cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join(padded_cells).rstrip())
-
-
 def table(
     columns: Sequence[RunColumn], time_unit: str, *, mark_differences: bool
 ) -> list[list[str]]:
     """Return the cells of the table, row by row.
 
-    The rows are the labels, the recipe keys that differ, and the final metrics. If a column has
+    The rows are the labels, the recipe keys that differ, the steps of interrupted runs, and the
+    final metrics. If a column has
     several runs, each loss or score is followed by the differences from the first column.
 
     Args:
@@ -370,6 +396,9 @@ def table(
         values = [str(column.recipe.get(key)) for column in columns]
         if len(set(values)) > 1:
             rows.append([key, *(shorten_cell(value) for value in values)])
+
+    if any(column.num_interrupted for column in columns):
+        rows.append(["unfinished", *(unfinished_cell(column) for column in columns)])
 
     all_results: list[dict[str, float]] = []
     for column in columns:
@@ -391,6 +420,15 @@ def table(
             ]
             rows.append(["  difference", "", *differences])
     return rows
+
+
+def unfinished_cell(column: RunColumn) -> str:
+    """Return which runs of a column are unfinished, as a cell of the table."""
+    if not column.num_interrupted:
+        return "-"
+    if len(column.runs) == 1:
+        return f"step {column.interruptions[0]}"
+    return f"{column.num_interrupted} of {len(column.runs)} runs"
 
 
 def in_first_order(mappings: Iterable[Mapping[str, object]]) -> list[str]:
@@ -494,6 +532,10 @@ def table_notes(columns: Sequence[RunColumn], have_same_lengths: bool) -> Iterat
             "Runs of a column have read different numbers of tokens, so their mean is not of one "
             "length of training. No difference is marked."
         )
+    num_interrupted = sum(column.num_interrupted for column in columns)
+    if num_interrupted:
+        runs = pluralize(num_interrupted, "run is", "runs are")
+        yield f"{runs} unfinished: the last figures so far are shown, not those of the whole run."
     num_stopped_early = sum(count_stopped_early(column) for column in columns)
     if num_stopped_early:
         yield (
@@ -538,14 +580,49 @@ def comparison_notes(
 
 
 def load_reference(
-    name: str | None, columns: Sequence[RunColumn]
+    name: str | None, columns: Sequence[RunColumn], paths: Sequence[Path], loss: str
 ) -> reference_curves.Reference | None:
-    """Return the reference curve of --reference, or of the first recipe that has one."""
-    names = [name, *(column.recipe.get("reference_curve") for column in columns)]
-    for curve_name in names:
-        if curve_name:
-            return reference_curves.load(str(curve_name))
-    return None
+    """Return the reference curve to draw, or None.
+
+    Args:
+        name: the value of --reference_curve, or None for the reference_curve of the first recipe
+            that has one. That curve is left out if it does not fit all runs.
+        columns: of the table.
+        paths: metrics.jsonl of each run.
+        loss: the validation metric that is drawn.
+
+    Raises:
+        BadInput: the curve on the command line cannot be read or does not fit.
+    """
+    if name == "none":
+        return None
+    is_stated = name is not None
+    if name is None:
+        names = [read_recipe(path).get("reference_curve") for path in paths]
+        name = next((str(other) for other in names if other), None)
+    if name is None:
+        return None
+    problems = reference_problems(name, columns, loss)
+    if problems and is_stated:
+        raise BadInput(problems)
+    return None if problems else reference_curves.load(name)
+
+
+def reference_problems(name: str, columns: Sequence[RunColumn], loss: str) -> list[str]:
+    """Return the reasons why a reference curve cannot be drawn next to these runs."""
+    problems = []
+    for column in columns:
+        tokenizer = column.recipe.get("tokenizer")
+        if isinstance(tokenizer, str):
+            for problem in reference_curves.problems(name, tokenizer):
+                problems.append(f"{column.label}: {problem}")
+    has_loss = loss == "eval/loss" and has_points(columns, loss, "tokens")
+    if not problems and not has_loss:
+        problems.append(
+            f"--reference_curve {name}: these runs have no validation loss in nats per token to "
+            f"compare it with. Leave it out"
+        )
+    return problems
 
 
 def draw(
@@ -584,8 +661,9 @@ def draw(
                     colored_lines.append((line, column_color(number)))
             if reference and (name, x) == ("eval/loss", "tokens"):
                 longest = max(float(line.x[-1]) for line in lines)
-                tokens, losses = reference.until(longest)
-                axes.plot(tokens, losses, ":", color=curves.BLACK, label=reference.legend_label)
+                if reference.has_line(longest):
+                    tokens, losses = reference.until(longest)
+                    axes.plot(tokens, losses, ":", color=curves.BLACK, label=reference.legend_label)
             axes.set(ylabel=LOSS_LABELS[name], ylim=curves.y_limits(lines))
             curves.mark_cut_off(axes, colored_lines)
             curves.legend_above(axes)
@@ -633,6 +711,8 @@ def draw_column(axes, column: RunColumn, number: int, name: str, x: str) -> Line
     dashes = DASHES[number // len(COLORS) % len(DASHES)]
     # The value comes first, because Matplotlib does not show a label that begins with _.
     label = f"{line.y[-1]:.3f} {column.label}"
+    if column.num_interrupted:
+        label += " (unfinished)"
     marker = {"marker": "o", "markersize": 3} if num_points <= MAX_MARKERS else {}
     axes.plot(line.x, line.y, dashes, label=label, color=color, linewidth=1.2, gid="run", **marker)
     if len(runs) > 1:

@@ -1,7 +1,7 @@
 r"""Score a model on HellaSwag: a run, a model folder, or any causal language model of the Hub.
 
     python eval_hellaswag.py --model runs/gpt2_124m
-    accelerate launch --multi_gpu eval_hellaswag.py --model openai-community/gpt2-xl \
+    accelerate launch --quiet --multi_gpu eval_hellaswag.py --model openai-community/gpt2-xl \
         --output scores.jsonl
 
 The script prints three scores with their standard errors next to those of GPT-2, and then one JSON

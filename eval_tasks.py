@@ -1,8 +1,8 @@
 r"""Score models on tasks: runs, checkpoints, model folders, or causal language models of the Hub.
 
     python eval_tasks.py --model runs/gpt2_124m --tasks lambada_openai arc_easy
-    accelerate launch --multi_gpu eval_tasks.py --model openai-community/gpt2 --tasks blimp \
-        --output items.jsonl
+    accelerate launch --quiet --multi_gpu eval_tasks.py --model openai-community/gpt2 \
+        --tasks blimp --output items.jsonl
     python eval_tasks.py --model 'runs/a/checkpoints/*' 'runs/b/checkpoints/*' --tasks blimp \
         --scores scores.jsonl --picture curve.png
 
@@ -162,7 +162,11 @@ def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
     Raises:
         BadInput: with every error that was found.
     """
-    parser = argparse.ArgumentParser(description=_description(task), allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s --model NAME [NAME ...] [--option value ...]",
+        description=_description(task),
+        allow_abbrev=False,
+    )
     _add_options(parser, task)
     parser.set_defaults(single_task=task is not None)
     args = command_line.parse_flags(parser, argv)

@@ -8,11 +8,13 @@ Flags override it. Fine-tuning on chats (trl sft) and on preferences (trl dpo) u
 commands: see docs/post_training.md.
 """
 
+import argparse
 import logging
 import os
 import sys
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
 from ursa_minor.base import console, cudnn, files, paths
 from ursa_minor.base.cli import exit_on_bad_input, is_main_process
@@ -21,6 +23,8 @@ from ursa_minor.base.launch import check_launch
 from ursa_minor.base.run_files import METRICS, MODEL_FOLDER
 
 log = logging.getLogger("ursa_minor.post_train")
+
+INSTALL_TRL = "pip install -r requirements/post.txt"
 
 
 @exit_on_bad_input
@@ -47,12 +51,29 @@ def parse(argv: list[str]) -> tuple:
     try:
         from trl import GRPOConfig
     except ImportError as error:
-        raise BadInput(
-            f"TRL cannot be imported ({error}). Install it: pip install -r requirements/post.txt"
-        ) from None
+        if not {"-h", "--help"}.isdisjoint(argv):
+            show_help_without_trl()
+        raise BadInput(f"TRL cannot be imported ({error}). Install it: {INSTALL_TRL}") from None
     from ursa_minor.post import settings
 
     return settings.read(argv, GRPOConfig)
+
+
+def show_help_without_trl() -> NoReturn:
+    """Print the help without the options that TRL defines, and exit."""
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s --config PATH [--key value ...]",
+        description=__doc__.partition("\n")[0],
+        epilog=f"Each key of the file is also an option. Most are those of TRL's GRPOConfig. To "
+        f"list them, install TRL: {INSTALL_TRL}",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="PATH",
+        help="YAML file with the settings (required), for example recipes/post/addition.yaml.",
+    )
+    parser.print_help()
+    raise SystemExit(0)
 
 
 def post_train(task, settings) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ursa_minor.base import console
+from ursa_minor.base import console, terminal
 from ursa_minor.base.cli import exit_on_bad_input
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.signals import ignore_stop_signals
@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     if "verify" in options:
         folder = Path(command_line.expand_option("verify", options["verify"]))
         # Without a stated vocabulary (init_from), ids are not compared with it.
-        print(measure.verify(folder, recipe.model.vocab_size or LARGEST_VOCABULARY))
+        result = measure.verify(folder, recipe.model.vocab_size or LARGEST_VOCABULARY)
+        print(terminal.wrap(result, terminal.width_of(sys.stdout)))
         return 0
 
     convert_others_in(recipe)
@@ -124,7 +125,7 @@ def prepare(
         check_online(config)
         source = find_sources.find_source(config)
         if is_estimate:
-            print(estimate(source))
+            print(terminal.wrap(estimate(source), terminal.width_of(sys.stdout), indent="    "))
             continue
         complete_folder(source, target)
         if prints:
@@ -188,7 +189,9 @@ def print_offline_instructions(
     options = shlex.join(word for word in argv if word != "--prefetch")
     home = shlex.quote(constants.HF_HOME)
     print(f"Copy this folder, the installed packages, and: {unique_paths}")
-    print("Then train without a network (accelerate launch train.py takes the same options):")
+    print(
+        "Then train without a network (accelerate launch --quiet train.py takes the same options):"
+    )
     print(f"HF_HUB_OFFLINE=1 HF_HOME={home} python train.py {options}")
 
 

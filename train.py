@@ -1,6 +1,6 @@
 """Pre-train GPT-2 from a recipe. ``train`` contains the training loop and every decision of a step.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml train.py \
+    accelerate launch --quiet --config_file accelerate_configs/cpu.yaml train.py \
         --recipe recipes/quickstart.yaml
     python train.py --recipe recipes/own_text.yaml --data_files my.txt --max_steps 500
 
@@ -31,7 +31,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from ursa_minor.base import console
 from ursa_minor.base.errors import TrainingStopped
-from ursa_minor.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
+from ursa_minor.base.run_files import RECIPE
+from ursa_minor.base.stopping import (
+    StopRequest,
+    end_with_launcher,
+    raise_on_lost_peer,
+    stop_requests,
+)
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoded_task import EncodedTask
 from ursa_minor.evaluation.evaluator import check_prompts, encode_items, read_items
@@ -91,7 +97,7 @@ def main(
             print(line)
         return 0
     trackers.drop_overridden(recipe, command.reader_argv)
-    return train_run(recipe, command.reader_argv, profiled="profile" in command.modes)
+    return train_run(recipe, command.reader_argv, command.modes)
 
 
 def complete_recipe(recipe: keys.Recipe, modes: Mapping[str, Any]) -> keys.Recipe:
@@ -110,13 +116,14 @@ def complete_recipe(recipe: keys.Recipe, modes: Mapping[str, Any]) -> keys.Recip
     return recipe
 
 
-def train_run(recipe: keys.Recipe, reader_argv: list[str], *, profiled: bool) -> int:
+def train_run(recipe: keys.Recipe, reader_argv: list[str], modes: Mapping[str, Any]) -> int:
     """Do all checks that need no data, open the data, and train.
 
     Args:
         recipe: the complete recipe.
         reader_argv: the flags that make prepare_data.py read the same recipe.
-        profiled: whether to record a profile of a few updates into the run folder.
+        modes: the options on the command line that are not recipe keys. With ``profile``, a profile
+            of a few updates is recorded into the run folder.
 
     Returns:
         The exit status.
@@ -128,10 +135,7 @@ def train_run(recipe: keys.Recipe, reader_argv: list[str], *, profiled: bool) ->
     check_kernels(device)
     accelerator = make_accelerator(device, recipe.machine)
     optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
-    nothing_left = folder.nothing_left(recipe, accelerator)
-    if nothing_left:
-        log.info(nothing_left)
-        accelerator.end_training()
+    if has_nothing_left(recipe, accelerator):
         return 0
     items = {}
     if recipe.evaluation.task_steps:
@@ -139,13 +143,38 @@ def train_run(recipe: keys.Recipe, reader_argv: list[str], *, profiled: bool) ->
         items = read_items(recipe.evaluation, accelerator, commits)
 
     with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
+        if recipe.schedule.max_steps is None:  # it follows from num_train_epochs and the data
+            with stop_requests(recipe.machine.ddp_timeout) as stop:
+                corpus.wait_until_complete(stop)
+                if stop.agreed():
+                    return finish.stopped_before_training(stop, accelerator)
+            is_new = not (recipe.saving.run_dir / RECIPE).is_file()
+            recipe = corpus.complete_recipe(logs_advice=is_new)
+            command_line.check_profile(recipe.schedule.total_steps, modes)
+            folder.check_run_folder(recipe)  # now with the length of the run
+            if has_nothing_left(recipe, accelerator):
+                return 0
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         check_prompts(recipe.evaluation, corpus.tokenizer)
         with folder.locked(recipe, accelerator):
+            profiled = "profile" in modes
             status = train(recipe, corpus, tests, accelerator, repo_id, profiled=profiled)
         # After an error this is not called, because it would wait for lost processes.
         accelerator.end_training()
     return status
+
+
+def has_nothing_left(recipe: keys.Recipe, accelerator: Accelerator) -> bool:
+    """Return whether the run has finished. Then log that, and end the processes' communication.
+
+    Raises:
+        BadInput: see ``folder.nothing_left``.
+    """
+    nothing_left = folder.nothing_left(recipe, accelerator)
+    if nothing_left:
+        log.info(nothing_left)
+        accelerator.end_training()
+    return nothing_left is not None
 
 
 def train(  # noqa: C901  (the loop shows every decision of a step)
@@ -241,6 +270,9 @@ def train(  # noqa: C901  (the loop shows every decision of a step)
                     checkpoints.save(state)
                     loader.delete_consumed(checkpoints.oldest_step(state))
                     budget.count(CHECKPOINT)
+                elif checkpoints.is_kept(state):
+                    checkpoints.keep(state)
+                    budget.count(CHECKPOINT)
             if last:
                 stopping = stop.agreed()
                 break
@@ -312,6 +344,8 @@ def train(  # noqa: C901  (the loop shows every decision of a step)
             checkpoints.save(state)
         if data_failure and not stopping:
             raise TrainingStopped(data_failure)
+        if stopping or is_out_of_time:
+            report.end_progress()  # so that the message is the last line
         if stopping:
             assert stop.signal is not None  # agreed() sets it on every process
             log.info(

@@ -160,14 +160,17 @@ def texts_of(runs: Iterable[Run]) -> list[Text]:
 
 def make_stages() -> list[Stage]:
     """Return the stages. They contain all combinations once, with the first seed."""
-    other_decays = (1.0, 0.1, 2.0)
+    other_decays = (1.0, 2.0, 0.1)
     small, medium, large = SIZES
     today = (TODAY_DECAY,)
     stages = [
-        Stage(combinations(small, (10, 20, None, 5, 40), today), repeats=False),
-        Stage(combinations(medium, (10, None, 5, 20), today), repeats=False),
-        Stage(combinations(small, (10, 20), other_decays), repeats=True),
-        Stage(combinations(medium, (10,), other_decays), repeats=True),
+        Stage(combinations(small, (10, 20), today), repeats=False),
+        Stage(combinations(small, (10,), other_decays), repeats=False),
+        Stage(combinations(small, (5,), today), repeats=False),
+        Stage(combinations(medium, (10, 5), today), repeats=False),
+        Stage(combinations(medium, (10,), other_decays), repeats=False),
+        Stage(combinations(small, (None, 40), today), repeats=True),
+        Stage(combinations(medium, (None, 20), today), repeats=True),
         Stage(combinations(large, (None, 5, 10), today), repeats=False),
         Stage(combinations(medium, (40,), today), repeats=False),
         Stage(combinations(large, (5,), other_decays), repeats=True),

@@ -329,7 +329,7 @@ def preset(text: str, gpu: gpus.Gpu, count: int, stem: str) -> str:
     compilation = "compiled" if compiled else "not compiled"
     lines = [
         f"{title}): {gpu.precision}, {compilation}.",
-        f"#   accelerate launch --config_file accelerate_configs/{stem}.yaml \\",
+        f"#   accelerate launch --quiet --config_file accelerate_configs/{stem}.yaml \\",
         "#     train.py --recipe recipes/gpt2_124m.yaml",
         "# Training GPT-2 124M:",
         *_figures_of(gpu, count),

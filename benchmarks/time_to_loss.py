@@ -448,6 +448,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     args.recipe = args.recipe.resolve()
+    if args.recipe.is_file() and "max_steps" not in yaml.safe_load(args.recipe.read_text()):
+        parser.error(f"--recipe {args.recipe}: must state max_steps, not num_train_epochs")
     return args
 
 

@@ -21,7 +21,8 @@ MARK = "<!-- make presets writes all below -->\n"
 HEADER = "| key: default | purpose | has an effect if | is overridden by |\n|---|---|---|---|\n"
 OTHER_SOURCE = "another data source as a flag"
 SHAPE = ("n_layer", "n_head", "n_embd")
-LENGTH = ("max_steps", "warmup_steps")
+SCALED = ("max_steps", "warmup_steps")
+LENGTH = ("max_steps", "num_train_epochs")  # a flag for one of them overrides both in the recipe
 
 
 def tables() -> str:
@@ -60,12 +61,13 @@ def overridden_by(name: str) -> list[str]:
         overrides.append(OTHER_SOURCE)
     if name in keys.REPLACED_BY_INIT_FROM:
         overrides.append("`--init_from`")
-    if name in (*SHAPE, *LENGTH, "learning_rate", "tokens_per_step"):
+    if name in (*SHAPE, *SCALED, "learning_rate", "tokens_per_step"):
         overrides.append("`--size`")
-    if name in LENGTH:
+    if name in (*LENGTH, *SCALED):
         overrides.append("`max_hours`")
-    if name == "max_steps":
+    if name in LENGTH:
         overrides.append("`--extend_steps`")
+        overrides += [f"`--{other}`" for other in LENGTH if other != name]
     return overrides
 
 

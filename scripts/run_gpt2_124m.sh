@@ -79,7 +79,7 @@ PRESET=$(python -c '
 import sys
 from ursa_minor.base import gpus
 print(gpus.preset(sys.argv[1], int(sys.argv[2])))' "${NAMES%%$'\n'*}" "$COUNT")
-LAUNCH=(accelerate launch --config_file "accelerate_configs/$PRESET.yaml")
+LAUNCH=(accelerate launch --quiet --config_file "accelerate_configs/$PRESET.yaml")
 if ((COUNT > 1)) && [[ $PRESET != *_x$COUNT ]]; then
     LAUNCH+=(--multi_gpu --num_processes "$COUNT")
 fi

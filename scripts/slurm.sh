@@ -40,6 +40,17 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}"
 
+SIZE="SLURM_JOB_NUM_NODES=2 SLURM_GPUS_PER_NODE=8"
+if [[ ${DRY_RUN:-0} == 1 ]]; then
+    if [[ -z ${SLURM_JOB_NUM_NODES:-} || -z ${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-}} ]]; then
+        echo "Sizes that are not set are those of the #SBATCH lines: $SIZE" >&2
+    fi
+elif [[ -z ${SLURM_JOB_ID:-} ]] || ! command -v srun >/dev/null; then
+    echo "error: this is not a Slurm job. Submit it with: sbatch scripts/slurm.sh." \
+        "To print its command without Slurm: DRY_RUN=1 $SIZE bash scripts/slurm.sh" >&2
+    exit 2
+fi
+
 # Add up the numbers of a list of GPUs as Slurm writes it: 4, a100:4 or a100:2,h100:2.
 count_gpus() {
     local item total=0
@@ -90,7 +101,7 @@ fi
 # default, static, a node restarts only for its own failures.
 LAUNCH=(python)
 if ((PROCESSES > 1)); then
-    LAUNCH=(accelerate launch --machine_rank NODE_ID
+    LAUNCH=(accelerate launch --quiet --machine_rank NODE_ID
         --config_file "${ACCELERATE_YAML:-accelerate_configs/multi_node_2x8.yaml}"
         --num_machines "$NODES" --num_processes "$PROCESSES" --max_restarts 3
         --main_process_ip "$HOST" --main_process_port "$PORT")
@@ -133,7 +144,7 @@ trap stop_step USR1
 # shellcheck disable=SC2016  # SLURM_NODEID in single quotes is expanded by the shell of each node
 "${STEP[@]}" bash -c '
     if [[ -n ${VENV:-} ]]; then source "$VENV/bin/activate"; fi
-    if [[ $1 == accelerate ]]; then set -- "${@:1:3}" "$SLURM_NODEID" "${@:5}"; fi
+    if [[ $1 == accelerate ]]; then set -- "${@:1:4}" "$SLURM_NODEID" "${@:6}"; fi
     exec "$@"' launch "${LAUNCH[@]}" train.py "$@" &
 step=$!
 step_status=0

@@ -29,6 +29,7 @@ from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+os.environ.pop("COLUMNS", None)  # the width at which the scripts wrap their output
 
 import commands
 import filelock

@@ -9,7 +9,8 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from ursa_minor.base import console
+from ursa_minor.base import cli, console
+from ursa_minor.base.errors import BadInput
 
 log = logging.getLogger("ursa_minor.package.module")
 
@@ -215,3 +216,15 @@ def test_generated_text_is_escaped_on_terminal(monkeypatch):
     os.close(reader)
 
     assert output == b"a\\x1b[2J \xe9 \\u202e\\u4e2d\r\n"
+
+
+def test_error_is_below_the_progress_bars(capsys):
+    @cli.exit_on_bad_input
+    def main():
+        bar = tqdm(total=10, ascii=True)
+        bar.update(3)
+        raise BadInput("data_files = a.txt: no such file")
+
+    assert main() == 2
+
+    assert capsys.readouterr().err.splitlines()[-1] == "error: data_files = a.txt: no such file"

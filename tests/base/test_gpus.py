@@ -186,3 +186,26 @@ def test_make_ddp_train_uses_preset_of_gpus(driver_name, count, recipe, words):
 
     output = " ".join(shlex.split(process.stdout))
     assert f"{words} --recipe recipes/{recipe}.yaml --max_steps 3" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "count"),
+    [
+        ("rtx4090_x8", "rtx4090", 8),
+        ("8x4090", "rtx4090", 8),
+        ("4 x RTX 3090", "rtx3090", 4),
+        ("a100_40gb_x8", "a100_40gb", 8),
+        ("NVIDIA H100 x 2", None, 2),
+    ],
+)
+def test_name_of_several_gpus_is_split(name, gpu, count):
+    several = gpus.find_several(name)
+
+    assert several is not None
+    assert several.count == count
+    assert gpu is None or several.gpu.name == gpu
+
+
+@pytest.mark.parametrize("name", ["rtx4090", "zzz_x8", "zero3_x8", "rtx4099", ""])
+def test_other_names_are_not_several_gpus(name):
+    assert gpus.find_several(name) is None

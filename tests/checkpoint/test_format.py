@@ -37,7 +37,7 @@ from transformers import (
 
 from ursa_minor.base import checkpoint_files, files
 from ursa_minor.base.errors import BadInput
-from ursa_minor.base.run_files import RESUME_FILES
+from ursa_minor.base.run_files import COMPLETE, RESUME_FILES, WEIGHTS
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.tokens import tokenizer as tokenization
@@ -123,13 +123,21 @@ def save(
     training: Training | None = None,
     *,
     keep: int = 0,
+    kept: str | None = None,
     model_files: Mapping[str, str] = MODEL_FILES,
     **state,
 ) -> Path:
     """Write a checkpoint of this training, or of a new one that depends on the step only."""
     weights, moments = checkpoint.gather(*(training or make_training(step)))
     saved_state = {"step": step, "skipped_updates": 0, **state}
-    contents = checkpoint.Contents(clone(weights), clone(moments), saved_state, model_files)
+    contents = checkpoint.Contents(clone(weights), clone(moments), saved_state, model_files, kept)
+    return checkpoint.write(folder, contents, keep)
+
+
+def save_weights(folder: Path, step: int, *, keep: int = 0) -> Path:
+    """Write a checkpoint that contains only a model, which depends on the step only."""
+    weights = clone(checkpoint.gather_weights(make_gpt2(step)))
+    contents = checkpoint.Contents(weights, None, {"step": step}, MODEL_FILES, WEIGHTS)
     return checkpoint.write(folder, contents, keep)
 
 
@@ -162,6 +170,15 @@ def assert_equal_tensors(tensors: dict, expected: dict) -> None:
 def steps_in(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, newest first."""
     return [checkpoint_files.step_of(path) for path in checkpoint_files.list_checkpoints(folder)]
+
+
+def complete_steps_in(folder: Path) -> list[int]:
+    """Return the steps of the intact checkpoints with the optimizer's state, newest first."""
+    steps = []
+    for path in checkpoint_files.list_checkpoints(folder):
+        if checkpoint_files.find_problem(path) is None:
+            steps.append(checkpoint_files.step_of(path))
+    return steps
 
 
 def saving(run_dir: Path, training: Training) -> resume.Checkpoints:
@@ -749,6 +766,235 @@ def test_rotation_needs_a_verified_checkpoint(tmp_path, monkeypatch):
     assert steps_in(tmp_path) == [4, 3, 2]
 
 
+# Checkpoints that are kept for a learning curve.
+
+
+def test_kept_weights_are_a_model_folder(tmp_path):
+    model = make_gpt2(4)
+    model_files = {"config.json": model.config.to_json_string()}
+    weights = clone(checkpoint.gather_weights(model))
+    contents = checkpoint.Contents(weights, None, {"step": 4}, model_files, WEIGHTS)
+
+    path = checkpoint.write(tmp_path, contents)
+
+    assert sorted(os.listdir(path)) == ["config.json", "manifest.json", "model.safetensors"]
+    assert_same_weights(AutoModelForCausalLM.from_pretrained(path), model)
+    assert checkpoint_files.find_model_problem(path) is None
+
+
+def test_resume_ignores_kept_weights(tmp_path):
+    complete = save(tmp_path, 3)
+    damaged = save_weights(tmp_path, 4)
+    (damaged / checkpoint.MODEL).write_bytes(b"x")
+    save_weights(tmp_path, 8)
+
+    assert checkpoint.find_newest(tmp_path) == (complete, [])
+    assert checkpoint_files.list_resume_points(tmp_path) == [complete]
+
+
+def test_run_with_only_kept_weights_is_new(tmp_path):
+    save_weights(tmp_path, 0)
+
+    assert checkpoint.find_newest(tmp_path) == (None, [])
+
+
+def test_resuming_from_kept_weights_is_rejected(tmp_path):
+    path = save_weights(tmp_path, 4)
+
+    with pytest.raises(BadInput) as caught:
+        checkpoint.read_state(path)
+
+    assert f"resume_from_checkpoint = {path}" in str(caught.value)
+    assert f"--init_from {path}" in str(caught.value)
+
+
+@pytest.mark.parametrize("flipped", [0, -1])
+def test_damaged_kept_weights_are_found(tmp_path, flipped):
+    path = save_weights(tmp_path, 4)
+    data = bytearray((path / checkpoint.MODEL).read_bytes())
+    data[flipped] ^= 1
+    (path / checkpoint.MODEL).write_bytes(data)
+
+    assert "model.safetensors" in checkpoint_files.find_model_problem(path)
+
+
+def test_removed_training_folder_is_damage(tmp_path):
+    path = save(tmp_path, 4, kept=WEIGHTS)
+    files.remove(path / "training")
+
+    assert not checkpoint_files.is_weights_only(path)
+    assert "training/optimizer.safetensors" in checkpoint_files.find_problem(path)
+
+
+def test_complete_kept_checkpoints_are_not_counted(tmp_path):
+    for step in range(8):
+        save(tmp_path, step, keep=2, kept=COMPLETE if step in (0, 1, 2, 4) else None)
+
+    assert complete_steps_in(tmp_path) == [7, 6, 4, 2, 1, 0]
+
+
+def test_rotation_removes_only_training_of_kept_weights(tmp_path):
+    for step in (3, 6, 9):
+        save(tmp_path, step, keep=2, kept=WEIGHTS)
+    before = checkpoint_files.list_checkpoints(tmp_path)
+    mine = tmp_path / "step-00000006" / "notes.txt"
+    mine.write_text("mine")
+
+    save_weights(tmp_path, 10, keep=2)
+    assert complete_steps_in(tmp_path) == [9, 6]
+    save(tmp_path, 12, keep=2)
+
+    assert steps_in(tmp_path) == [12, 10, 9, 6, 3]
+    assert complete_steps_in(tmp_path) == [12, 9]
+    assert mine.read_text() == "mine"
+    for path in before:
+        assert checkpoint_files.find_model_problem(path) is None
+
+
+def test_stripped_checkpoint_equals_one_saved_as_weights(tmp_path):
+    training = make_training(1)
+    for step in (1, 2, 3):
+        path = save(tmp_path / "a", step, training, keep=2, kept=WEIGHTS)
+    weights = clone(checkpoint.gather_weights(training.model))
+    contents = checkpoint.Contents(weights, None, {"step": 1}, MODEL_FILES, WEIGHTS)
+
+    other = checkpoint.write(tmp_path / "b", contents)
+
+    path = tmp_path / "a" / other.name
+    assert sorted(os.listdir(path)) == sorted(os.listdir(other))
+    for name in os.listdir(other):
+        assert (path / name).read_bytes() == (other / name).read_bytes(), name
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL."""
+
+
+@pytest.mark.parametrize(
+    ("function", "is_complete"), [("write_json", True), ("fsync", True), ("remove", False)]
+)
+def test_killed_rotation_leaves_checkpoint_or_model(tmp_path, monkeypatch, function, is_complete):
+    """It is killed before the manifest is written, before it is renamed, or before the removal."""
+    path = save(tmp_path, 1, kept=WEIGHTS)
+    save(tmp_path, 2)
+    newest = save(tmp_path, 3)
+    original = getattr(files, function)
+
+    def killed(target, *args):
+        if path in target.parents:
+            raise Killed
+        original(target, *args)
+
+    monkeypatch.setattr(files, function, killed)
+    with pytest.raises(Killed):
+        checkpoint._remove_older(newest, 2, ())
+    monkeypatch.undo()
+
+    assert (checkpoint_files.find_problem(path) is None) == is_complete
+    assert checkpoint_files.is_weights_only(path) != is_complete
+    assert checkpoint_files.find_model_problem(path) is None
+    assert (path / "training" / "state.json").exists()
+
+    # The next process completes it.
+    (path / ".manifest.json.tmp-01234567").touch()
+    checkpoint.clear_interrupted(tmp_path)
+    save(tmp_path, 4, keep=2)
+    assert sorted(os.listdir(path)) == [
+        "config.json",
+        "manifest.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert checkpoint_files.is_weights_only(path)
+
+
+def keeping(
+    run_dir: Path, training: Training, on_disk: Callable = lambda path: None, **changes
+) -> resume.Checkpoints:
+    """Return ``saving`` for a run that keeps the weights of steps 0 to 2."""
+    checkpoints = saving(run_dir, training)
+    kept = {"keep_checkpoints": ["0", "1", "2"], "keep_optimizer": False}
+    checkpoints.recipe = keys.replace(checkpoints.recipe, **kept, **changes)
+    checkpoints.on_disk = on_disk
+    return checkpoints
+
+
+def test_stop_at_kept_weights_saves_complete_checkpoint(tmp_path):
+    path = tmp_path / "checkpoints" / "step-00000002"
+    state = RunState(10, 1, step=2)
+    with keeping(tmp_path, make_training()) as checkpoints:
+        checkpoints.keep(state)
+        checkpoints.finish()
+        has_only_weights = checkpoint_files.is_weights_only(path)
+        checkpoints.save(state)
+        checkpoints.keep(state)
+
+    assert has_only_weights
+    assert checkpoint_files.find_problem(path) is None
+    assert checkpoint_files.kept_as(path) == WEIGHTS
+
+
+def test_resumed_checkpoint_becomes_kept(tmp_path):
+    """The run is resumed with ``keep_checkpoints``, with which it did not start."""
+    path = save(tmp_path / "checkpoints", 2)
+    with keeping(tmp_path, make_training()) as checkpoints:
+        checkpoints.saved_step = 2
+        checkpoints.resumed_step = 2
+        checkpoints.keep(RunState(10, 1, step=2))
+
+    assert checkpoint_files.find_problem(path) is None
+    assert checkpoint_files.kept_as(path) == WEIGHTS
+
+
+def test_consumed_data_does_not_wait_for_kept_weights(tmp_path):
+    folder = tmp_path / "checkpoints"
+    for step in (0, 1, 2):
+        save_weights(folder, step)
+    for step in (30, 40, 50):
+        save(folder, step)
+
+    with keeping(tmp_path, make_training()) as checkpoints:
+        oldest = checkpoints.oldest_step(RunState(100, 1, step=50, best_step=30))
+        save(folder, 10, kept=COMPLETE)
+        oldest_with_complete = checkpoints.oldest_step(RunState(100, 1, step=50, best_step=10))
+
+    assert oldest == 40
+    assert oldest_with_complete == 10
+
+
+@pytest.mark.parametrize(("strategy", "is_pushed"), [("all_checkpoints", True), ("end", False)])
+def test_kept_checkpoints_are_pushed_with_all_checkpoints(tmp_path, strategy, is_pushed):
+    pushed: list[Path] = []
+    changes = {"push_to_hub": True, "hub_strategy": strategy}
+    with keeping(tmp_path, make_training(), pushed.append, **changes) as checkpoints:
+        checkpoints.keep(RunState(10, 1, step=1))
+
+    assert [path.name for path in pushed] == ["step-00000001"] * is_pushed
+
+
+def test_kept_checkpoint_that_does_not_fit_is_reported(tmp_path, monkeypatch, caplog):
+    def raise_disk_full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with keeping(tmp_path, make_training()) as checkpoints:
+        checkpoints.save(RunState(10, 1, step=1))
+        checkpoints.finish()
+        monkeypatch.setattr(checkpoint, "save_file", raise_disk_full)
+        checkpoints.keep(RunState(10, 1, step=2))
+
+    assert "the checkpoint of step 2 was not saved" in caplog.text
+    assert steps_in(tmp_path / "checkpoints") == [1]
+
+
+def test_best_checkpoint_stays_complete(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, kept=WEIGHTS)
+
+    checkpoint._remove_older(tmp_path / "step-00000003", 1, [1])
+
+    assert complete_steps_in(tmp_path) == [3, 1]
+
+
 # Sharded models.
 
 
@@ -780,6 +1026,35 @@ def check_sharded_checkpoint(rank: int, folder: Path, make_model: Callable) -> N
         assert_equal_tensors(gathered[0], weights)
         assert_equal_tensors(gathered[1], moments)
     dist.barrier()
+
+
+def check_sharded_beginning(rank: int, folder: Path) -> None:
+    """Save and load an FSDP2 model before its first update. This must not count as an update."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2
+    )
+    model = fully_shard(make_gpt2(1), mesh=init_device_mesh("cpu", (2,)))
+    training = Training(model, make_optimizer(model))
+
+    weights, moments = checkpoint.gather(*training)
+    if rank == 0:
+        assert_equal_tensors(weights, checkpoint.gather_weights(make_gpt2(1)))
+        contents = checkpoint.Contents(
+            weights, moments, {"step": 0, "skipped_updates": 0}, MODEL_FILES
+        )
+        checkpoint.write(folder, contents)
+    dist.barrier()
+    load(folder / "step-00000000", training)
+
+    assert not moments
+    assert not training.optimizer.state
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_fsdp2_checkpoint_before_first_update_has_no_moments(tmp_path):
+    mp.start_processes(check_sharded_beginning, (tmp_path,), nprocs=2, start_method="fork")
 
 
 def test_fsdp2_checkpoint_equals_that_of_one_process(tmp_path):

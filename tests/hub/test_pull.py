@@ -59,6 +59,34 @@ def test_newest_checkpoint_is_fetched_with_metrics(pushed, new_run):
     assert os.listdir(new_run / "checkpoints") == [step_tag(12)]
 
 
+def test_newer_kept_weights_are_ignored(server, pending, new_run):
+    stage_pushes(pending, 5, within=f"checkpoints/{step_tag(5)}")
+    stage_pushes(pending, 8, within=f"checkpoints/{step_tag(8)}")
+    push.push_pending(pending)
+    for name in list(files_on_hub(server)):
+        if name.startswith(f"checkpoints/{step_tag(8)}/training/"):
+            del files_on_hub(server)[name]
+
+    path = fetch(new_run)
+
+    assert path == new_run / "checkpoints" / step_tag(5)
+
+
+@pytest.mark.parametrize("missing_ok", [True, False])
+def test_repository_with_only_kept_weights_has_no_checkpoint(server, pending, new_run, missing_ok):
+    stage_pushes(pending, 8, within=f"checkpoints/{step_tag(8)}")
+    push.push_pending(pending)
+    for name in list(files_on_hub(server)):
+        if "/training/" in name:
+            del files_on_hub(server)[name]
+
+    if missing_ok:
+        assert fetch(new_run, missing_ok=True) is None
+        return
+    with pytest.raises(BadInput, match="no full checkpoint"):
+        fetch(new_run)
+
+
 def test_existing_files_are_not_fetched_again(pushed, new_run):
     fetch(new_run)
     (new_run / "metrics.jsonl").write_text("mine")

@@ -1,5 +1,6 @@
 """A staged push reaches the Hub once and completely, whatever fails on the way."""
 
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ from push_helpers import (
     stage_pushes,
     staged_names,
     step_tag,
+    write_files,
 )
 
 from ursa_minor.base import files
@@ -90,6 +92,37 @@ def test_step_with_tag_is_not_sent_again(server, pending):
     assert_pushed(server, pending, 1, 2)
     assert server.count("PUT /lfs/") == uploads
     assert server.count("POST .*/commit/") == 2
+
+
+def test_push_is_also_tagged_by_tokens(server, pending):
+    card, sources = write_files(pending.parent.parent / "made", 3)
+    new_push = dataclasses.replace(make_push(3), tokens_tag="tokens-1.5B")
+    pending.mkdir(parents=True)
+    for _ in range(2):  # the second time, both tags exist
+        push.stage(pending, new_push, card, sources)
+        push.push_pending(pending)
+
+    assert server.tags(REPO_ID) == {
+        step_tag(3): commit_title(3),
+        "tokens-1.5B": commit_title(3),
+    }
+    assert server.titles(REPO_ID) == [commit_title(3)]
+
+
+def test_push_without_its_last_tag_is_completed(server, pending):
+    card, sources = write_files(pending.parent.parent / "made", 3)
+    new_push = dataclasses.replace(make_push(3), tokens_tag="tokens-10M")
+    pending.mkdir(parents=True)
+    push.stage(pending, new_push, card, sources)
+    push.push_pending(pending)
+    del server.repositories[REPO_ID].tags[step_tag(3)]  # killed before it was created
+    push.stage(pending, new_push, card, sources)
+
+    remaining = push.push_pending(pending)
+
+    assert remaining == 0
+    assert list(server.tags(REPO_ID)) == [step_tag(3), "tokens-10M"]
+    assert server.titles(REPO_ID) == [commit_title(3)]
 
 
 def test_unchanged_files_are_tagged_without_commit(server, pending):

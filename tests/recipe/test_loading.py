@@ -15,7 +15,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.redaction import redact_url
 from ursa_minor.base.run_files import Finish
 from ursa_minor.recipe import command_line, keys, loading
-from ursa_minor.recipe.batching import Plan, make_plan
+from ursa_minor.recipe.batching import Plan, make_plan, steps_of_epochs
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 CHANGES = {
@@ -53,9 +53,7 @@ LLAMA = {
     "rope_theta": 10000.0,
 }
 RESUME_COMMAND = "python train.py --recipe runs/r/recipe.yaml"
-NEW_RUN_COMMAND = (
-    f"{RESUME_COMMAND} --init_from runs/r --run_name r-2 --output_dir runs/r-2 --max_steps 12"
-)
+NEW_RUN_COMMAND = f"{RESUME_COMMAND} --init_from runs/r --run_name r-2 --max_steps 12"
 
 
 def write_text(folder, text, name="mine.yaml"):
@@ -313,6 +311,8 @@ def wrong_values(name):
     key_type = keys.KEY_TYPES[name]
     values_by_type = {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}
     values = [{"a": 1}, *values_by_type.get(key_type, ["x", [5], 5])]
+    if name == "keep_checkpoints":  # a list of numbers and texts, or one of them
+        values = [{"a": 1}, "x", ["x"], 5.5]
     if name not in keys.OPTIONAL_KEYS:
         values.append(None)
     if key_type is not bool:
@@ -966,3 +966,198 @@ def test_command_line_is_parsed_before_torch_import(tmp_path, words, status, exp
     assert process.returncode == status
     assert expected in process.stdout + process.stderr
     assert "Traceback" not in process.stderr
+
+
+# The length of the run
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "expected"),
+    [
+        ({}, {"num_train_epochs": "2.5"}, (None, 2.5)),
+        ({"max_steps": None, "num_train_epochs": 3}, {}, (None, 3.0)),
+        ({"max_steps": None, "num_train_epochs": 3}, {"max_steps": "7"}, (7, None)),
+        ({"max_steps": None, "num_train_epochs": 3}, {"num_train_epochs": "0.5"}, (None, 0.5)),
+        ({}, {"max_steps": "7", "num_train_epochs": "none"}, (7, None)),
+    ],
+)
+def test_flag_replaces_length_of_recipe(tmp_path, changes, flags, expected):
+    recipe = loading.load_recipe(write_recipe(tmp_path, **changes), flags)
+
+    assert (recipe.schedule.max_steps, recipe.schedule.num_train_epochs) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "words"),
+    [
+        ({"num_train_epochs": 2}, {}, ["mine.yaml", "num_train_epochs both state"]),
+        ({"num_train_epochs": 2}, {"max_steps": "7"}, ["mine.yaml", "num_train_epochs both"]),
+        ({}, {"max_steps": "7", "num_train_epochs": "2"}, ["--max_steps and --num_train_epochs"]),
+        ({"max_steps": None}, {}, ["max_steps is missing", "num_train_epochs"]),
+        ({}, {"num_train_epochs": "none", "max_steps": "none"}, ["max_steps is missing"]),
+        ({}, {"num_train_epochs": "ten"}, ["--num_train_epochs ten", "a number"]),
+        ({}, {"num_train_epochs": "0"}, ["--num_train_epochs 0", "between"]),
+        ({}, {"num_train_epochs": "-1"}, ["--num_train_epochs -1", "between"]),
+        ({}, {"num_train_epochs": "nan"}, ["--num_train_epochs nan", "between"]),
+        ({}, {"num_train_epochs": "inf"}, ["--num_train_epochs inf", "between"]),
+        ({}, {"num_train_epochs": "10%"}, ["--num_train_epochs 10%", "a number"]),
+        ({}, {"num_train_epochs": "2", "warmup_steps": "0.1"}, ["--warmup_steps 0.1", "fraction"]),
+    ],
+)
+def test_bad_length_is_rejected(tmp_path, changes, flags, words):
+    (message,) = errors_of(write_recipe(tmp_path, **changes), flags)
+
+    assert all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"data_files": None, "dataset_name": "owner/name", "tokenizer": "gpt2"}, "owner/name"),
+        ({"data_files": ["https://example.org/a.txt"]}, "URLs"),
+        ({"data_files": ["a.txt", "https://example.org/a.jsonl"]}, "URLs"),
+        ({"stream_keep": "consumed"}, "stream_keep"),
+        (
+            {"data_files": None, "tokenizer": "gpt2", "sources": [FILE_SOURCE, HUB_SOURCE]},
+            "number 2",
+        ),
+    ],
+)
+def test_epochs_of_unknown_length_are_rejected(tmp_path, changes, word):
+    path = write_recipe(tmp_path, **changes, max_steps=None, num_train_epochs=2)
+
+    (message,) = errors_of(path)
+
+    assert "num_train_epochs = 2" in message
+    assert "--max_steps" in message
+    assert word in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data_files": ["a.jsonl"]},
+        {"data_files": None, "dataset_name": "python_stdlib"},
+        {"data_files": None, "data_dir": "shards", "tokenizer": "gpt2"},
+        {"data_files": None, "data_dir": "hf://datasets/owner/name", "tokenizer": "gpt2"},
+    ],
+)
+def test_epochs_of_complete_data_are_accepted(tmp_path, changes):
+    recipe = load(tmp_path, **changes, max_steps=None, num_train_epochs=2)
+
+    with pytest.raises(ValueError, match="num_train_epochs"):
+        _ = recipe.schedule.total_steps
+
+
+def test_warmup_of_epochs_is_shortened_like_stated_steps(tmp_path):
+    stated = load(tmp_path, max_steps=20, warmup_steps=100)
+    unknown = load(tmp_path, max_steps=None, num_train_epochs=2, warmup_steps=100)
+
+    completed = loading.with_max_steps(unknown, 20, logs_advice=True)
+
+    assert unknown.schedule.warmup_steps == 100
+    assert keys.replace(completed, num_train_epochs=None) == stated
+
+
+def test_advice_is_given_for_computed_steps(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    recipe = load(tmp_path, max_steps=None, num_train_epochs=2, warmup_steps=15)
+    assert "--warmup_steps" not in caplog.text
+
+    loading.with_max_steps(recipe, 20, logs_advice=True)
+
+    assert "--warmup_steps 2" in caplog.text
+    assert "--eval_steps 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "word"), [(20, "--decay_ratio 0.25"), (10**9 + 1, "1,000,000,001")]
+)
+def test_computed_steps_that_break_rules_are_rejected(tmp_path, max_steps, word):
+    schedule = {"lr_scheduler_type": "wsd", "warmup_steps": 15, "decay_ratio": 0.5}
+    recipe = load(tmp_path, max_steps=None, num_train_epochs=2, **schedule)
+
+    with pytest.raises(BadInput) as caught:
+        loading.with_max_steps(recipe, max_steps, logs_advice=False)
+
+    (message,) = caught.value.lines
+    assert "num_train_epochs = 2" in message
+    assert word in message
+
+
+@pytest.mark.parametrize(
+    ("epochs", "num_windows", "expected"),
+    [(1.0, 16, 2), (1.0, 17, 3), (0.1, 80, 1), (0.1, 240, 3), (2.5, 10, 4), (1e-6, 1, 1)],
+)
+def test_steps_of_epochs_are_exact_and_rounded_up(tmp_path, epochs, num_windows, expected):
+    recipe = load(tmp_path)  # 8 sequences per step
+
+    assert steps_of_epochs(epochs, num_windows, recipe) == expected
+
+
+def test_recipe_of_run_keeps_epochs_only(tmp_path):
+    recipe = load(tmp_path, max_steps=None, num_train_epochs=2)
+    completed = loading.with_max_steps(recipe, 20, logs_advice=False)
+
+    copied = load_copy(tmp_path, completed)
+
+    assert copied.schedule.num_train_epochs == 2.0
+    assert copied.schedule.max_steps is None
+
+
+def test_size_leaves_epochs_unchanged(tmp_path):
+    flags = {"data_files": ["a.txt"], "num_train_epochs": "2", "size": "gpt2-xl"}
+
+    recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml", flags)
+
+    assert recipe.schedule.max_steps is None
+    assert recipe.schedule.num_train_epochs == 2.0
+    assert recipe.schedule.warmup_steps == 358  # 715 scaled to twice the batch
+    assert recipe.batch.tokens_per_step == 2**20
+
+
+@pytest.mark.parametrize("source", ["checkpoint", "finish"])
+def test_steps_of_a_run_are_read_from_its_folder(tmp_path, source):
+    write_recipe(tmp_path, max_steps=None, num_train_epochs=2).rename(tmp_path / "recipe.yaml")
+    if source == "checkpoint":
+        training = tmp_path / "checkpoints/step-00000003/training"
+        training.mkdir(parents=True)
+        (training / "state.json").write_text('{"science": {"max_steps": 9}}')
+    else:
+        Finish(step=9, max_steps=9).write(tmp_path)
+
+    assert loading.load_run_recipe(tmp_path).schedule.max_steps == 9
+    assert loading.read_run_recipe(tmp_path / "recipe.yaml")["max_steps"] == 9
+
+
+def test_unknown_lengths_are_not_compared(tmp_path):
+    before = keys.hyperparameters(load(tmp_path, max_steps=None, num_train_epochs=2))
+    longer = load(tmp_path, max_steps=100, warmup_steps=50)
+
+    loading.check_same_hyperparameters(Path("run"), before, longer)
+
+
+def test_changed_epochs_name_the_steps_of_the_run(tmp_path):
+    before = keys.hyperparameters(load(tmp_path, max_steps=10))
+    recipe = load(tmp_path, max_steps=None, num_train_epochs=2)
+    longer = loading.with_max_steps(recipe, 20, logs_advice=False)
+
+    with pytest.raises(BadInput) as caught:
+        loading.check_same_hyperparameters(Path("run"), before, longer)
+
+    (message,) = caught.value.lines
+    assert "max_steps = 20 (num_train_epochs = 2)" in message
+    assert "--max_steps 10" in message
+
+
+@pytest.mark.parametrize("max_steps", [1, 2, 3, 4, 10, 49])
+def test_shortened_warmup_gets_no_other_advice(tmp_path, caplog, max_steps):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(BASE | {"warmup_steps": 50, "max_steps": max_steps}))
+    caplog.set_level(logging.INFO, "ursa_minor")
+
+    loading.load_recipe(path)
+
+    notes = [message for message in caplog.messages if "warmup_steps" in message]
+    assert len(notes) == 1
+    assert "A quarter of max_steps is used" in notes[0]

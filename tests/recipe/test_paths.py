@@ -175,6 +175,8 @@ def test_every_path_key_is_expanded(name, is_flag, work_folder, tmp_path):
     changes = {"tasks": ["piqa"], "task_steps": 5}
     if name == "data_dir":
         changes["data_files"] = None
+    if name == "reference_curve":
+        changes |= {"tokenizer": "gpt2", "vocab_size": 50304}
 
     if is_flag:
         recipe = load(work_folder, {name: value}, **changes)
@@ -225,7 +227,7 @@ def test_url_is_rejected_as_written_folder(name, work_folder):
         (eval_tasks.parse, "--tasks piqa --model m --task_files piqa=PATH", "task_files"),
         (compare_runs.parse, "PATH", "runs"),
         (compare_runs.parse, "r --out PATH", "out"),
-        (compare_runs.parse, "r --reference PATH", "reference"),
+        (compare_runs.parse, "r --reference_curve PATH", "reference_curve"),
         (check_setup.parse, "--recipe PATH", "recipe"),
     ],
 )

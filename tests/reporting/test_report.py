@@ -375,9 +375,12 @@ def test_redirected_output_has_lines_at_intervals(tmp_path, capsys, fixed_clock)
 
 @pytest.fixture
 def draw_on_terminal(tmp_path, monkeypatch):
-    """Return a function that reports two updates on a terminal and returns the drawn lines."""
+    """Return a function that reports two updates on a terminal and returns the drawn lines.
 
-    def draw(height: int) -> list[str]:
+    With a message, the progress ends and the message is logged.
+    """
+
+    def draw(height: int, message: str = "") -> list[str]:
         own_end, terminal_end = os.openpty()
         termios.tcsetwinsize(terminal_end, (height, 80))
         with open(terminal_end, "w") as terminal:
@@ -386,6 +389,9 @@ def draw_on_terminal(tmp_path, monkeypatch):
             for step in (1, 9):
                 report_update(run_report, step, float(step))
             run_report._bar.refresh()
+            if message:
+                run_report.end_progress()
+                console.say(message)
             run_report.close()
             print("end", file=terminal, flush=True)
             output = ""
@@ -403,6 +409,14 @@ def test_progress_bar_fits_terminal(draw_on_terminal):
     bars = [line for line in lines if line.startswith("step 9/10 ")]
     assert re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tokens/s  left \d+ s$", bars[-1])
     assert len(bars[-1]) <= 80
+
+
+def test_message_after_the_progress_is_the_last_line(draw_on_terminal):
+    lines = draw_on_terminal(height=24, message="stopped by SIGINT after step 9")
+
+    last_lines = [line for line in lines if line][-3:]
+    assert last_lines[0].startswith("step 9/10 ")
+    assert last_lines[1:] == ["stopped by SIGINT after step 9", "end"]
 
 
 def test_terminal_without_height_has_no_bar(draw_on_terminal):

@@ -585,6 +585,7 @@ def test_wandb_without_login_is_offline(run_dir):
     output = train_in_process(run_dir, "wandb", 0, 2)
 
     assert output.startswith("logged: wandb: offline, because there is no login (wandb login)")
+    assert "WANDB_MODE" not in output
     assert output.count("\n") == 1  # wandb asks no question
     assert f'for part in {run_dir}/wandb/offline-*; do wandb sync "$part"; done' in output
     names = {path.name for path in run_dir.iterdir()}

@@ -1,10 +1,13 @@
-"""The set-up of a run: the examples on which it is scored."""
+"""The set-up of a run: the examples on which it is scored, and the kept checkpoints."""
 
 from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 
+from ursa_minor.checkpoint.state import RunState
 from ursa_minor.evaluation.task_data import all_tasks
+from ursa_minor.recipe import loading
 from ursa_minor.run import setup
 
 PIQA = all_tasks()["piqa"]
@@ -49,3 +52,35 @@ def test_resumed_run_keeps_its_examples(
     assert read_commits == expected_reads
     assert tests[PIQA].commit == expected_commit
     assert state.tasks == {"piqa": expected_commit}
+
+
+def kept_lines(max_steps: int = 10_000, **flags) -> list[str]:
+    """Return the header's lines on the kept checkpoints of gpt2_124m (524,288 tokens per step)."""
+    recipe = loading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml", flags)
+    return list(setup.kept_checkpoints(recipe, RunState(max_steps, 0)))
+
+
+def test_header_states_disk_use_of_kept_checkpoints():
+    (line,) = kept_lines(keep_checkpoints=["0", "1B"], keep_optimizer="false")
+
+    assert "2 checkpoints" in line
+    assert "weights only" in line
+    assert "996 MB" in line
+    assert kept_lines() == []
+
+
+def test_header_notes_kept_checkpoints_after_the_end():
+    points = ["10000", "10001", "5.24B", "5.25B"]
+
+    _, note = kept_lines(keep_checkpoints=points)
+
+    assert "keep_checkpoints = 10001 5.25B is not reached" in note
+
+
+def test_header_notes_complete_checkpoints_of_consumed_data():
+    flags = {"keep_checkpoints": ["log2"], "stream_keep": "consumed"}
+
+    _, note = kept_lines(**flags)
+
+    assert "--keep_optimizer false" in note
+    assert len(kept_lines(**flags, keep_optimizer="false")) == 1

@@ -177,6 +177,17 @@ def test_best_checkpoint_is_reserved_per_validation(recipe, clock):
     assert length.max_steps == 1013
 
 
+def test_kept_checkpoints_are_reserved(recipe, clock):
+    points = ["600", "700", "1000000B"]
+    budget = make_budget(recipe, clock, max_hours=0.5, keep_checkpoints=points)
+    activities = [(10, time_limit.CHECKPOINT, 50.0)]
+
+    length = planned_length(budget, clock, [1.0] * 20, activities=activities)
+
+    # 1730 s remain, 1643 s of them are planned: 1543 updates and 2 checkpoints.
+    assert length.max_steps == 1563
+
+
 def test_unknown_durations_count_as_zero(recipe, clock):
     budget = make_budget(recipe, clock, eval_steps=100, save_steps=100)
 

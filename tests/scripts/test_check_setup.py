@@ -3,6 +3,7 @@
 This machine has no GPU, so nvidia-smi is replaced.
 """
 
+import contextlib
 import http.server
 import importlib.util
 import json
@@ -400,8 +401,12 @@ def test_look_at_remote_data_is_bounded(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "phrase"),
     [
-        ("--estimate --card rtx4090_x2", "rtx4090_x2 is not a GPU in our table"),
-        ("--estimate --card rtx4090_x2", "with one of rtx4090, "),
+        ("--estimate --card rtx4099", "rtx4099 is not a GPU in our table"),
+        ("--estimate --card rtx4099", "with one of rtx4090, "),
+        ("--estimate --card rtx4090_x8", "Use --card rtx4090 --count 8"),
+        ("--card rtx4090_x8", "rtx4090.yaml --multi_gpu --num_processes 8 train.py"),
+        ("--card rtx4090_x2", "accelerate_configs/rtx4090_x2.yaml train.py"),
+        ("--plan --hours 9 --card 8xh100", "Use --card h100 --count 8"),
         ("--estimate --card zzz", "with one of t4, v100"),
         ("--estimte", "did you mean --estimate?"),
         ("--card t4 --count 0", "--count 0: must be greater than 0"),
@@ -450,6 +455,56 @@ def test_table_has_a_line_per_gpu(capsys, tmp_path, monkeypatch):
         assert line.startswith(f"{gpu.name} ")
         assert "%" in line
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_stated"),
+    [
+        ("--card rtx4090 --count 8", True),
+        ("--card rtx4090", False),
+        ("--card a100 --count 8", False),
+        ("--all_cards --count 8", True),
+        ("--all_cards", False),
+        ("--plan --hours 24 --card rtx3090 --count 8", True),
+        ("--plan --hours 24 --card rtx3090", False),
+    ],
+)
+def test_estimate_states_missing_peer_to_peer_transfers(capsys, flags, is_stated):
+    output = run_check_setup(capsys, *flags.split(), expect=0).out
+
+    assert ("NCCL_P2P_DISABLE=1" in output) == is_stated
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--card rtx4090 --count 8 --price_per_card_hour 1",
+        "--all_cards --count 8",
+        "--plan --card rtx4090 --count 8 --hours 24",
+        "--help",
+    ],
+)
+def test_output_fits_into_the_terminal(capsys, monkeypatch, flags, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    with contextlib.suppress(SystemExit):  # --help
+        check_setup.main(flags.split())
+
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line for line in lines if line.startswith("accelerate launch")]
+    assert max(len(line) for line in lines if line not in commands) <= columns
+
+
+def test_narrow_table_has_blocks_of_columns(capsys, monkeypatch):
+    wide = run_check_setup(capsys, "--all_cards", expect=0).out
+    monkeypatch.setenv("COLUMNS", "50")
+
+    narrow = run_check_setup(capsys, "--all_cards", expect=0).out
+
+    assert wide.count("rtx4090 ") == 1
+    assert narrow.count("rtx4090 ") == 2
+    assert "124M, measured" in narrow
 
 
 def test_json_table_has_a_row_per_gpu(capsys):
@@ -506,7 +561,9 @@ def test_estimate_uses_gpus_of_this_machine(capsys, monkeypatch):
     for phrase in ("855 M per token", "weights 0.5", "% MFU", " kWh", "at 3.2 per hour"):
         assert phrase in output
     assert "are estimated (accuracy: docs/cards.md" in output
-    launch = "accelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe"
+    launch = (
+        "accelerate launch --quiet --config_file accelerate_configs/a6000_x4.yaml train.py --recipe"
+    )
     assert f"\n{launch}" in output
 
 
@@ -576,6 +633,26 @@ def test_estimate_of_llama_equals_that_of_init_from(capsys, tmp_path):
 
     assert row["parameters"] == model.num_parameters()
     assert continued_row == row
+
+
+@pytest.mark.parametrize(("keep_optimizer", "bytes_per_weight"), [(True, 12), (False, 4)])
+def test_kept_checkpoints_are_part_of_disk_use(tmp_path, capsys, keep_optimizer, bytes_per_weight):
+    flags = {"keep_checkpoints": ["0", "0.5B", "1B", "100B"], "keep_optimizer": keep_optimizer}
+    recipe = load_recipe(**flags)
+    all_kept = load_recipe(**flags, save_total_limit=0, save_steps=1908)  # step 1908 reaches 1B
+    kept_bytes = bytes_per_weight * 124_475_904
+
+    assert estimate.kept_checkpoints(recipe) == (3, 3 * kept_bytes)
+    assert estimate.kept_checkpoints(all_kept) == (2, 2 * kept_bytes)
+    without = estimate.written_bytes(load_recipe())
+    assert estimate.written_bytes(recipe)[0] == without[0] + 3 * kept_bytes
+
+    words = ("--card", "a6000", "--recipe", write_recipe(tmp_path / "kept.yaml", **flags))
+    row = read_estimate(capsys, *words)
+    output = " ".join(print_estimate(capsys, *words).split())
+    assert row["checkpoint_bytes"] == without[0] + 3 * kept_bytes
+    assert "3 checkpoints kept by keep_checkpoints" in output
+    assert f"{3 * kept_bytes / 1e9:.3g} GB" in output
 
 
 def test_written_bytes_are_checkpoints_and_shards():

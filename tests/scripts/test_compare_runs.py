@@ -12,6 +12,7 @@ import compare_runs
 from ursa_minor.base.run_files import Finish
 
 SEEDS = ["--group", "seed"]
+REFERENCE = "recipes/references/gpt2_124m_llmc.yaml"
 
 
 def write_run(folder: Path, losses: list[float], seconds: float = 1.0, **recipe) -> Path:
@@ -119,6 +120,63 @@ def test_table_shows_metrics_and_differing_keys(six_runs, saved_figures, capsys)
     assert "--group seed" not in output
 
 
+def test_unfinished_run_is_marked(in_tmp_path, saved_figures, capsys):
+    write_run(Path("stopped"), [4.0, 3.0], max_steps=1000)
+    write_run(Path("done"), [4.0, 3.0, 2.0], max_steps=30)
+    Finish(step=30).write(write_run(Path("early"), [4.0], max_steps=1000))
+
+    output = compare(capsys, "stopped", "done", "early")
+
+    assert ["unfinished", "step 20 of 1,000", "-", "-"] in read_rows(output)
+    assert "1 run is unfinished" in output
+    assert legend(saved_figures[0])[0].endswith("stopped (unfinished)")
+
+
+def test_unfinished_runs_of_a_group_are_counted(six_runs, saved_figures, capsys):
+    for name in six_runs:
+        change_recipe(name, max_steps=30)
+    for name in ("muon0", "muon1", "muon2"):
+        change_recipe(name, max_steps=100)
+
+    output = compare(capsys, *six_runs, *SEEDS)
+
+    assert ["unfinished", "-", "3 of 3 runs"] in read_rows(output)
+
+
+def test_finished_runs_have_no_row_of_steps(six_runs, saved_figures, capsys):
+    assert "unfinished" not in compare(capsys, "adamw0", "muon0")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"push_to_hub": True, "hub_model_id": "ME/gpt2", "license": "mit", "language": "ta"},
+        {"report_to": ["wandb"], "project_name": "p", "tags": ["a"]},
+        {"output_dir": "elsewhere", "prepared_data_dir": "/scratch", "reference_curve": REFERENCE},
+    ],
+)
+def test_keys_without_effect_on_training_are_hidden(six_runs, saved_figures, capsys, recipe):
+    change_recipe("adamw1", seed=0, data_seed=0, tokenizer="gpt2", **recipe)
+    change_recipe("adamw0", tokenizer="gpt2")
+
+    output = compare(capsys, "adamw0", "adamw1")
+
+    assert not any(name in output for name in recipe)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_table_and_notes_fit_into_the_terminal(
+    six_runs, saved_figures, capsys, monkeypatch, columns
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    train_longer("adamw0")
+
+    output = compare(capsys, *six_runs)
+
+    assert max(len(line) for line in output.splitlines()) <= columns
+    assert all(name in output for name in six_runs)
+
+
 def test_runs_that_differ_in_seeds_get_a_hint(six_runs, saved_figures, capsys):
     output = compare(capsys, "adamw1", "adamw2", "adamw0")
 
@@ -126,7 +184,9 @@ def test_runs_that_differ_in_seeds_get_a_hint(six_runs, saved_figures, capsys):
 
 
 def test_reference_curve_of_a_recipe_is_plotted(six_runs, saved_figures, capsys):
-    change_recipe("adamw0", reference_curve="recipes/references/gpt2_124m_llmc.yaml")
+    change_recipe("adamw0", reference_curve=REFERENCE, tokenizer="gpt2")
+    change_recipe("adamw1", tokenizer="gpt2")
+    append_metrics("adamw0", step=600, tokens=524288 * 600, **{"eval/loss": 1.9})
 
     compare(capsys, "adamw1", "adamw0")
 
@@ -393,6 +453,55 @@ def test_equal_tokenizers_are_compared_per_token(in_tmp_path, saved_figures, cap
 # ---- bad input
 
 
+@pytest.mark.parametrize("tokenizer", ["characters", "bpe", "EleutherAI/pythia-70m"])
+def test_reference_curve_of_another_tokenizer_is_rejected(six_runs, capsys, tokenizer):
+    change_recipe("muon0", tokenizer=tokenizer)
+
+    status = compare_runs.main(["adamw0", "muon0", "--reference_curve", REFERENCE])
+
+    message = capsys.readouterr().err
+    assert status == 2
+    assert "muon0: reference_curve = " in message
+    assert f"tokenizer = {tokenizer}" in message
+    assert "--reference_curve none" in message
+    assert not list(Path().glob("*.png"))
+
+
+def test_reference_curve_needs_validation_loss(in_tmp_path, capsys):
+    folder = write_run(Path("a"), [])
+    append_metrics(folder, step=10, tokens=1000, **{"train/loss": 3.0}, elapsed_seconds=1.0)
+
+    status = compare_runs.main(["a", "--reference_curve", REFERENCE])
+
+    assert status == 2
+    assert "no validation loss" in capsys.readouterr().err
+
+
+def test_unfit_reference_curve_of_a_recipe_is_left_out(six_runs, saved_figures, capsys):
+    change_recipe("adamw0", reference_curve=REFERENCE, tokenizer="characters")
+
+    compare(capsys, "adamw0", "adamw1")
+
+    assert not any("llm.c" in label for label in legend(saved_figures[0]))
+
+
+def test_reference_curve_can_be_switched_off(six_runs, saved_figures, capsys):
+    change_recipe("adamw0", reference_curve=REFERENCE, tokenizer="gpt2")
+    append_metrics("adamw0", step=600, tokens=524288 * 600, **{"eval/loss": 1.9})
+
+    compare(capsys, "adamw0", "--reference_curve", "none")
+
+    assert not any("llm.c" in label for label in legend(saved_figures[0]))
+
+
+def test_short_run_gets_no_label_of_a_reference(six_runs, saved_figures, capsys):
+    change_recipe("adamw0", tokenizer="gpt2")
+
+    compare(capsys, "adamw0", "--reference_curve", REFERENCE)
+
+    assert not any("llm.c" in label for label in legend(saved_figures[0]))
+
+
 @pytest.mark.parametrize(
     ("flags", "phrase"),
     [
@@ -404,7 +513,8 @@ def test_equal_tokenizers_are_compared_per_token(in_tmp_path, saved_figures, cap
         ("--out runs.pdf", "--out runs.pdf: must be a .png file"),
         ("--group sed", "did you mean seed?"),
         ("--grop seed", "did you mean --group?"),
-        ("--reference none.yaml", "reference_curve = none.yaml: cannot be read"),
+        ("--reference_curve none.yaml", "reference_curve = none.yaml: cannot be read"),
+        ("--reference none.yaml", "did you mean --reference_curve?"),
     ],
 )
 def test_bad_flags_are_rejected(six_runs, capsys, flags, phrase):

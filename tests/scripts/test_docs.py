@@ -32,6 +32,13 @@ PAGES += [ROOT / name for name in ("accelerate_configs/README.md", "recipes/READ
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 
 
+# Files with commands that users copy, and those whose commands are not ours to change: recorded
+# ones, and descriptions of older versions.
+COMMAND_SUFFIXES = (".cfg", ".ipynb", ".jinja", ".md", ".py", ".sh", ".yaml", ".yml")
+COMMAND_FILES = ("Dockerfile", "Makefile")
+RECORDED_COMMANDS = ("CHANGELOG.md", "README.md", "benchmarks/results/", "tests/")
+
+
 # ---- the commands of a page
 
 
@@ -114,6 +121,45 @@ def test_commands_of_a_page_are_valid(page, monkeypatch):
 
     for command in read_commands(page):
         PARSERS[command.script](command.words)
+
+
+def launches_without_quiet(text: str) -> list[str]:
+    """Return the beginnings of commands in a text that lack --quiet, also across lines."""
+    joined = re.sub(r'"\n\s*f?"', "", text)  # adjacent strings of Python
+    return re.findall(r"accelerate launch[\s#\\]+(?!--quiet)(?:--\w|[\w/]+\.py).{20}", joined)
+
+
+def test_launch_commands_end_with_our_message():
+    """Without --quiet, accelerate prints a traceback below the message of a failed script."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+
+    launches = {}
+    for name in listed.stdout.split("\0"):
+        path = ROOT / name
+        is_checked = path.suffix in COMMAND_SUFFIXES or path.name in COMMAND_FILES
+        if is_checked and path.is_file() and not name.startswith(RECORDED_COMMANDS):
+            launches[name] = launches_without_quiet(path.read_text())
+
+    assert launches
+    assert not any(launches.values()), launches
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "accelerate launch --config_file a.yaml train.py\n",
+        'print("use accelerate launch "\n    "--config_file a.yaml train.py")',
+        "# accelerate launch \\\n#   --config_file a.yaml train.py",
+        "accelerate launch train.py --recipe recipes/own_text.yaml",
+    ],
+)
+def test_launch_without_quiet_is_found(text):
+    assert launches_without_quiet(text)
+    assert not launches_without_quiet(text.replace("launch ", "launch --quiet "))
 
 
 def test_pages_have_commands_of_every_script():

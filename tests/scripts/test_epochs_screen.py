@@ -133,8 +133,8 @@ def test_stages_contain_every_combination_once():
 def test_coarse_runs_come_first():
     runs = epochs_screen.runs_of(epochs_screen.STAGES)
 
-    assert {run.text.megabytes for run in runs[:10]} == {0.3}
-    assert {run.weight_decay for run in runs[:18]} == {epochs_screen.TODAY_DECAY}
+    assert {run.text.megabytes for run in runs[:12]} == {0.3}
+    assert {run.text.megabytes for run in runs[12:22]} == {1.0}
 
 
 def test_close_runs_and_todays_get_second_seed():

@@ -480,9 +480,12 @@ def test_gguf_export_has_a_modelfile(byte_level_model, capsys):
     assert export_model.main([byte_level_model, "--out", str(out), "--gguf", "q8_0"]) == 0
 
     expected = "cd exports/Mine\nollama create mine -f Modelfile\nollama run mine\n"
-    assert expected in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert expected in output
     assert {"Mine.gguf", "Modelfile", "model.safetensors"} < set(read_record(str(out))["files"])
     assert (out / "Mine.gguf").read_bytes()[:4] == b"GGUF"
+    megabytes = (out / "Mine.gguf").stat().st_size / 1e6
+    assert f"Mine.gguf (q8_0): {megabytes:,.2f} MB" in output
 
 
 def test_gguf_export_without_its_package_is_rejected(byte_level_model, monkeypatch, capsys):

@@ -134,6 +134,18 @@ def test_missing_trl_suggests_installation(monkeypatch):
         post_train_script.parse([])
 
 
+def test_help_without_trl_names_its_installation(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "trl", None)
+
+    with pytest.raises(SystemExit) as caught:
+        post_train_script.parse(["--help"])
+
+    output = " ".join(capsys.readouterr().out.split())
+    assert caught.value.code == 0
+    assert "--config PATH" in output
+    assert "pip install -r requirements/post.txt" in output
+
+
 # The addition problems.
 
 

@@ -133,7 +133,9 @@ CHECK = "python check_setup.py --recipe recipes/gpt2_124m.yaml"
 
 def train_command(preset: str, launch_flags: str = "") -> str:
     """Return the training command with a preset of accelerate_configs."""
-    launch = f"accelerate launch --config_file accelerate_configs/{preset}.yaml{launch_flags}"
+    launch = (
+        f"accelerate launch --quiet --config_file accelerate_configs/{preset}.yaml{launch_flags}"
+    )
     return f"{launch} train.py --recipe recipes/gpt2_124m.yaml"
 
 
@@ -383,6 +385,27 @@ def test_slurm_dry_run_prints_command_with_container():
     assert words[-3:] == ["train.py", "--run_name", "a b"]
 
 
+@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "1"}], ids=["no job", "no srun"])
+def test_slurm_script_without_slurm_is_one_error(environment):
+    process = run_bash(SLURM, env=environment | {"PATH": "/usr/bin:/bin"})
+
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr.count("\n") == 1
+    assert "sbatch scripts/slurm.sh" in process.stderr
+    assert "DRY_RUN=1" in process.stderr
+
+
+@pytest.mark.parametrize("size", [{}, {"SLURM_JOB_NUM_NODES": "4"}, {"SLURM_GPUS_PER_NODE": "4"}])
+def test_slurm_dry_run_reports_assumed_sizes(size):
+    environment = size | {"DRY_RUN": "1", "PATH": "/usr/bin:/bin"}
+
+    process = run_bash(SLURM, env=environment)
+
+    assert process.returncode == 0
+    assert "SLURM_JOB_NUM_NODES=2 SLURM_GPUS_PER_NODE=8" in process.stderr
+
+
 def test_slurm_sets_environment_of_trainer(start_slurm_job, tmp_path):
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "activate").write_text('echo "venv" >>"$LOG"\n')
@@ -491,7 +514,8 @@ def test_slurm_starts_one_process_per_gpu(environment, gpus):
     ],
 )
 def test_slurm_rejects_unusable_gpu_counts(environment, phrase):
-    environment = environment | {"DRY_RUN": "1", "PATH": "/usr/bin:/bin"}
+    settings = {"DRY_RUN": "1", "SLURM_JOB_NUM_NODES": "2", "PATH": "/usr/bin:/bin"}
+    environment = environment | settings
 
     process = run_bash(SLURM, env=environment)
 

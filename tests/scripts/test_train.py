@@ -267,6 +267,19 @@ def test_length_that_changes_past_rates_is_rejected(finished_run):
     assert "max_steps = 20" in result.stderr
 
 
+def test_extended_run_keeps_checkpoints_by_same_rule(workspace):
+    schedule = ("--lr_scheduler_type", "wsd", "--decay_ratio", "0.3")
+    kept = ("--keep_checkpoints", "log2", "10", "18", "--keep_optimizer", "false")
+    run_script("train.py", *TINY_RECIPE, *NO_EVALS, *schedule, *kept, "--run_name", "r")
+    steps = checkpoint_steps("r")
+
+    run_script("train.py", "--recipe", "runs/r/recipe.yaml", "--extend_steps", "8")
+
+    assert steps == [12, 10, 9, 8, 4, 2, 1, 0]
+    assert checkpoint_steps("r") == steps
+    assert checkpoint_steps("r-20") == [20, 18, 16, 14, 10, 8]
+
+
 def test_extending_missing_run_is_rejected(workspace):
     flags = (*TINY_RECIPE, "--run_name", "r", "--extend_steps", "5")
 
@@ -311,6 +324,99 @@ def test_interrupted_run_equals_uninterrupted_run(finished_run):
     assert rows_without_times("k") == rows_without_times("whole")
     assert Path("runs/k/samples.txt").read_text() == Path("runs/whole/samples.txt").read_text()
     assert not list(Path("runs/k/checkpoints").glob(".step-*"))
+
+
+KEPT_FLAGS = (*TINY_RECIPE, *NO_EVALS, "--keep_checkpoints", "log2", "0.7K")  # 128 tokens per step
+WEIGHTS_ONLY = ("--keep_optimizer", "false")
+
+
+def kept_contents(run_name: str) -> dict[str, bytes]:
+    """Return the files of a run's kept checkpoints, by path, without those that contain times."""
+    folder = Path("runs") / run_name / "checkpoints"
+    contents = {}
+    for checkpoint_folder in checkpoint_files.list_checkpoints(folder):
+        if not checkpoint_files.kept_as(checkpoint_folder):
+            continue
+        paths = {path for path in checkpoint_folder.rglob("*") if path.is_file()}
+        if (checkpoint_folder / "training").exists():
+            paths -= {
+                checkpoint_folder / "training/state.json",
+                checkpoint_folder / "manifest.json",
+            }
+        for path in paths:
+            contents[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return contents
+
+
+@pytest.mark.parametrize(
+    ("flags", "kills"),
+    [
+        # During the save at step 0 and after it; at step 6; in the removal of step 3; and in the
+        # last rotation, after step 6 has its new manifest.
+        (
+            WEIGHTS_ONLY,
+            ("model:1", "step:1", "step:4", "manifest:2", "step:4", "rotate:1", "manifest:2"),
+        ),
+        ((), ("model:1", "step:1", "step:3", "manifest:2", "rename:2")),
+    ],
+    ids=["weights", "complete"],
+)
+def test_kept_checkpoints_survive_kills_bitwise(workspace, flags, kills):
+    recorded = (RECORDED_TRAINING, *KEPT_FLAGS, *flags, "--run_name")
+    run_script(*recorded, "whole", LEDGER="whole.ledger")
+
+    for kill in kills:
+        event = kill if kill.startswith("step") else f"save:{kill}"
+        run_script(*recorded, "k", expect=-9, LEDGER="k.ledger", KILL_AT=event)
+    run_script(*recorded, "k", LEDGER="k.ledger")
+
+    assert kept_contents("k") == kept_contents("whole")
+    kept_names = {name.partition("/")[0] for name in kept_contents("k")}
+    assert kept_names == {f"step-{step:08d}" for step in (0, 1, 2, 4, 6, 8, 12)}
+    assert final_state("k") == final_state("whole")
+
+
+@pytest.mark.slow
+def test_kept_checkpoints_of_two_processes_survive_kills(workspace):
+    recorded = (RECORDED_TRAINING, *KEPT_FLAGS, *WEIGHTS_ONLY, "--run_name")
+    run_script(*recorded, "whole", processes=2, LEDGER="whole.ledger")
+
+    for kill in ("step:1", "step:3", "step:5", "step:3"):
+        run_script(*recorded, "k", processes=2, expect=-9, LEDGER="k.ledger", KILL_AT=kill)
+    run_script(*recorded, "k", processes=2, LEDGER="k.ledger")
+
+    assert kept_contents("k") == kept_contents("whole")
+    assert final_state("k") == final_state("whole")
+
+
+def test_kept_weights_are_not_resumed_from(workspace):
+    flags = (*KEPT_FLAGS, *WEIGHTS_ONLY, "--save_steps", "0", "--run_name", "r")
+    recorded = (RECORDED_TRAINING, *flags)
+
+    run_script(*recorded, expect=-9, LEDGER="k.ledger", KILL_AT="step:7")
+    assert checkpoint_steps("r") == [6, 4, 2, 1, 0]
+    no_weights = run_script("train.py", *flags, "--eval_only", expect=2)
+    result = run_script(*recorded, LEDGER="k.ledger")
+    repeated = run_script("train.py", *flags)
+
+    assert "contains no checkpoint" in no_weights.stderr
+    assert "resumed from" not in result.stderr
+    assert checkpoint_steps("r") == [12, 8, 6, 4, 2, 1, 0]
+    assert load_weights(checkpoint_path("r", 12)) == load_weights(Path("runs/r/model"))
+    assert "nothing is left to train: the run in runs/r finished at step 12" in repeated.stderr
+
+
+def test_run_that_stops_at_kept_weights_is_resumed_there(workspace):
+    recorded = (RECORDED_TRAINING, *KEPT_FLAGS, *WEIGHTS_ONLY, "--run_name", "r")
+    environment = {"LEDGER": "k.ledger"}
+
+    run_script(*recorded, expect=130, STOP_AT="8:1", STOP_BY="SIGINT", **environment)
+    path = checkpoint_path("r", 8)
+    assert checkpoint_files.find_problem(path) is None
+    result = run_script(*recorded, **environment)
+
+    assert f"resumed from {path}" in result.stderr
+    assert checkpoint_files.is_weights_only(path)
 
 
 def test_killed_run_ignores_its_starting_checkpoint(finished_run):
@@ -518,6 +624,36 @@ def test_early_stopped_run_can_be_continued(overfitted_run):
     run_script("train.py", *suggested_flags(suggestion))
     assert validation_losses("r") == whole_losses
     assert final_state("r") == final_state("whole")
+
+
+def test_last_step_of_early_stopped_run_stays_kept(overfitted_run):
+    kept = ("--keep_checkpoints", "log2", "--keep_optimizer", "false", "--save_steps", "1")
+    patience = ("--load_best_model_at_end", "false", "--early_stopping_patience")
+    flags = (*PATIENT, *kept, "--eval_steps", "1", *patience)
+
+    run_script("train.py", *flags, "3")
+    end = max(validation_losses("r"))
+    run_script("train.py", *flags, "0")
+
+    assert end == 9
+    assert checkpoint_steps("r") == sorted({0, 1, 2, 4, 8, 11, 12, end}, reverse=True)
+    assert checkpoint_files.is_weights_only(checkpoint_path("r", end))
+
+
+def test_best_weights_of_a_kept_checkpoint_are_loaded(overfitted_run):
+    """The run searches the best weights only after its resumption."""
+    kept = ("--keep_checkpoints", "log2", "--keep_optimizer", "false", "--save_steps", "5")
+    flags = (*OVERFITTING_FLAGS, *kept, "--run_name", "r", "--load_best_model_at_end")
+    recorded = (RECORDED_TRAINING, *flags, "false", "--eval_steps", "4")
+    run_script(*recorded, expect=-9, KILL_AT="step:12", LEDGER="k.ledger")
+    best = min(validation_losses("r"), key=validation_losses("r").__getitem__)
+    assert best in (4, 8)
+
+    run_script("train.py", *flags, "true", "--eval_steps", "1000")
+
+    path = checkpoint_path("r", best)
+    assert checkpoint_files.is_weights_only(path)
+    assert load_weights(Path("runs/r/model")) == load_weights(path)
 
 
 def test_extension_resets_early_stopping(overfitted_run):

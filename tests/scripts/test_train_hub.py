@@ -83,7 +83,8 @@ def assert_all_steps_pushed(server: HubServer, repo_id: str, steps: list[str]) -
     """Assert that a private repository has one commit and one tag for each of these steps."""
     titles = server.titles(repo_id)
     tags = server.tags(repo_id)
-    assert list(tags) == steps
+    assert [tag for tag in tags if tag.startswith("step-")] == steps
+    assert len(tags) == 2 * len(steps)  # by step and by tokens
     assert len(titles) == len(steps)
     assert titles[0] == tags[steps[-1]]
     assert re.fullmatch(r"p, step 12: train loss .*, validation loss .*", titles[0])
@@ -135,6 +136,64 @@ def test_run_resumed_from_hub_equals_uninterrupted_run(workspace, monkeypatch):
         assert TOKEN.encode() not in request.body, request.path
     for path in files_below(Path("runs"), workspace / "runs"):
         assert TOKEN.encode() not in path.read_bytes(), path
+
+
+def test_kept_checkpoints_are_pushed_with_all_checkpoints(workspace, monkeypatch):
+    second_machine = workspace / "second_machine"
+    copy_inputs(workspace, second_machine)
+    flags = ("--keep_checkpoints", "log2", "--keep_optimizer", "false", "--run_name", "p")
+    push_all = ("--hub_strategy", "all_checkpoints", "--save_steps", "6")
+    resume = ("--resume_from_checkpoint", "hub://me/p", "--run_name", "q")
+    with HubServer() as server:
+        train(server, *PUSH_FLAGS, *push_all, *flags)
+        tags = server.tags("me/p")
+        pushed = server.files("me/p")
+        initial = server.files("me/p", "tokens-0")
+        monkeypatch.chdir(second_machine)
+        output = train(server, *TINY_FLAGS, *resume)
+
+    steps = (0, 1, 2, 4, 6, 8, 12)
+    assert {tag for tag in tags if tag.startswith("step-")} == {step_tag(step) for step in steps}
+    by_tokens = {"0": 0, "100": 1, "200": 2, "500": 4, "700": 6, "1K": 8, "1.5K": 12}
+    assert {tag for tag in tags if tag.startswith("tokens-")} == {f"tokens-{n}" for n in by_tokens}
+    for tokens, step in by_tokens.items():
+        assert tags[f"tokens-{tokens}"] == tags[step_tag(step)]
+    for step in steps:
+        folder = f"checkpoints/{step_tag(step)}"
+        assert f"{folder}/model.safetensors" in pushed
+        assert (f"{folder}/training/state.json" in pushed) == (step in (6, 12))
+    path = workspace / "runs/p/checkpoints" / step_tag(0)
+    assert initial["model.safetensors"] == (path / "model.safetensors").read_bytes()
+    assert "resumed from runs/q/checkpoints/step-00000012" in output
+
+
+@pytest.mark.parametrize("strategy", ["every_save", "checkpoint"])
+def test_other_strategies_push_no_kept_weights(workspace, strategy):
+    flags = ("--keep_checkpoints", "log2", "--keep_optimizer", "false", "--run_name", "p")
+    push = ("--hub_strategy", strategy, "--save_steps", "0")
+
+    with HubServer() as server:
+        train(server, *PUSH_FLAGS, *push, *flags)
+        tags = server.tags("me/p")
+        pushed = server.files("me/p")
+
+    assert list(tags) == [step_tag(12), "tokens-1.5K"]
+    assert not [name for name in pushed if "checkpoint" in name]
+
+
+def test_run_killed_before_first_complete_checkpoint_starts_again(workspace, monkeypatch):
+    second_machine = workspace / "second_machine"
+    copy_inputs(workspace, second_machine)
+    flags = ("--keep_checkpoints", "log2", "--keep_optimizer", "false", "--run_name", "p")
+    push_all = ("--hub_strategy", "all_checkpoints", "--max_steps", "4", "--save_steps", "0")
+    resume = ("--hub_model_id", "me/p", "--resume_from_checkpoint", "hub://me/p")
+    command = (*PUSH_FLAGS, *push_all, *flags, *resume)
+    with HubServer() as server:
+        train(server, *command)
+        monkeypatch.chdir(second_machine)
+        output = train(server, *command)
+
+    assert "contains no checkpoint yet: the run starts at step 0" in output
 
 
 def test_pushed_step_is_complete_model_with_card(workspace, tmp_path):

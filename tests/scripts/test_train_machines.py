@@ -263,6 +263,32 @@ def test_checkpoint_fits_every_kind_of_sharding(workspace, optimizer, order, tol
     assert Path("runs/moved/model/config.json").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero", "fsdp"])
+def test_kept_checkpoints_leave_sharded_training_unchanged(workspace, name):
+    """Also if the run is resumed from the initial weights."""
+    start = LAUNCHES[name]
+    flags = (*start.flags, *NO_EVALS, "--max_steps", "4", "--save_steps", "4")
+    kept = (*flags, "--keep_checkpoints", "log2")
+    weights = (*kept, "--keep_optimizer", "false")
+    train_tiny("whole", *flags, processes=2, **start.environment)
+
+    train_tiny("w", *weights, processes=2, **start.environment)
+    train_tiny("k", *kept, processes=2, **start.environment)
+    for step in (1, 2, 4):
+        shutil.rmtree(f"runs/k/checkpoints/step-{step:08d}")
+    for path in (Path("runs/k/model"), Path("runs/k/finished.json")):
+        files.remove(path)
+    result = train_tiny("k", *kept, processes=2, **start.environment)
+
+    assert "resumed from runs/k/checkpoints/step-00000000" in result.stderr
+    for run_name in ("w", "k"):
+        assert final_state(run_name, 4) == final_state("whole", 4)
+        for step in (0, 1, 2):
+            path = Path(f"runs/{run_name}/checkpoints/step-{step:08d}")
+            assert checkpoint_files.find_model_problem(path) is None
+
+
 def test_fsdp_on_a_cpu_is_rejected(workspace):
     environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 

@@ -4,6 +4,7 @@
 - ``cli``: start and end of a script: exit status, Ctrl-C, uncaught errors
 - ``launch``: check the variables of torchrun and accelerate launch
 - ``console``: log handlers for the terminal and run.log
+- ``terminal``: fit text and tables into the width of a terminal
 - ``wording``: parts of messages: "did you mean", plurals, lists
 - ``redaction``: remove credentials and escape control characters
 - ``shell``: quote commands that a message prints

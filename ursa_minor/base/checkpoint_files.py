@@ -1,8 +1,10 @@
 """List and verify checkpoints, and find the model of a run. This does not need torch.
 
-A checkpoint is a folder such as ``step-00001000``. ``checkpoint/format.py`` describes its files.
+A checkpoint is a folder such as ``step-00001000``. ``checkpoint/format.py`` describes its files. A
+run can be resumed from it (a resume point), unless it contains only weights.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -11,12 +13,17 @@ from pathlib import Path
 from ursa_minor.base import files, other_checkpoints
 from ursa_minor.base.run_files import (
     CHECKPOINTS,
+    KEPT,
     MANIFEST,
+    MODEL,
     MODEL_FOLDER,
     RECIPE,
     RESUME_FILES,
     STATE,
     STEP,
+    TRAINING,
+    WEIGHTS,
+    read_finish,
     step_name,
 )
 
@@ -29,6 +36,37 @@ def list_checkpoints(folder: Path) -> list[Path]:
         return []
     paths = [path for path in folder.iterdir() if STEP.fullmatch(path.name)]
     return sorted(paths, reverse=True)
+
+
+def list_resume_points(folder: Path) -> list[Path]:
+    """Return the checkpoints that are not weights only, newest first. They are not verified."""
+    return [path for path in list_checkpoints(folder) if not is_weights_only(path)]
+
+
+def kept_as(path: Path) -> str | None:
+    """Return how a checkpoint is kept for a learning curve, or None if it is not.
+
+    Returns:
+        ``COMPLETE`` or ``WEIGHTS``. None if the manifest cannot be read.
+    """
+    try:
+        return files.read_json(path / MANIFEST).get(KEPT)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def is_weights_only(path: Path) -> bool:
+    """Return whether a checkpoint contains only a model, so that no run can be resumed from it.
+
+    The manifest decides. While the optimizer's state is being removed, the folder may still contain
+    files that the manifest does not list any more.
+    """
+    try:
+        manifest = files.read_json(path / MANIFEST)
+        has_training = any(name.startswith(f"{TRAINING}/") for name in manifest["files"])
+        return manifest.get(KEPT) == WEIGHTS and not has_training
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def step_of(path: Path) -> int:
@@ -48,6 +86,8 @@ def find_problem(path: Path) -> str | None:
         step = manifest["step"]
         if type(step) is not int or path.name != step_name(step):
             return f"{MANIFEST} is of step {step!r:.40}"
+        if is_weights_only(path):
+            return f"{MANIFEST} lists only weights (keep_optimizer = false)"
         missing_rows = [file for file in RESUME_FILES if file not in manifest["files"]]
         if missing_rows:
             return (
@@ -66,10 +106,42 @@ def find_problem(path: Path) -> str | None:
     return None
 
 
+def find_model_problem(path: Path) -> str | None:
+    """Return the problem of a checkpoint whose model is to be used, or None if it is intact.
+
+    Only the weights of a checkpoint without the optimizer's state are verified.
+    """
+    if not is_weights_only(path):
+        return find_problem(path)
+    try:
+        manifest = files.read_json(path / MANIFEST)
+        problem = files.find_problem(path / MODEL, manifest["files"][MODEL])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MODEL} cannot be read ({_reason(error)})"
+    return f"{MODEL} {problem}" if problem else None
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error!s:.60}"
+
+
+def read_max_steps(run_dir: Path) -> int | None:
+    """Return the ``max_steps`` of a run, also if its recipe states ``num_train_epochs``.
+
+    They are stored in each checkpoint, and in ``finished.json``.
+
+    Returns:
+        The number, or None if neither file exists or can be read.
+    """
+    for path in list_checkpoints(run_dir / CHECKPOINTS):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            max_steps = files.read_json(path / STATE)["science"]["max_steps"]
+            if type(max_steps) is int:
+                return max_steps
+    finish = read_finish(run_dir)
+    return finish.max_steps if finish else None
 
 
 def run_folder_of(path: Path) -> Path | None:
@@ -117,7 +189,7 @@ def model_folder_of(run_dir: Path) -> Path | None:
 def _newest_intact(checkpoints: Path) -> str | None:
     """Return the name of the newest intact checkpoint and log it, or return None."""
     for path in list_checkpoints(checkpoints):
-        problem = find_problem(path)
+        problem = find_model_problem(path)
         if problem is None:
             run_dir = os.path.relpath(checkpoints.parent)
             log.info(f"{run_dir} has no {MODEL_FOLDER}/ yet; using {CHECKPOINTS}/{path.name}")

@@ -189,6 +189,7 @@ def _is_third_party(module: str | None) -> bool:
 def _print(error: BadInput | TrainingStopped) -> int:
     """Print an error if this process must do so. Return the exit status."""
     if is_main_process() or error.print_on_every_process:
+        console.close_progress_bars()  # otherwise a bar would be the last line
         for line in error.lines:
             console.say(f"error: {line}")
     elif "TORCHELASTIC_RUN_ID" in os.environ:

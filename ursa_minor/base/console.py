@@ -8,13 +8,11 @@ import errno
 import logging
 import os
 import re
-import shutil
 import sys
-import textwrap
 from pathlib import Path
 from typing import TextIO
 
-from ursa_minor.base import files
+from ursa_minor.base import files, terminal
 from ursa_minor.base.redaction import RedactingFilter, redact
 
 TOPIC = re.compile(r"\S+ {2,}")  # "data     " in "data     50% of the text"
@@ -41,17 +39,26 @@ def log_to_file(path: Path) -> None:
 
     A file that cannot be opened is ignored, because logging must not stop a run.
     """
-    for terminal in _terminals():
+    for handler in _terminals():
         with contextlib.suppress(OSError):
-            terminal.file = files.Log(path)
-            terminal.copy_to_file(terminal.earlier_text)
+            handler.file = files.Log(path)
+            handler.copy_to_file(handler.earlier_text)
 
 
 def say(line: str) -> None:
     """Write a line to standard error and to the log file, in every process."""
     _show(line, None)
-    for terminal in _terminals():
-        terminal.copy_to_file(f"{line}\n")
+    for handler in _terminals():
+        handler.copy_to_file(f"{line}\n")
+
+
+def close_progress_bars() -> None:
+    """Leave all progress bars as they are, so that the next line is below them."""
+    if "tqdm" in sys.modules:
+        from tqdm import tqdm
+
+        for bar in list(getattr(tqdm, "_instances", ())):
+            bar.close()
 
 
 def announce_imports() -> None:
@@ -87,7 +94,9 @@ def _show(line: str, stream: TextIO | None) -> None:
         # Imported here, so that a Python without packages reaches the error message of cli.
         from tqdm import tqdm
 
-        text = _wrap(line) if output.isatty() else line
+        text = line
+        if output.isatty():
+            text = _wrap(line, terminal.width_of(output) or terminal.DEFAULT_WIDTH)
         tqdm.write(text, file=output)
         output.flush()
     except OSError as error:
@@ -99,26 +108,18 @@ def _show(line: str, stream: TextIO | None) -> None:
                 os.dup2(null.fileno(), sys.stderr.fileno())
 
 
-def _wrap(line: str) -> str:
+def _wrap(line: str, width: int) -> str:
     """Break a line between words at the width of the terminal.
 
     Further lines are indented to the text after the topic. A text of several lines is not changed.
     """
-    width = shutil.get_terminal_size().columns
-    if "\n" in line or len(line) <= width:
+    if "\n" in line:
         return line
     indent = ""
     topic = TOPIC.match(line)
     if topic and topic.end() < width / 2:
         indent = " " * topic.end()
-    lines = textwrap.wrap(
-        line,
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return "\n".join(lines)
+    return terminal.wrap(line, width, indent=indent)
 
 
 def _terminals() -> list["_Terminal"]:

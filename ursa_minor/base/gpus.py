@@ -181,6 +181,30 @@ def find(name: str) -> Gpu | None:
     return None
 
 
+@dataclass(frozen=True)
+class GpuCount:
+    """A GPU and a number of them."""
+
+    gpu: Gpu
+    count: int
+
+
+def find_several(name: str) -> GpuCount | None:
+    """Return the GPU and the number in a name such as rtx4090_x8, 8x4090 or H100 x 8.
+
+    The names of the files in accelerate_configs/ have this form.
+
+    Returns:
+        None if the name has no number, or if the GPU is unknown.
+    """
+    for pattern in (r"(?P<name>.+?)[ _-]*x *(?P<count>\d+)", r"(?P<count>\d+) *x *(?P<name>.+)"):
+        match = re.fullmatch(pattern, name.strip(), re.IGNORECASE)
+        gpu = find(match["name"]) if match else None
+        if match and gpu:
+            return GpuCount(gpu, int(match["count"]))
+    return None
+
+
 def similar_gpus(name: str) -> list[str]:
     """Return the names of up to four known GPUs in the series of an unknown one, the nearest first.
 
@@ -269,7 +293,7 @@ def launcher(stem: str, count: int) -> str:
         stem: name of the file in accelerate_configs/, without .yaml.
         count: number of GPUs.
     """
-    command = f"accelerate launch --config_file accelerate_configs/{stem}.yaml"
+    command = f"accelerate launch --quiet --config_file accelerate_configs/{stem}.yaml"
     if count > 1 and not stem.endswith(f"_x{count}"):
         command += f" --multi_gpu --num_processes {count}"
     return command

@@ -14,7 +14,7 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 # mpirun and srun --mpi=pmi2 set one of these, and none of the above.
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-LAUNCH_COMMANDS = "torchrun --nproc_per_node N or accelerate launch --num_processes N"
+LAUNCH_COMMANDS = "torchrun --nproc_per_node N or accelerate launch --quiet --num_processes N"
 FIX = f"Start several processes with {LAUNCH_COMMANDS}"
 
 

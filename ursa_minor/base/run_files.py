@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from ursa_minor.base import files
@@ -34,6 +35,12 @@ OPTIMIZER = f"{TRAINING}/optimizer.safetensors"
 STATE = f"{TRAINING}/state.json"
 MANIFEST = "manifest.json"
 RESUME_FILES = (MODEL, OPTIMIZER, STATE)  # the files that a resumed run reads
+# The entry "kept" in the manifest of a checkpoint that is kept for a learning curve. It is COMPLETE
+# or WEIGHTS. With WEIGHTS, the checkpoint has no TRAINING folder, or loses it when it is no longer
+# needed to resume the run.
+KEPT = "kept"
+COMPLETE = "complete"
+WEIGHTS = "weights"
 # The files of a model folder, with which Transformers loads it. Files of a tokenizer that are not
 # listed, such as a SentencePiece model, repeat the contents of tokenizer.json.
 MODEL_FILE = re.compile(
@@ -53,6 +60,26 @@ PARTIAL = re.compile(r"\.(.+)\.(tmp|old)-[0-9a-f]{8}")
 def step_name(step: int) -> str:
     """Return the name of the checkpoint, push and tag of a step."""
     return f"step-{step:08d}"
+
+
+def tokens_name(step: int, tokens_per_step: int) -> str:
+    """Return the tag of a step by the number of tokens, such as ``tokens-10M``.
+
+    The number is the roundest one that this step is the first to reach: of the numbers above
+    ``(step - 1) * tokens_per_step`` and up to ``step * tokens_per_step``, the one with the most
+    zeros at its end, and the largest of several. Two steps never have the same tag.
+    """
+    tokens = step * tokens_per_step
+    before = tokens - tokens_per_step
+    unit = 10 ** len(str(tokens))
+    while tokens // unit * unit <= before:
+        unit //= 10
+    rounded = tokens // unit * unit
+    for suffix, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if rounded >= size:
+            number = (Decimal(rounded) / size).normalize()
+            return f"tokens-{number:f}{suffix}"
+    return f"tokens-{rounded}"
 
 
 def clear_partial(folder: Path) -> None:
@@ -125,10 +152,12 @@ class Finish:
         step: updates attempted.
         since_best: number of evaluations after the lowest validation loss if early stopping ended
             the run, else 0.
-        has_checkpoint: whether a checkpoint of ``step`` was saved.
+        has_checkpoint: whether a complete checkpoint of ``step`` was saved.
         weights_step: the step of the weights in ``model/``, or None if it is ``step``.
         origin: the checkpoint that the run started from (``resume_from_checkpoint``), or None. The
             keys are ``checkpoint``, its name, and ``sha256``, that of its weights.
+        max_steps: the recipe's length of the run, which may have been computed from
+            ``num_train_epochs``. None in the files of earlier versions.
     """
 
     step: int
@@ -136,6 +165,7 @@ class Finish:
     has_checkpoint: bool = True
     weights_step: int | None = None
     origin: dict[str, str] | None = None
+    max_steps: int | None = None
 
     @property
     def stopped_early(self) -> bool:

@@ -131,6 +131,21 @@ def default_signal_actions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def stop_requests(timeout: float) -> Iterator[StopRequest]:
+    """Record signals inside the block. Afterwards, they have the actions that they had before.
+
+    Args:
+        timeout: see ``StopRequest``.
+    """
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield StopRequest(timeout)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def raise_on_lost_peer() -> Iterator[None]:
     """Raise TrainingStopped instead of the error of a collective operation with a lost process.
 

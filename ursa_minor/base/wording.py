@@ -9,20 +9,32 @@ from typing import Any
 # A message shows only the beginning of longer values and lists.
 MAX_CHARACTERS = 200
 MAX_VALUES = 12
+# The least similarity of a suggestion (difflib). With the default of 0.6, activation_function would
+# be answered with validation_fraction.
+SIMILARITY = 0.75
 
 
 def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return "; did you mean X?" if a name is similar to a word or starts with it, else "".
+    """Return "; did you mean X?" for the name that a word seems to mean, or "" if there is none.
+
+    It is a name that is spelled similarly, or that starts with the word, or the only name that
+    contains all parts of the word and is at most twice as long: hub_id means hub_model_id.
 
     Args:
         word: the user's input.
         names: the valid names.
         prefix: precedes the name in the suggestion, such as ``--``.
     """
+    word = str(word)
     names = list(names)
-    matches = difflib.get_close_matches(str(word), names, n=1)
+    matches = difflib.get_close_matches(word, names, n=1, cutoff=SIMILARITY)
     if not matches and word:
         matches = [name for name in names if name.startswith(word)]
+    if not matches:
+        parts = set(word.split("_"))
+        short_names = [name for name in names if len(name) <= 2 * len(word)]
+        containing = [name for name in short_names if parts <= set(name.split("_"))]
+        matches = containing if len(containing) == 1 else []
     if not matches:
         return ""
     return f"; did you mean {prefix}{matches[0]}?"

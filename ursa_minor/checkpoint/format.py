@@ -8,7 +8,10 @@ A checkpoint is a folder such as ``step-00001000`` with these files:
 - ``training/optimizer.safetensors``: the moments, as PARAMETER/KIND, such as
   ``transformer.wte.weight/exp_avg``
 - ``training/state.json``: scalars; see ``state`` and ``run/resume.py``
-- ``manifest.json``: size and SHA-256 of each of the other files; it is written last
+- ``manifest.json``: size and SHA-256 of each of the other files; it is written last. Its entry
+  ``kept`` states whether and how the checkpoint is kept for a learning curve
+
+A checkpoint that is kept with its weights only (``keep_optimizer: false``) has no ``training/``.
 
 The folder is written under a temporary name and renamed when all files are on the disk. A folder
 with the final name is therefore complete. The names of the tensors do not depend on the
@@ -45,16 +48,28 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from ursa_minor.base import files
-from ursa_minor.base.checkpoint_files import find_problem, list_checkpoints, step_of
+from ursa_minor.base import files, paths
+from ursa_minor.base.checkpoint_files import (
+    find_model_problem,
+    find_problem,
+    is_weights_only,
+    kept_as,
+    list_checkpoints,
+    list_resume_points,
+    step_of,
+)
 from ursa_minor.base.errors import BadInput, errno_of
 from ursa_minor.base.run_files import (
     CHECKPOINTS,
+    COMPLETE,
+    KEPT,
     MANIFEST,
     METRICS,
     MODEL,
     OPTIMIZER,
     STATE,
+    TRAINING,
+    WEIGHTS,
     clear_partial,
     step_name,
 )
@@ -73,16 +88,19 @@ class Contents:
 
     Attributes:
         weights: tensors on the CPU by their name in the file; see ``gather``.
-        moments: tensors of the optimizer on the CPU, as PARAMETER/KIND; see ``gather``.
+        moments: tensors of the optimizer on the CPU, as PARAMETER/KIND; see ``gather``. None for a
+            checkpoint that contains only a model.
         state: the contents of ``state.json``. Its ``step`` gives the name of the checkpoint.
         model_files: the text of config.json and of the other files that make the folder a model, by
             file name.
+        kept: ``COMPLETE`` or ``WEIGHTS`` for a checkpoint that is kept for a learning curve.
     """
 
     weights: Tensors
-    moments: Tensors
+    moments: Tensors | None
     state: dict
     model_files: Mapping[str, str]
+    kept: str | None = None
 
 
 def write(
@@ -90,11 +108,14 @@ def write(
 ) -> Path:
     """Write ``folder/step-XXXXXXXX``, verify it, and then remove older checkpoints.
 
+    Checkpoints that are kept for a learning curve are not removed, and only complete ones that do
+    not stay complete are counted. Those that are not needed any more lose ``training/``.
+
     Args:
         folder: the checkpoints of the run.
         contents: the tensors and files to write.
-        keep: number of checkpoints to keep, or 0 for all of them.
-        keep_steps: steps whose checkpoints are also kept.
+        keep: number of resume points to keep, or 0 for all of them.
+        keep_steps: steps whose checkpoints are also kept unchanged.
 
     Returns:
         The folder of the checkpoint.
@@ -107,22 +128,26 @@ def write(
     # An existing checkpoint of this step is replaced. It is corrupted, or the run has resumed from
     # an earlier one.
     with files.create_folder(path, replace=True) as temporary:
-        (temporary / STATE).parent.mkdir()
         _save_tensors(contents.weights, temporary / MODEL)
-        _save_tensors(contents.moments, temporary / OPTIMIZER)
-        files.write_json(temporary / STATE, contents.state)
+        if contents.moments is not None:
+            (temporary / TRAINING).mkdir()
+            _save_tensors(contents.moments, temporary / OPTIMIZER)
+            files.write_json(temporary / STATE, contents.state)
         for name, text in contents.model_files.items():
             (temporary / name).write_text(text, encoding="utf-8")
         written = sorted(file for file in temporary.rglob("*") if file.is_file())
         rows = {
             file.relative_to(temporary).as_posix(): files.manifest_row(file) for file in written
         }
-        files.write_json(temporary / MANIFEST, {"step": step, "files": rows})
+        manifest: dict[str, Any] = {"step": step, "files": rows}
+        if contents.kept:
+            manifest[KEPT] = contents.kept
+        files.write_json(temporary / MANIFEST, manifest)
         # After a power failure, the metrics must not end before the checkpoint. If the disk cannot
         # store the metrics, the checkpoint is written nevertheless.
         with contextlib.suppress(OSError):
             files.fsync(folder.parent / METRICS)
-    problem = find_problem(path)
+    problem = find_problem(path) if contents.moments is not None else find_model_problem(path)
     if problem:
         raise OSError(f"{path}: the checkpoint was not written correctly: {problem}")
     try:
@@ -143,12 +168,50 @@ def _save_tensors(tensors: Tensors, file: Path) -> None:
 def _remove_older(path: Path, keep: int, keep_steps: Collection[int | None]) -> None:
     """Remove all but the newest ``keep`` checkpoints up to ``path``, and those of ``keep_steps``.
 
-    Checkpoints of later steps, which exist if the run has gone back, are not counted.
+    Checkpoints of later steps, which exist if the run has gone back, are not counted. Neither are
+    those that are kept for a learning curve, except while they have a folder ``training/`` that
+    will be removed.
     """
-    up_to_path = [other for other in list_checkpoints(path.parent) if other.name <= path.name]
-    for older in up_to_path[keep:]:
-        if step_of(older) not in keep_steps:
+    counted = []
+    for other in list_checkpoints(path.parent):
+        is_counted = not is_weights_only(other) and kept_as(other) != COMPLETE
+        if other.name <= path.name and is_counted:
+            counted.append(other)
+    for older in counted[keep:]:
+        if step_of(older) in keep_steps:
+            continue
+        if kept_as(older) == WEIGHTS:
+            _remove_training(older)
+        else:
             files.remove(older)
+
+
+def clear_interrupted(folder: Path) -> None:
+    """Remove what killed processes have left in the checkpoints of a run.
+
+    Call this only while holding the lock of the run folder.
+    """
+    clear_partial(folder)
+    for path in list_checkpoints(folder):
+        if kept_as(path):
+            clear_partial(path)
+        if is_weights_only(path):
+            files.remove(path / TRAINING)
+
+
+def _remove_training(path: Path) -> None:
+    """Turn a complete checkpoint into one that contains only a model.
+
+    The manifest is replaced first. From then on, ``training/`` does not belong to the checkpoint.
+    If the process is killed then, ``clear_interrupted`` removes it.
+    """
+    manifest = files.read_json(path / MANIFEST)
+    rows = manifest["files"]
+    manifest["files"] = {
+        name: row for name, row in rows.items() if not name.startswith(f"{TRAINING}/")
+    }
+    files.write_json(path / MANIFEST, manifest)
+    files.remove(path / TRAINING)
 
 
 def gather(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[Tensors, Tensors]:
@@ -161,26 +224,39 @@ def gather(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> tuple[Te
         model: the Transformers model without wrappers.
         optimizer: its optimizer.
     """
-    is_sharded = _is_sharded(model)
-    options = StateDictOptions(full_state_dict=is_sharded, cpu_offload=is_sharded)
-    state_dict = get_model_state_dict(model, options=options)
-    # The state dict has the weights of a tied head twice, and named_parameters has them once.
-    weights = {}
-    for name, file_name in _file_names(model).items():
-        if name in state_dict:
-            weights[file_name] = state_dict[name]
-
-    if is_sharded:
-        optimizer_state = get_optimizer_state_dict(model, optimizer, options=options)
+    weights = gather_weights(model)
+    if not _is_sharded(model):
+        moments_by_parameter = _named_moments(model, optimizer)
+    elif optimizer.state:
+        optimizer_state = get_optimizer_state_dict(model, optimizer, options=_gathering(model))
         moments_by_parameter = optimizer_state.get("state", {})
     else:
-        moments_by_parameter = _named_moments(model, optimizer)
+        # No update was applied yet. get_optimizer_state_dict would create moments by an update,
+        # which the optimizer would count.
+        moments_by_parameter = {}
     moments: Tensors = {}
     for name, kinds in moments_by_parameter.items():
         for kind, value in kinds.items():
             # Some optimizers count their steps in an int.
             moments[f"{name}/{kind}"] = torch.as_tensor(value)
     return weights, moments
+
+
+def gather_weights(model: PreTrainedModel) -> Tensors:
+    """Return the weights by name. All processes must call this; see ``gather``."""
+    state_dict = get_model_state_dict(model, options=_gathering(model))
+    # The state dict has the weights of a tied head twice, and named_parameters has them once.
+    weights = {}
+    for name, file_name in _file_names(model).items():
+        if name in state_dict:
+            weights[file_name] = state_dict[name]
+    return weights
+
+
+def _gathering(model: nn.Module) -> StateDictOptions:
+    """Return the options that gather the tensors of a sharded model on the main process."""
+    is_sharded = _is_sharded(model)
+    return StateDictOptions(full_state_dict=is_sharded, cpu_offload=is_sharded)
 
 
 def _is_sharded(model: nn.Module) -> bool:
@@ -220,7 +296,7 @@ def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 def find_newest(folder: Path, start: Path | None = None) -> tuple[Path | None, list[str]]:
     """Return the newest intact checkpoint of a run, and a line for each newer corrupted one.
 
-    The checkpoint is None for a new run.
+    Checkpoints that contain only a model are ignored. The checkpoint is None for a new run.
 
     Args:
         folder: the checkpoints of the run.
@@ -237,7 +313,7 @@ def find_newest(folder: Path, start: Path | None = None) -> tuple[Path | None, l
             - ``start`` is needed and in another folder, and ``folder`` contains checkpoints of runs
               that did not start from it.
     """
-    all_checkpoints = list_checkpoints(folder)
+    all_checkpoints = list_resume_points(folder)
     checkpoints = all_checkpoints
     if start is not None:
         checkpoints = [path for path in all_checkpoints if _may_continue(path, start)]
@@ -304,6 +380,12 @@ def read_state(path: Path) -> dict:
     Raises:
         BadInput: there is no such checkpoint, or it is corrupted.
     """
+    if is_weights_only(path):
+        raise BadInput(
+            f"resume_from_checkpoint = {path}: this checkpoint contains only weights "
+            f"(keep_optimizer = false). Use a complete checkpoint, or start a new run from these "
+            f"weights: --init_from {paths.quoted(path)} with another --run_name"
+        )
     problem = _no_checkpoint(path)
     if problem is None:
         problem = find_problem(path)
@@ -326,7 +408,7 @@ def _no_checkpoint(path: Path) -> str | None:
         return f"there is no such folder{hint}"
     if (path / MANIFEST).exists():
         return None
-    inner_checkpoints = [*list_checkpoints(path), *list_checkpoints(path / CHECKPOINTS)]
+    inner_checkpoints = [*list_resume_points(path), *list_resume_points(path / CHECKPOINTS)]
     if inner_checkpoints:
         return f"this folder contains checkpoints; the newest is {inner_checkpoints[0]}"
     return f"this folder has no {MANIFEST}, so it is not a checkpoint"
@@ -384,6 +466,8 @@ def load(
         moments.setdefault(parameter_name, {})[kind] = tensor
 
     if _is_sharded(model):
+        if not moments:
+            return  # see gather
         # The parameter groups and their settings come from the recipe. Only the moments are loaded.
         options = StateDictOptions(full_state_dict=True)
         optimizer_state = get_optimizer_state_dict(model, optimizer, options=options)

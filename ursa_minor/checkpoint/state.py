@@ -78,7 +78,7 @@ class RunState:
                 another one.
             saved: the contents of ``state.json``, or None for a new run.
         """
-        state = cls(schedule.max_steps, schedule.warmup_steps)
+        state = cls(schedule.total_steps, schedule.warmup_steps)
         if saved is None:
             return state
         length_fields = {field.name for field in dataclasses.fields(Length)}

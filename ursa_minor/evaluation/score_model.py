@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from ursa_minor.base import files, paths
+from ursa_minor.base import files, paths, terminal
 from ursa_minor.base.cli import catch_interrupts
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import pluralize
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 METRICS_FOLDER = paths.ROOT / "metrics"
 MIN_RELIABLE_ITEMS = 100  # with fewer items, the standard errors are too large
 MODEL_CHARACTERS = 40  # maximum length of the name of a model in a table
+CELL_CHARACTERS = 14  # minimum width of a column of scores
 
 
 def run(args: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
@@ -232,32 +233,38 @@ def table(task: Task, line: Mapping[str, Any], hardware_text: str) -> str:
     items_per_second = num_items / max(line["seconds"], 0.01)
     truncated = pluralize(line["cut"], "text", "texts")
     left_out = pluralize(line["left_out"], "item", "items")
-    lines = [
-        "",
+    rows = []
+    for name, cells in _table_rows(task, line).items():
+        rows.append([name, *(cell.rjust(CELL_CHARACTERS) for cell in cells)])
+    width = terminal.width_of(sys.stderr)
+    title = (
         f"{task.label}, {pluralize(num_items, 'item', 'items')} of {line['dataset']}; "
         f"{truncated} truncated from the left to fit the context; "
         f"{left_out} with a longer ending left out; "
-        f"{hardware_text}, {items_per_second:,.1f} items/s",
-        "",
-    ]
-    rows = _table_rows(task, line)
-    name_width = max(len(name) for name in rows)
-    for name, cells in rows.items():
-        columns = [f"{cell:>14}" for cell in cells]
-        lines.append("  ".join([f"{name:{name_width}}", *columns]))
-    lines += [
-        "",
+        f"{hardware_text}, {items_per_second:,.1f} items/s"
+    )
+    notes = [
         "Scores that are fractions are in per cent, with their standard error after ±. "
         f"Scores of other models are of all {task.size:,} items of the data set.",
     ]
     if num_items < MIN_RELIABLE_ITEMS:
-        lines.append(
+        notes.append(
             f"With fewer than {MIN_RELIABLE_ITEMS} items, neither a score nor its standard error "
             f"is reliable."
         )
-    lines += [f"{score} ({rule})" for score, rule in task.scores.items()]
-    lines += task.citations
-    return "\n".join(lines)
+    notes += [f"{score} ({rule})" for score, rule in task.scores.items()]
+    notes += task.citations
+    table_lines = terminal.align(rows, width, numbers_right=True)
+    return "\n".join(
+        [
+            "",
+            terminal.wrap(title, width),
+            "",
+            *table_lines,
+            "",
+            *(terminal.wrap(note, width) for note in notes),
+        ]
+    )
 
 
 def _table_rows(task: Task, line: Mapping[str, Any]) -> dict[str, list[str]]:

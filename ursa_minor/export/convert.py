@@ -185,6 +185,7 @@ def convert(
         stock_export.save(stock, temporary, tokenizer)
         if args.gguf:
             gguf_export.write(stock, tokenizer, temporary, out.name, args.gguf)
+            notes.append(describe_gguf(temporary, args.gguf))
         exported = pretrained.load(str(temporary)).to(model.device)
         is_finite = has_finite_logits(exported)
         after = measure(exported, text)
@@ -201,6 +202,12 @@ def convert(
     notes.append(describe_text(text, model.device))
     summary = "\n".join(notes)
     return f"{args.model} -> {args.out}\n\n{comparison_table(before, after)}\n\n{summary}"
+
+
+def describe_gguf(folder: Path, precision: str) -> str:
+    """Return the name, the precision and the size of the GGUF file in a folder."""
+    (file,) = folder.glob("*.gguf")
+    return f"{file.name} ({precision}): {file.stat().st_size / 1e6:,.2f} MB"
 
 
 def to_export_dtype(

@@ -372,7 +372,7 @@ def _training_rows(run: TrainingRun | None) -> dict[str, str]:
         return {}
     schedule = run.recipe.schedule
     steps = f"{run.step:,}"
-    if not schedule.max_hours:
+    if not schedule.max_hours and schedule.max_steps is not None:
         steps += f" of {schedule.max_steps:,}"
     if run.step < run.last_step:
         steps += ", at the lowest validation loss"

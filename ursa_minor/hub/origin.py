@@ -178,7 +178,7 @@ def _last_step(run_dir: Path, step: int) -> int:
 def _read_run(run_dir: Path, step: int) -> TrainingRun | None:
     """Return the run in a folder, or None with a warning if its recipe cannot be read."""
     try:
-        recipe = loading.load_recipe(run_dir / run_files.RECIPE)
+        recipe = loading.load_run_recipe(run_dir)
     except BadInput as error:
         log.warning(f"The model card does not describe the training: {error}")
         return None

@@ -75,10 +75,15 @@ def _fetch(
     repository = _open(repo_id, revision, checkpoints, missing_ok=missing_ok)
     if repository is None:
         return None
-    name = _newest_checkpoint(repository.names)
+    folders = _checkpoint_folders(repository.names)
+    # A checkpoint that is kept for a learning curve may contain only a model.
+    complete = [folder for folder in folders if _is_complete(folder, repository.names)]
+    # "last-checkpoint/" sorts after "checkpoints/step-...".
+    name = max(complete, default=None)
     if name is None:
         # The tag was created by hand, or by a push that was interrupted.
-        if missing_ok and run_files.MODEL not in repository.names:
+        has_only_a_model = run_files.MODEL in repository.names and not folders
+        if missing_ok and not has_only_a_model:
             return None
         raise BadInput(
             f"{option}: this revision of the repository contains no full checkpoint. Use a "
@@ -164,14 +169,16 @@ def _open(
     return Repository(api, repo_id, commit, names, checkpoints / f".hub-{commit[:12]}")
 
 
-def _newest_checkpoint(names: set[str]) -> str | None:
-    """Return the folder of the newest checkpoint that has a manifest, or None if there is none."""
+def _checkpoint_folders(names: set[str]) -> list[str]:
+    """Return the folders of the checkpoints that have a manifest, each ending with a slash."""
     pattern = re.compile(CHECKPOINT_PATTERN + run_files.MANIFEST)
-    folders = []
-    for name in names:
-        if pattern.fullmatch(name):
-            folders.append(name.removesuffix(run_files.MANIFEST))
-    return max(folders, default=None)  # "last-checkpoint/" sorts after "checkpoints/step-..."
+    return [name.removesuffix(run_files.MANIFEST) for name in names if pattern.fullmatch(name)]
+
+
+def _is_complete(folder: str, names: set[str]) -> bool:
+    """Return whether a checkpoint in a repository contains any file of ``training/``."""
+    training_files = (run_files.OPTIMIZER, run_files.STATE)
+    return any(f"{folder}{name}" in names for name in training_files)
 
 
 def _read_manifest(repository: Repository, name: str, option: str) -> PushedCheckpoint:

@@ -1,7 +1,7 @@
 """Push a run to the Hub: stage each push on disk, and send it in the background.
 
 A push is one commit with the model, its card and, depending on ``hub_strategy``, a checkpoint.
-A tag on the commit names the step.
+One tag on the commit names the step, and another one the number of tokens.
 
 1. ``check`` finds problems before step 0.
 2. ``PushQueue.submit`` stages a push: it links or copies the files, because training may delete a
@@ -191,6 +191,8 @@ class Push:
         private: whether the repository is private, if it has to be created.
         title: first line of the commit message.
         keep: whether the push is sent even if a newer one is waiting.
+        tokens_tag: another tag, by the number of tokens (``run_files.tokens_name``), or an empty
+            string. A push that an earlier version has staged has none.
     """
 
     step: int
@@ -198,6 +200,7 @@ class Push:
     private: bool
     title: str
     keep: bool
+    tokens_tag: str = ""
 
     @property
     def tag(self) -> str:
@@ -315,6 +318,9 @@ def upload(api: HfApi, folder: Path, push: Push) -> str:
         readme.unlink()
         commit = _commit(api, repo_id, head, push, folder / FILES)
 
+    # The tag of the step is created last, because it marks the push as sent.
+    if push.tokens_tag:
+        api.create_tag(repo_id, tag=push.tokens_tag, revision=commit.oid, exist_ok=True)
     api.create_tag(repo_id, tag=push.tag, revision=commit.oid, exist_ok=True)
     if problem:
         log.warning(f"hub      {push.tag}: {CARD_FILE} of {repo_id} was left unchanged: {problem}")

@@ -335,5 +335,5 @@ def _raise_if_compiler_failed(error: Exception) -> None:
     raise BadInput(
         f"torch.compile fails on this machine: {first_line(cause)[:200]}. Run check_setup.py for "
         f'details. To train without it, write dynamo_backend: "NO" in the accelerate YAML, or use '
-        f"accelerate launch --dynamo_backend no"
+        f"accelerate launch --quiet --dynamo_backend no"
     ) from None

@@ -33,8 +33,8 @@ class Length:
 
     @classmethod
     def of(cls, schedule: keys.Schedule) -> "Length":
-        """Return the length that the recipe states."""
-        return cls(schedule.max_steps, schedule.warmup_steps)
+        """Return the length that the recipe states, or that follows from num_train_epochs."""
+        return cls(schedule.total_steps, schedule.warmup_steps)
 
 
 def learning_rate(step: int, schedule: keys.Schedule, length: Length | None = None) -> float:
@@ -133,7 +133,7 @@ def shorten(schedule: keys.Schedule, step: int, max_steps: int) -> Length:
         max_steps: new number of updates, at least ``step``. If it is not smaller than the recipe's,
             the recipe's length stays.
     """
-    if max_steps >= schedule.max_steps:
+    if max_steps >= schedule.total_steps:
         return Length.of(schedule)
 
     warmup_steps = schedule.warmup_steps

@@ -4,17 +4,14 @@ All figures are estimated.
 """
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ursa_minor.base import gpus
-from ursa_minor.base.errors import BadInput
 from ursa_minor.data.sources import find as find_sources
-from ursa_minor.data.tokens import manifest as manifests
-from ursa_minor.data.tokens.shards import count_tokens
 from ursa_minor.preflight import run_estimate, train_command
+from ursa_minor.preflight.data_size import estimate_train_tokens
 from ursa_minor.recipe import keys, sizes
 from ursa_minor.recipe.batching import MANY_EPOCHS
 
@@ -27,17 +24,13 @@ LEAST_PARAMETERS = 5e7  # for smaller models the expected loss is meaningless
 # The batch of a short run is halved until the run has this many updates, or the batch is so small.
 FEWEST_UPDATES = 2000
 LEAST_BATCH = 2**16  # tokens
-TOKEN_BYTES = 4.5  # bytes of English text per token of GPT-2's tokenizer
-PARQUET_BYTES = 2.9  # bytes of Parquet per such token: FineWeb-Edu's sample-10BT is 28.5 GB
-# Names of FineWeb's samples, in billions of GPT-2 tokens.
-SAMPLE = re.compile(r"sample-(\d+)BT")
-LAW = f"""\
-Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 for N parameters and D
-tokens (Besiroglu et al. 2024). Of a repeated text, at most {MANY_EPOCHS} epochs count. The
-formula was fitted to MassiveText with a vocabulary of 32,000, from 70M parameters
-and 5B tokens up. It ranks sizes; the loss on another text or with another
-tokenizer is on another level. For GPT-2 124M after 10.3B tokens of FineWeb, the
-formula gives 3.00, and llm.c measured 3.27."""
+LAW = (
+    f"Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 for N parameters and D tokens "
+    f"(Besiroglu et al. 2024). Of a repeated text, at most {MANY_EPOCHS} epochs count. The formula "
+    f"was fitted to MassiveText with a vocabulary of 32,000, from 70M parameters and 5B tokens up. "
+    f"It ranks sizes; the loss on another text or with another tokenizer is on another level. For "
+    f"GPT-2 124M after 10.3B tokens of FineWeb, the formula gives 3.00, and llm.c measured 3.27."
+)
 
 
 def expected_loss(parameters: float, tokens: float) -> float:
@@ -71,6 +64,10 @@ def plan(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, hours: float, price: fl
 
         None if the GPUs cannot hold the model without sharding its weights.
     """
+    # The plan replaces the length of the recipe. The speed of an update does not depend on it.
+    recipe = keys.replace(
+        recipe, num_train_epochs=None, max_steps=recipe.schedule.max_steps or FEWEST_UPDATES
+    )
     seconds = 3600 * TRAINING_SHARE * hours
     batch = _choose_batch(recipe, gpu, count, seconds)
     if batch is None:
@@ -152,44 +149,6 @@ def _round_to_multiple(number: float, unit: int) -> int:
     return max(1, round(number / unit)) * unit
 
 
-def estimate_train_tokens(data: keys.Data) -> float:
-    """Return about how many tokens the train split of a recipe has, or inf if that is not known.
-
-    Nothing is downloaded.
-    """
-    return sum(_train_tokens_of_source(source) for source in data.resolved_sources)
-
-
-def _train_tokens_of_source(source: keys.DataSource) -> float:
-    """Return about how many train tokens a source has, or inf if that is not known."""
-    if find_sources.has_urls(source):
-        return math.inf
-    try:
-        if source.is_token_folder:
-            return _count_train_tokens(Path(str(source.data_dir)))
-        found_source = find_sources.find_source(source)
-        if manifests.is_complete(found_source.folder):
-            return _count_train_tokens(found_source.folder)
-    except BadInput:  # the data is on another machine, or does not exist yet
-        return math.inf
-
-    tokens = math.inf
-    sample = SAMPLE.fullmatch(source.dataset_config_name or "")
-    if sample:
-        tokens = 1e9 * int(sample[1])
-    elif found_source.most_tokens:
-        tokens = found_source.most_tokens / TOKEN_BYTES
-    elif found_source.files:
-        sizes = [Path(name).stat().st_size for name in found_source.files["train"]]
-        tokens = sum(sizes) / PARQUET_BYTES
-    return min(tokens, source.limit_tokens or tokens)
-
-
-def _count_train_tokens(folder: Path) -> int:
-    """Return the number of train tokens of a prepared folder."""
-    return count_tokens(manifests.describe_folder(folder).splits["train"])
-
-
 def command(row: Mapping[str, Any], recipe_path: str, changes: Mapping[str, Any]) -> str:
     """Return the command that trains a recipe on the GPUs of an estimate.
 
@@ -228,6 +187,10 @@ def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:
         )
         summary.append(run_estimate.labeled("note", note))
 
+    gpu = gpus.find(chosen["card"])
+    if chosen["count"] > 1 and gpu and gpu.is_geforce:
+        summary.append(run_estimate.labeled("transfers", run_estimate.NO_PEER_TO_PEER))
+
     table = []
     for path, row in plans.items():
         table.append(_cells(path, row, is_best=path == best))
@@ -240,8 +203,8 @@ def describe(plans: Mapping[str, Mapping[str, Any] | None], best: str) -> str:
         "",
         command(chosen, best, chosen["changes"]),
         "",
-        LAW,
-        run_estimate.SOURCES,
+        run_estimate.paragraph(LAW),
+        run_estimate.paragraph(run_estimate.SOURCES),
     ]
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from ursa_minor.base.gpus import Gpu
 from ursa_minor.model.architectures import Shape
 from ursa_minor.optim.optimizers import OPTIMIZERS
-from ursa_minor.recipe import keys
+from ursa_minor.recipe import kept_steps, keys
 
 # The two constants of the speed, fitted by benchmarks/estimate_cards.py to the speeds of plain
 # PyTorch GPT-2 124M on 20 GPUs. All 20 were measured by others.
@@ -32,6 +32,9 @@ MOST_TOKENS = 2**16  # in a micro-batch on one GPU
 LOSS_ROWS = 2**13  # tokens whose logits exist at the same time (ursa_minor/model/loss.py)
 # The buckets of DDP hold each gradient a second time, as if half a process shared it.
 IN_BUCKETS = {"gradients": 0.5}
+# Bytes per weight of a checkpoint: weights and two moments in fp32, or only the weights.
+COMPLETE_BYTES = 12
+WEIGHT_BYTES = 4
 HEADROOM = 0.92  # share of the free memory to plan with; gaps in the allocator take the rest
 
 GPT2_124M = Shape(12, 768, 50304, 1024)
@@ -228,22 +231,42 @@ def seconds_per_token(shape: Shape, gpu: Gpu) -> float:
     return seconds
 
 
+def kept_checkpoints(recipe: keys.Recipe) -> tuple[int, float]:
+    """Return the number and the bytes of the checkpoints that ``keep_checkpoints`` keeps.
+
+    They are fp32 weights and, with ``keep_optimizer``, two moments. Steps whose checkpoints the run
+    keeps anyway, because ``save_total_limit`` is 0, are not counted.
+    """
+    saving = recipe.saving
+    steps = kept_steps.all_kept(
+        saving.keep_checkpoints or (), recipe.schedule.total_steps, recipe.batch.tokens_per_step
+    )
+    if saving.save_steps and not saving.save_total_limit:
+        steps = [step for step in steps if step == 0 or step % saving.save_steps]
+    bytes_per_weight = COMPLETE_BYTES if saving.keep_optimizer else WEIGHT_BYTES
+    return len(steps), float(bytes_per_weight * shape_of(recipe.model).parameters * len(steps))
+
+
 def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
     """Return the most bytes that a run writes: its checkpoints, and the token shards it reads."""
     shape = shape_of(recipe.model)
-    max_steps = recipe.schedule.max_steps
+    max_steps = recipe.schedule.total_steps
     save_steps = recipe.saving.save_steps
 
     num_checkpoints = recipe.saving.save_total_limit
     if not num_checkpoints and save_steps:
         num_checkpoints = max_steps // save_steps
-    # Weights and two moments in fp32, for the stored checkpoints and the one being written.
-    checkpoint_bytes = 12.0 * shape.parameters * (num_checkpoints + 1)
+    # The stored checkpoints and the one being written.
+    checkpoint_bytes = float(COMPLETE_BYTES * shape.parameters * (num_checkpoints + 1))
+    _num_kept, kept_bytes = kept_checkpoints(recipe)
+    checkpoint_bytes += kept_bytes
 
     sources = recipe.data.resolved_sources
     if all(source.is_token_folder for source in sources):
         return checkpoint_bytes, 0.0
     tokens = recipe.batch.tokens_per_step * max_steps
+    if recipe.schedule.num_train_epochs is not None:
+        tokens = round(tokens / max(1.0, recipe.schedule.num_train_epochs))
     if recipe.data.limit_tokens:
         tokens = min(tokens, recipe.data.limit_tokens)
     bytes_per_token = 2 if shape.vocab_size <= 65_536 else 4

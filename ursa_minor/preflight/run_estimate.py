@@ -1,12 +1,12 @@
 """Estimate the run of a recipe on GPUs, and describe the estimate as text or as a table."""
 
-import textwrap
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-from ursa_minor.base import gpus
+from ursa_minor.base import gpus, terminal
 from ursa_minor.base.wording import pluralize
 from ursa_minor.model.architectures import Shape
 from ursa_minor.preflight import estimate
@@ -30,11 +30,15 @@ TABLE_NOTES = (
     "--card NAME shows more about one GPU.",
 )
 SOURCES = (
-    "Memory, speed, time and energy are estimated (accuracy: docs/cards.md).\n"
-    "Parameters and FLOPs are counted."
+    "Memory, speed, time and energy are estimated (accuracy: docs/cards.md). Parameters and FLOPs "
+    "are counted."
 )
-TEXT_WIDTH = 80  # columns
 LABEL_WIDTH = 13
+NO_PEER_TO_PEER = (
+    "GeForce GPUs have no peer-to-peer transfers over PCIe: they exchange gradients through the "
+    "memory of the computer. If the first update hangs, set NCCL_P2P_DISABLE=1 "
+    "(docs/gpu_tuning.md)"
+)
 
 
 def estimate_run(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, price_per_hour: float) -> dict:
@@ -45,8 +49,9 @@ def estimate_run(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, price_per_hour:
 
     Returns:
         A JSON object. It always has the keys ``card``, ``count``, ``compiled``, ``parameters``,
-        ``flops_per_token``, ``tokens``, ``fits`` (whether the memory suffices) and ``shared_out``
-        (whether weights are sharded over the GPUs). If it fits, it also has
+        ``flops_per_token``, ``tokens``, ``checkpoint_bytes`` (the most that all checkpoints take
+        on disk), ``fits`` (whether the memory suffices) and ``shared_out`` (whether weights are
+        sharded over the GPUs). If it fits, it also has
 
         - ``per_device_train_batch_size``, ``gradient_accumulation_steps``,
           ``gradient_checkpointing``
@@ -61,7 +66,7 @@ def estimate_run(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, price_per_hour:
         if largest:
             break
 
-    tokens = recipe.batch.tokens_per_step * recipe.schedule.max_steps
+    tokens = recipe.batch.tokens_per_step * recipe.schedule.total_steps
     row = {
         "card": gpu.name,
         "count": count,
@@ -69,6 +74,7 @@ def estimate_run(recipe: keys.Recipe, gpu: gpus.Gpu, count: int, price_per_hour:
         "parameters": shape.parameters,
         "flops_per_token": shape.flops_per_token,
         "tokens": tokens,
+        "checkpoint_bytes": estimate.written_bytes(recipe)[0],
         "fits": bool(largest),
         "shared_out": "weights" in memory_options["shards"],
     }
@@ -128,7 +134,7 @@ def _speed(
     return estimate.speed_and_energy(
         shape,
         gpu,
-        tokens=recipe.batch.tokens_per_step * recipe.schedule.max_steps,
+        tokens=recipe.batch.tokens_per_step * recipe.schedule.total_steps,
         tokens_per_step=recipe.batch.tokens_per_step,
         work=work,
         count=count,
@@ -186,11 +192,34 @@ def describe(recipe: keys.Recipe, gpu: gpus.Gpu, row: Mapping[str, Any]) -> str:
     }
     if row["fits"]:
         texts |= _describe_fitting_run(recipe, gpu, row)
+    if recipe.saving.keep_checkpoints:
+        texts["checkpoints"] = describe_kept(recipe)
+    if row["count"] > 1 and gpu.is_geforce:
+        texts["transfers"] = NO_PEER_TO_PEER
     texts["GPT-2 124M"] = _measured_speeds(gpu)
 
     title = f"{recipe.saving.name} on {row['count']} x {gpu.name}"
     lines = [labeled(label, text) for label, text in texts.items()]
-    return "\n".join([title, "", *lines, "", SOURCES])
+    return "\n".join([title, "", *lines, "", paragraph(SOURCES)])
+
+
+def describe_kept(recipe: keys.Recipe) -> str:
+    """Return the disk use of the checkpoints that ``keep_checkpoints`` keeps, as text."""
+    num_kept, kept_bytes = estimate.kept_checkpoints(recipe)
+    kept = pluralize(num_kept, "checkpoint", "checkpoints")
+    contents = "complete" if recipe.saving.keep_optimizer else "weights only"
+    most_bytes, _shard_bytes = estimate.written_bytes(recipe)
+    return (
+        f"{kept} kept by keep_checkpoints ({contents}): {gigabytes(kept_bytes)}; with the others "
+        f"at most {gigabytes(most_bytes)} on disk"
+    )
+
+
+def gigabytes(size: float) -> str:
+    """Return a number of bytes in GB, or in MB if it is small."""
+    if size < 1e9:
+        return f"{rounded(size / 1e6)} MB"
+    return f"{rounded(size / 1e9)} GB"
 
 
 def _data_sheet(gpu: gpus.Gpu) -> str:
@@ -284,11 +313,16 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
         f"{recipe.saving.name}: {first['parameters']:,} parameters, "
         f"{abbreviate(first['tokens'])} tokens; on {pluralize(first['count'], 'GPU', 'GPUs')} each"
     )
-    return "\n".join([title, "", *align_columns(body), "", *TABLE_NOTES, SOURCES])
+    notes = [paragraph(note) for note in (*TABLE_NOTES, SOURCES)]
+    if first["count"] > 1:
+        notes.append(paragraph(f"{NO_PEER_TO_PEER}."))
+    return "\n".join([paragraph(title), "", *align_columns(body), "", *notes])
 
 
 def align_columns(rows: list[dict[str, str]]) -> list[str]:
     """Return the lines of a table: its first column aligned to the left, the others to the right.
+
+    On a narrow terminal, the columns are divided into blocks.
 
     Args:
         rows: cells by header. A row may lack cells.
@@ -300,26 +334,22 @@ def align_columns(rows: list[dict[str, str]]) -> list[str]:
     for row in rows:
         lines.append([row.get(header, "") for header in headers])
 
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    texts = []
-    for first_cell, *other_cells in lines:
-        aligned_cells = [first_cell.ljust(widths[0])]
-        for cell, width in zip(other_cells, widths[1:], strict=True):
-            aligned_cells.append(cell.rjust(width))
-        texts.append("  ".join(aligned_cells).rstrip())
-    return texts
+    return terminal.align(lines, terminal.width_of(sys.stdout), numbers_right=True)
 
 
 def labeled(label: str, text: str) -> str:
     """Return a text after its label. Its lines are wrapped and indented below each other."""
-    return textwrap.fill(
-        text,
-        width=TEXT_WIDTH,
-        initial_indent=label.ljust(LABEL_WIDTH),
-        subsequent_indent=" " * LABEL_WIDTH,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    indent = " " * LABEL_WIDTH
+    return terminal.wrap(text, _text_width(), label.ljust(LABEL_WIDTH), indent)
+
+
+def paragraph(text: str) -> str:
+    """Return a text wrapped for standard output."""
+    return terminal.wrap(text, _text_width())
+
+
+def _text_width() -> int:
+    return terminal.width_of(sys.stdout) or terminal.DEFAULT_WIDTH
 
 
 def compiles(preset: str) -> bool:

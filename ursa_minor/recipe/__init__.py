@@ -13,6 +13,7 @@ torch.
 - ``source_kind``: kinds of data sources
 - ``data_source``: flags that replace the data source or the model of a recipe
 - ``places``: paths in a recipe, and in the recipe of a run folder that was moved
+- ``kept_steps``: the steps that ``keep_checkpoints`` means
 - ``batching``: divide an update into processes and micro-batches
 - ``reference_curves``: loss curves of published runs
 - ``other_flags``: flags of other trainers and their replacements

@@ -3,7 +3,9 @@
 The division follows from the recipe and the number of processes. No key sets it directly.
 """
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import join_or
@@ -66,3 +68,17 @@ def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) ->
     sizes_from_largest = range(min(ceiling or share, share), 0, -1)
     micro_batch = next(size for size in sizes_from_largest if share % size == 0)
     return Plan(num_processes, sequences, micro_batch, share // micro_batch)
+
+
+def steps_of_epochs(epochs: float, num_windows: int, recipe: Recipe) -> int:
+    """Return the number of steps that read the training windows ``epochs`` times, rounded up.
+
+    Args:
+        epochs: number of epochs, above 0. The decimal number is exact, so that for example 0.1
+            epochs of 30 windows are 3 windows.
+        num_windows: number of training windows of all sources.
+        recipe: states the number of tokens of a step.
+    """
+    sequences_per_step = recipe.batch.tokens_per_step // recipe.model.sequence_length
+    num_sequences = Fraction(repr(epochs)) * num_windows
+    return math.ceil(num_sequences / sequences_per_step)

@@ -40,6 +40,8 @@ PATH_METAVARS = {
     "repository file": "PATH",
     "assignment": "NAME=PATH",
 }
+CHOICE_METAVAR = "NAME"  # if the choices are in the help text
+MAX_METAVAR = 45  # characters of choices that replace the value
 # Titles of the groups of --help that differ from the names of the sections of a recipe.
 GROUP_TITLES = {
     "batch": "batch size",
@@ -56,6 +58,7 @@ COMMON_KEYS = [
     "data_dir",
     "run_name",
     "max_steps",
+    "num_train_epochs",
     "max_hours",
     "learning_rate",
     "optimizer",
@@ -132,14 +135,19 @@ def parse_training(argv: Sequence[str]) -> TrainCommand:
             "--max_hours has no effect with --extend_steps, which sets the length of the run. "
             "Leave out --max_hours"
         )
-    max_steps = recipe.schedule.max_steps
-    if "profile" in modes and "extend_steps" not in modes and max_steps < PROFILE_UPDATES:
+    if "extend_steps" not in modes and recipe.schedule.max_steps is not None:
+        check_profile(recipe.schedule.max_steps, modes)
+    check_launch(os.environ)
+    return TrainCommand(recipe, modes, reader_argv)
+
+
+def check_profile(max_steps: int, modes: Collection[str]) -> None:
+    """Raise BadInput if the run is too short for ``--profile``."""
+    if "profile" in modes and max_steps < PROFILE_UPDATES:
         raise BadInput(
             f"--profile needs {PROFILE_UPDATES} updates, but max_steps = {max_steps}. "
             f"Use --max_steps {PROFILE_UPDATES} or more, or leave out --profile"
         )
-    check_launch(os.environ)
-    return TrainCommand(recipe, modes, reader_argv)
 
 
 def find_recipe(path: str, option: str = "recipe") -> Path:
@@ -349,7 +357,7 @@ def _help_of_key(name: str) -> str:
     choices = field.metadata["allowed"]
     # The choices of other keys are shown in place of their value (_metavar_of_key). There are too
     # many tasks to list them.
-    if rules.is_list(KEY_TYPES[name]) and 0 < len(choices) <= wording.MAX_VALUES:
+    if _metavar_of_key(name) == CHOICE_METAVAR and len(choices) <= wording.MAX_VALUES:
         help += f" Choices: {', '.join(choices)}."
     if field.default is ABSENT:
         return help
@@ -364,9 +372,10 @@ def _metavar_of_key(name: str) -> str:
     value_type = KEY_TYPES[name]
     metadata = FIELDS[name].metadata
     if rules.is_list(value_type) and metadata["allowed"]:
-        return "NAME"
+        return CHOICE_METAVAR
     if value_type is str and metadata["allowed"]:
-        return "|".join(metadata["allowed"])
+        choices = "|".join(metadata["allowed"])
+        return choices if len(choices) <= MAX_METAVAR else CHOICE_METAVAR
     metavar = METAVARS.get(value_type, PATH_METAVARS[metadata["path"]])
     return f"{metavar}|auto" if name in AUTO_KEYS else metavar
 

@@ -1,8 +1,8 @@
 """Replace parts of a recipe by flags, and find the keys that then have no effect.
 
 A data source on the command line replaces the recipe's whole data source. ``--init_from`` replaces
-the recipe's model and tokenizer. A key of the recipe that flags make ineffective is dropped with a
-note.
+the recipe's model and tokenizer, and ``--max_steps`` replaces its ``num_train_epochs``. A key of
+the recipe that flags make ineffective is dropped with a note.
 """
 
 import logging
@@ -85,6 +85,17 @@ def replace_model(file_values: RecipeValues, flag_values: Mapping[str, Any]) -> 
             f"These keys of the recipe are ignored: {', '.join(dropped_values)}"
         )
     return _without(file_values, dropped)
+
+
+def replace_length(file_values: RecipeValues, flag_values: Mapping[str, Any]) -> RecipeValues:
+    """Return the file's values without its length of the run if the flags state another one.
+
+    Args:
+        file_values: keys and values of the recipe file.
+        flag_values: ``max_steps`` or ``num_train_epochs`` if a flag states it, otherwise empty.
+    """
+    others = {"max_steps": "num_train_epochs", "num_train_epochs": "max_steps"}
+    return _without(file_values, [others[name] for name in flag_values])
 
 
 def drop_ineffective(

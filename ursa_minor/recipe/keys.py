@@ -147,6 +147,7 @@ REPLACED_BY_INIT_FROM: tuple[str, ...] = (
 KeyKind = Literal[
     "hyperparameter",  # fixed for a run
     "data",  # fixed for a run through the contents of the data, which are compared instead
+    "length",  # fixed for a run through max_steps, which follows from it and is compared instead
     "runtime",  # may change when a run is resumed
 ]
 # Kinds of paths. All but "folder" may also be a URL.
@@ -201,6 +202,7 @@ required_hyperparameter = functools.partial(key, "hyperparameter", ABSENT)
 data_key = functools.partial(key, "data")
 runtime_key = functools.partial(key, "runtime")
 
+MOST_STEPS = 10**9
 DECAYING_SCHEDULES = ("cosine", "linear", "wsd")
 _MORE_ARCHITECTURES = tuple(name for name, names in ARCHITECTURE_KEYS.items() if names)
 
@@ -598,9 +600,22 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Length of the run, and learning rate of each update."""
+    """Length of the run, and learning rate of each update.
 
-    max_steps: int = required_hyperparameter("Total number of updates.", (1, 10**9))
+    The length is stated by max_steps or by num_train_epochs.
+    """
+
+    max_steps: int | None = required_hyperparameter(
+        "Total number of updates. Instead of it, num_train_epochs can be stated.", (1, MOST_STEPS)
+    )
+    num_train_epochs: float | None = key(
+        "length",
+        None,
+        "Number of times that the training text is read, instead of max_steps. It may be a "
+        "fraction such as 0.5. Training starts when all data is prepared. Not for streams of "
+        "unknown length.",
+        (1e-6, 1e9),
+    )
     max_hours: float = runtime_key(
         0.0,
         "Time limit in hours, from the first update. The number of updates is reduced to fit. "
@@ -631,6 +646,20 @@ class Schedule:
         (0.0, 1.0),
         effect=(KeyIs("lr_scheduler_type", ("wsd",)),),
     )
+
+    @property
+    def total_steps(self) -> int:
+        """Total number of updates, which is known: ``max_steps`` is stated or was computed."""
+        if self.max_steps is None:
+            raise ValueError(
+                f"max_steps has not been computed from num_train_epochs = {self.num_train_epochs}"
+            )
+        return self.max_steps
+
+    @property
+    def length_option(self) -> str:
+        """The option that states the length of this run."""
+        return "--max_steps" if self.num_train_epochs is None else "--num_train_epochs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -740,6 +769,17 @@ class Saving:
     )
     save_total_limit: int = runtime_key(
         2, "Number of newest checkpoints to keep, at least 2. 0 keeps all of them.", (0, 10**6)
+    )
+    keep_checkpoints: list[str] | None = runtime_key(
+        None,
+        "Checkpoints to keep for a learning curve, in addition to save_total_limit: log2 (steps 0, "
+        "1, 2, 4, ... and the last one), steps (100), and tokens with K, M or B (10M, 1.5B).",
+    )
+    keep_optimizer: bool = runtime_key(
+        True,
+        "Keep the checkpoints of keep_checkpoints complete. With false, they contain only the "
+        "model, and a run cannot be resumed from them.",
+        effect=(KeyIsSet("keep_checkpoints", "log2"),),
     )
     output_dir: str | None = runtime_key(
         None, "Run folder. Without it, the run folder is runs/<run_name>.", path="folder"
@@ -1081,8 +1121,9 @@ def redacted_yaml(recipe: Recipe) -> str:
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     """Return the keys that may not change within a run.
 
-    Data keys are not included, because the contents of the data are compared instead. Local paths
-    are shortened, because checkpoints store these values and may be published or moved.
+    Data keys are not included, because the contents of the data are compared instead, and neither
+    is num_train_epochs, because max_steps is compared instead. Local paths are shortened, because
+    checkpoints store these values and may be published or moved.
     """
     values = {}
     for name, value in to_dict(recipe).items():
@@ -1103,6 +1144,8 @@ def _without_secrets(recipe: Recipe) -> dict[str, Any]:
 def _to_yaml(values: Mapping[str, Any]) -> str:
     # None and an empty tuple are defaults, which need not be stated.
     stated = {name: value for name, value in values.items() if value not in (None, ())}
+    if "num_train_epochs" in stated:
+        stated.pop("max_steps", None)  # it was computed
     return yaml.safe_dump(stated, sort_keys=False, allow_unicode=True)
 
 

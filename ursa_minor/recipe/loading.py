@@ -13,19 +13,22 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ursa_minor.base import paths, run_files, wording
+from ursa_minor.base import checkpoint_files, paths, run_files, wording
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import did_you_mean, shorten
-from ursa_minor.recipe import data_source, other_flags, places, rules, sizes
+from ursa_minor.recipe import data_source, kept_steps, other_flags, places, rules, sizes
 from ursa_minor.recipe.keys import (
     ABSENT,
     FIELDS,
     KEY_TYPES,
     MODEL_KEYS,
+    MOST_STEPS,
     OPTIONAL_KEYS,
     Recipe,
     from_dict,
     hyperparameters,
+    replace,
+    to_dict,
 )
 
 log = logging.getLogger(__name__)
@@ -72,6 +75,13 @@ def load_recipe(
     """
     is_of_run_folder = path.name == run_files.RECIPE
     stated = _with_numbers(read_file(path))
+    length_flags = _length_flags(flags or {})
+    length_conflicts = [
+        *rules.several_lengths(stated, where=""),
+        *rules.several_lengths(length_flags, where="--"),
+    ]
+    if not length_conflicts:
+        stated = data_source.replace_length(stated, length_flags)
     expanded = _expand_size(stated, flags or {})
     flag_values = {name: rules.from_text(text, name) for name, text in expanded.flags.items()}
 
@@ -92,18 +102,19 @@ def load_recipe(
     # Check each key. Combinations are checked only if every key is valid.
     problems += _problems_of_keys(values)
     if not problems:
+        problems += length_conflicts
         problems += source_conflicts
         problems += rules.source_problems(values.get("sources"))
     if not problems:
+        values.setdefault("max_steps", None)  # num_train_epochs is stated
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
         values = data_source.drop_ineffective(values, file_values, stated, expanded.flags, modes)
         _convert_to_floats(values)
         _name_run(values, path)
         if expanded.note:
             log.info(expanded.note)
-        _shorten_warmup(values)
-        if not is_of_run_folder:  # or the run has logged the advice when it started
-            _log_advice(values)
+        if values["max_steps"] is not None:
+            _apply_length(values, logs_advice=not is_of_run_folder)
         problems += rules.recipe_problems(values)
         with_modes = values | dict.fromkeys(modes, True)
         problems += rules.ineffective_flags(with_modes, expanded.flags)
@@ -112,12 +123,66 @@ def load_recipe(
     return from_dict(values)
 
 
+def with_max_steps(recipe: Recipe, max_steps: int, *, logs_advice: bool) -> Recipe:
+    """Return a recipe with the ``max_steps`` that were computed from its ``num_train_epochs``.
+
+    The rules about ``max_steps`` that ``load_recipe`` applies are applied now.
+
+    Args:
+        recipe: a loaded recipe that states ``num_train_epochs``.
+        max_steps: total number of updates.
+        logs_advice: whether to log settings that are valid but rarely intended.
+
+    Raises:
+        BadInput: the schedule does not fit into this number of updates.
+    """
+    values = to_dict(recipe) | {"max_steps": max_steps}
+    setting = f"num_train_epochs = {recipe.schedule.num_train_epochs:g}"
+    if max_steps > MOST_STEPS:
+        raise BadInput(
+            f"{setting} are {max_steps:,} steps, but a run has at most {MOST_STEPS:,}. Use a "
+            f"smaller number"
+        )
+    _apply_length(values, logs_advice=logs_advice)
+    completed = from_dict(values)
+    problems = list(rules.length_problems(completed.schedule))
+    if problems:
+        raise BadInput(f"{setting} is max_steps = {max_steps}. {problem}" for problem in problems)
+    return completed
+
+
+def _apply_length(values: dict[str, Any], *, logs_advice: bool) -> None:
+    """Apply what follows from ``max_steps``, in place.
+
+    Args:
+        values: every key.
+        logs_advice: whether to log settings that are valid but rarely intended.
+    """
+    _shorten_warmup(values)
+    if logs_advice:
+        _log_advice(values)
+
+
+def _length_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that state the length of the run, without those whose value is none."""
+    values = {}
+    for name in rules.LENGTH_KEYS:
+        if name in flags:
+            values[name] = rules.from_text(flags[name], name)
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
-    """Convert strings that are numbers to numbers, also in the sources of a mixture."""
+    """Convert strings that are numbers to numbers, also in the sources of a mixture.
+
+    The numbers in keep_checkpoints, whose items are texts such as 10M, become texts.
+    """
     converted = {}
     for name, value in values.items():
         is_number = name == "weight" or name in NUMBER_KEYS
         converted[name] = rules.number_of(value) if is_number else value
+    if "keep_checkpoints" in converted:
+        converted["keep_checkpoints"] = kept_steps.as_texts(converted["keep_checkpoints"])
     sources = converted.get("sources")
     if isinstance(sources, list):
         converted["sources"] = [
@@ -194,6 +259,8 @@ def _problems_of_keys(values: Mapping[str, Any]) -> Iterator[str]:
 def _is_missing(name: str, values: Mapping[str, Any]) -> bool:
     """Return whether a key without a default has no value."""
     is_loaded = bool(values.get("init_from")) and name in MODEL_KEYS
+    if name == "max_steps" and values.get("num_train_epochs") is not None:
+        return False
     if FIELDS[name].default is not ABSENT or is_loaded:
         return False
     if name not in values:
@@ -298,6 +365,9 @@ def unknown_name(name: str, known: Collection[str], dashes: str = "") -> str:
 def check_same_hyperparameters(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
     """Check that the hyperparameters are those that a run was started with.
 
+    The length of the run and its warm-up are not compared while one of the lengths is not known,
+    because ``max_steps`` have not been computed from ``num_train_epochs``.
+
     Args:
         where: the run folder or the checkpoint, for the message.
         before: the hyperparameters that the run has stored.
@@ -315,11 +385,15 @@ def check_same_hyperparameters(where: Path, before: dict[str, Any], recipe: Reci
             f"{recipe.saving.option_of_another_run}"
         )
     problems = []
+    is_length_known = None not in (before["max_steps"], now["max_steps"])
     for name, value in now.items():
+        if name in ("max_steps", "warmup_steps") and not is_length_known:
+            continue
         if before[name] != value:
             problems.append(
                 f"{where}: {name} is fixed for a run. This run has {name} = "
-                f"{shorten(before[name])}, but the command has {name} = {shorten(value)}. "
+                f"{shorten(before[name])}, but the command has {name} = {shorten(value)}"
+                f"{_source_of_length(name, recipe)}. "
                 f"{_fix_of_changed_key(name, before, value, recipe)}"
             )
     if problems:
@@ -339,7 +413,18 @@ def _fix_of_changed_key(name: str, before: Mapping[str, Any], value: Any, recipe
     is_finished = (recipe.saving.run_dir / run_files.MODEL_FOLDER).is_dir()
     if is_longer and is_finished:
         return _how_to_train_longer(before, value, recipe)
-    return f"Use another {recipe.saving.option_of_another_run}, or set {name} back"
+    fix = f"set {name} back"
+    if _source_of_length(name, recipe):
+        fix = f"state the length of the run as --max_steps {before['max_steps']}"
+    return f"Use another {recipe.saving.option_of_another_run}, or {fix}"
+
+
+def _source_of_length(name: str, recipe: Recipe) -> str:
+    """Return which epochs a number of steps was computed from, or an empty string."""
+    epochs = recipe.schedule.num_train_epochs
+    if name not in ("max_steps", "warmup_steps") or epochs is None:
+        return ""
+    return f" (num_train_epochs = {epochs:g})"
 
 
 def _how_to_train_longer(before: Mapping[str, Any], max_steps: int, recipe: Recipe) -> str:
@@ -348,9 +433,7 @@ def _how_to_train_longer(before: Mapping[str, Any], max_steps: int, recipe: Reci
     command = f"python train.py --recipe {paths.quoted(run_dir / run_files.RECIPE)}"
     planned_steps = before["max_steps"]
     finish = run_files.read_finish(run_dir)
-    has_checkpoint = any(
-        run_files.STEP.fullmatch(path.name) for path in recipe.saving.checkpoints.glob("step-*")
-    )
+    has_checkpoint = bool(checkpoint_files.list_resume_points(recipe.saving.checkpoints))
     is_extendable = before["lr_scheduler_type"] in EXTENDABLE_SCHEDULES
 
     if finish and finish.stopped_early:
@@ -381,12 +464,11 @@ def _how_to_train_longer(before: Mapping[str, Any], max_steps: int, recipe: Reci
 
 def _how_to_start_from(run_dir: Path, command: str, max_steps: int, recipe: Recipe) -> str:
     """Return the command that starts a new run from the weights of a finished one."""
-    new_name = shlex.quote(f"{recipe.saving.name}-2")
-    new_folder = paths.quoted(f"{run_dir}-2")
-    return (
-        f"To start a new run from its weights: {command} --init_from {paths.quoted(run_dir)} "
-        f"--run_name {new_name} --output_dir {new_folder} --max_steps {max_steps}"
-    )
+    flags = f"--init_from {paths.quoted(run_dir)} "
+    flags += f"--run_name {shlex.quote(f'{recipe.saving.name}-2')} "
+    if recipe.saving.option_of_another_run == "--output_dir":
+        flags += f"--output_dir {paths.quoted(f'{run_dir}-2')} "
+    return f"To start a new run from its weights: {command} {flags}--max_steps {max_steps}"
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -425,10 +507,29 @@ def _similar_recipe(path: Path) -> str:
     return suggestion or wording.did_you_mean_file(f"recipes/{path.stem}.yaml", is_yaml)
 
 
+def load_run_recipe(run_dir: Path) -> Recipe:
+    """Return the recipe of a run folder, with the run's ``max_steps`` if they are known.
+
+    Raises:
+        BadInput: the recipe cannot be read or is not valid.
+    """
+    recipe = load_recipe(run_dir / run_files.RECIPE)
+    if recipe.schedule.max_steps is None:
+        max_steps = checkpoint_files.read_max_steps(run_dir)
+        recipe = replace(recipe, max_steps=max_steps)
+    return recipe
+
+
 def read_run_recipe(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a run folder's recipe.
+    """Return the keys and values of a run folder's recipe, with the run's ``max_steps``.
+
+    ``max_steps`` is None if the recipe states ``num_train_epochs`` and the run has not stored the
+    number of steps yet.
 
     Raises:
         BadInput: the file cannot be read, or is not a mapping.
     """
-    return _with_numbers(read_file(path))
+    values = _with_numbers(read_file(path))
+    if values.get("num_train_epochs") is not None:
+        values["max_steps"] = checkpoint_files.read_max_steps(path.parent)
+    return values

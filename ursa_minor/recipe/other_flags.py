@@ -12,7 +12,8 @@ RECIPE_KEY = "tokens_per_step"
 
 LAUNCHER_ADVICE = "Start several processes with torchrun or accelerate launch"
 PRECISION_ADVICE = (
-    "The precision is chosen automatically. To set it, use accelerate launch --mixed_precision"
+    "The precision is chosen automatically. To set it, use the option --mixed_precision of "
+    "accelerate launch"
 )
 COMPILE_ADVICE = (
     "Compilation is set by dynamo_backend in the files of accelerate_configs/, "
@@ -23,13 +24,21 @@ LOADER_ADVICE = "There is no DataLoader: batches are read from memory-mapped fil
 RESUME_ADVICE = "The same command resumes a run automatically"
 RATIO_ADVICE = "It is a number of steps: the ratio times max_steps"
 MIN_LR_ADVICE = "It is the ratio of the last learning rate to learning_rate"
-MICRO_BATCH_ADVICE = "It is an upper limit, or auto"
+MICRO_BATCH_ADVICE = (
+    "It is an upper limit for the sequences that one GPU computes at once (the micro-batch), or "
+    "auto, and does not change the result. The batch of an update is tokens_per_step: the number "
+    "of its sequences x sequence_length"
+)
 ACCUMULATION_ADVICE = (
     "Gradient accumulation is computed from it. It is a number of tokens: "
     "accumulation steps x micro-batch x sequence_length x processes"
 )
 EVAL_TOKENS_ADVICE = "It is a number of tokens; 0 is the whole validation split"
-EPOCHS_ADVICE = "An epoch has as many steps as the number of training tokens / tokens_per_step"
+CPU_ADVICE = (
+    "A GPU is used if there is one. To train on the CPU use accelerate launch --quiet "
+    "--config_file accelerate_configs/cpu.yaml"
+)
+TOKENS_ADVICE = "It is the number of tokens / tokens_per_step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +147,7 @@ NANOGPT = (
         advice="Its value for a constant learning rate is constant",
     ),
     OtherFlag(names="backend", advice="NCCL is used on GPUs and gloo on CPUs"),
-    OtherFlag(
-        names="device",
-        advice="A GPU is used if there is one. To train on the CPU use accelerate launch "
-        "--config_file accelerate_configs/cpu.yaml",
-    ),
+    OtherFlag(names="device", advice=CPU_ADVICE),
     OtherFlag(names="dtype", advice=PRECISION_ADVICE),
     OtherFlag(names="compile", advice=COMPILE_ADVICE),
 )
@@ -158,7 +163,6 @@ TRANSFORMERS = (
         replacements="tokens_per_step",
         advice=ACCUMULATION_ADVICE,
     ),
-    OtherFlag(names="num_train_epochs", replacements="max_steps", advice=EPOCHS_ADVICE),
     OtherFlag(names="warmup_ratio", replacements="warmup_steps", advice=RATIO_ADVICE),
     OtherFlag(names="lr_scheduler_kwargs", replacements="min_lr_ratio decay_ratio"),
     OtherFlag(names="optim", replacements="optimizer"),
@@ -198,11 +202,7 @@ TRANSFORMERS = (
         advice="Use accelerate launch with zero1_x8.yaml, zero2_x8.yaml, zero3_x8.yaml or "
         "fsdp2_x8.yaml of accelerate_configs/",
     ),
-    OtherFlag(
-        names="use_cpu no_cuda",
-        advice="To train on the CPU use accelerate launch "
-        "--config_file accelerate_configs/cpu.yaml",
-    ),
+    OtherFlag(names="use_cpu no_cuda", advice=CPU_ADVICE),
     OtherFlag(names="project", replacements="project_name"),
     OtherFlag(names="do_train", advice="train.py trains without it"),
     OtherFlag(
@@ -259,10 +259,10 @@ LITGPT = (
     OtherFlag(
         names="train.max_tokens",
         replacements="max_steps",
-        advice="It is the number of tokens / tokens_per_step",
+        advice=TOKENS_ADVICE,
     ),
     OtherFlag(names="train.max_steps", replacements="max_steps"),
-    OtherFlag(names="train.epochs", replacements="max_steps", advice=EPOCHS_ADVICE),
+    OtherFlag(names="train.epochs", replacements="num_train_epochs"),
     OtherFlag(names="train.max_time", replacements="max_hours", advice="It is a number of hours"),
     OtherFlag(names="train.max_seq_length", replacements="sequence_length"),
     OtherFlag(names="train.lr_warmup_steps", replacements="warmup_steps"),
@@ -325,26 +325,62 @@ OTHERS = (
     OtherFlag(
         names="gpu gpu_type device_name card",
         advice="python train.py chooses the settings for the GPU. To state them, use accelerate "
-        "launch --config_file with a file of accelerate_configs/",
+        "launch --quiet --config_file with a file of accelerate_configs/",
     ),
     OtherFlag(
-        names="steps num_steps num_train_steps total_steps iters iterations",
+        names="steps max_iter num_steps num_train_steps total_steps iters iterations",
         replacements="max_steps",
+    ),
+    OtherFlag(
+        names="tokens max_tokens num_tokens total_tokens train_tokens",
+        replacements="max_steps",
+        advice=TOKENS_ADVICE,
+    ),
+    OtherFlag(
+        names="hours time max_time time_limit max_runtime",
+        replacements="max_hours",
+        advice="It is a number of hours",
+    ),
+    OtherFlag(names="config config_file config_path cfg", replacements="recipe"),
+    OtherFlag(names="wd", replacements="weight_decay"),
+    OtherFlag(names="betas", replacements="adam_beta1 adam_beta2"),
+    OtherFlag(names="eps", replacements="adam_epsilon"),
+    OtherFlag(
+        names="clip clip_grad clip_grad_norm gradient_clip gradient_clip_val gradient_clipping "
+        "grad_norm_clip",
+        replacements="max_grad_norm",
+    ),
+    OtherFlag(
+        names="lr_decay schedule cosine",
+        replacements="lr_scheduler_type",
+        advice="Its value cosine is usual",
+    ),
+    OtherFlag(
+        names="cooldown cooldown_ratio",
+        replacements="decay_ratio",
+        advice="It has an effect with lr_scheduler_type wsd",
+    ),
+    OtherFlag(names="patience early_stop", replacements="early_stopping_patience"),
+    OtherFlag(
+        names="random_seed manual_seed rng_seed",
+        replacements="seed",
+        advice="The order of the data depends on data_seed",
     ),
     OtherFlag(names="lr max_lr peak_lr", replacements="learning_rate"),
     OtherFlag(names="min_learning_rate", replacements="min_lr_ratio", advice=MIN_LR_ADVICE),
     OtherFlag(
-        names="batch bs micro_batch_size train_batch_size",
+        names="batch bs mbs micro_batch micro_batch_size train_batch_size",
         replacements="per_device_train_batch_size",
         advice=MICRO_BATCH_ADVICE,
     ),
     OtherFlag(
-        names="global_batch_size",
+        names="global_batch_size global_batch gbs effective_batch_size",
         replacements="tokens_per_step",
-        advice="It is a number of tokens",
+        advice="It is a number of tokens: the number of sequences x sequence_length",
     ),
     OtherFlag(
-        names="grad_accum grad_accum_steps gradient_accumulation accumulation_steps",
+        names="accum accumulate grad_accum grad_accum_steps gradient_accumulation "
+        "accumulation_steps",
         replacements="tokens_per_step",
         advice=ACCUMULATION_ADVICE,
     ),
@@ -353,7 +389,7 @@ OTHERS = (
         "context_size n_positions n_ctx",
         replacements="sequence_length",
     ),
-    OtherFlag(names="epochs num_epochs", replacements="max_steps", advice=EPOCHS_ADVICE),
+    OtherFlag(names="epochs num_epochs max_epochs n_epochs", replacements="num_train_epochs"),
     OtherFlag(names="warmup", replacements="warmup_steps"),
     OtherFlag(
         names="warmup_fraction warmup_frac warmup_proportion",
@@ -361,8 +397,10 @@ OTHERS = (
         advice=RATIO_ADVICE,
     ),
     OtherFlag(
-        names="precision mixed_precision amp amp_dtype use_amp enable_amp", advice=PRECISION_ADVICE
+        names="precision mixed_precision amp amp_dtype use_amp enable_amp half float16 bfloat16",
+        advice=PRECISION_ADVICE,
     ),
+    OtherFlag(names="cpu cuda mps", advice=CPU_ADVICE),
     OtherFlag(names="use_compile enable_compile no_compile", advice=COMPILE_ADVICE),
     OtherFlag(names="enable_tf32 allow_tf32", replacements="tf32"),
     OtherFlag(
@@ -371,23 +409,57 @@ OTHERS = (
         advice="Its values are none, mlp and full",
     ),
     OtherFlag(
-        names="attn_implementation flash flash_attention flash_attn use_flash_attention "
-        "use_flash_attn enable_flash_attention enable_sdpa",
+        names="attn_implementation attention sdpa flash flash_attention flash_attn "
+        "use_flash_attention use_flash_attn enable_flash_attention enable_sdpa",
         advice=ATTENTION_ADVICE,
     ),
     OtherFlag(
-        names="num_workers prefetch_factor pin_memory persistent_workers", advice=LOADER_ADVICE
+        names="num_workers workers num_proc prefetch_factor pin_memory persistent_workers",
+        advice=LOADER_ADVICE,
     ),
     OtherFlag(
         names="model model_name model_size",
         replacements="size",
         advice="For a trained model use init_from",
     ),
-    OtherFlag(names="d_model hidden_size embed_dim", replacements="n_embd"),
-    OtherFlag(names="num_layers", replacements="n_layer"),
-    OtherFlag(names="num_heads", replacements="n_head"),
+    OtherFlag(
+        names="init base_model pretrained pretrained_model finetune finetune_from",
+        replacements="init_from",
+    ),
+    OtherFlag(
+        names="d_model hidden_size hidden_dim embed_dim embedding_size width dim",
+        replacements="n_embd",
+    ),
+    OtherFlag(names="layers num_layers num_hidden_layers", replacements="n_layer"),
+    OtherFlag(names="heads num_heads num_attention_heads", replacements="n_head"),
+    OtherFlag(
+        names="d_ff ffn_dim mlp_dim n_inner mlp_ratio",
+        replacements="intermediate_size",
+        advice="It is a key of architecture llama. The MLP of GPT-2 has 4 x n_embd",
+    ),
+    OtherFlag(names="attention_dropout", replacements="attn_pdrop"),
+    OtherFlag(names="vocabulary n_vocab", replacements="vocab_size"),
+    OtherFlag(names="init_std", replacements="initializer_range"),
+    OtherFlag(names="tie_weights tie_embeddings", replacements="tie_word_embeddings"),
+    OtherFlag(
+        names="activation activation_function activation_fn act act_fn hidden_act "
+        "hidden_activation nonlinearity gelu relu swiglu",
+        advice="The activation of architecture gpt2 is gelu_new, and llama has silu in a SwiGLU "
+        "MLP. docs/extend.md shows how to train with another activation",
+    ),
+    OtherFlag(
+        names="rope rotary norm rmsnorm rms_norm layernorm gqa",
+        replacements="architecture",
+        advice="llama has rotary embeddings, RMSNorm and grouped-query attention. docs/extend.md "
+        "shows how to add another architecture",
+    ),
+    OtherFlag(
+        names="moe experts num_experts qk_norm softcap alibi pos_emb position_embedding "
+        "positional_encoding",
+        advice="The architectures are gpt2 and llama. docs/extend.md shows how to add another one",
+    ),
     OtherFlag(names="val_every eval_freq", replacements="eval_steps"),
-    OtherFlag(names="checkpoint_every save_freq", replacements="save_steps"),
+    OtherFlag(names="checkpoint_every save_freq save_interval", replacements="save_steps"),
     OtherFlag(names="log_every log_freq", replacements="logging_steps"),
     OtherFlag(
         names="resume resume_from resume_path",
@@ -395,19 +467,79 @@ OTHERS = (
         advice=RESUME_ADVICE,
     ),
     OtherFlag(
-        names="wandb use_wandb", replacements="report_to", advice="Its value for W&B is wandb"
+        names="checkpoint checkpoint_path ckpt ckpt_path load_checkpoint load_from",
+        replacements="resume_from_checkpoint",
+        advice="To start a new run from the weights of a model use init_from",
     ),
-    OtherFlag(names="hub_repo hub_repo_id repo_id", replacements="hub_model_id"),
+    OtherFlag(names="keep keep_last keep_last_n max_checkpoints", replacements="save_total_limit"),
+    OtherFlag(names="save_best best", replacements="load_best_model_at_end"),
     OtherFlag(
-        names="data input input_file train_data data_path text_file", replacements="data_files"
+        names="overwrite force",
+        replacements="run_name",
+        advice="The same command resumes a run. Another name starts a new one",
     ),
-    OtherFlag(names="out output save_dir checkpoint_dir", replacements="output_dir"),
+    OtherFlag(
+        names="wandb use_wandb log_wandb",
+        replacements="report_to",
+        advice="Its value for W&B is wandb",
+    ),
+    OtherFlag(
+        names="tb tensorboard trackio tracker mlflow",
+        replacements="report_to",
+        advice="Its values are the names of trackers, such as tensorboard and trackio",
+    ),
+    OtherFlag(names="name wandb_name exp_name experiment_name", replacements="run_name"),
+    OtherFlag(
+        names="hub_repo hub_repo_id repo_id repo hf_repo",
+        replacements="hub_model_id",
+        advice="push_to_hub switches pushing on",
+    ),
+    OtherFlag(names="push hub", replacements="push_to_hub hub_model_id"),
+    OtherFlag(names="private public", replacements="hub_private_repo"),
+    OtherFlag(
+        names="data input input_file train_data data_path text_file text file files path folder "
+        "dir csv parquet jsonl",
+        replacements="data_files",
+    ),
+    OtherFlag(names="val_data val_file eval_data eval_file", replacements="validation_files"),
+    OtherFlag(names="data_set dataset_id hf_dataset", replacements="dataset_name"),
+    OtherFlag(names="text_key text_field", replacements="text_column"),
+    OtherFlag(
+        names="cache cache_dir",
+        replacements="prepared_data_dir",
+        advice="Downloads of the Hub are stored in the folder of the variable HF_HOME",
+    ),
+    OtherFlag(
+        names="tokenizer_path tokenizer_file tokenizer_type bpe",
+        replacements="tokenizer",
+        advice="It is a folder, a Hub id, bpe or characters",
+    ),
+    OtherFlag(names="out output save_dir checkpoint_dir log_dir logdir", replacements="output_dir"),
+    OtherFlag(names="evaluate", replacements="eval_only"),
+    OtherFlag(
+        names="eval_task hellaswag",
+        replacements="tasks task_steps",
+        advice="eval_tasks.py scores a model after its training",
+    ),
+    OtherFlag(names="prompt prompts", replacements="sample_prompts"),
+    OtherFlag(names="samples", replacements="sample_steps"),
+    OtherFlag(names="max_new_tokens", replacements="sample_tokens"),
+    OtherFlag(names="profiler profile_steps", replacements="profile"),
+    OtherFlag(
+        names="dry_run",
+        advice="check_setup.py with the option --estimate estimates a run, and prepare_data.py "
+        "with the option --dry_run its data",
+    ),
     OtherFlag(
         names="top_p top_k temperature",
         replacements="sample_top_p sample_top_k",
         advice="They are for the samples of a run. generate.py has more options",
     ),
-    OtherFlag(names="num_gpus ngpus", advice=LAUNCHER_ADVICE),
+    OtherFlag(
+        names="num_gpus ngpus gpus n_gpus num_devices nproc nproc_per_node nnodes world_size ddp "
+        "parallel",
+        advice=LAUNCHER_ADVICE,
+    ),
 )
 
 # The trainers in order of precedence. For an unknown flag, suggestion() uses the first entry that

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ursa_minor.base import paths
-from ursa_minor.base.errors import BadInput
 from ursa_minor.base.wording import did_you_mean, join_or, shorten
-from ursa_minor.recipe import data_source, keys, reference_curves
-from ursa_minor.recipe.source_kind import SourceKind, source_kind
+from ursa_minor.recipe import data_source, kept_steps, keys, reference_curves
+from ursa_minor.recipe.source_kind import URL_SCHEMES, SourceKind, source_kind
 
 # Numbers such as 6e-4 and 1e5. PyYAML follows YAML 1.1, which requires a point and a sign in
 # numbers with an exponent, and reads these as strings.
@@ -28,6 +27,7 @@ BLANK_LINE_TYPO = re.compile(r"(blank|empty)[-_ ]?lines?", re.IGNORECASE)
 # Conditions of keys that must not be stated in a recipe file where they have no effect.
 CHECKED_IN_FILES = (keys.GPT2_ONLY, keys.LLAMA_ONLY, keys.TEXT_FILES)
 FRACTION_RULE = "must be an integer number of steps; fractions of max_steps are not supported"
+LENGTH_KEYS = ("max_steps", "num_train_epochs")  # a recipe states one of them
 TYPE_NAMES = {
     int: "an integer",
     float: "a number",
@@ -49,6 +49,8 @@ def key_problem(name: str, value: Any) -> str | None:
     is_auto = value == "auto" and name in keys.AUTO_KEYS
     if is_none or is_auto:
         return None
+    if name == "keep_checkpoints":
+        return kept_steps.find_problem(value)
     if not _has_type(value, value_type):
         return _type_rule(name, value)
     if value_type in (int, float):
@@ -61,7 +63,12 @@ def key_problem(name: str, value: Any) -> str | None:
     for item in items:
         if choices and item not in choices:
             return f"must be {join_or(choices)}{did_you_mean(item, choices)}"
-    if metadata["path"] == "folder" and paths.is_url(value):
+    return _rule_of_text(name, value)
+
+
+def _rule_of_text(name: str, value: Any) -> str | None:
+    """Return the rule that the text of a key breaks, or None. Other values break none."""
+    if keys.FIELDS[name].metadata["path"] == "folder" and paths.is_url(value):
         return "must be a folder on this machine, not a URL"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"
@@ -123,6 +130,10 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
     if not recipe.init_from:  # the architecture of another model is known when it is loaded
         yield from _architecture_problems(recipe)
     yield from _optimizer_problems(recipe)
+    if recipe.max_steps is not None:
+        yield from length_problems(recipe)
+    if recipe.num_train_epochs is not None:
+        yield from _epoch_problems(values)
     yield from _evaluation_problems(recipe)
     yield from _data_problems(recipe)
     if not RUN_NAME.fullmatch(recipe.run_name):
@@ -131,10 +142,7 @@ def recipe_problems(values: Mapping[str, Any]) -> Iterator[str]:
             "dots, underscores and hyphens, and must not begin with a dot"
         )
     if recipe.reference_curve is not None:
-        try:
-            reference_curves.load(recipe.reference_curve)
-        except BadInput as error:
-            yield str(error)
+        yield from reference_curves.problems(recipe.reference_curve, recipe.tokenizer)
 
 
 def _shape_problems(recipe: SimpleNamespace) -> Iterator[str]:
@@ -186,21 +194,79 @@ def _architecture_problems(recipe: SimpleNamespace) -> Iterator[str]:
 
 
 def _optimizer_problems(recipe: SimpleNamespace) -> Iterator[str]:
-    """Yield the errors of the optimizer and the learning rate schedule."""
+    """Yield the errors of the optimizer."""
     if recipe.shard_optimizer and not keys.OPTIMIZER_CAN_SHARD[recipe.optimizer]:
         yield (
             f"optimizer = {recipe.optimizer}: its moments cannot be sharded "
             "(shard_optimizer = true). Use --shard_optimizer false, or --optimizer adamw"
         )
-    decay_steps = round(recipe.decay_ratio * recipe.max_steps)  # rounded as in optim/schedule.py
-    has_overlap = recipe.warmup_steps + decay_steps > recipe.max_steps
+
+
+def several_lengths(values: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Yield the error of a file or a command line that states the length of the run twice.
+
+    Args:
+        values: the keys and values of the file, or of the flags.
+        where: the prefix of the keys in the message: ``--`` for flags.
+    """
+    names = [f"{where}{name}" for name in LENGTH_KEYS if values.get(name) is not None]
+    if len(names) > 1:
+        yield f"{' and '.join(names)} both state the length of the run. Keep one of them"
+
+
+def length_problems(recipe: SimpleNamespace | keys.Schedule) -> Iterator[str]:
+    """Yield the errors of the learning rate schedule for the length of the run.
+
+    Args:
+        recipe: the keys of the schedule as attributes. ``max_steps`` is known.
+    """
+    max_steps = recipe.max_steps
+    assert max_steps is not None
+    decay_steps = round(recipe.decay_ratio * max_steps)  # rounded as in optim/schedule.py
+    has_overlap = recipe.warmup_steps + decay_steps > max_steps
     if recipe.lr_scheduler_type == "wsd" and has_overlap:
-        longest = math.floor(100 * (1 - recipe.warmup_steps / recipe.max_steps)) / 100
+        longest = math.floor(100 * (1 - recipe.warmup_steps / max_steps)) / 100
         yield (
             f"warmup_steps = {recipe.warmup_steps}: the warm-up and the decay phase "
-            f"(decay_ratio = {recipe.decay_ratio} of max_steps = {recipe.max_steps}) overlap. "
+            f"(decay_ratio = {recipe.decay_ratio} of max_steps = {max_steps}) overlap. "
             f"Use --decay_ratio {longest}"
         )
+
+
+def _epoch_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors of data whose number of windows is not known before training.
+
+    Args:
+        values: every key. ``num_train_epochs`` is stated.
+    """
+    setting = f"num_train_epochs = {values['num_train_epochs']:g}"
+    if values["stream_keep"] == "consumed":
+        yield (
+            f"{setting}: the number of steps is known when all data is prepared, but with "
+            f"stream_keep = consumed shards are deleted before. State the length of the run as "
+            f"--max_steps N, or use --stream_keep all"
+        )
+    sources = values["sources"] or [values]
+    for number, source in enumerate(sources, 1):
+        stream = _unknown_length(source)
+        if stream is None:
+            continue
+        place = f"source number {number}, {stream}," if values["sources"] else stream
+        yield (
+            f"{setting}: the length of {place} is not known before the text has been read. State "
+            f"the length of the run as --max_steps N, or use a prepared folder (data_dir)"
+        )
+
+
+def _unknown_length(source: Mapping[str, Any]) -> str | None:
+    """Return what a source is if its length is not known before it is read, else None."""
+    kind = source_kind(source)
+    if kind is SourceKind.DATASET:
+        return f"the Hub data set {source['dataset_name']}"
+    has_files = kind in (SourceKind.TEXT, SourceKind.TABLES)
+    if has_files and any(name.startswith(URL_SCHEMES) for name in source["data_files"]):
+        return "data_files behind URLs"
+    return None
 
 
 def _evaluation_problems(recipe: SimpleNamespace) -> Iterator[str]:
@@ -384,7 +450,7 @@ def fraction_error(name: str, value: Any, max_steps: Any) -> str | None:
     fraction = fraction_of_steps(name, value)
     if fraction is None:
         return None
-    if name == "max_steps" or key_problem("max_steps", max_steps):
+    if name == "max_steps" or max_steps is None or key_problem("max_steps", max_steps):
         return FRACTION_RULE
     steps = max(1, round(fraction * max_steps))
     return f"{FRACTION_RULE}. For {fraction:.4g} of the {max_steps:,} steps use --{name} {steps}"

@@ -15,7 +15,7 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.recipe import keys, rules
 
 SHAPE_KEYS = ("n_layer", "n_head", "n_embd")
-SCALED_KEYS = ("max_steps", "warmup_steps")
+SCALED_KEYS = ("max_steps", "warmup_steps")  # max_steps not if num_train_epochs is stated
 ADAMW = ("adamw", "adamw_8bit")
 
 
@@ -270,8 +270,11 @@ def _training_settings(
 
     settings = {"learning_rate": size.learning_rate, "tokens_per_step": tokens_per_step}
     for key in SCALED_KEYS:
+        if recipe.get(key) is None:
+            continue
         settings[key] = _same_tokens(recipe[key], recipe["tokens_per_step"], tokens_per_step)
-    if with_flags.get("lr_scheduler_type") == "wsd" and "max_steps" not in flags:
+    scales_length = "max_steps" in settings and "max_steps" not in flags
+    if with_flags.get("lr_scheduler_type") == "wsd" and scales_length:
         settings["warmup_steps"] = _warmup_before_decay(settings, recipe, with_flags)
     return {key: value for key, value in settings.items() if key not in flags}
 

@@ -442,8 +442,8 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> No
     ):
         label += _legend_value(level, bits_per_nat)
         axes.axhline(level, color=color, linestyle="--", linewidth=1, label=label)
-    if reference:
-        most_tokens = max((float(tokens[-1]) for tokens, _ in lines if len(tokens)), default=0.0)
+    most_tokens = max((float(tokens[-1]) for tokens, _ in lines if len(tokens)), default=0.0)
+    if reference and reference.has_line(most_tokens):
         axes.plot(
             *reference.until(most_tokens),
             color=BLACK,

@@ -218,8 +218,9 @@ class Report:
             log.info(f"step {step}: gzip baseline {losses['gzip']:.3f} bits per byte")
         if self._last_validation_loss > bigram_loss:
             option = self._recipe.saving.option_of_another_run
+            length = self._recipe.schedule.length_option
             log.info(
-                f"Validation loss is no better than a bigram baseline. Train longer (--max_steps "
+                f"Validation loss is no better than a bigram baseline. Train longer ({length} "
                 f"with a new {option}). If the loss was rising, add data or train for fewer steps"
             )
 
@@ -318,6 +319,10 @@ class Report:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             fix = f" ({space_fix(self._picture)})"
         log.warning(f"{self._picture} was not drawn: {error}{fix}. The run retries it later")
+
+    def end_progress(self) -> None:
+        """Leave the progress bar as it is, so that later messages are below it."""
+        self._bar.close()
 
     def close(self) -> None:
         """Close the progress bar, the files and the trackers."""

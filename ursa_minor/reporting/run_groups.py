@@ -1,5 +1,6 @@
 """Group the runs whose recipes differ only in some keys, such as the seed."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,8 +10,12 @@ from ursa_minor.base.errors import BadInput
 from ursa_minor.base.run_files import METRICS, RECIPE
 from ursa_minor.recipe import keys, loading
 
-# Recipe keys that say where a run is stored, and nothing about its training.
-NAMING_KEYS = ("run_name", "output_dir", "prepared_data_dir", "resume_from_checkpoint", "tags")
+# Recipe keys that say where a run is stored, logged and published, and nothing about its training.
+NAMING_KEYS = (
+    *("run_name", "output_dir", "prepared_data_dir", "resume_from_checkpoint"),
+    *(field.name for field in dataclasses.fields(keys.SECTIONS["tracking"])),
+    *(field.name for field in dataclasses.fields(keys.SECTIONS["hub"])),
+)
 
 
 class RunGroup(NamedTuple):

@@ -395,8 +395,10 @@ def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_position: int) ->
             "When the run resumes with wandb enabled, it sends the missed metrics"
         )
         return None
+    offline_reason = "WANDB_MODE is offline"
     if mode == "online" and not wandb.login(prompt=False, verify=False):
         mode = "offline"
+        offline_reason = "there is no login (wandb login)"
 
     settings = wandb.Settings(
         silent=True,
@@ -424,7 +426,7 @@ def _start_wandb(recipe: keys.Recipe, run_id: str | None, last_position: int) ->
         # One command per part, because wandb sync stops at a part that is incomplete.
         parts = f"{shlex.quote(str(folder))}/offline-*"
         log.info(
-            f"wandb: offline, because there is no login (wandb login) or WANDB_MODE is offline. "
+            f"wandb: offline, because {offline_reason}. "
             f'To upload the run later: for part in {parts}; do wandb sync "$part"; done'
         )
     elif run.url:

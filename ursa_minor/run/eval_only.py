@@ -42,7 +42,7 @@ def check_has_weights(recipe: keys.Recipe, *, downloaded: bool = False) -> None:
     saving = recipe.saving
     if recipe.model.init_from or local_start(saving):
         return
-    if checkpoint_files.list_checkpoints(saving.checkpoints):
+    if checkpoint_files.list_resume_points(saving.checkpoints):
         return
     if pull.is_address(saving.resume_from_checkpoint) and not downloaded:
         return

@@ -63,6 +63,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     state = run.state
     with run.clock.paused():
         run.report.last_update()
+        run.report.end_progress()
         weights_step = run.checkpoints.load_best(state)
         if corpus.test:
             micro_batch = run.plan.per_device_train_batch_size
@@ -95,13 +96,15 @@ def finish_of(state: RunState, recipe: keys.Recipe, weights_step: int) -> Finish
     Args:
         weights_step: the step of the weights in ``model/``, the best or the last.
     """
+    path = recipe.saving.checkpoints / step_name(state.step)
     stops_early = state.stops_early(recipe.evaluation.early_stopping_patience)
     return Finish(
         step=state.step,
         since_best=state.since_best if stops_early else 0,
-        has_checkpoint=(recipe.saving.checkpoints / step_name(state.step)).is_dir(),
+        has_checkpoint=path.is_dir() and not checkpoint_files.is_weights_only(path),
         weights_step=weights_step if weights_step != state.step else None,
         origin=state.origin,
+        max_steps=recipe.schedule.total_steps,
     )
 
 
@@ -113,8 +116,10 @@ def describe_contents(saving: keys.Saving) -> str:
         if path.is_file() and path.stat().st_size:
             names.append(name)
     text = ", ".join(names)
-    if checkpoint_files.list_checkpoints(saving.checkpoints):
+    if checkpoint_files.list_resume_points(saving.checkpoints):
         return f"{text}, and checkpoints/ to resume from"
+    if checkpoint_files.list_checkpoints(saving.checkpoints):
+        return f"{text}, and checkpoints/ with weights"
     return text
 
 
@@ -129,6 +134,20 @@ def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: boo
         return stop.exit_code
     run.publish.wait(None, give_up=lambda: stop.requested)
     return 0
+
+
+def stopped_before_training(stop: StopRequest, accelerator: Accelerator) -> int:
+    """Log that a signal has ended the run while its data was prepared. Return the exit status."""
+    assert stop.signal is not None  # agreed() sets it on every process
+    log.info(
+        f"stopped by {stop.signal.name} before the first step; the same command continues to "
+        f"prepare the data"
+    )
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        mark_as_stopped()
+    accelerator.end_training()
+    return stop.exit_code
 
 
 def mark_as_stopped() -> None:

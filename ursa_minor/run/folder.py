@@ -31,6 +31,9 @@ from ursa_minor.run.resume import local_start
 def check_run_folder(recipe: keys.Recipe) -> None:
     """Check that the run folder can be used for the run.
 
+    Before ``max_steps`` are computed from ``num_train_epochs``, the length of the run is not
+    compared with that of the run in the folder. Call this again when they are known.
+
     Raises:
         BadInput: it cannot be written, is not a run folder, contains a run with other
             hyperparameters, or contains checkpoints that ``resume_from_checkpoint`` forbids.
@@ -57,7 +60,7 @@ def check_run_folder(recipe: keys.Recipe) -> None:
             )
         return
     if contains_results(saving):
-        earlier = keys.hyperparameters(loading.load_recipe(recipe_file))
+        earlier = keys.hyperparameters(_recipe_to_compare(run_dir, recipe))
         loading.check_same_hyperparameters(recipe_file, earlier, recipe)
     starts_anew = saving.resume_from_checkpoint == "none"
     if starts_anew and checkpoint_files.list_checkpoints(saving.checkpoints):
@@ -65,6 +68,19 @@ def check_run_folder(recipe: keys.Recipe) -> None:
             f"resume_from_checkpoint = none: {run_dir} contains checkpoints; use another "
             f"{saving.option_of_another_run}"
         )
+
+
+def _recipe_to_compare(run_dir: Path, recipe: keys.Recipe) -> keys.Recipe:
+    """Return the recipe of a run folder, without ``max_steps`` if only other data changes them.
+
+    Then the comparison of the data with a checkpoint names the cause.
+    """
+    earlier = loading.load_run_recipe(run_dir)
+    epochs = earlier.schedule.num_train_epochs
+    has_same_epochs = epochs is not None and epochs == recipe.schedule.num_train_epochs
+    if has_same_epochs and earlier.schedule.max_steps != recipe.schedule.max_steps:
+        return keys.replace(earlier, max_steps=None)
+    return earlier
 
 
 def _contains_other_files(run_dir: Path) -> bool:
@@ -127,7 +143,9 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
         return None
     # None if the run was killed between writing model/ and this file.
     finish = read_finish(run_dir)
-    has_checkpoints = bool(checkpoint_files.list_checkpoints(saving.checkpoints))
+    if _may_have_other_length(recipe):
+        return None  # the data is opened first, and then the lengths are compared
+    has_checkpoints = bool(checkpoint_files.list_resume_points(saving.checkpoints))
     if has_checkpoints and (finish is None or finish.has_checkpoint):
         return None
 
@@ -156,6 +174,15 @@ def _describe_finish(recipe: keys.Recipe) -> str | None:
     )
 
 
+def _may_have_other_length(recipe: keys.Recipe) -> bool:
+    """Return whether a run of unknown length states another length than the run in its folder."""
+    schedule = recipe.schedule
+    if schedule.max_steps is not None:
+        return False
+    earlier = loading.load_recipe(recipe.saving.run_dir / RECIPE)
+    return earlier.schedule.num_train_epochs != schedule.num_train_epochs
+
+
 @contextlib.contextmanager
 def locked(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     """Create the run folder, and lock it during the block so that no other trainer uses it.
@@ -179,7 +206,7 @@ def locked(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     )
     with files.locked(run_dir / files.LOCK_FILE, busy, users="trainers"):
         clear_partial(run_dir)
-        clear_partial(saving.checkpoints)
+        checkpoint.clear_interrupted(saving.checkpoints)
         recipe_file = run_dir / RECIPE
         text = keys.as_yaml(recipe)
         is_other_recipe = recipe_file.is_file() and recipe_file.read_bytes() != text.encode()

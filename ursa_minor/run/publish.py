@@ -128,6 +128,7 @@ class Publisher:
                 private=recipe.hub.hub_private_repo,
                 title=" ".join(title.split()),
                 keep=recipe.hub.hub_strategy == "all_checkpoints",
+                tokens_tag=run_files.tokens_name(step, recipe.batch.tokens_per_step),
             )
             self._pusher.submit(new_push, card, self._files_of(step, model_folder, rows))
             self._num_submitted += 1
@@ -161,8 +162,11 @@ class Publisher:
             "checkpoint": "last-checkpoint",
             "all_checkpoints": f"{run_files.CHECKPOINTS}/{path.name}",
         }
-        folder = folders.get(self._recipe.hub.hub_strategy)
-        if folder and path.is_dir():
+        strategy = self._recipe.hub.hub_strategy
+        folder = folders.get(strategy)
+        # last-checkpoint/ is only for checkpoints from which a run can be resumed.
+        is_unsuitable = strategy == "checkpoint" and checkpoint_files.is_weights_only(path)
+        if folder and path.is_dir() and not is_unsuitable:
             for file in _files_of_checkpoint(path):
                 sources[f"{folder}/{file.relative_to(path).as_posix()}"] = file
         return sources

@@ -19,14 +19,14 @@ from transformers import PreTrainedModel
 
 from ursa_minor.base import checkpoint_files, files, stopping
 from ursa_minor.base.errors import BadInput, space_fix
-from ursa_minor.base.run_files import STATE, step_name
+from ursa_minor.base.run_files import COMPLETE, STATE, WEIGHTS, step_name
 from ursa_minor.checkpoint import format as checkpoint
 from ursa_minor.checkpoint.state import RunState, planned_length
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.hub import client, pull
 from ursa_minor.optim.optimizers import OPTIMIZERS
 from ursa_minor.optim.schedule import Length, decay_start_step, learning_rate
-from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe import kept_steps, keys, loading
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def saved_task_commits(saving: keys.Saving, accelerator: Accelerator) -> dict[st
     """
     commits: list[dict[str, str]] = [{}]
     if accelerator.is_main_process and saving.resume_from_checkpoint != "none":
-        newest = checkpoint_files.list_checkpoints(saving.checkpoints)[:1]
+        newest = checkpoint_files.list_resume_points(saving.checkpoints)[:1]
         start = local_start(saving)
         if not newest and start:
             newest = [start]
@@ -128,11 +128,12 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
     # The length of the finished run. If max_hours planned it, the newest checkpoint contains it.
     length = None
     # Find the newest intact checkpoint from before the decay phase.
-    for path in checkpoint_files.list_checkpoints(saving.checkpoints):
+    for path in checkpoint_files.list_resume_points(saving.checkpoints):
         if checkpoint_files.find_problem(path) is not None:
             continue
         if length is None:
-            length = planned_length(checkpoint.read_state(path)) or Length.of(schedule)
+            saved = checkpoint.read_state(path)
+            length = planned_length(saved) or _unplanned_length(saved, schedule)
         decay_start = decay_start_step(schedule, length)
         if decay_start is not None and checkpoint_files.step_of(path) <= decay_start:
             break
@@ -148,6 +149,7 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
     new_suffix = f"-{length.max_steps + steps}"
     return keys.replace(
         recipe,
+        num_train_epochs=None,
         max_steps=length.max_steps + steps,
         warmup_steps=length.warmup_steps,
         max_hours=0.0,
@@ -155,6 +157,19 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
         output_dir=str(saving.run_dir).removesuffix(old_suffix) + new_suffix,
         resume_from_checkpoint=str(path),
     )
+
+
+def _unplanned_length(saved: dict, schedule: keys.Schedule) -> Length:
+    """Return the length of a finished run that ``max_hours`` has not planned.
+
+    Args:
+        saved: the ``state.json`` of one of its checkpoints.
+        schedule: the schedule of its recipe. If it states num_train_epochs, the checkpoint contains
+            the number of steps.
+    """
+    if schedule.max_steps is not None:
+        return Length.of(schedule)
+    return Length(saved["science"]["max_steps"], saved["science"]["warmup_steps"])
 
 
 def other_length(saved: dict, schedule: keys.Schedule) -> Length | None:
@@ -185,7 +200,7 @@ def other_length(saved: dict, schedule: keys.Schedule) -> Length | None:
         length = Length.of(schedule)
     else:
         saved_length = planned
-        length = dataclasses.replace(planned, max_steps=schedule.max_steps)
+        length = dataclasses.replace(planned, max_steps=schedule.total_steps)
     for step in range(saved["step"]):
         if learning_rate(step, saved_schedule, saved_length) != learning_rate(
             step, schedule, length
@@ -210,10 +225,12 @@ class Checkpoints:
         accelerator: of this process.
         model_files: the text of the files that make a checkpoint a model that Transformers loads,
             by file name.
-        on_disk: called with the path of each checkpoint except the run's last one, as soon as it is
-            written, in the background thread. It must not raise.
-        saved_step: step of the last checkpoint that this process has saved or resumed from. Newer
-            checkpoints in the folder belong to a run that went back to an earlier step.
+        on_disk: called with the path of each checkpoint that is pushed, except the run's last one,
+            as soon as it is written, in the background thread. It must not raise.
+        saved_step: step of the last complete checkpoint that this process has saved or resumed
+            from, or None. Newer checkpoints in the folder belong to a run that went back to an
+            earlier step.
+        resumed_step: step of the checkpoint that the run has resumed from, or None.
     """
 
     recipe: keys.Recipe
@@ -223,11 +240,13 @@ class Checkpoints:
     accelerator: Accelerator
     model_files: Mapping[str, str]
     on_disk: Callable[[Path], None]
-    saved_step: int = 0
+    saved_step: int | None = None
+    resumed_step: int | None = None
     _writer: ThreadPoolExecutor = field(
         default_factory=partial(ThreadPoolExecutor, 1, "checkpoint")
     )
     _writing: Future | None = None
+    _writing_step: int = 0
     # The copies are reused, because allocating memory takes longer than copying.
     _copies: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -258,6 +277,9 @@ class Checkpoints:
         length = other_length(saved, recipe.schedule)
         if length is not None:
             self._change_schedule(saved, length)
+        if recipe.schedule.num_train_epochs is not None:
+            # Other data would also be another number of steps. This message names the cause.
+            self.corpus.check_same_data(path, saved["data"])
         # resume_from_checkpoint may name a checkpoint of another run.
         loading.check_same_hyperparameters(path, saved["science"], recipe)
         self.corpus.check_same_data(path, saved["data"])
@@ -271,6 +293,7 @@ class Checkpoints:
         if recipe.saving.load_best_model_at_end and not self._has_best(state, path):
             state.forget_best()
         self.saved_step = state.step
+        self.resumed_step = state.step
         notes.append(f"resumed from {path}")
         notes += self._resume_notes(state, saved["threads"])
         return state, notes
@@ -331,27 +354,87 @@ class Checkpoints:
         """
         can_shard = self.accelerator.is_fsdp2 or self.recipe.optimizer.shard_optimizer
         is_sharded = can_shard and self.accelerator.num_processes > 1
-        if state.step > self.saved_step and not is_sharded:
+        if state.step > (self.saved_step or 0) and not is_sharded:
             self.save(state, this_process_only=True)
 
-    def save(self, state: RunState, *, this_process_only: bool = False) -> None:
+    def save(
+        self, state: RunState, *, this_process_only: bool = False, pushes: bool = True
+    ) -> None:
         """Copy the state of the run, and start to write it in the background.
 
         Args:
             state: the state of the run.
             this_process_only: whether no other process calls this. Otherwise every process does,
                 and the main process writes.
+            pushes: whether ``on_disk`` is called, unless this is the last step.
         """
         self.finish()
-        accelerator = self.accelerator
-        saving = self.recipe.saving
         weights, moments = checkpoint.gather(self.model, self.optimizer)
-        path = saving.checkpoints / step_name(state.step)
-        is_saved = state.step == self.saved_step and checkpoint_files.find_problem(path) is None
-        writes = accelerator.is_main_process or this_process_only
-        if is_saved or not writes:
+        if not self.accelerator.is_main_process and not this_process_only:
+            return
+        if self._is_saved(state):
             return
         self.saved_step = state.step
+        self._write(state, weights, moments, pushes=pushes)
+
+    def is_kept(self, state: RunState) -> bool:
+        """Return whether the checkpoint of this step is kept for a learning curve."""
+        return kept_steps.is_kept(
+            self.recipe.saving.keep_checkpoints or (),
+            state.step,
+            self.recipe.batch.tokens_per_step,
+            is_last=state.has_ended(self.recipe.evaluation.early_stopping_patience),
+        )
+
+    def keep(self, state: RunState) -> None:
+        """Save a checkpoint for a learning curve, at a step at which the run saves no other one.
+
+        Every process calls it. With ``keep_optimizer: false`` only the model is saved, unless the
+        run has resumed at this step, whose complete checkpoint must stay.
+        """
+        pushes = self.recipe.hub.hub_strategy == "all_checkpoints"
+        if self.recipe.saving.keep_optimizer or state.step == self.resumed_step:
+            self.save(state, pushes=pushes)
+            return
+        self.finish()
+        weights = checkpoint.gather_weights(self.model)
+        if self.accelerator.is_main_process and not self._is_saved(state):
+            self._write(state, weights, None, pushes=pushes)
+
+    def _is_saved(self, state: RunState) -> bool:
+        """Return whether this process has a complete checkpoint of this step, kept as it should."""
+        path = self.recipe.saving.checkpoints / step_name(state.step)
+        if state.step != self.saved_step or checkpoint_files.find_problem(path):
+            return False
+        # A checkpoint stays kept if the recipe is changed.
+        kept = self._kept_as(state)
+        return kept is None or checkpoint_files.kept_as(path) is not None
+
+    def _kept_as(self, state: RunState) -> str | None:
+        """Return the entry of the manifest for a checkpoint of this step."""
+        if not self.is_kept(state):
+            return None
+        return COMPLETE if self.recipe.saving.keep_optimizer else WEIGHTS
+
+    def _write(
+        self,
+        state: RunState,
+        weights: dict[str, torch.Tensor],
+        moments: dict[str, torch.Tensor] | None,
+        *,
+        pushes: bool,
+    ) -> None:
+        """Copy the tensors, and start to write a checkpoint in the background.
+
+        Args:
+            state: the state of the run.
+            weights: see ``checkpoint.Contents``.
+            moments: see ``checkpoint.Contents``.
+            pushes: whether ``on_disk`` is called, unless this is the last step.
+        """
+        accelerator = self.accelerator
+        saving = self.recipe.saving
+        path = saving.checkpoints / step_name(state.step)
         saved_state = {
             **state.saved(),
             "tokens": state.step * self.recipe.batch.tokens_per_step,
@@ -362,7 +445,11 @@ class Checkpoints:
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
         contents = checkpoint.Contents(
-            self._copy(weights), self._copy(moments), saved_state, self.model_files
+            self._copy(weights),
+            None if moments is None else self._copy(moments),
+            saved_state,
+            self.model_files,
+            self._kept_as(state),
         )
         keep_steps = [self.keep_step(state)]
         if saving.load_best_model_at_end:
@@ -371,9 +458,10 @@ class Checkpoints:
 
         def write() -> None:
             checkpoint.write(saving.checkpoints, contents, saving.save_total_limit, keep_steps)
-            if not is_last:
+            if pushes and not is_last:
                 self.on_disk(path)
 
+        self._writing_step = state.step
         self._writing = self._writer.submit(write)
 
     def finish(self) -> None:
@@ -389,7 +477,7 @@ class Checkpoints:
             if getattr(error, "errno", None) == errno.ENOSPC:
                 fix = f"{space_fix(self.recipe.saving.checkpoints)}; "
             log.error(
-                f"the checkpoint of step {self.saved_step} was not saved: {error}: {fix}the run "
+                f"the checkpoint of step {self._writing_step} was not saved: {error}: {fix}the run "
                 f"continues"
             )
 
@@ -414,14 +502,15 @@ class Checkpoints:
 
         A checkpoint that is kept only because it has the lowest loss does not count.
         """
-        steps = [
-            checkpoint_files.step_of(path)
-            for path in checkpoint_files.list_checkpoints(self.recipe.saving.checkpoints)
-        ]
-        limit = self.recipe.saving.save_total_limit or len(steps)
-        newest = steps[:limit]
-        older = [step for step in steps[limit:] if step != state.best_step]
-        return min(newest + older, default=0)
+        paths = checkpoint_files.list_resume_points(self.recipe.saving.checkpoints)
+        limit = self.recipe.saving.save_total_limit or len(paths)
+        oldest = 0
+        for number, path in enumerate(paths):  # newest first
+            step = checkpoint_files.step_of(path)
+            is_only_best = step == state.best_step and not checkpoint_files.kept_as(path)
+            if number < limit or not is_only_best:
+                oldest = step
+        return oldest
 
     def load_best(self, state: RunState) -> int:
         """Load the weights with the lowest validation loss, if the recipe requests it.
@@ -438,7 +527,7 @@ class Checkpoints:
         path = self.recipe.saving.checkpoints / step_name(state.best_step)
         problem: list[str | None] = [None]
         if self.accelerator.is_main_process:
-            problem = [checkpoint_files.find_problem(path)]
+            problem = [checkpoint_files.find_model_problem(path)]
         broadcast_object_list(problem)
         if problem[0]:
             log.error(

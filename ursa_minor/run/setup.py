@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ursa_minor.base import files, gpus
 from ursa_minor.base.run_files import FINISH
 from ursa_minor.base.stopping import StopRequest
-from ursa_minor.base.wording import pluralize
+from ursa_minor.base.wording import pluralize, shorten
 from ursa_minor.checkpoint.state import RunState
 from ursa_minor.data.loading.corpus import Corpus
 from ursa_minor.evaluation.encoded_task import EncodedTask
@@ -31,7 +31,7 @@ from ursa_minor.model.loss import loss_module
 from ursa_minor.optim import optimizers
 from ursa_minor.preflight import run_estimate
 from ursa_minor.preflight.estimate import shape_of
-from ursa_minor.recipe import keys
+from ursa_minor.recipe import kept_steps, keys
 from ursa_minor.recipe.batching import Plan
 from ursa_minor.reporting.clock import Clock
 from ursa_minor.reporting.report import Report
@@ -124,7 +124,7 @@ def open_run(
 
     kernel = attention_kernel(recipe, plan, accelerator)
     lines = header(recipe, plan, corpus, tests, run_info, accelerator, kernel=kernel)
-    for line in (*lines, *notes):
+    for line in (*lines, *kept_checkpoints(recipe, state), *notes):
         log.info(line)
     if is_main and not state.has_ended(recipe.evaluation.early_stopping_patience):
         # It exists if early stopping has ended the run, which now continues.
@@ -222,8 +222,30 @@ def header(
         yield f"score    {_describe_test(task, test, recipe)}"
 
     flops = run_info.flops_per_token
-    total_flops = flops * recipe.schedule.max_steps * tokens_per_step
+    total_flops = flops * recipe.schedule.total_steps * tokens_per_step
     yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {total_flops:.2e} in total"
+
+
+def kept_checkpoints(recipe: keys.Recipe, state: RunState) -> Iterator[str]:
+    """Yield lines on the checkpoints that ``keep_checkpoints`` keeps."""
+    points = recipe.saving.keep_checkpoints
+    if not points:
+        return
+    yield f"keep     {run_estimate.describe_kept(recipe)}"
+    tokens_per_step = recipe.batch.tokens_per_step
+    beyond = kept_steps.beyond(points, state.max_steps, tokens_per_step)
+    if beyond:
+        tokens = state.max_steps * tokens_per_step
+        yield (
+            f"note: keep_checkpoints = {shorten(beyond)} is not reached, because the run ends "
+            f"after {state.max_steps:,} steps and {tokens:,} tokens"
+        )
+    if recipe.data.stream_keep == "consumed" and recipe.saving.keep_optimizer:
+        yield (
+            "note: with stream_keep = consumed and keep_optimizer = true, the shards after the "
+            "oldest kept checkpoint stay on disk, because the run can be resumed from it. To "
+            "delete them, use --keep_optimizer false"
+        )
 
 
 def _describe_model(model: keys.Model, run_info: RunInfo) -> str:

@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 
 from ursa_minor.base.run_files import RECIPE
 from ursa_minor.optim.schedule import Length, shorten
-from ursa_minor.recipe import keys
+from ursa_minor.recipe import kept_steps, keys
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class TimeBudget:
     ):
         self._schedule = recipe.schedule
         self._saving = recipe.saving
+        self._tokens_per_step = recipe.batch.tokens_per_step
         self._intervals = {
             VALIDATION: recipe.evaluation.eval_steps,
             TASKS: recipe.evaluation.task_steps,
@@ -112,7 +113,7 @@ class TimeBudget:
             share: replaces the elements of a list by those of the main process.
         """
         is_due = len(self._durations[UPDATE]) == PLANNING_UPDATES
-        if not (self._needs_plan and is_due and step < self._schedule.max_steps):
+        if not (self._needs_plan and is_due and step < self._schedule.total_steps):
             return None
         self._needs_plan = False
         shared = [self._longest_run(step)]
@@ -148,7 +149,7 @@ class TimeBudget:
         def seconds_until(end: int) -> float:
             return (end - step) * self._seconds_of(UPDATE) + self._reserve(step, end)
 
-        possible = range(step, self._schedule.max_steps + 1)
+        possible = range(step, self._schedule.total_steps + 1)
         num_fitting = bisect.bisect_right(possible, available, key=seconds_until)
         return step + max(0, num_fitting - 1)
 
@@ -160,6 +161,8 @@ class TimeBudget:
         times = {activity: self._times(activity, step, end) for activity in self._intervals}
         if self._saving.load_best_model_at_end:  # each validation may save a checkpoint
             times[CHECKPOINT] += times[VALIDATION]
+        kept = kept_steps.all_kept(self._saving.keep_checkpoints or (), end, self._tokens_per_step)
+        times[CHECKPOINT] += sum(kept_step >= step for kept_step in kept)
         return sum(times[activity] * self._seconds_of(activity) for activity in times)
 
     def _times(self, activity: str, step: int, end: int) -> int:
@@ -180,6 +183,6 @@ class TimeBudget:
         log.info(
             f"max_hours = {self._schedule.max_hours:g}: an update takes {milliseconds:,.0f} ms "
             f"(median of {PLANNING_UPDATES}), so the run takes {length.max_steps:,} of the "
-            f"{self._schedule.max_steps:,} steps, {length.warmup_steps:,} of them warm-up; "
+            f"{self._schedule.total_steps:,} steps, {length.warmup_steps:,} of them warm-up; "
             f"{reserve:,.0f} s are reserved for evaluations and checkpoints"
         )

@@ -296,6 +296,10 @@ class FakeRun:
             needed, lambda: list(self.num_windows), lambda: self.stopping, exchange
         )
 
+    def wait_until_complete(self, any_of=lambda *flags: flags):
+        """Wait until all sources are complete."""
+        self.data_wait.wait_until_complete(lambda: self.stopping, any_of)
+
 
 def test_complete_data_is_not_checked_again(clock):
     """A later epoch needs more windows than there will ever be."""
@@ -442,3 +446,41 @@ def test_flags_are_exchanged_while_any_source_grows(clock):
         assert run.wait(5, any_of=any_of) is None
 
     assert len(run.flags) == 2
+
+
+def test_wait_for_all_data_ends_when_it_is_complete(clock):
+    run = FakeRun(9)
+
+    def complete():
+        run.complete = True
+
+    clock.on_sleep = complete
+    run.wait_until_complete()
+    assert clock.sleeps == 1
+    assert run.wait(10**9) is None  # nothing more is prepared
+
+
+def test_wait_for_all_data_continues_for_slower_process(clock):
+    run = FakeRun(9)
+    run.complete = True
+    others_growing = [True, True, False]
+
+    run.wait_until_complete(lambda failed, stopping, growing: (False, False, others_growing.pop(0)))
+
+    assert clock.sleeps == 2
+
+
+def test_wait_for_all_data_ends_when_run_is_stopped(clock):
+    run = FakeRun(9)
+
+    run.wait_until_complete(lambda failed, stopping, growing: (False, True, True))
+
+    assert clock.sleeps == 0
+
+
+@pytest.mark.parametrize("error", [BadInput("no"), None])
+def test_failure_ends_wait_for_all_data_in_every_process(clock, error):
+    run = FakeRun(9, error=error)
+
+    with pytest.raises(BadInput if error else TrainingStopped):
+        run.wait_until_complete(lambda failed, stopping, growing: (True, False, True))

@@ -412,7 +412,7 @@ def test_csv_without_header_is_rejected(tmp_path):
     path = tmp_path / "none.csv"
     path.write_text("\n\n")
 
-    with pytest.raises(BadInput, match=r"none\.csv has no column 'text'.*--text_column"):
+    with pytest.raises(BadInput, match=r"none\.csv has no column 'text'.*--text_column.*line 1"):
         read_texts(path)
 
 

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 MAX_RESTARTS = 5  # consecutive restarts, each within STABLE_SECONDS of the start
 STABLE_SECONDS = 600.0
 RESUMES = "The training so far is saved. Run the same command again to resume"
+OTHER_FAILED = "another process could not prepare its data (see its message)"
 POLL_SECONDS = 0.2  # between two checks while training waits
 LOG_SECONDS = 30.0  # between two messages while training waits
 REFRESH_SECONDS = 1.0  # between two checks for new shards while training does not wait
@@ -216,7 +217,7 @@ class DataWait:
             flags = (is_behind, failure is not None, stopping(), not complete)
             any_behind, any_failed, any_stopping, self._growing = any_of(*flags)
             if any_failed:
-                return failure or "another process could not prepare its data (see its message)"
+                return failure or OTHER_FAILED
             if any_stopping or not any_behind:
                 break
             num_prepared = sum(map(min, prepared, needed))
@@ -224,6 +225,39 @@ class DataWait:
             time.sleep(POLL_SECONDS)
         self.waited_seconds += time.perf_counter() - started
         return None
+
+    def wait_until_complete(self, stopping: Callable[[], bool], any_of: Callable) -> None:
+        """Wait until all sources are complete in every process, or one of them stops.
+
+        Every process calls it at the same place, and all of them return together.
+
+        Args:
+            stopping: see ``wait``.
+            any_of: see ``wait``.
+
+        Raises:
+            BadInput, TrainingStopped: as ``Preparation.check``. The other processes raise
+                TrainingStopped.
+        """
+        while self._growing:
+            complete = False
+            failure: BadInput | TrainingStopped | None = None
+            try:
+                for reader in self.readers:
+                    if reader:
+                        reader.check()
+                complete = self.refresh()
+            except (BadInput, TrainingStopped) as error:
+                failure = error
+            flags = (failure is not None, stopping(), not complete)
+            any_failed, any_stopping, self._growing = any_of(*flags)
+            if any_failed:
+                raise failure or TrainingStopped(OTHER_FAILED)
+            if any_stopping:
+                break
+            if self._growing:
+                self._log_now_and_then("num_train_epochs needs all of it")
+                time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         """End the readers."""

@@ -1,5 +1,6 @@
 """Open the data of a run, wait for shards that are being prepared, and yield batches."""
 
+import logging
 import math
 import os
 import resource
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from ursa_minor.base import files
 from ursa_minor.base.errors import BadInput
 from ursa_minor.base.stopping import StopRequest
+from ursa_minor.base.wording import pluralize
 from ursa_minor.data.loading import batches as window_batches
 from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
@@ -28,8 +30,10 @@ from ursa_minor.data.tokens import manifest as manifests
 from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.document_counts import describe_missing_text
 from ursa_minor.data.tokens.manifest import Manifest
-from ursa_minor.recipe import keys
-from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan
+from ursa_minor.recipe import keys, loading
+from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan, steps_of_epochs
+
+log = logging.getLogger(__name__)
 
 # With data_device = auto, training ids (4 bytes each) up to this size are kept on the GPU.
 RESIDENT_BYTES = 2**30
@@ -245,6 +249,43 @@ class Corpus:
             source.refresh()
         return self.complete
 
+    def wait_until_complete(self, stop: StopRequest) -> None:
+        """Wait until all data is prepared in every process, or one of them is asked to stop.
+
+        Every process calls this.
+
+        Raises:
+            BadInput: the data could not be prepared.
+            TrainingStopped: the preparation has stopped, in this or in another process.
+        """
+        if not self.complete:
+            log.info(
+                "data     training starts when all data is prepared, because num_train_epochs "
+                "states the length of the run"
+            )
+        self.data_wait.wait_until_complete(lambda: stop.requested, stop.any_of)
+
+    def complete_recipe(self, *, logs_advice: bool) -> keys.Recipe:
+        """Return the recipe with the ``max_steps`` that follow from ``num_train_epochs``.
+
+        Args:
+            logs_advice: whether to log settings that are valid but rarely intended.
+
+        Raises:
+            BadInput: the schedule does not fit into the number of steps.
+        """
+        assert self.complete  # wait_until_complete() has returned
+        epochs = self._recipe.schedule.num_train_epochs
+        assert epochs is not None
+        max_steps = steps_of_epochs(epochs, self.num_train_windows, self._recipe)
+        self._recipe = loading.with_max_steps(self._recipe, max_steps, logs_advice=logs_advice)
+        return self._recipe
+
+    @property
+    def num_train_windows(self) -> int:
+        """Number of training windows that are prepared, of all sources together."""
+        return sum(source.train.num_windows for source in self.sources)
+
     def order(self, plan: Plan) -> window_order.TrainOrder:
         """Return the order of the training windows."""
         return window_order.TrainOrder(
@@ -370,7 +411,9 @@ class Corpus:
     def describe(self, plan: Plan) -> Iterator[str]:
         """Yield one line for each source of the run, and notes about its text and its disk."""
         order = self.order(plan)
-        num_read = order.read_before(self._recipe.schedule.max_steps)
+        num_read = order.read_before(self._recipe.schedule.total_steps)
+        if self._recipe.schedule.num_train_epochs is not None:
+            yield self._describe_length(plan, num_read)
         for source, windows_read, share in zip(self.sources, num_read, order.shares(), strict=True):
             # The folder may have grown since its shards were opened.
             manifest = manifests.describe_folder(source.folder)
@@ -393,6 +436,29 @@ class Corpus:
                     f"cp -r {source.folder} /local/disk, and use --data_dir "
                     f"/local/disk/{source.folder.name}"
                 )
+
+    def _describe_length(self, plan: Plan, num_read: Sequence[int]) -> str:
+        """Return the header's line about the length of a run that states its epochs.
+
+        Args:
+            plan: the division of a step.
+            num_read: number of windows of each source that the run reads.
+        """
+        schedule = self._recipe.schedule
+        epochs = "1 epoch"
+        if schedule.num_train_epochs != 1:
+            epochs = f"{schedule.num_train_epochs:g} epochs"
+        windows = pluralize(self.num_train_windows, "window", "windows")
+        steps = pluralize(schedule.total_steps, "step", "steps")
+        sequences = pluralize(plan.sequences_per_step, "sequence", "sequences")
+        line = f"length   {epochs} of {windows} = {steps} of {sequences}"
+        if len(self.sources) > 1:
+            times = [
+                f"{source.folder} {windows_read / source.train.num_windows:.2f} times"
+                for source, windows_read in zip(self.sources, num_read, strict=True)
+            ]
+            line += f"; the run reads {', '.join(times)}"
+        return line
 
     def _describe_text(
         self, source: OpenedSource, manifest: Manifest, tokens_read: int
@@ -418,7 +484,8 @@ class Corpus:
             yield f"note     {source.folder}: {overlap}"
         num_tokens = shards.count_tokens(manifest.splits["train"])
         if manifest.complete and tokens_read > MANY_EPOCHS * num_tokens:
-            advice = "Add text, or use fewer --max_steps, a smaller model, or dropout"
+            length = self._recipe.schedule.length_option
+            advice = f"Add text, or use fewer {length}, a smaller model, or dropout"
             if self._recipe.saving.load_best_model_at_end:
                 advice = "model/ will contain the weights with the lowest validation loss"
             yield (
@@ -480,7 +547,7 @@ class Corpus:
         plan = make_plan(self._recipe, int(os.environ.get("WORLD_SIZE", "1")))
         sequence_length = self._recipe.model.sequence_length
         most_windows = [_most_windows(found, sequence_length) for found in found_sources]
-        max_steps = self._recipe.schedule.max_steps
+        max_steps = self._recipe.schedule.total_steps
         self.order(plan).check_single_epoch(max_steps, most_windows)
 
 

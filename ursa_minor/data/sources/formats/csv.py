@@ -113,7 +113,13 @@ def _read_header(name: str, column: Column, first_lines: list[str], records: Any
         )
     if any(_is_data(field) for field in header):
         raise _missing_header(name, header, column)
-    check_column(name, column, dict.fromkeys(header, TEXT))
+    try:
+        check_column(name, column, dict.fromkeys(header, TEXT))
+    except BadInput as problem:
+        raise BadInput(
+            f"{problem}. They are read from line 1. If line 1 is a row, add a header above it",
+            text_columns=problem.text_columns,
+        ) from None
     return header
 
 
