@@ -129,7 +129,10 @@ def draw_comparison(path: Path) -> None:
 
 def _column(label: str, names: Sequence[str]) -> compare_runs.RunColumn:
     runs = [stored_rows(name) for name in names]
-    return compare_runs.RunColumn(label, recipe={}, runs=runs, results=[], finishes=[])
+    # The other fields are for the table.
+    return compare_runs.RunColumn(
+        label, recipe={}, runs=runs, results=[], finishes=[], interruptions=[]
+    )
 
 
 def draw_problems(path: Path) -> None:
