@@ -28,8 +28,9 @@ CONTROL_CHARACTERS = ("\x1b", "\x9b", "\u202e")
 def start_report(run_dir, first_step: int = 0, *, is_main: bool = True) -> Report:
     """Start the report of a run of 10 steps with 8 tokens each."""
     console.start(is_main)
-    recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
-    recipe = keys.replace(recipe, output_dir=str(run_dir), tokens_per_step=8, max_steps=10)
+    flags = {"data_files": ["x"], "max_steps": 10, "warmup_steps": 1}
+    recipe = loading.load_recipe(ROOT / "recipes" / "own_text.yaml", flags)
+    recipe = keys.replace(recipe, output_dir=str(run_dir), tokens_per_step=8)
     state = RunState.begin(recipe.schedule)
     state.step = first_step
     return Report(recipe, state, Clock(10, None), is_main=is_main)

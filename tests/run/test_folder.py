@@ -25,7 +25,9 @@ def run_dir(tmp_path, monkeypatch):
 
 def make_recipe(run_dir, **changes) -> keys.Recipe:
     """Return a recipe with this run folder."""
-    recipe = load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
+    recipe = load_recipe(
+        ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"], "max_steps": 1000}
+    )
     return keys.replace(recipe, output_dir=str(run_dir), **changes)
 
 

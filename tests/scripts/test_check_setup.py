@@ -380,12 +380,12 @@ def test_command_of_own_text_names_data(data_files, capsys):
     flags = ("--recipe", "recipes/own_text.yaml")
 
     output = run_data_check(capsys, *flags).out
-    estimate_of_recipe = run_data_check(capsys, *flags, "--card", "a6000").out
+    message = run_data_check(capsys, *flags, "--card", "a6000", expect=2).err
 
     assert "warning  data: the recipe names no data" in output
-    command = "train.py --recipe recipes/own_text.yaml --data_files FILE\n"
-    assert command in output
-    assert command in estimate_of_recipe
+    assert "train.py --recipe recipes/own_text.yaml --data_files FILE\n" in output
+    # The length of the run depends on the size of the data.
+    assert "--data_files FILE" in message
 
 
 def test_look_at_remote_data_is_bounded(monkeypatch):

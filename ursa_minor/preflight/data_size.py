@@ -63,7 +63,10 @@ def complete_recipe(recipe: keys.Recipe) -> tuple[keys.Recipe, str]:
     setting = f"num_train_epochs = {schedule.num_train_epochs:g}"
     estimate = estimate_steps(recipe)
     if estimate is None:
-        raise BadInput(f"{setting}: {UNKNOWN_STEPS}. To estimate for N updates use --max_steps N")
+        advice = "For an estimate for N updates use --max_steps N"
+        if not find_sources.has_data(recipe.data):
+            advice = f"State the data with --data_files FILE. {advice}"
+        raise BadInput(f"{setting}: {UNKNOWN_STEPS}. {advice}")
     completed = loading.with_max_steps(recipe, estimate.steps, logs_advice=False)
     steps = pluralize(estimate.steps, "step", "steps")
     return completed, f"{setting} is {steps}, {estimate.basis}"

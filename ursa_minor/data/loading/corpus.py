@@ -19,6 +19,7 @@ from ursa_minor.data.loading import batches as window_batches
 from ursa_minor.data.loading import order as window_order
 from ursa_minor.data.loading import windows
 from ursa_minor.data.loading.background import DataWait, Preparation, reader_command
+from ursa_minor.data.loading.epochs import note_on_epochs
 from ursa_minor.data.loading.token_folder import (
     check_document_mask,
     check_stated_tokenizer,
@@ -31,7 +32,7 @@ from ursa_minor.data.tokens import tokenizer as tokenization
 from ursa_minor.data.tokens.document_counts import describe_missing_text
 from ursa_minor.data.tokens.manifest import Manifest
 from ursa_minor.recipe import keys, loading
-from ursa_minor.recipe.batching import MANY_EPOCHS, Plan, make_plan, steps_of_epochs
+from ursa_minor.recipe.batching import Plan, make_plan, steps_of_epochs
 
 log = logging.getLogger(__name__)
 
@@ -483,15 +484,11 @@ class Corpus:
         if overlap:
             yield f"note     {source.folder}: {overlap}"
         num_tokens = shards.count_tokens(manifest.splits["train"])
-        if manifest.complete and tokens_read > MANY_EPOCHS * num_tokens:
-            length = self._recipe.schedule.length_option
-            advice = f"Add text, or use fewer {length}, a smaller model, or dropout"
-            if self._recipe.saving.load_best_model_at_end:
-                advice = "model/ will contain the weights with the lowest validation loss"
-            yield (
-                f"note     the run reads this text more than {MANY_EPOCHS} times, so the model may "
-                f"memorize it, and the validation loss may rise. {advice}"
-            )
+        if manifest.complete:
+            text_bytes = shards.count_text_bytes(manifest.splits["train"])
+            note = note_on_epochs(self._recipe, text_bytes, num_tokens, tokens_read)
+            if note:
+                yield f"note     {note}"
         validation_bytes = _bytes_per_token(manifest.splits["validation"])
         train_bytes = _bytes_per_token(manifest.splits["train"])
         if validation_bytes and train_bytes:

@@ -1,0 +1,67 @@
+"""Suggest how often a small text is read."""
+
+import math
+
+from ursa_minor.recipe import keys
+from ursa_minor.recipe.batching import MANY_EPOCHS
+
+# The number of epochs with the lowest validation loss, for texts of at most this many bytes:
+# benchmarks/epochs_screen.py, with models of width 128 (docs/own_text.md).
+MEASURED_EPOCHS = ((2_000_000, 10),)
+BYTES_PER_TOKEN = 4  # of a text whose bytes are not known
+# A note is logged if a text is read more often than suggested by this factor.
+TOLERANCE = 1.25
+
+
+def suggested_epochs(text_bytes: float) -> int:
+    """Return how often a text should be read at most.
+
+    Args:
+        text_bytes: size of the training text in bytes.
+
+    Returns:
+        The measured number of epochs for a small text, else ``MANY_EPOCHS``.
+    """
+    for most_bytes, epochs in MEASURED_EPOCHS:
+        if text_bytes <= most_bytes:
+            return epochs
+    return MANY_EPOCHS
+
+
+def note_on_epochs(
+    recipe: keys.Recipe, text_bytes: float, num_tokens: int, tokens_read: int
+) -> str:
+    """Return advice for a run that reads a text too often, or an empty string.
+
+    Args:
+        recipe: of the run. It determines the option that the advice names.
+        text_bytes: size of the training text in bytes, or 0 if it is not known.
+        num_tokens: size of the training text in tokens.
+        tokens_read: number of tokens of this text that the run reads.
+    """
+    text_bytes = text_bytes or BYTES_PER_TOKEN * num_tokens
+    suggested = suggested_epochs(text_bytes)
+    epochs = tokens_read / max(1, num_tokens)
+    if epochs <= TOLERANCE * suggested:
+        return ""
+
+    note = (
+        f"the run reads this text of {_megabytes(text_bytes)} {epochs:.3g} times. Usually, the "
+        f"validation loss of a text of this size is lowest after at most {suggested} times "
+        f"(docs/own_text.md), and then rises, because the model memorizes the text. "
+    )
+    has_one_source = len(recipe.data.resolved_sources) == 1
+    if not has_one_source:
+        note += "Use a lower weight for this source, or train for fewer steps"
+    elif recipe.schedule.num_train_epochs is not None:
+        note += f"Use --num_train_epochs {suggested}"
+    else:
+        steps = math.ceil(suggested * num_tokens / recipe.batch.tokens_per_step)
+        note += f"Use --max_steps {steps}"
+    if recipe.saving.load_best_model_at_end:
+        note += "; model/ will contain the weights with the lowest validation loss in any case"
+    return note
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.2g} MB" if num_bytes < 1e8 else f"{num_bytes / 1e9:.2g} GB"
