@@ -8,7 +8,8 @@ import pytest
 from conftest import ROOT
 
 LINK = re.compile(r"\]\(([^()\s]+)\)")
-EXTERNAL = ("http://", "https://", "mailto:")
+# "../../actions" is the page of the CI runs on GitHub.
+EXTERNAL = ("http://", "https://", "mailto:", "../../actions/")
 CODE_BLOCK = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 
 

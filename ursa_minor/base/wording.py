@@ -9,12 +9,15 @@ from typing import Any
 # A message shows only the beginning of longer values and lists.
 MAX_CHARACTERS = 200
 MAX_VALUES = 12
-# The least similarity of a suggestion (difflib). With the default of 0.6, activation_function would
-# be answered with validation_fraction.
+# The least similarity of a suggestion (difflib). With 0.6, which is used for files, the answer to
+# activation_function would be validation_fraction.
 SIMILARITY = 0.75
+FILE_SIMILARITY = 0.6
 
 
-def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(
+    word: str, names: Iterable[str], prefix: str = "", *, similarity: float = SIMILARITY
+) -> str:
     """Return "; did you mean X?" for the name that a word seems to mean, or "" if there is none.
 
     It is a name that is spelled similarly, or that starts with the word, or the only name that
@@ -24,10 +27,11 @@ def did_you_mean(word: str, names: Iterable[str], prefix: str = "") -> str:
         word: the user's input.
         names: the valid names.
         prefix: precedes the name in the suggestion, such as ``--``.
+        similarity: the least similarity of the spelling, from 0 to 1.
     """
     word = str(word)
     names = list(names)
-    matches = difflib.get_close_matches(word, names, n=1, cutoff=SIMILARITY)
+    matches = difflib.get_close_matches(word, names, n=1, cutoff=similarity)
     if not matches and word:
         matches = [name for name in names if name.startswith(word)]
     if not matches:
@@ -53,7 +57,7 @@ def did_you_mean_file(name: str, is_kind: Callable[[Path], bool]) -> str:
         candidates = [other.name for other in path.parent.iterdir() if is_kind(other)]
     # "runs/" for runs/a, "/" for /a and "" for a
     prefix = str(path.parent / "_").removesuffix("_")
-    return did_you_mean(path.name, candidates, prefix)
+    return did_you_mean(path.name, candidates, prefix, similarity=FILE_SIMILARITY)
 
 
 def join_or(values: Sequence) -> str:
