@@ -79,11 +79,16 @@ def read_json_lines(data: bytes) -> list[dict]:
     return [json.loads(line) for line in data.splitlines()]
 
 
+def pushed_steps(server: HubServer, repo_id: str) -> list[str]:
+    """Return the tags of steps in a repository, without those of tokens."""
+    return [tag for tag in server.tags(repo_id) if tag.startswith("step-")]
+
+
 def assert_all_steps_pushed(server: HubServer, repo_id: str, steps: list[str]) -> None:
     """Assert that a private repository has one commit and one tag for each of these steps."""
     titles = server.titles(repo_id)
     tags = server.tags(repo_id)
-    assert [tag for tag in tags if tag.startswith("step-")] == steps
+    assert pushed_steps(server, repo_id) == steps
     assert len(tags) == 2 * len(steps)  # by step and by tokens
     assert len(titles) == len(steps)
     assert titles[0] == tags[steps[-1]]
@@ -237,7 +242,7 @@ def test_end_strategy_pushes_only_last_step(workspace):
     with HubServer() as server:
         train(server, *PUSH_FLAGS, *flags)
 
-    assert list(server.tags("me/e")) == [step_tag(4)]
+    assert pushed_steps(server, "me/e") == [step_tag(4)]
 
 
 def test_finished_run_is_pushed_with_best_weights(overfitted_run):
@@ -250,7 +255,7 @@ def test_finished_run_is_pushed_with_best_weights(overfitted_run):
         files = server.files("me/whole")
 
     assert len(server.titles("me/whole")) == 1
-    assert list(server.tags("me/whole")) == [step_tag(12)]
+    assert pushed_steps(server, "me/whole") == [step_tag(12)]
     assert files["model.safetensors"] == (model_folder / "model.safetensors").read_bytes()
     assert load_weights(model_folder) == weights
 
@@ -287,7 +292,7 @@ def test_rejected_pushes_are_sent_later(workspace):
 
         server.problems.clear()
         train(server, "--push_pending", "runs/p")
-        assert list(server.tags("me/p")) == steps
+        assert pushed_steps(server, "me/p") == steps
         assert len(server.titles("me/p")) == 2
 
         train(server, "--push_pending", "runs/p")
@@ -356,7 +361,7 @@ def test_hanging_upload_does_not_keep_the_process(hanging_hub, workspace, max_st
     hanging_hub.ending.set()
     train(hanging_hub, "--push_pending", "runs/p")
     assert staged
-    assert list(hanging_hub.tags("me/p")) == staged
+    assert pushed_steps(hanging_hub, "me/p") == staged
 
 
 def test_missing_login_is_rejected_before_run(workspace, monkeypatch):
@@ -468,7 +473,7 @@ def test_each_machine_resumes_at_last_step(fresh_machines):
     assert f"resumed from runs/tiny/checkpoints/{step_tag(4)}" in second_output
     assert f"resumed from runs/tiny/checkpoints/{step_tag(8)}" in last_output
     steps = (3, 4, 6, 8, 9, 12)
-    assert list(fresh_machines.server.tags("me/p")) == [step_tag(step) for step in steps]
+    assert pushed_steps(fresh_machines.server, "me/p") == [step_tag(step) for step in steps]
 
 
 @pytest.mark.parametrize(
